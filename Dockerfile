@@ -1,0 +1,38 @@
+# The image of a worker (the default target), and of the dashboard.
+FROM python:3.12.11-slim-bookworm AS base
+WORKDIR /app
+COPY constraints.txt ./
+
+FROM base AS dashboard
+# rq-dashboard 0.9.0 imports six without asking for it.
+RUN pip install --no-cache-dir -c constraints.txt rq-dashboard==0.9.0 six==1.17.0
+USER nobody
+ENTRYPOINT ["rq-dashboard", "--json"]
+
+FROM base AS worker
+RUN useradd --create-home --uid 1000 chatjobs \
+    && install -d -o chatjobs -g chatjobs /results /models
+
+# Torch changes less often than the code: its layer comes first. The default build drives NVIDIA GPUs;
+# for a small image without: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
+ARG TORCH_INDEX=https://pypi.org/simple
+RUN pip install --no-cache-dir -c constraints.txt --extra-index-url "$TORCH_INDEX" torch
+
+COPY pyproject.toml README.md ./
+COPY jobs jobs
+COPY worker worker
+RUN pip install --no-cache-dir -c constraints.txt '.[worker]'
+
+USER chatjobs
+ENV CHATJOBS_REDIS_URL=redis://redis:6379/0 \
+    CHATJOBS_RESULTS=/results \
+    HF_HOME=/models \
+    PYTHONUNBUFFERED=1
+VOLUME ["/results", "/models"]
+
+# Healthy: this container's worker holds its lease in Redis.
+HEALTHCHECK --interval=15s --timeout=10s --start-period=120s --retries=3 \
+    CMD ["sh", "-c", "chatjobs status --json --host \"$(hostname)\""]
+
+ENTRYPOINT ["chatjobs"]
+CMD ["work", "--model", "demo"]
