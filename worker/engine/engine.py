@@ -1,0 +1,369 @@
+"""One resident model and the loop that generates with it.
+
+`Engine` is the table of contents: requests come in (`submit`, and on top of it chat, stream,
+generate), `step` schedules, computes, samples and hands tokens on. Steps never overlap: whoever
+drives them, the service's engine thread or a caller in-process, holds the lock.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from collections.abc import Sequence as SequenceOf
+
+import torch
+from torch import Tensor
+
+from jobs.types import ChatChunk, ChatCompletion, ChatRequest, JobError, Sampling, invalid
+from worker.backend import Generation, ModelInfo, Sink, Token
+from worker.engine import device as devices
+from worker.engine.cache import CachePool
+from worker.engine.chunks import ChunkMaker
+from worker.engine.collect import Cancellable, Collected, CollectingSink
+from worker.engine.detokenizer import Detokenizer
+from worker.engine.flight import ChatFlight
+from worker.engine.sampler import sample
+from worker.engine.sampling_plan import SamplingPlan, plan_sampling
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence
+from worker.layers.batch import Batch, Span
+from worker.loading.load import LoadedModel, load_model
+from worker.loading.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
+
+MAX_BATCH = {"cpu": 16, "cuda": 128}  # sequences that run together
+STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # tokens that one step computes at most
+LOGITS_ROWS = 256  # rows of logits that scoring holds at once
+
+
+class Engine:
+    """Generates with one model. Thread-safe; see `load`."""
+
+    def __init__(self, loaded: LoadedModel, *, max_batch: int, context: int, cache_bytes: int) -> None:
+        self.info: ModelInfo = loaded.info
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.context_length = context
+        self.on_work: Callable[[], None] = lambda: None  # told when there is something to step
+        self.steps = 0
+        self.tokens_generated = 0
+        self.max_batch = max_batch
+        self._loaded = loaded
+        self._model, self._device = loaded.model, loaded.device
+        self._pool = CachePool(
+            loaded.model.make_caches,
+            max_slots=max_batch + 1,  # one for scoring, beside the batch
+            max_columns=context,
+            limit_bytes=cache_bytes,
+        )
+        self._scheduler = Scheduler(self._pool, max_batch, STEP_TOKENS[self._device.type])
+        self._lock = threading.Lock()
+        self._inbox: deque[Sequence] = deque()  # from any thread, to the one that steps
+
+    @classmethod
+    def load(
+        cls,
+        reference: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch: int | None = None,
+        context: int | None = None,
+        cache_bytes: int | None = None,
+    ) -> Engine:
+        """Make a model resident: a folder, a hub repo id (`org/name[@revision]`) or `demo`.
+
+        dtype: auto, bf16, fp16 or fp32. max_batch: sequences that run together. context: tokens
+        that a sequence may have, at most the model's own. cache_bytes: limit of the KV cache.
+        Raises JobError.
+        """
+        place = devices.choose_device(device)
+        loaded = load_model(reference, place, dtype)
+        longest = loaded.model.context_length
+        if context is not None and not 1 < context <= longest:
+            raise invalid(f"context must be 2 to {longest} for this model, got {context}", "context")
+        if max_batch is not None and max_batch < 1:
+            raise invalid(f"max_batch must be at least 1, got {max_batch}", "max_batch")
+        limit = devices.cache_limit(place) if cache_bytes is None else cache_bytes
+        batch = max_batch or MAX_BATCH[place.type]
+        return cls(loaded, max_batch=batch, context=context or longest, cache_bytes=limit)
+
+    # --- what callers ask for ---------------------------------------------------------------------
+
+    def chat(self, request: ChatRequest) -> ChatCompletion:
+        """Run one request to its end. Raises JobError."""
+        sink = CollectingSink()
+        flight = self.submit(request, sink)
+        self._drive(lambda: flight.done, [flight])
+        return sink.completion()
+
+    def stream(self, request: ChatRequest) -> Iterator[ChatChunk]:
+        """The answer in pieces, as they are generated. Raises JobError, before or within."""
+        sink = CollectingSink()
+        flight = self.submit(request, sink)
+        maker = ChunkMaker(request, self.info.fingerprint)
+        try:
+            while not flight.done:
+                self.step()
+                yield from maker.chunks(sink.take())
+            yield from maker.chunks(sink.take())
+        finally:
+            flight.cancel()
+        yield from maker.usage(sink.completion())
+
+    def generate(
+        self, prompts: SequenceOf[SequenceOf[int]], sampling: Sampling | SequenceOf[Sampling]
+    ) -> list[Generation]:
+        """Continue prompts of token ids; `sampling` is one for all or one per prompt. With n > 1
+        a prompt's choices follow one another. Raises JobError, the first one of any prompt."""
+        plans = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
+        if len(plans) != len(prompts):
+            raise invalid(f"got {len(prompts)} prompts and {len(plans)} samplings", "sampling")
+        collected: list[Collected] = []
+        sequences: list[Sequence] = []
+        for prompt, wanted in zip(prompts, plans, strict=True):
+            plan = self._plan(wanted, prompt)
+            for choice in range(plan.n):
+                collect = Collected()
+                collected.append(collect)
+                detokenizer = Detokenizer(self.tokenizer)
+                sequences.append(Sequence(prompt, plan, choice, detokenizer, collect.listen))
+        self._add(sequences)
+        self._drive(lambda: all(sequence.ended for sequence in sequences), sequences)
+        return [collect.generation() for collect in collected]
+
+    def generate_stream(self, prompt: SequenceOf[int], sampling: Sampling) -> Iterator[Token]:
+        """Continue one prompt of token ids, token by token (the first choice only)."""
+        collect = Collected()
+        plan = self._plan(sampling, prompt)
+        sequence = Sequence(prompt, plan, 0, Detokenizer(self.tokenizer), collect.listen)
+        self._add([sequence])
+        sent = 0
+        try:
+            while not sequence.ended or sent < len(collect.steps):
+                if sent == len(collect.steps):
+                    self.step()
+                for step in collect.steps[sent:]:
+                    sent += 1
+                    if step.error is not None:
+                        raise step.error
+                    assert step.sampled is not None
+                    drawn = step.sampled
+                    yield Token(drawn.token_id, step.text, drawn.logprob, step.finish_reason)
+        finally:
+            sequence.cancel()
+
+    def score(self, prompt: SequenceOf[int], target: SequenceOf[int]) -> list[float]:
+        """Log-probability of each target token after the prompt and the targets before it."""
+        if not prompt:
+            raise invalid("score needs at least one prompt token (e.g. the bos token)", "prompt")
+        if not target:
+            return []
+        ids = [*prompt, *target[:-1]]
+        scores: list[float] = []
+        for start, logits in self._logits(ids, first=len(prompt) - 1):
+            wanted = target[start - len(prompt) + 1 :][: len(logits)]
+            chosen = torch.tensor(wanted, device=logits.device)[:, None]
+            scores += logits.log_softmax(-1).gather(1, chosen)[:, 0].tolist()
+        return scores
+
+    def prompt_logits(self, prompt: SequenceOf[int]) -> Tensor:
+        """Logits after each token of the prompt: float32 [len, vocab], on the CPU."""
+        return torch.cat([logits.cpu() for _, logits in self._logits(prompt, first=0)])
+
+    def submit(self, request: ChatRequest, sink: Sink) -> ChatFlight:
+        """Check a request and put it in line; `sink` hears of everything on the thread that steps.
+        Raises JobError if it can't run."""
+        prompt = self._loaded.prompts.build(request)
+        plan = self._plan(request, prompt.token_ids)
+        flight = ChatFlight(
+            request,
+            plan,
+            prompt.token_ids,
+            self.tokenizer,
+            self._loaded.splitter_maker(prompt.starts_in_reasoning),
+            sink,
+            fingerprint=self.info.fingerprint,
+        )
+        sequences = [
+            Sequence(
+                prompt.token_ids, plan, i, Detokenizer(self.tokenizer), flight.listener(i)
+            )
+            for i in range(plan.n)
+        ]
+        flight.attach(sequences)
+        self._add(sequences)
+        return flight
+
+    # --- the loop ---------------------------------------------------------------------------------
+
+    @property
+    def running(self) -> int:
+        """Sequences in the batch."""
+        return len(self._scheduler.running)
+
+    @property
+    def waiting(self) -> int:
+        """Sequences in line, those that no step has seen yet included."""
+        return len(self._scheduler.waiting) + len(self._inbox)
+
+    @property
+    def room(self) -> int:
+        """How many more sequences fit into the batch."""
+        return max(0, self.max_batch - self.running - self.waiting)
+
+    @property
+    def cache_bytes(self) -> tuple[int, int]:
+        """Bytes that caches hold, and their limit."""
+        return self._pool.bytes_held, self._pool.limit_bytes
+
+    def step(self) -> bool:
+        """One round: admit, compute, sample, hand on. False if there was nothing to do."""
+        with self._lock:
+            self._take_in()
+            plan = self._scheduler.schedule()
+            if plan:
+                self.steps += 1
+                try:
+                    self._advance(plan)
+                except Exception as error:  # a bad sequence must not take its neighbours with it
+                    self._step_failed(error)
+            return bool(plan)
+
+    def close(self) -> None:
+        """Fail what is under way and free the device's memory."""
+        with self._lock:
+            self._take_in()
+            error = JobError("cancelled", "the engine was closed")
+            for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+                sequence.fail(error)
+                self._scheduler.remove(sequence)
+            del self._model, self._loaded, self._pool, self._scheduler.pool
+            if self._device.type == "cuda":
+                torch.cuda.empty_cache()
+
+    @torch.inference_mode()
+    def _advance(self, plan: list[tuple[Sequence, int]]) -> None:
+        by_slot: dict[int, Sequence] = {}
+        spans = []
+        for sequence, count in plan:
+            assert sequence.slot is not None
+            by_slot[sequence.slot] = sequence
+            ids = sequence.tokens(sequence.computed, sequence.computed + count)
+            spans.append(Span(sequence.slot, sequence.computed, ids, len(sequence.prompt_ids)))
+        batch, ordered = Batch.prepare(spans, self._device)
+        logits = self._model(batch, self._pool.layers)
+        ready, rows = [], []
+        for row, span in enumerate(ordered):
+            sequence = by_slot[span.slot]
+            sequence.computed += span.length
+            if not sequence.pending:
+                ready.append(sequence)
+                rows.append(row)
+        if not ready:
+            return
+        if len(rows) < len(ordered):
+            logits = logits[rows]
+        vocab = self.tokenizer.vocab_size
+        if vocab < logits.shape[-1]:
+            logits = logits[:, :vocab]  # rows beyond the tokenizer are padding: never drawn
+        for sequence, sampled in zip(ready, sample(logits, [s.draw for s in ready]), strict=True):
+            if sampled.finite:
+                self.tokens_generated += 1
+                sequence.accept(sampled)
+                if sequence.ended:
+                    self._scheduler.remove(sequence)
+            else:
+                sequence.fail(self._not_finite(sequence))
+                self._scheduler.remove(sequence, spoiled=True)
+
+    def _take_in(self) -> None:
+        while self._inbox:
+            self._scheduler.add(self._inbox.popleft())
+        for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
+            if sequence.cancelled:
+                sequence.fail(JobError("cancelled", "cancelled while it ran"))
+                self._scheduler.remove(sequence)
+
+    def _step_failed(self, error: Exception) -> None:
+        alone = self._scheduler.running[0] if len(self._scheduler.running) == 1 else None
+        if alone is None:
+            logger.warning("a step failed (%s); its sequences run again one at a time", error)
+            self._scheduler.retreat()
+        elif devices.is_out_of_memory(error):
+            facts = f"{alone.length} tokens do not fit: {str(error).splitlines()[0]}"
+            alone.fail(JobError("out_of_memory", f"{facts}; shorten the prompt or max_tokens"))
+        else:
+            logger.error("a sequence failed in the engine", exc_info=error)
+            alone.fail(JobError("internal", f"the engine failed: {type(error).__name__}: {error}"))
+        if alone is not None:
+            self._scheduler.remove(alone, spoiled=True)
+
+    def _not_finite(self, sequence: Sequence) -> JobError:
+        return JobError(
+            "internal",
+            f"the model's logits are not finite after {sequence.length} tokens: its weights hold "
+            f"NaN or {self.info.dtype} overflows; check the files or load with another dtype",
+        )
+
+    # --- small parts ------------------------------------------------------------------------------
+
+    def _add(self, sequences: list[Sequence]) -> None:
+        self._inbox.extend(sequences)
+        self.on_work()
+
+    def _drive(self, done: Callable[[], bool], held: SequenceOf[Cancellable]) -> None:
+        """Step until done; what was asked for is cancelled if the caller is interrupted."""
+        try:
+            while not done():
+                self.step()
+        finally:
+            for one in held:
+                one.cancel()
+
+    def _plan(self, sampling: Sampling, prompt: SequenceOf[int]) -> SamplingPlan:
+        vocab = self.tokenizer.vocab_size
+        outside = [i for i in prompt if not 0 <= i < vocab]
+        if outside:
+            raise invalid(f"the vocabulary has {vocab} tokens, got id {outside[0]}", "prompt")
+        if not prompt:
+            raise invalid("a prompt needs at least one token", "prompt")
+        return plan_sampling(
+            sampling,
+            self._loaded.defaults,
+            prompt_length=len(prompt),
+            context_length=self.context_length,
+            vocab_size=vocab,
+        )
+
+    @torch.inference_mode()
+    def _logits(self, ids: SequenceOf[int], first: int) -> Iterator[tuple[int, Tensor]]:
+        """Logits of positions from `first` on, as (position, float32 [rows, vocab]) in order."""
+        if len(ids) > self.context_length:
+            raise JobError(
+                "context_length_exceeded",
+                f"{len(ids)} tokens are more than the context of {self.context_length}",
+                "prompt",
+            )
+        with self._lock:
+            slot = self._pool.acquire()
+            assert slot is not None  # the pool has one more than the batch takes
+            try:
+                if not self._pool.reserve(slot, len(ids)):
+                    raise JobError(
+                        "out_of_memory", f"{len(ids)} tokens do not fit into the KV cache now"
+                    )
+                self._pool.start(slot)
+                for start in range(0, len(ids), LOGITS_ROWS):
+                    chunk = ids[start : start + LOGITS_ROWS]
+                    wanted = start + len(chunk) > first
+                    span = Span(slot, start, chunk, len(ids), all_logits=wanted)
+                    batch, _ = Batch.prepare([span], self._device)
+                    logits = self._model(batch, self._pool.layers)
+                    if wanted:
+                        skip = max(0, first - start)
+                        yield start + skip, logits[skip:]
+            finally:
+                self._pool.release(slot)

@@ -1,0 +1,135 @@
+"""The backend that this project brings: engines for the models of one device, stepped by one thread."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator, Sequence
+
+from jobs.types import ChatChunk, ChatCompletion, ChatRequest, JobError, Sampling
+from worker.backend import Generation, Health, MemoryUse, ModelInfo, Sink, Token
+from worker.engine import device as devices
+from worker.engine.engine import Engine
+from worker.engine.flight import ChatFlight
+
+logger = logging.getLogger(__name__)
+
+IDLE_SECONDS = 0.5  # how long the thread sleeps at most when it wasn't told of work
+
+
+class EngineHost:
+    """Implements `worker.backend.Backend`. Loading options hold for all models."""
+
+    name = "chatjobs"
+
+    def __init__(
+        self,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch: int | None = None,
+        context: int | None = None,
+        cache_bytes: int | None = None,
+    ) -> None:
+        self.device = devices.choose_device(device)
+        self._dtype, self._max_batch = dtype, max_batch
+        self._context, self._cache_bytes = context, cache_bytes
+        self._engines: dict[str, Engine] = {}
+        self._work = threading.Event()
+        self._closing = False
+        self._error: str | None = None
+        self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
+        self._thread.start()
+
+    def health(self) -> Health:
+        engines = list(self._engines.values())
+        return Health(
+            alive=self._thread.is_alive(),
+            progress=sum(engine.steps for engine in engines),
+            running=sum(engine.running for engine in engines),
+            waiting=sum(engine.waiting for engine in engines),
+            tokens_generated=sum(engine.tokens_generated for engine in engines),
+            error=self._error,
+        )
+
+    def models(self) -> list[ModelInfo]:
+        return [engine.info for engine in self._engines.values()]
+
+    def memory(self) -> MemoryUse:
+        caches = [engine.cache_bytes for engine in self._engines.values()]
+        return MemoryUse(
+            device=str(self.device),
+            weights=sum(engine.info.weight_bytes for engine in self._engines.values()),
+            cache=sum(held for held, _ in caches),
+            cache_limit=sum(limit for _, limit in caches),
+            free=devices.free_bytes(self.device),
+        )
+
+    def load(self, reference: str) -> ModelInfo:
+        engine = Engine.load(
+            reference,
+            device=str(self.device),
+            dtype=self._dtype,
+            max_batch=self._max_batch,
+            context=self._context,
+            cache_bytes=self._cache_bytes,
+        )
+        engine.on_work = self._work.set
+        self._engines = {**self._engines, engine.info.name: engine}
+        return engine.info
+
+    def unload(self, name: str) -> None:
+        engine = self._engine(name)
+        self._engines = {key: one for key, one in self._engines.items() if key != name}
+        engine.close()
+
+    def chat(self, request: ChatRequest) -> ChatCompletion:
+        return self._engine(request.model).chat(request)
+
+    def stream(self, request: ChatRequest) -> Iterator[ChatChunk]:
+        return self._engine(request.model).stream(request)
+
+    def generate(
+        self, model: str, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling]
+    ) -> list[Generation]:
+        return self._engine(model).generate(prompts, sampling)
+
+    def generate_stream(
+        self, model: str, prompt: Sequence[int], sampling: Sampling
+    ) -> Iterator[Token]:
+        return self._engine(model).generate_stream(prompt, sampling)
+
+    def room(self, model: str) -> int:
+        return self._engine(model).room
+
+    def submit(self, request: ChatRequest, sink: Sink) -> ChatFlight:
+        return self._engine(request.model).submit(request, sink)
+
+    def close(self) -> None:
+        self._closing = True
+        self._work.set()
+        self._thread.join()
+        for name in list(self._engines):
+            self.unload(name)
+
+    def _engine(self, name: str) -> Engine:
+        engine = self._engines.get(name)
+        if engine is None:
+            served = ", ".join(sorted(self._engines)) or "none"
+            raise JobError(
+                "model_not_found", f"model '{name}' is not loaded; loaded: {served}", "model"
+            )
+        return engine
+
+    def _loop(self) -> None:
+        """Step every engine in turn while there is work."""
+        try:
+            while not self._closing:
+                self._work.clear()
+                if not any([engine.step() for engine in self._engines.values()]):
+                    self._work.wait(IDLE_SECONDS)
+        except Exception as error:
+            # A step handles what a sequence can do wrong; what comes here is a defect. The service
+            # sees that the thread is dead and stops renewing its lease.
+            self._error = f"{type(error).__name__}: {error}"
+            logger.exception("the engine thread died")

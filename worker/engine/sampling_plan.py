@@ -1,0 +1,124 @@
+"""One request's sampling, with every default filled in: what the sampler and the loop read."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from jobs.types import JobError, Sampling, invalid
+from worker.loading.config import GenerationDefaults
+
+REPETITION_WINDOW = 64  # tokens that repetition_penalty looks back, as llama.cpp's repeat_last_n
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """Plain values; what is off has the value that does nothing."""
+
+    temperature: float
+    top_p: float
+    top_k: int  # 0: off
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int
+    stop_strings: tuple[str, ...]
+    stop_ids: frozenset[int]  # tokens that end the completion
+    max_tokens: int
+    min_tokens: int
+    logprobs: bool
+    top_logprobs: int
+    n: int
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def changes_logits(self) -> bool:
+        """Whether logits are adjusted before the choice."""
+        return bool(
+            self.logit_bias
+            or self.min_tokens
+            or self.repetition_penalty != 1
+            or self.presence_penalty
+            or self.frequency_penalty
+        )
+
+    def as_sampling(self) -> Sampling:
+        """The wire form, for results."""
+        return Sampling(
+            temperature=self.temperature,
+            top_p=self.top_p,
+            top_k=self.top_k,
+            min_p=self.min_p,
+            repetition_penalty=self.repetition_penalty,
+            presence_penalty=self.presence_penalty,
+            frequency_penalty=self.frequency_penalty,
+            logit_bias={str(key): value for key, value in self.logit_bias.items()} or None,
+            seed=self.seed,
+            stop=list(self.stop_strings) or None,
+            stop_token_ids=sorted(self.stop_ids),
+            max_tokens=self.max_tokens,
+            min_tokens=self.min_tokens,
+            n=self.n,
+            logprobs=self.logprobs,
+            top_logprobs=self.top_logprobs if self.logprobs else None,
+        )
+
+
+def plan_sampling(
+    sampling: Sampling,
+    defaults: GenerationDefaults,
+    *,
+    prompt_length: int,
+    context_length: int,
+    vocab_size: int,
+) -> SamplingPlan:
+    """Fill in the model's defaults, then OpenAI's. Raises JobError for ids outside the vocabulary
+    and for a prompt that leaves no room in the context."""
+    room = context_length - prompt_length
+    if room < 1:
+        raise JobError(
+            "context_length_exceeded",
+            f"the prompt has {prompt_length} tokens and the model's context holds {context_length}: "
+            "shorten the messages or use a model with a longer context",
+            "messages",
+        )
+
+    def pick(name: str, otherwise: float) -> float:
+        given = getattr(sampling, name)
+        if given is None:
+            given = getattr(defaults, name, None)
+        return otherwise if given is None else given
+
+    stop_ids = set(sampling.stop_token_ids or ())
+    if not sampling.ignore_eos:
+        stop_ids |= set(defaults.eos_token_ids)
+    bias = {int(key): value for key, value in (sampling.logit_bias or {}).items()}
+    for field, ids in (("logit_bias", bias), ("stop_token_ids", sampling.stop_token_ids or ())):
+        outside = [i for i in ids if i >= vocab_size]
+        if outside:
+            raise invalid(f"{field}: the vocabulary has {vocab_size} tokens, got id {outside[0]}", field)
+    wanted = sampling.max_tokens
+    return SamplingPlan(
+        temperature=pick("temperature", 1.0),
+        top_p=pick("top_p", 1.0),
+        top_k=max(0, int(pick("top_k", 0))),
+        min_p=pick("min_p", 0.0),
+        repetition_penalty=pick("repetition_penalty", 1.0),
+        presence_penalty=sampling.presence_penalty or 0.0,
+        frequency_penalty=sampling.frequency_penalty or 0.0,
+        logit_bias=bias,
+        seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
+        stop_strings=tuple(sampling.stop_strings),
+        stop_ids=frozenset(stop_ids),
+        max_tokens=room if wanted is None else min(wanted, room),
+        min_tokens=sampling.min_tokens or 0,
+        logprobs=bool(sampling.logprobs),
+        top_logprobs=sampling.top_logprobs or 0,
+        n=sampling.n or 1,
+    )

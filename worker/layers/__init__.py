@@ -1,0 +1,1 @@
+"""The building blocks that model families share: linears, norms, RoPE, attention, caches."""

@@ -1,0 +1,152 @@
+"""What one step runs: a flat batch of tokens from several sequences, prepared once, handed down.
+
+A step is {sequence: number of tokens}; there is no separate world for prefill and decode. Rows of
+sequences that advance by one token come first: attention runs them together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The next tokens of one sequence, from position `start` on, in cache `slot`."""
+
+    slot: int
+    start: int
+    token_ids: Sequence[int]
+    prompt_length: int  # of the whole sequence: some RoPE variants depend on it
+    all_logits: bool = False  # logits of every token, not of the last alone
+
+    @property
+    def length(self) -> int:
+        return len(self.token_ids)
+
+    @property
+    def end(self) -> int:
+        return self.start + self.length
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Rows [row, row + length) of the flat batch: several tokens of one sequence."""
+
+    slot: int
+    start: int
+    length: int
+    row: int
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeGroup:
+    """The sequences that advance by one token, as attention wants them: slots in [low, high).
+
+    `rows` says where in that range the first rows of the batch go; None where they fill it in
+    order. Slots of the range that don't take part see position 0 alone, and nobody reads them.
+    """
+
+    size: int
+    low: int
+    high: int
+    slots: Tensor  # [size] long
+    positions: Tensor  # [size] long
+    rows: Tensor | None  # [size] long, slot - low
+    longest: int  # greatest position + 1
+    range_positions: Tensor  # [high - low] long
+
+    def spread(self, x: Tensor) -> Tensor:
+        """[size, ...] → [high - low, ...]."""
+        if self.rows is None:
+            return x
+        wide = x.new_zeros((self.high - self.low, *x.shape[1:]))
+        return wide.index_copy_(0, self.rows, x)
+
+    def collect(self, wide: Tensor) -> Tensor:
+        """[high - low, ...] → [size, ...]."""
+        return wide if self.rows is None else wide.index_select(0, self.rows)
+
+    def visible(self, columns: int) -> Tensor:
+        """Which cache columns each slot of the range sees, float mask [high - low, 1, 1, columns]:
+        0 where column <= position, -inf elsewhere."""
+        column = torch.arange(columns, device=self.range_positions.device)
+        hidden = column[None, :] > self.range_positions[:, None]
+        mask = torch.zeros(hidden.shape, device=hidden.device)
+        return mask.masked_fill_(hidden, float("-inf"))[:, None, None, :]
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """One step's tokens and where they belong."""
+
+    token_ids: Tensor  # [tokens] long
+    positions: Tensor  # [tokens] long
+    prompt_lengths: Tensor  # [tokens] long, of the sequence that the row belongs to
+    decode: DecodeGroup | None  # the first `decode.size` rows
+    chunks: tuple[Chunk, ...]  # the rows after them
+    logits_rows: Tensor | None  # [n] long: rows whose logits are wanted; None: all, in order
+    masks: dict[int, Tensor]  # decode masks by number of cache columns, made once per step
+
+    def decode_mask(self, columns: int) -> Tensor:
+        """`DecodeGroup.visible`, made by the first layer that asks."""
+        if columns not in self.masks:
+            assert self.decode is not None
+            self.masks[columns] = self.decode.visible(columns)
+        return self.masks[columns]
+
+    @classmethod
+    def prepare(cls, spans: Iterable[Span], device: torch.device) -> tuple[Batch, list[Span]]:
+        """Lay spans out flat; returns the batch and the spans in the order of their rows."""
+        spans = list(spans)
+        singles = sorted((s for s in spans if s.length == 1), key=lambda s: s.slot)
+        ordered = singles + [s for s in spans if s.length > 1]
+        ids: list[int] = []
+        positions: list[int] = []
+        lengths: list[int] = []
+        wanted: list[int] = []
+        chunks: list[Chunk] = []
+        for span in ordered:
+            row = len(ids)
+            if span.length > 1:
+                chunks.append(Chunk(span.slot, span.start, span.length, row))
+            ids.extend(span.token_ids)
+            positions.extend(range(span.start, span.end))
+            lengths.extend([span.prompt_length] * span.length)
+            wanted.extend(range(row if span.all_logits else len(ids) - 1, len(ids)))
+        everything = len(wanted) == len(ids)
+        batch = cls(
+            token_ids=torch.tensor(ids, device=device),
+            positions=torch.tensor(positions, device=device),
+            prompt_lengths=torch.tensor(lengths, device=device),
+            decode=_group(singles, device) if singles else None,
+            chunks=tuple(chunks),
+            logits_rows=None if everything else torch.tensor(wanted, device=device),
+            masks={},
+        )
+        return batch, ordered
+
+    def select_logits_rows(self, hidden: Tensor) -> Tensor:
+        """hidden [tokens, ...] → the rows whose logits are wanted."""
+        return hidden if self.logits_rows is None else hidden.index_select(0, self.logits_rows)
+
+
+def _group(singles: list[Span], device: torch.device) -> DecodeGroup:
+    low, high = singles[0].slot, singles[-1].slot + 1
+    dense = high - low == len(singles)
+    in_range = [0] * (high - low)
+    for span in singles:
+        in_range[span.slot - low] = span.start
+    return DecodeGroup(
+        size=len(singles),
+        low=low,
+        high=high,
+        slots=torch.tensor([s.slot for s in singles], device=device),
+        positions=torch.tensor([s.start for s in singles], device=device),
+        rows=None if dense else torch.tensor([s.slot - low for s in singles], device=device),
+        longest=max(s.end for s in singles),
+        range_positions=torch.tensor(in_range, device=device),
+    )

@@ -1,0 +1,149 @@
+"""What layers remember of a sequence. Every kind answers the same few questions, so that the engine
+admits, grows, clears and counts without knowing which kind a layer has.
+
+Storage is a tensor with one row ("slot") per sequence. Keys are kept after RoPE.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.layers.batch import Batch, Chunk
+
+
+class LayerCache(Protocol):
+    """The memory of one layer."""
+
+    needs_clearing: bool  # whether a new sequence reads what an earlier one left in its slot
+
+    def resize(self, slots: int, columns: int) -> None:
+        """Room for exactly `slots` sequences of up to `columns` tokens, never fewer columns than
+        before; what the kept slots hold stays."""
+
+    def bytes_for(self, slots: int, columns: int) -> int:
+        """Bytes of the storage that `resize` with these numbers makes."""
+
+    def clear(self, slot: int) -> None:
+        """Forget a sequence: the slot reads as new."""
+
+
+class KVCache(LayerCache, Protocol):
+    """Keys and values; full or windowed is the cache's own business."""
+
+    window: int | None
+
+    def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Store k, v [size, kv_heads, head_dim] of the decode group; returns the keys and values
+        [high - low, kv_heads, columns, head_dim] of its slot range. Column c is seen by a sequence
+        at position p where c <= p."""
+
+    def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        """Store k, v [length, kv_heads, head_dim] of one chunk; returns the keys and values
+        [kv_heads, n, head_dim] of the last n positions up to the chunk's end that it may see."""
+
+
+class FullKVCache:
+    """Keys and values of all positions: [slots, kv_heads, columns, head_dim], column = position."""
+
+    needs_clearing = False
+    window: int | None = None
+
+    def __init__(
+        self, kv_heads: int, head_dim: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._heads, self._dim = kv_heads, head_dim
+        self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self._values = torch.zeros_like(self._keys)
+
+    def resize(self, slots: int, columns: int) -> None:
+        self._keys = resized(self._keys, slots, columns)
+        self._values = resized(self._values, slots, columns)
+
+    def bytes_for(self, slots: int, columns: int) -> int:
+        return 2 * slots * columns * self._heads * self._dim * self._keys.element_size()
+
+    def clear(self, slot: int) -> None:
+        # What lies behind a mask must be finite: 0 times NaN would spread it.
+        self._keys[slot].zero_()
+        self._values[slot].zero_()
+
+    def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        group = batch.decode
+        assert group is not None
+        self._keys[group.slots, :, group.positions] = k
+        self._values[group.slots, :, group.positions] = v
+        low, high, columns = group.low, group.high, group.longest
+        return self._keys[low:high, :, :columns], self._values[low:high, :, :columns]
+
+    def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        end = chunk.start + chunk.length
+        keys, values = self._keys[chunk.slot], self._values[chunk.slot]
+        keys[:, chunk.start : end] = k.transpose(0, 1)
+        values[:, chunk.start : end] = v.transpose(0, 1)
+        return keys[:, :end], values[:, :end]
+
+
+class WindowKVCache:
+    """The last `window` positions alone, in a ring: column = position modulo window."""
+
+    needs_clearing = False
+
+    def __init__(
+        self, kv_heads: int, head_dim: int, window: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self.window: int | None = window
+        self._size, self._heads, self._dim = window, kv_heads, head_dim
+        self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
+        self._values = torch.zeros_like(self._keys)
+
+    def resize(self, slots: int, columns: int) -> None:
+        self._keys = resized(self._keys, slots, min(columns, self._size))
+        self._values = resized(self._values, slots, min(columns, self._size))
+
+    def bytes_for(self, slots: int, columns: int) -> int:
+        columns = min(columns, self._size)
+        return 2 * slots * columns * self._heads * self._dim * self._keys.element_size()
+
+    def clear(self, slot: int) -> None:
+        self._keys[slot].zero_()
+        self._values[slot].zero_()
+
+    def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
+        group = batch.decode
+        assert group is not None
+        columns = group.positions % self._size
+        self._keys[group.slots, :, columns] = k
+        self._values[group.slots, :, columns] = v
+        low, high, seen = group.low, group.high, min(group.longest, self._size)
+        return self._keys[low:high, :, :seen], self._values[low:high, :, :seen]
+
+    def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
+        keys, values = self._keys[chunk.slot], self._values[chunk.slot]
+        new_k, new_v = k.transpose(0, 1), v.transpose(0, 1)
+        kept = min(chunk.start, self._size - 1)
+        if kept:
+            old = torch.arange(chunk.start - kept, chunk.start, device=k.device) % self._size
+            seen_k = torch.cat([keys[:, old], new_k], dim=1)
+            seen_v = torch.cat([values[:, old], new_v], dim=1)
+        else:
+            seen_k, seen_v = new_k, new_v
+        stored = min(chunk.length, self._size)
+        end = chunk.start + chunk.length
+        columns = torch.arange(end - stored, end, device=k.device) % self._size
+        keys[:, columns] = new_k[:, -stored:]
+        values[:, columns] = new_v[:, -stored:]
+        return seen_k, seen_v
+
+
+def resized(storage: Tensor, slots: int, columns: int) -> Tensor:
+    """`storage` [slots, heads, columns, dim] with other numbers of slots and columns, the rest 0."""
+    old_slots, heads, old_columns, dim = storage.shape
+    if (slots, columns) == (old_slots, old_columns):
+        return storage
+    kept = min(slots, old_slots)
+    other = storage.new_zeros(slots, heads, columns, dim)
+    other[:kept, :, :old_columns] = storage[:kept]
+    return other

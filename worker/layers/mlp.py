@@ -1,0 +1,57 @@
+"""The gated MLP of all families: down(act(gate(x)) * up(x)). Shazeer 2020, "GLU variants"."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+from torch.nn import functional as F
+
+from worker.layers.linear import LinearFactory
+from worker.layers.weight import WeightSlot
+
+Activation = Callable[[Tensor], Tensor]
+
+
+def gelu_tanh(x: Tensor) -> Tensor:
+    return F.gelu(x, approximate="tanh")
+
+
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": F.silu,
+    "gelu_pytorch_tanh": gelu_tanh,
+}
+
+
+class GatedMLP:
+    """x [..., hidden] → [..., hidden] through `inner` gated channels."""
+
+    def __init__(
+        self,
+        hidden: int,
+        inner: int,
+        make: LinearFactory,
+        *,
+        act: Activation = F.silu,
+        bias: bool = False,
+    ) -> None:
+        self._inner, self._act, self._bias = inner, act, bias
+        self._gate_up = make(hidden, inner, inner, bias=bias)
+        self._down = make(inner, hidden, bias=bias)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        gate, up = self._gate_up(x).split(self._inner, dim=-1)
+        return self._down(self._act(gate) * up)
+
+    def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
+        linears = {
+            "gate_proj": (self._gate_up, 0),
+            "up_proj": (self._gate_up, 1),
+            "down_proj": (self._down, 0),
+        }
+        slots = {}
+        for name, (linear, part) in linears.items():
+            slots[f"{prefix}.{name}.weight"] = linear.weight_slot(part)
+            if self._bias:
+                slots[f"{prefix}.{name}.bias"] = linear.bias_slot(part)
+        return slots

@@ -1,0 +1,152 @@
+"""Rotary position embeddings (Su et al. 2021), rotate-half layout, and their stretched variants.
+
+The variants, and the order in which config fields count, are those of transformers'
+`modeling_rope_utils`: linear (kaiokendev), dynamic NTK, yarn (Peng et al. 2023), llama3 (Llama 3.1
+model card), longrope (Ding et al. 2024). Where an angle depends on the sequence's length (dynamic,
+longrope) it is fixed by the length of its prompt, so that cached keys stay right.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
+
+
+@dataclass(frozen=True)
+class RopeConfig:
+    """Everything that a table of angles depends on."""
+
+    head_dim: int
+    max_positions: int  # max_position_embeddings
+    theta: float = 10_000.0
+    partial: float = 1.0  # share of head_dim that rotates
+    kind: str = "default"
+    original_positions: int = 0  # original_max_position_embeddings; 0: max_positions
+    scaling: Mapping[str, Any] = field(default_factory=dict)  # the variant's own fields
+
+    @property
+    def dim(self) -> int:
+        """Channels that rotate."""
+        return int(self.head_dim * self.partial)
+
+    @property
+    def original(self) -> int:
+        return self.original_positions or self.max_positions
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """cos and signed sin of one step's tokens: [tokens, 1, dim], in the model's dtype."""
+
+    cos: Tensor
+    sin: Tensor  # first half negated: x rolled by half a turn, times this, is what x turns into
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [tokens, heads, head_dim] → the same, its first `dim` channels rotated."""
+        dim = self.cos.shape[-1]
+        if dim == x.shape[-1]:
+            return torch.addcmul(x * self.cos, x.roll(dim // 2, dims=-1), self.sin)
+        turning, still = x[..., :dim], x[..., dim:]
+        turned = torch.addcmul(turning * self.cos, turning.roll(dim // 2, dims=-1), self.sin)
+        return torch.cat([turned, still], dim=-1)
+
+
+class Rope:
+    """The angles of one kind of layer."""
+
+    def __init__(self, config: RopeConfig, dtype: torch.dtype, device: torch.device) -> None:
+        self._config, self._dtype = config, dtype
+        exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
+        plain = config.theta**-exponents  # [dim / 2]
+        self._factor = 1.0  # of cos and sin
+        self._long: Tensor | None = None
+        scaling = config.scaling
+        if config.kind == "linear":
+            plain = plain / scaling["factor"]
+        elif config.kind == "llama3":
+            plain = _llama3(plain, config)
+        elif config.kind == "yarn":
+            plain, self._factor = _yarn(plain, config)
+        elif config.kind == "longrope":
+            self._long = (plain / torch.tensor(scaling["long_factor"])).to(device)
+            plain = plain / torch.tensor(scaling["short_factor"])
+            self._factor = _longrope_factor(config)
+        self._exponents = exponents.to(device)
+        self._frequencies = plain.to(device)
+
+    def __call__(self, positions: Tensor, prompt_lengths: Tensor) -> Rotation:
+        """positions and prompt_lengths [tokens] → the rotation of these tokens."""
+        angles = positions[:, None].float() * self._frequencies_for(prompt_lengths)
+        cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
+        return Rotation(
+            torch.cat([cos, cos], dim=-1).to(self._dtype)[:, None],
+            torch.cat([-sin, sin], dim=-1).to(self._dtype)[:, None],
+        )
+
+    def _frequencies_for(self, prompt_lengths: Tensor) -> Tensor:
+        """[1 or tokens, dim / 2], radians per position."""
+        config = self._config
+        if self._long is not None:
+            outgrown = prompt_lengths[:, None] > config.original
+            return torch.where(outgrown, self._long, self._frequencies)
+        if config.kind == "dynamic":
+            factor = config.scaling["factor"]
+            length = prompt_lengths[:, None].clamp(min=config.max_positions).float()
+            stretch = factor * length / config.max_positions - (factor - 1)
+            base = config.theta * stretch ** (config.dim / (config.dim - 2))
+            return torch.pow(base, -self._exponents)
+        return self._frequencies[None, :]
+
+
+def _llama3(plain: Tensor, config: RopeConfig) -> Tensor:
+    scaling = config.scaling
+    low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+    turns = config.original * plain / (2 * math.pi)  # full turns within the original context
+    keep = ((turns - low) / (high - low)).clamp(0, 1)
+    return torch.lerp(plain / scaling["factor"], plain, keep)
+
+
+def _yarn(plain: Tensor, config: RopeConfig) -> tuple[Tensor, float]:
+    scaling, dim = config.scaling, config.dim
+    factor = scaling.get("factor") or config.max_positions / config.original
+
+    def channel(turns: float) -> float:
+        """The channel that makes `turns` full turns within the original context."""
+        positions = config.original / (turns * 2 * math.pi)
+        return dim * math.log(positions) / (2 * math.log(config.theta))
+
+    low = channel(scaling.get("beta_fast") or 32.0)
+    high = channel(scaling.get("beta_slow") or 1.0)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, dim - 1)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        mscale, mscale_all = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        if mscale and mscale_all:
+            attention = _mscale(factor, mscale) / _mscale(factor, mscale_all)
+        else:
+            attention = _mscale(factor, 1.0)
+    return plain / factor * ramp + plain * (1 - ramp), attention
+
+
+def _mscale(factor: float, weight: float) -> float:
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
+
+
+def _longrope_factor(config: RopeConfig) -> float:
+    given = config.scaling.get("attention_factor")
+    if given is not None:
+        return float(given)
+    factor = config.scaling.get("factor") or config.max_positions / config.original
+    return 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(config.original))

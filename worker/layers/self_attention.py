@@ -1,0 +1,72 @@
+"""Self-attention with rotary positions and grouped query heads, as most families use it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from worker.layers.attention import attend
+from worker.layers.batch import Batch
+from worker.layers.cache import KVCache
+from worker.layers.linear import LinearFactory
+from worker.layers.norm import RMSNorm
+from worker.layers.rope import Rotation
+from worker.layers.weight import WeightSlot
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """Query head h reads key-value head h // (heads / kv_heads)."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+
+
+class SelfAttention:
+    """out(softmax(q kᵀ · dim^-0.5) v), q and k normed per head if `norm` makes norms."""
+
+    def __init__(
+        self,
+        hidden: int,
+        shape: HeadShape,
+        make: LinearFactory,
+        *,
+        bias: bool = False,
+        norm: Callable[[int], RMSNorm] | None = None,
+    ) -> None:
+        self._shape, self._bias = shape, bias
+        q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
+        self._qkv = make(hidden, q, kv, kv, bias=bias)
+        self._out = make(q, hidden, bias=bias)
+        self._q_norm = norm(shape.dim) if norm else None
+        self._k_norm = norm(shape.dim) if norm else None
+
+    def __call__(self, x: Tensor, rotate: Rotation, cache: KVCache, batch: Batch) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+        heads = (self._shape.heads, self._shape.kv_heads, self._shape.kv_heads)
+        qkv = self._qkv(x).view(-1, sum(heads), self._shape.dim)
+        q, k, v = qkv.split(heads, dim=1)  # [tokens, heads, dim] each
+        if self._q_norm is not None and self._k_norm is not None:
+            q, k = self._q_norm(q), self._k_norm(k)
+        scale = self._shape.dim**-0.5
+        return self._out(attend(rotate(q), rotate(k), v, cache, batch, scale))
+
+    def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
+        slots = {}
+        linears = {
+            "q_proj": (self._qkv, 0),
+            "k_proj": (self._qkv, 1),
+            "v_proj": (self._qkv, 2),
+            "o_proj": (self._out, 0),
+        }
+        for name, (linear, part) in linears.items():
+            slots[f"{prefix}.{name}.weight"] = linear.weight_slot(part)
+            if self._bias:
+                slots[f"{prefix}.{name}.bias"] = linear.bias_slot(part)
+        if self._q_norm is not None and self._k_norm is not None:
+            slots[f"{prefix}.q_norm.weight"] = self._q_norm.weight_slot()
+            slots[f"{prefix}.k_norm.weight"] = self._k_norm.weight_slot()
+        return slots

@@ -1,0 +1,166 @@
+"""Reading a config.json's fields by their types; what is missing or wrong is named.
+
+Models take their configuration through this, before any weight is read.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from jobs.types import JobError
+from worker.layers.rope import ROPE_TYPES, RopeConfig
+from worker.layers.self_attention import HeadShape
+
+REQUIRED: Any = object()
+
+
+class Fields:
+    """The fields of one JSON object of a checkpoint. `where` names it in errors.
+
+    A field that is null counts as absent. All readers raise JobError("unsupported_model").
+    """
+
+    def __init__(self, values: Mapping[str, Any], where: str) -> None:
+        self.values = values
+        self.where = where
+
+    def _get(self, name: str, default: Any, kind: str, fits: Any) -> Any:
+        value = self.values.get(name)
+        if value is None:
+            if default is REQUIRED:
+                raise self.error(f"field '{name}' is missing")
+            return default
+        if not fits(value):
+            raise self.error(f"field '{name}' must be {kind}, got {value!r}")
+        return value
+
+    def error(self, fact: str) -> JobError:
+        """An unsupported_model error about this file."""
+        return JobError("unsupported_model", f"{self.where}: {fact}")
+
+    def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1) -> int:
+        """A whole number of at least `minimum`."""
+        kind = f"a whole number of at least {minimum}"
+        value: int = self._get(name, default, kind, lambda v: _is_whole(v) and v >= minimum)
+        return value
+
+    def number(self, name: str, default: Any = REQUIRED) -> float:
+        """A positive finite number."""
+        value = self._get(name, default, "a positive number", lambda v: _is_number(v) and v > 0)
+        return float(value)
+
+    def boolean(self, name: str, default: Any = REQUIRED) -> bool:
+        value: bool = self._get(name, default, "true or false", lambda v: isinstance(v, bool))
+        return value
+
+    def text(self, name: str, default: Any = REQUIRED) -> str:
+        value: str = self._get(name, default, "a string", lambda v: isinstance(v, str))
+        return value
+
+    def texts(self, name: str, default: Any = REQUIRED) -> list[str]:
+        """A list of strings."""
+        value: list[str] = self._get(
+            name,
+            default,
+            "a list of strings",
+            lambda v: isinstance(v, list) and all(isinstance(item, str) for item in v),
+        )
+        return value
+
+    def numbers(self, name: str, default: Any = REQUIRED) -> list[float]:
+        """A list of finite numbers."""
+        value: list[float] = self._get(
+            name,
+            default,
+            "a list of numbers",
+            lambda v: isinstance(v, list) and all(_is_number(item) for item in v),
+        )
+        return value
+
+    def inner(self, name: str) -> Fields | None:
+        """An object within this one."""
+        value = self._get(name, None, "an object", lambda v: isinstance(v, Mapping))
+        return None if value is None else Fields(value, f"{self.where}: {name}")
+
+    def choice(self, name: str, possible: Mapping[str, Any], default: str) -> Any:
+        """The entry of `possible` that the field names."""
+        value = self.text(name, default)
+        if value not in possible:
+            known = ", ".join(sorted(possible))
+            raise self.error(f"unsupported {name} {value!r}; supported: {known}")
+        return possible[value]
+
+
+def read_head_shape(fields: Fields, *, head_dim: int) -> HeadShape:
+    """Heads of an attention layer; `head_dim` is the family's default."""
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.integer("num_key_value_heads", heads)
+    if heads % kv_heads:
+        raise fields.error(f"{heads} attention heads can't share {kv_heads} key-value heads")
+    return HeadShape(heads, kv_heads, fields.integer("head_dim", head_dim))
+
+
+def read_rope(
+    fields: Fields, head_dim: int, *, theta: float = 10_000.0, partial: float = 1.0
+) -> RopeConfig:
+    """RoPE fields in the old spelling (rope_theta, rope_scaling) or the new (rope_parameters).
+
+    `theta` and `partial` are the family's defaults. A rope_scaling that is not null wins.
+    """
+    given = fields.inner("rope_scaling") or fields.inner("rope_parameters")
+    rope = given or Fields({}, fields.where)
+    kind = rope.text("rope_type", rope.text("type", "default"))
+    if kind not in ROPE_TYPES:
+        known = ", ".join(ROPE_TYPES)
+        raise rope.error(f"unsupported rope_type {kind!r}; supported: {known}")
+    max_positions = fields.integer("max_position_embeddings", 2048)
+    original = fields.integer(
+        "original_max_position_embeddings",
+        rope.integer("original_max_position_embeddings", max_positions),
+    )
+    config = RopeConfig(
+        head_dim=head_dim,
+        max_positions=max_positions,
+        theta=rope.number("rope_theta", fields.number("rope_theta", theta)),
+        partial=rope.number(
+            "partial_rotary_factor", fields.number("partial_rotary_factor", partial)
+        ),
+        kind=kind,
+        original_positions=original,
+        scaling=dict(rope.values),
+    )
+    _check_scaling(config, rope)
+    return config
+
+
+def _check_scaling(config: RopeConfig, rope: Fields) -> None:
+    """Raises the error that names the first of the variant's fields that is missing or bad."""
+    if config.partial > 1 or config.dim % 2 or config.dim < 2:
+        raise rope.error(f"partial_rotary_factor {config.partial} of head_dim {config.head_dim}")
+    if config.kind in ("linear", "dynamic", "llama3"):
+        rope.number("factor")
+    if config.kind == "llama3":
+        low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
+        if low >= high:
+            raise rope.error(f"low_freq_factor {low} is not below high_freq_factor {high}")
+    if config.kind in ("yarn", "longrope"):
+        for name in ("factor", "attention_factor"):
+            rope.number(name, 1.0)
+    if config.kind == "yarn":
+        for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
+            rope.number(name, 1.0)
+        rope.boolean("truncate", True)
+    if config.kind == "longrope":
+        for name in ("short_factor", "long_factor"):
+            if len(rope.numbers(name)) != config.dim // 2:
+                raise rope.error(f"{name} must hold {config.dim // 2} numbers")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)

@@ -1,0 +1,140 @@
+"""What the engine asks of a model, and the frame that decoder families share.
+
+A family file reads its config and builds its layers; `Decoder` owns what stands around them
+(embedding, final norm, head), the order in which they run, and the checkpoint names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from worker.layers.batch import Batch
+from worker.layers.cache import FullKVCache, LayerCache, WindowKVCache
+from worker.layers.embedding import Embedding, Head
+from worker.layers.linear import LinearFactory
+from worker.layers.mlp import GatedMLP
+from worker.layers.norm import RMSNorm
+from worker.layers.rope import Rope, Rotation
+from worker.layers.self_attention import HeadShape, SelfAttention
+from worker.layers.weight import WeightSlot
+from worker.models.fields import Fields
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How to build a model: in which dtype and on which device."""
+
+    dtype: torch.dtype
+    device: torch.device
+
+    @property
+    def linear(self) -> LinearFactory:
+        return LinearFactory(self.dtype, self.device)
+
+    def norm(self, eps: float) -> Callable[[int], RMSNorm]:
+        """Makes norms by their size."""
+        return lambda size: RMSNorm(size, eps, self.dtype, self.device)
+
+    def kv_cache(self, shape: HeadShape, window: int | None = None) -> LayerCache:
+        if window is None:
+            return FullKVCache(shape.kv_heads, shape.dim, self.dtype, self.device)
+        return WindowKVCache(shape.kv_heads, shape.dim, window, self.dtype, self.device)
+
+
+class Model(Protocol):
+    """A decoder: tokens in, logits out, memory kept in the caches that it asked for."""
+
+    vocab_size: int  # rows of the head
+    context_length: int  # positions that the model was made for
+
+    def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
+        """One step. `caches` are what `make_caches` made. Returns float32 logits
+        [wanted rows, vocab_size]."""
+
+    def make_caches(self) -> list[LayerCache]:
+        """A new, empty cache for each layer."""
+
+    def weight_map(self) -> Mapping[str, WeightSlot]:
+        """Slots by checkpoint name, in the plain spelling (`model.…`, `lm_head.…`)."""
+
+
+# Builds a model from its config, its weights still empty; `tied`: the head is the embedding.
+# Raises JobError("unsupported_model").
+Family = Callable[[Fields, bool, Placement], Model]
+
+
+class Layer(Protocol):
+    """One layer of a decoder, and the kind of cache that it needs."""
+
+    def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+
+    def make_cache(self) -> LayerCache: ...
+
+    def weight_map(self, prefix: str) -> dict[str, WeightSlot]: ...
+
+
+@dataclass(frozen=True)
+class PreNormLayer:
+    """x += attention(norm(x)); x += mlp(norm(x))."""
+
+    input_norm: RMSNorm
+    attention: SelfAttention
+    post_norm: RMSNorm
+    mlp: GatedMLP
+    make_cache: Callable[[], LayerCache]
+
+    def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
+        x = x + self.attention(self.input_norm(x), rotate, cache, batch)
+        return x + self.mlp(self.post_norm(x))
+
+    def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
+        return {
+            f"{prefix}.input_layernorm.weight": self.input_norm.weight_slot(),
+            f"{prefix}.post_attention_layernorm.weight": self.post_norm.weight_slot(),
+            **self.attention.weight_map(f"{prefix}.self_attn"),
+            **self.mlp.weight_map(f"{prefix}.mlp"),
+        }
+
+
+class Decoder:
+    """embedding → layers → norm → head."""
+
+    def __init__(
+        self,
+        *,
+        vocab_size: int,
+        hidden_size: int,
+        layers: Sequence[Layer],
+        norm: RMSNorm,
+        rope: Rope,
+        tied: bool,
+        context_length: int,
+        place: Placement,
+    ) -> None:
+        self.vocab_size, self.context_length = vocab_size, context_length
+        self._embed = Embedding(vocab_size, hidden_size, place.dtype, place.device)
+        self._layers, self._norm, self._rope = layers, norm, rope
+        self._head = Head(self._embed, vocab_size, hidden_size, tied, place.linear)
+
+    def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
+        x = self._embed(batch.token_ids)  # [tokens, hidden]
+        rotate = self._rope(batch.positions, batch.prompt_lengths)
+        for layer, cache in zip(self._layers, caches, strict=True):
+            x = layer(x, rotate, cache, batch)
+        return self._head(self._norm(batch.select_logits_rows(x)))
+
+    def make_caches(self) -> list[LayerCache]:
+        return [layer.make_cache() for layer in self._layers]
+
+    def weight_map(self) -> dict[str, WeightSlot]:
+        slots = self._head.weight_map("model.embed_tokens.weight", "lm_head.weight")
+        slots["model.norm.weight"] = self._norm.weight_slot()
+        for index, layer in enumerate(self._layers):
+            slots.update(layer.weight_map(f"model.layers.{index}"))
+        return slots
