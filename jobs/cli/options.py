@@ -1,0 +1,96 @@
+"""Options that several commands share, and the connection they lead to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
+
+import click
+
+from jobs.cli.failures import Infrastructure
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from jobs import Client
+
+EMBEDDED = "embedded"
+
+redis_option = click.option(
+    "--redis",
+    "redis_url",
+    envvar="CHATJOBS_REDIS_URL",
+    default="redis://localhost:6379/0",
+    show_default=True,
+    show_envvar=True,
+    metavar="URL",
+    help="Redis to talk to; 'embedded' starts a private one that ends with the command.",
+)
+results_option = click.option(
+    "--results",
+    envvar="CHATJOBS_RESULTS",
+    default="results",
+    show_default="./results",
+    show_envvar=True,
+    metavar="DIR",
+    help="Folder of the result data sets.",
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+
+
+@contextmanager
+def server(url: str) -> Iterator[str]:
+    """The URL of a Redis that answers: the given one, or a private one while the command runs."""
+    if url == EMBEDDED:
+        (plugin,) = entry_points(group="chatjobs.servers", name=EMBEDDED)
+        with plugin.load()() as embedded:
+            yield embedded.url
+    else:
+        _check(url)
+        yield url
+
+
+@contextmanager
+def client(url: str) -> Iterator[Client]:
+    """A client of the Redis at `url`."""
+    from jobs import Client
+
+    with server(url) as found, Client(found) as connected:
+        yield connected
+
+
+@contextmanager
+def connection(url: str) -> Iterator[Redis]:
+    """A bare connection to the Redis at `url`, for looking only."""
+    from jobs.connection import connect
+
+    with server(url) as found, connect(found) as redis:
+        yield redis
+
+
+def _check(url: str) -> None:
+    """Raise what a person can act on if no Redis answers at `url`."""
+    from redis import AuthenticationError, RedisError
+
+    from jobs import JobError
+    from jobs.connection import connect, redis_failure
+
+    try:
+        redis = connect(url)
+    except JobError as error:
+        raise click.BadParameter(error.message, param_hint="'--redis'") from None
+    try:
+        redis.ping()
+    except RedisError as error:
+        message = redis_failure(redis, error).message
+        if not isinstance(error, AuthenticationError):
+            message += (
+                "; start one (redis-server --appendonly yes, or: docker compose up -d redis) "
+                "or name another with --redis URL"
+            )
+        raise Infrastructure(message) from None
+    finally:
+        redis.close()

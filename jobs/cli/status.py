@@ -1,0 +1,71 @@
+"""`chatjobs status`: workers and queues at a glance."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs import keys
+from jobs.cli.answer import print_json
+from jobs.cli.failures import Failure
+from jobs.cli.options import connection, json_option, redis_option
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+
+@click.command()
+@click.option("--host", metavar="H", help="Only the workers of host H; fails if there is none.")
+@json_option
+@redis_option
+def status(host: str | None, as_json: bool, redis_url: str) -> None:
+    """Show the workers, what they have loaded, and how long the queues are."""
+    with connection(redis_url) as redis:
+        found = {"workers": workers(redis), "queues": queues(redis)}
+    if host is not None:
+        found["workers"] = [worker for worker in found["workers"] if worker["host"] == host]
+    if as_json:
+        print_json(found)
+    else:
+        _show(**found)
+    if host is not None and not found["workers"]:
+        raise Failure(f"no worker lives on {host}")
+
+
+def workers(redis: Redis) -> list[dict[str, Any]]:
+    """What the living workers say about themselves, by name."""
+    names = sorted(redis.scan_iter(match=keys.worker("*"), count=1000))
+    said = redis.mget(names) if names else []
+    return [json.loads(text) for text in said if text is not None]
+
+
+def queues(redis: Redis) -> list[dict[str, Any]]:
+    """Depth of every queue of ours, by name.
+
+    The numbers are read as they lie: asking RQ's registries for them would set off its clean-up.
+    """
+    from rq import Queue
+    from rq.registry import FailedJobRegistry, StartedJobRegistry
+
+    prefix = Queue.redis_queue_namespace_prefix
+    known = sorted(str(key, "utf-8") for key in redis.smembers(Queue.redis_queues_keys))
+    ours = (prefix + keys.chat_queue(""), prefix + keys.bulk_queue(""))
+    names = [key.removeprefix(prefix) for key in known if key.startswith(ours)]
+    with redis.pipeline(transaction=False) as pipe:
+        for name in names:
+            pipe.llen(prefix + name)
+            pipe.zcard(StartedJobRegistry.key_template.format(name))
+            pipe.zcard(FailedJobRegistry.key_template.format(name))
+        numbers = iter(pipe.execute())
+    return [
+        {
+            "name": name,
+            "model": name.partition(":")[2],
+            "queued": next(numbers),
+            "running": next(numbers),
+            "failed": next(numbers),
+        }
+        for name in names
+    ]

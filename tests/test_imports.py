@@ -1,0 +1,54 @@
+"""Who may import what, and what an import costs."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+
+
+def modules_after(statement: str) -> tuple[set[str], float]:
+    """Top-level modules that are loaded after `statement`, and the CPU seconds it took."""
+    code = (
+        "import sys, time\n"
+        "start = time.process_time()\n"
+        f"{statement}\n"
+        "used = time.process_time() - start\n"
+        "print(used, *{name.partition('.')[0] for name in sys.modules})"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    used, *names = done.stdout.splitlines()[-1].split()
+    return set(names), float(used)
+
+
+def test_the_import_contracts_hold() -> None:
+    done = subprocess.run(
+        [BIN / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_importing_jobs_is_quick_and_loads_nothing_heavy() -> None:
+    loaded, seconds = modules_after("import jobs")
+    assert not loaded & {"torch", "pyarrow", "worker"}
+    assert seconds < 0.5
+
+
+def test_a_producer_loads_no_torch() -> None:
+    loaded, _ = modules_after("from jobs import ChatRequest, Client")
+    assert not loaded & {"torch", "pyarrow", "worker"}
+
+
+def test_help_loads_nothing_heavy() -> None:
+    loaded, _ = modules_after(
+        "from jobs.cli import main\n"
+        "sys.argv = ['chatjobs', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass"
+    )
+    assert not loaded & {"torch", "pyarrow", "redis"}

@@ -1,0 +1,103 @@
+"""The commands that `worker` adds to `chatjobs`: `work` and `demo`.
+
+Found by the command line through an entry point, so this file is imported for every `--help`:
+torch, redis and pyarrow are imported inside the commands.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+import click
+
+from jobs.cli.failures import Infrastructure
+from jobs.cli.options import quiet_option, redis_option, results_option
+
+
+def _need_torch() -> None:
+    if find_spec("torch") is None:
+        raise Infrastructure(
+            "this command generates and needs torch: pip install 'chatjobs[worker]'"
+        )
+
+
+@click.command()
+@click.option(
+    "-m",
+    "--model",
+    "models",
+    multiple=True,
+    required=True,
+    metavar="M",
+    help="Model to load and serve: 'demo', a folder or a repository id; repeatable.",
+)
+@redis_option
+@results_option
+@click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="D",
+    help="auto, cpu, cuda, cuda:1, mps.",
+)
+@click.option(
+    "--dtype",
+    type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
+    default="auto",
+    show_default=True,
+    help="Type of weights and arithmetic.",
+)
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Longest prompt and answer together, in tokens. [default: the model's own]",
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(min=1),
+    default=16,
+    show_default=True,
+    metavar="N",
+    help="Sequences generated together; 1 runs one job after the other.",
+)
+@click.option(
+    "--grace",
+    type=click.FloatRange(min=0),
+    default=30,
+    show_default=True,
+    metavar="S",
+    help="Seconds that running jobs get after SIGTERM.",
+)
+@click.option("--burst", is_flag=True, help="End when the queues are empty.")
+@quiet_option
+def work(
+    models: tuple[str, ...],
+    redis_url: str,
+    results: str,
+    device: str,
+    dtype: str,
+    context: int | None,
+    max_batch: int,
+    grace: float,
+    burst: bool,
+    quiet: bool,
+) -> None:
+    """Load models and serve their queues until stopped.
+
+    SIGTERM or Ctrl-C: no new jobs, running ones get --grace seconds, the rest goes back to its
+    queue. A second one stops at once; nothing is lost either way.
+    """
+    _need_torch()
+
+
+@click.command()
+@click.option("--rows", type=click.IntRange(1, 500), default=500, show_default=True, metavar="N")
+@click.option("--run", metavar="ID", help="Run id. [default: demo-<time>]")
+@results_option
+def demo(rows: int, run: str | None, results: str) -> None:
+    """Run 500 questions and a live one through a private Redis and a worker, with a tiny model.
+
+    The model was trained for this and comes with the package: nothing is downloaded.
+    """
+    _need_torch()
