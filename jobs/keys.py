@@ -36,6 +36,11 @@ def live(job: str) -> str:
     return f"chatjobs:{{{job}}}:live"
 
 
+def results(job: str) -> str:
+    """RQ's own: Redis stream of the job's results."""
+    return f"rq:results:{job}"
+
+
 def outbox(run: str) -> str:
     """Redis stream of finished rows on their way to Parquet."""
     return f"chatjobs:outbox:{run}"
@@ -47,5 +52,5 @@ def parts(run: str) -> str:
 
 
 def worker(name: str) -> str:
-    """What a worker is doing, and its lease: the key expires when the worker no longer renews it."""
+    """What a worker is doing, and its lease: it expires when the worker no longer renews it."""
     return f"chatjobs:worker:{name}"
