@@ -50,6 +50,7 @@ def llama(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Llama, its weights still empty."""
     config = LlamaConfig.read(fields)
     make, norm = place.linear, place.norm(config.rms_norm_eps)
+    rope = Rope(config.rope, place.dtype, place.device)
 
     def layer() -> PreNormLayer:
         return PreNormLayer(
@@ -65,6 +66,7 @@ def llama(fields: Fields, tied: bool, place: Placement) -> Decoder:
                 act=config.hidden_act,
                 bias=config.mlp_bias,
             ),
+            rope=rope,
             make_cache=lambda: place.kv_cache(config.attention),
         )
 
@@ -73,7 +75,6 @@ def llama(fields: Fields, tied: bool, place: Placement) -> Decoder:
         hidden_size=config.hidden_size,
         layers=[layer() for _ in range(config.num_hidden_layers)],
         norm=norm(config.hidden_size),
-        rope=Rope(config.rope, place.dtype, place.device),
         tied=tied,
         context_length=config.rope.max_positions,
         place=place,

@@ -69,10 +69,13 @@ Family = Callable[[Fields, bool, Placement], Model]
 
 
 class Layer(Protocol):
-    """One layer of a decoder, and the kind of cache that it needs."""
+    """One layer of a decoder, its kind of positions and the kind of cache that it needs."""
+
+    @property
+    def rope(self) -> Rope: ...
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]."""
+        """x [tokens, hidden] → [tokens, hidden]; `rotate` is what `rope` gives for this batch."""
 
     def make_cache(self) -> LayerCache: ...
 
@@ -87,6 +90,7 @@ class PreNormLayer:
     attention: SelfAttention
     post_norm: RMSNorm
     mlp: GatedMLP
+    rope: Rope
     make_cache: Callable[[], LayerCache]
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
@@ -112,21 +116,21 @@ class Decoder:
         hidden_size: int,
         layers: Sequence[Layer],
         norm: RMSNorm,
-        rope: Rope,
         tied: bool,
         context_length: int,
         place: Placement,
     ) -> None:
         self.vocab_size, self.context_length = vocab_size, context_length
         self._embed = Embedding(vocab_size, hidden_size, place.dtype, place.device)
-        self._layers, self._norm, self._rope = layers, norm, rope
+        self._layers, self._norm = layers, norm
+        self._ropes = list(dict.fromkeys(layer.rope for layer in layers))
         self._head = Head(self._embed, vocab_size, hidden_size, tied, place.linear)
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         x = self._embed(batch.token_ids)  # [tokens, hidden]
-        rotate = self._rope(batch.positions, batch.prompt_lengths)
+        rotations = {rope: rope(batch.positions, batch.prompt_lengths) for rope in self._ropes}
         for layer, cache in zip(self._layers, caches, strict=True):
-            x = layer(x, rotate, cache, batch)
+            x = layer(x, rotations[layer.rope], cache, batch)
         return self._head(self._norm(batch.select_logits_rows(x)))
 
     def make_caches(self) -> list[LayerCache]:

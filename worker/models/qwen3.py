@@ -61,6 +61,7 @@ def qwen3(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Qwen3, its weights still empty."""
     config = Qwen3Config.read(fields)
     make, norm = place.linear, place.norm(config.rms_norm_eps)
+    rope = Rope(config.rope, place.dtype, place.device)
 
     def layer(window: int | None) -> PreNormLayer:
         return PreNormLayer(
@@ -72,6 +73,7 @@ def qwen3(fields: Fields, tied: bool, place: Placement) -> Decoder:
             mlp=GatedMLP(
                 config.hidden_size, config.intermediate_size, make, act=config.hidden_act
             ),
+            rope=rope,
             make_cache=lambda: place.kv_cache(config.attention, window),
         )
 
@@ -80,7 +82,6 @@ def qwen3(fields: Fields, tied: bool, place: Placement) -> Decoder:
         hidden_size=config.hidden_size,
         layers=[layer(window) for window in config.windows],
         norm=norm(config.hidden_size),
-        rope=Rope(config.rope, place.dtype, place.device),
         tied=tied,
         context_length=config.rope.max_positions,
         place=place,
