@@ -45,12 +45,15 @@ def read(lines: Iterable[bytes], defaults: Defaults) -> tuple[list[Row], list[Ba
     """Requests of all lines that are not blank, and the lines that hold none."""
     rows: list[Row] = []
     bad: list[BadLine] = []
+    ids: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             fields = _request_fields(_object(line))
             request = ChatRequest.parse(_with_defaults(fields, defaults, row=len(rows) + len(bad)))
+            if request.job.id and ids.setdefault(request.job.id, number) != number:
+                raise invalid(f"job.id: line {ids[request.job.id]} has the same", "job.id")
             rows.append(Row(number, request))
         except InvalidRequest as error:
             bad.append(BadLine(number, error))

@@ -41,16 +41,17 @@ def submit(
     from jobs.cli import rows
 
     good, bad = rows.read(file, rows.Defaults(model, run, priority))
+    name = getattr(file, "name", "<stdin>")
     if bad:
         for line in bad[:SHOWN_BAD_LINES]:
-            click.echo(f"{file.name}: {line}", err=True)
+            click.echo(f"{name}: {line}", err=True)
         if len(bad) > SHOWN_BAD_LINES:
             click.echo(f"… and {len(bad) - SHOWN_BAD_LINES} more", err=True)
         raise click.UsageError(
             f"{len(bad)} of {len(good) + len(bad)} lines can't be run; nothing was enqueued"
         )
     if not good:
-        raise click.UsageError(f"{file.name} holds no rows")
+        raise click.UsageError(f"{name} holds no rows")
     with client(redis_url) as connected:
         jobs = connected.submit_many([row.request for row in good])
     for row, job in zip(good, jobs, strict=True):

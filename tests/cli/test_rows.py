@@ -110,6 +110,13 @@ def test_a_batch_line_for_another_api_is_refused() -> None:
     assert fault(line).error.param == "method"
 
 
+def test_a_job_id_that_an_earlier_line_has_is_refused() -> None:
+    row = {"prompt": "a", "job": {"id": "same"}}
+    good, (bad,) = read(lines(row, row), DEMO)
+    assert len(good) == 1
+    assert (bad.line, bad.error.param) == (2, "job.id")
+
+
 def test_without_any_model_the_field_is_named() -> None:
     _, (bad,) = read(lines({"prompt": "a"}), Defaults())
     assert bad.error.param == "model"

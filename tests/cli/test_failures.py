@@ -1,0 +1,113 @@
+"""What goes wrong is one sentence on stderr and an exit code that scripts can act on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs import Client, JobError
+from tests.cli.conftest import Run, Spawn
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("status",),
+        ("chat", "-m", "demo", "hi"),
+        ("follow", "some-job"),
+        ("cancel", "some-job"),
+    ],
+)
+def test_without_redis_it_is_3_and_says_how_to_start_one(run: Run, words: tuple[str, ...]) -> None:
+    result = run(*words)
+    assert result.exit_code == 3
+    assert result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "can't reach Redis at 127.0.0.1:1" in result.stderr
+    assert "redis-server" in result.stderr
+
+
+def test_a_password_is_never_shown(run: Run) -> None:
+    result = run("status", "--redis", "redis://me:secret@127.0.0.1:1/0")
+    assert "secret" not in result.output
+
+
+def test_a_url_that_is_none_is_wrong_usage(run: Run) -> None:
+    result = run("status", "--redis", "localhost")
+    assert result.exit_code == 2
+    assert "--redis" in result.stderr
+
+
+def test_an_unknown_command_suggests_the_one_that_was_meant(run: Run) -> None:
+    result = run("statsu")
+    assert result.exit_code == 2
+    assert "Did you mean 'status'" in result.stderr
+
+
+@pytest.mark.parametrize("option", ["temperature", "temperature=hot", "topp=1", "model=other"])
+def test_an_option_that_is_no_field_is_wrong_usage(run: Run, option: str) -> None:
+    result = run("chat", "-m", "demo", "-o", option, "hi")
+    assert result.exit_code == 2
+    assert option.partition("=")[0] in result.stderr
+
+
+def test_a_model_that_nobody_serves_is_not_found_and_the_job_is_cancelled(
+    run: Run, redis_url: str
+) -> None:
+    result = run(
+        *("chat", "-m", "nowhere", "--wait", "0", "--redis", redis_url),
+        *("-o", 'job={"id": "asked"}', "hi"),
+    )
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert "model_not_found" in result.stderr
+    assert "chatjobs work --model nowhere" in result.stderr
+    with Client(redis_url) as client:
+        assert client.job("asked").status() == "cancelled"
+
+
+def test_a_job_that_nobody_submitted_is_unknown(run: Run, redis_url: str) -> None:
+    for verb in ("follow", "cancel"):
+        result = run(verb, "never-was", "--redis", redis_url)
+        assert result.exit_code == 1
+        assert "never-was" in result.stderr
+        assert "Traceback" not in result.output
+
+
+def test_one_bad_line_and_nothing_is_enqueued(run: Run, redis_url: str, tmp_path: Path) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "b", "temperature": "hot"}\n')
+    result = run("submit", str(file), "-m", "demo", "--redis", redis_url)
+    assert result.exit_code == 2
+    assert result.stdout == ""
+    assert f"{file}: line 2 [temperature]: " in result.stderr
+    assert json.loads(run("status", "--json", "--redis", redis_url).stdout)["queues"] == []
+
+
+def test_an_empty_file_is_wrong_usage(run: Run, redis_url: str) -> None:
+    result = run("submit", "-", "-m", "demo", "--redis", redis_url, input="\n")
+    assert result.exit_code == 2
+    assert "no rows" in result.stderr
+
+
+def test_ctrl_c_cancels_the_job_and_ends_with_130(spawn: Spawn, redis_url: str) -> None:
+    process = spawn("chat", "-m", "slow", "--redis", redis_url, "-o", 'job={"id": "mine"}', "hi")
+    with Client(redis_url) as client:
+        while client.job("mine").status() != "queued":
+            time.sleep(0.05)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out) == (130, "")
+        assert "Traceback" not in err
+        assert client.job("mine").status() == "cancelled"
+
+
+def test_the_traceback_is_there_for_who_asks(
+    run: Run, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CHATJOBS_DEBUG", "1")
+    assert isinstance(run("follow", "never-was", "--redis", redis_url).exception, JobError)
