@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -14,8 +15,12 @@ if TYPE_CHECKING:
 
 
 def print_json(data: Any) -> None:
-    """One line of JSON on stdout."""
-    click.echo(json.dumps(data, ensure_ascii=False, separators=(",", ":")))
+    """One line of JSON on stdout; times in ISO 8601."""
+    click.echo(json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=_plain))
+
+
+def _plain(value: datetime) -> str:
+    return value.isoformat()
 
 
 class Once:

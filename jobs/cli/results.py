@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import click
 
+from jobs.cli.answer import print_json
 from jobs.cli.options import json_option, results_option
+
+if TYPE_CHECKING:
+    from jobs import Results
+
+STATES = ("ok", "error", "cancelled")
 
 
 @click.command()
@@ -13,3 +21,66 @@ from jobs.cli.options import json_option, results_option
 @results_option
 def results(run: str | None, as_json: bool, results: str) -> None:
     """List the runs, or show what RUN holds. With --json: its rows, one JSON object per line."""
+    from jobs import Results
+
+    found = Results(results)
+    if run is None:
+        _list_runs(found, as_json)
+    elif as_json:
+        for batch in found.dataset(run).to_batches():
+            for row in batch.to_pylist():
+                print_json(row)
+    else:
+        _show_run(found, run)
+
+
+def _list_runs(found: Results, as_json: bool) -> None:
+    runs = [{"run": run, "rows": found.dataset(run).count_rows()} for run in found.runs()]
+    if as_json:
+        for run in runs:
+            print_json(run)
+    elif not runs:
+        click.echo(f"no runs in {found.root}", err=True)
+    else:
+        width = max(len(str(run["run"])) for run in runs)
+        for run in runs:
+            click.echo(f"{run['run']:{width}}  {run['rows']:>8} rows")
+
+
+def _show_run(found: Results, run: str) -> None:
+    import pyarrow.compute as pc
+
+    from jobs.results import SAMPLES
+
+    folder = found.path(run)
+    names = ["choice_index", "status", "model", "error_type", "input_tokens", "output_tokens"]
+    table = found.table(run, names)
+    status = _counts(table.column("status"))
+    errors = _counts(table.column("error_type"))
+    prompts = table.filter(pc.equal(table.column("choice_index"), 0))
+    facts = {
+        "rows": table.num_rows,
+        **{state: status.get(state, 0) for state in STATES},
+        "errors": ", ".join(f"{code} {errors[code]}" for code in sorted(errors)) or "none",
+        "models": ", ".join(sorted(_counts(table.column("model")))),
+        "tokens in": _sum(prompts.column("input_tokens")),
+        "tokens out": _sum(table.column("output_tokens")),
+        "files": len(list((folder / SAMPLES).glob("*.parquet"))),
+        "folder": folder,
+    }
+    for name, value in facts.items():
+        click.echo(f"{name:<10}  {value}")
+
+
+def _counts(column: Any) -> dict[str, int]:
+    return {
+        entry["values"]: entry["counts"]
+        for entry in column.value_counts().to_pylist()
+        if entry["values"] is not None
+    }
+
+
+def _sum(column: Any) -> int:
+    import pyarrow.compute as pc
+
+    return pc.sum(column).as_py() or 0

@@ -50,9 +50,8 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
     from rq.registry import FailedJobRegistry, StartedJobRegistry
 
     prefix = Queue.redis_queue_namespace_prefix
-    known = sorted(str(key, "utf-8") for key in redis.smembers(Queue.redis_queues_keys))
-    ours = (prefix + keys.chat_queue(""), prefix + keys.bulk_queue(""))
-    names = [key.removeprefix(prefix) for key in known if key.startswith(ours)]
+    known = sorted(queue.name for queue in Queue.all(connection=redis))
+    names = [name for name in known if name.startswith((keys.chat_queue(""), keys.bulk_queue("")))]
     with redis.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.llen(prefix + name)

@@ -38,9 +38,9 @@ def submit(
     A line is a chat request, or a row with messages, prompt or text (custom_id, target and task are
     kept beside), or a line of an OpenAI batch file. If any line is bad, nothing is enqueued.
     """
-    from jobs.cli import rows
+    from jobs.cli import lines
 
-    good, bad = rows.read(file, rows.Defaults(model, run, priority))
+    good, bad = lines.read(file, lines.Defaults(model, run, priority))
     name = getattr(file, "name", "<stdin>")
     if bad:
         for line in bad[:SHOWN_BAD_LINES]:

@@ -10,7 +10,10 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
+from jobs import JobError
 from jobs.cli import build
+from jobs.outbox import Status
+from jobs.results import outbox_entry, rows_of, table_of, write_part, write_run_card
 
 COMMAND = Path(sys.executable).parent / "chatjobs"
 NOWHERE = "redis://127.0.0.1:1/0"
@@ -44,3 +47,28 @@ def spawn() -> Spawn:
         )
 
     return start
+
+
+@pytest.fixture
+def finished_run(tmp_path: Path) -> Path:
+    """A results folder with one run `r1`: two answers and an error."""
+    request = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+    completion = {"choices": [{"index": 0, "message": {"content": "ho"}, "finish_reason": "stop"}]}
+    rows = []
+    states: list[Status] = ["ok", "ok", "error"]
+    for number, status in enumerate(states):
+        entry = outbox_entry(
+            f"job-{number}",
+            {**request, "job": {"run": "r1", "row": number}},
+            status,
+            attempt=1,
+            completion=completion if status == "ok" else None,
+            error=JobError("timeout", "too slow").to_dict() if status == "error" else None,
+            prompt_token_ids=[1, 2, 3],
+            output_token_ids=[[4, 5]] if status == "ok" else [],
+            finished_at=1.0,
+        )
+        rows += rows_of(entry)
+    write_part(tmp_path / "r1/_tmp/a", tmp_path / "r1/samples/part-a.parquet", table_of(rows))
+    write_run_card(tmp_path / "r1", {})
+    return tmp_path

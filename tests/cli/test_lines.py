@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.cli.rows import BadLine, Defaults, Row, read
+from jobs.cli.lines import BadLine, Defaults, Row, read
 
 DEMO = Defaults(model="demo")
 
