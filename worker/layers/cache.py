@@ -138,6 +138,51 @@ class WindowKVCache:
         return seen_k, seen_v
 
 
+class RecurrentCache:
+    """The state of a gated delta net: the last inputs of its convolution and its memory.
+
+    Its size doesn't depend on the sequence's length, and it can't be cut back to an earlier token.
+    """
+
+    needs_clearing = True
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        kernel: int,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.inputs = torch.zeros(0, kernel - 1, channels, dtype=dtype, device=device)
+        self.state = torch.zeros(0, heads, key_dim, value_dim, device=device)  # float32
+
+    def resize(self, slots: int, columns: int) -> None:
+        self.inputs = _with_slots(self.inputs, slots)
+        self.state = _with_slots(self.state, slots)
+
+    def bytes_for(self, slots: int, columns: int) -> int:
+        return slots * sum(
+            one.element_size() * one.shape[1:].numel() for one in (self.inputs, self.state)
+        )
+
+    def clear(self, slot: int) -> None:
+        self.inputs[slot].zero_()
+        self.state[slot].zero_()
+
+
+def _with_slots(storage: Tensor, slots: int) -> Tensor:
+    if slots == len(storage):
+        return storage
+    other = storage.new_zeros(slots, *storage.shape[1:])
+    kept = min(slots, len(storage))
+    other[:kept] = storage[:kept]
+    return other
+
+
 def resized(storage: Tensor, slots: int, columns: int) -> Tensor:
     """`storage` [slots, heads, columns, dim] with other numbers of slots and columns, the rest 0."""
     old_slots, heads, old_columns, dim = storage.shape

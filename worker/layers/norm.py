@@ -1,12 +1,30 @@
-"""RMS norm (Zhang & Sennrich 2019), computed in float32."""
+"""RMS norms (Zhang & Sennrich 2019), computed in float32.
+
+Two kinds that differ in bf16 by their order of cast and product: plain (weight w) and zero-centred
+(weight 1 + w, as Gemma and Qwen3-Next train it).
+"""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers.weight import Parameter, WeightSlot
+
+
+class Norm(Protocol):
+    """x [..., size] → the same shape and dtype."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+    def weight_slot(self) -> WeightSlot: ...
+
+
+MakeNorm = Callable[[int], Norm]  # by the size of the last dimension
 
 
 class RMSNorm:
@@ -21,3 +39,20 @@ class RMSNorm:
 
     def weight_slot(self) -> WeightSlot:
         return self._weight.slot()
+
+
+class ZeroCentredRMSNorm:
+    """x * rsqrt(mean(x²) + eps) * (1 + w); the product is made in float32, before the cast."""
+
+    def __init__(self, size: int, eps: float, device: torch.device) -> None:
+        self.size, self.eps = size, eps
+        self._weight = torch.empty(size, dtype=torch.float32, device=device)
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x.float(), (self.size,), self._weight, self.eps).to(x.dtype)
+
+    def weight_slot(self) -> WeightSlot:
+        def load(tensor: Tensor) -> None:
+            self._weight.copy_(tensor.float() + 1)
+
+        return WeightSlot((self.size,), load)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -11,7 +10,7 @@ from worker.layers.attention import attend
 from worker.layers.batch import Batch
 from worker.layers.cache import KVCache
 from worker.layers.linear import LinearFactory
-from worker.layers.norm import RMSNorm
+from worker.layers.norm import MakeNorm
 from worker.layers.rope import Rotation
 from worker.layers.weight import WeightSlot
 
@@ -26,7 +25,11 @@ class HeadShape:
 
 
 class SelfAttention:
-    """out(softmax(q kᵀ · dim^-0.5) v), q and k normed per head if `norm` makes norms."""
+    """out(softmax(scale · q kᵀ) v), q and k normed per head if `norm` makes norms.
+
+    `scale` is dim^-0.5 unless given. `gated` (Qwen3-Next, Qwen3.5): the query projection holds, per
+    head, the query and then a gate; what the head says is multiplied by the gate's sigmoid.
+    """
 
     def __init__(
         self,
@@ -35,24 +38,33 @@ class SelfAttention:
         make: LinearFactory,
         *,
         bias: bool = False,
-        norm: Callable[[int], RMSNorm] | None = None,
+        norm: MakeNorm | None = None,
+        scale: float | None = None,
+        gated: bool = False,
     ) -> None:
-        self._shape, self._bias = shape, bias
+        self._shape, self._bias, self._gated = shape, bias, gated
+        self._scale = shape.dim**-0.5 if scale is None else scale
         q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
-        self._qkv = make(hidden, q, kv, kv, bias=bias)
+        self._qkv = make(hidden, 2 * q if gated else q, kv, kv, bias=bias)
         self._out = make(q, hidden, bias=bias)
         self._q_norm = norm(shape.dim) if norm else None
         self._k_norm = norm(shape.dim) if norm else None
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: KVCache, batch: Batch) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
-        heads = (self._shape.heads, self._shape.kv_heads, self._shape.kv_heads)
-        qkv = self._qkv(x).view(-1, sum(heads), self._shape.dim)
+        shape = self._shape
+        queries = shape.heads * (2 if self._gated else 1)
+        heads = (queries, shape.kv_heads, shape.kv_heads)
+        qkv = self._qkv(x).view(-1, sum(heads), shape.dim)
         q, k, v = qkv.split(heads, dim=1)  # [tokens, heads, dim] each
+        if self._gated:
+            q, gate = q.reshape(-1, shape.heads, 2 * shape.dim).chunk(2, dim=-1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
-        scale = self._shape.dim**-0.5
-        return self._out(attend(rotate(q), rotate(k), v, cache, batch, scale))
+        said = attend(rotate(q), rotate(k), v, cache, batch, self._scale)
+        if self._gated:
+            said = said * gate.reshape(said.shape).sigmoid()
+        return self._out(said)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         slots = {}

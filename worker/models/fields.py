@@ -79,6 +79,11 @@ class Fields:
         )
         return value
 
+    def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
+        """The same fields, those that are absent or null taken from `defaults`."""
+        given = {key: value for key, value in self.values.items() if value is not None}
+        return Fields({**defaults, **given}, self.where)
+
     def inner(self, name: str) -> Fields | None:
         """An object within this one."""
         value = self._get(name, None, "an object", lambda v: isinstance(v, Mapping))
@@ -100,6 +105,17 @@ def read_head_shape(fields: Fields, *, head_dim: int) -> HeadShape:
     if heads % kv_heads:
         raise fields.error(f"{heads} attention heads can't share {kv_heads} key-value heads")
     return HeadShape(heads, kv_heads, fields.integer("head_dim", head_dim))
+
+
+def read_layer_kinds(
+    fields: Fields, layers: int, plan: list[str], possible: set[str]
+) -> list[str]:
+    """layer_types if given, else `plan`: one of the possible kinds for each layer."""
+    kinds = fields.texts("layer_types", plan)
+    if len(kinds) != layers or not set(kinds) <= possible:
+        known = " or ".join(sorted(possible))
+        raise fields.error(f"layer_types must name {known} for each of {layers} layers")
+    return kinds
 
 
 def read_rope(

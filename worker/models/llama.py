@@ -55,7 +55,7 @@ def llama(fields: Fields, tied: bool, place: Placement) -> Decoder:
     def layer() -> PreNormLayer:
         return PreNormLayer(
             input_norm=norm(config.hidden_size),
-            attention=SelfAttention(
+            mixer=SelfAttention(
                 config.hidden_size, config.attention, make, bias=config.attention_bias
             ),
             post_norm=norm(config.hidden_size),

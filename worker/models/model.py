@@ -17,10 +17,9 @@ from worker.layers.batch import Batch
 from worker.layers.cache import FullKVCache, LayerCache, WindowKVCache
 from worker.layers.embedding import Embedding, Head
 from worker.layers.linear import LinearFactory
-from worker.layers.mlp import GatedMLP
-from worker.layers.norm import RMSNorm
+from worker.layers.norm import MakeNorm, Norm, RMSNorm, ZeroCentredRMSNorm
 from worker.layers.rope import Rope, Rotation
-from worker.layers.self_attention import HeadShape, SelfAttention
+from worker.layers.self_attention import HeadShape
 from worker.layers.weight import WeightSlot
 from worker.models.fields import Fields
 
@@ -36,9 +35,13 @@ class Placement:
     def linear(self) -> LinearFactory:
         return LinearFactory(self.dtype, self.device)
 
-    def norm(self, eps: float) -> Callable[[int], RMSNorm]:
-        """Makes norms by their size."""
+    def norm(self, eps: float) -> MakeNorm:
+        """Makes plain norms."""
         return lambda size: RMSNorm(size, eps, self.dtype, self.device)
+
+    def zero_centred_norm(self, eps: float) -> MakeNorm:
+        """Makes norms whose weight is 1 + w."""
+        return lambda size: ZeroCentredRMSNorm(size, eps, self.device)
 
     def kv_cache(self, shape: HeadShape, window: int | None = None) -> LayerCache:
         if window is None:
@@ -82,32 +85,55 @@ class Layer(Protocol):
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]: ...
 
 
-@dataclass(frozen=True)
-class PreNormLayer:
-    """x += attention(norm(x)); x += mlp(norm(x))."""
-
-    input_norm: RMSNorm
-    attention: SelfAttention
-    post_norm: RMSNorm
-    mlp: GatedMLP
-    rope: Rope
-    make_cache: Callable[[], LayerCache]
+class Mixer(Protocol):
+    """What lets tokens of a sequence see each other."""
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        x = x + self.attention(self.input_norm(x), rotate, cache, batch)
+        """x [tokens, hidden] → [tokens, hidden]."""
+
+    def weight_map(self, prefix: str) -> dict[str, WeightSlot]: ...
+
+
+class FeedForward(Protocol):
+    """What follows attention in a layer: an MLP or a mixture of them."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]."""
+
+    def weight_map(self, prefix: str) -> dict[str, WeightSlot]: ...
+
+
+@dataclass(frozen=True)
+class PreNormLayer:
+    """x += mix(norm(x)); x += mlp(norm(x)). What mixes tokens is attention or a recurrence."""
+
+    input_norm: Norm
+    mixer: Mixer
+    post_norm: Norm
+    mlp: FeedForward
+    rope: Rope
+    make_cache: Callable[[], LayerCache]
+    mixer_name: str = "self_attn"
+
+    def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
+        x = x + self.mixer(self.input_norm(x), rotate, cache, batch)
         return x + self.mlp(self.post_norm(x))
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         return {
             f"{prefix}.input_layernorm.weight": self.input_norm.weight_slot(),
             f"{prefix}.post_attention_layernorm.weight": self.post_norm.weight_slot(),
-            **self.attention.weight_map(f"{prefix}.self_attn"),
+            **self.mixer.weight_map(f"{prefix}.{self.mixer_name}"),
             **self.mlp.weight_map(f"{prefix}.mlp"),
         }
 
 
 class Decoder:
-    """embedding → layers → norm → head."""
+    """embedding → layers → norm → head.
+
+    `embed_scale` multiplies the embeddings, rounded to the model's dtype first; `logit_cap` bends
+    the logits into (-cap, cap). Both are Gemma's.
+    """
 
     def __init__(
         self,
@@ -115,12 +141,16 @@ class Decoder:
         vocab_size: int,
         hidden_size: int,
         layers: Sequence[Layer],
-        norm: RMSNorm,
+        norm: Norm,
         tied: bool,
         context_length: int,
         place: Placement,
+        embed_scale: float | None = None,
+        logit_cap: float | None = None,
     ) -> None:
         self.vocab_size, self.context_length = vocab_size, context_length
+        self._logit_cap = logit_cap
+        self._embed_scale = embed_scale and torch.tensor(embed_scale).to(place.dtype).item()
         self._embed = Embedding(vocab_size, hidden_size, place.dtype, place.device)
         self._layers, self._norm = layers, norm
         self._ropes = list(dict.fromkeys(layer.rope for layer in layers))
@@ -128,10 +158,15 @@ class Decoder:
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         x = self._embed(batch.token_ids)  # [tokens, hidden]
+        if self._embed_scale is not None:
+            x = x * self._embed_scale
         rotations = {rope: rope(batch.positions, batch.prompt_lengths) for rope in self._ropes}
         for layer, cache in zip(self._layers, caches, strict=True):
             x = layer(x, rotations[layer.rope], cache, batch)
-        return self._head(self._norm(batch.select_logits_rows(x)))
+        logits = self._head(self._norm(batch.select_logits_rows(x)))
+        if self._logit_cap is not None:
+            logits = torch.tanh(logits / self._logit_cap) * self._logit_cap
+        return logits
 
     def make_caches(self) -> list[LayerCache]:
         return [layer.make_cache() for layer in self._layers]

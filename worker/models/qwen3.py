@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from worker.layers.mlp import ACTIVATIONS, Activation, GatedMLP
 from worker.layers.rope import Rope, RopeConfig
 from worker.layers.self_attention import HeadShape, SelfAttention
-from worker.models.fields import Fields, read_head_shape, read_rope
+from worker.models.fields import Fields, read_head_shape, read_layer_kinds, read_rope
 from worker.models.model import Decoder, Placement, PreNormLayer
 
 
@@ -49,11 +49,7 @@ def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
     window = fields.integer("sliding_window", 4096)
     first = fields.integer("max_window_layers", 28, minimum=0)
     plan = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
-    kinds = fields.texts("layer_types", plan)
-    if len(kinds) != layers or not set(kinds) <= {"sliding_attention", "full_attention"}:
-        raise fields.error(
-            f"layer_types must name sliding_attention or full_attention for each of {layers} layers"
-        )
+    kinds = read_layer_kinds(fields, layers, plan, {"sliding_attention", "full_attention"})
     return tuple(window if kind == "sliding_attention" else None for kind in kinds)
 
 
@@ -66,7 +62,7 @@ def qwen3(fields: Fields, tied: bool, place: Placement) -> Decoder:
     def layer(window: int | None) -> PreNormLayer:
         return PreNormLayer(
             input_norm=norm(config.hidden_size),
-            attention=SelfAttention(
+            mixer=SelfAttention(
                 config.hidden_size, config.attention, make, bias=config.attention_bias, norm=norm
             ),
             post_norm=norm(config.hidden_size),

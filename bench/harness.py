@@ -1,0 +1,82 @@
+"""What all benchmarks share: rounds turn about, medians, and the facts a figure needs."""
+
+from __future__ import annotations
+
+import json
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+
+
+def turn_about(
+    contestants: Mapping[str, Callable[[], float]], rounds: int
+) -> dict[str, list[float]]:
+    """Run each contestant once per round, the order turning, after one round that doesn't count.
+    A contestant returns its figure (tokens/s, rows/s, seconds)."""
+    names = list(contestants)
+    figures: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds + 1):
+        turned = names[number % len(names) :] + names[: number % len(names)]
+        for name in turned:
+            figure = contestants[name]()
+            if number:
+                figures[name].append(figure)
+            print(f"  round {number}: {name}: {figure:.4g}", file=sys.stderr)
+    return figures
+
+
+def seconds(work: Callable[[], Any]) -> float:
+    """Wall-clock seconds of one call, the device's work included."""
+    start = time.perf_counter()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.perf_counter() - start
+
+
+def median(figures: list[float]) -> float:
+    return statistics.median(figures)
+
+
+def facts(device: str) -> dict[str, str]:
+    """Date, machine and versions that belong to every figure."""
+    from worker.engine.device import device_name
+
+    packages = {}
+    for name in ("chatjobs", "torch", "transformers", "tokenizers", "redis", "rq"):
+        try:
+            packages[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return {
+        "date": datetime.now(UTC).date().isoformat(),
+        "device": device_name(torch.device(device)),
+        "threads": str(torch.get_num_threads()),
+        "python": platform.python_version(),
+        **packages,
+    }
+
+
+def report(title: str, rows: list[dict[str, Any]], device: str, out: Path | None) -> None:
+    """Print a table of rows with the same keys, and write it as JSON beside its facts."""
+    table = Table(title=title)
+    for key in rows[0]:
+        table.add_column(key, justify="right")
+    for row in rows:
+        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+    Console(width=120).print(table)
+    known = facts(device)
+    print(", ".join(f"{key} {value}" for key, value in known.items()))
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({"title": title, "facts": known, "rows": rows}, indent=1) + "\n")

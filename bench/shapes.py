@@ -1,0 +1,41 @@
+"""Random checkpoints of stated shapes: real folders with real files, meaningless weights."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from worker.demo import MODEL_DIR
+
+QWEN3_06B: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151_936,
+    "max_position_embeddings": 40_960,
+    "tie_word_embeddings": True,
+    "rope_theta": 1_000_000,
+    "rms_norm_eps": 1e-6,
+}
+
+
+def random_checkpoint(folder: Path, family: str, shape: dict[str, Any], seed: int = 0) -> Path:
+    """A bf16 checkpoint of the family's transformers class with normal weights, std 0.02; the
+    tokenizer is the demo model's."""
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    torch.manual_seed(seed)
+    config = AutoConfig.for_model(family, **shape, dtype="bfloat16")
+    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    model.save_pretrained(folder)
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(MODEL_DIR / name, folder / name)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": []}))
+    return folder

@@ -1,0 +1,177 @@
+"""The sampler draws from the distribution that transformers' processors define, and from it alone."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+from transformers import (
+    LogitsProcessorList,
+    MinPLogitsWarper,
+    RepetitionPenaltyLogitsProcessor,
+    TemperatureLogitsWarper,
+    TopKLogitsWarper,
+    TopPLogitsWarper,
+)
+
+from jobs.types import Sampling
+from worker.engine.sampler import CANDIDATES, Draw, sample, uniform
+from worker.engine.sampling_plan import SamplingPlan, plan_sampling
+from worker.loading.config import GenerationDefaults
+
+VOCAB = 3000
+
+
+def plan(**fields: object) -> SamplingPlan:
+    return plan_sampling(
+        Sampling(**fields),
+        GenerationDefaults(eos_token_ids=frozenset({2})),
+        prompt_length=3,
+        context_length=1000,
+        vocab_size=VOCAB,
+    )
+
+
+def logits(seed: int, spread: float = 3.0) -> torch.Tensor:
+    return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
+
+
+def draw(
+    row: torch.Tensor,
+    *,
+    prompt: tuple[int, ...] = (),
+    output: tuple[int, ...] = (),
+    **fields: object,
+) -> int:
+    return sample(row.clone()[None], [Draw(plan(**fields), 0, prompt, output)])[0].token_id
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"temperature": 0.7},
+        {"temperature": 1.3, "top_k": 20},
+        {"temperature": 1.0, "top_p": 0.9},
+        {"temperature": 5.0, "top_p": 0.999},  # wants more tokens than the candidates hold
+        {"temperature": 0.8, "top_k": 50, "top_p": 0.8},
+        {"temperature": 1.0, "min_p": 0.1},
+        {"temperature": 1.5, "top_k": 100, "top_p": 0.95, "min_p": 0.02},
+        {"temperature": 1.0, "top_k": 2000},
+    ],
+    ids=str,
+)
+def test_draws_follow_the_distribution_of_transformers(fields: dict[str, float]) -> None:
+    """Each token's interval of the unit line has the length of its probability."""
+    row = logits(1)
+    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(fields["temperature"]))])
+    if "top_k" in fields:
+        warpers.append(TopKLogitsWarper(int(fields["top_k"])))
+    if "top_p" in fields:
+        warpers.append(TopPLogitsWarper(fields["top_p"]))
+    if "min_p" in fields:
+        warpers.append(MinPLogitsWarper(fields["min_p"]))
+    expected = warpers(torch.zeros(1, 0, dtype=torch.long), row[None].clone()).softmax(-1)[0]
+    count = 3000
+    drawn = sample(
+        row.repeat(count, 1), [Draw(plan(seed=seed, **fields), 0, (), ()) for seed in range(count)]
+    )
+    counts = torch.bincount(torch.tensor([s.token_id for s in drawn]), minlength=VOCAB)
+    assert not counts[expected == 0].any(), "a truncated token was drawn"
+    likely = expected > 0.01
+    error = (counts / count - expected)[likely].abs()
+    deviation = (expected * (1 - expected) / count).sqrt()[likely]
+    assert (error < 5 * deviation).all()
+
+
+def test_the_candidates_are_fewer_than_the_vocabulary() -> None:
+    assert CANDIDATES < VOCAB  # or the test above proves less than it says
+
+
+def test_a_neighbour_never_changes_a_draw() -> None:
+    rng = random.Random(0)
+    choices: list[dict[str, float]] = [
+        {"temperature": 0.0},
+        {"temperature": 1.0},
+        {"temperature": 1.0, "top_k": 5},
+        {"temperature": 0.9, "top_p": 0.5},
+        {"temperature": 1.0, "top_k": 1500},
+        {"temperature": 1.0, "presence_penalty": 1.0},
+    ]
+    for trial in range(20):
+        rows = [rng.choice(choices) for _ in range(6)]
+        draws = [Draw(plan(seed=trial, **r), i, (1, 2), (5, 6, 7)) for i, r in enumerate(rows)]
+        stacked = torch.stack([logits(100 * trial + i) for i in range(6)])
+        together = [s.token_id for s in sample(stacked.clone(), draws)]
+        alone = [sample(stacked[i : i + 1].clone(), draws[i : i + 1])[0].token_id for i in range(6)]
+        assert together == alone
+
+
+def test_the_random_number_depends_on_seed_choice_and_position() -> None:
+    base = uniform(1, 2, 3)
+    assert base == uniform(1, 2, 3)
+    assert len({base, uniform(0, 2, 3), uniform(1, 0, 3), uniform(1, 2, 0)}) == 4
+    numbers = [uniform(7, 0, position) for position in range(2000)]
+    assert all(0 <= n < 1 for n in numbers)
+    assert abs(sum(numbers) / 2000 - 0.5) < 0.03
+
+
+def test_greedy_takes_the_most_likely_token() -> None:
+    row = logits(3)
+    assert draw(row, temperature=0) == int(row.argmax())
+
+
+def test_repetition_penalty_looks_back_64_tokens_as_transformers_does_on_those() -> None:
+    row = logits(4)
+    old, recent = (7,), tuple(range(100, 164))
+    expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([recent]), row[None].clone())
+    best = int(expected.argmax())
+    favourite = int(row.argmax())
+    row[7] = row[favourite] + 1  # the most likely token was said longer ago than the window
+    assert draw(row, prompt=old + recent, temperature=0, repetition_penalty=1.7) == 7
+    row[7] = -10
+    assert draw(row, prompt=old + recent, temperature=0, repetition_penalty=1.7) == best
+
+
+def test_presence_and_frequency_penalties_count_the_completion_alone() -> None:
+    row = torch.zeros(VOCAB)
+    row[10], row[11] = 1.0, 0.5
+    fields = {"temperature": 0, "presence_penalty": 0.3, "frequency_penalty": 0.1}
+    assert draw(row, prompt=(10, 10, 10), **fields) == 10
+    assert draw(row, output=(10,), **fields) == 10  # 1 - 0.3 - 0.1 = 0.6
+    assert draw(row, output=(10, 10), **fields) == 11  # 1 - 0.3 - 0.2 = 0.5, not above 0.5
+
+
+def test_bias_can_force_and_forbid() -> None:
+    row = logits(5)
+    best = int(row.argmax())
+    assert draw(row, temperature=0, logit_bias={17: 100}) == 17
+    assert draw(row, temperature=0, logit_bias={best: -100}) != best
+
+
+def test_no_stop_token_before_min_tokens() -> None:
+    row = logits(6)
+    row[2] = 50
+    assert draw(row, temperature=0) == 2
+    assert draw(row, temperature=0, min_tokens=2, output=(4,)) != 2
+    assert draw(row, temperature=0, min_tokens=2, output=(4, 4)) == 2
+
+
+def test_logprobs_are_the_models_own_before_penalties() -> None:
+    row = logits(7)
+    fields = {"temperature": 0.5, "top_k": 3, "logprobs": True, "top_logprobs": 4, "seed": 1}
+    expected = row.log_softmax(-1)
+    draws = [Draw(plan(logit_bias={9: 5.0}, **fields), 0, (), ())]
+    sampled = sample(row.clone()[None], draws)[0]
+    assert sampled.logprob == pytest.approx(float(expected[sampled.token_id]), abs=1e-5)
+    values, ids = expected.topk(4)
+    assert [i for i, _ in sampled.top] == ids.tolist()
+    assert [p for _, p in sampled.top] == pytest.approx(values.tolist(), abs=1e-5)
+
+
+def test_a_row_of_nan_is_reported_and_spares_its_neighbours() -> None:
+    rows = torch.stack([logits(8), torch.full((VOCAB,), float("nan")), logits(9)])
+    drawn = sample(rows.clone(), [Draw(plan(temperature=1, seed=3), i, (), ()) for i in range(3)])
+    assert [s.finite for s in drawn] == [True, False, True]
+    alone = sample(rows[2:].clone(), [Draw(plan(temperature=1, seed=3), 2, (), ())])
+    assert drawn[2].token_id == alone[0].token_id

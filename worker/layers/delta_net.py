@@ -1,0 +1,246 @@
+"""Gated delta net (Yang et al. 2024, "Gated Delta Networks"), as Qwen3-Next and Qwen3.5 use it.
+
+A linear recurrence with a memory S [key_dim, value_dim] per head, in float32:
+
+    S ← e^g S;  S ← S + k ⊗ β (v - kᵀS);  o = qᵀS
+
+One token at a time for decode; for prefill the same in chunks, where each chunk solves a triangular
+system instead of stepping.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from worker.layers.batch import Batch
+from worker.layers.cache import RecurrentCache
+from worker.layers.linear import LinearFactory
+from worker.layers.norm import RMSNorm
+from worker.layers.rope import Rotation
+from worker.layers.weight import WeightSlot
+
+CHUNK = 64  # tokens that one triangular system holds
+L2_EPS = 1e-6
+
+
+@dataclass(frozen=True)
+class DeltaShape:
+    """Value head h uses key head h // (value_heads / key_heads)."""
+
+    key_heads: int
+    value_heads: int
+    key_dim: int
+    value_dim: int
+    kernel: int
+
+    @property
+    def keys(self) -> int:
+        return self.key_heads * self.key_dim
+
+    @property
+    def values(self) -> int:
+        return self.value_heads * self.value_dim
+
+    @property
+    def channels(self) -> int:
+        """Of the convolution: q, k and v side by side."""
+        return 2 * self.keys + self.values
+
+
+class GatedDeltaNet:
+    """projections → causal convolution → recurrence → gated norm → out.
+
+    `grouped`: the checkpoint keeps q, k, v, z and b, a per key head (Qwen3-Next); else plain.
+    """
+
+    def __init__(
+        self,
+        hidden: int,
+        shape: DeltaShape,
+        make: LinearFactory,
+        *,
+        eps: float,
+        grouped: bool,
+    ) -> None:
+        self._hidden, self._shape, self._grouped = hidden, shape, grouped
+        self._dtype, self._device = make.dtype, make.device
+        heads = shape.value_heads
+        self._in = make(hidden, shape.channels, shape.values, heads, heads)  # q k v | z | b | a
+        self._out = make(shape.values, hidden)
+        self._norm = RMSNorm(shape.value_dim, eps, torch.float32, make.device)
+        self._conv = torch.empty(shape.kernel, shape.channels, dtype=make.dtype, device=make.device)
+        self._decay = torch.empty(heads, device=make.device)  # -exp(A_log)
+        self._dt_bias = torch.empty(heads, device=make.device)
+
+    def __call__(
+        self, x: Tensor, rotate: Rotation, cache: RecurrentCache, batch: Batch
+    ) -> Tensor:
+        """x [tokens, hidden] → [tokens, hidden]. Positions play no part."""
+        shape = self._shape
+        heads = shape.value_heads
+        u, z, b, a = self._in(x).split((shape.channels, shape.values, heads, heads), dim=-1)
+        beta = b.sigmoid().float()  # [tokens, heads]
+        g = self._decay * F.softplus(a.float() + self._dt_bias)
+        outputs = []
+        done = 0
+        if batch.decode is not None:
+            done, slots = batch.decode.size, batch.decode.slots
+            inputs = torch.cat([cache.inputs[slots], u[:done, None]], dim=1)  # [size, kernel, C]
+            cache.inputs[slots] = inputs[:, 1:]
+            q, k, v = self._split(F.silu((inputs * self._conv).sum(1)))
+            state = cache.state[slots]
+            outputs.append(recur(q, k, v, g[:done], beta[:done], state))
+            cache.state[slots] = state
+        for chunk in batch.chunks:
+            rows = slice(chunk.row, chunk.row + chunk.length)
+            inputs = torch.cat([cache.inputs[chunk.slot], u[rows]])  # [kernel - 1 + length, C]
+            cache.inputs[chunk.slot] = inputs[chunk.length :]
+            mixed = sum(
+                inputs[j : j + chunk.length] * self._conv[j] for j in range(shape.kernel)
+            )
+            assert isinstance(mixed, Tensor)
+            q, k, v = self._split(F.silu(mixed))
+            state = cache.state[chunk.slot]
+            outputs.append(recur_in_chunks(q, k, v, g[rows], beta[rows], state))
+        said = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [tokens, heads, value_dim]
+        normed = self._norm(said.to(x.dtype).float()) * F.silu(z.float().view(said.shape))
+        return self._out(normed.to(x.dtype).flatten(1))
+
+    def _split(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Convolved channels [n, C] → q, k [n, value_heads, key_dim], v [n, value_heads, value_dim]
+        in float32, q and k of unit length, q scaled."""
+        shape = self._shape
+        q, k, v = y.float().split((shape.keys, shape.keys, shape.values), dim=-1)
+        repeats = shape.value_heads // shape.key_heads
+        q = _unit(q.reshape(-1, shape.key_heads, shape.key_dim)) * shape.key_dim**-0.5
+        k = _unit(k.reshape(-1, shape.key_heads, shape.key_dim))
+        return (
+            q.repeat_interleave(repeats, dim=1),
+            k.repeat_interleave(repeats, dim=1),
+            v.reshape(-1, shape.value_heads, shape.value_dim),
+        )
+
+    def make_cache(self) -> RecurrentCache:
+        shape = self._shape
+        return RecurrentCache(
+            channels=shape.channels,
+            kernel=shape.kernel,
+            heads=shape.value_heads,
+            key_dim=shape.key_dim,
+            value_dim=shape.value_dim,
+            dtype=self._dtype,
+            device=self._device,
+        )
+
+    def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
+        shape = self._shape
+        projections = self._grouped_map(prefix) if self._grouped else self._plain_map(prefix)
+        return {
+            **projections,
+            f"{prefix}.conv1d.weight": WeightSlot(
+                (shape.channels, 1, shape.kernel), self._load_conv
+            ),
+            f"{prefix}.A_log": WeightSlot((shape.value_heads,), self._load_decay),
+            f"{prefix}.dt_bias": WeightSlot((shape.value_heads,), self._load_dt_bias),
+            f"{prefix}.norm.weight": self._norm.weight_slot(),
+            f"{prefix}.out_proj.weight": self._out.weight_slot(),
+        }
+
+    def _plain_map(self, prefix: str) -> dict[str, WeightSlot]:
+        names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
+        return {
+            f"{prefix}.{name}.weight": self._in.weight_slot(part)
+            for part, name in enumerate(names)
+        }
+
+    def _grouped_map(self, prefix: str) -> dict[str, WeightSlot]:
+        """Rows come per key head: q, k, its value heads' v and z; and its value heads' b and a."""
+        shape, hidden = self._shape, self._hidden
+        per_key = shape.value_heads // shape.key_heads
+        values = per_key * shape.value_dim
+
+        def load_qkvz(tensor: Tensor) -> None:
+            rows = tensor.view(shape.key_heads, -1, hidden)
+            q, k, v, z = rows.split((shape.key_dim, shape.key_dim, values, values), dim=1)
+            self._in.weight_slot(0).load(torch.cat([p.reshape(-1, hidden) for p in (q, k, v)]))
+            self._in.weight_slot(1).load(z.reshape(-1, hidden))
+
+        def load_ba(tensor: Tensor) -> None:
+            b, a = tensor.view(shape.key_heads, 2 * per_key, hidden).split(per_key, dim=1)
+            self._in.weight_slot(2).load(b.reshape(-1, hidden))
+            self._in.weight_slot(3).load(a.reshape(-1, hidden))
+
+        rows = shape.channels + shape.values
+        return {
+            f"{prefix}.in_proj_qkvz.weight": WeightSlot((rows, hidden), load_qkvz),
+            f"{prefix}.in_proj_ba.weight": WeightSlot((2 * shape.value_heads, hidden), load_ba),
+        }
+
+    def _load_conv(self, tensor: Tensor) -> None:
+        self._conv.copy_(tensor[:, 0].T)
+
+    def _load_decay(self, tensor: Tensor) -> None:
+        self._decay.copy_(-tensor.float().exp())
+
+    def _load_dt_bias(self, tensor: Tensor) -> None:
+        self._dt_bias.copy_(tensor)
+
+
+def recur(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
+    """One token for each of n sequences; `state` [n, heads, key_dim, value_dim] changes in place.
+
+    q, k [n, heads, key_dim], v [n, heads, value_dim], g, beta [n, heads] → [n, heads, value_dim].
+    """
+    state.mul_(g.exp()[..., None, None])
+    known = torch.matmul(k[..., None, :], state)  # [n, heads, 1, value_dim]
+    state.addcmul_(k[..., None], beta[..., None, None] * (v[..., None, :] - known))
+    return torch.matmul(q[..., None, :], state)[..., 0, :]
+
+
+def recur_in_chunks(
+    q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+) -> Tensor:
+    """Many tokens of one sequence; `state` [heads, key_dim, value_dim] changes in place.
+
+    q, k [length, heads, key_dim], v [length, heads, value_dim], g, beta [length, heads]
+    → [length, heads, value_dim]. Equal to `recur` token by token up to rounding.
+    """
+    length = len(q)
+    size = min(CHUNK, length)
+    padding = -length % size  # tokens with k = 0, beta = 0, g = 0 neither write nor forget
+
+    def chunks(x: Tensor) -> Tensor:
+        """[length, heads, ...] → [heads, chunks, size, ...]."""
+        padded = F.pad(x, [0, 0] * (x.dim() - 1) + [0, padding])
+        return padded.view(-1, size, *x.shape[1:]).movedim(2, 0)
+
+    q, k, v, g, beta = chunks(q), chunks(k), chunks(v), chunks(g), chunks(beta)
+    sums = g.cumsum(-1)  # [heads, chunks, size]: log decay since the chunk's start
+    lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
+    # Masked before exp: above the diagonal the differences are positive and overflow.
+    between = (sums[..., :, None] - sums[..., None, :]).masked_fill(~lower, float("-inf")).exp()
+    weighted = k * beta[..., None]
+    system = (weighted @ k.mT * between).tril(-1)
+    system.diagonal(dim1=-2, dim2=-1).fill_(1)
+    right = torch.cat([v * beta[..., None], weighted * sums[..., None].exp()], dim=-1)
+    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
+    fresh, stale = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
+    inner = q @ k.mT * between
+    faded_q = q * sums[..., None].exp()
+    ends = sums[..., -1]  # [heads, chunks]
+    faded_k = k * (ends[..., None] - sums)[..., None].exp()
+    outputs = []
+    for index in range(q.shape[1]):
+        corrected = fresh[:, index] - stale[:, index] @ state
+        outputs.append(faded_q[:, index] @ state + inner[:, index] @ corrected)
+        state.mul_(ends[:, index, None, None].exp())
+        state.add_(faded_k[:, index].mT @ corrected)
+    return torch.cat(outputs, dim=1)[:, :length].transpose(0, 1)
+
+
+def _unit(x: Tensor) -> Tensor:
+    return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + L2_EPS)

@@ -1,0 +1,171 @@
+"""Gemma 3, text half (Gemma 3 technical report, 2025).
+
+Norms of weight 1 + w before and after attention and MLP, embeddings scaled by sqrt(hidden),
+sliding layers with their own theta between global ones, scores scaled by query_pre_attn_scalar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from worker.layers.batch import Batch
+from worker.layers.cache import LayerCache
+from worker.layers.mlp import ACTIVATIONS, Activation, GatedMLP
+from worker.layers.norm import Norm
+from worker.layers.rope import Rope, RopeConfig, Rotation
+from worker.layers.self_attention import HeadShape, SelfAttention
+from worker.layers.weight import WeightSlot
+from worker.models.fields import Fields, read_head_shape, read_layer_kinds, read_rope
+from worker.models.model import Decoder, Placement
+
+SLIDING, FULL = "sliding_attention", "full_attention"
+
+
+@dataclass(frozen=True)
+class Gemma3Config:
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    attention: HeadShape
+    rms_norm_eps: float
+    attention_bias: bool
+    hidden_activation: Activation
+    query_pre_attn_scalar: float
+    final_logit_softcapping: float | None
+    sliding_window: int
+    layer_kinds: list[str]
+    ropes: dict[str, RopeConfig]  # by kind of layer
+
+    @classmethod
+    def read(cls, fields: Fields) -> Gemma3Config:
+        if fields.boolean("use_bidirectional_attention", False):
+            raise fields.error("use_bidirectional_attention (an encoder) is not supported")
+        fields = fields.with_defaults(DEFAULTS)
+        attention = read_head_shape(fields, head_dim=256)
+        layers = fields.integer("num_hidden_layers")
+        pattern = fields.integer("sliding_window_pattern", 6)
+        plan = [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(layers)]
+        cap = fields.number("final_logit_softcapping", 0.0)
+        return cls(
+            vocab_size=fields.integer("vocab_size"),
+            hidden_size=fields.integer("hidden_size"),
+            intermediate_size=fields.integer("intermediate_size"),
+            attention=attention,
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            attention_bias=fields.boolean("attention_bias", False),
+            hidden_activation=fields.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
+            query_pre_attn_scalar=fields.number("query_pre_attn_scalar", 256),
+            final_logit_softcapping=cap or None,
+            sliding_window=fields.integer("sliding_window", 4096),
+            layer_kinds=read_layer_kinds(fields, layers, plan, {SLIDING, FULL}),
+            ropes=_ropes(fields, attention.dim),
+        )
+
+
+# What published files leave out is what the first model had.
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 131_072,
+}
+
+
+def _ropes(fields: Fields, head_dim: int) -> dict[str, RopeConfig]:
+    """Global layers may be stretched; sliding ones turn by their own, smaller theta."""
+    local = {
+        "max_position_embeddings": fields.values.get("max_position_embeddings"),
+        "rope_theta": fields.values.get("rope_local_base_freq"),
+    }
+    both = fields.inner("rope_parameters")
+    if both is not None and both.inner(FULL) is not None:
+        turned = {**fields.values, "rope_parameters": both.values[FULL]}
+        local["rope_parameters"] = both.values.get(SLIDING)
+        fields_full = Fields(turned, fields.where)
+    else:
+        fields_full = fields
+    return {
+        FULL: read_rope(fields_full, head_dim, theta=1_000_000.0),
+        SLIDING: read_rope(Fields(local, fields.where), head_dim, theta=10_000.0),
+    }
+
+
+@dataclass(frozen=True)
+class SandwichLayer:
+    """x += norm(attention(norm(x))); x += norm(mlp(norm(x)))."""
+
+    input_norm: Norm
+    attention: SelfAttention
+    post_attention_norm: Norm
+    pre_mlp_norm: Norm
+    mlp: GatedMLP
+    post_mlp_norm: Norm
+    rope: Rope
+    window: int | None
+    shape: HeadShape
+    place: Placement
+
+    def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
+        attended = self.attention(self.input_norm(x), rotate, cache, batch)
+        x = x + self.post_attention_norm(attended)
+        return x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
+
+    def make_cache(self) -> LayerCache:
+        return self.place.kv_cache(self.shape, self.window)
+
+    def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
+        return {
+            f"{prefix}.input_layernorm.weight": self.input_norm.weight_slot(),
+            f"{prefix}.post_attention_layernorm.weight": self.post_attention_norm.weight_slot(),
+            f"{prefix}.pre_feedforward_layernorm.weight": self.pre_mlp_norm.weight_slot(),
+            f"{prefix}.post_feedforward_layernorm.weight": self.post_mlp_norm.weight_slot(),
+            **self.attention.weight_map(f"{prefix}.self_attn"),
+            **self.mlp.weight_map(f"{prefix}.mlp"),
+        }
+
+
+def gemma3(fields: Fields, tied: bool, place: Placement) -> Decoder:
+    """Gemma 3, its weights still empty."""
+    config = Gemma3Config.read(fields)
+    make, norm = place.linear, place.zero_centred_norm(config.rms_norm_eps)
+    hidden = config.hidden_size
+    ropes = {kind: Rope(rope, place.dtype, place.device) for kind, rope in config.ropes.items()}
+
+    def layer(kind: str) -> SandwichLayer:
+        return SandwichLayer(
+            input_norm=norm(hidden),
+            attention=SelfAttention(
+                hidden,
+                config.attention,
+                make,
+                bias=config.attention_bias,
+                norm=norm,
+                scale=config.query_pre_attn_scalar**-0.5,
+            ),
+            post_attention_norm=norm(hidden),
+            pre_mlp_norm=norm(hidden),
+            mlp=GatedMLP(hidden, config.intermediate_size, make, act=config.hidden_activation),
+            post_mlp_norm=norm(hidden),
+            rope=ropes[kind],
+            window=config.sliding_window if kind == SLIDING else None,
+            shape=config.attention,
+            place=place,
+        )
+
+    return Decoder(
+        vocab_size=config.vocab_size,
+        hidden_size=hidden,
+        layers=[layer(kind) for kind in config.layer_kinds],
+        norm=norm(hidden),
+        tied=tied,
+        context_length=config.ropes[FULL].max_positions,
+        place=place,
+        embed_scale=hidden**0.5,
+        logit_cap=config.final_logit_softcapping,
+    )
