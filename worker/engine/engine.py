@@ -24,12 +24,12 @@ from worker.engine.chunks import ChunkMaker
 from worker.engine.collect import Cancellable, Collected, CollectingSink
 from worker.engine.detokenizer import Detokenizer
 from worker.engine.flight import ChatFlight
+from worker.engine.resident import ResidentModel, load
 from worker.engine.sampler import sample
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Batch, Span
-from worker.loading.load import LoadedModel, load_model
 from worker.loading.tokenizer import Tokenizer
 
 logger = logging.getLogger(__name__)
@@ -42,18 +42,21 @@ LOGITS_ROWS = 256  # rows of logits that scoring holds at once
 class Engine:
     """Generates with one model. Thread-safe; see `load`."""
 
-    def __init__(self, loaded: LoadedModel, *, max_batch: int, context: int, cache_bytes: int) -> None:
-        self.info: ModelInfo = loaded.info
-        self.tokenizer: Tokenizer = loaded.tokenizer
+    def __init__(
+        self, resident: ResidentModel, *, max_batch: int, context: int, cache_bytes: int
+    ) -> None:
+        self.info: ModelInfo = resident.info
+        self.tokenizer: Tokenizer = resident.tokenizer
         self.context_length = context
         self.on_work: Callable[[], None] = lambda: None  # told when there is something to step
         self.steps = 0
         self.tokens_generated = 0
         self.max_batch = max_batch
-        self._loaded = loaded
-        self._model, self._device = loaded.model, loaded.device
+        self._resident = resident
+        self._prompts = resident.prompts(context)
+        self._model, self._device = resident.model, resident.device
         self._pool = CachePool(
-            loaded.model.make_caches,
+            resident.model.make_caches,
             max_slots=max_batch + 1,  # one for scoring, beside the batch
             max_columns=context,
             limit_bytes=cache_bytes,
@@ -80,15 +83,17 @@ class Engine:
         Raises JobError.
         """
         place = devices.choose_device(device)
-        loaded = load_model(reference, place, dtype)
-        longest = loaded.model.context_length
+        resident = load(reference, place, dtype)
+        longest = resident.model.context_length
         if context is not None and not 1 < context <= longest:
-            raise invalid(f"context must be 2 to {longest} for this model, got {context}", "context")
+            raise invalid(
+                f"context must be 2 to {longest} for this model, got {context}", "context"
+            )
         if max_batch is not None and max_batch < 1:
             raise invalid(f"max_batch must be at least 1, got {max_batch}", "max_batch")
         limit = devices.cache_limit(place) if cache_bytes is None else cache_bytes
         batch = max_batch or MAX_BATCH[place.type]
-        return cls(loaded, max_batch=batch, context=context or longest, cache_bytes=limit)
+        return cls(resident, max_batch=batch, context=context or longest, cache_bytes=limit)
 
     # --- what callers ask for ---------------------------------------------------------------------
 
@@ -176,21 +181,19 @@ class Engine:
     def submit(self, request: ChatRequest, sink: Sink) -> ChatFlight:
         """Check a request and put it in line; `sink` hears of everything on the thread that steps.
         Raises JobError if it can't run."""
-        prompt = self._loaded.prompts.build(request)
+        prompt = self._prompts.build(request)
         plan = self._plan(request, prompt.token_ids)
         flight = ChatFlight(
             request,
             plan,
             prompt.token_ids,
             self.tokenizer,
-            self._loaded.splitter_maker(prompt.starts_in_reasoning),
+            self._resident.splitter_maker(prompt.text),
             sink,
             fingerprint=self.info.fingerprint,
         )
         sequences = [
-            Sequence(
-                prompt.token_ids, plan, i, Detokenizer(self.tokenizer), flight.listener(i)
-            )
+            Sequence(prompt.token_ids, plan, i, Detokenizer(self.tokenizer), flight.listener(i))
             for i in range(plan.n)
         ]
         flight.attach(sequences)
@@ -240,7 +243,7 @@ class Engine:
             for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
                 sequence.fail(error)
                 self._scheduler.remove(sequence)
-            del self._model, self._loaded, self._pool, self._scheduler.pool
+            del self._model, self._resident, self._pool, self._scheduler.pool
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -332,7 +335,7 @@ class Engine:
             raise invalid("a prompt needs at least one token", "prompt")
         return plan_sampling(
             sampling,
-            self._loaded.defaults,
+            self._resident.defaults,
             prompt_length=len(prompt),
             context_length=self.context_length,
             vocab_size=vocab,

@@ -158,7 +158,9 @@ class ChatFlight:
                     index=choice.index,
                     message=choice.message(),
                     finish_reason=choice.finish_reason or "stop",
-                    logprobs=ChoiceLogprobs(content=choice.logprobs) if self._plan.logprobs else None,
+                    logprobs=ChoiceLogprobs(content=choice.logprobs)
+                    if self._plan.logprobs
+                    else None,
                 )
                 for choice in self._choices
             ],

@@ -1,4 +1,4 @@
-"""The backend that this project brings: engines for the models of one device, stepped by one thread."""
+"""The backend that this project brings: engines of one device, stepped by one thread."""
 
 from __future__ import annotations
 

@@ -62,7 +62,9 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
     token_ids = chosen.tolist()
     drawn = [row for row, draw in enumerate(draws) if not draw.plan.greedy and finite[row]]
     if drawn:
-        picked = _draw(logits[drawn] if len(drawn) < len(draws) else logits, [draws[r] for r in drawn])
+        picked = _draw(
+            logits[drawn] if len(drawn) < len(draws) else logits, [draws[r] for r in drawn]
+        )
         for row, token_id in zip(drawn, picked, strict=True):
             token_ids[row] = token_id
     return [

@@ -84,8 +84,8 @@ def plan_sampling(
     if room < 1:
         raise JobError(
             "context_length_exceeded",
-            f"the prompt has {prompt_length} tokens and the model's context holds {context_length}: "
-            "shorten the messages or use a model with a longer context",
+            f"the prompt has {prompt_length} tokens and the context holds {context_length}: shorten "
+            " the messages or use a model with a longer context",
             "messages",
         )
 
@@ -102,7 +102,9 @@ def plan_sampling(
     for field, ids in (("logit_bias", bias), ("stop_token_ids", sampling.stop_token_ids or ())):
         outside = [i for i in ids if i >= vocab_size]
         if outside:
-            raise invalid(f"{field}: the vocabulary has {vocab_size} tokens, got id {outside[0]}", field)
+            raise invalid(
+                f"{field}: the vocabulary has {vocab_size} tokens, got id {outside[0]}", field
+            )
     wanted = sampling.max_tokens
     return SamplingPlan(
         temperature=pick("temperature", 1.0),

@@ -117,6 +117,6 @@ class Scheduler:
         need = self.pool.bytes_for_one(sequence.length + 1)
         return JobError(
             "out_of_memory",
-            f"a sequence of {sequence.length} tokens needs {need / 2**20:.0f} MiB of KV cache and "
-            f"the limit is {self.pool.limit_bytes / 2**20:.0f} MiB: shorten the prompt or max_tokens",
+            f"a sequence of {sequence.length} tokens needs {need / 2**20:.0f} MiB of KV cache, the "
+            f"limit is {self.pool.limit_bytes / 2**20:.0f} MiB: shorten the prompt or max_tokens",
         )

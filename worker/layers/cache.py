@@ -184,7 +184,7 @@ def _with_slots(storage: Tensor, slots: int) -> Tensor:
 
 
 def resized(storage: Tensor, slots: int, columns: int) -> Tensor:
-    """`storage` [slots, heads, columns, dim] with other numbers of slots and columns, the rest 0."""
+    """`storage` [slots, heads, columns, dim] of another size; what is new is 0."""
     old_slots, heads, old_columns, dim = storage.shape
     if (slots, columns) == (old_slots, old_columns):
         return storage

@@ -76,9 +76,7 @@ class GatedDeltaNet:
         self._decay = torch.empty(heads, device=make.device)  # -exp(A_log)
         self._dt_bias = torch.empty(heads, device=make.device)
 
-    def __call__(
-        self, x: Tensor, rotate: Rotation, cache: RecurrentCache, batch: Batch
-    ) -> Tensor:
+    def __call__(self, x: Tensor, rotate: Rotation, cache: RecurrentCache, batch: Batch) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]. Positions play no part."""
         shape = self._shape
         heads = shape.value_heads
@@ -99,9 +97,7 @@ class GatedDeltaNet:
             rows = slice(chunk.row, chunk.row + chunk.length)
             inputs = torch.cat([cache.inputs[chunk.slot], u[rows]])  # [kernel - 1 + length, C]
             cache.inputs[chunk.slot] = inputs[chunk.length :]
-            mixed = sum(
-                inputs[j : j + chunk.length] * self._conv[j] for j in range(shape.kernel)
-            )
+            mixed = sum(inputs[j : j + chunk.length] * self._conv[j] for j in range(shape.kernel))
             assert isinstance(mixed, Tensor)
             q, k, v = self._split(F.silu(mixed))
             state = cache.state[chunk.slot]
@@ -153,8 +149,7 @@ class GatedDeltaNet:
     def _plain_map(self, prefix: str) -> dict[str, WeightSlot]:
         names = ("in_proj_qkv", "in_proj_z", "in_proj_b", "in_proj_a")
         return {
-            f"{prefix}.{name}.weight": self._in.weight_slot(part)
-            for part, name in enumerate(names)
+            f"{prefix}.{name}.weight": self._in.weight_slot(part) for part, name in enumerate(names)
         }
 
     def _grouped_map(self, prefix: str) -> dict[str, WeightSlot]:

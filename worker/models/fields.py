@@ -107,9 +107,7 @@ def read_head_shape(fields: Fields, *, head_dim: int) -> HeadShape:
     return HeadShape(heads, kv_heads, fields.integer("head_dim", head_dim))
 
 
-def read_layer_kinds(
-    fields: Fields, layers: int, plan: list[str], possible: set[str]
-) -> list[str]:
+def read_layer_kinds(fields: Fields, layers: int, plan: list[str], possible: set[str]) -> list[str]:
     """layer_types if given, else `plan`: one of the possible kinds for each layer."""
     kinds = fields.texts("layer_types", plan)
     if len(kinds) != layers or not set(kinds) <= possible:

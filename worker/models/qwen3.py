@@ -66,9 +66,7 @@ def qwen3(fields: Fields, tied: bool, place: Placement) -> Decoder:
                 config.hidden_size, config.attention, make, bias=config.attention_bias, norm=norm
             ),
             post_norm=norm(config.hidden_size),
-            mlp=GatedMLP(
-                config.hidden_size, config.intermediate_size, make, act=config.hidden_act
-            ),
+            mlp=GatedMLP(config.hidden_size, config.intermediate_size, make, act=config.hidden_act),
             rope=rope,
             make_cache=lambda: place.kv_cache(config.attention, window),
         )

@@ -76,9 +76,7 @@ def qwen3_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
     values = {**fields.values, "layer_types": None, "max_window_layers": 0}
     fields = Fields(values, fields.where).with_defaults({"intermediate_size": 6144})
     config = Qwen3Config.read(fields)
-    mixture = ExpertsConfig.read(
-        fields, num_experts=128, per_token=8, inner=768, normalise=False
-    )
+    mixture = ExpertsConfig.read(fields, num_experts=128, per_token=8, inner=768, normalise=False)
     make, norm = place.linear, place.norm(config.rms_norm_eps)
     rope = Rope(config.rope, place.dtype, place.device)
     hidden = config.hidden_size

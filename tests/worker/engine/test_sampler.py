@@ -1,4 +1,4 @@
-"""The sampler draws from the distribution that transformers' processors define, and from it alone."""
+"""The sampler draws from the distribution that transformers' processors define."""
 
 from __future__ import annotations
 

@@ -1,0 +1,99 @@
+"""From a reference to all that an engine holds: weights in place, tokenizer, prompts, defaults."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from worker.backend import ModelInfo
+from worker.engine import device as devices
+from worker.engine.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
+from worker.loading import weights
+from worker.loading.checkpoint import Checkpoint
+from worker.loading.config import GenerationDefaults, read_config, read_defaults
+from worker.loading.repo import find
+from worker.loading.tokenizer import Tokenizer
+from worker.models.model import Model, Placement
+from worker.models.registry import FAMILIES
+from worker.prompt import ChatTemplate, PromptBuilder, end_of_turn
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class ResidentModel:
+    """A model in place on its device, and what belongs to it."""
+
+    info: ModelInfo
+    model: Model
+    device: torch.device
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: GenerationDefaults
+    tags: ReasoningTags | None
+
+    def prompts(self, context: int) -> PromptBuilder:
+        return PromptBuilder(self.info.name, self.tokenizer, self.template, context)
+
+    def splitter_maker(self, prompt: str) -> Callable[[], ReasoningSplitter] | None:
+        """Makes splitters for completions of this prompt; None if the model doesn't reason."""
+        tags = self.tags
+        if tags is None:
+            return None
+        inside = prompt.rstrip().endswith(tags.opening)
+        return lambda: ReasoningSplitter(tags, inside=inside)
+
+
+def load(reference: str, device: torch.device, dtype: str) -> ResidentModel:
+    """Check everything that can be checked, then read the weights. Raises JobError."""
+    files = find(reference)
+    config = read_config(files.folder, reference, FAMILIES)
+    tokenizer = Tokenizer(files.folder)
+    template = ChatTemplate.read(files.folder, tokenizer)
+    defaults = read_defaults(files.folder, config)
+    if template is not None:
+        end = end_of_turn(template, tokenizer)
+        defaults = defaults if end is None else defaults.ending_with(end)
+    with Checkpoint(files.folder) as checkpoint:
+        chosen = devices.choose_dtype(dtype, checkpoint.dtype(), device)
+        devices.check_fits(chosen, checkpoint.parameters, device, reference)
+        tied = weights.is_tied(config.tied, checkpoint)
+        model = FAMILIES[config.model_type](config.fields, tied, Placement(chosen, device))
+        if tokenizer.vocab_size > model.vocab_size:
+            raise config.fields.error(
+                f"the tokenizer has {tokenizer.vocab_size} tokens and the model's vocabulary only "
+                f"{model.vocab_size}: they don't belong together"
+            )
+        weights.load(model.weight_map(), checkpoint)
+        info = ModelInfo(
+            name=files.name,
+            reference=reference,
+            revision=files.revision,
+            family=config.model_type,
+            parameters=checkpoint.parameters,
+            weight_bytes=checkpoint.parameters * chosen.itemsize,
+            dtype=str(chosen).removeprefix("torch."),
+            device=str(device),
+            device_name=devices.device_name(device),
+            context_length=model.context_length,
+            fingerprint=checkpoint.fingerprint(),
+            tokenizer_hash=tokenizer.hash,
+            template_hash=template.hash if template else None,
+            engine="chatjobs",
+            engine_version=_version(),
+            torch_version=torch.__version__,
+            cuda_version=torch.version.cuda,
+        )
+    tags = reasoning_tags(tokenizer, template.source) if template else None
+    return ResidentModel(info, model, device, tokenizer, template, defaults, tags)
+
+
+def _version() -> str:
+    try:
+        return version("chatjobs")
+    except PackageNotFoundError:
+        return "0"

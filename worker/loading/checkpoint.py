@@ -1,0 +1,195 @@
+"""Safetensors files of a model folder: one file, or shards with an index.
+
+All headers are read and checked before any weight is. Format: the safetensors specification
+(8 bytes of header length, a JSON header, then the tensors).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from jobs.types import JobError
+
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MAX_HEADER = 100_000_000  # bytes, as the format's own reader allows
+SAMPLE = 1 << 16  # bytes of each tensor that the fingerprint reads
+
+DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+}
+
+
+@dataclass(frozen=True)
+class TensorHeader:
+    """What a file says of one tensor. `begin` and `end` are bytes from the start of the file."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+    begin: int
+    end: int
+
+
+class Checkpoint:
+    """The tensors of a folder by name. Use as a context manager; raises JobError."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._files = ExitStack()
+        self._open: dict[Path, Any] = {}
+        self.tensors: dict[str, TensorHeader] = {}
+        index = folder / INDEX
+        if index.is_file():
+            self._read_index(index)
+        elif (folder / SINGLE).is_file():
+            self.tensors = _read_header(folder / SINGLE)
+        else:
+            raise JobError(
+                "model_not_found",
+                f"{folder} has no weights: neither {SINGLE} nor {INDEX} is there; download the "
+                "model again, or convert it to safetensors",
+            )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.close()
+
+    @property
+    def parameters(self) -> int:
+        """Number of values in all tensors."""
+        return sum(prod(header.shape) for header in self.tensors.values())
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all tensors as they are stored."""
+        return sum(header.end - header.begin for header in self.tensors.values())
+
+    def dtype(self) -> torch.dtype:
+        """The dtype that most values are stored in. Raises JobError if it is none of ours."""
+        sizes: dict[str, int] = {}
+        for header in self.tensors.values():
+            sizes[header.dtype] = sizes.get(header.dtype, 0) + prod(header.shape)
+        most = max(sizes, key=lambda name: sizes[name])
+        if most not in DTYPES:
+            raise JobError(
+                "unsupported_model",
+                f"{self.folder} stores its weights as {most}; supported: {', '.join(DTYPES)}",
+            )
+        return DTYPES[most]
+
+    def read(self, name: str) -> torch.Tensor:
+        """One tensor, as a view of the mapped file: its pages are read when they are used."""
+        header = self.tensors[name]
+        if header.file not in self._open:
+            opened = safe_open(header.file, framework="pt")
+            self._open[header.file] = self._files.enter_context(opened)
+        try:
+            tensor: torch.Tensor = self._open[header.file].get_tensor(name)
+        except SafetensorError as error:
+            raise _broken(header.file, f"tensor {name} can't be read ({error})") from None
+        return tensor
+
+    def fingerprint(self) -> str:
+        """A hash of what the weights are: every tensor's name, dtype and shape, and its first
+        64 KiB. Cheap, and it changes with any retraining; it doesn't prove every byte."""
+        digest = hashlib.sha256()
+        for name, header in sorted(self.tensors.items()):
+            digest.update(f"{name}|{header.dtype}|{header.shape}|".encode())
+            with open(header.file, "rb") as file:
+                file.seek(header.begin)
+                digest.update(file.read(min(SAMPLE, header.end - header.begin)))
+        return digest.hexdigest()[:32]
+
+    def _read_index(self, index: Path) -> None:
+        try:
+            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+            pairs = [(str(name), str(file)) for name, file in where.items()]
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise _broken(index, "it is not a safetensors index with a weight_map") from None
+        root = self.folder.resolve()
+        shards: dict[str, dict[str, TensorHeader]] = {}
+        for name, file in pairs:
+            if file not in shards:
+                shards[file] = _read_header(self._shard(root, file))
+            if name not in shards[file]:
+                raise _broken(index, f"tensor {name} is not in {file}, where the index puts it")
+            self.tensors[name] = shards[file][name]
+
+    def _shard(self, root: Path, file: str) -> Path:
+        path = self.folder / file
+        # Files of the hub's cache are links to blobs beside the snapshot: the name is what counts.
+        if Path(file).name != file:
+            raise _broken(self.folder / INDEX, f"shard '{file}' lies outside the folder")
+        try:
+            there = path.is_file()
+        except OSError as error:  # a loop of links
+            raise _broken(path, f"it can't be opened ({error.strerror})") from None
+        if not there:
+            raise JobError(
+                "model_not_found",
+                f"{self.folder / INDEX} names the shard {file}, which is not there: download the "
+                "model again",
+            )
+        return path
+
+
+def _read_header(path: Path) -> dict[str, TensorHeader]:
+    """The tensors of one file, checked against its size."""
+    try:
+        size = path.stat().st_size
+        with open(path, "rb") as file:
+            start = file.read(8)
+            if len(start) < 8:
+                raise _broken(path, f"it has only {size} bytes")
+            length = struct.unpack("<Q", start)[0]
+            if length > min(size - 8, MAX_HEADER):
+                raise _broken(path, f"its header wants {length} bytes, the file has {size}")
+            header = json.loads(file.read(length))
+    except OSError as error:
+        raise _broken(path, f"it can't be opened ({error.strerror})") from None
+    except ValueError:
+        raise _broken(path, "its header is not JSON") from None
+    return dict(_tensors(path, header, 8 + length, size))
+
+
+def _tensors(path: Path, header: Any, offset: int, size: int) -> Iterator[tuple[str, TensorHeader]]:
+    for name, entry in header.items():
+        if name == "__metadata__":
+            continue
+        try:
+            begin, end = entry["data_offsets"]
+            shape = tuple(int(extent) for extent in entry["shape"])
+            tensor = TensorHeader(path, str(entry["dtype"]), shape, offset + begin, offset + end)
+        except (KeyError, TypeError, ValueError):
+            raise _broken(path, f"the entry of tensor {name} is not as the format wants") from None
+        if tensor.end > size:
+            raise _broken(
+                path, f"it is cut off: tensor {name} ends at byte {tensor.end}, the file at {size}"
+            )
+        yield name, tensor
+
+
+def _broken(path: Path, fact: str) -> JobError:
+    return JobError("unsupported_model", f"{path} is broken: {fact}; download the model again")

@@ -1,0 +1,142 @@
+"""config.json and generation_config.json of a model folder."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from jobs.types import JobError
+from worker.models.fields import Fields
+
+CONFIG, GENERATION = "config.json", "generation_config.json"
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """What a request gets that doesn't say otherwise. None: OpenAI's default."""
+
+    eos_token_ids: frozenset[int] = frozenset()
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+
+    def ending_with(self, *token_ids: int) -> GenerationDefaults:
+        """The same, with further tokens that end a completion."""
+        return replace(self, eos_token_ids=self.eos_token_ids | set(token_ids))
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """config.json: which family, and the fields of its text model."""
+
+    model_type: str
+    fields: Fields
+    tied: bool
+    eos_token_ids: frozenset[int]
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """A JSON object from a file. Raises JobError("unsupported_model")."""
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise JobError("unsupported_model", f"{path} can't be read as JSON: {error}") from None
+    if not isinstance(data, dict):
+        raise JobError("unsupported_model", f"{path} must hold a JSON object")
+    return data
+
+
+def read_config(folder: Path, reference: str, supported: Mapping[str, object]) -> ModelConfig:
+    """config.json of a model that one of the `supported` families can run.
+
+    Raises JobError("unsupported_model"), "model_not_found" if there is no config.json.
+    """
+    path = folder / CONFIG
+    if not path.is_file():
+        raise JobError(
+            "model_not_found",
+            f"{folder} has no {CONFIG}: give a folder in Hugging Face layout, or a hub repo id",
+        )
+    values = read_json(path)
+    known = ", ".join(sorted(supported))
+    outer = Fields(values, str(path))
+    if "model_type" not in values:
+        raise outer.error(f"field 'model_type' is missing; supported: {known}")
+    wrapped = outer.inner("text_config")
+    fields = wrapped or outer
+    model_type = outer.text("model_type")
+    if model_type not in supported and wrapped is not None:
+        model_type = wrapped.text("model_type", model_type)
+    if model_type not in supported:
+        names = values.get("architectures")
+        raise JobError(
+            "unsupported_model",
+            f"unsupported model_type '{model_type}' in {reference} (architectures {names}); "
+            f"supported: {known}",
+        )
+    for holder in (outer, fields):
+        if holder.values.get("quantization_config") is not None:
+            method = (holder.inner("quantization_config") or holder).values.get("quant_method")
+            raise holder.error(
+                f"quantization_config ({method}) is not supported: use the unquantised checkpoint"
+            )
+    return ModelConfig(
+        model_type=model_type,
+        fields=fields,
+        tied=outer.boolean(
+            "tie_word_embeddings", fields.boolean("tie_word_embeddings", _tied(model_type))
+        ),
+        eos_token_ids=_ids(outer, "eos_token_id") | _ids(fields, "eos_token_id"),
+    )
+
+
+def _tied(model_type: str) -> bool:
+    """The family's default of tie_word_embeddings."""
+    return model_type.startswith("gemma3")
+
+
+def read_defaults(folder: Path, config: ModelConfig) -> GenerationDefaults:
+    """generation_config.json, if there is one, with the end tokens of config.json.
+
+    do_sample false means greedy; without that field, what the file sets counts.
+    """
+    path = folder / GENERATION
+    fields = Fields(read_json(path) if path.is_file() else {}, str(path))
+    ends = config.eos_token_ids | _ids(fields, "eos_token_id")
+    if not fields.boolean("do_sample", True):
+        return GenerationDefaults(eos_token_ids=ends, temperature=0.0)
+
+    def number(name: str) -> float | None:
+        value = fields.values.get(name)
+        if value is None:
+            return None
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise fields.error(f"field '{name}' must be a number, got {value!r}")
+        return float(value)
+
+    top_k = number("top_k")
+    return GenerationDefaults(
+        eos_token_ids=ends,
+        temperature=number("temperature"),
+        top_p=number("top_p"),
+        top_k=None if top_k is None else int(top_k),
+        min_p=number("min_p"),
+        repetition_penalty=number("repetition_penalty"),
+    )
+
+
+def _ids(fields: Fields, name: str) -> frozenset[int]:
+    """A token id, or a list of them."""
+    value = fields.values.get(name)
+    ids = value if isinstance(value, list) else [] if value is None else [value]
+    for token_id in ids:
+        if isinstance(token_id, bool) or not isinstance(token_id, int) or token_id < 0:
+            raise fields.error(
+                f"field '{name}' must be a token id or a list of them, got {value!r}"
+            )
+    return frozenset(ids)

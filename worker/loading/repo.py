@@ -1,0 +1,90 @@
+"""What a user calls a model → the folder that holds its files.
+
+A reference is `demo` (the model that comes with the package), a local folder, or a hub repo id
+`org/name[@revision]`. The hub library honours HF_ENDPOINT, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE
+and HF_TOKEN, resumes what was interrupted and shows a progress bar.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from jobs.types import JobError
+from worker.demo import MODEL_DIR
+
+REPO_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+NEEDED = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.*",
+    "additional_chat_templates/*",
+    "model.safetensors",
+    "model.safetensors.index.json",
+    "model-*.safetensors",
+]
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """A model's folder, and what it is called. `name` is what queues and requests use."""
+
+    name: str
+    reference: str
+    revision: str | None
+    folder: Path
+
+
+def find(reference: str) -> ModelFiles:
+    """The files of a model, downloaded if need be. Raises JobError("model_not_found")."""
+    if reference == "demo":
+        return ModelFiles("demo", reference, None, MODEL_DIR)
+    path = Path(reference).expanduser()
+    if path.is_dir():
+        return ModelFiles(path.resolve().name, reference, None, path)
+    if path.exists():
+        raise JobError("model_not_found", f"{reference} is a file: give the folder that it is in")
+    if not REPO_ID.fullmatch(reference):
+        raise JobError(
+            "model_not_found",
+            f"no folder '{reference}': give a model folder, a hub repo id such as Qwen/Qwen3-0.6B, "
+            "or demo",
+        )
+    repo, _, revision = reference.partition("@")
+    folder = _download(repo, revision or None)
+    return ModelFiles(repo, reference, revision or folder.name, folder)
+
+
+def _download(repo: str, revision: str | None) -> Path:
+    at = f"{repo} at revision {revision}" if revision else repo
+    try:
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=NEEDED))
+    except GatedRepoError:
+        reason = "access is gated: accept its terms on the hub and set HF_TOKEN"
+    except RevisionNotFoundError:
+        reason = "the repository has no such revision"
+    except RepositoryNotFoundError:
+        reason = "no such repository on the hub (or it is private: set HF_TOKEN)"
+    except LocalEntryNotFoundError:
+        reason = "it is not in the local cache, and the hub can't be reached"
+    except HFValidationError as error:
+        reason = str(error)
+    except HfHubHTTPError as error:
+        reason = f"the hub answered {error.response.status_code}"
+    except OSError as error:
+        reason = f"{error.strerror or error}"
+    raise JobError("model_not_found", f"{at} can't be had: {reason}")
