@@ -38,7 +38,7 @@ def _need_torch() -> None:
     default="auto",
     show_default=True,
     metavar="D",
-    help="auto, cpu, cuda, cuda:1, mps.",
+    help="cpu, cuda or cuda:N; auto takes the first GPU, else the CPU.",
 )
 @click.option(
     "--dtype",
@@ -56,10 +56,8 @@ def _need_torch() -> None:
 @click.option(
     "--max-batch",
     type=click.IntRange(min=1),
-    default=16,
-    show_default=True,
     metavar="N",
-    help="Sequences generated together; 1 runs one job after the other.",
+    help="Sequences generated together; 1 runs one job after the other. [default: by device]",
 )
 @click.option(
     "--grace",

@@ -84,8 +84,8 @@ def plan_sampling(
     if room < 1:
         raise JobError(
             "context_length_exceeded",
-            f"the prompt has {prompt_length} tokens and the context holds {context_length}: shorten "
-            " the messages or use a model with a longer context",
+            f"the prompt has {prompt_length} tokens and the context holds {context_length}: "
+            "shorten the messages or use a model with a longer context",
             "messages",
         )
 

@@ -139,7 +139,7 @@ def test_presence_and_frequency_penalties_count_the_completion_alone() -> None:
     fields = {"temperature": 0, "presence_penalty": 0.3, "frequency_penalty": 0.1}
     assert draw(row, prompt=(10, 10, 10), **fields) == 10
     assert draw(row, output=(10,), **fields) == 10  # 1 - 0.3 - 0.1 = 0.6
-    assert draw(row, output=(10, 10), **fields) == 11  # 1 - 0.3 - 0.2 = 0.5, not above 0.5
+    assert draw(row, output=(10, 10, 10), **fields) == 11  # 1 - 0.3 - 0.3 = 0.4
 
 
 def test_bias_can_force_and_forbid() -> None:
