@@ -6,12 +6,14 @@ torch, redis and pyarrow are imported inside the commands.
 
 from __future__ import annotations
 
+import time
 from importlib.util import find_spec
+from pathlib import Path
 
 import click
 
 from jobs.cli.failures import Infrastructure
-from jobs.cli.options import quiet_option, redis_option, results_option
+from jobs.cli.options import EMBEDDED, quiet_option, redis_option, results_option, server
 
 
 def _need_torch() -> None:
@@ -87,6 +89,26 @@ def work(
     queue. A second one stops at once; nothing is lost either way.
     """
     _need_torch()
+    import logging
+
+    from jobs import JobError
+    from worker.engine.host import EngineHost
+    from worker.service import serve
+
+    logging.basicConfig(
+        level=logging.WARNING if quiet else logging.INFO,
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    with server(redis_url) as url:
+        if redis_url == EMBEDDED:
+            click.echo(f"private Redis: --redis {url}", err=True)
+        try:
+            backend = EngineHost(device=device, dtype=dtype, max_batch=max_batch, context=context)
+            if not quiet:
+                click.echo(f"device: {backend.device}", err=True)
+            serve(backend, models, redis_url=url, results=Path(results), grace=grace, burst=burst)
+        except JobError as error:
+            raise Infrastructure(str(error)) from None
 
 
 @click.command()
@@ -99,3 +121,6 @@ def demo(rows: int, run: str | None, results: str) -> None:
     The model was trained for this and comes with the package: nothing is downloaded.
     """
     _need_torch()
+    from worker.demo_run import run as run_demo
+
+    run_demo(rows, run or time.strftime("demo-%Y%m%d-%H%M%S"), Path(results))

@@ -34,6 +34,36 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
         raise Failure(f"no worker lives on {host}")
 
 
+def _show(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    shown = Table("worker", "models", "device", box=box.SIMPLE)
+    for name in ("memory", "running", "tokens/s"):
+        shown.add_column(name, justify="right")
+    for one in workers:
+        used = (one["memory"]["weights"] + one["memory"]["cache"]) / 2**20
+        shown.add_row(
+            one["name"],
+            ", ".join(one["models"]),
+            one["device"],
+            f"{used:,.0f} MiB",
+            str(one["running"]),
+            f"{one['tokens_per_second']:,.0f}",
+        )
+    console.print(shown if workers else "no workers")
+    shown = Table("queue", box=box.SIMPLE)
+    for name in ("queued", "running", "failed"):
+        shown.add_column(name, justify="right")
+    for queue in queues:
+        shown.add_row(
+            queue["name"], *(str(queue[name]) for name in ("queued", "running", "failed"))
+        )
+    console.print(shown if queues else "no queues")
+
+
 def workers(redis: Redis) -> list[dict[str, Any]]:
     """What the living workers say about themselves, by name."""
     names = sorted(redis.scan_iter(match=keys.worker("*"), count=1000))

@@ -1,0 +1,154 @@
+"""The commands against a real worker: what a person at a terminal, or a script, gets to see."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from tests.cli.conftest import COMMAND, Run, Spawn
+from worker.embedded import EmbeddedRedis
+
+QUESTION = "What is 17 + 25?"
+GREEDY = ("-o", "temperature=0")
+
+
+class Served(NamedTuple):
+    url: str
+    results: Path
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A Redis and a worker that serves the demo model."""
+    results = tmp_path_factory.mktemp("results")
+    with EmbeddedRedis() as redis:
+        words = ("work", "--model", "demo", "--redis", redis.url, "--results", str(results))
+        worker = subprocess.Popen([COMMAND, *words])
+        yield Served(redis.url, results)
+        worker.terminate()
+        assert worker.wait(timeout=60) == 0
+
+
+def test_piped_stdout_holds_the_answer_and_nothing_else(spawn: Spawn, served: Served) -> None:
+    process = spawn("chat", "-m", "demo", *GREEDY, "--verbose", "--redis", served.url, QUESTION)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (0, "42\n")
+    assert "tokens/s" in err
+    assert "17+25" in err  # the reasoning
+
+
+def test_quiet_leaves_stderr_empty(spawn: Spawn, served: Served) -> None:
+    process = spawn("chat", "-m", "demo", *GREEDY, "-q", "--redis", served.url, QUESTION)
+    assert process.communicate(timeout=60) == ("42\n", "")
+
+
+def test_the_question_may_come_from_stdin(run: Run, served: Served) -> None:
+    result = run("chat", "-m", "demo", *GREEDY, "--redis", served.url, "-", input=QUESTION)
+    assert result.stdout == "42\n"
+
+
+def test_json_is_the_chunks_and_then_the_completion(run: Run, served: Served) -> None:
+    result = run("chat", "-m", "demo", *GREEDY, "--json", "--redis", served.url, QUESTION)
+    *chunks, completion = [json.loads(line) for line in result.stdout.splitlines()]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert completion["object"] == "chat.completion"
+    assert completion["choices"][0]["message"]["content"] == "42"
+    deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+    assert "".join(delta.get("content", "") for delta in deltas) == "42"
+
+
+def test_all_choices_are_shown(run: Run, served: Served) -> None:
+    result = run("chat", "-m", "demo", *GREEDY, "-o", "n=2", "-q", "--redis", served.url, QUESTION)
+    assert result.stdout.split() == ["42", "42"]
+
+
+def test_a_job_that_fails_is_1_with_its_sentence(run: Run, served: Served) -> None:
+    result = run("chat", "-m", "demo", "--redis", served.url, "again and " * 2000)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert "context_length_exceeded" in result.stderr
+
+
+def test_submitted_jobs_can_be_followed_from_elsewhere(run: Run, served: Served) -> None:
+    rows = [{"prompt": QUESTION, "temperature": 0, "custom_id": f"q{i}"} for i in range(3)]
+    lines = "\n".join(json.dumps(row) for row in rows)
+    result = run("submit", "-", "-m", "demo", "--redis", served.url, input=lines)
+    assert result.stderr == "3 jobs enqueued\n"
+    for job in result.stdout.split():
+        assert run("follow", job, "-q", "--redis", served.url).stdout == "42\n"
+    ended = run("cancel", job, "--redis", served.url)
+    assert (ended.exit_code, ended.stderr) == (0, f"{job} finished\n")
+
+
+def test_a_run_from_a_file_ends_as_rows(run: Run, served: Served) -> None:
+    lines = "\n".join(
+        json.dumps({"prompt": f"{a}+{a}", "temperature": 0, "target": str(2 * a), "task": "sums"})
+        for a in range(20)
+    )
+    words = ("submit", "-", "-m", "demo", "--run", "sums", "--json", "--redis", served.url)
+    jobs = [json.loads(line) for line in run(*words, input=lines).stdout.splitlines()]
+    assert [job["line"] for job in jobs] == list(range(1, 21))
+    deadline = time.monotonic() + 60
+    rows: list[dict[str, object]] = []
+    while len(rows) < 20:
+        assert time.monotonic() < deadline
+        result = run("results", "sums", "--json", "--results", str(served.results))
+        rows = [json.loads(line) for line in result.stdout.splitlines()]
+    assert sorted(row["row_index"] for row in rows) == list(range(20))  # type: ignore[type-var]
+    assert {row["job_id"] for row in rows} == {job["id"] for job in jobs}
+    assert all(row["metadata"] == '{"task":"sums"}' for row in rows)
+
+
+def test_status_shows_the_worker_and_its_queues(run: Run, served: Served) -> None:
+    run("chat", "-m", "demo", *GREEDY, "--redis", served.url, "2+2")
+    said = json.loads(run("status", "--json", "--redis", served.url).stdout)
+    (worker,) = said["workers"]
+    assert worker["models"] == ["demo"]
+    assert {"name": "chat:demo", "model": "demo", "queued": 0, "running": 0, "failed": 1} in (
+        said["queues"]
+    )
+    text = run("status", "--redis", served.url).stdout
+    assert "demo" in text
+    assert "chat:demo" in text
+
+
+def test_health_is_a_living_worker_on_this_host(run: Run, served: Served) -> None:
+    here = run("status", "--host", socket.gethostname(), "--json", "--redis", served.url)
+    assert here.exit_code == 0
+    there = run("status", "--host", "elsewhere", "--json", "--redis", served.url)
+    assert there.exit_code == 1
+
+
+def test_without_torch_work_says_what_to_install() -> None:
+    code = (
+        "import sys; sys.modules['torch'] = None\n"
+        "sys.argv = ['chatjobs', 'work', '--model', 'demo']\n"
+        "from jobs.cli import main; main()"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 3
+    assert "pip install 'chatjobs[worker]'" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "demo", "--device", "cuda:99"), "cuda:99"),
+        (("--model", "./not/there"), "not/there"),
+    ],
+)
+def test_work_that_can_not_begin_is_3(
+    spawn: Spawn, served: Served, words: tuple[str, ...], said: str
+) -> None:
+    process = spawn("work", *words, "--redis", served.url, "--results", str(served.results))
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, out) == (3, "")
+    assert said in err
+    assert "Traceback" not in err
