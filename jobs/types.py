@@ -106,7 +106,7 @@ class Wire(BaseModel):
 
 
 class Checked(Wire):
-    """A wire type built by users: a bad field raises `InvalidRequest`, naming it, not pydantic's own."""
+    """A wire type that users build: a bad field raises `InvalidRequest`, which names it."""
 
     def __init__(self, **fields: Any) -> None:
         try:
@@ -289,9 +289,22 @@ class JobOptions(Wire):
 
 # Fields of OpenAI's API that mean nothing to a text model on your own machine.
 IGNORED_FIELDS = frozenset(
-    "audio modalities moderation parallel_tool_calls prediction prompt_cache_key "
-    "prompt_cache_options prompt_cache_retention reasoning_effort safety_identifier service_tier "
-    "store verbosity web_search_options".split()
+    (
+        "audio",
+        "modalities",
+        "moderation",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "reasoning_effort",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "verbosity",
+        "web_search_options",
+    )
 )
 
 

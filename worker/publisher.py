@@ -1,0 +1,92 @@
+"""Pieces of answers → the token streams in Redis, off the generation thread.
+
+Pieces are kept per job until they are due: the first at once, later ones when some time or text has
+come together; all jobs' entries go out in one round trip. When Redis lags, more comes together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from jobs.stream import Entry, StreamWriter, piece, pieces_payload
+from jobs.types import FinishReason, TokenLogprob
+from worker.backend import Piece
+
+HOLD_SECONDS = 0.02  # how long a later piece waits for company
+HOLD_CHARACTERS = 64  # or how much text
+
+
+@dataclass
+class _Part:
+    """What came together of one choice."""
+
+    content: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
+
+
+class Outgoing:
+    """The stream of one attempt at one job."""
+
+    def __init__(self, job: str, attempt: int) -> None:
+        self.job, self.attempt = job, attempt
+        self.refused = False  # a later attempt writes this stream now
+        self._seq = 0
+        self._parts: dict[int, _Part] = {}
+        self._characters = 0
+        self._due = 0.0  # the first piece goes at once
+
+    def add(self, pieces: Sequence[Piece]) -> None:
+        for new in pieces:
+            part = self._parts.setdefault(new.choice, _Part())
+            part.content.append(new.content)
+            part.reasoning.append(new.reasoning)
+            part.logprobs.extend(new.logprobs)
+            part.finish_reason = new.finish_reason or part.finish_reason
+            self._characters += len(new.content) + len(new.reasoning)
+
+    def due(self, now: float) -> bool:
+        """Whether what came together should go out."""
+        full = self._characters >= HOLD_CHARACTERS
+        return bool(self._parts) and not self.refused and (now >= self._due or full)
+
+    def take(self, now: float) -> Entry:
+        """The next entry; what is in it is no longer held here."""
+        self._seq += 1
+        payload = pieces_payload(
+            piece(
+                choice,
+                "".join(part.content),
+                "".join(part.reasoning),
+                part.logprobs,
+                part.finish_reason,
+            )
+            for choice, part in sorted(self._parts.items())
+        )
+        self._parts, self._characters, self._due = {}, 0, now + HOLD_SECONDS
+        return Entry(self.job, self.attempt, self._seq, payload)
+
+
+class Publisher:
+    """Writes the streams of all jobs under way. Used by the service's thread alone."""
+
+    def __init__(self, writer: StreamWriter) -> None:
+        self._writer = writer
+        self._unsent: list[tuple[Outgoing, Entry]] = []
+
+    def flush(self, streams: Iterable[Outgoing], *, everything: bool = False) -> None:
+        """Send what is due, or everything. Raises redis.RedisError; nothing is lost then: it goes
+        out with the next flush, and the log refuses what it has already."""
+        now = time.monotonic()
+        for stream in streams:
+            if stream.due(float("inf") if everything else now):
+                self._unsent.append((stream, stream.take(now)))
+        if not self._unsent:
+            return
+        written = self._writer.write_many([entry for _, entry in self._unsent])
+        for (stream, _), there in zip(self._unsent, written, strict=True):
+            stream.refused = stream.refused or not there
+        self._unsent = []
