@@ -12,6 +12,7 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -118,11 +119,13 @@ class Recorder:
         root: Path,
         *,
         name: str,
+        idle: Callable[[], bool],
         part_seconds: float = PART_SECONDS,
         plan_seconds: float = PLAN_SECONDS,
     ) -> None:
         self._redis: Any = client  # its stubs leave open whether replies are bytes
         self._root, self._name = root, name
+        self._idle = idle  # nothing runs here: no reason to wait for company
         self._part_seconds, self._plan_seconds = part_seconds, plan_seconds
         self._plan = client.register_script(PLAN)
         self._commit = client.register_script(COMMIT)
@@ -179,7 +182,8 @@ class Recorder:
         return wrote
 
     def _next(self, run: str) -> Plan | None:
-        enough = (1, 0.0) if self._finishing.is_set() else (PART_ROWS, self._part_seconds)
+        hurry = self._finishing.is_set() or self._idle()
+        enough = (1, 0.0) if hurry else (PART_ROWS, self._part_seconds)
         found = self._plan(
             keys=[keys.outbox(run), keys.parts(run)],
             args=[self._name, time.time(), self._plan_seconds, PART_ROWS, *enough],

@@ -47,7 +47,12 @@ def serve(
         models = load_all(backend, references)
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"
         recorder = Recorder(
-            client, results, name=name, part_seconds=part_seconds, plan_seconds=2.5 * lease_seconds
+            client,
+            results,
+            name=name,
+            idle=lambda: not (backend.health().running or backend.health().waiting),
+            part_seconds=part_seconds,
+            plan_seconds=2.5 * lease_seconds,
         )
         intake = Intake(
             backend,
