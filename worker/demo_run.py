@@ -15,9 +15,11 @@ import sysconfig
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import Any, Self
 
 import click
+import pyarrow as pa
+import pyarrow.compute as pc
 from rich import box, progress
 from rich.console import Console
 from rich.table import Table
@@ -26,11 +28,9 @@ from jobs import ChatRequest, Client, Results
 from jobs.cli import answer, lines
 from jobs.cli.failures import Infrastructure
 from jobs.cli.status import queues, workers
+from jobs.results import SAMPLES
 from worker.demo import DATASET
 from worker.embedded import EmbeddedRedis
-
-if TYPE_CHECKING:
-    import pyarrow as pa
 
 MODEL = "demo"
 QUESTION = "What is 17 + 25?"
@@ -51,10 +51,23 @@ def run(count: int, run_id: str, folder: Path) -> None:
         client.submit_many(requests)
         click.echo(f"{count} jobs are in the queue of run {run_id}", err=True)
         with WorkerProcess(server.url, folder) as worker:
+            _wait_until_ready(client, worker)
             table = _wait_for_rows(client, worker, Results(folder), run_id, count)
             _show_scores(table)
+            _show_speed(table, folder / run_id)
             _ask(client)
-    click.echo(f"\nThe rows are in {folder / run_id}")
+
+
+def _alive(client: Client, worker: WorkerProcess) -> list[dict[str, Any]]:
+    """What the worker says about itself; nothing while it loads its model."""
+    return [one for one in workers(client.redis) if one["pid"] == worker.pid]
+
+
+def _wait_until_ready(client: Client, worker: WorkerProcess) -> None:
+    while not (ready := _alive(client, worker)):
+        worker.check()
+        time.sleep(TICK_SECONDS)
+    click.echo(f"worker {ready[0]['name']} serves {MODEL} on {ready[0]['device']}", err=True)
 
 
 def _wait_for_rows(
@@ -68,9 +81,8 @@ def _wait_for_rows(
             ended = count - sum(
                 queue["queued"] + queue["running"] for queue in queues(client.redis)
             )
-            speed = sum(one["tokens_per_second"] for one in workers(client.redis))
-            shown.show(ended, speed)
-            if ended == count:
+            shown.show(ended, sum(one["tokens_per_second"] for one in _alive(client, worker)))
+            if ended == count and run_id in results.runs():
                 table = results.table(run=run_id)
                 if table.num_rows >= count:
                     return table
@@ -95,9 +107,13 @@ class WorkerProcess:
     def __init__(self, redis_url: str, folder: Path) -> None:
         self._command = [
             _chatjobs(),
-            *("work", "--model", MODEL, "--redis", redis_url, "--results", str(folder)),
+            *("work", "--model", MODEL, "--redis", redis_url, "--results", str(folder), "--quiet"),
         ]
         self._started = 0
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def __enter__(self) -> Self:
         self._start()
@@ -154,12 +170,12 @@ class Progress:
         self._bar = progress.Progress(
             progress.BarColumn(),
             progress.MofNCompleteColumn(),
-            progress.TextColumn("rows  {task.fields[speed]:.0f} tokens/s"),
+            progress.TextColumn("rows{task.fields[speed]}"),
             progress.TimeRemainingColumn(),
             console=self._console,
             disable=not self._console.is_terminal,
         )
-        self._task = self._bar.add_task("", total=total, speed=0.0)
+        self._task = self._bar.add_task("", total=total, speed="")
         self._started = self._said = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -169,14 +185,15 @@ class Progress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
-    def show(self, done: int, speed: float) -> None:
+    def show(self, done: int, tokens_per_second: float) -> None:
+        speed = f", {tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
         self._bar.update(self._task, completed=done, speed=speed)
         now = time.monotonic()
-        if self._console.is_terminal or now - self._said < PLAIN_LINE_SECONDS:
+        if self._console.is_terminal or not done or now - self._said < PLAIN_LINE_SECONDS:
             return
         self._said = now
-        left = (self._total - done) * (now - self._started) / done if done else 0.0
-        click.echo(f"{done}/{self._total} rows, {speed:.0f} tokens/s, {left:.0f} s to go", err=True)
+        left = (self._total - done) * (now - self._started) / done
+        click.echo(f"{done}/{self._total} rows{speed}, {left:.0f} s to go", err=True)
 
 
 def _chatjobs() -> str:
@@ -202,6 +219,16 @@ def _show_scores(table: pa.Table) -> None:
     shown.add_section()
     shown.add_row("all", *_score([is_right for right in by_task.values() for is_right in right]))
     Console().print(shown)
+
+
+def _show_speed(table: pa.Table, folder: Path) -> None:
+    """What the rows say about the time they took, and where they are."""
+    tokens = pc.sum(table.column("output_tokens")).as_py()
+    started = pc.min(table.column("started_at")).as_py()
+    seconds = (pc.max(table.column("finished_at")).as_py() - started).total_seconds()
+    files = len(list((folder / SAMPLES).glob("*.parquet")))
+    click.echo(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s")
+    click.echo(f"{table.num_rows} rows in {files} files: {folder / SAMPLES}\n")
 
 
 def _score(right: list[bool]) -> tuple[str, str, str]:
