@@ -30,7 +30,9 @@ tests: $(VENV)/.ready-to-test
 	$(BIN)/pytest
 
 bench: $(VENV)/.ready-to-test
-	$(BIN)/python -m bench
+	$(BIN)/python -m bench.decode
+	$(BIN)/python -m bench.overhead
+	$(BIN)/python -m bench.memory
 
 soak: $(VENV)/.ready-to-test
 	$(BIN)/pytest -m soak --timeout=0
