@@ -36,6 +36,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH = {"cpu": 16, "cuda": 128}  # sequences that run together
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # tokens that one step computes at most
+LINE = 4  # one sequence may wait for so many in the batch
 LOGITS_ROWS = 256  # rows of logits that scoring holds at once
 
 
@@ -178,6 +179,10 @@ class Engine:
         """Logits after each token of the prompt: float32 [len, vocab], on the CPU."""
         return torch.cat([logits.cpu() for _, logits in self._logits(prompt, first=0)])
 
+    def prompt_ids(self, request: ChatRequest) -> list[int]:
+        """The token ids that the request's messages make. Raises JobError."""
+        return self._prompts.build(request).token_ids
+
     def submit(self, request: ChatRequest, sink: Sink) -> ChatFlight:
         """Check a request and put it in line; `sink` hears of everything on the thread that steps.
         Raises JobError if it can't run."""
@@ -214,8 +219,10 @@ class Engine:
 
     @property
     def room(self) -> int:
-        """How many more sequences fit into the batch."""
-        return max(0, self.max_batch - self.running - self.waiting)
+        """How many more sequences fit into the batch and the short line before it, which keeps
+        the batch full while the next ones are fetched."""
+        line = self.max_batch // LINE
+        return max(0, self.max_batch + line - self.running - self.waiting)
 
     @property
     def cache_bytes(self) -> tuple[int, int]:

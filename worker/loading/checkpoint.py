@@ -21,9 +21,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from jobs.types import JobError
+from worker.loading.pages import release
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER = 100_000_000  # bytes, as the format's own reader allows
+RELEASE_BYTES = 128 * 2**20  # read pages that stay resident while loading
 SAMPLE = 1 << 16  # bytes of each tensor that the fingerprint reads
 
 DTYPES: dict[str, torch.dtype] = {
@@ -52,6 +54,7 @@ class Checkpoint:
         self.folder = folder
         self._files = ExitStack()
         self._open: dict[Path, Any] = {}
+        self._touched = 0  # bytes whose pages may be resident
         self.tensors: dict[str, TensorHeader] = {}
         index = folder / INDEX
         if index.is_file():
@@ -75,6 +78,7 @@ class Checkpoint:
         trace: TracebackType | None,
     ) -> None:
         self._files.close()
+        release(self._open)
 
     @property
     def parameters(self) -> int:
@@ -102,6 +106,10 @@ class Checkpoint:
     def read(self, name: str) -> torch.Tensor:
         """One tensor, as a view of the mapped file: its pages are read when they are used."""
         header = self.tensors[name]
+        self._touched += header.end - header.begin
+        if self._touched > RELEASE_BYTES:
+            release(self._open)
+            self._touched = header.end - header.begin
         if header.file not in self._open:
             opened = safe_open(header.file, framework="pt")
             self._open[header.file] = self._files.enter_context(opened)
