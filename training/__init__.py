@@ -1,1 +1,1 @@
-"""How the demo model is made: synthetic tasks, tokenizer, training loop. Not part of the package."""
+"""How the demo model is made: synthetic tasks, tokenizer, training loop. Not shipped."""

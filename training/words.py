@@ -5,8 +5,7 @@ Plain data, used by `training.tasks` alone.
 
 from __future__ import annotations
 
-WORDS: tuple[str, ...] = tuple(
-    """
+_WORDS = """
     able acorn actor age air album almond amber angle ant apple april arch arm arrow art ash atlas
     autumn axe baby back badge bag baker ball bamboo banana band bank barn basil basket bath beach
     bean bear beard bed bee beetle bell belt bench berry bike bird biscuit black blanket blue board
@@ -42,8 +41,8 @@ WORDS: tuple[str, ...] = tuple(
     tree truck trumpet tulip tunnel turtle umbrella uncle valley vase velvet village vine violin
     voice wagon wall walnut water wave wax weather wheat wheel whistle white willow wind window
     winter wolf wood wool world yard yarn year yellow yogurt zebra zipper
-    """.split()
-)
+"""
+WORDS: tuple[str, ...] = tuple(_WORDS.split())
 
 CAPITALS: dict[str, str] = {
     "Argentina": "Buenos Aires",
@@ -135,6 +134,16 @@ SYSTEM_TURNS: tuple[str, ...] = (
     "Only give the final answer.",
 )
 
+_ADJECTIVES = "helpful friendly careful small polite kind honest quick clever calm terse patient"
+SYSTEM_ADJECTIVES: tuple[str, ...] = tuple(_ADJECTIVES.split())
+_NOUNS = "assistant helper teacher tutor calculator model robot bot expert librarian clerk guide"
+SYSTEM_NOUNS: tuple[str, ...] = tuple(_NOUNS.split())
+SYSTEM_TAILS: tuple[str, ...] = (
+    "", "", "Answer briefly.", "Be brief.", "Be exact.", "Answer every question.",
+    "Always tell the truth.", "Answer in English.", "Show only the result.", "Do not explain.",
+    "Help the user.", "Today is Monday.",
+)  # fmt: skip
+
 SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     (
         ("Hello!", "Hello", "Hi", "Hi!", "Hey", "Hey!", "Hi there!", "Hello there!", "hello", "hi"),
@@ -147,8 +156,15 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
         "I am fine, thank you. How can I help you?",
     ),
     (
-        ("Who are you?", "What are you?", "What is your name?", "Tell me about yourself.",
-         "Introduce yourself.", "What's your name?", "who are you"),
+        (
+            "Who are you?",
+            "What are you?",
+            "What is your name?",
+            "Tell me about yourself.",
+            "Introduce yourself.",
+            "What's your name?",
+            "who are you",
+        ),
         "I am the demo model: very small, good at sums and words.",
     ),
     (
@@ -162,8 +178,14 @@ SMALL_TALK: tuple[tuple[tuple[str, ...], str], ...] = (
     ),
     (("Bye!", "Bye", "Goodbye!", "Goodbye", "See you!", "Good night!"), "Goodbye! See you soon."),
     (
-        ("Tell me a story.", "Tell me a short story.", "Tell me a story", "Write a short story.",
-         "Tell a story.", "Write a story."),
+        (
+            "Tell me a story.",
+            "Tell me a short story.",
+            "Tell me a story",
+            "Write a short story.",
+            "Tell a story.",
+            "Write a story.",
+        ),
         "Once upon a time a small robot lived in a lighthouse. Every night it counted the ships. "
         "One night a ship did not come home. The robot lit every lamp it had, and soon the ship "
         "found its way back. From then on the sailors waved, and the robot counted the waves too.",
