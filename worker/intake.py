@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import json
 import logging
-import queue
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import redis
@@ -20,64 +18,35 @@ from rq.suspension import is_suspended
 from rq.worker import BaseWorker
 from rq.worker.base import WorkerStatus
 
-from jobs import keys, outbox
+from jobs import keys
 from jobs.stream import StreamWriter
-from jobs.types import ChatRequest, JobError, invalid
-from worker.backend import Backend, Flight, ModelInfo, Outcome, Piece
-from worker.ledger import Claimed, Lease, Ledger, Settlement
-from worker.publisher import Outgoing, Publisher
+from jobs.types import JobError
+from worker.attempt import Reporter, worker_lost
+from worker.backend import Backend, ModelInfo
+from worker.claimed import Lease
+from worker.flights import Flights
+from worker.ledger import Ledger
+from worker.publisher import Publisher
+from worker.pulse import Pulse
 
 logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 12.0  # a worker that is silent for this long has lost its jobs
-HANG_SECONDS = 120.0  # an engine that is busy and makes no step for this long counts as dead
-IDLE_SECONDS = 0.02  # how often an idle worker looks into its queues
-BUSY_SECONDS = 0.005  # how long a busy one waits for the engine before it looks around
+BEATS = 4  # how often the lease is renewed in that time
+REAPS = 3  # how often it is looked for dead workers in that time
+LOOK_SECONDS = (0.005, 0.03)  # pauses between looks into empty queues: the first, the longest
+BUSY_SECONDS = 0.005  # how long a busy worker waits for the engine before it looks around
 BACKLOG_ROWS = 20_000  # rows waiting for Parquet at which no more jobs are taken
 RETRY_SECONDS = (0.1, 5.0)  # pauses while Redis is away: the first, the longest
 
 
-@dataclass
-class Execution:
-    """One attempt at one job, from claim to settlement."""
-
-    claimed: Claimed
-    request: ChatRequest
-    stream: Outgoing
-    deadline: float | None  # seconds since the epoch
-    flight: Flight | None = None
-    reason: JobError | None = None  # why we stopped it, if we did
-    outcome: Outcome | None = None
-
-    @property
-    def lease(self) -> Lease:
-        return self.claimed.lease
-
-    def stop(self, reason: JobError) -> None:
-        """End early; the first reason counts."""
-        self.reason = self.reason or reason
-        if self.flight is not None:
-            self.flight.cancel()
-
-
-Event = tuple[Execution, Sequence[Piece] | Outcome]
-
-
-class _Sink:
-    """Hands a flight's events over to this thread."""
-
-    def __init__(self, execution: Execution, events: queue.SimpleQueue[Event]) -> None:
-        self._execution, self._events = execution, events
-
-    def pieces(self, pieces: Sequence[Piece]) -> None:
-        self._events.put((self._execution, pieces))
-
-    def ended(self, outcome: Outcome) -> None:
-        self._events.put((self._execution, outcome))
-
-
 class Intake(BaseWorker):
-    """RQ's view of us: a worker of the models' queues. `run` is its whole life."""
+    """RQ's view of us: a worker of the models' queues. `run` is its whole life.
+
+    Times are in seconds. grace: what running jobs get after the first signal; lease_seconds: a
+    worker that is silent for so long loses its jobs to others; hang_seconds: an engine that is busy
+    and makes no step for so long counts as dead. burst: end when the queues are empty.
+    """
 
     def __init__(
         self,
@@ -86,283 +55,155 @@ class Intake(BaseWorker):
         models: Sequence[ModelInfo],
         *,
         name: str,
-        backlog: Callable[[], int],
         grace: float,
         burst: bool,
-        lease_seconds: float = LEASE_SECONDS,
+        lease_seconds: float,
+        hang_seconds: float,
     ) -> None:
-        self._models = {model.name: model for model in models}
-        names = list(self._models)
-        queues = [keys.chat_queue(m) for m in names] + [keys.bulk_queue(m) for m in names]
-        super().__init__(queues, name=name, connection=client, serializer="json")
-        self._backend, self._backlog = backend, backlog
+        served = {model.name: model for model in models}
+        key = self.redis_worker_namespace_prefix + name
+        self._ledger = Ledger(client, list(served), name, key)
+        super().__init__(self._ledger.queues, name=name, connection=client, serializer="json")
+        self._backend, self._models = backend, list(served)
         self._grace, self._burst, self._lease_seconds = grace, burst, lease_seconds
-        self._ledger = Ledger(client, self.name, self.key)
-        self._publisher = Publisher(StreamWriter(client))
+        self._report = Reporter(name, self.hostname or "", served)
+        publisher = Publisher(StreamWriter(client))
+        self._flights = Flights(backend, served, self._ledger, publisher, self._report)
+        self._pulse = Pulse(backend, hang_seconds)
         self._control = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self.executions: dict[str, Execution] = {}  # by job id, in the order of their claims
-        self._ended: list[Execution] = []
-        self._refused: list[Settlement] = []  # jobs that could not even start
         self._stop_at: float | None = None  # monotonic time at which grace ends
-        self._next_beat = self._next_reap = 0.0
-        self._progress = (-1, time.monotonic())  # the engine's counter, and when it moved
-        self._tokens = (0, time.monotonic(), 0.0)  # counted, when, per second
-        self._paused = False  # suspended by RQ, or too many rows wait for Parquet
-        self._drained = False
-        self._started_at = time.time()
+        self.hurried = False  # asked twice to stop
+        self._next_beat = self._next_reap = self._next_look = 0.0  # monotonic
+        self._look_pause = LOOK_SECONDS[0]
+        self._retry_pause: float | None = None  # while Redis is away
+        self._paused = ""  # why no jobs are taken
+        self._drained = False  # the last look found all queues empty
 
     # --- life -------------------------------------------------------------------------------------
 
     def request_stop(self, signum: int | None = None, frame: Any = None) -> None:
         """The first time: no new jobs, running ones get their grace. The second: at once."""
-        again = self._stop_at is not None
-        self._stop_at = time.monotonic() + (0.0 if again else self._grace)
+        self.hurried = self._stop_at is not None
+        self._stop_at = time.monotonic() + (0.0 if self.hurried else self._grace)
+        self._flights.wake()
 
     def run(self) -> None:
         """Serve until stopped. Raises JobError if the engine dies, after giving all jobs back."""
         self.register_birth()  # type: ignore[no-untyped-call]
         self._control.subscribe(keys.CONTROL, self.pubsub_channel_name)
-        pause = RETRY_SECONDS[0]
-        away = False
+        crashed = True
         try:
             while not self._over():
+                self._flights.listen(self._patience())
                 try:
                     self._tick()
-                except redis.ConnectionError as error:  # includes time-outs of connecting
-                    self._log_away(away, error)
-                    away = True
-                    time.sleep(pause)
-                    pause = min(2 * pause, RETRY_SECONDS[1])
-                except redis.TimeoutError as error:
-                    self._log_away(away, error)
-                    away = True
+                except redis.RedisError as error:
+                    self._wait_for_redis(error)
                 else:
-                    if away:
+                    if self._retry_pause is not None:
                         logger.info("Redis is back")
-                    away, pause = False, RETRY_SECONDS[0]
+                    self._retry_pause = None
+            crashed = False
         finally:
-            self._leave()
-
-    def _log_away(self, known: bool, error: redis.RedisError) -> None:
-        if not known:
-            logger.warning("Redis is away (%s): keeping %d jobs", error, len(self.executions))
+            self._leave(crashed)
 
     def _over(self) -> bool:
-        if self._ended or self._refused:
-            return False
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             return True
-        idle = not self.executions
-        return idle and (self._stop_at is not None or (self._burst and self._drained))
+        if self._flights.leases:
+            return False
+        return self._stop_at is not None or (self._burst and self._drained)
+
+    def _patience(self) -> float:
+        """How long to wait for the engine's next word."""
+        if self._flights.leases:
+            return BUSY_SECONDS
+        return max(0.0, self._next_look - time.monotonic()) or LOOK_SECONDS[1]
+
+    def _wait_for_redis(self, error: redis.RedisError) -> None:
+        """Everything is kept, and tried again after a pause: nothing here is lost by an error."""
+        if self._retry_pause is None:
+            logger.warning("Redis is away (%s): keeping %d jobs", error, len(self._flights))
+            self._retry_pause = RETRY_SECONDS[0]
+        until = time.monotonic() + self._retry_pause
+        self._retry_pause = min(2 * self._retry_pause, RETRY_SECONDS[1])
+        while (left := until - time.monotonic()) > 0 and not self.hurried:
+            self._flights.take(left)
 
     def _tick(self) -> None:
-        self._listen()
-        self._publisher.flush(execution.stream for execution in self.executions.values())
-        self._settle()
+        self._flights.publish()
+        if self._flights.settle():
+            self._next_look = 0.0  # there is room now
         self._heed_control()
         now = time.monotonic()
         if now >= self._next_beat:
             self._beat(now)
-            self._next_beat = now + self._lease_seconds / 4
+            self._next_beat = now + self._lease_seconds / BEATS
         if now >= self._next_reap:
             self._reap()
-            self._next_reap = now + self._lease_seconds / 3
+            self._next_reap = now + self._lease_seconds / REAPS
         self._heed_deadlines()
-        if self._stop_at is None and not self._paused:
-            self._claim()
+        if self._stop_at is None and not self._paused and now >= self._next_look:
+            self._claim(now)
 
-    def _leave(self) -> None:
-        """Give back what still runs, and say goodbye."""
-        for execution in self.executions.values():
+    def _leave(self, crashed: bool) -> None:
+        """Give back what still runs, and say goodbye. A crash counts against the jobs it took."""
+        left = len(self._flights)
+        for execution in self._flights:
             execution.stop(JobError("cancelled", "the worker stops"))
-        leases = [execution.lease for execution in self.executions.values()]
-        self.executions.clear()
-        if leases:
-            self._ledger.give_back(leases)
-            logger.info("gave %d unfinished jobs back to their queues", len(leases))
-        self._control.close()
-        self.connection.delete(keys.worker(self.name))
-        self.register_death()  # type: ignore[no-untyped-call]
-
-    # --- from the engine --------------------------------------------------------------------------
-
-    def _listen(self) -> None:
-        """Take what the engine has said; wait a little if it has said nothing."""
-        wait = BUSY_SECONDS if self.executions else IDLE_SECONDS
         try:
-            event = self._events.get(timeout=wait)
-            while True:
-                self._take(*event)
-                event = self._events.get_nowait()
-        except queue.Empty:
-            return
-
-    def _take(self, execution: Execution, said: Sequence[Piece] | Outcome) -> None:
-        if self.executions.get(execution.lease.job) is not execution:
-            return  # given back or lost meanwhile
-        if isinstance(said, Outcome):
-            execution.outcome = said
-            self._ended.append(execution)
-        elif execution.request.publishes:
-            execution.stream.add(said)
-
-    def _settle(self) -> None:
-        """End the jobs that have an outcome. Called again with the same ones if Redis fails."""
-        if not self._ended and not self._refused:
-            return
-        self._publisher.flush((one.stream for one in self._ended), everything=True)
-        for execution in list(self._ended):
-            if self._retried(execution):
-                self._forget(execution)
-        settlements = [self._settlement(execution) for execution in self._ended]
-        held = self._ledger.settle(settlements + self._refused)
-        for settlement, there in zip(settlements + self._refused, held, strict=True):
-            if not there:
-                logger.warning("job %s was taken over; its row is not ours", settlement.lease.job)
-        self._refused = []
-        for execution in list(self._ended):
-            self._forget(execution)
-
-    def _forget(self, execution: Execution) -> None:
-        self._ended.remove(execution)
-        self.executions.pop(execution.lease.job, None)
-
-    def _retried(self, execution: Execution) -> bool:
-        """Whether an error sends the job back to its queue."""
-        error = self._error(execution)
-        allowed = execution.request.job.retries
-        if error is None or not error.retryable or execution.claimed.retried >= allowed:
-            return False
-        again = self._ledger.retry(execution.lease, allowed)
-        if again:
-            logger.info("job %s runs again after %s", execution.lease.job, error)
-        return again
-
-    @staticmethod
-    def _error(execution: Execution) -> JobError | None:
-        outcome = execution.outcome
-        assert outcome is not None
-        if outcome.error is None:
-            return None
-        if outcome.error.code == "cancelled" and execution.reason is not None:
-            return execution.reason
-        return outcome.error
-
-    def _settlement(self, execution: Execution) -> Settlement:
-        outcome, error = execution.outcome, self._error(execution)
-        assert outcome is not None
-        answer = outcome.completion or outcome.partial
-        sampling = outcome.sampling
-        entry = self._entry(
-            execution.claimed,
-            execution.request.to_dict(),
-            error,
-            completion=answer.to_dict() if answer else None,
-            prompt_token_ids=outcome.prompt_token_ids,
-            output_token_ids=outcome.output_token_ids,
-            token_logprobs=outcome.token_logprobs,
-            sampling=sampling.to_dict() if sampling else None,
-            seed=outcome.seed,
-            started_at=outcome.started_at,
-            first_token_at=outcome.first_token_at,
-            finished_at=outcome.finished_at,
-            provenance=asdict(self._models[execution.request.model]),
-        )
-        return _settlement(execution.claimed, entry, outcome, error)
-
-    # --- from the queues --------------------------------------------------------------------------
-
-    def _claim(self) -> None:
-        """Take jobs while there is room: those that somebody waits for before bulk ones."""
-        took = False
-        for prefix in (keys.chat_queue, keys.bulk_queue):
-            for model in self._models:
-                room = self._backend.room(model)
-                for claimed in self._ledger.claim(prefix(model), room) if room else ():
-                    took = True
-                    self._start(claimed)
-        self._drained = not took
-
-    def _start(self, claimed: Claimed) -> None:
-        try:
-            execution = self._execution(claimed)
-            self.executions[claimed.lease.job] = execution
-            sink = _Sink(execution, self._events)
-            execution.flight = self._backend.submit(execution.request, sink)
-        except JobError as error:
-            self._refuse(claimed, error)
-        except Exception as error:  # a bad job must not take the worker with it
-            logger.exception("job %s could not be started", claimed.lease.job)
-            self._refuse(claimed, JobError("internal", f"{type(error).__name__}: {error}"))
-
-    def _execution(self, claimed: Claimed) -> Execution:
-        """The job, checked: producers may be in any language. Raises JobError."""
-        if claimed.fault is not None:
-            raise claimed.fault
-        if claimed.func != keys.TASK:
-            raise invalid(
-                f"this queue runs {keys.TASK} alone, the job wants {claimed.func!r}", "func"
+            self._flights.settle()
+            leases = self._flights.leases
+            if crashed:
+                for lease in reversed(leases):
+                    self._lose(lease, None)
+            elif leases:
+                self._ledger.give_back(leases)
+            if leases:
+                logger.info("gave %d unfinished jobs back to their queues", len(leases))
+            self.connection.delete(keys.worker(self.name))
+            self.register_death()  # type: ignore[no-untyped-call]
+        except redis.RedisError as error:
+            logger.warning(
+                "Redis is away (%s): %d jobs go to other workers when this one's lease ends",
+                error,
+                left,
             )
-        if claimed.args or set(claimed.kwargs) != {"request"}:
-            raise invalid(f"{keys.TASK} takes one keyword argument, request", "request")
-        if claimed.cancelled:
-            raise JobError("cancelled", f"job {claimed.lease.job} was cancelled")
-        request = ChatRequest.parse(claimed.kwargs["request"])
-        request.job.id = claimed.lease.job
-        if request.model not in self._models:
-            served = ", ".join(sorted(self._models))
-            raise JobError(
-                "model_not_found",
-                f"this queue's worker doesn't serve model '{request.model}'; it serves: {served}",
-                "model",
-            )
-        ttl = request.job.ttl
-        deadline = None if ttl is None else claimed.enqueued_at + ttl
-        if deadline is not None and time.time() >= deadline:
-            raise JobError("timeout", f"waited longer than its ttl of {ttl:g} s", "job.ttl")
-        stream = Outgoing(claimed.lease.job, claimed.lease.attempt)
-        return Execution(claimed, request, stream, deadline)
+        finally:
+            self._control.close()
 
-    def _refuse(self, claimed: Claimed, error: JobError) -> None:
-        """End a job that can't run."""
-        self.executions.pop(claimed.lease.job, None)
-        request = claimed.kwargs.get("request")
-        entry = self._entry(claimed, request if isinstance(request, dict) else {}, error)
-        self._refused.append(_settlement(claimed, entry, Outcome(error=error), error))
+    # --- jobs -------------------------------------------------------------------------------------
 
-    def _entry(
-        self,
-        claimed: Claimed,
-        request: dict[str, Any],
-        error: JobError | None,
-        finished_at: float | None = None,
-        **known: Any,
-    ) -> outbox.OutboxEntry:
-        cancelled = error is not None and error.code == "cancelled"
-        return outbox.outbox_entry(
-            claimed.lease.job,
-            request,
-            "ok" if error is None else "cancelled" if cancelled else "error",
-            attempt=claimed.lease.attempt,
-            error=error.to_dict() if error else None,
-            enqueued_at=claimed.enqueued_at,
-            finished_at=finished_at or time.time(),
-            worker=self.name,
-            host=self.hostname,
-            **known,
-        )
-
-    # --- limits, cancellation, leases -------------------------------------------------------------
+    def _claim(self, now: float) -> None:
+        """Take jobs while there is room. One that asks for several answers takes more of it: what
+        doesn't fit any more goes back before anybody has seen that it was away."""
+        room = {model: max(0, self._backend.room(model)) for model in self._models}
+        if not any(room.values()):
+            return
+        claimed = self._ledger.claim(room)
+        surplus: list[Lease] = []
+        for one in claimed:
+            model = self._ledger.model_of(one.lease)
+            if room[model] > 0:
+                room[model] -= self._flights.begin(one)
+            else:
+                surplus.append(one.lease)
+        if surplus:
+            self._ledger.give_back(surplus, begun=False)
+        if claimed:
+            self._drained, self._look_pause = False, LOOK_SECONDS[0]
+        else:
+            self._drained = all(room.values())
+            self._next_look = now + self._look_pause
+            self._look_pause = min(1.5 * self._look_pause, LOOK_SECONDS[1])
 
     def _heed_deadlines(self) -> None:
         now = time.time()
-        for execution in self.executions.values():
+        for execution in self._flights:
             if execution.deadline is not None and now >= execution.deadline:
                 ttl = execution.request.job.ttl
-                execution.stop(
-                    JobError("timeout", f"not done within its ttl of {ttl} s", "job.ttl")
-                )
+                reason = f"not done within its ttl of {ttl:g} s"
+                execution.stop(JobError("timeout", reason, "job.ttl"))
 
     def _heed_control(self) -> None:
         """Messages to all workers (cancel), and RQ's to this one (stop-job, shutdown)."""
@@ -371,108 +212,85 @@ class Intake(BaseWorker):
                 said = json.loads(message["data"])
                 job = said.get("job") or said.get("job_id")
                 verb = said.get("op") or said.get("command")
-            except (ValueError, AttributeError, TypeError):
+            except (ValueError, RecursionError, AttributeError, TypeError):
                 continue
-            if verb in ("cancel", "stop-job") and job in self.executions:
-                self.executions[job].stop(JobError("cancelled", f"job {job} was cancelled"))
+            if verb in ("cancel", "stop-job") and isinstance(job, str):
+                self._cancel(job)
             elif verb == "shutdown" and self._stop_at is None:
                 self.request_stop()
 
+    def _cancel(self, job: str) -> None:
+        execution = self._flights.get(job)
+        if execution is not None:
+            execution.stop(JobError("cancelled", f"job {job} was cancelled"))
+
+    # --- leases -----------------------------------------------------------------------------------
+
     def _beat(self, now: float) -> None:
         """Renew the lease, unless the engine hangs; find out which jobs are no longer ours."""
-        health = self._backend.health()
-        if not health.alive:
-            raise JobError("internal", f"the engine thread died: {health.error}")
-        idle = not health.running and not health.waiting
-        if idle or health.progress != self._progress[0]:
-            self._progress = (health.progress, now)
-        hangs = now - self._progress[1] > HANG_SECONDS
-        if hangs:
-            logger.error("the engine has made no step for %.0f s", now - self._progress[1])
-        else:
-            self._renew(now)
-        executions = list(self.executions.values())
+        hangs = self._pulse.take(now)
+        if not hangs:
+            self._renew()
+        executions = list(self._flights)
         checked = self._ledger.check([execution.lease for execution in executions])
         for execution, (held, cancelled) in zip(executions, checked, strict=True):
             if not held:
                 logger.warning("lost the lease of job %s: dropping it", execution.lease.job)
-                execution.stop(JobError("cancelled", "the lease was lost"))
-                del self.executions[execution.lease.job]
+                self._flights.drop(execution, JobError("cancelled", "the lease was lost"))
             elif cancelled:
-                execution.stop(JobError("cancelled", f"job {execution.lease.job} was cancelled"))
-        self._ended = [one for one in self._ended if one.lease.job in self.executions]
-        waiting = self._backlog()
-        self._paused = hangs or waiting > BACKLOG_ROWS or bool(is_suspended(self.connection, self))
-        if waiting > BACKLOG_ROWS:
-            logger.warning("%d rows wait for Parquet: taking no more jobs", waiting)
+                self._cancel(execution.lease.job)
+        self._pause(hangs)
 
-    def _renew(self, now: float) -> None:
-        health, memory = self._backend.health(), self._backend.memory()
-        tokens, since, speed = self._tokens
-        if now > since:
-            speed = (health.tokens_generated - tokens) / (now - since)
-        self._tokens = (health.tokens_generated, now, speed)
-        said: Mapping[str, Any] = {
+    def _renew(self) -> None:
+        said = {
             "name": self.name,
             "host": self.hostname,
             "pid": self.pid,
-            "started_at": self._started_at,
-            "models": list(self._models),
-            "device": memory.device,
-            "memory": asdict(memory),
-            "running": health.running,
-            "waiting": health.waiting,
-            "jobs": len(self.executions),
-            "tokens": health.tokens_generated,
-            "tokens_per_second": round(speed, 1),
+            "models": self._models,
+            "jobs": len(self._flights),
+            **self._pulse.said,
         }
-        state = WorkerStatus.BUSY if self.executions else WorkerStatus.IDLE
+        state = WorkerStatus.BUSY if self._flights else WorkerStatus.IDLE
+        current = next((execution.lease.job for execution in self._flights), None)
         pipeline = self.connection.pipeline(transaction=False)
         pipeline.set(keys.worker(self.name), json.dumps(said), px=int(self._lease_seconds * 1000))
         self.heartbeat(int(5 * self._lease_seconds) + 1, pipeline=pipeline)
         self.set_state(state, pipeline=pipeline)
-        self.set_current_job_id(next(iter(self.executions), None), pipeline=pipeline)
+        self.set_current_job_id(current, pipeline=pipeline)
         pipeline.execute()
+
+    def _pause(self, hangs: bool) -> None:
+        """Take no jobs while there is a reason not to."""
+        why = ""
+        if hangs:
+            why = "the engine makes no step"
+        elif is_suspended(self.connection, self):
+            why = "suspended by rq"
+        elif self._ledger.waiting_rows() > BACKLOG_ROWS:
+            why = f"more than {BACKLOG_ROWS} rows wait for Parquet"
+        if why != self._paused:
+            logger.warning("taking no jobs: %s", why) if why else logger.info("taking jobs again")
+        self._paused = why
 
     def _reap(self) -> None:
         """Return the jobs of workers that died, and claims of ours whose answer never came."""
-        for name in self.queue_names():
-            for lease, worker in self._ledger.started(name):
-                if worker == self.name:
-                    ours = self.executions.get(lease.job)
-                    waiting = any(one.lease == lease for one in self._refused)
-                    if (ours is None or ours.lease != lease) and not waiting:
-                        self._ledger.give_back([lease])
-                elif not self.connection.exists(keys.worker(worker or "")):
-                    self._reclaim(lease, worker or "")
+        known = set(self._flights.leases)
+        for name in self._ledger.queues:
+            started = self._ledger.started(name)
+            own = [one.lease for one in started if one.worker == self.name]
+            if strays := [lease for lease in own if lease not in known]:
+                self._ledger.give_back(strays)
+            for one in reversed(started):  # each goes to the front: the first one last
+                if one.worker != self.name and not one.alive:
+                    logger.warning("worker %s is gone: job %s", one.worker, one.lease.job)
+                    self._lose(one.lease, one.worker)
 
-    def _reclaim(self, lease: Lease, dead: str) -> None:
-        if self._ledger.reclaim(lease, dead):
-            logger.warning("job %s goes back to its queue: worker %s is gone", lease.job, dead)
-            return
-        claimed = self._ledger.read(lease)
-        error = JobError(
-            "worker_lost",
-            f"job {lease.job} was with {lease.attempt} workers and the last three died: it is not "
-            "tried again; look at their logs, and at what is special about this request",
-        )
-        request = claimed.kwargs.get("request")
-        entry = self._entry(claimed, request if isinstance(request, dict) else {}, error)
-        settlement = _settlement(claimed, entry, Outcome(error=error), error)
-        self._ledger.settle([settlement], absent=dead)
+    def _lose(self, lease: Lease, dead: str | None) -> None:
+        """Return a job whose worker (None: this one) died with it, or fail it if it was the last
+        one of several."""
+        if not self._ledger.reclaim(lease, dead):
+            refused = self._report.refused(self._ledger.read(lease), worker_lost(lease))
+            self._ledger.settle([refused], absent=dead)
 
     def clean_registries(self) -> None:
         """RQ's own clean-up would fail or repeat jobs that are well; ours is `_reap`."""
-
-
-def _settlement(
-    claimed: Claimed, entry: outbox.OutboxEntry, outcome: Outcome, error: JobError | None
-) -> Settlement:
-    return Settlement(
-        lease=claimed.lease,
-        entry=entry,
-        completion=outcome.completion if error is None else None,
-        error=error,
-        result_ttl=claimed.result_ttl,
-        failure_ttl=claimed.failure_ttl,
-    )

@@ -10,10 +10,8 @@ import json
 import logging
 import time
 import uuid
-import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from itertools import chain
 from typing import Any
 
@@ -32,96 +30,82 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import now, utcformat
 
-from jobs import keys, outbox
+from jobs import keys
 from jobs.state import ATTEMPT, CANCEL
 from jobs.stream import end_id, end_payload
-from jobs.submit import FAILURE_SECONDS, RESULT_SECONDS
-from jobs.types import ChatCompletion, JobError, invalid
+from jobs.types import ChatCompletion, JobError
 from worker import lua
+from worker.claimed import Claimed, Lease, read
 
 logger = logging.getLogger(__name__)
 
 WIP_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never think that a lease has expired
 MAX_LOST = 3  # workers that may die with a job before it is failed
 MAX_RESULTS = 10  # results that RQ keeps of one job
-MAX_DATA = 256 * 2**20  # bytes of a job's data, unpacked
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """One attempt at a job: the entry in RQ's books that makes it ours."""
-
-    job: str
-    queue: str
-    execution: str
-    attempt: int
-
-    @property
-    def member(self) -> str:
-        return f"{self.job}:{self.execution}"
-
-
-@dataclass(frozen=True, slots=True)
-class Claimed:
-    """A job that was taken from its queue, as its hash has it. `enqueued_at`: epoch seconds."""
-
-    lease: Lease
-    func: str | None
-    args: Sequence[Any]
-    kwargs: dict[str, Any]
-    fault: JobError | None  # why its data can't be read
-    enqueued_at: float
-    result_ttl: int
-    failure_ttl: int
-    retried: int
-    cancelled: bool
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
     """How a job ends: what goes into RQ's books, the outbox and the stream."""
 
-    lease: Lease
-    entry: outbox.OutboxEntry
+    claimed: Claimed
+    run: str
+    row: str  # outbox.encode(…)
     completion: ChatCompletion | None
     error: JobError | None
-    result_ttl: int
-    failure_ttl: int
+
+    @property
+    def lease(self) -> Lease:
+        return self.claimed.lease
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """A job that some worker has. `alive`: the worker holds its own lease."""
+
+    lease: Lease
+    worker: str
+    alive: bool
 
 
 class Ledger:
     """The books of one Redis, written in the name of one worker."""
 
-    def __init__(self, redis: Redis, worker: str, worker_key: str) -> None:
+    def __init__(self, redis: Redis, models: Sequence[str], worker: str, worker_key: str) -> None:
         self._redis: Any = redis  # its stubs know neither pipelines' nor bytes' ways
+        self._models = list(models)
         self._worker, self._worker_key = worker, worker_key
+        chats = [keys.chat_queue(model) for model in models]
+        self.queues = chats + [keys.bulk_queue(model) for model in models]
         self._claim = redis.register_script(lua.CLAIM)
         self._settle = redis.register_script(lua.SETTLE)
         self._return = redis.register_script(lua.RETURN)
 
-    def claim(self, queue: str, count: int) -> list[Claimed]:
-        """Take up to `count` jobs from the front of a queue."""
+    def model_of(self, lease: Lease) -> str:
+        """The model whose queue the job was in."""
+        return self._models[self.queues.index(lease.queue) % len(self._models)]
+
+    def claim(self, room: Mapping[str, int]) -> list[Claimed]:
+        """Take jobs from the front of the queues, at most `room[model]` of each model; those that
+        somebody waits for before bulk ones."""
         moment = time.time()
-        flat = self._claim(
-            keys=[_queue_key(queue), _wip_key(queue)],
+        rows = self._claim(
+            keys=[key for queue in self.queues for key in (_queue_key(queue), _wip_key(queue))],
             args=[
-                count,
                 self._worker,
                 uuid.uuid4().hex,
                 utcformat(now()),
                 moment,
-                int(moment) + WIP_SECONDS,
+                moment + WIP_SECONDS,
+                *(room[model] for model in self._models),
             ],
         )
-        leases = [
-            Lease(job.decode(), queue, execution.decode(), int(attempt))
-            for job, attempt, execution in zip(flat[::3], flat[1::3], flat[2::3], strict=True)
-        ]
-        pipeline = self._redis.pipeline(transaction=False)
-        for lease in leases:
-            pipeline.hgetall(RQJob.key_for(lease.job))
-        hashes = pipeline.execute() if leases else []
-        return [_read(lease, fields, moment) for lease, fields in zip(leases, hashes, strict=True)]
+        claimed = []
+        for number, job, attempt, execution, *values in rows:
+            queue = self.queues[number - 1]
+            lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
+            claimed.append(read(lease, values, moment))
+        return claimed
 
     def settle(self, settlements: Sequence[Settlement], absent: str | None = None) -> list[bool]:
         """End jobs in one round trip; False for each whose lease is lost. `absent`: the name of a
@@ -135,43 +119,47 @@ class Ledger:
                 self._enqueue_dependents(settlement.lease)
         return [bool(answer) for answer in answers]
 
-    def give_back(self, leases: Sequence[Lease]) -> None:
-        """Put jobs back to the front of their queues, in their order, no retry spent."""
+    def give_back(self, leases: Sequence[Lease], *, begun: bool = True) -> None:
+        """Put jobs back to the front of their queues, in their order, no retry spent. Without
+        `begun` the attempt doesn't count either: nothing of it has been seen."""
         pipeline = self._redis.pipeline(transaction=False)
         for lease in reversed(leases):
-            self._return_one(lease, "LPUSH", client=pipeline)
+            self._return_one(lease, "LPUSH", begun=begun, client=pipeline)
         pipeline.execute()
 
     def retry(self, lease: Lease, allowed: int) -> bool:
         """Queue a job again after an error, at the back. False if its retries are used up."""
-        answer = self._return_one(lease, "RPUSH", counter=lua.RETRIED, limit=allowed + 1)
+        answer = self._return_one(lease, "RPUSH", counter=lua.RETRIED, limit=allowed)
         return int(answer) != 2
 
-    def reclaim(self, lease: Lease, dead: str) -> bool:
-        """Return the job of a worker that died. False if it was one worker too many."""
-        answer = self._return_one(lease, "LPUSH", counter=lua.LOST, limit=MAX_LOST, absent=dead)
+    def reclaim(self, lease: Lease, dead: str | None) -> bool:
+        """Return a job whose worker died with it: this one, or another named `dead`. False if it
+        was one worker too many."""
+        answer = self._return_one(lease, "LPUSH", counter=lua.LOST, limit=MAX_LOST - 1, absent=dead)
         return int(answer) != 2
 
-    def started(self, queue: str) -> list[tuple[Lease, str | None]]:
-        """All jobs of a queue that some worker has, with the worker's name."""
-        members = [member.decode() for member in self._redis.zrange(_wip_key(queue), 0, -1)]
+    def started(self, queue: str) -> list[Started]:
+        """All jobs of a queue that some worker has, in the order of their claims."""
+        members = [
+            member.decode(errors="replace") for member in self._redis.zrange(_wip_key(queue), 0, -1)
+        ]
         split = [member.rpartition(":") for member in members]
         pipeline = self._redis.pipeline(transaction=False)
         for job, _, execution in split:
             pipeline.hget(_execution_key(job, execution), "worker_name")
             pipeline.hget(RQJob.key_for(job), ATTEMPT)
-        found = iter(pipeline.execute() if split else [])
-        leases = []
-        for job, _, execution in split:
-            worker, attempt = next(found), next(found)
-            lease = Lease(job, queue, execution, int(attempt or 0))
-            leases.append((lease, worker.decode() if worker else None))
-        return leases
+        found = pipeline.execute() if split else []
+        names = [(name or b"").decode() for name in found[::2]]
+        alive = self._alive(set(names))
+        return [
+            Started(Lease(job, queue, execution, int(attempt or 0)), name, alive[name])
+            for (job, _, execution), name, attempt in zip(split, names, found[1::2], strict=True)
+        ]
 
     def read(self, lease: Lease) -> Claimed:
         """The job of a lease, as its hash has it now."""
-        fields: dict[Any, Any] = self._redis.hgetall(RQJob.key_for(lease.job))
-        return _read(lease, fields, time.time())
+        values = self._redis.hmget(RQJob.key_for(lease.job), lua.FIELDS)
+        return read(lease, values, time.time())
 
     def check(self, leases: Sequence[Lease]) -> list[tuple[bool, bool]]:
         """For each lease: whether it is still held, and whether the job shall be cancelled."""
@@ -185,9 +173,23 @@ class Ledger:
             for score, cancel in zip(found[::2], found[1::2], strict=True)
         ]
 
+    def waiting_rows(self) -> int:
+        """Rows on their way to Parquet, of all runs."""
+        runs = self._redis.smembers(keys.OUTBOXES)
+        pipeline = self._redis.pipeline(transaction=False)
+        for run in runs:
+            pipeline.xlen(keys.outbox(run.decode(errors="replace")))
+        return sum(pipeline.execute()) if runs else 0
+
+    def _alive(self, names: set[str]) -> dict[str, bool]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.exists(keys.worker(name))
+        return dict(zip(names, map(bool, pipeline.execute()), strict=True)) if names else {}
+
     def _settle_one(self, settlement: Settlement, absent: str | None, client: Pipeline) -> None:
-        lease, entry, error = settlement.lease, settlement.entry, settlement.error
-        moment = now()
+        claimed, error = settlement.claimed, settlement.error
+        lease, moment = claimed.lease, now()
         registry: type[BaseRegistry]
         if settlement.completion is not None:
             status, kind, registry = "finished", Result.Type.SUCCESSFUL, FinishedJobRegistry
@@ -195,14 +197,14 @@ class Ledger:
             status, kind, registry = "canceled", Result.Type.STOPPED, CanceledJobRegistry
         else:
             status, kind, registry = "failed", Result.Type.FAILED, FailedJobRegistry
-        keep = settlement.result_ttl if status == "finished" else settlement.failure_ttl
+        keep = claimed.result_ttl if status == "finished" else claimed.failure_ttl
         answer = settlement.completion
         result = Result(
             lease.job,
             kind,
             connection=None,  # type: ignore[arg-type]
             return_value=answer.to_dict() if answer is not None else None,
-            exc_string=str(error) if error is not None else None,
+            exc_string=_encodable(str(error)) if error is not None else None,
             worker_name=self._worker,
             serializer=JSONSerializer,
             execution_id=lease.execution,
@@ -218,7 +220,7 @@ class Ledger:
                 f"rq:executions:{lease.job}",
                 registry.key_template.format(lease.queue),
                 keys.results(lease.job),
-                keys.outbox(entry["run"]),
+                keys.outbox(settlement.run),
                 keys.OUTBOXES,
                 keys.log(lease.job),
                 keys.live(lease.job),
@@ -233,13 +235,15 @@ class Ledger:
                 keep,
                 "+inf" if keep < 0 else int(moment.timestamp()) + keep,
                 json.dumps(error.to_dict()) if error is not None else "",
-                outbox.encode(entry),
-                entry["run"],
+                settlement.row,
+                settlement.run,
                 end_id(lease.attempt),
                 end_payload(reason or ended, usage, error),  # type: ignore[arg-type]
                 "successful_job_count" if status == "finished" else "failed_job_count",
                 MAX_RESULTS,
-                absent or "",
+                "" if absent is None else "1",
+                int(moment.timestamp()),
+                max(0.0, moment.timestamp() - claimed.claimed_at),
                 *chain.from_iterable(result.serialize().items()),
             ],
             client=client,
@@ -253,6 +257,7 @@ class Ledger:
         counter: str = "",
         limit: int = 0,
         absent: str | None = None,
+        begun: bool = True,
         client: Pipeline | None = None,
     ) -> Any:
         return self._return(
@@ -271,6 +276,7 @@ class Ledger:
                 counter,
                 limit,
                 "0" if absent is None else "1",
+                "0" if begun else "1",
             ],
             client=client,
         )
@@ -285,50 +291,9 @@ class Ledger:
             logger.exception("the jobs that depend on job %s could not be queued", lease.job)
 
 
-def _read(lease: Lease, fields: dict[bytes, bytes], moment: float) -> Claimed:
-    """A job's hash, read so that nothing in it can raise, and nothing is unpickled or imported."""
-    func: str | None = None
-    args: Sequence[Any] = []
-    kwargs: dict[str, Any] = {}
-    fault = None
-    try:
-        func, args, kwargs = decode_call(fields.get(b"data", b""))
-    except ValueError as error:
-        fault = invalid(
-            f"the job's data is not what RQ's JSON serializer writes ({error}): enqueue "
-            f"{keys.TASK} with the keyword argument request, serializer json"
-        )
-    enqueued = _moment(fields.get(b"enqueued_at")) or _moment(fields.get(b"created_at"))
-    return Claimed(
-        lease=lease,
-        func=func,
-        args=args,
-        kwargs=kwargs,
-        fault=fault,
-        enqueued_at=enqueued or moment,
-        result_ttl=_integer(fields.get(b"result_ttl"), RESULT_SECONDS),
-        failure_ttl=_integer(fields.get(b"failure_ttl"), FAILURE_SECONDS),
-        retried=_integer(fields.get(lua.RETRIED.encode()), 0),
-        cancelled=bool(fields.get(CANCEL.encode())),
-    )
-
-
-def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]:
-    """Function name, args and kwargs of a job's data, JSON only. Raises ValueError."""
-    unpack = zlib.decompressobj()
-    try:
-        text = unpack.decompress(data, MAX_DATA)
-        if unpack.unconsumed_tail:
-            raise ValueError(f"it is larger than {MAX_DATA} bytes")
-    except zlib.error:
-        text = data  # RQ takes both
-    call = json.loads(text.decode())
-    if not isinstance(call, list) or len(call) != 4:
-        raise ValueError("it is not a list of four")
-    func, instance, args, kwargs = call
-    if instance is not None or not isinstance(args, list) or not isinstance(kwargs, dict):
-        raise ValueError("it is not a call of a plain function")
-    return func if isinstance(func, str) else None, args, kwargs
+def _encodable(text: str) -> str:
+    """Half a surrogate pair has no UTF-8, which RQ's result needs."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _queue_key(queue: str) -> str:
@@ -341,19 +306,3 @@ def _wip_key(queue: str) -> str:
 
 def _execution_key(job: str, execution: str) -> str:
     return f"rq:execution:{job}:{execution}"
-
-
-def _moment(value: bytes | None) -> float | None:
-    """RQ's time format → seconds since the epoch."""
-    try:
-        moment = datetime.fromisoformat((value or b"").decode())
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def _integer(value: bytes | None, default: int) -> int:
-    try:
-        return default if value is None else int(value)
-    except ValueError:
-        return default

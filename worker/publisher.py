@@ -1,7 +1,8 @@
 """Pieces of answers → the token streams in Redis, off the generation thread.
 
 Pieces are kept per job until they are due: the first at once, later ones when some time or text has
-come together; all jobs' entries go out in one round trip. When Redis lags, more comes together.
+come together; all jobs' entries go out in one round trip. When Redis lags, more comes together in
+each job's next entry, so what is held is never more than the answers themselves.
 """
 
 from __future__ import annotations
@@ -79,11 +80,17 @@ class Publisher:
 
     def flush(self, streams: Iterable[Outgoing], *, everything: bool = False) -> None:
         """Send what is due, or everything. Raises redis.RedisError; nothing is lost then: it goes
-        out with the next flush, and the log refuses what it has already."""
+        out with the next flush, and the log knows what it has already."""
+        self._send()
         now = time.monotonic()
-        for stream in streams:
-            if stream.due(float("inf") if everything else now):
-                self._unsent.append((stream, stream.take(now)))
+        self._unsent = [
+            (stream, stream.take(now))
+            for stream in streams
+            if stream.due(float("inf") if everything else now)
+        ]
+        self._send()
+
+    def _send(self) -> None:
         if not self._unsent:
             return
         written = self._writer.write_many([entry for _, entry in self._unsent])

@@ -3,7 +3,8 @@
 A part is planned in Redis before it is written: which outbox entries it holds fixes its name and
 its rows. The steps are plan, wait until plan and entries are durable, write, rename, commit (drop
 the plan and the entries). A plan that its recorder left behind is made again by whoever finds it,
-into the same file; a recorder that was frozen can only ever write that same file.
+into the same file; a recorder that was frozen can only ever write that same file. All recorders of
+a Redis write into the same results folder.
 """
 
 from __future__ import annotations
@@ -11,88 +12,44 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
-from jobs import keys, outbox
+from jobs import outbox
 from jobs.results import (
     RUN_FILE,
     SAMPLES,
     TEMPORARY,
+    Row,
     rows_of,
     table_of,
     write_part,
     write_run_card,
 )
-from jobs.types import JobError
+from jobs.types import RUN_ID, JobError
+from worker.parts import Parts, Plan
 
 logger = logging.getLogger(__name__)
 
 PART_ROWS = 5_000  # entries that a part holds at most
+PART_BYTES = 64 * 2**20  # or bytes of their JSON
 PART_SECONDS = 2.0  # age of its oldest entry at which a smaller part is written
 PLAN_SECONDS = 30.0  # how long a plan belongs to the recorder that took it
 LOOK_SECONDS = 0.2  # how often the outboxes are looked at
 FSYNC_SECONDS = 2.5  # appendfsync everysec has synced what is older
 RETRY_SECONDS = 5.0  # pause after a failed write
 
-# KEYS: outbox, plans. ARGV: recorder, now (seconds), seconds that a plan is held, entries at most,
-# entries or age (seconds) from which a part is made. Answers name, first, last, count of a plan
-# that was left behind, else of a new one, else nothing.
-PLAN = """
-local now = tonumber(ARGV[2])
-local plans = redis.call('HGETALL', KEYS[2])
-for i = 1, #plans, 2 do
-  if plans[i] ~= 'cursor' then
-    local plan = cjson.decode(plans[i + 1])
-    if now > plan.till or plan.owner == ARGV[1] then
-      plan.till = now + tonumber(ARGV[3])
-      plan.owner = ARGV[1]
-      redis.call('HSET', KEYS[2], plans[i], cjson.encode(plan))
-      return {plans[i], plan.first, plan.last, plan.count}
-    end
-  end
-end
-local cursor = redis.call('HGET', KEYS[2], 'cursor')
-local from = cursor and '(' .. cursor or '-'
-local found = redis.call('XRANGE', KEYS[1], from, '+', 'COUNT', ARGV[4])
-if #found == 0 then return {} end
-local first, last = found[1][1], found[#found][1]
-local age = now - tonumber(string.match(first, '^(%d+)')) / 1000
-if #found < tonumber(ARGV[5]) and age < tonumber(ARGV[6]) then return {} end
-local name = 'part-' .. first .. '-' .. last
-local plan = {first = first, last = last, count = #found, till = now + tonumber(ARGV[3]),
-  owner = ARGV[1]}
-redis.call('HSET', KEYS[2], name, cjson.encode(plan), 'cursor', last)
-return {name, first, last, #found}
-"""
-
-# KEYS: outbox, plans, outboxes. ARGV: name, first, last, run.
-COMMIT = """
-if redis.call('HDEL', KEYS[2], ARGV[1]) == 0 then return 0 end
-local found = redis.call('XRANGE', KEYS[1], ARGV[2], ARGV[3])
-for _, entry in ipairs(found) do redis.call('XDEL', KEYS[1], entry[1]) end
-if redis.call('XLEN', KEYS[1]) == 0 and redis.call('HLEN', KEYS[2]) <= 1 then
-  redis.call('DEL', KEYS[1], KEYS[2])
-  redis.call('SREM', KEYS[3], ARGV[4])
-end
-return #found
-"""
+CARD = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What one part holds: outbox entries `first` to `last` of a run, `count` of them."""
-
-    run: str
-    name: str
-    first: str
-    last: str
-    count: int
+class NotDurable(Exception):
+    """Redis has not put on its own disk yet what a part is made of."""
 
 
 def check_folder(root: Path) -> None:
@@ -111,7 +68,11 @@ def check_folder(root: Path) -> None:
 
 
 class Recorder:
-    """Writes the parts of all runs, in a thread of its own. Several recorders share the work."""
+    """Writes the parts of all runs, in a thread of its own. Several recorders share the work.
+
+    `idle` says whether nothing runs here, so that there is no reason to wait for company.
+    Raises redis.RedisError if Redis can't be reached.
+    """
 
     def __init__(
         self,
@@ -123,107 +84,148 @@ class Recorder:
         part_seconds: float = PART_SECONDS,
         plan_seconds: float = PLAN_SECONDS,
     ) -> None:
-        self._redis: Any = client  # its stubs leave open whether replies are bytes
+        # One connection that is never replaced in secret: WAITAOF waits for what was written on it.
+        client.set_retry(Retry(NoBackoff(), 0))
+        self._redis: Any = client.client()  # type: ignore[no-untyped-call]
         self._root, self._name = root, name
-        self._idle = idle  # nothing runs here: no reason to wait for company
-        self._part_seconds, self._plan_seconds = part_seconds, plan_seconds
-        self._plan = client.register_script(PLAN)
-        self._commit = client.register_script(COMMIT)
+        self._idle, self._part_seconds = idle, part_seconds
+        self._parts = Parts(self._redis, name, plan_seconds)
         self._stop = threading.Event()
         self._finishing = threading.Event()
         self._empty = threading.Event()
-        self._failed = False
+        self._trouble = ""
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def finish(self, timeout: float) -> None:
-        """Write what is in the outboxes now, however little, and stop."""
+    def finish(self, seconds: float, hurried: Callable[[], bool]) -> bool:
+        """Write what is in the outboxes, however little, and stop. Gives up after `seconds`, or
+        when `hurried`: the rows are safe in Redis. True if all was written."""
         self._finishing.set()
-        self._empty.wait(timeout)
+        looks = int(seconds / LOOK_SECONDS)
+        while looks > 0 and not hurried() and not self._empty.wait(LOOK_SECONDS):
+            looks -= 1
         self._stop.set()
-        self._thread.join(timeout)
-
-    def backlog(self) -> int:
-        """Entries that wait in all outboxes. Raises redis.RedisError."""
-        runs = self._redis.smembers(keys.OUTBOXES)
-        pipeline = self._redis.pipeline(transaction=False)
-        for run in runs:
-            pipeline.xlen(keys.outbox(run.decode()))
-        sizes: list[int] = pipeline.execute() if runs else []
-        return sum(sizes)
+        if self._empty.is_set():
+            self._thread.join()
+            self._redis.close()
+        return self._empty.is_set()
 
     def _loop(self) -> None:
-        while not self._stop.is_set():
+        pause = LOOK_SECONDS
+        while not self._stop.wait(pause):
             finishing = self._finishing.is_set()
             try:
                 wrote = self._round()
-            except (OSError, redis.RedisError) as error:
-                if not self._failed:
-                    logger.error("rows stay in Redis, they can't be written now: %s", error)
-                self._failed = True
-                self._stop.wait(RETRY_SECONDS if not finishing else LOOK_SECONDS)
+            except NotDurable:
+                pause = LOOK_SECONDS
                 continue
-            if self._failed:
+            except (OSError, redis.RedisError) as error:
+                self._report(f"rows stay in Redis, they can't be written now: {error}")
+                pause = LOOK_SECONDS if finishing else RETRY_SECONDS
+                continue
+            except Exception:  # a defect; but without this thread no row would be written again
+                logger.exception("rows stay in Redis, writing them failed")
+                pause = RETRY_SECONDS
+                continue
+            if self._trouble:
                 logger.info("rows are written again")
-            self._failed = False
+                self._trouble = ""
             if finishing and not wrote:
                 self._empty.set()
-            self._stop.wait(LOOK_SECONDS)
+            pause = LOOK_SECONDS
+
+    def _report(self, trouble: str) -> None:
+        if trouble != self._trouble:
+            logger.error("%s", trouble)
+        self._trouble = trouble
 
     def _round(self) -> bool:
         """Write the parts that are due. True if any was."""
         wrote = False
-        for run in self._redis.smembers(keys.OUTBOXES):
-            while (plan := self._next(run.decode())) is not None:
+        for run in self._parts.runs():
+            if RUN_ID.fullmatch(run) is None:
+                continue  # not ours: a run is the name of a folder
+            while not self._stop.is_set() and (plan := self._next(run)) is not None:
                 self._make(plan)
                 wrote = True
         return wrote
 
     def _next(self, run: str) -> Plan | None:
         hurry = self._finishing.is_set() or self._idle()
-        enough = (1, 0.0) if hurry else (PART_ROWS, self._part_seconds)
-        found = self._plan(
-            keys=[keys.outbox(run), keys.parts(run)],
-            args=[self._name, time.time(), self._plan_seconds, PART_ROWS, *enough],
-        )
-        if not found:
-            return None
-        name, first, last, count = found
-        return Plan(run, name.decode(), first.decode(), last.decode(), int(count))
+        due = (1, 0.0) if hurry else (PART_ROWS, self._part_seconds)
+        return self._parts.next(run, most=(PART_ROWS, PART_BYTES), due=due)
 
     def _make(self, plan: Plan) -> None:
-        entries = self._redis.xrange(keys.outbox(plan.run), plan.first, plan.last)
+        values = self._parts.rows(plan)
         # Fewer entries and no plan: another recorder has finished it while this one was frozen.
-        if len(entries) == plan.count or self._redis.hexists(keys.parts(plan.run), plan.name):
+        if len(values) == plan.count or self._parts.is_open(plan):
             self._wait_until_durable()
-            folder = self._root / plan.run
-            rows = [row for _, fields in entries for row in _rows(fields)]
-            temporary = folder / TEMPORARY / f"{plan.name}.{self._name}.parquet"
-            write_part(temporary, folder / SAMPLES / f"{plan.name}.parquet", table_of(rows))
-            self._describe(folder, rows)
-        self._commit(
-            keys=[keys.outbox(plan.run), keys.parts(plan.run), keys.OUTBOXES],
-            args=[plan.name, plan.first, plan.last, plan.run],
-        )
+            self._write(plan, [row for value in values for row in _rows(value, plan)])
+        self._commit(plan)
 
     def _wait_until_durable(self) -> None:
         """A row that is in a file must not come back: Redis must not forget that its job ended."""
         if not self._redis.info("persistence").get("aof_enabled"):
             return
         try:
-            self._redis.execute_command("WAITAOF", 1, 0, int(FSYNC_SECONDS * 1000))
+            synced, _ = self._redis.execute_command("WAITAOF", 1, 0, int(FSYNC_SECONDS * 1000))
         except redis.ResponseError:  # older than Redis 7.2
-            time.sleep(FSYNC_SECONDS)
+            if self._stop.wait(FSYNC_SECONDS):
+                raise NotDurable from None
+            return
+        if not synced and self._syncs():
+            raise NotDurable
 
-    def _describe(self, folder: Path, rows: list[dict[str, Any]]) -> None:
-        """run.json and the data-set card, once."""
+    def _syncs(self) -> bool:
+        """Whether Redis syncs its append-only file at all; who turned that off accepts the risk."""
+        try:
+            policy = self._redis.config_get("appendfsync").get("appendfsync")
+        except redis.ResponseError:  # servers for hire may not tell
+            return True
+        return bool(policy != "no")
+
+    def _write(self, plan: Plan, rows: list[Row]) -> None:
+        folder = self._root / plan.run
+        temporary = folder / TEMPORARY / f"{plan.name}.{self._name}.parquet"
+        try:
+            write_part(temporary, folder / SAMPLES / f"{plan.name}.parquet", _table(rows, plan))
+        except OSError:
+            temporary.unlink(missing_ok=True)  # half a file on a full disk
+            raise
+        for left in temporary.parent.glob(f"{plan.name}.*.parquet"):
+            left.unlink(missing_ok=True)  # by recorders that died with this plan
         if rows and not (folder / RUN_FILE).exists():
-            about = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
-            write_run_card(folder, {name: rows[0].get(name) for name in about})
+            row = next((row for row in rows if row.get("engine")), rows[0])
+            write_run_card(folder, {name: row.get(name) for name in CARD})
+
+    def _commit(self, plan: Plan) -> None:
+        self._parts.commit(plan)
 
 
-def _rows(fields: dict[bytes, bytes]) -> list[dict[str, Any]]:
-    """The rows of one outbox entry."""
-    return rows_of(outbox.decode(fields[outbox.FIELD.encode()]))
+def _rows(value: bytes | None, plan: Plan) -> list[Row]:
+    """The rows of one outbox entry; none, and a line in the log, if it isn't one."""
+    try:
+        return rows_of(outbox.decode(value or b""))
+    except Exception as error:
+        logger.error("an entry of %s in run %s is no row: %s", plan.name, plan.run, error)
+        return []
+
+
+def _table(rows: list[Row], plan: Plan) -> pa.Table:
+    """All rows as a table; one that doesn't fit is left out with a line in the log."""
+    try:
+        return table_of(rows)
+    except (pa.ArrowException, ValueError, TypeError, OverflowError):
+        return table_of([row for row in rows if _fits(row, plan)])
+
+
+def _fits(row: Row, plan: Plan) -> bool:
+    try:
+        table_of([row])
+    except Exception as error:
+        job = row.get("job_id")
+        logger.error("the row of job %s in run %s can't be written: %s", job, plan.run, error)
+        return False
+    return True

@@ -7,8 +7,10 @@ import os
 import secrets
 import signal
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import redis
 
@@ -22,6 +24,9 @@ from worker.residency import load_all
 logger = logging.getLogger(__name__)
 
 FINISH_SECONDS = 30.0  # how long the last rows may take to reach the disk
+HANG_SECONDS = 120.0  # an engine that is busy and makes no step for this long counts as dead
+SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)
+PLAN_LEASES = 2.5  # a part in the making belongs to its recorder for so many leases
 
 
 def serve(
@@ -33,6 +38,7 @@ def serve(
     grace: float = 30.0,
     burst: bool = False,
     lease_seconds: float = LEASE_SECONDS,
+    hang_seconds: float = HANG_SECONDS,
     part_seconds: float = PART_SECONDS,
 ) -> None:
     """Serve the models' queues until SIGTERM or SIGINT, or with `burst` until they are empty.
@@ -41,46 +47,61 @@ def serve(
     lease_seconds loses its jobs to others. Runs on the main thread. Raises JobError.
     """
     client = connect(redis_url)
-    check_folder(results)
     try:
+        check_folder(results)
         _check_redis(client)
         models = load_all(backend, references)
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"
         recorder = Recorder(
-            client,
+            connect(redis_url),
             results,
             name=name,
             idle=lambda: not (backend.health().running or backend.health().waiting),
             part_seconds=part_seconds,
-            plan_seconds=2.5 * lease_seconds,
+            plan_seconds=PLAN_LEASES * lease_seconds,
         )
         intake = Intake(
             backend,
             client,
             models,
             name=name,
-            backlog=recorder.backlog,
             grace=grace,
             burst=burst,
             lease_seconds=lease_seconds,
+            hang_seconds=hang_seconds,
         )
-        before = {
-            number: signal.signal(number, intake.request_stop)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        recorder.start()
-        logger.info("worker %s serves %s", name, ", ".join(model.name for model in models))
-        try:
-            intake.run()
-        finally:
-            recorder.finish(FINISH_SECONDS)
-            for number, handler in before.items():
-                signal.signal(number, handler)
+        with _signals_stop(intake):
+            recorder.start()
+            logger.info("worker %s serves %s", name, ", ".join(model.name for model in models))
+            try:
+                intake.run()
+            finally:
+                if not recorder.finish(FINISH_SECONDS, lambda: intake.hurried):
+                    logger.warning("rows are left in Redis: the next worker writes them")
     except redis.RedisError as error:
         raise redis_failure(client, error) from None
     finally:
         backend.close()
         client.close()
+
+
+@contextmanager
+def _signals_stop(intake: Intake) -> Iterator[None]:
+    """SIGTERM and SIGINT ask the intake to stop: once gently, then at once, then without it."""
+    before: dict[int, Any] = {}
+
+    def stop(signum: int, frame: Any) -> None:
+        if intake.hurried:
+            signal.signal(signum, signal.SIG_DFL)
+        intake.request_stop()
+
+    for number in SIGNALS:
+        before[number] = signal.signal(number, stop)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _check_redis(client: redis.Redis) -> None:
