@@ -1,0 +1,34 @@
+"""`chatjobs demo` ends with one row per job and a right answer, even if its worker is killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections import Counter
+from pathlib import Path
+
+from jobs import Results
+from tests.cli.conftest import Spawn
+
+
+def test_the_demo_survives_the_death_of_its_worker(spawn: Spawn, tmp_path: Path) -> None:
+    count = 150
+    demo = spawn("demo", "--rows", str(count), "--run", "r1", "--results", str(tmp_path))
+    assert demo.stderr is not None
+    worker = 0
+    for line in demo.stderr:
+        if found := re.match(r"worker: process (\d+)", line):
+            worker = int(found[1])
+        if re.match(r"\d+/150 rows", line):  # under way
+            os.kill(worker, signal.SIGKILL)
+            break
+    out, err = demo.communicate(timeout=120)
+    assert demo.returncode == 0, err
+    assert "SIGKILL" in err
+    rows = Results(tmp_path).table("r1").to_pylist()
+    assert Counter(row["row_index"] for row in rows) == Counter(range(count))
+    assert re.search(rf"^  all +{count} ", out, re.M)
+    assert re.search(r"tokens/s$", out, re.M)
+    assert str(tmp_path / "r1") in out
+    assert out.endswith("> What is 17 + 25?\n42\n")
