@@ -1,7 +1,8 @@
 """The memory of all sequences of one model: slots, their growth, and the limit on bytes.
 
-Each sequence has one slot, a row in every layer's storage. Rows are as many as the highest slot in
-use needs, columns grow by doubling; all is given back when nobody uses it.
+Each sequence has one slot, a row in every layer's storage. There are rows for all slots, and
+columns double, where the limit allows it; else both are what is needed. All is given back when
+nobody uses it.
 """
 
 from __future__ import annotations
@@ -66,11 +67,15 @@ class CachePool:
         while wider < columns:
             wider *= 2
         wider = min(wider, max(self._max_columns, columns))
-        for size in (wider, max(columns, self._columns)):
-            if self._bytes(slots, size) <= self.limit_bytes:
+        for rows, size in (
+            (self._max_slots, wider),
+            (slots, wider),
+            (slots, max(columns, self._columns)),
+        ):
+            if self._bytes(rows, size) <= self.limit_bytes:
                 for layer in self.layers:
-                    layer.resize(slots, size)
-                self._slots, self._columns = slots, size
+                    layer.resize(rows, size, keep=min(slots, self._slots))
+                self._slots, self._columns = rows, size
                 return True
         return False
 

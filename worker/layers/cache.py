@@ -6,8 +6,10 @@ Storage is a tensor with one row ("slot") per sequence. Keys are kept after RoPE
 
 from __future__ import annotations
 
+from math import prod
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -19,9 +21,9 @@ class LayerCache(Protocol):
 
     needs_clearing: bool  # whether a new sequence reads what an earlier one left in its slot
 
-    def resize(self, slots: int, columns: int) -> None:
+    def resize(self, slots: int, columns: int, *, keep: int) -> None:
         """Room for exactly `slots` sequences of up to `columns` tokens, never fewer columns than
-        before; what the kept slots hold stays."""
+        before; what the first `keep` slots hold stays."""
 
     def bytes_for(self, slots: int, columns: int) -> int:
         """Bytes of the storage that `resize` with these numbers makes."""
@@ -58,9 +60,9 @@ class FullKVCache:
         self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._values = torch.zeros_like(self._keys)
 
-    def resize(self, slots: int, columns: int) -> None:
-        self._keys = resized(self._keys, slots, columns)
-        self._values = resized(self._values, slots, columns)
+    def resize(self, slots: int, columns: int, *, keep: int) -> None:
+        self._keys = resized(self._keys, slots, columns, keep)
+        self._values = resized(self._values, slots, columns, keep)
 
     def bytes_for(self, slots: int, columns: int) -> int:
         return 2 * slots * columns * self._heads * self._dim * self._keys.element_size()
@@ -99,9 +101,9 @@ class WindowKVCache:
         self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._values = torch.zeros_like(self._keys)
 
-    def resize(self, slots: int, columns: int) -> None:
-        self._keys = resized(self._keys, slots, min(columns, self._size))
-        self._values = resized(self._values, slots, min(columns, self._size))
+    def resize(self, slots: int, columns: int, *, keep: int) -> None:
+        self._keys = resized(self._keys, slots, min(columns, self._size), keep)
+        self._values = resized(self._values, slots, min(columns, self._size), keep)
 
     def bytes_for(self, slots: int, columns: int) -> int:
         columns = min(columns, self._size)
@@ -160,9 +162,9 @@ class RecurrentCache:
         self.inputs = torch.zeros(0, kernel - 1, channels, dtype=dtype, device=device)
         self.state = torch.zeros(0, heads, key_dim, value_dim, device=device)  # float32
 
-    def resize(self, slots: int, columns: int) -> None:
-        self.inputs = _with_slots(self.inputs, slots)
-        self.state = _with_slots(self.state, slots)
+    def resize(self, slots: int, columns: int, *, keep: int) -> None:
+        self.inputs = _with_slots(self.inputs, slots, keep)
+        self.state = _with_slots(self.state, slots, keep)
 
     def bytes_for(self, slots: int, columns: int) -> int:
         return slots * sum(
@@ -174,21 +176,28 @@ class RecurrentCache:
         self.state[slot].zero_()
 
 
-def _with_slots(storage: Tensor, slots: int) -> Tensor:
+def _with_slots(storage: Tensor, slots: int, keep: int) -> Tensor:
     if slots == len(storage):
         return storage
-    other = storage.new_zeros(slots, *storage.shape[1:])
-    kept = min(slots, len(storage))
-    other[:kept] = storage[:kept]
+    other = zeros_like(storage, slots, *storage.shape[1:])
+    other[:keep] = storage[:keep]
     return other
 
 
-def resized(storage: Tensor, slots: int, columns: int) -> Tensor:
-    """`storage` [slots, heads, columns, dim] of another size; what is new is 0."""
+def resized(storage: Tensor, slots: int, columns: int, keep: int) -> Tensor:
+    """`storage` [slots, heads, columns, dim] of another size; beyond its first `keep` slots 0."""
     old_slots, heads, old_columns, dim = storage.shape
     if (slots, columns) == (old_slots, old_columns):
         return storage
-    kept = min(slots, old_slots)
-    other = storage.new_zeros(slots, heads, columns, dim)
-    other[:kept, :, :old_columns] = storage[:kept]
+    other = zeros_like(storage, slots, heads, columns, dim)
+    other[:keep, :, :old_columns] = storage[:keep]
     return other
+
+
+def zeros_like(storage: Tensor, *shape: int) -> Tensor:
+    """Zeros of storage's kind. On the CPU the system provides them, page by page as they are used:
+    room that no sequence has reached yet costs neither time nor memory."""
+    if storage.device.type != "cpu":
+        return storage.new_zeros(shape)
+    room = np.zeros(prod(shape) * storage.element_size(), dtype=np.uint8)
+    return torch.from_numpy(room).view(storage.dtype).view(shape)

@@ -1,0 +1,77 @@
+"""The main job as a whole: real Redis, real worker processes, the real demo model."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+from jobs import ChatRequest, Client, Results
+from jobs.cli import lines
+from worker.demo import DATASET
+from worker.embedded import EmbeddedRedis
+
+COMMAND = Path(sys.executable).with_name("chatjobs")
+SECONDS = 120.0
+
+
+def start_worker(url: str, results: Path) -> subprocess.Popen[bytes]:
+    words = ("work", "--model", "demo", "--redis", url, "--results", str(results), "-q")
+    return subprocess.Popen([COMMAND, *words])
+
+
+def demo_requests(run: str, count: int) -> list[ChatRequest]:
+    with DATASET.open("rb") as file:
+        rows, _ = lines.read(file, lines.Defaults(model="demo", run=run))
+    return [row.request.model_copy(update={"temperature": 0.0}) for row in rows[:count]]
+
+
+def finished(results: Results, run: str) -> int:
+    return results.dataset(run).count_rows() if run in results.runs() else 0
+
+
+@pytest.mark.timeout(300)
+def test_a_worker_killed_in_the_middle_costs_no_row_and_doubles_none(tmp_path: Path) -> None:
+    count, results = 160, Results(tmp_path)
+    with EmbeddedRedis() as redis, Client(redis.url) as client:
+        jobs = client.submit_many(demo_requests("killed", count))
+        worker = start_worker(redis.url, tmp_path)
+        jobs[count // 4].result(timeout=SECONDS)
+        worker.kill()
+        worker.wait()
+        left = [job for job in jobs if job.status() != "finished"]
+        assert left, "the worker was too quick to be killed in the middle"
+        worker = start_worker(redis.url, tmp_path)
+        try:
+            answers = [job.result(timeout=SECONDS) for job in jobs]
+            deadline = time.monotonic() + SECONDS
+            while finished(results, "killed") < count and time.monotonic() < deadline:
+                time.sleep(0.1)
+        finally:
+            worker.terminate()
+            assert worker.wait(timeout=60) == 0
+    rows = results.table(run="killed").to_pylist()
+    assert Counter(row["row_index"] for row in rows) == Counter(range(count))
+    by_job = {row["job_id"]: row["text"] for row in rows}
+    assert by_job == {job.id: answer.text for job, answer in zip(jobs, answers, strict=True)}
+    assert {row["status"] for row in rows} == {"ok"}
+
+
+@pytest.mark.timeout(300)
+def test_the_demo_ends_with_a_table_and_a_right_answer(tmp_path: Path) -> None:
+    words = ("demo", "--rows", "60", "--run", "tour", "--results", str(tmp_path))
+    done = subprocess.run([COMMAND, *words], capture_output=True, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split("17 + 25")[-1].split()[-1:] != []
+    assert "42" in done.stdout.split("What is 17 + 25?")[-1]
+    assert "accuracy" in done.stdout
+    rows = Results(tmp_path).table(run="tour").to_pylist()
+    assert len(rows) == 60
+    right = sum(row["text"].strip() == row["target"] for row in rows)
+    assert right / len(rows) >= 0.85
+    assert {json.loads(row["metadata"])["task"] for row in rows} > {"addition"}
