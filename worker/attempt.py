@@ -61,11 +61,14 @@ def admit(claimed: Claimed, models: Mapping[str, ModelInfo]) -> Execution:
         raise claimed.fault
     if claimed.func != keys.TASK:
         raise invalid(f"this queue runs {keys.TASK} alone, the job wants {claimed.func!r}", "func")
-    if claimed.args or set(claimed.kwargs) != {"request"}:
-        raise invalid(f"{keys.TASK} takes one keyword argument, request", "request")
+    content = claimed.kwargs.get("request")
+    if claimed.args or len(claimed.kwargs) != 1 or not isinstance(content, dict):
+        raise invalid(
+            f"{keys.TASK} takes one keyword argument, request, which is a JSON object", "request"
+        )
     if claimed.cancelled:
         raise JobError("cancelled", f"job {claimed.lease.job} was cancelled")
-    request = ChatRequest.parse(claimed.kwargs["request"])
+    request = ChatRequest.parse(content)
     request.job.id = claimed.lease.job
     if request.model not in models:
         served = ", ".join(sorted(models))

@@ -94,9 +94,10 @@ def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]
     unpack = zlib.decompressobj()
     try:
         text = unpack.decompress(data, MAX_DATA)
-    except zlib.error:
-        text = data  # RQ takes both
-    if unpack.unconsumed_tail or len(text) > MAX_DATA:
+        rest = unpack.unconsumed_tail
+    except zlib.error:  # RQ takes both
+        text, rest = data[:MAX_DATA], data[MAX_DATA:]
+    if rest:
         raise ValueError(f"it is larger than {MAX_DATA} bytes")
     try:
         call = json.loads(text.decode())

@@ -239,7 +239,7 @@ class Ledger:
                 settlement.run,
                 end_id(lease.attempt),
                 end_payload(reason or ended, usage, error),  # type: ignore[arg-type]
-                "successful_job_count" if status == "finished" else "failed_job_count",
+                {"finished": "successful_job_count", "failed": "failed_job_count"}.get(status, ""),
                 MAX_RESULTS,
                 "" if absent is None else "1",
                 int(moment.timestamp()),

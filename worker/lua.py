@@ -63,8 +63,8 @@ return taken
 # Started → finished, failed or canceled. KEYS: job, wip, execution, executions, registry, results,
 # outbox, outboxes, log, live, worker, lease of another worker that must be gone ('' in ARGV[14]
 # means: not looked at). ARGV: job id, execution id, status, ended_at, seconds to keep (-1: for
-# ever), registry score, error JSON ('' if none), outbox row, run, end id, end payload, name of the
-# worker's counter, max results kept, lease to look at, now (seconds), seconds that it ran, result
+# ever), registry score, error JSON ('' if none), outbox row, run, end id, end payload, name of a
+# counter of the worker ('' for none), max results kept, lease to look at, now (seconds), seconds that it ran, result
 # as field, value, …
 # Answers 0 if the lease is lost, else 1 + the number of dependents.
 SETTLE = (
@@ -97,7 +97,7 @@ if redis.call('EXISTS', KEYS[1]) == 1 then
 end
 end_stream(KEYS[9], KEYS[10], ARGV[10], ARGV[11])
 if redis.call('EXISTS', KEYS[11]) == 1 then
-  redis.pcall('HINCRBY', KEYS[11], ARGV[12], 1)
+  if ARGV[12] ~= '' then redis.pcall('HINCRBY', KEYS[11], ARGV[12], 1) end
   redis.pcall('HINCRBYFLOAT', KEYS[11], 'total_working_time', ARGV[16])
 end
 return 1 + dependents

@@ -103,6 +103,11 @@ class Parts:
         """The runs that have rows waiting."""
         return sorted(run.decode(errors="replace") for run in self._redis.smembers(keys.OUTBOXES))
 
+    def open(self) -> bool:
+        """Whether a part of any run is in the making."""
+        plans = (self._redis.hkeys(keys.parts(run)) for run in self.runs())
+        return any(set(names) - {b"cursor"} for names in plans)
+
     def next(self, run: str, *, most: tuple[int, int], due: tuple[int, float]) -> Plan | None:
         """A part to make, if there is one. `most`: rows and bytes in it; `due`: rows, or the age of
         its oldest row in seconds, from which it is made."""

@@ -94,47 +94,52 @@ class Recorder:
         self._finishing = threading.Event()
         self._empty = threading.Event()
         self._trouble = ""
+        self._with_others = False
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def finish(self, seconds: float, hurried: Callable[[], bool]) -> bool:
-        """Write what is in the outboxes, however little, and stop. Gives up after `seconds`, or
-        when `hurried`: the rows are safe in Redis. True if all was written."""
+    def finish(
+        self, seconds: float, *, hurried: Callable[[], bool], with_others: bool = False
+    ) -> bool:
+        """Write what is in the outboxes, however little, and stop; `with_others` waits for the parts
+        that other recorders are making, or have died with. Gives up after `seconds`, or when
+        `hurried`: the rows are safe in Redis. True if all was written."""
+        self._with_others = with_others
         self._finishing.set()
         looks = int(seconds / LOOK_SECONDS)
         while looks > 0 and not hurried() and not self._empty.wait(LOOK_SECONDS):
             looks -= 1
-        self._stop.set()
+        self._stop.set()  # a part in the making is finished, or made again by another recorder
         if self._empty.is_set():
             self._thread.join()
             self._redis.close()
         return self._empty.is_set()
 
     def _loop(self) -> None:
-        pause = LOOK_SECONDS
-        while not self._stop.wait(pause):
+        while not self._empty.is_set() and not self._stop.is_set():
             finishing = self._finishing.is_set()
+            pause = LOOK_SECONDS
             try:
                 wrote = self._round()
             except NotDurable:
-                pause = LOOK_SECONDS
-                continue
+                pass
             except (OSError, redis.RedisError) as error:
                 self._report(f"rows stay in Redis, they can't be written now: {error}")
-                pause = LOOK_SECONDS if finishing else RETRY_SECONDS
-                continue
+                pause = RETRY_SECONDS
             except Exception:  # a defect; but without this thread no row would be written again
                 logger.exception("rows stay in Redis, writing them failed")
                 pause = RETRY_SECONDS
-                continue
-            if self._trouble:
-                logger.info("rows are written again")
-                self._trouble = ""
-            if finishing and not wrote:
-                self._empty.set()
-            pause = LOOK_SECONDS
+            else:
+                if self._trouble:
+                    logger.info("rows are written again")
+                    self._trouble = ""
+                if finishing and wrote:
+                    continue
+                if finishing and not (self._with_others and self._parts.open()):
+                    self._empty.set()
+            (self._stop if finishing else self._finishing).wait(pause)
 
     def _report(self, trouble: str) -> None:
         if trouble != self._trouble:

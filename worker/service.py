@@ -76,7 +76,10 @@ def serve(
             try:
                 intake.run()
             finally:
-                if not recorder.finish(FINISH_SECONDS, lambda: intake.hurried):
+                done = recorder.finish(
+                    FINISH_SECONDS, hurried=lambda: intake.hurried, with_others=burst
+                )
+                if not done:
                     logger.warning("rows are left in Redis: the next worker writes them")
     except redis.RedisError as error:
         raise redis_failure(client, error) from None

@@ -1,0 +1,56 @@
+"""A real worker process around the fake backend: `python -m tests.worker.fake_worker JSON`.
+
+The JSON object holds arguments of `serve` and of `FakeBackend`. `fault` kills the process in the
+recorder: planned, durable, written (not renamed), renamed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from jobs import JobError
+from tests.worker.fake_backend import FakeBackend
+from worker import recorder
+from worker.service import serve
+
+
+def die(*_: Any, **__: Any) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def arm(fault: str) -> None:
+    """Make the recorder die at a point of its first part."""
+    if fault == "planned":
+        recorder.Recorder._wait_until_durable = die  # type: ignore[method-assign]
+    elif fault == "durable":
+        recorder.Recorder._write = die  # type: ignore[method-assign]
+    elif fault == "written":
+        Path.replace = die  # type: ignore[method-assign,assignment]
+    elif fault == "renamed":
+        recorder.Recorder._commit = die  # type: ignore[method-assign]
+
+
+def main() -> int:
+    options = json.loads(sys.argv[1])
+    logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
+    known = {name: options.pop(name) for name in ("max_batch", "delay", "hangs") if name in options}
+    backend = FakeBackend(**known)
+    models = options.pop("models", ["fake"])
+    arm(options.pop("fault", ""))
+    options["results"] = Path(options["results"])
+    try:
+        serve(backend, models, **options)
+    except JobError as error:
+        print(error, file=sys.stderr)
+        return 3
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

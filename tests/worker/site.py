@@ -1,0 +1,152 @@
+"""What the tests of the queue side share: a Redis, a results folder, workers as real processes."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from jobs import Client, Results, keys
+from jobs.client import Job
+from tests.worker.fake_backend import FakeBackend
+from worker.service import serve
+
+ROOT = Path(__file__).parents[2]
+QUICK = {"lease_seconds": 1.0, "part_seconds": 0.2}
+PATIENCE = 60.0  # seconds until something that must happen has not happened
+
+
+def wait_until(true: Callable[[], Any], what: str = "") -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not true():
+        assert time.monotonic() < deadline, what or "nothing happened"
+        time.sleep(0.02)
+
+
+class WorkerProcess:
+    """A worker with a fake backend, in a process of its own."""
+
+    def __init__(self, url: str, results: Path, **options: Any) -> None:
+        options = {**QUICK, "redis_url": url, "results": str(results), **options}
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.worker.fake_worker", json.dumps(options)],
+            cwd=ROOT,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.said = ""  # on stderr, once it has ended
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def send(self, number: signal.Signals) -> None:
+        self._process.send_signal(number)
+
+    def freeze(self) -> None:
+        self.send(signal.SIGSTOP)
+
+    def thaw(self) -> None:
+        self.send(signal.SIGCONT)
+
+    def wait(self) -> int:
+        """Exit code, negative for a signal."""
+        _, self.said = self._process.communicate(timeout=PATIENCE)
+        return self._process.returncode
+
+    def stop(self) -> int:
+        self.send(signal.SIGTERM)
+        return self.wait()
+
+    def kill(self) -> None:
+        if self.alive:
+            self.send(signal.SIGKILL)
+            self.thaw()
+        self.wait()
+
+
+class Site:
+    """One Redis and one results folder, seen from all sides."""
+
+    def __init__(self, url: str, folder: Path) -> None:
+        self.url, self.folder = url, folder
+        self.client = Client(url)
+        self.redis = self.client.redis
+        self.results = Results(folder)
+        self._workers: list[WorkerProcess] = []
+
+    def submit(self, prompt: str = "hello", **fields: Any) -> Job:
+        return self.submit_many([prompt], **fields)[0]
+
+    def submit_many(self, prompts: list[str], **fields: Any) -> list[Job]:
+        """Options of `job` and orders to the backend may be given beside the request's fields."""
+        options = {
+            name: fields.pop(name)
+            for name in ("id", "run", "priority", "ttl", "retries")
+            if name in fields
+        }
+        orders = ("words", "fail", "kill", "die", "refuse")
+        metadata = {name: str(fields.pop(name)) for name in orders if name in fields}
+        request = {"model": "fake", "metadata": metadata, **fields}
+        return self.client.submit_many(
+            {
+                **request,
+                "messages": [{"role": "user", "content": prompt}],
+                "job": {"row": number, **options} if "run" in options else options,
+            }
+            for number, prompt in enumerate(prompts)
+        )
+
+    def burst(self, backend: FakeBackend | None = None, **options: Any) -> FakeBackend:
+        """Serve in this process until the queues are empty."""
+        backend = backend or FakeBackend()
+        models = options.pop("models", ["fake"])
+        options = {**QUICK, "burst": True, "redis_url": self.url, "results": self.folder, **options}
+        serve(backend, models, **options)
+        return backend
+
+    def worker(self, **options: Any) -> WorkerProcess:
+        """A worker process that ends with the test."""
+        self._workers.append(WorkerProcess(self.url, self.folder, **options))
+        return self._workers[-1]
+
+    def rows(self, run: str = "default") -> list[dict[str, Any]]:
+        return self.results.table(run).to_pylist() if run in self.results.runs() else []
+
+    def row(self, job: Job, run: str = "default") -> dict[str, Any]:
+        (row,) = [row for row in self.rows(run) if row["job_id"] == job.id]
+        return row
+
+    def hash(self, job: Job) -> dict[str, str]:
+        """The job's hash in Redis; what is no text in it is replaced."""
+        found: Any = self.redis.hgetall(f"rq:job:{job.id}")
+        return {key.decode(): value.decode(errors="replace") for key, value in found.items()}
+
+    def assert_settled(self, jobs: list[Job], run: str = "default") -> None:
+        """Every job is over, with exactly one row per job on disk, and nothing is left over."""
+        unsettled = [job.id for job in jobs if not job.status().over]
+        assert not unsettled
+        rows = Counter(row["job_id"] for row in self.rows(run))
+        assert set(rows.values()) <= {1}, [job for job, count in rows.items() if count > 1]
+        assert {job.id for job in jobs} <= set(rows)
+        for key in (keys.outbox(run), keys.parts(run), keys.OUTBOXES):
+            assert not self.redis.exists(key), key
+        left = list(self.redis.scan_iter("rq:wip:*")) + list(self.redis.scan_iter("rq:exec*"))
+        left += list(self.redis.scan_iter("rq:queue:*"))
+        assert not left
+        assert not list(self.folder.glob("*/_tmp/*"))
+
+    def close(self) -> None:
+        for worker in self._workers:
+            worker.kill()
+        self.client.close()
