@@ -64,8 +64,8 @@ return taken
 # outbox, outboxes, log, live, worker, lease of another worker that must be gone ('' in ARGV[14]
 # means: not looked at). ARGV: job id, execution id, status, ended_at, seconds to keep (-1: for
 # ever), registry score, error JSON ('' if none), outbox row, run, end id, end payload, name of a
-# counter of the worker ('' for none), max results kept, lease to look at, now (seconds), seconds that it ran, result
-# as field, value, …
+# counter of the worker ('' for none), max results kept, lease to look at, now (seconds), seconds
+# that it ran, result as field, value, …
 # Answers 0 if the lease is lost, else 1 + the number of dependents.
 SETTLE = (
     END_LUA

@@ -103,9 +103,11 @@ class Recorder:
     def finish(
         self, seconds: float, *, hurried: Callable[[], bool], with_others: bool = False
     ) -> bool:
-        """Write what is in the outboxes, however little, and stop; `with_others` waits for the parts
-        that other recorders are making, or have died with. Gives up after `seconds`, or when
-        `hurried`: the rows are safe in Redis. True if all was written."""
+        """Write what is in the outboxes, however little, and stop. True if all was written.
+
+        `with_others` waits for the parts that other recorders are making, or have died with. Gives
+        up after `seconds`, or when `hurried`: the rows are safe in Redis.
+        """
         self._with_others = with_others
         self._finishing.set()
         looks = int(seconds / LOOK_SECONDS)

@@ -81,7 +81,7 @@ class Site:
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
         self.client = Client(url)
-        self.redis = self.client.redis
+        self.redis: Any = self.client.redis  # its stubs leave open whether replies are bytes
         self.results = Results(folder)
         self._workers: list[WorkerProcess] = []
 
@@ -129,7 +129,7 @@ class Site:
 
     def hash(self, job: Job) -> dict[str, str]:
         """The job's hash in Redis; what is no text in it is replaced."""
-        found: Any = self.redis.hgetall(f"rq:job:{job.id}")
+        found = self.redis.hgetall(f"rq:job:{job.id}")
         return {key.decode(): value.decode(errors="replace") for key, value in found.items()}
 
     def assert_settled(self, jobs: list[Job], run: str = "default") -> None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -180,7 +181,7 @@ def test_a_folder_that_can_not_be_written_stops_the_start(site: Site, tmp_path: 
 
 
 @contextmanager
-def setting(client: redis.Redis, **values: str) -> Iterator[None]:
+def setting(client: Any, **values: str) -> Iterator[None]:
     before = {name: client.config_get(name)[name] for name in values}
     for name, value in values.items():
         client.config_set(name, value)

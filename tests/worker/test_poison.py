@@ -1,4 +1,4 @@
-"""Whatever a foreign producer puts into a queue fails alone, and nothing of it is run or unpickled."""
+"""Whatever a foreign producer puts into a queue fails alone; nothing of it is run or unpickled."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def call(request: Any, func: str = keys.TASK, args: Any = (), **more: Any) -> by
 def put(site: Site, data: bytes | None = None, **fields: Any) -> Job:
     """A job hash as somebody else may write it."""
     name = f"foreign-{site.redis.llen('rq:queue:chat:fake')}"
-    mapping = {"status": "queued", "origin": "chat:fake", **fields}
+    mapping: dict[Any, Any] = {"status": "queued", "origin": "chat:fake", **fields}
     if data is not None:
         mapping["data"] = data
     site.redis.hset(f"rq:job:{name}", mapping=mapping)
@@ -159,7 +159,8 @@ def test_a_producer_that_uses_rq_alone_is_served(site: Site) -> None:
     queue = Queue("chat:fake", connection=site.redis, serializer=JSONSerializer)
     job = queue.enqueue(keys.TASK, request=GOOD)
     site.burst()
-    assert job.return_value(refresh=True)["object"] == "chat.completion"
+    answer: Any = job.return_value(refresh=True)
+    assert answer["object"] == "chat.completion"
 
 
 def test_an_answer_that_can_not_be_written_fails_its_job_alone(site: Site) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -47,7 +48,7 @@ def writer() -> Writer:
 @pytest.fixture
 def made(writer: Writer, monkeypatch: pytest.MonkeyPatch) -> Publisher:
     """A publisher whose clock stands still."""
-    monkeypatch.setattr(publisher.time, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
     return Publisher(writer)  # type: ignore[arg-type]
 
 
@@ -66,7 +67,7 @@ def test_the_first_piece_goes_at_once_and_later_ones_together(
         say(stream, word)
         made.flush([stream])
     assert writer.calls == 1
-    monkeypatch.setattr(publisher.time, "monotonic", lambda: 100.1)
+    monkeypatch.setattr(time, "monotonic", lambda: 100.1)
     made.flush([stream])
     assert [entry.seq for entry in writer.entries] == [1, 2]
     assert writer.entries[1].payload == {"p": [{"i": 0, "c": "two three "}]}

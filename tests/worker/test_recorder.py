@@ -16,6 +16,7 @@ import redis
 
 from jobs import keys, outbox
 from jobs.connection import connect
+from jobs.results import rows_of, write_part
 from tests.worker.site import Site, wait_until
 from worker import recorder as module
 from worker.embedded import EmbeddedRedis
@@ -168,7 +169,7 @@ def test_a_full_disk_keeps_the_rows_and_is_said_once(
 ) -> None:
     caplog.set_level(logging.INFO)
     monkeypatch.setattr(module, "RETRY_SECONDS", 0.1)
-    real, failures = module.write_part, []
+    failures: list[Path] = []
 
     def full(temporary: Path, final: Path, table: Any) -> None:
         if len(failures) < 3:
@@ -176,7 +177,7 @@ def test_a_full_disk_keeps_the_rows_and_is_said_once(
             temporary.parent.mkdir(parents=True, exist_ok=True)
             temporary.write_bytes(b"half")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        real(temporary, final, table)
+        write_part(temporary, final, table)
 
     monkeypatch.setattr(module, "write_part", full)
     jobs = site.submit_many(["a", "b"], run=RUN)
@@ -206,10 +207,9 @@ def test_a_row_that_does_not_fit_stops_no_other(
     site: Site, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(site, 3)
-    real = module.rows_of
 
     def odd(entry: Any) -> list[Any]:
-        rows = real(entry)
+        rows = rows_of(entry)
         return [{**row, "attempt": "one"} if row["row_index"] == 1 else row for row in rows]
 
     monkeypatch.setattr(module, "rows_of", odd)

@@ -1,0 +1,245 @@
+"""Real workers on a real Redis, killed and frozen: nothing is lost, nothing comes twice."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from jobs import Client, JobError, keys
+from jobs.client import Job
+from jobs.stream import END_SEQ
+from tests.worker.fake_backend import text_of
+from tests.worker.site import Site, wait_until
+from worker.embedded import EmbeddedRedis
+from worker.ledger import MAX_LOST, Ledger
+
+QUEUE = "rq:queue:chat:fake"
+
+
+class Follower(threading.Thread):
+    """Reads a job's stream as it comes; `text` is what a person would see in the end."""
+
+    def __init__(self, url: str, job: str) -> None:
+        super().__init__(daemon=True)
+        self._url, self._job = url, job
+        self.text = ""
+        self.error: JobError | None = None
+        self.start()
+
+    def run(self) -> None:
+        with Client(self._url) as client:
+            try:
+                for chunk in client.job(self._job).stream():
+                    self.text = ("" if chunk.reset else self.text) + chunk.text
+            except JobError as error:
+                self.error = error
+
+
+def torment(site: Site, rng: random.Random, jobs: list[Job], seconds: float, workers: int) -> None:
+    """Kill and freeze workers at random for a while; then let those that live finish."""
+    options = {"delay": 0.004, "max_batch": 8}
+    living = [site.worker(**options) for _ in range(workers)]
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        time.sleep(rng.uniform(0.1, 0.5))
+        number = rng.randrange(workers)
+        fate = rng.random()
+        if fate < 0.5:
+            living[number].kill()
+        elif fate < 0.85:
+            living[number].freeze()
+            time.sleep(rng.uniform(0.9, 1.6))  # about a lease
+            living[number].thaw()
+            continue
+        else:
+            living[number].stop()
+        living[number] = site.worker(**options)
+    wait_until(lambda: all(job.status().over for job in jobs), "a job did not end")
+    for worker in living:
+        assert worker.stop() == 0, worker.said
+
+
+def check_torment(site: Site, seed: int, count: int, seconds: float) -> None:
+    rng = random.Random(seed)
+    chats = site.submit_many([f"chat {i}" for i in range(count // 2)], words=60, run="r")
+    bulk = site.submit_many(
+        [f"bulk {i}" for i in range(count // 2)], words=30, run="r", priority="bulk"
+    )
+    cancelled = rng.sample(chats + bulk, count // 20)
+    followers = {job.id: Follower(site.url, job.id) for job in chats[:20] + chats[-20:]}
+    canceller = threading.Timer(seconds / 2, lambda: [job.cancel() for job in cancelled])
+    canceller.start()
+    torment(site, rng, chats + bulk, seconds, workers=3)
+    canceller.join()
+    site.burst()  # what the last ones left in the outbox
+    site.assert_settled(chats + bulk, "r")
+    rows = {row["job_id"]: row for row in site.rows("r")}
+    assert any(row["attempt"] > 1 for row in rows.values()), "nothing was tormented"
+    for job in chats + bulk:
+        if rows[job.id]["status"] == "ok":
+            assert rows[job.id]["text"] == job.result(timeout=1).text == text_of(job.request)
+        else:  # killed with three workers, by so much bad luck, or cancelled
+            assert rows[job.id]["error_type"] in ("cancelled", "worker_lost")
+    for name, follower in followers.items():
+        follower.join(timeout=30)
+        assert not follower.is_alive(), f"the stream of {name} has no end"
+        if rows[name]["status"] == "ok":
+            assert follower.error is None
+            assert follower.text == rows[name]["text"]
+        else:
+            assert follower.error is not None
+
+
+def test_kills_and_freezes_lose_nothing_and_repeat_nothing(site: Site) -> None:
+    check_torment(site, seed=1, count=800, seconds=8.0)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(0)
+@pytest.mark.parametrize("seed", range(2, 40))
+def test_many_kills_and_freezes(tmp_path: Path, seed: int) -> None:
+    with EmbeddedRedis(append_only=bool(seed % 2)) as server:
+        site = Site(server.url, tmp_path / "results")
+        try:
+            check_torment(site, seed, count=6000, seconds=60.0)
+        finally:
+            site.close()
+
+
+# --- one fate at a time ---------------------------------------------------------------------------
+
+
+def test_a_killed_worker_s_jobs_go_to_another_in_their_order(site: Site) -> None:
+    jobs = site.submit_many([f"q{i}" for i in range(12)], words=100_000)
+    doomed = site.worker(delay=0.01)
+    wait_until(lambda: sum(job.status().value == "started" for job in jobs) == 8)
+    doomed.kill()
+    heir = Ledger(site.redis, ["none"], "heir", "rq:worker:heir")
+    wait_until(lambda: not any(one.alive for one in heir.started("chat:fake")))
+    other = site.worker(models=["fake"], max_batch=1, delay=0.01)  # takes one, returns the rest
+    wait_until(lambda: site.redis.llen(QUEUE) == 11)
+    waiting = [name.decode() for name in site.redis.lrange(QUEUE, 0, -1)]
+    (running,) = [job.id for job in jobs if job.status().value == "started"]
+    # The one that it took before it looked for dead workers is not from the front.
+    assert waiting == [job.id for job in jobs if job.id != running]
+    assert {site.hash(job).get("chatjobs_lost") for job in jobs[:8]} == {"1"}
+    other.kill()
+
+
+def test_a_frozen_worker_that_comes_back_writes_nothing(site: Site) -> None:
+    job = site.submit(words=150)
+    frozen = site.worker(delay=0.01)
+    wait_until(lambda: site.redis.xlen(keys.log(job.id)) > 2)
+    frozen.freeze()
+    site.worker()
+    assert job.result(timeout=30).text == text_of(job.request)
+    wait_until(lambda: site.rows())
+    before = [site.redis.dump(key) for key in (keys.log(job.id), keys.results(job.id))]
+    frozen.thaw()
+    time.sleep(1.5)
+    assert frozen.alive
+    after = [site.redis.dump(key) for key in (keys.log(job.id), keys.results(job.id))]
+    assert after == before
+    assert site.hash(job)["chatjobs_attempt"] == "2"
+    assert frozen.stop() == 0
+    assert f"lost the lease of job {job.id}" in frozen.said or "taken over" in frozen.said
+    site.assert_settled([job])
+
+
+def test_a_worker_that_was_frozen_takes_its_own_job_again(site: Site) -> None:
+    job = site.submit(words=150)
+    worker = site.worker(delay=0.01)
+    wait_until(lambda: site.redis.xlen(keys.log(job.id)) > 2)
+    worker.freeze()
+    heir = Ledger(site.redis, ["none"], "heir", "rq:worker:heir")
+    wait_until(lambda: not heir.started("chat:fake")[0].alive)
+    (stale,) = heir.started("chat:fake")
+    assert heir.reclaim(stale.lease, stale.worker)
+    worker.thaw()
+    assert job.result(timeout=30).text == text_of(job.request)
+    last, _ = site.redis.xrevrange(keys.log(job.id), count=1)[0]
+    assert last == f"2-{END_SEQ}".encode()
+    assert worker.stop() == 0
+    site.assert_settled([job])
+
+
+def test_a_job_that_kills_its_workers_is_failed_after_three(site: Site) -> None:
+    poison = site.submit("poison", kill=1)
+    for lost in range(1, MAX_LOST + 1):
+        assert site.worker(max_batch=1).wait() == -signal.SIGKILL
+        assert poison.status().value == "started"
+        if lost < MAX_LOST:  # the next worker finds it when the lease has ended
+            assert site.hash(poison).get("chatjobs_lost", "0") == str(lost - 1)
+    good = site.submit("good")
+    site.worker()
+    assert good.result(timeout=30).text == text_of(good.request)
+    with pytest.raises(JobError, match="look at their logs") as failure:
+        poison.result(timeout=30)
+    assert failure.value.code == "worker_lost"
+    assert site.redis.zscore("rq:failed:chat:fake", poison.id)
+    with pytest.raises(JobError, match="worker_lost"):
+        list(poison.stream())
+    wait_until(lambda: len(site.rows()) == 2)
+    assert site.row(poison)["error_type"] == "worker_lost"
+
+
+# --- the gentle ways ------------------------------------------------------------------------------
+
+
+def test_sigterm_returns_what_does_not_end_in_time_in_its_order(site: Site) -> None:
+    short = site.submit_many(["a", "b"], words=20)
+    long = site.submit_many([f"q{i}" for i in range(6)], words=100_000)
+    waiting = site.submit_many([f"w{i}" for i in range(5)], words=5)
+    bulk = site.submit_many(["x"], words=5, priority="bulk")
+    worker = site.worker(delay=0.02, grace=2.0)
+    wait_until(lambda: site.redis.llen(QUEUE) == 5)
+    assert worker.stop() == 0
+    assert [job.status().value for job in short] == ["finished"] * 2
+    assert [name.decode() for name in site.redis.lrange(QUEUE, 0, -1)] == [
+        job.id for job in long + waiting
+    ]
+    assert bulk[0].status().value == "queued"
+    assert not {"chatjobs_lost", "chatjobs_retried"} & site.hash(long[0]).keys()
+    assert {row["job_id"] for row in site.rows()} == {job.id for job in short}
+    assert not list(site.redis.scan_iter("rq:wip:*")) + list(site.redis.scan_iter("rq:exec*"))
+    assert not list(site.redis.scan_iter("chatjobs:worker:*"))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_second_signal_ends_it_at_once(site: Site, number: signal.Signals) -> None:
+    jobs = site.submit_many([f"q{i}" for i in range(8)], words=100_000)
+    worker = site.worker(delay=0.02, grace=3600.0)
+    wait_until(lambda: all(job.status().value == "started" for job in jobs))
+    worker.send(number)
+    time.sleep(0.5)
+    assert worker.alive
+    worker.send(number)
+    assert worker.wait() == 0
+    assert [name.decode() for name in site.redis.lrange(QUEUE, 0, -1)] == [job.id for job in jobs]
+
+
+def test_a_second_signal_does_not_wait_for_redis(site: Site) -> None:
+    with EmbeddedRedis() as server:
+        other = Site(server.url, site.folder)
+        jobs = other.submit_many(["a", "b"], words=100_000)
+        worker = other.worker(grace=3600.0)
+        wait_until(lambda: all(job.status().value == "started" for job in jobs))
+        server.stop()
+        time.sleep(1.0)
+        worker.send(signal.SIGTERM)
+        time.sleep(0.2)
+        worker.send(signal.SIGTERM)
+        assert worker.wait() == 0
+        assert "2 jobs go to other workers" in worker.said
+        other.close()
+
+
+def test_an_idle_worker_stops_at_once(site: Site) -> None:
+    worker = site.worker(grace=3600.0)
+    wait_until(lambda: list(site.redis.scan_iter("chatjobs:worker:*")))
+    assert worker.stop() == 0
