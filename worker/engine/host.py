@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 
 from jobs.types import ChatChunk, ChatCompletion, ChatRequest, JobError, Sampling
 from worker.backend import Generation, Health, MemoryUse, ModelInfo, Sink, Token
 from worker.engine import device as devices
 from worker.engine.engine import Engine
 from worker.engine.flight import ChatFlight
+from worker.engine.process import tune
 
 logger = logging.getLogger(__name__)
 
@@ -36,7 +39,9 @@ class EngineHost:
         self._context, self._cache_bytes = context, cache_bytes
         self._engines: dict[str, Engine] = {}
         self._work = threading.Event()
+        self._loads: deque[tuple[str, Future[Engine]]] = deque()
         self._closing = False
+        tune()
         self._error: str | None = None
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
@@ -66,14 +71,12 @@ class EngineHost:
         )
 
     def load(self, reference: str) -> ModelInfo:
-        engine = Engine.load(
-            reference,
-            device=str(self.device),
-            dtype=self._dtype,
-            max_batch=self._max_batch,
-            context=self._context,
-            cache_bytes=self._cache_bytes,
-        )
+        # OpenMP makes a team of threads for each thread that computes; two teams would share the
+        # cores and halve the speed. So the engine's thread loads, too.
+        loaded: Future[Engine] = Future()
+        self._loads.append((reference, loaded))
+        self._work.set()
+        engine = loaded.result()
         engine.on_work = self._work.set
         self._engines = {**self._engines, engine.info.name: engine}
         return engine.info
@@ -121,11 +124,28 @@ class EngineHost:
             )
         return engine
 
+    def _load(self, reference: str, loaded: Future[Engine]) -> None:
+        try:
+            engine = Engine.load(
+                reference,
+                device=str(self.device),
+                dtype=self._dtype,
+                max_batch=self._max_batch,
+                context=self._context,
+                cache_bytes=self._cache_bytes,
+            )
+        except BaseException as error:  # the caller's to handle, whatever it is
+            loaded.set_exception(error)
+        else:
+            loaded.set_result(engine)
+
     def _loop(self) -> None:
         """Step every engine in turn while there is work."""
         try:
             while not self._closing:
                 self._work.clear()
+                while self._loads:
+                    self._load(*self._loads.popleft())
                 if not any([engine.step() for engine in self._engines.values()]):
                     self._work.wait(IDLE_SECONDS)
         except Exception as error:
