@@ -123,7 +123,7 @@ class Intake(BaseWorker):
     def _wait_for_redis(self, error: redis.RedisError) -> None:
         """Everything is kept, and tried again after a pause: nothing here is lost by an error."""
         if self._retry_pause is None:
-            logger.warning("Redis is away (%s): keeping %d jobs", error, len(self._flights))
+            logger.warning("Redis fails (%s): keeping %d jobs", error, len(self._flights))
             self._retry_pause = RETRY_SECONDS[0]
         until = time.monotonic() + self._retry_pause
         self._retry_pause = min(2 * self._retry_pause, RETRY_SECONDS[1])
@@ -165,7 +165,7 @@ class Intake(BaseWorker):
             self.register_death()  # type: ignore[no-untyped-call]
         except redis.RedisError as error:
             logger.warning(
-                "Redis is away (%s): %d jobs go to other workers when this one's lease ends",
+                "Redis fails (%s): %d jobs go to other workers when this one's lease ends",
                 error,
                 left,
             )
@@ -264,7 +264,7 @@ class Intake(BaseWorker):
         why = ""
         if hangs:
             why = "the engine makes no step"
-        elif is_suspended(self.connection, self):
+        elif is_suspended(self.connection):  # given the worker, it would prolong its life
             why = "suspended by rq"
         elif self._ledger.waiting_rows() > BACKLOG_ROWS:
             why = f"more than {BACKLOG_ROWS} rows wait for Parquet"

@@ -25,8 +25,16 @@ FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETR
 # second half are looked at when those of the first have left room. ARGV: worker, execution prefix,
 # now (RQ's format), now (seconds), wip score, then the room of each model.
 # Answers {number of the queue, id, attempt, execution, FIELDS…} for each job taken. Ids without a
-# job hash are dropped, as RQ drops them, and so are ids that no RQ job can have.
+# job hash are dropped, as RQ drops them, and so are ids that no RQ job can have. An id that was
+# queued twice is dropped when it comes up again: its job is over, or somebody runs it.
 CLAIM = f"""
+local over = {{finished = true, failed = true, stopped = true, canceled = true}}
+local function waits(id, key)
+  if not string.find(id, '^[!-~]+$') or redis.call('TYPE', key).ok ~= 'hash' then return false end
+  local status = redis.call('HGET', key, 'status')
+  if status == 'started' then return redis.call('EXISTS', 'rq:executions:' .. id) == 0 end
+  return not over[status]
+end
 local first_room = 6
 local models = #ARGV - first_room + 1
 local room, taken = {{}}, {{}}
@@ -37,12 +45,12 @@ for q = 1, #KEYS / 2 do
     local id = redis.call('LINDEX', queue, 0)
     if not id then break end
     local key = 'rq:job:' .. id
-    if string.find(id, '^[!-~]+$') and redis.call('TYPE', key).ok == 'hash' then
+    if waits(id, key) then
       local before = tonumber(redis.call('HGET', key, '{ATTEMPT}') or 0) or 0
       if before % 1 ~= 0 or before < 0 or before > 1e9 then before = 0 end
       local attempt = string.format('%d', before + 1)
       local execution = ARGV[2] .. attempt
-      local score = string.format('%.6f', ARGV[5] + #taken * 1e-6)  -- keeps the order of claims
+      local score = string.format('%.17g', ARGV[5] + #taken * 1e-6)  -- keeps the order of claims
       redis.call('HSET', key, 'status', 'started', 'worker_name', ARGV[1], 'started_at', ARGV[3],
         'last_heartbeat', ARGV[3], '{ATTEMPT}', attempt)
       redis.call('PERSIST', key)

@@ -247,7 +247,7 @@ def test_a_redis_that_goes_and_comes_back_is_waited_for(tmp_path: Path) -> None:
         wait_until(lambda: all(job.status().over for job in jobs))
         wait_until(lambda: len(site.rows()) >= 60)
         assert worker.stop() == 0
-        assert worker.said.count("Redis is away") == worker.said.count("Redis is back") == 1
+        assert worker.said.count("Redis fails") == worker.said.count("Redis is back") == 1
         assert {job.status().value for job in jobs} == {"finished"}
         site.assert_settled(jobs)
     finally:
