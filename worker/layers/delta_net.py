@@ -72,7 +72,7 @@ class GatedDeltaNet:
         self._in = make(hidden, shape.channels, shape.values, heads, heads)  # q k v | z | b | a
         self._out = make(shape.values, hidden)
         self._norm = RMSNorm(shape.value_dim, eps, torch.float32, make.device)
-        self._conv = torch.empty(shape.kernel, shape.channels, dtype=make.dtype, device=make.device)
+        self._conv = torch.empty(shape.kernel, shape.channels, device=make.device)  # float32
         self._decay = torch.empty(heads, device=make.device)  # -exp(A_log)
         self._dt_bias = torch.empty(heads, device=make.device)
 
@@ -89,7 +89,7 @@ class GatedDeltaNet:
             done, slots = batch.decode.size, batch.decode.slots
             inputs = torch.cat([cache.inputs[slots], u[:done, None]], dim=1)  # [size, kernel, C]
             cache.inputs[slots] = inputs[:, 1:]
-            q, k, v = self._split(F.silu((inputs * self._conv).sum(1)))
+            q, k, v = self._split((inputs * self._conv).sum(1).to(x.dtype))
             state = cache.state[slots]
             outputs.append(recur(q, k, v, g[:done], beta[:done], state))
             cache.state[slots] = state
@@ -99,7 +99,7 @@ class GatedDeltaNet:
             cache.inputs[chunk.slot] = inputs[chunk.length :]
             mixed = sum(inputs[j : j + chunk.length] * self._conv[j] for j in range(shape.kernel))
             assert isinstance(mixed, Tensor)
-            q, k, v = self._split(F.silu(mixed))
+            q, k, v = self._split(mixed.to(x.dtype))
             state = cache.state[chunk.slot]
             outputs.append(recur_in_chunks(q, k, v, g[rows], beta[rows], state))
         said = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [tokens, heads, value_dim]
@@ -107,10 +107,10 @@ class GatedDeltaNet:
         return self._out(normed.to(x.dtype).flatten(1))
 
     def _split(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolved channels [n, C] → q, k [n, value_heads, key_dim], v [n, value_heads, value_dim]
-        in float32, q and k of unit length, q scaled."""
+        """Convolved channels [n, C], before their activation → q, k [n, value_heads, key_dim] and
+        v [n, value_heads, value_dim] in float32; q and k of unit length, q scaled."""
         shape = self._shape
-        q, k, v = y.float().split((shape.keys, shape.keys, shape.values), dim=-1)
+        q, k, v = F.silu(y).float().split((shape.keys, shape.keys, shape.values), dim=-1)
         repeats = shape.value_heads // shape.key_heads
         q = _unit(q.reshape(-1, shape.key_heads, shape.key_dim)) * shape.key_dim**-0.5
         k = _unit(k.reshape(-1, shape.key_heads, shape.key_dim))

@@ -37,6 +37,12 @@ class RopeConfig:
         return int(self.head_dim * self.partial)
 
     @property
+    def context(self) -> int:
+        """Tokens that a sequence may have."""
+        stretch = self.scaling["factor"] if self.kind == "dynamic" else 1
+        return int(self.max_positions * stretch)
+
+    @property
     def original(self) -> int:
         return self.original_positions or self.max_positions
 

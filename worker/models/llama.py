@@ -76,6 +76,6 @@ def llama(fields: Fields, tied: bool, place: Placement) -> Decoder:
         layers=[layer() for _ in range(config.num_hidden_layers)],
         norm=norm(config.hidden_size),
         tied=tied,
-        context_length=config.rope.max_positions,
+        context_length=config.rope.context,
         place=place,
     )

@@ -77,6 +77,6 @@ def qwen3(fields: Fields, tied: bool, place: Placement) -> Decoder:
         layers=[layer(window) for window in config.windows],
         norm=norm(config.hidden_size),
         tied=tied,
-        context_length=config.rope.max_positions,
+        context_length=config.rope.context,
         place=place,
     )

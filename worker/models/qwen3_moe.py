@@ -104,6 +104,6 @@ def qwen3_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
         layers=[layer(index, window) for index, window in enumerate(config.windows)],
         norm=norm(hidden),
         tied=tied,
-        context_length=config.rope.max_positions,
+        context_length=config.rope.context,
         place=place,
     )

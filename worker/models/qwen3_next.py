@@ -112,7 +112,7 @@ def hybrid(
         layers=[layer(index, kind) for index, kind in enumerate(config.layer_kinds)],
         norm=norm(hidden),
         tied=tied,
-        context_length=config.rope.max_positions,
+        context_length=config.rope.context,
         place=place,
     )
 

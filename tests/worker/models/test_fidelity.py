@@ -1,0 +1,213 @@
+"""What our models compute, beside transformers, on random small checkpoints in float32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+
+from jobs.types import Sampling
+from tests.worker.checkpoints import FAMILIES, make_checkpoint
+from worker import Engine
+from worker.layers.batch import Batch, Span
+
+ROPE: dict[str, dict[str, Any]] = {
+    "linear": {"factor": 2.0},
+    "dynamic": {"factor": 2.0},
+    "llama3": {
+        **{"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+        "original_max_position_embeddings": 64,
+    },
+    "yarn": {"factor": 8.0, "original_max_position_embeddings": 32},
+    "longrope": {
+        "short_factor": [1.0 + 0.1 * i for i in range(8)],
+        "long_factor": [2.0 + i for i in range(8)],
+        "original_max_position_embeddings": 120,  # one prompt is longer, the others stay below
+        "factor": 2.0,
+    },
+}
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    **{family: (family, {}) for family in FAMILIES},
+    "llama biases, tied, wide heads": (
+        "llama",
+        {
+            **{"attention_bias": True, "mlp_bias": True, "head_dim": 32},
+            "tie_word_embeddings": True,
+        },
+    ),
+    **{
+        f"llama {kind}": (
+            "llama",
+            {
+                "head_dim": 16,
+                "max_position_embeddings": 256,
+                "rope_scaling": {"rope_type": kind, "rope_theta": 5e3, **more},
+            },
+        )
+        for kind, more in ROPE.items()
+    },
+    "llama dynamic, beyond its positions": (
+        "llama",
+        {
+            "max_position_embeddings": 100,
+            "rope_scaling": {"rope_type": "dynamic", "rope_theta": 5e3, "factor": 2.0},
+        },
+    ),
+    "qwen3 sliding": (
+        "qwen3",
+        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    ),
+    "qwen3_moe free weights, every other layer": (
+        "qwen3_moe",
+        {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []},
+    ),
+    "gemma3 soft cap": ("gemma3_text", {"final_logit_softcapping": 5.0}),
+}
+LENGTHS = (150, 11, 23)
+
+
+class Pair(NamedTuple):
+    engine: Engine
+    reference: Any  # transformers' model
+    prompts: list[list[int]]
+    logits: list[torch.Tensor]  # the reference's, per prompt [length, vocab]
+
+
+@pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "-"))
+def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
+    from transformers import AutoModelForCausalLM
+
+    family, overrides = CASES[request.param]
+    path = make_checkpoint(tmp_path_factory.mktemp("model"), family, **overrides)
+    reference = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+    generator = torch.Generator().manual_seed(1)
+    vocab = engine.tokenizer.vocab_size
+    prompts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in LENGTHS]
+    with torch.no_grad():
+        logits = [reference(torch.tensor([prompt])).logits[0] for prompt in prompts]
+    return Pair(engine, reference, prompts, logits)
+
+
+def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    return float((ours - theirs).abs().max() / theirs.abs().max())
+
+
+def test_prompt_logits_are_those_of_transformers(pair: Pair) -> None:
+    for prompt, expected in zip(pair.prompts, pair.logits, strict=True):
+        assert relative(pair.engine.prompt_logits(prompt), expected) < 2e-4
+
+
+def test_pieces_of_any_size_with_neighbours_give_the_same_logits(pair: Pair) -> None:
+    """Three sequences in scattered slots, advancing by turns, one token or many at a time."""
+    model = pair.engine._model
+    caches = model.make_caches()
+    for cache in caches:
+        cache.resize(4, 256, keep=0)
+    slots, done = [0, 3, 1], [0, 0, 0]
+    rows: list[list[torch.Tensor]] = [[], [], []]
+    sizes = [9, 1, 4, 1, 1, 90, 1]
+    turn = 0
+    with torch.inference_mode():
+        while any(at < len(prompt) for at, prompt in zip(done, pair.prompts, strict=True)):
+            spans = []
+            for which, prompt in enumerate(pair.prompts):
+                at = done[which]
+                ids = prompt[at : at + sizes[(turn + which) % len(sizes)]]
+                if ids:
+                    spans.append(Span(slots[which], at, ids, len(prompt), all_logits=True))
+                    done[which] += len(ids)
+            batch, ordered = Batch.prepare(spans, torch.device("cpu"))
+            logits = iter(model(batch, caches))
+            for span in ordered:
+                rows[slots.index(span.slot)] += [next(logits) for _ in range(span.length)]
+            turn += 1
+    for ours, expected in zip(rows, pair.logits, strict=True):
+        assert relative(torch.stack(ours), expected) < 2e-4
+
+
+def test_greedy_tokens_are_those_of_transformers_alone_and_in_a_batch(pair: Pair) -> None:
+    count = 64
+    prompts = [prompt[:20] for prompt in pair.prompts]
+    sampling = Sampling(temperature=0, max_tokens=count, ignore_eos=True)
+    expected = [list(uncached(pair.reference, prompt, count)) for prompt in prompts]
+    alone = [pair.engine.generate([prompt], sampling)[0].token_ids for prompt in prompts]
+    assert alone == expected
+    # Of unequal lengths, ending at different times, more of them than the batch takes.
+    limits = [count, 7, 30, 3, count, 12]
+    mixed = pair.engine.generate(
+        [prompts[i % 3] for i in range(6)],
+        [sampling.model_copy(update={"max_tokens": limit}) for limit in limits],
+    )
+    for number, (one, limit) in enumerate(zip(mixed, limits, strict=True)):
+        assert one.token_ids == expected[number % 3][:limit]
+
+
+def uncached(model: Any, prompt: list[int], count: int) -> Iterator[int]:
+    """Greedy continuation, the whole sequence computed anew for every token."""
+    ids = list(prompt)
+    for _ in range(count):
+        with torch.no_grad():
+            token = int(model(torch.tensor([ids]), use_cache=False).logits[0, -1].argmax())
+        ids.append(token)
+        yield token
+
+
+def test_scores_are_the_references_log_probabilities(pair: Pair) -> None:
+    prompt = pair.prompts[0][:100]
+    with torch.no_grad():
+        expected = pair.reference(torch.tensor([prompt])).logits[0].log_softmax(-1)
+    scores = pair.engine.score(prompt[:40], prompt[40:100])
+    wanted = [float(expected[at - 1, prompt[at]]) for at in range(40, 100)]
+    assert scores == pytest.approx(wanted, abs=1e-3)
+    assert sum(scores) == pytest.approx(sum(wanted), abs=1e-3)
+
+
+# One constant of a family, disturbed: what must not pass for the same model.
+DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
+    "theta": ("llama", {"rope_theta": 9e3, "rope_parameters": None}),
+    "eps": ("qwen3", {"rms_norm_eps": 1e-2}),
+    "router normalisation": ("qwen3_moe", {"norm_topk_prob": False}),
+    "experts per token": ("qwen3_moe", {"num_experts_per_tok": 3}),
+    "window": ("gemma3_text", {"sliding_window": 5}),
+    "score scale": ("gemma3_text", {"query_pre_attn_scalar": 64}),
+    "layer kinds": ("qwen3_5_text", {"rms_norm_eps": 1e-3}),
+    "activation": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
+    "partial rotary": (
+        "qwen3_next",
+        {"partial_rotary_factor": 0.5, "rope_parameters": None},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DISTURBED, ids=lambda name: name.replace(" ", "-"))
+def test_a_disturbed_constant_is_seen(name: str, tmp_path: Path) -> None:
+    import json
+
+    family, change = DISTURBED[name]
+    path = make_checkpoint(tmp_path, family)
+    config = json.loads((path / "config.json").read_text())
+    prompt = list(range(5, 45))
+    right = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
+    (path / "config.json").write_text(json.dumps({**config, **change}))
+    wrong = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
+    assert relative(wrong, right) > 2e-4
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3", "gemma3_text", "qwen3_5_text"])
+def test_bf16_is_as_near_to_float32_as_the_reference_in_bf16(family: str, tmp_path: Path) -> None:
+    from transformers import AutoModelForCausalLM
+
+    path = make_checkpoint(tmp_path, family, dtype="bfloat16")
+    prompt = list(range(5, 69))
+    with torch.no_grad():
+        exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        truth = exact(torch.tensor([prompt])).logits[0]
+        half = AutoModelForCausalLM.from_pretrained(path, dtype="bfloat16")
+        theirs = half(torch.tensor([prompt])).logits[0].float()
+    ours = Engine.load(str(path), device="cpu", dtype="auto").prompt_logits(prompt)
+    error = (theirs - truth).square().mean().sqrt()
+    assert (ours - truth).square().mean().sqrt() < 1.5 * error
