@@ -3,21 +3,21 @@
     python -m bench.decode [--device cpu] [--rounds 5]
 
 Each contestant continues the same prompts of 64 random tokens greedily; the figure is generated
-tokens per second of the whole call, prefill included, as a batch job sees it.
+tokens per second of the whole call, prefill included, as a batch job sees it. "Linears alone" is the
+time of one decode step's matrix products, nothing else, for each token: the floor.
 """
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 
 import click
 import torch
 
+from bench.contestants import Contestant, chatjobs, load_peer, random_prompts, transformers
 from bench.harness import median, report, seconds, turn_about
 from bench.shapes import QWEN3_06B, random_checkpoint
-from jobs.types import Sampling
 from worker import Engine
 from worker.engine.device import choose_device
 from worker.layers.linear import LinearFactory
@@ -25,8 +25,8 @@ from worker.layers.linear import LinearFactory
 PROMPT = 64
 
 
-def linears_alone(device: torch.device, rows: int) -> Callable[[], object]:
-    """One decode step's matrix products, and nothing else: what no engine can beat."""
+def linears_alone(device: torch.device, batch: int, tokens: int) -> Contestant:
+    """All matrix products of a decode step on `batch` rows, as often as there are tokens."""
     shape = QWEN3_06B
     make = LinearFactory(torch.bfloat16, device)
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
@@ -38,76 +38,53 @@ def linears_alone(device: torch.device, rows: int) -> Callable[[], object]:
     for features_in, features_out in sizes:
         linear = make(features_in, features_out)
         linear.weight_slot().load(torch.randn(features_out, features_in, dtype=torch.bfloat16))
-        work.append((linear, torch.randn(rows, features_in, dtype=torch.bfloat16, device=device)))
+        work.append((linear, torch.randn(batch, features_in, dtype=torch.bfloat16, device=device)))
 
     @torch.inference_mode()
-    def step() -> None:
-        for linear, x in work:
-            linear(x)
+    def steps() -> None:
+        for _ in range(tokens):
+            for linear, x in work:
+                linear(x)
 
-    return step
+    return lambda: batch * tokens / seconds(steps)
 
 
 @click.command()
 @click.option("--device", default="auto", show_default=True)
 @click.option("--rounds", default=5, show_default=True)
-@click.option("--tokens", default=32, show_default=True, help="Tokens generated per sequence.")
+@click.option("--tokens", default=64, show_default=True, help="Tokens generated per sequence.")
 @click.option("--batches", default="1,8,16", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(device: str, rounds: int, tokens: int, batches: str, out: Path | None) -> None:
     """Tokens per second, batch by batch: chatjobs, transformers, floor."""
-    from transformers import AutoModelForCausalLM
-
     place = choose_device(device)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = random_checkpoint(Path(folder), "qwen3", QWEN3_06B)
         engine = Engine.load(str(path), device=str(place), max_batch=16)
-        peer = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16).to(place).eval()
+        peer = load_peer(path, place)
         for batch in map(int, batches.split(",")):
-            generator = torch.Generator().manual_seed(batch)
-            vocab = engine.tokenizer.vocab_size
-            prompts = torch.randint(vocab, (batch, PROMPT), generator=generator)
-            sampling = Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
-            floor = linears_alone(place, batch)
-
-            def ours() -> float:
-                taken = seconds(lambda: engine.generate(prompts.tolist(), sampling))
-                return batch * tokens / taken
-
-            @torch.inference_mode()
-            def theirs() -> float:
-                given = prompts.to(place)
-                taken = seconds(
-                    lambda: peer.generate(
-                        given,
-                        attention_mask=torch.ones_like(given),
-                        do_sample=False,
-                        min_new_tokens=tokens,
-                        max_new_tokens=tokens,
-                        pad_token_id=0,
-                    )
-                )
-                return batch * tokens / taken
-
-            def alone() -> float:
-                return batch * tokens / seconds(lambda: [floor() for _ in range(tokens)])
-
+            prompts = random_prompts(batch, PROMPT, engine.tokenizer.vocab_size)
+            counted = batch * tokens
             found = turn_about(
-                {"chatjobs": ours, "transformers": theirs, "linears alone": alone}, rounds
+                {
+                    "chatjobs": chatjobs(engine, prompts, tokens, counted),
+                    "transformers": transformers(peer, prompts, tokens, counted, place),
+                    "linears alone": linears_alone(place, batch, tokens),
+                },
+                rounds,
             )
-            best = {name: median(figures) for name, figures in found.items()}
+            ours, theirs, floor = (median(figures) for figures in found.values())
             rows.append(
                 {
                     "batch": batch,
-                    "chatjobs tok/s": best["chatjobs"],
-                    "transformers tok/s": best["transformers"],
-                    "linears alone tok/s": best["linears alone"],
-                    "ours / transformers": best["chatjobs"] / best["transformers"],
-                    "ours / floor": best["chatjobs"] / best["linears alone"],
+                    "chatjobs tok/s": ours,
+                    "transformers tok/s": theirs,
+                    "linears alone tok/s": floor,
+                    "ours / transformers": ours / theirs,
+                    "ours / floor": ours / floor,
                 }
             )
-            del floor
     title = f"Decode, Qwen3-0.6B shape, bf16, prompt {PROMPT}, {tokens} new tokens, {place}"
     report(title, rows, str(place), out)
 

@@ -33,7 +33,8 @@ def random_checkpoint(folder: Path, family: str, shape: dict[str, Any], seed: in
 
     torch.manual_seed(seed)
     config = AutoConfig.for_model(family, **shape, dtype="bfloat16")
-    model = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+    auto: Any = AutoModelForCausalLM
+    model = auto.from_config(config, dtype=torch.bfloat16)
     model.save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(MODEL_DIR / name, folder / name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 import torch
@@ -64,7 +65,7 @@ def draw(
 def test_draws_follow_the_distribution_of_transformers(fields: dict[str, float]) -> None:
     """Each token's interval of the unit line has the length of its probability."""
     row = logits(1)
-    warpers = LogitsProcessorList([TemperatureLogitsWarper(float(fields["temperature"]))])
+    warpers: Any = LogitsProcessorList([TemperatureLogitsWarper(float(fields["temperature"]))])
     if "top_k" in fields:
         warpers.append(TopKLogitsWarper(int(fields["top_k"])))
     if "top_p" in fields:
@@ -136,7 +137,7 @@ def test_repetition_penalty_looks_back_64_tokens_as_transformers_does_on_those()
 def test_presence_and_frequency_penalties_count_the_completion_alone() -> None:
     row = torch.zeros(VOCAB)
     row[10], row[11] = 1.0, 0.5
-    fields = {"temperature": 0, "presence_penalty": 0.3, "frequency_penalty": 0.1}
+    fields: dict[str, Any] = {"temperature": 0, "presence_penalty": 0.3, "frequency_penalty": 0.1}
     assert draw(row, prompt=(10, 10, 10), **fields) == 10
     assert draw(row, output=(10,), **fields) == 10  # 1 - 0.3 - 0.1 = 0.6
     assert draw(row, output=(10, 10, 10), **fields) == 11  # 1 - 0.3 - 0.3 = 0.4

@@ -82,7 +82,8 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
     family, overrides = CASES[request.param]
     path = make_checkpoint(tmp_path_factory.mktemp("model"), family, **overrides)
-    reference = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager").eval()
+    reference: Any = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    reference.eval()
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     generator = torch.Generator().manual_seed(1)
     vocab = engine.tokenizer.vocab_size
