@@ -13,6 +13,7 @@ import warnings
 from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import (
+    AfterValidator,
     BaseModel,
     BeforeValidator,
     ConfigDict,
@@ -139,7 +140,19 @@ def _only_numbers(value: Any) -> Any:
     return value
 
 
+def _whole_characters(value: str) -> str:
+    """JSON can spell half a character (a lone surrogate); no tokenizer and no file takes it."""
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        half = f"\\u{ord(value[error.start]):04x}"
+        fact = f"{half} at {error.start} is half a character: send Unicode text"
+        raise ValueError(fact) from None
+    return value
+
+
 Number = Annotated[float, BeforeValidator(_only_numbers), Field(allow_inf_nan=False)]
+Text = Annotated[StrictStr, AfterValidator(_whole_characters)]
 
 
 # --- messages -----------------------------------------------------------------------------------
@@ -149,16 +162,16 @@ class TextPart(Wire):
     """One piece of a multi-part content. Only text: the models here read nothing else."""
 
     type: Literal["text"]
-    text: StrictStr
+    text: Text
 
 
 class FunctionCall(Wire):
-    name: StrictStr
-    arguments: StrictStr  # a JSON object, as text
+    name: Text
+    arguments: Text  # a JSON object, as text
 
 
 class ToolCall(Wire):
-    id: StrictStr
+    id: Text
     type: Literal["function"] = "function"
     function: FunctionCall
 
@@ -167,10 +180,10 @@ class Message(Wire):
     """One turn. `content` may be absent only where an assistant turn carries tool calls."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: StrictStr | list[TextPart] | None = None
-    reasoning_content: StrictStr | None = None
-    name: StrictStr | None = None
-    tool_call_id: StrictStr | None = None
+    content: Text | list[TextPart] | None = None
+    reasoning_content: Text | None = None
+    name: Text | None = None
+    tool_call_id: Text | None = None
     tool_calls: list[ToolCall] | None = None
 
     @model_validator(mode="after")
@@ -207,7 +220,7 @@ class Sampling(Checked):
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None  # id as text
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
-    stop: StrictStr | list[StrictStr] | None = None
+    stop: Text | list[Text] | None = None
     stop_token_ids: list[Annotated[StrictInt, Field(ge=0)]] | None = None
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
@@ -261,8 +274,8 @@ class ResponseFormat(Wire):
 
 class FunctionDefinition(Wire):
     model_config = ConfigDict(extra="allow")
-    name: StrictStr
-    description: StrictStr | None = None
+    name: Text
+    description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: StrictBool | None = None
 
@@ -275,16 +288,16 @@ class Tool(Wire):
 class JobOptions(Wire):
     """What the queue does with the request. All optional."""
 
-    id: Annotated[StrictStr, Field(pattern=f"^{JOB_ID.pattern}$")] | None = None
-    run: Annotated[StrictStr, Field(pattern=f"^{RUN_ID.pattern}$")] | None = None
+    id: Annotated[Text, Field(pattern=f"^{JOB_ID.pattern}$")] | None = None
+    run: Annotated[Text, Field(pattern=f"^{RUN_ID.pattern}$")] | None = None
     row: Annotated[StrictInt, Field(ge=0)] | None = None  # row_index of the run's data set
-    custom_id: StrictStr | None = None  # the user's own key, kept beside
-    target: StrictStr | None = None  # the expected answer, kept beside for scoring
-    session: StrictStr | None = None
+    custom_id: Text | None = None  # the user's own key, kept beside
+    target: Text | None = None  # the expected answer, kept beside for scoring
+    session: Text | None = None
     priority: Literal["interactive", "bulk"] = "interactive"
     ttl: Annotated[Number, Field(gt=0)] | None = None  # seconds it may wait and run
     retries: Annotated[StrictInt, Field(ge=0, le=100)] = 0  # for retryable errors
-    tags: list[StrictStr] | None = None
+    tags: list[Text] | None = None
 
 
 # Fields of OpenAI's API that mean nothing to a text model on your own machine.
@@ -314,16 +327,16 @@ class ChatRequest(Sampling):
     Raises InvalidRequest, naming the field, for anything that can't be meant.
     """
 
-    model: Annotated[StrictStr, Field(min_length=1)]
+    model: Annotated[Text, Field(min_length=1)]
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
-    tool_choice: StrictStr | dict[str, Any] | None = None
+    tool_choice: Text | dict[str, Any] | None = None
     stream: StrictBool | None = None  # None: interactive jobs publish, bulk jobs don't
     stream_options: StreamOptions | None = None
-    user: StrictStr | None = None
-    metadata: dict[StrictStr, StrictStr] | None = None
+    user: Text | None = None
+    metadata: dict[Text, Text] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     job: JobOptions = Field(default_factory=JobOptions)
 

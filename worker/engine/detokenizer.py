@@ -1,8 +1,13 @@
 """Token ids → text, as they come: never half a character, never taken back.
 
 The text of a completion is the UTF-8 reading of its tokens' bytes; what is not UTF-8 reads as
-U+FFFD. A completion follows a prompt, so the space that begins its first word belongs to it, unless
-the tokenizer's own decoder drops the first space of a text.
+U+FFFD (the Unicode standard's reading: one for each longest broken part of a character).
+
+The space that begins its first word belongs to a completion, unless the tokenizer's own decoder
+drops the first space of a text. Such a decoder (Llama 2) stands beside an encoder that puts a space
+before every text, and chat templates write that space themselves before an assistant's words: so
+the answer, sent back as a message, makes the prompt that the model has seen. This is also what
+decoding the completion's ids alone gives; only that space goes, those in front of later words stay.
 """
 
 from __future__ import annotations

@@ -63,11 +63,7 @@ def load(reference: str, device: torch.device, dtype: str) -> ResidentModel:
         devices.check_fits(chosen, checkpoint.parameters, device, reference)
         tied = weights.is_tied(config.tied, checkpoint)
         model = FAMILIES[config.model_type](config.fields, tied, Placement(chosen, device))
-        if tokenizer.vocab_size > model.vocab_size:
-            raise config.fields.error(
-                f"the tokenizer has {tokenizer.vocab_size} tokens and the model's vocabulary only "
-                f"{model.vocab_size}: they don't belong together"
-            )
+        tokenizer = tokenizer.limited_to(model.vocab_size)
         weights.load(model.weight_map(), checkpoint)
         info = ModelInfo(
             name=files.name,

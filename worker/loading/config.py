@@ -44,10 +44,16 @@ def read_json(path: Path) -> dict[str, Any]:
     """A JSON object from a file. Raises JobError("unsupported_model")."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise JobError("unsupported_model", f"{path} can't be read as JSON: {error}") from None
+    except OSError as error:
+        raise JobError("unsupported_model", f"{path} can't be read: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise JobError(
+            "unsupported_model", f"{path} is not JSON ({error}): download the model again"
+        ) from None
     if not isinstance(data, dict):
-        raise JobError("unsupported_model", f"{path} must hold a JSON object")
+        raise JobError(
+            "unsupported_model", f"{path} must hold a JSON object: download the model again"
+        )
     return data
 
 

@@ -6,8 +6,10 @@ The table makes streaming exact: what a token adds is its bytes, whatever came b
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from worker.loading.config import read_json
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
 BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+SPACE_MARK = "▁"
+SENTENCEPIECE = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
 class Tokenizer:
@@ -32,22 +36,49 @@ class Tokenizer:
                 f"{folder} has no {FILE}: download the model again, or convert its tokenizer with "
                 "the tokenizers library",
             )
-        self._json = read_json(path)
-        try:
-            self._inner = HubTokenizer.from_file(str(path))
-        except Exception as error:  # the library raises bare Exception
-            raise JobError("unsupported_model", f"{path} is not a tokenizer: {error}") from None
+        self._path = path
         self.config: dict[str, Any] = (
             read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
         )
-        self.hash = hashlib.sha256(path.read_bytes()).hexdigest()[:32]
-        self._path = path
-        self._added = {entry["id"]: entry for entry in self._json.get("added_tokens") or []}
+        values, text = read_json(path), path.read_text(encoding="utf-8")
+        self.hash = hashlib.sha256(text.encode()).hexdigest()[:32]
+        self._read(values, text)
 
-    @property
-    def vocab_size(self) -> int:
-        """Number of ids, added tokens included."""
-        return int(self._inner.get_vocab_size(with_added_tokens=True))
+    def _read(self, values: dict[str, Any], text: str) -> None:
+        try:
+            self._inner = HubTokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception
+            raise JobError(
+                "unsupported_model",
+                f"{self._path} is not a tokenizer: {error}; download the model again",
+            ) from None
+        self._json = values
+        self._added = {entry["id"]: entry for entry in values.get("added_tokens") or []}
+        self._vocab: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
+        # One more than the highest id: ids may have holes.
+        self.vocab_size = max(self._vocab.values(), default=-1) + 1
+        self._table = self._make_table()
+
+    def limited_to(self, vocab_size: int) -> Tokenizer:
+        """The same tokenizer for a model of so many ids. Special tokens beyond them go: a text
+        model's files may name an image's. Raises JobError if other tokens are beyond."""
+        if self.vocab_size <= vocab_size:
+            return self
+        values = dict(self._json)
+        values["added_tokens"] = [
+            entry
+            for entry in values.get("added_tokens") or []
+            if entry["id"] < vocab_size or not entry.get("special")
+        ]
+        limited = copy(self)
+        limited._read(values, json.dumps(values))
+        if limited.vocab_size > vocab_size:
+            raise JobError(
+                "unsupported_model",
+                f"{self._path} has {self.vocab_size} tokens and the model's vocabulary only "
+                f"{vocab_size}: they don't belong together; download the model again",
+            )
+        return limited
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
         """Token ids of a text; special tokens written in it count as such."""
@@ -73,9 +104,13 @@ class Tokenizer:
         """What the token adds to the text, as UTF-8 bytes; a part of a character is possible."""
         return self._table[token_id]
 
-    @property
+    @cached_property
     def strips_first_space(self) -> bool:
-        """Whether the decoder drops one space at the very start of a text."""
+        """Whether the decoder drops one space at the very start of a text (Llama 2).
+
+        Such tokenizers put a space before every text that they read, and no other sign says that
+        a word begins: what a model writes after `[/INST]` starts with it.
+        """
         return any(
             step.get("type") == "Strip" and step.get("content") == " " and step.get("start") == 1
             for step in _steps(self._json.get("decoder"))
@@ -95,27 +130,29 @@ class Tokenizer:
                 tokens[name] = content
         return tokens
 
-    @cached_property
-    def _table(self) -> list[bytes]:
-        convert = self._piece_converter()
+    def _make_table(self) -> list[bytes]:
+        """The bytes of every id, by the way this tokenizer's decoder spells them."""
+        steps = list(_steps(self._json.get("decoder")))
+        kinds = {str(step.get("type")) for step in steps}
         table = [b""] * self.vocab_size
-        for piece, token_id in self._inner.get_vocab(with_added_tokens=True).items():
-            entry = self._added.get(token_id)
-            table[token_id] = entry["content"].encode() if entry else convert(piece)
-        return table
-
-    def _piece_converter(self) -> Any:
-        """How this tokenizer's pieces spell bytes, by its decoder."""
-        kinds = {str(step.get("type")) for step in _steps(self._json.get("decoder"))}
         if "ByteLevel" in kinds:
-            return _byte_level
-        if kinds <= {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"} and kinds:
-            return _sentencepiece
-        raise JobError(
-            "unsupported_model",
-            f"{self._path}: unsupported decoder {sorted(kinds) or 'none'}; supported: ByteLevel, "
-            "and SentencePiece's (Replace, ByteFallback, Fuse, Strip, Metaspace)",
-        )
+            for piece, token_id in self._vocab.items():
+                # Added tokens are text as they stand, even where they look like stand-ins.
+                added = token_id in self._added
+                table[token_id] = piece.encode() if added else _byte_level(piece)
+        elif kinds and kinds <= SENTENCEPIECE and all(_is_space_mark(step) for step in steps):
+            for piece, token_id in self._vocab.items():
+                match = BYTE_PIECE.fullmatch(piece) if "ByteFallback" in kinds else None
+                text = piece.replace(SPACE_MARK, " ")
+                table[token_id] = bytes([int(match[1], 16)]) if match else text.encode()
+        else:
+            raise JobError(
+                "unsupported_model",
+                f"{self._path}: unsupported decoder {sorted(kinds) or 'none'}; supported: "
+                "ByteLevel, and SentencePiece's (Replace, ByteFallback, Fuse, Strip, Metaspace, "
+                f"with {SPACE_MARK} for a space)",
+            )
+        return table
 
 
 def _steps(decoder: Any) -> Iterable[dict[str, Any]]:
@@ -124,6 +161,13 @@ def _steps(decoder: Any) -> Iterable[dict[str, Any]]:
     if decoder.get("type") == "Sequence":
         return [step for inner in decoder.get("decoders", []) for step in _steps(inner)]
     return [decoder]
+
+
+def _is_space_mark(step: dict[str, Any]) -> bool:
+    """Whether a step that writes spaces does so for SentencePiece's mark."""
+    if step.get("type") == "Replace":
+        return step.get("pattern") == {"String": SPACE_MARK} and step.get("content") == " "
+    return step.get("type") != "Metaspace" or step.get("replacement") == SPACE_MARK
 
 
 def _alphabet() -> dict[str, int]:
@@ -144,10 +188,3 @@ def _byte_level(piece: str) -> bytes:
         return bytes(_BYTES[character] for character in piece)
     except KeyError:
         return piece.encode()
-
-
-def _sentencepiece(piece: str) -> bytes:
-    match = BYTE_PIECE.fullmatch(piece)
-    if match:
-        return bytes([int(match[1], 16)])
-    return piece.replace("▁", " ").encode()

@@ -1,0 +1,229 @@
+"""tokenizer.json: what is read, what is refused and how."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as HubTokenizer
+
+from jobs import JobError
+from tests.worker.checkpoints import STYLES, Style, make_tokenizer, save_tokenizer
+from worker.loading.tokenizer import Tokenizer
+
+
+def edit(folder: Path, **changes: Any) -> None:
+    file = folder / "tokenizer.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    file.write_text(json.dumps({**values, **changes}), encoding="utf-8")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    save_tokenizer(tmp_path, "qwen")
+    return tmp_path
+
+
+def refusal(folder: Path) -> JobError:
+    with pytest.raises(JobError) as caught:
+        Tokenizer(folder)
+    assert "\n" not in caught.value.message
+    return caught.value
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_ids_and_text_are_those_of_the_tokenizers_library(tmp_path: Path, style: Style) -> None:
+    save_tokenizer(tmp_path, style)
+    ours, theirs = Tokenizer(tmp_path), make_tokenizer(style)
+    text = "What is 12 + 30?\n\nDon't say naïve 你好 🎉  twice."
+    for special in (False, True):
+        ids = ours.encode(text, add_special_tokens=special)
+        assert ids == theirs.encode(text, add_special_tokens=special).ids
+    assert ours.decode(ids) == theirs.decode(ids)
+    assert ours.vocab_size == theirs.get_vocab_size()
+
+
+@pytest.mark.parametrize(("style", "first"), [("llama2", "<s>"), ("gemma", "<bos>")])
+def test_special_tokens_are_added_only_when_asked_for(
+    tmp_path: Path, style: Style, first: str
+) -> None:
+    save_tokenizer(tmp_path, style)
+    tokenizer = Tokenizer(tmp_path)
+    plain, begun = tokenizer.encode("the"), tokenizer.encode("the", add_special_tokens=True)
+    assert begun == [tokenizer.id_of(first), *plain]
+
+
+def test_special_tokens_written_in_a_text_count_as_such(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    ids = tokenizer.encode("<|im_end|>")
+    assert ids == [tokenizer.id_of("<|im_end|>")]
+    assert tokenizer.is_special(ids[0])
+    assert tokenizer.decode(ids) == ""
+    assert tokenizer.decode(ids, skip_special_tokens=False) == "<|im_end|>"
+
+
+def test_visible_added_tokens_are_not_special(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    think = tokenizer.id_of("<think>")
+    assert think is not None
+    assert not tokenizer.is_special(think)
+    assert tokenizer.token_bytes(think) == b"<think>"
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_the_bytes_of_all_single_byte_tokens_are_all_bytes(tmp_path: Path, style: Style) -> None:
+    save_tokenizer(tmp_path, style)
+    tokenizer = Tokenizer(tmp_path)
+    single = {raw for i in range(tokenizer.vocab_size) if len(raw := tokenizer.token_bytes(i)) == 1}
+    assert single == {bytes([value]) for value in range(256)}
+
+
+def add(folder: Path, content: str, *, special: bool) -> int:
+    file = folder / "tokenizer.json"
+    inner = HubTokenizer.from_file(str(file))
+    token = AddedToken(content, special=special, normalized=False)
+    (inner.add_special_tokens if special else inner.add_tokens)([token])
+    inner.save(str(file))
+    token_id = inner.token_to_id(content)
+    assert token_id is not None
+    return token_id
+
+
+@pytest.mark.parametrize("content", ["naïve", "Ġx", "two words", "🎉"])
+def test_an_added_token_of_a_byte_level_tokenizer_is_its_own_text(
+    folder: Path, content: str
+) -> None:
+    token_id = add(folder, content, special=False)
+    assert Tokenizer(folder).token_bytes(token_id) == content.encode()
+
+
+def test_an_added_token_of_sentencepiece_spells_spaces_as_its_pieces_do(tmp_path: Path) -> None:
+    """Gemma's runs of spaces are added tokens."""
+    save_tokenizer(tmp_path, "gemma")
+    token_id = add(tmp_path, "▁▁▁▁▁", special=False)
+    tokenizer = Tokenizer(tmp_path)
+    assert tokenizer.token_bytes(token_id) == b"     "
+    assert tokenizer.decode([token_id]) == "     "
+
+
+def test_ids_may_have_holes(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    last = max(values["model"]["vocab"], key=lambda piece: values["model"]["vocab"][piece])
+    del values["added_tokens"][1:]
+    del values["added_tokens"][0]
+    values["model"]["merges"] = []
+    values["model"]["vocab"] = {
+        piece: index + 7 * (piece == last) for piece, index in values["model"]["vocab"].items()
+    }
+    file.write_text(json.dumps(values), encoding="utf-8")
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.vocab_size == values["model"]["vocab"][last] + 1
+    assert tokenizer.token_bytes(tokenizer.vocab_size - 2) == b""
+    assert tokenizer.token_bytes(tokenizer.vocab_size - 1) != b""
+
+
+def test_special_tokens_beyond_the_model_are_plain_text_to_it(folder: Path) -> None:
+    """Gemma 3's text models have no row for the image token that their tokenizer names."""
+    size = Tokenizer(folder).vocab_size
+    assert add(folder, "<image>", special=True) == size
+    tokenizer = Tokenizer(folder).limited_to(size)
+    assert tokenizer.vocab_size == size
+    assert max(tokenizer.encode("<image>")) < size
+    assert tokenizer.decode(tokenizer.encode("<image>")) == "<image>"
+    assert tokenizer.encode("a <|im_end|>") == Tokenizer(folder).encode("a <|im_end|>")
+
+
+def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    with pytest.raises(JobError) as caught:
+        tokenizer.limited_to(100)
+    assert caught.value.code == "unsupported_model"
+    assert caught.value.message == (
+        f"{folder / 'tokenizer.json'} has {tokenizer.vocab_size} tokens and the model's vocabulary "
+        "only 100: they don't belong together; download the model again"
+    )
+
+
+def test_rows_beyond_the_tokenizer_change_nothing(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.limited_to(tokenizer.vocab_size + 64) is tokenizer
+
+
+def test_special_tokens_by_name_may_be_texts_or_objects(folder: Path) -> None:
+    named = {
+        "eos_token": {"content": "<|im_end|>"},
+        "pad_token": "<|endoftext|>",
+        "bos_token": None,
+    }
+    (folder / "tokenizer_config.json").write_text(json.dumps(named), encoding="utf-8")
+    assert Tokenizer(folder).special_tokens == {
+        "eos_token": "<|im_end|>",
+        "pad_token": "<|endoftext|>",
+    }
+
+
+def test_tokenizer_config_may_be_absent(folder: Path) -> None:
+    (folder / "tokenizer_config.json").unlink()
+    assert Tokenizer(folder).special_tokens == {}
+
+
+def test_the_hash_is_of_the_file(folder: Path) -> None:
+    before = Tokenizer(folder).hash
+    assert Tokenizer(folder).hash == before
+    add(folder, "<more>", special=False)
+    assert Tokenizer(folder).hash != before
+
+
+def test_a_missing_tokenizer_is_named(folder: Path) -> None:
+    (folder / "tokenizer.json").unlink()
+    error = refusal(folder)
+    assert error.code == "model_not_found"
+    assert error.message == (
+        f"{folder} has no tokenizer.json: download the model again, or convert its tokenizer with "
+        "the tokenizers library"
+    )
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"{", b"\xff\xfe\x00", b"[]", b"{}", b'{"model": {"type": "Nonsense"}}', b"[" * 9999],
+)
+def test_a_corrupt_tokenizer_is_named(folder: Path, content: bytes) -> None:
+    file = folder / "tokenizer.json"
+    file.write_bytes(content)
+    error = refusal(folder)
+    assert error.code == "unsupported_model"
+    assert str(file) in error.message
+    assert error.message.endswith("download the model again")
+
+
+def test_a_truncated_tokenizer_is_named(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    file.write_bytes(file.read_bytes()[:-1000])
+    assert str(file) in refusal(folder).message
+
+
+def test_a_corrupt_tokenizer_config_is_named(folder: Path) -> None:
+    (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
+    assert str(folder / "tokenizer_config.json") in refusal(folder).message
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        None,
+        {"type": "WordPiece", "prefix": "##", "cleanup": True},
+        {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
+        {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True},
+    ],
+)
+def test_a_decoder_of_another_kind_is_refused(folder: Path, decoder: Any) -> None:
+    edit(folder, decoder=decoder)
+    error = refusal(folder)
+    assert error.code == "unsupported_model"
+    assert "unsupported decoder" in error.message
+    assert str(folder / "tokenizer.json") in error.message
