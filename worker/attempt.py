@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import NamedTuple
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 from jobs import keys, outbox
 from jobs.types import ChatRequest, JobError, invalid
@@ -99,7 +99,7 @@ class Reporter(NamedTuple):
 
     worker: str
     host: str
-    models: Mapping[str, ModelInfo]
+    provenance: Mapping[str, dict[str, Any]]  # of each model, by its name
 
     def ended(self, execution: Execution) -> Settlement:
         """The end of an attempt that has an outcome."""
@@ -124,7 +124,7 @@ class Reporter(NamedTuple):
             finished_at=outcome.finished_at or time.time(),
             worker=self.worker,
             host=self.host,
-            provenance=asdict(self.models[execution.request.model]),
+            provenance=self.provenance[execution.request.model],
         )
         completion = outcome.completion if error is None else None
         row = outbox.encode(entry)

@@ -11,6 +11,7 @@ import json
 import logging
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import redis
@@ -66,7 +67,8 @@ class Intake(BaseWorker):
         super().__init__(self._ledger.queues, name=name, connection=client, serializer="json")
         self._backend, self._models = backend, list(served)
         self._grace, self._burst, self._lease_seconds = grace, burst, lease_seconds
-        self._report = Reporter(name, self.hostname or "", served)
+        provenance = {model.name: asdict(model) for model in models}
+        self._report = Reporter(name, self.hostname or "", provenance)
         publisher = Publisher(StreamWriter(client))
         self._flights = Flights(backend, served, self._ledger, publisher, self._report)
         self._pulse = Pulse(backend, hang_seconds)
