@@ -6,9 +6,11 @@ from collections.abc import Sequence
 
 
 class StopStrings:
-    """Watches the text of one sequence; the stop string that begins first ends it.
+    """Watches the text of one sequence; the stop string that is complete first ends it.
 
-    Stop strings apply to the whole text, reasoning included.
+    Of those that are complete with the same character, the longest counts. So the result doesn't
+    depend on how the text is cut into tokens. Stop strings apply to the whole text, reasoning
+    included.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
@@ -18,10 +20,10 @@ class StopStrings:
     def push(self, text: str) -> tuple[str, bool]:
         """Text that can be shown, and whether a stop string was found right after it."""
         text = self._held + text
-        places = [place for stop in self._stops if (place := text.find(stop)) >= 0]
-        if places:
+        found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
+        if found:
             self._held = ""
-            return text[: min(places)], True
+            return text[: min(found)[1]], True
         keep = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - keep :]
         return text[: len(text) - keep], False
