@@ -128,7 +128,8 @@ def test_text_that_has_no_utf8_gets_a_row_like_any_other(site: Site) -> None:
     job = put(site, call({**GOOD, "messages": [{"role": "user", "content": text}]}))
     fine = put(site, call({**GOOD, "messages": [{"role": "user", "content": "nul: \x00"}]}))
     site.burst()
-    assert site.row(job)["status"] == site.row(fine)["status"] == "ok"
+    assert site.row(job)["error_type"] == "invalid_request"
+    assert site.row(fine)["status"] == "ok"
 
 
 def test_ids_that_are_no_jobs_are_dropped(site: Site) -> None:
