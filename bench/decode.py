@@ -3,8 +3,8 @@
     python -m bench.decode [--device cpu] [--rounds 5]
 
 Each contestant continues the same prompts of 64 random tokens greedily; the figure is generated
-tokens per second of the whole call, prefill included, as a batch job sees it. "Linears alone" is the
-time of one decode step's matrix products, nothing else, for each token: the floor.
+tokens per second of the whole call, prefill included, as a batch job sees it. "Linears alone" is
+the time of one decode step's matrix products, nothing else, for each token: the floor.
 """
 
 from __future__ import annotations

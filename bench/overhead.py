@@ -73,7 +73,7 @@ def main(rounds: int, device: str, max_batch: int, out: Path | None) -> None:
                     for one, job in zip(asked, options, strict=True)
                 ]
                 start = time.perf_counter()
-                client.submit_many(batch)
+                client.submit_many(batch)[-1].result(timeout=SECONDS)
                 while time.perf_counter() - start < SECONDS:
                     there = results.dataset(run).count_rows() if run in results.runs() else 0
                     if there == len(asked):

@@ -47,6 +47,8 @@ GUARD = 'read _; kill -9 "$1" 2>/dev/null'
 def run(count: int, run_id: str, folder: Path) -> None:
     """Run the first `count` questions as run `run_id` and show what came of it."""
     requests = _requests(count, run_id)
+    if run_id in Results(folder).runs():
+        raise click.UsageError(f"run {run_id} is in {folder} already: give another --run")
     with EmbeddedRedis() as server, Client(server.url) as client:
         client.submit_many(requests)
         click.echo(f"{count} jobs are in the queue of run {run_id}", err=True)
@@ -97,7 +99,7 @@ def _requests(count: int, run_id: str) -> list[ChatRequest]:
     with DATASET.open("rb") as file:
         found, bad = lines.read(file, lines.Defaults(model=MODEL, run=run_id))
     if bad:
-        raise Infrastructure(f"{DATASET}: {bad[0]}")
+        raise click.UsageError(str(bad[0]))
     return [row.request.model_copy(update={"temperature": 0.0}) for row in found[:count]]
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import queue
+import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from jobs.types import JobError
@@ -18,6 +19,8 @@ from worker.ledger import Ledger, Settlement
 from worker.publisher import Publisher
 
 logger = logging.getLogger(__name__)
+
+GATHER_SECONDS = 0.02  # how long events are gathered for one round of talking with Redis
 
 Event = tuple[Execution, Sequence[Piece] | Outcome]
 
@@ -96,8 +99,13 @@ class Flights:
         self._events.put(None)
 
     def listen(self, wait: float) -> None:
-        """Take what the engine has said; wait up to `wait` seconds if it has said nothing."""
+        """Take what the engine has said; wait up to `wait` seconds if it has said nothing.
+
+        What is said shortly after goes along: each round costs round trips to Redis, and the
+        interpreter, which the engine's thread needs too.
+        """
         if self.take(wait):
+            time.sleep(GATHER_SECONDS)
             while self.take(0.0):
                 pass
 

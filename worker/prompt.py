@@ -1,7 +1,10 @@
 """Messages → token ids, by the checkpoint's own chat template in Jinja's sandbox.
 
 The environment is that of transformers' `apply_chat_template`. Templates are untrusted code: they
-see plain JSON values alone, and a rendering that grows or lasts too long is broken off.
+see plain JSON values alone, and a rendering that lasts or grows too long is broken off: the clock
+is looked at in every turn of a loop and every call of a macro, and the size of every sum and
+product of texts. What can't be bounded here is a single filter or text method that makes something
+huge in one go (`x|center(10**9)`): load templates only from people whose weights you would load.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,14 +24,18 @@ from jinja2 import nodes
 from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension
 from jinja2.parser import Parser
+from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
+from jinja2.utils import Namespace
 
 from jobs.types import ChatRequest, JobError, Message, invalid
 from worker.loading.config import read_json
+from worker.loading.tokenizer import CONFIG as TOKENIZER_CONFIG
 from worker.loading.tokenizer import Tokenizer
 
-MAX_CHARACTERS = 50_000_000  # of a rendered prompt
-MAX_SECONDS = 10.0  # of rendering; looked at whenever the template writes something
+MAX_CHARACTERS = 50_000_000  # of a rendered prompt, and of any text on its way there
+MAX_SECONDS = 10.0  # of rendering
+MAX_POWER = 10_000  # bits of a power's result
 RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
 
@@ -55,12 +63,88 @@ class _Generation(Extension):
         return caller()
 
 
-class _TemplateRefusal(jinja2.TemplateError):
+class _Refusal(jinja2.TemplateError):
     """The template itself said no, by raise_exception."""
 
 
+class _Endless(Exception):
+    """The template takes too long or writes too much."""
+
+
+_deadline: ContextVar[float] = ContextVar("deadline of the rendering in this thread")
+
+
+class _Environment(ImmutableSandboxedEnvironment):
+    """Jinja's sandbox, with bounds on time and size."""
+
+    intercepted_binops = frozenset({"+", "*", "**"})
+
+    def __init__(self) -> None:
+        super().__init__(
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[_Generation, "jinja2.ext.loopcontrols"],
+        )
+        self.filters["tojson"] = _to_json
+        self.globals["raise_exception"] = _raise_exception
+        self.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
+        self.globals["namespace"] = _PlainNamespace
+        del self.globals["lipsum"]  # writes as many words as it is told to, in one go
+
+    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
+        tree = super()._parse(source, name, filename)
+        for block in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
+            tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
+            block.body.insert(0, nodes.ExprStmt(tick, lineno=block.lineno).set_environment(self))
+        return tree
+
+    def tick(self) -> None:
+        """Called by every turn of a loop and every call of a macro."""
+        if time.monotonic() > _deadline.get():
+            raise _Endless(f"it was broken off after {MAX_SECONDS:.0f} s")
+
+    def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
+        if operator == "**":
+            if isinstance(left, int) and isinstance(right, int):
+                size = left.bit_length() * abs(right)
+                if size > MAX_POWER:
+                    raise _Endless(f"{left} ** {right} is too large")
+        elif operator == "*":
+            for items, times in ((left, right), (right, left)):
+                if isinstance(items, str | list | tuple) and isinstance(times, int):
+                    _check_size(len(items) * times)
+        elif isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
+            _check_size(len(left) + len(right))
+        return super().call_binop(context, operator, left, right)
+
+
+class _PlainNamespace(Namespace):
+    """`namespace()` without attributes that begin with an underscore, as in transformers."""
+
+    def __init__(*args: Any, **kwargs: Any) -> None:
+        self, *values = args
+        attributes = dict(*values, **kwargs)
+        for name in attributes:
+            _check_attribute(name)
+        Namespace.__init__(self, attributes)
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        _check_attribute(name)
+        super().__setitem__(name, value)
+
+
+def _check_attribute(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise SecurityError(f"a namespace can't have the attribute {name!r}")
+
+
+def _check_size(length: int) -> None:
+    if length > MAX_CHARACTERS:
+        raise _Endless(f"it makes a text or list of {length} items")
+
+
 def _raise_exception(message: object) -> NoReturn:
-    raise _TemplateRefusal(str(message))
+    raise _Refusal(str(message))
 
 
 def _to_json(
@@ -75,16 +159,6 @@ def _to_json(
     )
 
 
-def _environment() -> ImmutableSandboxedEnvironment:
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[_Generation, "jinja2.ext.loopcontrols"]
-    )
-    environment.filters["tojson"] = _to_json
-    environment.globals["raise_exception"] = _raise_exception
-    environment.globals["strftime_now"] = lambda form: datetime.now().strftime(form)
-    return environment
-
-
 class ChatTemplate:
     """The templates of one model. `source` is the default one's text."""
 
@@ -92,28 +166,31 @@ class ChatTemplate:
         self._special_tokens = special_tokens
         self.source = sources["default"]
         self.hash = hashlib.sha256(json.dumps(sorted(sources.items())).encode()).hexdigest()[:32]
-        environment = _environment()
+        environment = _Environment()
         try:
             self._templates = {n: environment.from_string(text) for n, text in sources.items()}
-        except jinja2.TemplateError as error:
+        except Exception as error:  # untrusted code: Jinja's errors, and Python's own from compile
             raise JobError(
-                "unsupported_model", f"the model's chat template is not valid Jinja: {error}"
+                "unsupported_model",
+                f"the model's chat template is not valid Jinja ({type(error).__name__}: {error}): "
+                "put a chat_template.jinja that is into its folder",
             ) from None
 
     @classmethod
     def read(cls, folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
         """The templates of a model folder: chat_template.jinja counts before
-        tokenizer_config.json, and that before chat_template.json. None if there is none."""
+        tokenizer_config.json, and that before chat_template.json; additional_chat_templates/ adds
+        named ones. None if there is none."""
         sources: dict[str, str] = {}
-        legacy = folder / "chat_template.json"
-        if legacy.is_file():
-            sources.update(_named(read_json(legacy).get("chat_template"), legacy))
-        sources.update(_named(tokenizer.config.get("chat_template"), folder))
-        for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
-            sources[path.stem] = path.read_text(encoding="utf-8")
-        file = folder / "chat_template.jinja"
+        file, legacy = folder / "chat_template.jinja", folder / "chat_template.json"
         if file.is_file():
-            sources["default"] = file.read_text(encoding="utf-8")
+            sources["default"] = _text(file)
+        elif tokenizer.config.get("chat_template"):
+            sources.update(_named(tokenizer.config["chat_template"], folder / TOKENIZER_CONFIG))
+        elif legacy.is_file():
+            sources.update(_named(read_json(legacy).get("chat_template"), legacy))
+        for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+            sources[path.stem] = _text(path)
         if not sources:
             return None
         sources.setdefault("default", next(iter(sources.values())))
@@ -123,47 +200,58 @@ class ChatTemplate:
         self,
         messages: list[dict[str, Any]],
         tools: list[dict[str, Any]] | None = None,
+        variables: Mapping[str, Any] | None = None,
+        *,
         add_generation_prompt: bool = True,
-        **variables: Any,
     ) -> str:
         """The text that the model reads. Raises JobError: invalid_request where the template says
         no, unsupported_model where it is broken, leaves the sandbox or doesn't end."""
         name = "tool_use" if tools and "tool_use" in self._templates else "default"
         given = {
             **self._special_tokens,
-            **variables,
+            **(variables or {}),
             "messages": messages,
             "tools": tools,
             "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
-        deadline = time.monotonic() + MAX_SECONDS
         pieces, length = [], 0
+        token = _deadline.set(time.monotonic() + MAX_SECONDS)
         try:
             for piece in self._templates[name].generate(given):
                 pieces.append(piece)
                 length += len(piece)
-                if length > MAX_CHARACTERS or time.monotonic() > deadline:
-                    raise JobError(
-                        "unsupported_model",
-                        f"the model's chat template was broken off after {length} characters and "
-                        f"{MAX_SECONDS:.0f} s at most: it doesn't seem to end",
-                    )
-        except _TemplateRefusal as error:
+                _check_size(length)
+        except _Refusal as error:
             raise invalid(f"the model's chat template refuses: {error}", "messages") from None
         except SecurityError as error:
             raise JobError(
                 "unsupported_model", f"the model's chat template leaves its sandbox: {error}"
             ) from None
-        except (jinja2.TemplateError, ArithmeticError, LookupError, TypeError, ValueError) as error:
-            raise invalid(
-                f"the model's chat template fails on these messages: {error}", "messages"
+        except _Endless as error:
+            raise JobError(
+                "unsupported_model", f"the model's chat template doesn't seem to end: {error}"
             ) from None
         except (RecursionError, MemoryError):
             raise JobError(
                 "unsupported_model", "the model's chat template recurses without end"
             ) from None
+        except Exception as error:  # untrusted code can raise anything
+            raise invalid(
+                f"the model's chat template fails on these messages: {error}", "messages"
+            ) from None
+        finally:
+            _deadline.reset(token)
         return "".join(pieces)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise JobError(
+            "unsupported_model", f"{path} can't be read ({error}): download the model again"
+        ) from None
 
 
 def _named(value: Any, where: Path) -> dict[str, str]:
@@ -172,13 +260,18 @@ def _named(value: Any, where: Path) -> dict[str, str]:
         return {}
     if isinstance(value, str):
         return {"default": value}
-    try:
-        return {str(entry["name"]): str(entry["template"]) for entry in value}
-    except (TypeError, KeyError):
+    named = value if isinstance(value, list) else [None]
+    if not all(isinstance(entry, dict) and _is_named(entry) for entry in named):
         raise JobError(
             "unsupported_model",
-            f"{where}: chat_template must be a text or a list of named templates",
-        ) from None
+            f"{where}: chat_template must be a text or a list of {{name, template}}: put a "
+            "chat_template.jinja beside it",
+        )
+    return {entry["name"]: entry["template"] for entry in named}
+
+
+def _is_named(entry: dict[str, Any]) -> bool:
+    return all(isinstance(entry.get(key), str) for key in ("name", "template"))
 
 
 class PromptBuilder:
@@ -208,7 +301,16 @@ class PromptBuilder:
         tools = None
         if request.tools and request.tool_choice != "none":
             tools = [tool.to_dict() for tool in request.tools]
-        text = self._template.render([_plain(m) for m in request.messages], tools, **variables)
+        text = self._template.render([_plain(m) for m in request.messages], tools, variables)
+        most = self._context * self._tokenizer.longest_token
+        if len(text) > most:  # not worth the memory that tokenizing it takes
+            raise JobError(
+                "context_length_exceeded",
+                f"the messages make {len(text)} characters and the context of {self._context} "
+                f"tokens holds {most} at most: shorten the messages or use a model with a longer "
+                "context",
+                "messages",
+            )
         # The template writes bos itself where the model wants it.
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         if len(token_ids) >= self._context:
@@ -236,14 +338,17 @@ def _check_served(request: ChatRequest) -> None:
 def _plain(message: Message) -> dict[str, Any]:
     """A message as templates know it."""
     plain = message.to_dict()
-    plain["content"] = message.text if message.content is not None else None
+    if message.content is not None:  # else absent: templates know an absent field, not null
+        plain["content"] = message.text
+    if message.reasoning_content is not None:
+        plain["thinking"] = message.reasoning_content  # the name that some templates use
     if plain["role"] == "developer":
         plain["role"] = "system"  # OpenAI's newer name; templates know the older one
     for call in plain.get("tool_calls", []):
         # Templates write arguments with tojson: they get the object, not its text.
         try:
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"])
-        except ValueError:
+            call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
+        except (ValueError, RecursionError):
             continue
     return plain
 

@@ -41,7 +41,7 @@ PART_ROWS = 5_000  # entries that a part holds at most
 PART_BYTES = 64 * 2**20  # or bytes of their JSON
 PART_SECONDS = 2.0  # age of its oldest entry at which a smaller part is written
 PLAN_SECONDS = 30.0  # how long a plan belongs to the recorder that took it
-LOOK_SECONDS = 0.2  # how often the outboxes are looked at
+LOOK_SECONDS = 0.1  # how often the outboxes are looked at
 FSYNC_SECONDS = 2.5  # appendfsync everysec has synced what is older
 RETRY_SECONDS = 5.0  # pause after a failed write
 

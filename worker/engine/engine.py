@@ -24,6 +24,7 @@ from worker.engine.chunks import ChunkMaker
 from worker.engine.collect import Cancellable, Collected, CollectingSink
 from worker.engine.detokenizer import Detokenizer
 from worker.engine.flight import ChatFlight
+from worker.engine.process import share_cores
 from worker.engine.resident import ResidentModel, load
 from worker.engine.sampler import sample
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
@@ -85,6 +86,8 @@ class Engine:
         """
         place = devices.choose_device(device)
         resident = load(reference, place, dtype)
+        if place.type == "cpu":
+            share_cores(resident.info.weight_bytes)
         longest = resident.model.context_length
         if context is not None and not 1 < context <= longest:
             raise invalid(

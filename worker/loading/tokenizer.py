@@ -105,6 +105,11 @@ class Tokenizer:
         return self._table[token_id]
 
     @cached_property
+    def longest_token(self) -> int:
+        """Bytes of the longest token."""
+        return max(map(len, self._table), default=0)
+
+    @cached_property
     def strips_first_space(self) -> bool:
         """Whether the decoder drops one space at the very start of a text (Llama 2).
 
