@@ -2,8 +2,8 @@
 
 The environment is that of transformers' `apply_chat_template`. Templates are untrusted code: they
 see plain JSON values alone, and a rendering that lasts or grows too long is broken off: the clock
-is looked at in every turn of a loop and every call of a macro, and the size of every sum and
-product of texts. What can't be bounded here is a single filter or text method that makes something
+is looked at in every turn of a loop and every call of a macro, the size of every text that is put
+together. What can't be bounded here is a single filter or text method that makes something
 huge in one go (`x|center(10**9)`): load templates only from people whose weights you would load.
 """
 
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime
@@ -27,6 +27,7 @@ from jinja2.parser import Parser
 from jinja2.runtime import Context
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+from jinja2.visitor import NodeTransformer
 
 from jobs.types import ChatRequest, JobError, Message, invalid
 from worker.loading.config import read_json
@@ -93,15 +94,25 @@ class _Environment(ImmutableSandboxedEnvironment):
 
     def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
         tree = super()._parse(source, name, filename)
-        for block in tree.find_all((nodes.For, nodes.Macro, nodes.CallBlock)):
-            tick = nodes.Call(nodes.EnvironmentAttribute("tick"), [], [], None, None)
-            block.body.insert(0, nodes.ExprStmt(tick, lineno=block.lineno).set_environment(self))
+        _Bounds(self).visit(tree)  # changes it in place
+        tree.set_environment(self)
         return tree
 
     def tick(self) -> None:
         """Called by every turn of a loop and every call of a macro."""
         if time.monotonic() > _deadline.get():
             raise _Endless(f"it was broken off after {MAX_SECONDS:.0f} s")
+
+    def join_texts(self, *values: Any) -> str:
+        """What `~` does."""
+        return self.concat([str(value) for value in values])
+
+    @staticmethod
+    def concat(pieces: Iterable[str]) -> str:
+        """Called for what a macro or a block writes."""
+        pieces = list(pieces)
+        _check_size(sum(map(len, pieces)))
+        return "".join(pieces)
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         if operator == "**":
@@ -116,6 +127,29 @@ class _Environment(ImmutableSandboxedEnvironment):
         elif isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
             _check_size(len(left) + len(right))
         return super().call_binop(context, operator, left, right)
+
+
+class _Bounds(NodeTransformer):
+    """Puts the environment's checks into a template."""
+
+    def __init__(self, environment: _Environment) -> None:
+        self._environment = environment
+
+    def _call(self, name: str, values: list[nodes.Expr], lineno: int) -> nodes.Call:
+        method = nodes.EnvironmentAttribute(name, lineno=lineno)
+        return nodes.Call(method, values, [], None, None, lineno=lineno)
+
+    def _visit_block(self, node: nodes.For | nodes.Macro | nodes.CallBlock) -> nodes.Node:
+        self.generic_visit(node)
+        tick = self._call("tick", [], node.lineno)
+        node.body.insert(0, nodes.ExprStmt(tick, lineno=node.lineno))
+        return node
+
+    visit_For = visit_Macro = visit_CallBlock = _visit_block
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return self._call("join_texts", node.nodes, node.lineno)
 
 
 class _PlainNamespace(Namespace):
@@ -173,7 +207,7 @@ class ChatTemplate:
             raise JobError(
                 "unsupported_model",
                 f"the model's chat template is not valid Jinja ({type(error).__name__}: {error}): "
-                "put a chat_template.jinja that is into its folder",
+                "put a valid chat_template.jinja into its folder",
             ) from None
 
     @classmethod
@@ -185,8 +219,8 @@ class ChatTemplate:
         file, legacy = folder / "chat_template.jinja", folder / "chat_template.json"
         if file.is_file():
             sources["default"] = _text(file)
-        elif tokenizer.config.get("chat_template"):
-            sources.update(_named(tokenizer.config["chat_template"], folder / TOKENIZER_CONFIG))
+        elif configured := tokenizer.config.get("chat_template"):
+            sources.update(_named(configured, folder / TOKENIZER_CONFIG))
         elif legacy.is_file():
             sources.update(_named(read_json(legacy).get("chat_template"), legacy))
         for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
@@ -260,18 +294,18 @@ def _named(value: Any, where: Path) -> dict[str, str]:
         return {}
     if isinstance(value, str):
         return {"default": value}
-    named = value if isinstance(value, list) else [None]
-    if not all(isinstance(entry, dict) and _is_named(entry) for entry in named):
-        raise JobError(
-            "unsupported_model",
-            f"{where}: chat_template must be a text or a list of {{name, template}}: put a "
-            "chat_template.jinja beside it",
-        )
-    return {entry["name"]: entry["template"] for entry in named}
-
-
-def _is_named(entry: dict[str, Any]) -> bool:
-    return all(isinstance(entry.get(key), str) for key in ("name", "template"))
+    named = {}
+    for entry in value if isinstance(value, list) else [None]:
+        parts = entry if isinstance(entry, dict) else {}
+        name, template = parts.get("name"), parts.get("template")
+        if not isinstance(name, str) or not isinstance(template, str):
+            raise JobError(
+                "unsupported_model",
+                f"{where}: chat_template must be a text or a list of {{name, template}}: put a "
+                "valid chat_template.jinja beside it",
+            )
+        named[name] = template
+    return named
 
 
 class PromptBuilder:

@@ -83,14 +83,18 @@ def test_only_a_block_at_the_start_is_reasoning(
 
 def test_words_are_shown_as_soon_as_they_are_certain() -> None:
     splitter = ReasoningSplitter(TAGS, inside=False)
-    assert splitter.push("<think>") == ("", "")
-    assert splitter.inside
-    assert splitter.push("\nso") == ("", "so")
-    assert splitter.push(" it\n") == ("", " it")
-    assert splitter.push("goes</th") == ("", "\ngoes")
-    assert splitter.push("ink>\n\n") == ("", "")
-    assert not splitter.inside
-    assert splitter.push("42\n") == ("42\n", "")
+    shown = []
+    for piece in ("<think>", "\nso", " it\n", "goes</th", "ink>\n\n", "42\n"):
+        content, reasoning = splitter.push(piece)
+        shown.append((content, reasoning, splitter.inside))
+    assert shown == [
+        ("", "", True),
+        ("", "so", True),
+        ("", " it", True),
+        ("", "\ngoes", True),
+        ("", "", False),
+        ("42\n", "", False),
+    ]
 
 
 @pytest.mark.parametrize(
