@@ -7,6 +7,7 @@ import math
 import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pandas as pd
@@ -232,7 +233,7 @@ NAMES = sorted(
     ),
 )
 def test_no_entry_can_stop_the_recorder(request, overrides):
-    entry = {**error_entry(), "request": request, **overrides}
+    entry: Any = {**error_entry(), "request": request, **overrides}
     sink = pa.BufferOutputStream()
     table = table_of(rows_of(decode(encode(entry))))
     pq.write_table(table, sink)
@@ -275,7 +276,8 @@ def test_duckdb_reads_it(results):
     parts = glob_of(results)
     sums = duckdb.sql(
         f"select status, count(*), sum(len(token_logprobs)), max(messages[2].content), "
-        f"max(top_logprobs[1][2].token), max(epoch(finished_at)) from '{parts}' group by 1 order by 1"
+        f"max(top_logprobs[1][2].token), max(epoch(finished_at)) from '{parts}' "
+        "group by 1 order by 1"
     ).fetchall()
     assert sums == [("error", 5, None, None, None, 5.0), ("ok", 40, 80, "2+3", "6", 103.5)]
     keys = duckdb.sql(f"select count(distinct (run_id, row_index, choice_index)) from '{parts}'")
