@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from jobs import Client, keys
+from jobs.cli.status import workers
 
 ROOT = Path(__file__).parent.parent
 COMMAND = Path(sys.executable).parent / "chatjobs"
@@ -27,6 +28,10 @@ def served(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     monkeypatch.setenv("CHATJOBS_REDIS_URL", redis_url)
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     worker = subprocess.Popen([COMMAND, "work", "--model", "demo"], env=os.environ)
+    with Client(redis_url) as client:
+        while not workers(client.redis):
+            assert worker.poll() is None, "the worker didn't start"
+            time.sleep(0.1)
     yield redis_url
     worker.terminate()
     assert worker.wait(timeout=60) == 0

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 from jobs import Results
-from tests.cli.conftest import Spawn
+from tests.cli.conftest import Run, Spawn
 
 
 def test_the_demo_survives_the_death_of_its_worker(spawn: Spawn, tmp_path: Path) -> None:
@@ -32,3 +32,9 @@ def test_the_demo_survives_the_death_of_its_worker(spawn: Spawn, tmp_path: Path)
     assert re.search(r"tokens/s$", out, re.M)
     assert str(tmp_path / "r1") in out
     assert out.endswith("> What is 17 + 25?\n42\n")
+
+
+def test_a_run_that_is_there_is_not_mixed_with_another(run: Run, finished_run: Path) -> None:
+    result = run("demo", "--run", "r1", "--results", str(finished_run))
+    assert result.exit_code == 2
+    assert Results(finished_run).table("r1").num_rows == 3

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from jobs import Client
+from jobs.cli.status import workers
 from tests.cli.conftest import COMMAND, Run, Spawn
 from worker.embedded import EmbeddedRedis
 
@@ -32,6 +34,10 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     with EmbeddedRedis() as redis:
         words = ("work", "--model", "demo", "--redis", redis.url, "--results", str(results))
         worker = subprocess.Popen([COMMAND, *words])
+        with Client(redis.url) as client:
+            while not workers(client.redis):
+                assert worker.poll() is None, "the worker didn't start"
+                time.sleep(0.1)
         yield Served(redis.url, results)
         worker.terminate()
         assert worker.wait(timeout=60) == 0
