@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -13,14 +14,15 @@ from tests.cli.conftest import Run, Spawn
 
 
 def test_the_demo_survives_the_death_of_its_worker(spawn: Spawn, tmp_path: Path) -> None:
-    count = 150
+    count = 500
     demo = spawn("demo", "--rows", str(count), "--run", "r1", "--results", str(tmp_path))
     assert demo.stderr is not None
     worker = 0
     for line in demo.stderr:
         if found := re.match(r"worker: process (\d+)", line):
             worker = int(found[1])
-        if re.match(r"\d+/150 rows", line):  # under way
+        if " serves demo" in line:
+            time.sleep(0.5)  # it is in the middle of its first jobs
             os.kill(worker, signal.SIGKILL)
             break
     out, err = demo.communicate(timeout=120)
