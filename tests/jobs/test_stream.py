@@ -13,7 +13,7 @@ import redis
 
 from jobs import Client, JobError, follow, keys
 from jobs.stream import APPEND, END_SEQ, LOG_SECONDS, Entry, StreamWriter, end_id, piece
-from jobs.types import TokenLogprob
+from jobs.types import ChatChunk, TokenLogprob
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 WITH_USAGE = {**REQUEST, "stream_options": {"include_usage": True}}
