@@ -91,7 +91,8 @@ class StreamCursor:
             return []
         if position <= self._after:
             self._absorb(payload)
-            self._text_is_known = position == self._after
+            if attempt == self._after[0]:
+                self._text_is_known = position == self._after
             return []
         reset = self._reset(attempt, seq - 1)
         choices = self._absorb(payload)

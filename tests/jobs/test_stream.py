@@ -127,7 +127,7 @@ def test_entries_of_many_jobs_go_out_together_and_fail_alone(worker):
 def test_a_full_redis_is_an_error_not_a_lost_job(worker):
     worker.redis.config_set("maxmemory", "1")
     try:
-        with pytest.raises(redis.ResponseError, match="OOM"):
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
             worker.write("a", 1, 1, "x")
     finally:
         worker.redis.config_set("maxmemory", "0")
@@ -372,7 +372,7 @@ def test_leaving_a_stream_early_frees_its_connection(client, worker):
 
 # --- fuzz -----------------------------------------------------------------------------------------
 
-SILENT_APPEND = APPEND.replace("redis.call('PUBLISH'", "local _ = ('PUBLISH'", 1)
+SILENT_APPEND = APPEND.replace("redis.call('PUBLISH', KEYS[2], ", "local _ = (", 1)
 
 
 class ChaoticWorker(threading.Thread):
