@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
+from operator import index as whole
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -67,6 +68,8 @@ class Checkpoint:
                 f"{folder} has no weights: neither {SINGLE} nor {INDEX} is there; download the "
                 "model again, or convert it to safetensors",
             )
+        if not self.tensors:
+            raise _broken(index if index.is_file() else folder / SINGLE, "it holds no tensors")
 
     def __enter__(self) -> Self:
         return self
@@ -110,12 +113,12 @@ class Checkpoint:
         if self._touched > RELEASE_BYTES:
             release(self._open)
             self._touched = header.end - header.begin
-        if header.file not in self._open:
-            opened = safe_open(header.file, framework="pt")
-            self._open[header.file] = self._files.enter_context(opened)
         try:
+            if header.file not in self._open:
+                opened = safe_open(header.file, framework="pt")
+                self._open[header.file] = self._files.enter_context(opened)
             tensor: torch.Tensor = self._open[header.file].get_tensor(name)
-        except SafetensorError as error:
+        except (SafetensorError, OSError) as error:
             raise _broken(header.file, f"tensor {name} can't be read ({error})") from None
         return tensor
 
@@ -134,7 +137,7 @@ class Checkpoint:
         try:
             where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
             pairs = [(str(name), str(file)) for name, file in where.items()]
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise _broken(index, "it is not a safetensors index with a weight_map") from None
         root = self.folder.resolve()
         shards: dict[str, dict[str, TensorHeader]] = {}
@@ -152,7 +155,7 @@ class Checkpoint:
             raise _broken(self.folder / INDEX, f"shard '{file}' lies outside the folder")
         try:
             there = path.is_file()
-        except OSError as error:  # a loop of links
+        except OSError as error:  # too long a name
             raise _broken(path, f"it can't be opened ({error.strerror})") from None
         if not there:
             raise JobError(
@@ -177,8 +180,10 @@ def _read_header(path: Path) -> dict[str, TensorHeader]:
             header = json.loads(file.read(length))
     except OSError as error:
         raise _broken(path, f"it can't be opened ({error.strerror})") from None
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _broken(path, "its header is not JSON") from None
+    if not isinstance(header, dict):
+        raise _broken(path, "its header is not a JSON object")
     return dict(_tensors(path, header, 8 + length, size))
 
 
@@ -187,11 +192,15 @@ def _tensors(path: Path, header: Any, offset: int, size: int) -> Iterator[tuple[
         if name == "__metadata__":
             continue
         try:
-            begin, end = entry["data_offsets"]
-            shape = tuple(int(extent) for extent in entry["shape"])
+            begin, end = map(whole, entry["data_offsets"])
+            shape = tuple(map(whole, entry["shape"]))
             tensor = TensorHeader(path, str(entry["dtype"]), shape, offset + begin, offset + end)
         except (KeyError, TypeError, ValueError):
             raise _broken(path, f"the entry of tensor {name} is not as the format wants") from None
+        bytes_each = DTYPES[tensor.dtype].itemsize if tensor.dtype in DTYPES else None
+        fits = bytes_each is None or prod(shape) * bytes_each == end - begin
+        if begin < 0 or end < begin or min(shape, default=0) < 0 or not fits:
+            raise _broken(path, f"the shape of tensor {name} doesn't fit its place in the file")
         if tensor.end > size:
             raise _broken(
                 path, f"it is cut off: tensor {name} ends at byte {tensor.end}, the file at {size}"

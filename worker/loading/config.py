@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -117,22 +118,22 @@ def read_defaults(folder: Path, config: ModelConfig) -> GenerationDefaults:
     if not fields.boolean("do_sample", True):
         return GenerationDefaults(eos_token_ids=ends, temperature=0.0)
 
-    def number(name: str) -> float | None:
+    def number(name: str, kind: str, fits: Callable[[float], bool]) -> float | None:
         value = fields.values.get(name)
         if value is None:
             return None
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise fields.error(f"field '{name}' must be a number, got {value!r}")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not fits(value):
+            raise fields.error(f"field '{name}' must be {kind}, got {value!r}")
         return float(value)
 
-    top_k = number("top_k")
+    top_k = number("top_k", "a whole number", lambda v: v >= -1 and v == v // 1)
     return GenerationDefaults(
         eos_token_ids=ends,
-        temperature=number("temperature"),
-        top_p=number("top_p"),
+        temperature=number("temperature", "a number of at least 0", lambda v: 0 <= v < inf),
+        top_p=number("top_p", "a number above 0, at most 1", lambda v: 0 < v <= 1),
         top_k=None if top_k is None else int(top_k),
-        min_p=number("min_p"),
-        repetition_penalty=number("repetition_penalty"),
+        min_p=number("min_p", "a number from 0 to 1", lambda v: 0 <= v <= 1),
+        repetition_penalty=number("repetition_penalty", "a positive number", lambda v: 0 < v < inf),
     )
 
 

@@ -53,10 +53,15 @@ def find(reference: str) -> ModelFiles:
     """The files of a model, downloaded if need be. Raises JobError("model_not_found")."""
     if reference == "demo":
         return ModelFiles("demo", reference, None, MODEL_DIR)
-    path = Path(reference).expanduser()
-    if path.is_dir():
+    path = Path(reference)
+    try:
+        path = path.expanduser()
+        is_folder, exists = path.is_dir(), path.exists()
+    except (OSError, RuntimeError):  # too long a name, or nobody's home
+        is_folder = exists = False
+    if is_folder and reference:
         return ModelFiles(path.resolve().name, reference, None, path)
-    if path.exists():
+    if exists and reference:
         raise JobError("model_not_found", f"{reference} is a file: give the folder that it is in")
     if not REPO_ID.fullmatch(reference):
         raise JobError(

@@ -29,8 +29,8 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def plain_names(checkpoint: Checkpoint) -> dict[str, str]:
-    """The text model's tensors: plain name → name in the files."""
-    names = {}
+    """The text model's tensors: plain name → name in the files. Raises JobError."""
+    names: dict[str, str] = {}
     for name in checkpoint.tensors:
         if IGNORED.match(name):
             continue
@@ -39,6 +39,11 @@ def plain_names(checkpoint: Checkpoint) -> dict[str, str]:
             if name.startswith(prefix):
                 plain = replacement + name.removeprefix(prefix)
                 break
+        if plain in names:
+            raise JobError(
+                "unsupported_model",
+                f"{checkpoint.folder} has {plain} twice: as {names[plain]} and as {name}",
+            )
         names[plain] = name
     return names
 
