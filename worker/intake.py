@@ -46,7 +46,8 @@ class Intake(BaseWorker):
 
     Times are in seconds. grace: what running jobs get after the first signal; lease_seconds: a
     worker that is silent for so long loses its jobs to others; hang_seconds: an engine that is busy
-    and makes no step for so long counts as dead. burst: end when the queues are empty.
+    and makes no step for so long counts as dead. burst: end when no job is queued, or running here
+    or with another worker.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class Intake(BaseWorker):
         self._look_pause = LOOK_SECONDS[0]
         self._retry_pause: float | None = None  # while Redis is away
         self._paused = ""  # why no jobs are taken
-        self._drained = False  # the last look found all queues empty
+        self._drained = False  # the last look found no job
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -114,7 +115,7 @@ class Intake(BaseWorker):
             return True
         if self._flights.leases:
             return False
-        return self._stop_at is not None or (self._burst and self._drained)
+        return self._stop_at is not None or self._drained
 
     def _patience(self) -> float:
         """How long to wait for the engine's next word."""
@@ -195,7 +196,8 @@ class Intake(BaseWorker):
         if claimed:
             self._drained, self._look_pause = False, LOOK_SECONDS[0]
         else:
-            self._drained = all(room.values())
+            # What another worker has may come back, if that one dies.
+            self._drained = self._burst and all(room.values()) and not self._ledger.busy()
             self._next_look = now + self._look_pause
             self._look_pause = min(1.5 * self._look_pause, LOOK_SECONDS[1])
 

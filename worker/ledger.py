@@ -156,6 +156,13 @@ class Ledger:
             for (job, _, execution), name, attempt in zip(split, names, found[1::2], strict=True)
         ]
 
+    def busy(self) -> bool:
+        """Whether any worker has a job of the queues."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for queue in self.queues:
+            pipeline.zcard(_wip_key(queue))
+        return any(pipeline.execute())
+
     def read(self, lease: Lease) -> Claimed:
         """The job of a lease, as its hash has it now."""
         values = self._redis.hmget(RQJob.key_for(lease.job), lua.FIELDS)

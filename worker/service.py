@@ -41,7 +41,8 @@ def serve(
     hang_seconds: float = HANG_SECONDS,
     part_seconds: float = PART_SECONDS,
 ) -> None:
-    """Serve the models' queues until SIGTERM or SIGINT, or with `burst` until they are empty.
+    """Serve the models' queues until SIGTERM or SIGINT, or with `burst` until no job is left
+    in them or with any worker.
 
     grace: seconds that running jobs get after the first signal. A worker that is silent for
     lease_seconds loses its jobs to others. Runs on the main thread. Raises JobError.

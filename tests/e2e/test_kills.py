@@ -243,3 +243,19 @@ def test_an_idle_worker_stops_at_once(site: Site) -> None:
     worker = site.worker(grace=3600.0)
     wait_until(lambda: list(site.redis.scan_iter("chatjobs:worker:*")))
     assert worker.stop() == 0
+
+
+def test_a_burst_ends_when_no_job_is_left_with_anybody(site: Site) -> None:
+    jobs = site.submit_many([f"q{i}" for i in range(4)], words=100_000)
+    doomed = site.worker(delay=0.05)
+    wait_until(lambda: all(job.status().value == "started" for job in jobs))
+    burst = site.worker(burst=True)
+    time.sleep(1.5)
+    assert burst.alive
+    for job in jobs[1:]:
+        job.cancel()
+    doomed.kill()
+    wait_until(lambda: site.hash(jobs[0])["chatjobs_attempt"] == "2")
+    jobs[0].cancel()
+    assert burst.wait() == 0
+    site.assert_settled(jobs)
