@@ -25,7 +25,7 @@ def test_a_job_is_a_plain_rq_job_in_json(client: Client) -> None:
     assert stored.kwargs["request"]["temperature"] == 0
     queue = Queue("chat:demo", connection=client.redis, serializer=JSONSerializer)
     assert queue.job_ids == [job.id]
-    assert job.status() == Status.QUEUED == "queued"
+    assert str(job.status()) == Status.QUEUED.value == "queued"
     assert "hi" not in (stored.description or "")
 
 
