@@ -2,11 +2,13 @@
 
 A reference is `demo` (the model that comes with the package), a local folder, or a hub repo id
 `org/name[@revision]`. The hub library honours HF_ENDPOINT, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE
-and HF_TOKEN, resumes what was interrupted and shows a progress bar.
+and HF_TOKEN, shows a progress bar, goes on where a connection broke, and never fetches a file twice
+that is whole.
 """
 
 from __future__ import annotations
 
+import logging
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +25,8 @@ from huggingface_hub.errors import (
 
 from jobs.types import JobError
 from worker.demo import MODEL_DIR
+
+logger = logging.getLogger(__name__)
 
 REPO_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
 NEEDED = [
@@ -87,9 +91,13 @@ def _download(repo: str, revision: str | None) -> Path:
     except LocalEntryNotFoundError:
         reason = "it is not in the local cache, and the hub can't be reached"
     except HFValidationError as error:
-        reason = str(error)
+        reason = " ".join(str(error).split())
     except HfHubHTTPError as error:
         reason = f"the hub answered {error.response.status_code}"
     except OSError as error:
         reason = f"{error.strerror or error}"
+    except Exception as error:  # of the library's HTTP client, which differs between its versions
+        logger.debug("a download broke off", exc_info=error)
+        fact = " ".join(str(error).split()) or type(error).__name__
+        reason = f"the download broke off ({fact}): try again, what is complete is kept"
     raise JobError("model_not_found", f"{at} can't be had: {reason}")

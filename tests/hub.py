@@ -1,0 +1,189 @@
+"""A stand-in for the model hub: what huggingface_hub asks for when it downloads a repository.
+
+Serves folders over HTTP on this machine and writes down what was asked; it can refuse, fail or drop
+the connection in the middle of a file. Clients find it through HF_ENDPOINT.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<what>revision|tree)/(?P<revision>[^/?]+)")
+FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>[^?]+)")
+
+
+class Hub:
+    """A running hub, as a context manager. Its switches may be set at any time."""
+
+    def __init__(self) -> None:
+        self._repos: dict[str, dict[str, tuple[str, Path]]] = {}
+        self._aliases: dict[str, str] = {}
+        self.gated: set[str] = set()
+        self.broken_files: dict[str, int] = {}  # file name → status to answer
+        self.silent_files: set[str] = set()  # asked for these, the hub hangs up
+        self.drop_after: dict[str, int] = {}  # file name → bytes of it to send, once
+        self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
+        self._lock = threading.Lock()
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,))
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+    @property
+    def endpoint(self) -> str:
+        return f"http://127.0.0.1:{self._server.server_port}"
+
+    def publish(self, repo: str, folder: Path, revision: str = "main") -> str:
+        """Serve a folder as a revision of a repository; returns the commit's hash."""
+        digest = hashlib.sha1(f"{repo}@{revision}".encode())
+        for file in sorted(folder.rglob("*")):
+            if file.is_file():
+                digest.update(file.read_bytes())
+        commit = digest.hexdigest()
+        revisions = self._repos.setdefault(repo, {})
+        revisions[revision] = revisions[commit] = (commit, folder)
+        return commit
+
+    def rename(self, old: str, new: str) -> None:
+        """Let an old name lead to a repository's new one, as after a move."""
+        self._aliases[old] = new
+
+    def fetched(self) -> Counter[str]:
+        """How often each file's content was asked for."""
+        paths = [FILE.match(path) for method, path, _ in self.requests if method == "GET"]
+        return Counter(match["path"] for match in paths if match)
+
+    def ranges(self, name: str) -> list[str]:
+        """The ranges that a file was asked for by, in order."""
+        return [wanted for _, path, wanted in self.requests if path.endswith(name) and wanted]
+
+    # --- answers ----------------------------------------------------------------------------------
+
+    def find(self, repo: str, revision: str) -> tuple[str, Path] | tuple[int, str]:
+        """(commit, folder), or (status, X-Error-Code)."""
+        if repo in self.gated:
+            return 403, "GatedRepo"
+        if repo not in self._repos:
+            return 404, "RepoNotFound"
+        return self._repos[repo].get(revision, (404, "RevisionNotFound"))
+
+    def describe(self, what: str, repo: str, commit: str, folder: Path) -> Any:
+        files = sorted(file for file in folder.rglob("*") if file.is_file())
+        if what == "revision":
+            names = [{"rfilename": str(file.relative_to(folder))} for file in files]
+            return {"id": repo, "modelId": repo, "sha": commit, "siblings": names}
+        return [self._entry(folder, file) for file in files]
+
+    def _entry(self, folder: Path, file: Path) -> Mapping[str, Any]:
+        size, etag = file.stat().st_size, etag_of(file)
+        entry: dict[str, Any] = {
+            "type": "file",
+            "path": str(file.relative_to(folder)),
+            "size": size,
+            "oid": etag[:40],
+        }
+        if file.suffix == ".safetensors":
+            entry["lfs"] = {"oid": etag, "size": size, "pointerSize": 134}
+        return entry
+
+    def take_drop(self, name: str, fetched: bool) -> int | None:
+        if not fetched:
+            return None
+        with self._lock:
+            return self.drop_after.pop(name, None)
+
+    def _handler(hub) -> type[BaseHTTPRequestHandler]:  # self is the request in there
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def log_message(self, *args: Any) -> None:
+                pass
+
+            def do_HEAD(self) -> None:
+                self.do_GET()
+
+            def do_GET(self) -> None:
+                hub.requests.append((self.command, self.path, self.headers.get("Range")))
+                api, file = API.match(self.path), FILE.match(self.path)
+                match = api or file
+                if match is None:
+                    return self._refuse(404, "EntryNotFound")
+                repo = hub._aliases.get(match["repo"], match["repo"])
+                if repo != match["repo"]:
+                    return self._redirect(self.path.replace(match["repo"], repo, 1))
+                found = hub.find(repo, match["revision"])
+                if isinstance(found[0], int):
+                    return self._refuse(found[0], str(found[1]))
+                commit, folder = found[0], Path(found[1])
+                if api:
+                    body = json.dumps(hub.describe(api["what"], repo, commit, folder)).encode()
+                    return self._send(200, {"Content-Type": "application/json"}, body)
+                return self._file(commit, folder / match["path"])
+
+            def _file(self, commit: str, file: Path) -> None:
+                if not file.is_file():
+                    return self._refuse(404, "EntryNotFound")
+                fetched = self.command == "GET"  # not only looked at
+                if fetched and file.name in hub.broken_files:
+                    return self._refuse(hub.broken_files[file.name], "")
+                if fetched and file.name in hub.silent_files:
+                    self.close_connection = True
+                    return None
+                content, etag = file.read_bytes(), etag_of(file)
+                if file.suffix != ".safetensors":
+                    etag = etag[:40]
+                headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
+                wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
+                if wanted is None:
+                    return self._send(200, headers, content, hub.take_drop(file.name, fetched))
+                start = int(wanted[1])
+                headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
+                return self._send(206, headers, content[start:], hub.take_drop(file.name, fetched))
+
+            def _redirect(self, path: str) -> None:
+                self._send(307, {"Location": path}, b"")
+
+            def _refuse(self, status: int, code: str) -> None:
+                message = {"X-Error-Code": code, "X-Error-Message": code} if code else {}
+                self._send(status, message, b"{}")
+
+            def _send(
+                self, status: int, headers: dict[str, str], body: bytes, drop: int | None = None
+            ) -> None:
+                self.send_response(status)
+                for name, value in headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                if self.command == "HEAD":
+                    return
+                self.wfile.write(body[:drop])
+                if drop is not None:
+                    self.close_connection = True
+
+        return Handler
+
+
+def etag_of(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

@@ -1,0 +1,219 @@
+"""Models by repo id, against a stand-in for the hub; each download in a process of its own, since
+huggingface_hub reads its environment once."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.hub import Hub
+from tests.worker.checkpoints import make_checkpoint
+from worker.loading.repo import ModelFiles
+
+REPO, WEIGHTS = "org/tiny", "model.safetensors"
+FIND = """
+import json, sys, time
+from jobs import JobError
+from worker.loading.repo import find
+time.sleep = lambda seconds: None  # the library waits a second before it tries again
+{before}
+try:
+    files = find(sys.argv[1])
+    answer = dict(name=files.name, reference=files.reference, revision=files.revision,
+                  folder=str(files.folder))
+except JobError as error:
+    answer = dict(code=error.code, message=error.message)
+print(json.dumps(answer))
+"""
+
+
+@dataclass
+class Site:
+    """A hub with one model, and a cache that starts empty."""
+
+    hub: Hub
+    model: Path
+    cache: Path
+    commit: str
+    settings: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, reference: str, before: str = "", **settings: str) -> dict[str, Any]:
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+            "HF_ENDPOINT": self.hub.endpoint,
+            "HF_HOME": str(self.cache),
+            "HF_HUB_DISABLE_XET": "1",
+            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+            "HF_HUB_DISABLE_TELEMETRY": "1",
+            **settings,
+        }
+        code = FIND.format(before=before)
+        done = subprocess.run(
+            [sys.executable, "-c", code, reference],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return answer
+
+    def find(self, reference: str = REPO, before: str = "", **settings: str) -> ModelFiles:
+        answer = self.ask(reference, before, **settings)
+        assert "message" not in answer, answer
+        return ModelFiles(**{**answer, "folder": Path(answer["folder"])})
+
+    def refusal(self, reference: str = REPO, before: str = "", **settings: str) -> str:
+        answer = self.ask(reference, before, **settings)
+        assert answer.get("code") == "model_not_found", answer
+        assert "\n" not in answer["message"]
+        return str(answer["message"])
+
+    def holds(self, folder: Path) -> None:
+        """Every file of the folder is the model's own."""
+        for file in folder.rglob("*"):
+            if file.is_file():
+                assert file.read_bytes() == (self.model / file.relative_to(folder)).read_bytes()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = make_checkpoint(tmp_path_factory.mktemp("hub") / "tiny", num_hidden_layers=1)
+    for name in ("README.md", "pytorch_model.bin", "tf_model.h5", "original/consolidated.pth"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("not needed", encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def site(original: Path, tmp_path: Path) -> Iterator[Site]:
+    model = Path(shutil.copytree(original, tmp_path / "published"))
+    with Hub() as hub:
+        yield Site(hub, model, tmp_path / "cache", hub.publish(REPO, model))
+
+
+def test_a_model_is_downloaded_by_its_repo_id_with_only_the_files_that_are_needed(
+    site: Site,
+) -> None:
+    files = site.find()
+    assert (files.name, files.reference, files.revision) == (REPO, REPO, site.commit)
+    site.holds(files.folder)
+    assert {file.name for file in files.folder.iterdir()} == {
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        WEIGHTS,
+    }
+    assert set(site.hub.fetched()) == {file.name for file in files.folder.iterdir()}
+
+
+def test_what_is_in_the_cache_is_not_downloaded_again_nor_needs_the_hub(site: Site) -> None:
+    first = site.find()
+    site.hub.requests.clear()
+    assert site.find() == first
+    assert not site.hub.fetched()
+    site.hub.requests.clear()
+    assert site.find(HF_HUB_OFFLINE="1") == first
+    assert site.find(HF_ENDPOINT="http://127.0.0.1:9") == first
+    assert not site.hub.requests
+
+
+def test_a_revision_is_a_branch_a_tag_or_a_commit(site: Site, tmp_path: Path) -> None:
+    other = Path(shutil.copytree(site.model, tmp_path / "other"))
+    (other / "generation_config.json").write_text('{"top_k": 5}', encoding="utf-8")
+    commit = site.hub.publish(REPO, other, "v2")
+    by_name, by_commit = site.find(f"{REPO}@v2"), site.find(f"{REPO}@{commit}")
+    assert (by_name.name, by_name.revision) == (REPO, "v2")
+    assert by_name.folder == by_commit.folder
+    assert "top_k" in (by_name.folder / "generation_config.json").read_text(encoding="utf-8")
+    assert site.find().revision == site.commit
+
+
+def test_a_repository_that_was_renamed_is_found(site: Site) -> None:
+    site.hub.rename("org/old", REPO)
+    assert site.find("org/old").name == "org/old"
+
+
+def test_an_unknown_repository_is_named(site: Site) -> None:
+    assert site.refusal("org/nothing") == (
+        "org/nothing can't be had: no such repository on the hub (or it is private: set HF_TOKEN)"
+    )
+
+
+def test_an_unknown_revision_is_named(site: Site) -> None:
+    assert site.refusal(f"{REPO}@v9") == (
+        f"{REPO} at revision v9 can't be had: the repository has no such revision"
+    )
+
+
+def test_a_gated_repository_says_how_to_get_in(site: Site) -> None:
+    site.hub.gated.add(REPO)
+    assert site.refusal() == (
+        f"{REPO} can't be had: access is gated: accept its terms on the hub and set HF_TOKEN"
+    )
+
+
+@pytest.mark.parametrize(
+    "settings", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}]
+)
+def test_without_network_and_cache_it_says_so(site: Site, settings: dict[str, str]) -> None:
+    assert site.refusal(**settings) == (
+        f"{REPO} can't be had: it is not in the local cache, and the hub can't be reached"
+    )
+
+
+@pytest.mark.parametrize("reference", ["org/--", "org/x..y", "org/" + "x" * 200])
+def test_an_impossible_repo_id_is_refused_without_asking(site: Site, reference: str) -> None:
+    assert site.refusal(reference).startswith(f"{reference} can't be had: ")
+    assert not site.hub.requests
+
+
+def test_a_dropped_connection_is_taken_up_where_it_broke(site: Site) -> None:
+    half = (site.model / WEIGHTS).stat().st_size // 2
+    site.hub.drop_after[WEIGHTS] = half
+    # The library writes down whole chunks; its own size is larger than the model here.
+    chunks = "from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 1024"
+    site.holds(site.find(before=chunks).folder)
+    assert site.hub.ranges(WEIGHTS) == [f"bytes={half - half % 1024}-"]
+
+
+def test_a_download_that_fails_keeps_the_whole_files_for_the_next_time(site: Site) -> None:
+    site.hub.broken_files[WEIGHTS] = 500
+    assert site.refusal() == f"{REPO} can't be had: the hub answered 500"
+    before = site.hub.fetched()
+    site.hub.broken_files.clear()
+    site.holds(site.find().folder)
+    assert site.hub.fetched() - before == {WEIGHTS: 1}
+
+
+def test_a_half_downloaded_model_is_not_taken_for_a_whole_one(site: Site) -> None:
+    site.hub.broken_files[WEIGHTS] = 500
+    site.refusal()
+    assert site.refusal(HF_HUB_OFFLINE="1").startswith(f"{REPO} can't be had: ")
+
+
+def test_a_hub_that_goes_away_for_good_is_said_in_one_sentence(site: Site) -> None:
+    site.hub.silent_files.add(WEIGHTS)
+    message = site.refusal()
+    assert message.startswith(f"{REPO} can't be had: the download broke off (")
+    assert message.endswith("): try again, what is complete is kept")
+    assert len([path for _, path, _ in site.hub.requests if path.endswith(WEIGHTS)]) > 1
+
+
+def test_a_full_disk_is_named(site: Site) -> None:
+    """A limit on file sizes stands in for the disk."""
+    size = (site.model / WEIGHTS).stat().st_size // 2
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
+    assert site.refusal(before=limit) == f"{REPO} can't be had: File too large"
+    site.holds(site.find().folder)
