@@ -345,6 +345,13 @@ class PromptBuilder:
                 "context",
                 "messages",
             )
+        try:
+            text.encode()
+        except UnicodeEncodeError:  # from tools or chat_template_kwargs, which are free JSON
+            raise invalid(
+                "the prompt holds half a character (a lone surrogate): send Unicode text",
+                "messages",
+            ) from None
         # The template writes bos itself where the model wants it.
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         if len(token_ids) >= self._context:

@@ -405,6 +405,19 @@ def test_constrained_output_is_refused_by_name(
     assert caught.value.message.startswith(fact)
 
 
+def test_half_a_character_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
+    """JSON can spell it; no tokenizer takes it."""
+    with pytest.raises(JobError) as caught:
+        request({"role": "user", "content": "a\ud83d"})
+    assert caught.value.param == "messages[0].content"
+    assert "\\ud83d at 1 is half a character" in caught.value.message
+    wanted = request(HELLO, chat_template_kwargs={"name": "\ud83d"})
+    with pytest.raises(JobError) as caught:
+        rendered("{{ name }}", wanted, tmp_path)
+    assert caught.value.code == "invalid_request"
+    assert "half a character" in caught.value.message
+
+
 def test_a_prompt_must_leave_room_in_the_context(tmp_path: Path) -> None:
     folder = save(tmp_path, "qwen", CHATML)
     count = len(builder(folder).build(request(HELLO)).token_ids)

@@ -52,6 +52,9 @@ class Tokenizer:
                 "unsupported_model",
                 f"{self._path} is not a tokenizer: {error}; download the model again",
             ) from None
+        # Settings of some training run that were saved with it.
+        self._inner.no_truncation()
+        self._inner.no_padding()
         self._json = values
         self._added = {entry["id"]: entry for entry in values.get("added_tokens") or []}
         self._vocab: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)

@@ -270,6 +270,18 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
     assert "the model's vocabulary only 400: they don't belong together" in message
 
 
+def test_a_special_token_beyond_the_model_is_no_hindrance(folder: Path) -> None:
+    """The image token of Gemma 3's text models."""
+    token = {"id": 407, "content": "<image>", "special": True, "normalized": False}
+    flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)
+    edit_json(
+        folder / "tokenizer.json", lambda values: values["added_tokens"].append(token | flags)
+    )
+    model = resident(folder)
+    assert model.tokenizer.vocab_size == model.model.vocab_size == 407
+    assert max(model.tokenizer.encode("<image>")) < 407
+
+
 # --- weights --------------------------------------------------------------------------------------
 
 

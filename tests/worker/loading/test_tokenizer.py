@@ -109,6 +109,16 @@ def test_an_added_token_of_sentencepiece_spells_spaces_as_its_pieces_do(tmp_path
     assert tokenizer.decode([token_id]) == "     "
 
 
+def test_no_text_is_cut_or_padded_by_what_was_saved_with_the_tokenizer(folder: Path) -> None:
+    tokenizer = Tokenizer(folder)
+    ids = tokenizer.encode("the answer is 42")
+    inner = HubTokenizer.from_file(str(folder / "tokenizer.json"))
+    inner.enable_truncation(2)
+    inner.enable_padding(length=9)
+    inner.save(str(folder / "tokenizer.json"))
+    assert Tokenizer(folder).encode("the answer is 42") == ids
+
+
 def test_ids_may_have_holes(folder: Path) -> None:
     file = folder / "tokenizer.json"
     values = json.loads(file.read_text(encoding="utf-8"))
