@@ -11,7 +11,7 @@ import torch
 from openai.types.chat import ChatCompletion as OpenAICompletion
 from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 
-from jobs.types import ChatRequest, JobError, Sampling
+from jobs.types import ChatRequest, JobError, Sampling, StreamOptions
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.engine.collect import CollectingSink
@@ -38,7 +38,8 @@ PROMPT = [5, 6, 7, 8]
 
 
 def test_answers_have_openais_form(engine: Engine) -> None:
-    request = ask(n=2, logprobs=True, top_logprobs=3, stream_options={"include_usage": True})
+    request = ask(n=2, seed=1, ignore_eos=True, logprobs=True, top_logprobs=3)
+    request = request.model_copy(update={"stream_options": StreamOptions(include_usage=True)})
     OpenAICompletion.model_validate(engine.chat(request).to_dict())
     chunks = list(engine.stream(request))
     for chunk in chunks:
