@@ -25,7 +25,7 @@ from typing import Any, Literal, NamedTuple
 from redis import Redis
 
 from jobs import keys
-from jobs.types import FinishReason, JobError, TokenLogprob, Usage
+from jobs.types import FinishReason, JobError, TokenLogprob
 
 END_SEQ = 2**53 - 1  # seq of the end entry: after all others, exact in every language's numbers
 LOG_ENTRIES = 2**16  # a log keeps about this many; who comes later gets the result instead
@@ -97,12 +97,12 @@ def pieces_payload(pieces: Iterable[dict[str, Any]]) -> dict[str, Any]:
 
 
 def end_payload(
-    reason: EndReason, usage: Usage | None = None, error: JobError | None = None
+    reason: EndReason, usage: dict[str, Any] | None = None, error: JobError | None = None
 ) -> str:
-    """The end entry's payload, as JSON text for `end_stream`."""
+    """The end entry's payload, as JSON text for `end_stream`. usage: Usage's JSON."""
     payload: dict[str, Any] = {"end": reason}
     if usage is not None:
-        payload["usage"] = usage.to_dict()
+        payload["usage"] = usage
     if error is not None:
         payload["error"] = error.to_dict()
     return _json(payload)

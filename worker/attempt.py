@@ -105,13 +105,14 @@ class Reporter(NamedTuple):
         """The end of an attempt that has an outcome."""
         outcome, error = execution.outcome or Outcome(), execution.error
         answer = outcome.completion or outcome.partial
+        content = answer.to_dict() if answer else None
         sampling = outcome.sampling
         entry = outbox.outbox_entry(
             execution.lease.job,
             execution.claimed.request,
             _status(error),
             attempt=execution.lease.attempt,
-            completion=answer.to_dict() if answer else None,
+            completion=content,
             error=error.to_dict() if error else None,
             prompt_token_ids=outcome.prompt_token_ids,
             output_token_ids=outcome.output_token_ids,
@@ -126,7 +127,7 @@ class Reporter(NamedTuple):
             host=self.host,
             provenance=self.provenance[execution.request.model],
         )
-        completion = outcome.completion if error is None else None
+        completion = content if outcome.completion is not None and error is None else None
         row = outbox.encode(entry)
         return Settlement(execution.claimed, entry["run"], row, completion, error)
 

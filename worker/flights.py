@@ -20,9 +20,11 @@ from worker.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 
-GATHER_SECONDS = 0.02  # how long events are gathered for one round of talking with Redis
+# How long events are gathered for one round of talking with Redis: for each job, and at most.
+# A round costs the interpreter, which the engine's thread needs too; many jobs share one.
+GATHER_SECONDS = (0.004, 0.05)
 
-Event = tuple[Execution, Sequence[Piece] | Outcome]
+Event = tuple[Execution, Outcome | None]  # None: there is something to publish
 
 
 class _Sink:
@@ -32,7 +34,8 @@ class _Sink:
         self._execution, self._events = execution, events
 
     def pieces(self, pieces: Sequence[Piece]) -> None:
-        self._events.put((self._execution, pieces))
+        if self._execution.request.publishes and self._execution.stream.add(pieces):
+            self._events.put((self._execution, None))
 
     def ended(self, outcome: Outcome) -> None:
         self._events.put((self._execution, outcome))
@@ -100,12 +103,11 @@ class Flights:
 
     def listen(self, wait: float) -> None:
         """Take what the engine has said; wait up to `wait` seconds if it has said nothing.
-
-        What is said shortly after goes along: each round costs round trips to Redis, and the
-        interpreter, which the engine's thread needs too.
+        What is said shortly after goes along.
         """
         if self.take(wait):
-            time.sleep(GATHER_SECONDS)
+            each, most = GATHER_SECONDS
+            time.sleep(min(each * len(self), most))
             while self.take(0.0):
                 pass
 
@@ -120,11 +122,9 @@ class Flights:
         execution, said = event
         if self._executions.get(execution.lease.job) is not execution:
             return True  # given back or lost meanwhile
-        if isinstance(said, Outcome):
+        if said is not None:
             execution.outcome = said
             self._ended.append(execution)
-        elif execution.request.publishes:
-            execution.stream.add(said)
         return True
 
     def publish(self) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -46,8 +46,8 @@ class Intake(BaseWorker):
 
     Times are in seconds. grace: what running jobs get after the first signal; lease_seconds: a
     worker that is silent for so long loses its jobs to others; hang_seconds: an engine that is busy
-    and makes no step for so long counts as dead. burst: end when no job is queued, or running here
-    or with another worker.
+    and makes no step for so long counts as dead. on_idle: told when the last running job is
+    settled. burst: end when no job is queued, or running here or with another worker.
     """
 
     def __init__(
@@ -61,6 +61,7 @@ class Intake(BaseWorker):
         burst: bool,
         lease_seconds: float,
         hang_seconds: float,
+        on_idle: Callable[[], None],
     ) -> None:
         served = {model.name: model for model in models}
         key = self.redis_worker_namespace_prefix + name
@@ -68,6 +69,7 @@ class Intake(BaseWorker):
         super().__init__(self._ledger.queues, name=name, connection=client, serializer="json")
         self._backend, self._models = backend, list(served)
         self._grace, self._burst, self._lease_seconds = grace, burst, lease_seconds
+        self._on_idle = on_idle
         provenance = {model.name: asdict(model) for model in models}
         self._report = Reporter(name, self.hostname or "", provenance)
         publisher = Publisher(StreamWriter(client))
@@ -137,6 +139,8 @@ class Intake(BaseWorker):
         self._flights.publish()
         if self._flights.settle():
             self._next_look = 0.0  # there is room now
+            if not self._flights:
+                self._on_idle()
         self._heed_control()
         now = time.monotonic()
         if now >= self._next_beat:

@@ -33,7 +33,7 @@ from rq.utils import now, utcformat
 from jobs import keys
 from jobs.state import ATTEMPT, CANCEL
 from jobs.stream import end_id, end_payload
-from jobs.types import ChatCompletion, JobError
+from jobs.types import JobError
 from worker import lua
 from worker.claimed import Claimed, Lease, read
 
@@ -51,7 +51,7 @@ class Settlement:
     claimed: Claimed
     run: str
     row: str  # outbox.encode(…)
-    completion: ChatCompletion | None
+    completion: dict[str, Any] | None  # ChatCompletion's JSON
     error: JobError | None
 
     @property
@@ -210,14 +210,14 @@ class Ledger:
             lease.job,
             kind,
             connection=None,  # type: ignore[arg-type]
-            return_value=answer.to_dict() if answer is not None else None,
+            return_value=answer,
             exc_string=_encodable(str(error)) if error is not None else None,
             worker_name=self._worker,
             serializer=JSONSerializer,
             execution_id=lease.execution,
         )
-        usage = answer.usage if answer is not None else None
-        reason = answer.choices[0].finish_reason if answer is not None else None
+        usage = answer["usage"] if answer is not None else None
+        reason = answer["choices"][0]["finish_reason"] if answer is not None else None
         ended = "cancelled" if status == "canceled" else "error"
         self._settle(
             keys=[

@@ -1,13 +1,14 @@
 """Pieces of answers → the token streams in Redis, off the generation thread.
 
-Pieces are kept per job until they are due: the first at once, later ones when some time or text has
-come together; all jobs' entries go out in one round trip. When Redis lags, more comes together in
-each job's next entry, so what is held is never more than the answers themselves.
+Pieces are kept per job until they are due: the first at once, later ones together with what came
+meanwhile; all jobs' entries go out in one round trip. When Redis lags, more comes together in each
+job's next entry, so what is held is never more than the answers themselves.
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
@@ -16,7 +17,6 @@ from jobs.types import FinishReason, TokenLogprob
 from worker.backend import Piece
 
 HOLD_SECONDS = 0.02  # how long a later piece waits for company
-HOLD_CHARACTERS = 64  # or how much text
 
 
 @dataclass
@@ -30,33 +30,37 @@ class _Part:
 
 
 class Outgoing:
-    """The stream of one attempt at one job."""
+    """The stream of one attempt at one job. `add` may be called from another thread."""
 
     def __init__(self, job: str, attempt: int) -> None:
         self.job, self.attempt = job, attempt
         self.refused = False  # a later attempt writes this stream now
         self._seq = 0
-        self._parts: dict[int, _Part] = {}
-        self._characters = 0
+        self._arrived: deque[Piece] = deque()
         self._due = 0.0  # the first piece goes at once
 
-    def add(self, pieces: Sequence[Piece]) -> None:
-        for new in pieces:
-            part = self._parts.setdefault(new.choice, _Part())
-            part.content.append(new.content)
-            part.reasoning.append(new.reasoning)
-            part.logprobs.extend(new.logprobs)
-            part.finish_reason = new.finish_reason or part.finish_reason
-            self._characters += len(new.content) + len(new.reasoning)
+    def add(self, pieces: Sequence[Piece]) -> bool:
+        """Keep pieces until they are due. True if nothing was waiting before them."""
+        first = not self._arrived
+        self._arrived.extend(pieces)
+        return first
 
     def due(self, now: float) -> bool:
         """Whether what came together should go out."""
-        full = self._characters >= HOLD_CHARACTERS
-        return bool(self._parts) and not self.refused and (now >= self._due or full)
+        return bool(self._arrived) and not self.refused and now >= self._due
 
     def take(self, now: float) -> Entry:
         """The next entry; what is in it is no longer held here."""
         self._seq += 1
+        self._due = now + HOLD_SECONDS
+        parts: dict[int, _Part] = {}
+        while self._arrived:
+            new = self._arrived.popleft()
+            part = parts.setdefault(new.choice, _Part())
+            part.content.append(new.content)
+            part.reasoning.append(new.reasoning)
+            part.logprobs.extend(new.logprobs)
+            part.finish_reason = new.finish_reason or part.finish_reason
         payload = pieces_payload(
             piece(
                 choice,
@@ -65,9 +69,8 @@ class Outgoing:
                 part.logprobs,
                 part.finish_reason,
             )
-            for choice, part in sorted(self._parts.items())
+            for choice, part in sorted(parts.items())
         )
-        self._parts, self._characters, self._due = {}, 0, now + HOLD_SECONDS
         return Entry(self.job, self.attempt, self._seq, payload)
 
 

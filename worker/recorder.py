@@ -92,6 +92,7 @@ class Recorder:
         self._parts = Parts(self._redis, name, plan_seconds)
         self._stop = threading.Event()
         self._finishing = threading.Event()
+        self._wake = threading.Event()
         self._empty = threading.Event()
         self._trouble = ""
         self._with_others = False
@@ -99,6 +100,10 @@ class Recorder:
 
     def start(self) -> None:
         self._thread.start()
+
+    def look(self) -> None:
+        """Look at the outboxes now: something has changed."""
+        self._wake.set()
 
     def finish(
         self, seconds: float, *, hurried: Callable[[], bool], with_others: bool = False
@@ -110,10 +115,12 @@ class Recorder:
         """
         self._with_others = with_others
         self._finishing.set()
+        self._wake.set()
         looks = int(seconds / LOOK_SECONDS)
         while looks > 0 and not hurried() and not self._empty.wait(LOOK_SECONDS):
             looks -= 1
         self._stop.set()  # a part in the making is finished, or made again by another recorder
+        self._wake.set()
         if self._empty.is_set():
             self._thread.join()
             self._redis.close()
@@ -141,7 +148,8 @@ class Recorder:
                     continue
                 if finishing and not (self._with_others and self._parts.open()):
                     self._empty.set()
-            (self._stop if finishing else self._finishing).wait(pause)
+            self._wake.wait(pause)
+            self._wake.clear()
 
     def _report(self, trouble: str) -> None:
         if trouble != self._trouble:

@@ -70,6 +70,7 @@ def serve(
             burst=burst,
             lease_seconds=lease_seconds,
             hang_seconds=hang_seconds,
+            on_idle=recorder.look,
         )
         with _signals_stop(intake):
             recorder.start()

@@ -74,7 +74,9 @@ class FakeWorker:
             return_value=value.to_dict(),
             serializer=JSONSerializer,
         )
-        self._settle(job_id, attempt, "finished", "", end_payload("stop", value.usage), result)
+        self._settle(
+            job_id, attempt, "finished", "", end_payload("stop", value.usage.to_dict()), result
+        )
 
     def fail(self, job_id: str, error: JobError, attempt: int = 1, status: str = "failed") -> None:
         result = Result(

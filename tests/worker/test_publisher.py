@@ -10,7 +10,6 @@ import pytest
 import redis
 
 from jobs.stream import Entry
-from worker import publisher
 from worker.backend import Piece
 from worker.publisher import Outgoing, Publisher
 
@@ -71,14 +70,6 @@ def test_the_first_piece_goes_at_once_and_later_ones_together(
     made.flush([stream])
     assert [entry.seq for entry in writer.entries] == [1, 2]
     assert writer.entries[1].payload == {"p": [{"i": 0, "c": "two three "}]}
-
-
-def test_much_text_does_not_wait(made: Publisher, writer: Writer) -> None:
-    stream = Outgoing("a", 1)
-    for text in ("x", "y" * publisher.HOLD_CHARACTERS):
-        say(stream, text)
-        made.flush([stream])
-    assert len(writer.entries) == 2
 
 
 def test_all_jobs_go_in_one_round_trip(made: Publisher, writer: Writer) -> None:

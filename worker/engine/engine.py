@@ -37,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH = {"cpu": 16, "cuda": 128}  # sequences that run together
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # tokens that one step computes at most
-LINE = 4  # one sequence may wait for so many in the batch
+LINE = 2  # one sequence may wait for so many in the batch
 LOGITS_ROWS = 256  # rows of logits that scoring holds at once
 
 

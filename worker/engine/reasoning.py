@@ -50,6 +50,8 @@ class ReasoningSplitter:
 
     def push(self, text: str) -> tuple[str, str]:
         """What became certain: (content, reasoning)."""
+        if self._state == "content" and not self._trim:
+            return text, ""
         self._held += text
         content, reasoning = "", ""
         if self._state == "before":

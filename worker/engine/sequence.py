@@ -47,7 +47,7 @@ class Sequence:
         self.prompt_ids = list(prompt_ids)
         self.output_ids: list[int] = []
         self.plan = plan
-        self.choice = choice
+        self.draw = Draw(plan, choice, self.prompt_ids, self.output_ids)
         self.computed = 0
         self.slot: int | None = None
         self.started_at: float | None = None  # seconds since the epoch
@@ -72,10 +72,6 @@ class Sequence:
         if start >= split:
             return self.output_ids[start - split : end - split]
         return self.prompt_ids[start:end] + self.output_ids[: max(0, end - split)]
-
-    @property
-    def draw(self) -> Draw:
-        return Draw(self.plan, self.choice, self.prompt_ids, self.output_ids)
 
     def cancel(self) -> None:
         """Ask for an end; the next step fails the sequence. From any thread, at any time."""
