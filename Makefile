@@ -31,6 +31,7 @@ tests: $(VENV)/.ready-to-test
 
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.decode
+	$(BIN)/python -m bench.families
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.memory
 

@@ -73,10 +73,17 @@ def report(title: str, rows: list[dict[str, Any]], device: str, out: Path | None
     for key in rows[0]:
         table.add_column(key, justify="right")
     for row in rows:
-        table.add_row(*(f"{v:.3g}" if isinstance(v, float) else str(v) for v in row.values()))
+        table.add_row(*(_shown(value) for value in row.values()))
     Console(width=120).print(table)
     known = facts(device)
     print(", ".join(f"{key} {value}" for key, value in known.items()))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"title": title, "facts": known, "rows": rows}, indent=1) + "\n")
+
+
+def _shown(value: object) -> str:
+    """Three digits that count, and all before the point."""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -15,8 +15,23 @@ import click
 from jobs.cli.failures import Infrastructure
 from jobs.cli.options import EMBEDDED, quiet_option, redis_option, results_option, server
 
+device_option = click.option(
+    "--device",
+    default="auto",
+    show_default=True,
+    metavar="D",
+    help="cpu, cuda or cuda:N; auto takes the first GPU, else the CPU.",
+)
+dtype_option = click.option(
+    "--dtype",
+    type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
+    default="auto",
+    show_default=True,
+    help="Type of weights and arithmetic.",
+)
 
-def _need_torch() -> None:
+
+def need_torch() -> None:
     if find_spec("torch") is None:
         raise Infrastructure(
             "this command generates and needs torch: pip install 'chatjobs[worker]'"
@@ -35,20 +50,8 @@ def _need_torch() -> None:
 )
 @redis_option
 @results_option
-@click.option(
-    "--device",
-    default="auto",
-    show_default=True,
-    metavar="D",
-    help="cpu, cuda or cuda:N; auto takes the first GPU, else the CPU.",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
-    default="auto",
-    show_default=True,
-    help="Type of weights and arithmetic.",
-)
+@device_option
+@dtype_option
 @click.option(
     "--context",
     type=click.IntRange(min=1),
@@ -88,7 +91,7 @@ def work(
     SIGTERM or Ctrl-C: no new jobs, running ones get --grace seconds, the rest goes back to its
     queue. A second one stops at once; nothing is lost either way.
     """
-    _need_torch()
+    need_torch()
     import logging
 
     from jobs import JobError
@@ -120,7 +123,7 @@ def demo(rows: int, run: str | None, results: str) -> None:
 
     The model was trained for this and comes with the package: nothing is downloaded.
     """
-    _need_torch()
+    need_torch()
     from worker.demo_run import run as run_demo
 
     run_demo(rows, run or time.strftime("demo-%Y%m%d-%H%M%S"), Path(results))

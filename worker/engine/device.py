@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+from math import inf
+from pathlib import Path
 
 import torch
 
-from jobs.types import JobError, invalid
+from jobs.types import invalid
 
 DTYPES = {
     "bf16": torch.bfloat16,
@@ -15,6 +17,7 @@ DTYPES = {
 }
 CPU_CACHE_SHARE = 0.25  # of the memory that is free after loading
 CUDA_CACHE_SHARE = 0.85
+CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_device(name: str) -> torch.device:
@@ -65,10 +68,14 @@ def device_name(device: torch.device) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on the device now."""
+    """Memory that is free on the device now; a container's limit counts."""
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
+    return int(min(_free_of_machine(), _free_of_container()))
+
+
+def _free_of_machine() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -79,10 +86,26 @@ def free_bytes(device: torch.device) -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
+def _free_of_container() -> float:
+    """What the control group (version 2) leaves, file pages that it can drop counted as free."""
+    try:
+        limit = (CGROUP / "memory.max").read_text()
+        used = int((CGROUP / "memory.current").read_text())
+        counts = dict(line.split() for line in (CGROUP / "memory.stat").read_text().splitlines())
+        return max(0, int(limit) - used + int(counts["inactive_file"]) + int(counts["active_file"]))
+    except (OSError, ValueError, KeyError):  # "max": no limit
+        return inf
+
+
 def cache_limit(device: torch.device) -> int:
     """Bytes that caches may take, measured when the weights are in place."""
+    return cache_share(free_bytes(device), device)
+
+
+def cache_share(free: int, device: torch.device) -> int:
+    """Bytes for caches out of what is free when the weights are in place."""
     share = CUDA_CACHE_SHARE if device.type == "cuda" else CPU_CACHE_SHARE
-    return int(free_bytes(device) * share)
+    return int(max(free, 0) * share)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -99,15 +122,3 @@ def _possible() -> str:
 
 def _cuda_bf16(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= (8, 0)
-
-
-def check_fits(dtype: torch.dtype, parameters: int, device: torch.device, where: str) -> None:
-    """Raise JobError("out_of_memory") if the weights alone can't fit on the device now."""
-    need = parameters * dtype.itemsize
-    free = free_bytes(device)
-    if need > free:
-        raise JobError(
-            "out_of_memory",
-            f"{where} needs {need / 2**30:.1f} GiB for its weights in {dtype} and {device} has "
-            f"{free / 2**30:.1f} GiB free: use a smaller model, another dtype or another device",
-        )

@@ -11,15 +11,16 @@ import torch
 
 from worker.backend import ModelInfo
 from worker.engine import device as devices
+from worker.engine.preflight import preflight
 from worker.engine.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 from worker.loading import weights
 from worker.loading.checkpoint import Checkpoint
-from worker.loading.config import GenerationDefaults, read_config, read_defaults
-from worker.loading.repo import find
+from worker.loading.config import GenerationDefaults
+from worker.loading.repo import fetch_weights, find
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
-from worker.prompt import ChatTemplate, PromptBuilder, end_of_turn
+from worker.prompt import ChatTemplate, PromptBuilder
 
 logger = logging.getLogger(__name__)
 
@@ -51,41 +52,38 @@ class ResidentModel:
 def load(reference: str, device: torch.device, dtype: str) -> ResidentModel:
     """Check everything that can be checked, then read the weights. Raises JobError."""
     files = find(reference)
-    config = read_config(files.folder, reference, FAMILIES)
-    tokenizer = Tokenizer(files.folder)
-    template = ChatTemplate.read(files.folder, tokenizer)
-    defaults = read_defaults(files.folder, config)
-    if template is not None:
-        end = end_of_turn(template, tokenizer)
-        defaults = defaults if end is None else defaults.ending_with(end)
+    if files.repo is not None:
+        preflight(files, device, dtype, headers=False).require_room()
+        fetch_weights(files)
+    found = preflight(files, device, dtype)
+    found.require_room()
+    config, tokenizer, template = found.config, found.tokenizer, found.template
+    place = Placement(found.dtype, device)
+    model = FAMILIES[config.model_type](config.fields, found.tied, place)
     with Checkpoint(files.folder) as checkpoint:
-        chosen = devices.choose_dtype(dtype, checkpoint.dtype(), device)
-        devices.check_fits(chosen, checkpoint.parameters, device, reference)
-        tied = weights.is_tied(config.tied, checkpoint)
-        model = FAMILIES[config.model_type](config.fields, tied, Placement(chosen, device))
-        tokenizer = tokenizer.limited_to(model.vocab_size)
         weights.load(model.weight_map(), checkpoint)
-        info = ModelInfo(
-            name=files.name,
-            reference=reference,
-            revision=files.revision,
-            family=config.model_type,
-            parameters=checkpoint.parameters,
-            weight_bytes=checkpoint.parameters * chosen.itemsize,
-            dtype=str(chosen).removeprefix("torch."),
-            device=str(device),
-            device_name=devices.device_name(device),
-            context_length=model.context_length,
-            fingerprint=checkpoint.fingerprint(),
-            tokenizer_hash=tokenizer.hash,
-            template_hash=template.hash if template else None,
-            engine="chatjobs",
-            engine_version=_version(),
-            torch_version=torch.__version__,
-            cuda_version=torch.version.cuda,
-        )
+        fingerprint = checkpoint.fingerprint()
+    info = ModelInfo(
+        name=files.name,
+        reference=reference,
+        revision=files.revision,
+        family=config.model_type,
+        parameters=found.parameters,
+        weight_bytes=found.weight_bytes,
+        dtype=found.dtype_name,
+        device=str(device),
+        device_name=devices.device_name(device),
+        context_length=model.context_length,
+        fingerprint=fingerprint,
+        tokenizer_hash=tokenizer.hash,
+        template_hash=template.hash if template else None,
+        engine="chatjobs",
+        engine_version=_version(),
+        torch_version=torch.__version__,
+        cuda_version=torch.version.cuda,
+    )
     tags = reasoning_tags(tokenizer, template.source) if template else None
-    return ResidentModel(info, model, device, tokenizer, template, defaults, tags)
+    return ResidentModel(info, model, device, tokenizer, template, found.defaults, tags)
 
 
 def _version() -> str:

@@ -78,7 +78,7 @@ class Experts:
         return F.grouped_mm(F.silu(gate) * up, self._down.transpose(1, 2), offs=ends)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
-        """One set of tensors per expert, as most checkpoints have it."""
+        """One set of tensors per expert; the loader takes fused ones apart."""
         slots = {}
         for index in range(self._count):
             if self._stacked:
@@ -86,27 +86,6 @@ class Experts:
             else:
                 slots.update(self._mlps[index].weight_map(f"{prefix}.{index}"))
         return slots
-
-    def fused_weight_map(self, prefix: str) -> dict[str, WeightSlot]:
-        """Two tensors for all experts: gate_up_proj [count, 2 inner, hidden] with the gate's rows
-        first, down_proj [count, hidden, inner]."""
-        each = self.weight_map(prefix)
-
-        def load_gate_up(tensor: Tensor) -> None:
-            for index, fused in enumerate(tensor):
-                gate, up = fused.chunk(2)
-                each[f"{prefix}.{index}.gate_proj.weight"].load(gate)
-                each[f"{prefix}.{index}.up_proj.weight"].load(up)
-
-        def load_down(tensor: Tensor) -> None:
-            for index, down in enumerate(tensor):
-                each[f"{prefix}.{index}.down_proj.weight"].load(down)
-
-        count, hidden, inner = self._count, self._hidden, self._inner
-        return {
-            f"{prefix}.gate_up_proj": WeightSlot((count, 2 * inner, hidden), load_gate_up),
-            f"{prefix}.down_proj": WeightSlot((count, hidden, inner), load_down),
-        }
 
     def _stacked_map(self, prefix: str, index: int) -> dict[str, WeightSlot]:
         inner, hidden = self._inner, self._hidden

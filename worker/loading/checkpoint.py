@@ -56,6 +56,7 @@ class Checkpoint:
         self._files = ExitStack()
         self._open: dict[Path, Any] = {}
         self._touched = 0  # bytes whose pages may be resident
+        self._last = ""  # the tensor that was read last
         self.tensors: dict[str, TensorHeader] = {}
         index = folder / INDEX
         if index.is_file():
@@ -83,16 +84,6 @@ class Checkpoint:
         self._files.close()
         release(self._open)
 
-    @property
-    def parameters(self) -> int:
-        """Number of values in all tensors."""
-        return sum(prod(header.shape) for header in self.tensors.values())
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of all tensors as they are stored."""
-        return sum(header.end - header.begin for header in self.tensors.values())
-
     def dtype(self) -> torch.dtype:
         """The dtype that most values are stored in. Raises JobError if it is none of ours."""
         sizes: dict[str, int] = {}
@@ -109,10 +100,12 @@ class Checkpoint:
     def read(self, name: str) -> torch.Tensor:
         """One tensor, as a view of the mapped file: its pages are read when they are used."""
         header = self.tensors[name]
-        self._touched += header.end - header.begin
-        if self._touched > RELEASE_BYTES:
-            release(self._open)
-            self._touched = header.end - header.begin
+        if name != self._last:
+            self._last = name
+            self._touched += header.end - header.begin
+            if self._touched > RELEASE_BYTES:
+                release(self._open)
+                self._touched = header.end - header.begin
         try:
             if header.file not in self._open:
                 opened = safe_open(header.file, framework="pt")
@@ -164,6 +157,18 @@ class Checkpoint:
                 "model again",
             )
         return path
+
+
+def is_there(folder: Path) -> bool:
+    """Whether a folder has all of its weight files, whole or not."""
+    index = folder / INDEX
+    if not index.is_file():
+        return (folder / SINGLE).is_file()
+    try:
+        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+        return all((folder / file).is_file() for file in files)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return True  # a broken index, which reading it names
 
 
 def _read_header(path: Path) -> dict[str, TensorHeader]:

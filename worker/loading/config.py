@@ -9,10 +9,13 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from jobs.types import JobError
 from worker.models.fields import Fields
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
+DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class ModelConfig:
     fields: Fields
     tied: bool
     eos_token_ids: frozenset[int]
+    dtype: torch.dtype  # of the weights, by the config's word
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -99,7 +103,14 @@ def read_config(folder: Path, reference: str, supported: Mapping[str, object]) -
             "tie_word_embeddings", fields.boolean("tie_word_embeddings", _tied(model_type))
         ),
         eos_token_ids=_ids(outer, "eos_token_id") | _ids(fields, "eos_token_id"),
+        dtype=_dtype(outer) or _dtype(fields) or torch.float32,
     )
+
+
+def _dtype(fields: Fields) -> torch.dtype | None:
+    """The field in its new spelling or its old one; the weight files have the last word."""
+    name = fields.text("dtype", fields.text("torch_dtype", ""))
+    return DTYPES.get(name.removeprefix("torch."))
 
 
 def _tied(model_type: str) -> bool:

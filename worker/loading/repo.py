@@ -1,4 +1,5 @@
-"""What a user calls a model → the folder that holds its files.
+"""What a user calls a model → the folder that holds its files: first the small ones, which tell
+what the model is and whether it can run here, then the weights.
 
 A reference is `demo` (the model that comes with the package), a local folder, or a hub repo id
 `org/name[@revision]`. The hub library honours HF_ENDPOINT, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE
@@ -29,7 +30,7 @@ from worker.demo import MODEL_DIR
 logger = logging.getLogger(__name__)
 
 REPO_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
-NEEDED = [
+DESCRIPTION = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -37,10 +38,9 @@ NEEDED = [
     "special_tokens_map.json",
     "chat_template.*",
     "additional_chat_templates/*",
-    "model.safetensors",
     "model.safetensors.index.json",
-    "model-*.safetensors",
 ]
+WEIGHTS = ["model.safetensors", "model-*.safetensors"]
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,14 @@ class ModelFiles:
     reference: str
     revision: str | None
     folder: Path
+    repo: str | None = None  # on the hub
 
 
 def find(reference: str) -> ModelFiles:
-    """The files of a model, downloaded if need be. Raises JobError("model_not_found")."""
+    """The files of a model but its weights, downloaded if need be.
+
+    Raises JobError("model_not_found").
+    """
     if reference == "demo":
         return ModelFiles("demo", reference, None, MODEL_DIR)
     path = Path(reference)
@@ -74,14 +78,23 @@ def find(reference: str) -> ModelFiles:
             "or demo",
         )
     repo, _, revision = reference.partition("@")
-    folder = _download(repo, revision or None)
-    return ModelFiles(repo, reference, revision or folder.name, folder)
-
-
-def _download(repo: str, revision: str | None) -> Path:
     at = f"{repo} at revision {revision}" if revision else repo
+    folder = _download(at, repo, revision or None, DESCRIPTION)
+    return ModelFiles(repo, reference, revision or folder.name, folder, repo)
+
+
+def fetch_weights(files: ModelFiles) -> None:
+    """Download what of the weights isn't there yet, of the same commit as the rest.
+
+    Raises JobError("model_not_found").
+    """
+    if files.repo is not None:
+        _download(files.reference, files.repo, files.folder.name, WEIGHTS)
+
+
+def _download(at: str, repo: str, revision: str | None, patterns: list[str]) -> Path:
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=NEEDED))
+        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
     except GatedRepoError:
         reason = "access is gated: accept its terms on the hub and set HF_TOKEN"
     except RevisionNotFoundError:

@@ -14,6 +14,7 @@ from worker.layers.rope import ROPE_TYPES, RopeConfig
 from worker.layers.self_attention import HeadShape
 
 REQUIRED: Any = object()
+MAX_LAYERS, MAX_EXPERTS = 1000, 10_000  # several times what anybody has published
 
 
 class Fields:
@@ -40,11 +41,20 @@ class Fields:
         """An unsupported_model error about this file."""
         return JobError("unsupported_model", f"{self.where}: {fact}")
 
-    def integer(self, name: str, default: Any = REQUIRED, minimum: int = 1) -> int:
-        """A whole number of at least `minimum`."""
+    def integer(
+        self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int | None = None
+    ) -> int:
+        """A whole number of at least `minimum`, and at most `maximum` if there is one."""
         kind = f"a whole number of at least {minimum}"
-        value: int = self._get(name, default, kind, lambda v: _is_whole(v) and v >= minimum)
+        if maximum is not None:
+            kind += f" and at most {maximum}"
+        top = math.inf if maximum is None else maximum
+        value: int = self._get(name, default, kind, lambda v: _is_whole(v) and minimum <= v <= top)
         return value
+
+    def layers(self) -> int:
+        """num_hidden_layers."""
+        return self.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
     def number(self, name: str, default: Any = REQUIRED) -> float:
         """A positive finite number."""
@@ -80,9 +90,8 @@ class Fields:
         return value
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
-        """The same fields, those that are absent or null taken from `defaults`."""
-        given = {key: value for key, value in self.values.items() if value is not None}
-        return Fields({**defaults, **given}, self.where)
+        """The same fields, those that are absent taken from `defaults`."""
+        return Fields({**defaults, **self.values}, self.where)
 
     def inner(self, name: str) -> Fields | None:
         """An object within this one."""
@@ -98,13 +107,15 @@ class Fields:
         return possible[value]
 
 
-def read_head_shape(fields: Fields, *, head_dim: int) -> HeadShape:
-    """Heads of an attention layer; `head_dim` is the family's default."""
+def read_head_shape(fields: Fields) -> HeadShape:
+    """Heads of an attention layer."""
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.error(f"{heads} attention heads can't share {kv_heads} key-value heads")
-    return HeadShape(heads, kv_heads, fields.integer("head_dim", head_dim))
+    return HeadShape(
+        heads, kv_heads, fields.integer("head_dim", fields.integer("hidden_size") // heads)
+    )
 
 
 def read_layer_kinds(fields: Fields, layers: int, plan: list[str], possible: set[str]) -> list[str]:

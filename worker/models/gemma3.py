@@ -44,8 +44,8 @@ class Gemma3Config:
         if fields.boolean("use_bidirectional_attention", False):
             raise fields.error("use_bidirectional_attention (an encoder) is not supported")
         fields = fields.with_defaults(DEFAULTS)
-        attention = read_head_shape(fields, head_dim=256)
-        layers = fields.integer("num_hidden_layers")
+        attention = read_head_shape(fields)
+        layers = fields.layers()
         pattern = fields.integer("sliding_window_pattern", 6)
         plan = [FULL if (i + 1) % pattern == 0 else SLIDING for i in range(layers)]
         cap = fields.number("final_logit_softcapping", 0.0)
@@ -73,6 +73,7 @@ DEFAULTS: dict[str, Any] = {
     "num_hidden_layers": 26,
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
+    "head_dim": 256,
     "max_position_embeddings": 131_072,
 }
 

@@ -29,14 +29,12 @@ class LlamaConfig:
 
     @classmethod
     def read(cls, fields: Fields) -> LlamaConfig:
-        hidden_size = fields.integer("hidden_size")
-        heads = fields.integer("num_attention_heads")
-        attention = read_head_shape(fields, head_dim=hidden_size // heads)
+        attention = read_head_shape(fields)
         return cls(
             vocab_size=fields.integer("vocab_size"),
-            hidden_size=hidden_size,
+            hidden_size=fields.integer("hidden_size"),
             intermediate_size=fields.integer("intermediate_size"),
-            num_hidden_layers=fields.integer("num_hidden_layers"),
+            num_hidden_layers=fields.layers(),
             attention=attention,
             rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
             attention_bias=fields.boolean("attention_bias", False),

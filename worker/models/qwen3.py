@@ -13,6 +13,9 @@ from worker.layers.self_attention import HeadShape, SelfAttention
 from worker.models.fields import Fields, read_head_shape, read_layer_kinds, read_rope
 from worker.models.model import Decoder, Placement, PreNormLayer
 
+# What a config.json may leave out, as transformers fills it in.
+DEFAULTS = {"num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 32_768}
+
 
 @dataclass(frozen=True)
 class Qwen3Config:
@@ -28,7 +31,7 @@ class Qwen3Config:
 
     @classmethod
     def read(cls, fields: Fields) -> Qwen3Config:
-        attention = read_head_shape(fields, head_dim=128)
+        attention = read_head_shape(fields)
         return cls(
             vocab_size=fields.integer("vocab_size"),
             hidden_size=fields.integer("hidden_size"),
@@ -38,7 +41,7 @@ class Qwen3Config:
             attention_bias=fields.boolean("attention_bias", False),
             hidden_act=fields.choice("hidden_act", ACTIVATIONS, "silu"),
             rope=read_rope(fields, attention.dim),
-            windows=_windows(fields, fields.integer("num_hidden_layers")),
+            windows=_windows(fields, fields.layers()),
         )
 
 
@@ -55,7 +58,7 @@ def _windows(fields: Fields, layers: int) -> tuple[int | None, ...]:
 
 def qwen3(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Qwen3, its weights still empty."""
-    config = Qwen3Config.read(fields)
+    config = Qwen3Config.read(fields.with_defaults(DEFAULTS))
     make, norm = place.linear, place.norm(config.rms_norm_eps)
     rope = Rope(config.rope, place.dtype, place.device)
 

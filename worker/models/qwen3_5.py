@@ -6,13 +6,23 @@ from worker.layers.mlp import GatedMLP
 from worker.models.fields import Fields
 from worker.models.model import Decoder, FeedForward, Placement
 from worker.models.qwen3_moe import ExpertsConfig
-from worker.models.qwen3_next import HybridConfig, hybrid
+from worker.models.qwen3_next import HYBRID_DEFAULTS, HybridConfig, hybrid
+
+# What a config.json may leave out, as transformers fills it in.
+DENSE_DEFAULTS = {**HYBRID_DEFAULTS, "intermediate_size": 12_288, "num_key_value_heads": 4}
+MOE_DEFAULTS = {
+    **HYBRID_DEFAULTS,
+    "num_key_value_heads": 2,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+}
 
 
 def qwen3_5(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Qwen3.5 with dense layers, its weights still empty."""
+    fields = fields.with_defaults(DENSE_DEFAULTS)
     config = HybridConfig.read(fields)
-    inner = fields.integer("intermediate_size", 12_288)
+    inner = fields.integer("intermediate_size")
 
     def make_mlp(index: int) -> FeedForward:
         return GatedMLP(config.hidden_size, inner, place.linear)
@@ -22,17 +32,9 @@ def qwen3_5(fields: Fields, tied: bool, place: Placement) -> Decoder:
 
 def qwen3_5_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Qwen3.5-MoE, its weights still empty: every layer is sparse, weights always sum to 1."""
-    config = HybridConfig.read(fields)
-    values = {**fields.values, "mlp_only_layers": [], "decoder_sparse_step": 1}
-    values["norm_topk_prob"] = True
-    mixture = ExpertsConfig.read(
-        Fields(values, fields.where),
-        num_experts=256,
-        per_token=8,
-        inner=512,
-        normalise=True,
-        shared=512,
-    )
+    fixed = {"mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True}
+    fields = Fields({**MOE_DEFAULTS, **fields.values, **fixed}, fields.where)
+    config, mixture = HybridConfig.read(fields), ExpertsConfig.read(fields)
 
     def make_mlp(index: int) -> FeedForward:
         return mixture.sparse_mlp(config.hidden_size, place)

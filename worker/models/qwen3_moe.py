@@ -8,9 +8,20 @@ from worker.layers.experts import SparseMLP
 from worker.layers.mlp import GatedMLP
 from worker.layers.rope import Rope
 from worker.layers.self_attention import SelfAttention
-from worker.models.fields import Fields
+from worker.models.fields import MAX_EXPERTS, Fields
 from worker.models.model import Decoder, FeedForward, Placement, PreNormLayer
 from worker.models.qwen3 import Qwen3Config
+
+# What a config.json may leave out, as transformers fills it in.
+DEFAULTS = {
+    "intermediate_size": 6144,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32_768,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": False,
+}
 
 
 @dataclass(frozen=True)
@@ -25,36 +36,30 @@ class ExpertsConfig:
     sparse: tuple[bool, ...]
 
     @classmethod
-    def read(
-        cls,
-        fields: Fields,
-        *,
-        num_experts: int,
-        per_token: int,
-        inner: int,
-        normalise: bool,
-        shared: int = 0,
-    ) -> ExpertsConfig:
-        """The keyword arguments are the family's defaults."""
+    def read(cls, fields: Fields) -> ExpertsConfig:
+        # transformers 5 writes num_local_experts
         experts = fields.integer(
-            "num_experts", fields.integer("num_local_experts", num_experts), minimum=0
+            "num_local_experts",
+            fields.integer("num_experts", minimum=0, maximum=MAX_EXPERTS),
+            minimum=0,
+            maximum=MAX_EXPERTS,
         )
         step = fields.integer("decoder_sparse_step", 1)
         dense = {int(layer) for layer in fields.numbers("mlp_only_layers", [])}
-        layers = fields.integer("num_hidden_layers")
-        top_k = fields.integer("num_experts_per_tok", per_token)
+        top_k = fields.integer("num_experts_per_tok")
         if experts and top_k > experts:
             raise fields.error(f"num_experts_per_tok {top_k} of {experts} experts")
         return cls(
             num_experts=experts,
             num_experts_per_tok=top_k,
-            moe_intermediate_size=fields.integer("moe_intermediate_size", inner),
-            norm_topk_prob=fields.boolean("norm_topk_prob", normalise),
-            shared_expert_intermediate_size=(
-                fields.integer("shared_expert_intermediate_size", shared) if shared else 0
+            moe_intermediate_size=fields.integer("moe_intermediate_size"),
+            norm_topk_prob=fields.boolean("norm_topk_prob"),
+            shared_expert_intermediate_size=fields.integer(
+                "shared_expert_intermediate_size", 0, minimum=0
             ),
             sparse=tuple(
-                i not in dense and experts > 0 and (i + 1) % step == 0 for i in range(layers)
+                i not in dense and experts > 0 and (i + 1) % step == 0
+                for i in range(fields.layers())
             ),
         )
 
@@ -72,11 +77,11 @@ class ExpertsConfig:
 
 def qwen3_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Qwen3-MoE, its weights still empty."""
-    # All layers slide where sliding windows are switched on; there are no layer_types here.
-    values = {**fields.values, "layer_types": None, "max_window_layers": 0}
-    fields = Fields(values, fields.where).with_defaults({"intermediate_size": 6144})
-    config = Qwen3Config.read(fields)
-    mixture = ExpertsConfig.read(fields, num_experts=128, per_token=8, inner=768, normalise=False)
+    # All layers slide where sliding windows are switched on; there are no layer_types here, nor a
+    # shared expert.
+    fixed = {"layer_types": None, "max_window_layers": 0, "shared_expert_intermediate_size": 0}
+    fields = Fields({**DEFAULTS, **fields.values, **fixed}, fields.where)
+    config, mixture = Qwen3Config.read(fields), ExpertsConfig.read(fields)
     make, norm = place.linear, place.norm(config.rms_norm_eps)
     rope = Rope(config.rope, place.dtype, place.device)
     hidden = config.hidden_size

@@ -20,6 +20,28 @@ from worker.models.qwen3_moe import ExpertsConfig
 LINEAR, FULL = "linear_attention", "full_attention"
 
 
+# What a config.json may leave out, as transformers fills it in: in all hybrids, and in this one.
+HYBRID_DEFAULTS = {
+    "head_dim": 256,
+    "max_position_embeddings": 32_768,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_conv_kernel_dim": 4,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "norm_topk_prob": True,
+}
+DEFAULTS = {
+    **HYBRID_DEFAULTS,
+    "intermediate_size": 5632,
+    "num_key_value_heads": 2,
+    "num_experts": 512,
+    "num_experts_per_tok": 10,
+}
+
+
 @dataclass(frozen=True)
 class HybridConfig:
     """What Qwen3-Next and Qwen3.5 share."""
@@ -35,19 +57,19 @@ class HybridConfig:
 
     @classmethod
     def read(cls, fields: Fields) -> HybridConfig:
-        attention = read_head_shape(fields, head_dim=256)
-        layers = fields.integer("num_hidden_layers")
+        attention = read_head_shape(fields)
+        layers = fields.layers()
         interval = fields.integer("full_attention_interval", 4)
         plan = [FULL if (i + 1) % interval == 0 else LINEAR for i in range(layers)]
         act = fields.text("hidden_act", "silu")
         if act != "silu":
             raise fields.error(f"unsupported hidden_act {act!r}; supported: silu")
         delta = DeltaShape(
-            key_heads=fields.integer("linear_num_key_heads", 16),
-            value_heads=fields.integer("linear_num_value_heads", 32),
-            key_dim=fields.integer("linear_key_head_dim", 128),
-            value_dim=fields.integer("linear_value_head_dim", 128),
-            kernel=fields.integer("linear_conv_kernel_dim", 4, minimum=2),
+            key_heads=fields.integer("linear_num_key_heads"),
+            value_heads=fields.integer("linear_num_value_heads"),
+            key_dim=fields.integer("linear_key_head_dim"),
+            value_dim=fields.integer("linear_value_head_dim"),
+            kernel=fields.integer("linear_conv_kernel_dim", minimum=2),
         )
         if delta.value_heads % delta.key_heads:
             raise fields.error(
@@ -119,11 +141,9 @@ def hybrid(
 
 def qwen3_next(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Qwen3-Next, its weights still empty."""
-    config = HybridConfig.read(fields)
-    mixture = ExpertsConfig.read(
-        fields, num_experts=512, per_token=10, inner=512, normalise=True, shared=512
-    )
-    inner = fields.integer("intermediate_size", 5632)
+    fields = fields.with_defaults(DEFAULTS)
+    config, mixture = HybridConfig.read(fields), ExpertsConfig.read(fields)
+    inner = fields.integer("intermediate_size")
 
     def make_mlp(index: int) -> FeedForward:
         if mixture.sparse[index]:

@@ -152,6 +152,9 @@ def test_an_unknown_family_is_named_with_the_known_ones(folder: Path) -> None:
     )
 
 
+COUNT = "must be a whole number of at least 1 and at most 1000"
+
+
 @pytest.mark.parametrize(
     ("field", "value", "what"),
     [
@@ -160,8 +163,9 @@ def test_an_unknown_family_is_named_with_the_known_ones(folder: Path) -> None:
         ("hidden_size", "32", "must be a whole number of at least 1, got '32'"),
         ("hidden_size", None, "is missing"),
         ("hidden_size", 32.5, "must be a whole number of at least 1, got 32.5"),
-        ("num_hidden_layers", 0, "must be a whole number of at least 1, got 0"),
-        ("num_hidden_layers", True, "must be a whole number of at least 1, got True"),
+        ("num_hidden_layers", 0, f"{COUNT}, got 0"),
+        ("num_hidden_layers", 10**9, f"{COUNT}, got 1000000000"),
+        ("num_hidden_layers", True, f"{COUNT}, got True"),
         ("rms_norm_eps", "1e-6", "must be a positive number, got '1e-6'"),
         ("rms_norm_eps", float("nan"), "must be a positive number, got nan"),
         ("tie_word_embeddings", "no", "must be true or false, got 'no'"),
@@ -383,9 +387,16 @@ def test_a_tensor_under_two_names_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["mtp.fc.weight", "model.visual.x", "model.layers.0.self_attn.rotary_emb.inv_freq"]
 )
-def test_what_is_not_the_text_model_is_passed_over(folder: Path, name: str, size: int) -> None:
+def test_what_is_not_the_text_model_is_passed_over(
+    folder: Path, name: str, size: int, caplog: pytest.LogCaptureFixture
+) -> None:
     edit_weights(folder, lambda tensors: tensors.update({name: torch.zeros(size)}))
-    assert resident(folder).info.family == "qwen3"
+    with caplog.at_level("INFO"):
+        assert resident(folder).info.family == "qwen3"
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{folder}: 1 tensor that isn't the text model's (vision, multi-token prediction) is "
+        "passed over"
+    ]
 
 
 def test_a_tensor_of_the_wrong_shape_is_named(folder: Path) -> None:

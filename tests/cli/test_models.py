@@ -1,0 +1,133 @@
+"""`chatjobs models check`: what a model is, told before a weight is read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import COMMAND, Run
+from tests.hub import Hub
+from tests.worker.checkpoints import FAMILIES, make_checkpoint
+from worker.engine import device
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", shards=2)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_is_told_in_numbers(family: str, run: Run, tmp_path: Path) -> None:
+    path = make_checkpoint(tmp_path / "it", family, dtype="bfloat16")
+    done = run("models", "check", str(path), "--json")
+    assert done.exit_code == 0, done.stderr
+    told = json.loads(done.stdout)
+    size = (path / "model.safetensors").stat().st_size
+    assert (told["model"], told["family"], told["dtype"]) == ("it", family, "bfloat16")
+    assert told["weight_bytes"] == 2 * told["parameters"]
+    assert 0 <= size - told["weight_bytes"] < 40_000  # the file's header
+    assert (told["context_length"], told["longest_sequence"]) == (512, 512)
+    assert told["fits"]
+    assert told["chat_template"]
+    assert told["device"] == "cpu" or told["device"].startswith("cuda")
+
+
+def test_people_read_lines(run: Run) -> None:
+    done = run("models", "check", "demo", "--device", "cpu")
+    assert done.exit_code == 0, done.stderr
+    lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
+    assert lines["model"] == "demo"
+    assert lines["family"] == "qwen3"
+    assert lines["weights"].endswith("MiB in bfloat16")
+    assert lines["device"].startswith("cpu (")
+    assert lines["fits"] == "yes"
+
+
+def test_what_does_not_fit_says_so_with_the_numbers(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "free_bytes", lambda _: 1000)
+    done = run("models", "check", str(folder), "--device", "cpu", "--json")
+    assert done.exit_code == 1
+    told = json.loads(done.stdout)
+    assert (told["fits"], told["longest_sequence"]) == (False, 0)
+    assert f"{folder} needs 0.0 GiB for its weights in float32 and cpu has 0.0 GiB" in done.stderr
+
+
+def test_a_long_context_is_told_with_what_fits(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    each = 3 * 2 * 2 * 16 * 4  # layers · keys and values · kv heads · head_dim · bytes
+    weights = json.loads(run("models", "check", str(folder), "--json").stdout)["weight_bytes"]
+    monkeypatch.setattr(device, "free_bytes", lambda _: weights + 4 * 100 * each)
+    done = run("models", "check", str(folder), "--device", "cpu")
+    assert "512 tokens, of which 100 fit beside the weights" in done.stdout
+
+
+def test_only_headers_are_read(run: Run, folder: Path, tmp_path: Path) -> None:
+    """Weights of NaN pass; a header of another shape doesn't."""
+    from safetensors.torch import load_file, save_file
+
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    shard = "model-00001-of-00002.safetensors"
+    tensors = load_file(folder / shard)
+    (tmp_path / shard).unlink()
+    save_file({name: one * float("nan") for name, one in tensors.items()}, tmp_path / shard)
+    assert run("models", "check", str(tmp_path)).exit_code == 0
+    name, one = next(iter(tensors.items()))
+    save_file({**tensors, name: one[:5].clone()}, tmp_path / shard)
+    done = run("models", "check", str(tmp_path))
+    assert done.exit_code == 3
+    assert f"tensor {name} has shape [5" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("change", "sentence"),
+    [
+        ({"model_type": "foo"}, "unsupported model_type 'foo' in"),
+        ({"hidden_size": -1}, "field 'hidden_size' must be a whole number of at least 1, got -1"),
+        ({"rope_parameters": {"rope_type": "spiral"}}, "unsupported rope_type 'spiral'"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config (awq) is not"),
+    ],
+)
+def test_what_cannot_run_is_one_sentence(
+    change: dict[str, object], sentence: str, run: Run, folder: Path, tmp_path: Path
+) -> None:
+    for file in folder.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    config = json.loads((folder / "config.json").read_text())
+    (tmp_path / "config.json").unlink()
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    done = run("models", "check", str(tmp_path))
+    assert done.exit_code == 3
+    assert sentence in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+    assert not done.stdout
+
+
+def test_of_a_repository_only_the_small_files_are_fetched(folder: Path, tmp_path: Path) -> None:
+    with Hub() as hub:
+        hub.publish("org/tiny", folder)
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+            **{"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)},
+            **{"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
+        }
+        done = subprocess.run(
+            [COMMAND, "models", "check", "org/tiny", "--json"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert not any(name.endswith(".safetensors") for name in hub.fetched())
+    assert (told["model"], told["family"], told["downloaded"]) == ("org/tiny", "qwen3", False)
+    assert told["dtype"] == "float32"
+    assert told["parameters"] == 58_624
