@@ -37,6 +37,8 @@ FAMILIES = (
     "qwen3_5_moe_text",
     "gemma3_text",
 )
+# Published with a vision tower around the text model: what the tower and the whole look like here.
+WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 ZERO_CENTRED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"}
 
 QWEN_TEMPLATE = """\
@@ -304,6 +306,22 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": True,
     },
 }
+_QWEN_VISION = {
+    **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
+    **{"out_hidden_size": 32, "patch_size": 8},
+}
+_AROUND: dict[str, dict[str, Any]] = {
+    "gemma3": {
+        "vision_config": {
+            **{"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1},
+            **{"num_attention_heads": 2, "image_size": 16, "patch_size": 8},
+        },
+        "image_token_index": 3,
+        "mm_tokens_per_image": 4,
+    },
+    "qwen3_5": {"vision_config": _QWEN_VISION},
+    "qwen3_5_moe": {"vision_config": _QWEN_VISION},
+}
 _CLASSES = {
     "llama": "Llama",
     "qwen3": "Qwen3",
@@ -337,12 +355,11 @@ def make_checkpoint(
     tokenizer = make_tokenizer("qwen")
     end = tokenizer.token_to_id("<|im_end|>")
     pad = tokenizer.token_to_id("<|endoftext|>")
-    prefix = _CLASSES[family]
-    text = "Text" if family.endswith("_text") else ""
-    config_class = getattr(transformers, f"{prefix}{text}Config")
+    text = WRAPPED.get(family, family)
+    prefix = _CLASSES[text]
     fields = {
         **_SIZES,
-        **_FIELDS[family],
+        **_FIELDS[text],
         "vocab_size": tokenizer.get_vocab_size(with_added_tokens=True),
         "eos_token_id": end,
         "bos_token_id": None,
@@ -350,9 +367,14 @@ def make_checkpoint(
         **config_overrides,
     }
     transformers.utils.logging.disable_progress_bar()
-    config = config_class(**fields)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config)
-    _fill(model, family in ZERO_CENTRED, torch.Generator().manual_seed(seed))
+    if family in WRAPPED:
+        config = getattr(transformers, f"{prefix}Config")(text_config=fields, **_AROUND[family])
+        model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
+    else:
+        suffix = "TextConfig" if family.endswith("_text") else "Config"
+        config = getattr(transformers, f"{prefix}{suffix}")(**fields)
+        model = getattr(transformers, f"{prefix}ForCausalLM")(config)
+    _fill(model, text in ZERO_CENTRED, torch.Generator().manual_seed(seed))
     model.to(getattr(torch, dtype))
     model.generation_config = transformers.GenerationConfig(
         eos_token_id=[end, pad], pad_token_id=pad

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jobs.types import Sampling
-from tests.worker.checkpoints import FAMILIES, make_checkpoint
+from tests.worker.checkpoints import FAMILIES, WRAPPED, make_checkpoint
 from worker import Engine
 from worker.layers.batch import Batch, Span
 
@@ -31,7 +31,7 @@ ROPE: dict[str, dict[str, Any]] = {
     },
 }
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
-    **{family: (family, {}) for family in FAMILIES},
+    **{family: (family, {}) for family in (*FAMILIES, *WRAPPED)},
     "llama biases, tied, wide heads": (
         "llama",
         {

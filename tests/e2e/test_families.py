@@ -1,0 +1,56 @@
+"""A folder of each family, as save_pretrained writes it, served and asked by the command."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import Client
+from tests.worker.checkpoints import FAMILIES, WRAPPED, make_checkpoint
+from tests.worker.site import PATIENCE
+from worker.embedded import EmbeddedRedis
+
+COMMAND = Path(sys.executable).with_name("chatjobs")
+ASK = ("chat", "Hello!", "--json", "--wait", "60", "-o", "max_tokens=12", "-o", "seed=1")
+
+
+@pytest.mark.timeout(300)
+def test_one_worker_serves_all_families_and_each_of_them_answers(tmp_path: Path) -> None:
+    names = (*FAMILIES, *WRAPPED)
+    folders = [make_checkpoint(tmp_path / name, name, dtype="bfloat16") for name in names]
+    with EmbeddedRedis() as redis, Client(redis.url) as client:
+        options = ("--redis", redis.url)
+        models = [word for folder in folders for word in ("--model", str(folder))]
+        worker = subprocess.Popen(
+            [COMMAND, "work", *models, *options, "--results", tmp_path / "results", "-q"]
+        )
+        try:
+            for name in names:
+                said = subprocess.run(
+                    [COMMAND, *ASK, "--model", name, *options],
+                    capture_output=True,
+                    text=True,
+                    timeout=PATIENCE,
+                )
+                assert said.returncode == 0, said.stderr
+                answer = json.loads(said.stdout.splitlines()[-1])
+                assert answer["model"] == name
+                assert 0 < answer["usage"]["completion_tokens"] <= 12
+            # All at once: they take turns on the engine's thread.
+            jobs = client.submit_many(
+                {
+                    "model": name,
+                    "messages": [{"role": "user", "content": f"Hello, {name}!"}],
+                    "max_tokens": 8,
+                }
+                for name in names * 3
+            )
+            for job, name in zip(jobs, names * 3, strict=True):
+                assert job.result(timeout=PATIENCE).model == name
+        finally:
+            worker.terminate()
+            assert worker.wait(timeout=60) == 0
