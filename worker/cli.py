@@ -30,6 +30,13 @@ dtype_option = click.option(
     help="Type of weights and arithmetic.",
 )
 
+download_option = click.option(
+    "--download-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Where models of the hub are kept. [default: HF_HUB_CACHE, else below HF_HOME]",
+)
+
 
 def need_torch() -> None:
     if find_spec("torch") is None:
@@ -52,6 +59,7 @@ def need_torch() -> None:
 @results_option
 @device_option
 @dtype_option
+@download_option
 @click.option(
     "--context",
     type=click.IntRange(min=1),
@@ -80,8 +88,9 @@ def work(
     results: str,
     device: str,
     dtype: str,
+    download_dir: Path | None,
     context: int | None,
-    max_batch: int,
+    max_batch: int | None,
     grace: float,
     burst: bool,
     quiet: bool,
@@ -106,7 +115,13 @@ def work(
         if redis_url == EMBEDDED:
             click.echo(f"private Redis: --redis {url}", err=True)
         try:
-            backend = EngineHost(device=device, dtype=dtype, max_batch=max_batch, context=context)
+            backend = EngineHost(
+                device=device,
+                dtype=dtype,
+                max_batch=max_batch,
+                context=context,
+                download_dir=download_dir,
+            )
             if not quiet:
                 click.echo(f"device: {backend.device}", err=True)
             serve(backend, models, redis_url=url, results=Path(results), grace=grace, burst=burst)

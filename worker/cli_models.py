@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -9,7 +10,7 @@ import click
 from jobs.cli.answer import print_json
 from jobs.cli.failures import Failure, Infrastructure
 from jobs.cli.options import json_option
-from worker.cli import device_option, dtype_option, need_torch
+from worker.cli import device_option, download_option, dtype_option, need_torch
 
 if TYPE_CHECKING:
     from worker.engine.preflight import Preflight
@@ -17,15 +18,18 @@ if TYPE_CHECKING:
 
 @click.group()
 def models() -> None:
-    """Look at models."""
+    """Look at models before they are loaded."""
 
 
 @models.command()
 @click.argument("reference", metavar="MODEL")
 @device_option
 @dtype_option
+@download_option
 @json_option
-def check(reference: str, device: str, dtype: str, as_json: bool) -> None:
+def check(
+    reference: str, device: str, dtype: str, download_dir: Path | None, as_json: bool
+) -> None:
     """Tell what MODEL is and whether it fits: a folder, a repository id or 'demo'.
 
     Reads config, tokenizer and the headers of the weight files; of a repository on the hub, only
@@ -39,7 +43,7 @@ def check(reference: str, device: str, dtype: str, as_json: bool) -> None:
     from worker.loading.repo import find
 
     try:
-        files = find(reference)
+        files = find(reference, download_dir)
         headers = files.repo is None or is_there(files.folder)
         found = preflight(files, choose_device(device), dtype, headers=headers)
     except JobError as error:

@@ -115,11 +115,11 @@ def test_of_a_repository_only_the_small_files_are_fetched(folder: Path, tmp_path
         hub.publish("org/tiny", folder)
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
-            **{"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path)},
+            **{"HF_ENDPOINT": hub.endpoint, "HF_HUB_CACHE": str(tmp_path / "elsewhere")},
             **{"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
         }
         done = subprocess.run(
-            [COMMAND, "models", "check", "org/tiny", "--json"],
+            [COMMAND, "models", "check", "org/tiny", "--json", "--download-dir", tmp_path / "kept"],
             env=environment,
             capture_output=True,
             text=True,
@@ -128,6 +128,7 @@ def test_of_a_repository_only_the_small_files_are_fetched(folder: Path, tmp_path
         assert done.returncode == 0, done.stderr
         told = json.loads(done.stdout)
         assert not any(name.endswith(".safetensors") for name in hub.fetched())
+    assert told["folder"].startswith(str(tmp_path / "kept"))
     assert (told["model"], told["family"], told["downloaded"]) == ("org/tiny", "qwen3", False)
     assert told["dtype"] == "float32"
     assert told["parameters"] == 58_624

@@ -12,6 +12,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -77,15 +78,17 @@ class Engine:
         max_batch: int | None = None,
         context: int | None = None,
         cache_bytes: int | None = None,
+        download_dir: Path | None = None,
     ) -> Engine:
         """Make a model resident: a folder, a hub repo id (`org/name[@revision]`) or `demo`.
 
         dtype: auto, bf16, fp16 or fp32. max_batch: sequences that run together. context: tokens
         that a sequence may have, at most the model's own. cache_bytes: limit of the KV cache.
+        download_dir: where models of the hub are kept; None is the hub library's own cache.
         Raises JobError.
         """
         place = devices.choose_device(device)
-        resident = load(reference, place, dtype)
+        resident = load(reference, place, dtype, download_dir)
         if place.type == "cpu":
             share_cores(resident.info.weight_bytes)
         longest = resident.model.context_length

@@ -7,6 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from pathlib import Path
 
 from jobs.types import ChatChunk, ChatCompletion, ChatRequest, JobError, Sampling
 from worker.backend import Generation, Health, MemoryUse, ModelInfo, Sink, Token
@@ -33,10 +34,12 @@ class EngineHost:
         max_batch: int | None = None,
         context: int | None = None,
         cache_bytes: int | None = None,
+        download_dir: Path | None = None,
     ) -> None:
         self.device = devices.choose_device(device)
         self._dtype, self._max_batch = dtype, max_batch
         self._context, self._cache_bytes = context, cache_bytes
+        self._download_dir = download_dir
         self._engines: dict[str, Engine] = {}
         self._work = threading.Event()
         self._loads: deque[tuple[str, Future[Engine]]] = deque()
@@ -133,6 +136,7 @@ class EngineHost:
                 max_batch=self._max_batch,
                 context=self._context,
                 cache_bytes=self._cache_bytes,
+                download_dir=self._download_dir,
             )
         except BaseException as error:  # the caller's to handle, whatever it is
             loaded.set_exception(error)

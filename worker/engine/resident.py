@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 
 import torch
 
@@ -49,9 +50,11 @@ class ResidentModel:
         return lambda: ReasoningSplitter(tags, inside=inside)
 
 
-def load(reference: str, device: torch.device, dtype: str) -> ResidentModel:
+def load(
+    reference: str, device: torch.device, dtype: str, download_dir: Path | None = None
+) -> ResidentModel:
     """Check everything that can be checked, then read the weights. Raises JobError."""
-    files = find(reference)
+    files = find(reference, download_dir)
     if files.repo is not None:
         preflight(files, device, dtype, headers=False).require_room()
         fetch_weights(files)

@@ -52,12 +52,14 @@ class ModelFiles:
     revision: str | None
     folder: Path
     repo: str | None = None  # on the hub
+    download_dir: Path | None = None
 
 
-def find(reference: str) -> ModelFiles:
+def find(reference: str, download_dir: Path | None = None) -> ModelFiles:
     """The files of a model but its weights, downloaded if need be.
 
-    Raises JobError("model_not_found").
+    download_dir: the cache of downloads, in the hub library's layout; None is its default
+    (HF_HUB_CACHE, else below HF_HOME). Raises JobError("model_not_found").
     """
     if reference == "demo":
         return ModelFiles("demo", reference, None, MODEL_DIR)
@@ -79,8 +81,8 @@ def find(reference: str) -> ModelFiles:
         )
     repo, _, revision = reference.partition("@")
     at = f"{repo} at revision {revision}" if revision else repo
-    folder = _download(at, repo, revision or None, DESCRIPTION)
-    return ModelFiles(repo, reference, revision or folder.name, folder, repo)
+    folder = _download(at, repo, revision or None, DESCRIPTION, download_dir)
+    return ModelFiles(repo, reference, revision or folder.name, folder, repo, download_dir)
 
 
 def fetch_weights(files: ModelFiles) -> None:
@@ -89,12 +91,16 @@ def fetch_weights(files: ModelFiles) -> None:
     Raises JobError("model_not_found").
     """
     if files.repo is not None:
-        _download(files.reference, files.repo, files.folder.name, WEIGHTS)
+        _download(files.reference, files.repo, files.folder.name, WEIGHTS, files.download_dir)
 
 
-def _download(at: str, repo: str, revision: str | None, patterns: list[str]) -> Path:
+def _download(
+    at: str, repo: str, revision: str | None, patterns: list[str], cache: Path | None
+) -> Path:
     try:
-        return Path(snapshot_download(repo, revision=revision, allow_patterns=patterns))
+        return Path(
+            snapshot_download(repo, revision=revision, allow_patterns=patterns, cache_dir=cache)
+        )
     except GatedRepoError:
         reason = "access is gated: accept its terms on the hub and set HF_TOKEN"
     except RevisionNotFoundError:

@@ -60,7 +60,7 @@ class Site:
         code = FIND.format(before=before)
         done = subprocess.run(
             [sys.executable, "-c", code, reference],
-            env=environment,
+            env={name: value for name, value in environment.items() if value},
             capture_output=True,
             text=True,
             timeout=120,
@@ -128,6 +128,15 @@ def test_what_is_in_the_cache_is_not_downloaded_again_nor_needs_the_hub(site: Si
     assert site.find(HF_HUB_OFFLINE="1") == first
     assert site.find(HF_ENDPOINT="http://127.0.0.1:9") == first
     assert not site.hub.requests
+
+
+def test_the_cache_is_where_the_environment_says(site: Site, tmp_path: Path) -> None:
+    named, home = tmp_path / "named", tmp_path / "home"
+    both = site.find(HF_HUB_CACHE=str(named), HF_HOME=str(home))
+    assert both.folder.is_relative_to(named)
+    assert site.find(HF_HOME=str(home)).folder.is_relative_to(home / "hub")
+    user = site.find(HOME=str(tmp_path / "user"), HF_HOME="", XDG_CACHE_HOME="")
+    assert user.folder.is_relative_to(tmp_path)
 
 
 def test_a_revision_is_a_branch_a_tag_or_a_commit(site: Site, tmp_path: Path) -> None:
