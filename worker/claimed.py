@@ -16,7 +16,7 @@ from typing import Any
 from jobs import keys
 from jobs.submit import FAILURE_SECONDS, RESULT_SECONDS
 from jobs.types import JobError, invalid
-from worker.lua import FIELDS, RETRIED
+from worker.lua import FIELDS, LOST, RETRIED
 
 MAX_DATA = 64 * 2**20  # bytes of a job's data, unpacked
 MAX_DEPTH = 100  # of nested JSON; what reads and writes it gives up somewhat later
@@ -50,6 +50,7 @@ class Claimed:
     result_ttl: int
     failure_ttl: int
     retried: int
+    lost: int  # workers that died with it
     cancelled: bool
 
     @property
@@ -85,6 +86,7 @@ def read(lease: Lease, values: Sequence[bytes | None], moment: float) -> Claimed
         result_ttl=_integer(fields["result_ttl"], RESULT_SECONDS),
         failure_ttl=_integer(fields["failure_ttl"], FAILURE_SECONDS),
         retried=_integer(fields[RETRIED], 0),
+        lost=_integer(fields[LOST], 0),
         cancelled=bool(fields[FIELDS[-1]]),
     )
 

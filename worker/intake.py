@@ -24,9 +24,9 @@ from jobs.stream import StreamWriter
 from jobs.types import JobError
 from worker.attempt import Reporter, worker_lost
 from worker.backend import Backend, ModelInfo
-from worker.claimed import Lease
+from worker.claimed import Claimed, Lease
 from worker.flights import Flights
-from worker.ledger import Ledger
+from worker.ledger import MAX_LOST, Ledger
 from worker.publisher import Publisher
 from worker.pulse import Pulse
 
@@ -83,6 +83,7 @@ class Intake(BaseWorker):
         self._retry_pause: float | None = None  # while Redis is away
         self._paused = ""  # why no jobs are taken
         self._drained = False  # the last look found no job
+        self._alone = False  # take no jobs until the batch is empty
 
     # --- life -------------------------------------------------------------------------------------
 
@@ -183,13 +184,20 @@ class Intake(BaseWorker):
 
     def _claim(self, now: float) -> None:
         """Take jobs while there is room. One that asks for several answers takes more of it: what
-        doesn't fit any more goes back before anybody has seen that it was away."""
+        doesn't fit any more goes back before anybody has seen that it was away. One that would be
+        failed if this worker died, too, runs alone: so it takes no others with it."""
+        if self._alone and self._flights:
+            return
+        self._alone = False
         room = {model: max(0, self._backend.room(model)) for model in self._models}
         if not any(room.values()):
             return
         claimed = self._ledger.claim(room)
+        together = self._together(claimed)
+        if len(together) < len(claimed):
+            self._ledger.give_back([one.lease for one in claimed[len(together) :]], begun=False)
         surplus: list[Lease] = []
-        for one in claimed:
+        for one in together:
             model = self._ledger.model_of(one.lease)
             if room[model] > 0:
                 room[model] -= self._flights.begin(one)
@@ -204,6 +212,14 @@ class Intake(BaseWorker):
             self._drained = self._burst and all(room.values()) and not self._ledger.busy()
             self._next_look = now + self._look_pause
             self._look_pause = min(1.5 * self._look_pause, LOOK_SECONDS[1])
+
+    def _together(self, claimed: Sequence[Claimed]) -> Sequence[Claimed]:
+        """Those of the first jobs that may run with each other and with what runs here."""
+        for number, one in enumerate(claimed):
+            if one.lost >= MAX_LOST - 1:
+                self._alone = True
+                return claimed[:number] if number or self._flights else claimed[:1]
+        return claimed
 
     def _heed_deadlines(self) -> None:
         now = time.time()

@@ -19,7 +19,7 @@ LOST = "chatjobs_lost"  # field of the job's hash: workers that died with it
 RETRIED = "chatjobs_retried"  # field of the job's hash: retries that its errors have used
 
 # What a worker reads of a job's hash.
-FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETRIED, CANCEL)
+FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETRIED, LOST, CANCEL)
 
 # Queue → started. KEYS: queue, wip, … of all models, then of all models again: the queues of the
 # second half are looked at when those of the first have left room. ARGV: worker, execution prefix,

@@ -188,6 +188,22 @@ def test_a_job_that_kills_its_workers_is_failed_after_three(site: Site) -> None:
     assert site.row(poison)["error_type"] == "worker_lost"
 
 
+def test_neighbours_of_a_job_that_kills_its_workers_are_not_failed_with_it(site: Site) -> None:
+    """Two deaths put all of them under suspicion; then each runs alone."""
+    before = site.submit_many([f"before {i}" for i in range(3)], words=400)
+    poison = site.submit("poison", kill=1)
+    after = site.submit_many([f"after {i}" for i in range(3)], words=400)
+    for _ in range(MAX_LOST):
+        wait_until(lambda: not site.redis.keys("chatjobs:worker:*"), "the lease doesn't end")
+        assert site.worker(delay=0.004, max_batch=16).wait() == -signal.SIGKILL
+    site.worker(delay=0.004, max_batch=16)
+    for job in before + after:
+        assert job.result(timeout=60).text == text_of(job.request)
+    with pytest.raises(JobError) as failure:
+        poison.result(timeout=30)
+    assert failure.value.code == "worker_lost"
+
+
 # --- the gentle ways ------------------------------------------------------------------------------
 
 
