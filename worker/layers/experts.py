@@ -43,7 +43,7 @@ class Experts:
 
     def __init__(self, count: int, hidden: int, inner: int, make: LinearFactory) -> None:
         self._hidden, self._inner = hidden, inner
-        self._stacked = make.device.type == "cuda"
+        self._stacked = stacks(make.device)
         self._mlps = [] if self._stacked else [GatedMLP(hidden, inner, make) for _ in range(count)]
         self._count = count
         if self._stacked:
@@ -97,6 +97,11 @@ class Experts:
                 (hidden, inner), _copy_into(self._down[index])
             ),
         }
+
+
+def stacks(device: torch.device) -> bool:
+    """Whether all experts of a layer lie in one tensor, for the grouped product."""
+    return device.type == "cuda"
 
 
 class SparseMLP:

@@ -1,0 +1,36 @@
+"""The two ways in which experts are kept and run: they are one function."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from worker.layers import experts
+from worker.layers.experts import SparseMLP
+from worker.layers.linear import LinearFactory
+
+HIDDEN, INNER, COUNT, TOP = 16, 24, 5, 2
+
+
+def made(weights: dict[str, torch.Tensor]) -> SparseMLP:
+    make = LinearFactory(torch.float32, torch.device("cpu"))
+    mlp = SparseMLP(
+        HIDDEN, INNER, make, experts=COUNT, top_k=TOP, normalise=True, shared_inner=INNER
+    )
+    random = torch.Generator().manual_seed(1)
+    for name, slot in mlp.weight_map("mlp").items():
+        tensor = weights.setdefault(name, torch.randn(slot.shape, generator=random))
+        slot.load(tensor)
+    return mlp
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 40])
+def test_stacked_experts_say_what_single_ones_say(
+    tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weights: dict[str, torch.Tensor] = {}
+    single = made(weights)
+    monkeypatch.setattr(experts, "stacks", lambda device: True)
+    stacked = made(weights)
+    x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens))
+    torch.testing.assert_close(stacked(x), single(x), atol=1e-4, rtol=1e-4)
