@@ -4,6 +4,9 @@ The variants, and the order in which config fields count, are those of transform
 `modeling_rope_utils`: linear (kaiokendev), dynamic NTK, yarn (Peng et al. 2023), llama3 (Llama 3.1
 model card), longrope (Ding et al. 2024). Where an angle depends on the sequence's length (dynamic,
 longrope) it is fixed by the length of its prompt, so that cached keys stay right.
+
+Frequencies are equal to transformers' to the last bit, by the same operations in the same order: a
+last bit is a visible angle after thousands of positions.
 """
 
 from __future__ import annotations
@@ -70,7 +73,8 @@ class Rope:
     def __init__(self, config: RopeConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype = config, dtype
         exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
-        plain = config.theta**-exponents  # [dim / 2]
+        wavelengths = config.theta**exponents  # [dim / 2], over 2 pi
+        plain = 1.0 / wavelengths
         self._factor = 1.0  # of cos and sin
         self._long: Tensor | None = None
         scaling = config.scaling
@@ -79,10 +83,10 @@ class Rope:
         elif config.kind == "llama3":
             plain = _llama3(plain, config)
         elif config.kind == "yarn":
-            plain, self._factor = _yarn(plain, config)
+            plain, self._factor = _yarn(wavelengths, config)
         elif config.kind == "longrope":
-            self._long = (plain / torch.tensor(scaling["long_factor"])).to(device)
-            plain = plain / torch.tensor(scaling["short_factor"])
+            self._long = (1.0 / (torch.tensor(scaling["long_factor"]) * wavelengths)).to(device)
+            plain = 1.0 / (torch.tensor(scaling["short_factor"]) * wavelengths)
             self._factor = _longrope_factor(config)
         self._exponents = exponents.to(device)
         self._frequencies = plain.to(device)
@@ -107,19 +111,21 @@ class Rope:
             length = prompt_lengths[:, None].clamp(min=config.max_positions).float()
             stretch = factor * length / config.max_positions - (factor - 1)
             base = config.theta * stretch ** (config.dim / (config.dim - 2))
-            return torch.pow(base, -self._exponents)
+            return 1.0 / torch.pow(base, self._exponents)
         return self._frequencies[None, :]
 
 
 def _llama3(plain: Tensor, config: RopeConfig) -> Tensor:
     scaling = config.scaling
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
-    turns = config.original * plain / (2 * math.pi)  # full turns within the original context
-    keep = ((turns - low) / (high - low)).clamp(0, 1)
-    return torch.lerp(plain / scaling["factor"], plain, keep)
+    turns = config.original / (2 * math.pi / plain)  # full turns within the original context
+    keep = (turns - low) / (high - low)
+    stretched = plain / scaling["factor"]
+    between = (1 - keep) * plain / scaling["factor"] + keep * plain
+    return torch.where(keep < 0, stretched, torch.where(keep > 1, plain, between))
 
 
-def _yarn(plain: Tensor, config: RopeConfig) -> tuple[Tensor, float]:
+def _yarn(wavelengths: Tensor, config: RopeConfig) -> tuple[Tensor, float]:
     scaling, dim = config.scaling, config.dim
     factor = scaling.get("factor") or config.max_positions / config.original
 
@@ -143,7 +149,8 @@ def _yarn(plain: Tensor, config: RopeConfig) -> tuple[Tensor, float]:
             attention = _mscale(factor, mscale) / _mscale(factor, mscale_all)
         else:
             attention = _mscale(factor, 1.0)
-    return plain / factor * ramp + plain * (1 - ramp), attention
+    keep = 1 - ramp
+    return 1.0 / (factor * wavelengths) * (1 - keep) + 1.0 / wavelengths * keep, attention
 
 
 def _mscale(factor: float, weight: float) -> float:
