@@ -103,14 +103,17 @@ def work(
     need_torch()
     import logging
 
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
     from jobs import JobError
     from worker.engine.host import EngineHost
     from worker.service import serve
 
-    logging.basicConfig(
-        level=logging.WARNING if quiet else logging.INFO,
-        format="%(asctime)s %(levelname)s %(message)s",
-    )
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")  # of others, warnings only
+    if quiet:
+        disable_progress_bars()
+    else:
+        logging.getLogger("worker").setLevel(logging.INFO)
     with server(redis_url) as url:
         if redis_url == EMBEDDED:
             click.echo(f"private Redis: --redis {url}", err=True)

@@ -132,3 +132,30 @@ def test_of_a_repository_only_the_small_files_are_fetched(folder: Path, tmp_path
     assert (told["model"], told["family"], told["downloaded"]) == ("org/tiny", "qwen3", False)
     assert told["dtype"] == "float32"
     assert told["parameters"] == 58_624
+
+
+@pytest.mark.parametrize("quiet", [True, False])
+def test_a_worker_that_downloads_says_what_it_does_and_no_more(
+    quiet: bool, folder: Path, tmp_path: Path
+) -> None:
+    """Bars for people, none with -q; never what the HTTP library logs, nor the token."""
+    with Hub() as hub:
+        hub.publish("org/tiny", folder)
+        environment = {
+            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
+            **{"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_TOKEN": "hf_secret"},
+            **{"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
+        }
+        words = ["work", "--model", "org/tiny", "--redis", "embedded", "--burst"]
+        done = subprocess.run(
+            [COMMAND, *words, "--results", tmp_path / "results", *(["-q"] if quiet else [])],
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+    assert done.returncode == 0, done.stderr
+    assert ("Fetching" in done.stderr) is not quiet
+    assert ("serves org/tiny" in done.stderr) is not quiet
+    assert "HTTP" not in done.stderr
+    assert "hf_secret" not in done.stderr
