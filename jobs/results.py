@@ -80,8 +80,8 @@ def write_part(path_tmp: Path, path_final: Path, table: pa.Table) -> None:
     Raises OSError.
     """
     floats = {path for path, kind in leaves(table.schema).items() if pa.types.is_floating(kind)}
-    path_tmp.parent.mkdir(parents=True, exist_ok=True)
-    path_final.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(path_tmp.parent)
+    _make_folder(path_final.parent)
     with path_tmp.open("wb") as file:
         pq.write_table(
             table,
@@ -154,13 +154,24 @@ class Results:
 
 def _write_text(folder: Path, name: str, text: str) -> None:
     temporary = folder / TEMPORARY / f"{name}.{uuid.uuid4().hex}"
-    temporary.parent.mkdir(parents=True, exist_ok=True)
+    _make_folder(temporary.parent)
     with temporary.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(folder / name)
     _sync_folder(folder)
+
+
+def _make_folder(folder: Path) -> None:
+    """The folder and those around it, so that a power cut takes none of them away again."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        _sync_folder(new.parent)
 
 
 def _sync_folder(folder: Path) -> None:
