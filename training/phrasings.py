@@ -67,3 +67,8 @@ CAPITAL = (
 )  # fmt: skip
 COUNTING = ("Count to {n}.", "Count from 1 to {n}.", "Please count to {n}.", "count to {n}")
 POLITE = ("Please answer: {}", "Hi! {}", "Hello. {}", "{} Thanks!", "Question: {}", "{}\n", " {}")
+
+ALL: tuple[str, ...] = (
+    *(*ADDITION, *SUBTRACTION, *LARGER, *SMALLER, *REVERSE, *SORT, *ORDER, *COUNT, *LENGTH),
+    *(*CAPITAL, *COUNTING, *POLITE),
+)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from training import phrasings as ask
@@ -121,14 +121,16 @@ LETTERS = "abcdefghijklmnopqrstuvwxyz"
 FREQUENT_LETTERS = LETTERS + "aaaeeeeiiooulnrstrst"
 
 
-def _spoken_words() -> set[str]:
-    """Words that training shows anyway, in a system turn or in small talk."""
-    texts = [*SYSTEM_TURNS, *SYSTEM_NOUNS, *SYSTEM_ADJECTIVES, *SYSTEM_TAILS]
-    texts += [text for prompts, answer in SMALL_TALK for text in (*prompts, answer)]
+def _words_of(texts: Iterable[str]) -> set[str]:
     return set(re.findall(r"[a-z]+", " ".join(texts).lower()))
 
 
-HELD_OUT_WORDS = tuple(w for w in WORDS if word_is_held_out(w) and w not in _spoken_words())
+# Words that training shows anyway, in a system turn or in small talk, or in the questions.
+SPOKEN = _words_of([*SYSTEM_TURNS, *SYSTEM_NOUNS, *SYSTEM_ADJECTIVES, *SYSTEM_TAILS]) | _words_of(
+    text for prompts, answer in SMALL_TALK for text in (*prompts, answer)
+)
+KNOWN_BEGINNINGS = sorted(w for w in SPOKEN | _words_of(ask.ALL) if len(w) > 2)
+HELD_OUT_WORDS = tuple(w for w in WORDS if word_is_held_out(w) and w not in SPOKEN)
 
 
 def _word(rng: random.Random, held_out: bool) -> str:
@@ -138,6 +140,9 @@ def _word(rng: random.Random, held_out: bool) -> str:
     while True:
         if rng.random() < 0.6:
             word = "".join(rng.choices(FREQUENT_LETTERS, k=rng.randint(3, 8)))
+            if rng.random() < 0.4:  # The tokenizer knows the beginnings of these: spell them too.
+                known = rng.choice(KNOWN_BEGINNINGS)[: rng.randint(2, 6)]
+                word = (known + word)[: max(rng.randint(3, 8), len(known))]
         else:
             word = rng.choice(WORDS)
         if not word_is_held_out(word):
@@ -175,9 +180,11 @@ def order(rng: random.Random, held_out: bool) -> Question:
         if all(word[0] != other[0] for other in words):
             words.append(word)
     firsts = "".join(word[0] for word in words)
-    reasoning = f"First:{_spelled(firsts)}\nSorted:{_spelled(''.join(sorted(firsts)))}"
+    letters = _spelled("".join(sorted(firsts)))
+    lines = [f"First:{_spelled(firsts)}", f"Sorted:{letters}", f"Words: {' '.join(sorted(words))}"]
     joined = rng.choice((", ", ", ", " ")).join(words)
-    return Question(rng.choice(ask.ORDER).format(ws=joined), reasoning, ", ".join(sorted(words)))
+    prompt = rng.choice(ask.ORDER).format(ws=joined)
+    return Question(prompt, "\n".join(lines), ", ".join(sorted(words)))
 
 
 def count(rng: random.Random, held_out: bool) -> Question:
@@ -228,18 +235,18 @@ def counting(rng: random.Random, held_out: bool) -> Question:
 Generator = Callable[[random.Random, bool], Question]
 # Task → (generator, share of the training mix, rows in the held-out data set).
 TASKS: dict[str, tuple[Generator, float, int]] = {
-    "addition_2digit": (addition_2digit, 8, 100),
-    "addition": (addition, 12, 60),
-    "subtraction": (subtraction, 20, 80),
-    "compare": (compare, 8, 50),
-    "reverse": (reverse, 12, 50),
-    "sort": (sort, 12, 40),
-    "order": (order, 8, 30),
-    "count": (count, 9, 40),
-    "length": (length, 3, 20),
+    "addition_2digit": (addition_2digit, 6, 100),
+    "addition": (addition, 9, 60),
+    "subtraction": (subtraction, 15, 80),
+    "compare": (compare, 6, 50),
+    "reverse": (reverse, 14, 50),
+    "sort": (sort, 14, 40),
+    "order": (order, 14, 30),
+    "count": (count, 10, 40),
+    "length": (length, 4, 20),
     "capital": (capital, 5, 30),
     "small_talk": (small_talk, 4, 0),
-    "counting": (counting, 2, 0),
+    "counting": (counting, 3, 0),
 }
 SYSTEM_SHARE = 0.4
 HELD_OUT_SYSTEM_SHARE = 0.25
