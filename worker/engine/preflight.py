@@ -95,9 +95,13 @@ def preflight(
     else:
         stored, tied = config.dtype, config.tied
     chosen = devices.choose_dtype(dtype, stored, device)
-    shape = FAMILIES[config.model_type](
-        config.fields, tied, Placement(chosen, torch.device("meta"))
-    )
+    try:
+        shape = FAMILIES[config.model_type](
+            config.fields, tied, Placement(chosen, torch.device("meta"))
+        )
+    except RuntimeError as error:  # torch's, where the product of two sizes is no number any more
+        fact = str(error).splitlines()[0]
+        raise config.fields.error(f"its sizes make tensors that can't be ({fact})") from None
     tokenizer = tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
     if headers:

@@ -14,7 +14,8 @@ from worker.layers.rope import ROPE_TYPES, RopeConfig
 from worker.layers.self_attention import HeadShape
 
 REQUIRED: Any = object()
-MAX_LAYERS, MAX_EXPERTS = 1000, 10_000  # several times what anybody has published
+# Several times what anybody has published: what is larger would be a lot of work to refuse later.
+MAX_INTEGER, MAX_LAYERS, MAX_EXPERTS, MAX_HEAD_DIM = 2**31 - 1, 1000, 10_000, 65_536
 
 
 class Fields:
@@ -44,11 +45,12 @@ class Fields:
     def integer(
         self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int | None = None
     ) -> int:
-        """A whole number of at least `minimum`, and at most `maximum` if there is one."""
+        """A whole number of at least `minimum`, and at most `maximum`: 2**31 - 1 if not given."""
         kind = f"a whole number of at least {minimum}"
-        if maximum is not None:
-            kind += f" and at most {maximum}"
-        top = math.inf if maximum is None else maximum
+        top = MAX_INTEGER if maximum is None else maximum
+        given = self.values.get(name, 0)
+        if maximum is not None or (_is_whole(given) and given > top):
+            kind += f" and at most {top}"
         value: int = self._get(name, default, kind, lambda v: _is_whole(v) and minimum <= v <= top)
         return value
 
@@ -113,9 +115,8 @@ def read_head_shape(fields: Fields) -> HeadShape:
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.error(f"{heads} attention heads can't share {kv_heads} key-value heads")
-    return HeadShape(
-        heads, kv_heads, fields.integer("head_dim", fields.integer("hidden_size") // heads)
-    )
+    even = min(fields.integer("hidden_size") // heads, MAX_HEAD_DIM)
+    return HeadShape(heads, kv_heads, fields.integer("head_dim", even, maximum=MAX_HEAD_DIM))
 
 
 def read_layer_kinds(fields: Fields, layers: int, plan: list[str], possible: set[str]) -> list[str]:

@@ -153,6 +153,8 @@ def test_an_unknown_family_is_named_with_the_known_ones(folder: Path) -> None:
 
 
 COUNT = "must be a whole number of at least 1 and at most 1000"
+HEAD = "must be a whole number of at least 1 and at most 65536"
+WHOLE = "must be a whole number of at least 1 and at most 2147483647"
 
 
 @pytest.mark.parametrize(
@@ -166,6 +168,9 @@ COUNT = "must be a whole number of at least 1 and at most 1000"
         ("num_hidden_layers", 0, f"{COUNT}, got 0"),
         ("num_hidden_layers", 10**9, f"{COUNT}, got 1000000000"),
         ("num_hidden_layers", True, f"{COUNT}, got True"),
+        ("head_dim", 10**12, f"{HEAD}, got {10**12}"),
+        ("max_position_embeddings", 2**63, f"{WHOLE}, got {2**63}"),
+        ("hidden_size", 2**63, f"{WHOLE}, got {2**63}"),
         ("rms_norm_eps", "1e-6", "must be a positive number, got '1e-6'"),
         ("rms_norm_eps", float("nan"), "must be a positive number, got nan"),
         ("tie_word_embeddings", "no", "must be true or false, got 'no'"),
@@ -181,6 +186,14 @@ def test_a_field_of_the_wrong_type_is_named(
     change = {field: value, "use_sliding_window": True, "sliding_window": 8}
     edit_json(folder / "config.json", lambda config: config.update(change))
     assert refusal(folder) == f"{folder / 'config.json'}: field '{field}' {what}"
+
+
+def test_sizes_whose_product_is_no_number_are_one_sentence(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "tiny", "qwen3_next")
+    largest = {"linear_key_head_dim": 2**31 - 1, "linear_conv_kernel_dim": 2**31 - 1}
+    edit_json(folder / "config.json", lambda config: config.update(largest))
+    says = f"{folder / 'config.json'}: its sizes make tensors that can't be ("
+    assert refusal(folder).startswith(says)
 
 
 @pytest.mark.parametrize(
