@@ -30,6 +30,7 @@ from worker.engine.resident import ResidentModel, load
 from worker.engine.sampler import sample
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.engine.scheduler import Scheduler
+from worker.engine.scorer import Scorer, token_ids
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Batch, Span
 from worker.loading.tokenizer import Tokenizer
@@ -39,7 +40,6 @@ logger = logging.getLogger(__name__)
 MAX_BATCH = {"cpu": 16, "cuda": 128}  # sequences that run together
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # tokens that one step computes at most
 LINE = 2  # one sequence may wait for so many in the batch
-LOGITS_ROWS = 256  # rows of logits that scoring holds at once
 
 
 class Engine:
@@ -58,11 +58,15 @@ class Engine:
         self._resident = resident
         self._prompts = resident.prompts(context)
         self._model, self._device = resident.model, resident.device
+        self._vocab_size = resident.model.vocab_size  # may be more than the tokenizer knows
         self._pool = CachePool(
             resident.model.make_caches,
             max_slots=max_batch + 1,  # one for scoring, beside the batch
             max_columns=context,
             limit_bytes=cache_bytes,
+        )
+        self._scorer = Scorer(
+            resident.model, self._pool, resident.device, context, resident.not_finite
         )
         self._scheduler = Scheduler(self._pool, max_batch, STEP_TOKENS[self._device.type])
         self._lock = threading.Lock()
@@ -136,21 +140,22 @@ class Engine:
         collected: list[Collected] = []
         sequences: list[Sequence] = []
         for prompt, wanted in zip(prompts, plans, strict=True):
-            plan = self._plan(wanted, prompt)
+            ids = self._ids(prompt)
+            plan = self._plan(wanted, ids)
             for choice in range(plan.n):
                 collect = Collected()
                 collected.append(collect)
                 detokenizer = Detokenizer(self.tokenizer)
-                sequences.append(Sequence(prompt, plan, choice, detokenizer, collect.listen))
+                sequences.append(Sequence(ids, plan, choice, detokenizer, collect.listen))
         self._add(sequences)
         self._drive(lambda: all(sequence.ended for sequence in sequences), sequences)
         return [collect.generation() for collect in collected]
 
     def generate_stream(self, prompt: SequenceOf[int], sampling: Sampling) -> Iterator[Token]:
         """Continue one prompt of token ids, token by token (the first choice only)."""
-        collect = Collected()
-        plan = self._plan(sampling, prompt)
-        sequence = Sequence(prompt, plan, 0, Detokenizer(self.tokenizer), collect.listen)
+        collect, ids = Collected(), self._ids(prompt)
+        plan = self._plan(sampling, ids)
+        sequence = Sequence(ids, plan, 0, Detokenizer(self.tokenizer), collect.listen)
         self._add([sequence])
         sent = 0
         try:
@@ -168,22 +173,18 @@ class Engine:
             sequence.cancel()
 
     def score(self, prompt: SequenceOf[int], target: SequenceOf[int]) -> list[float]:
-        """Log-probability of each target token after the prompt and the targets before it."""
-        if not prompt:
-            raise invalid("score needs at least one prompt token (e.g. the bos token)", "prompt")
-        if not target:
-            return []
-        ids = [*prompt, *target[:-1]]
-        scores: list[float] = []
-        for start, logits in self._logits(ids, first=len(prompt) - 1):
-            wanted = target[start - len(prompt) + 1 :][: len(logits)]
-            chosen = torch.tensor(wanted, device=logits.device)[:, None]
-            scores += logits.log_softmax(-1).gather(1, chosen)[:, 0].tolist()
-        return scores
+        """Log-probability of each target token after the prompt and the targets before it.
+        Raises JobError."""
+        given, wanted = self._ids(prompt), self._ids(target, "target", minimum=0)
+        with self._lock:
+            return self._scorer.score(given, wanted)
 
     def prompt_logits(self, prompt: SequenceOf[int]) -> Tensor:
-        """Logits after each token of the prompt: float32 [len, vocab], on the CPU."""
-        return torch.cat([logits.cpu() for _, logits in self._logits(prompt, first=0)])
+        """Logits after each token of the prompt: float32 [len, vocab], on the CPU.
+        Raises JobError."""
+        given = self._ids(prompt)
+        with self._lock:
+            return self._scorer.prompt_logits(given)
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
         """The token ids that the request's messages make. Raises JobError."""
@@ -256,7 +257,7 @@ class Engine:
             for sequence in [*self._scheduler.running, *self._scheduler.waiting]:
                 sequence.fail(error)
                 self._scheduler.remove(sequence)
-            del self._model, self._resident, self._pool, self._scheduler.pool
+            del self._model, self._resident, self._pool, self._scheduler.pool, self._scorer
             if self._device.type == "cuda":
                 torch.cuda.empty_cache()
 
@@ -282,9 +283,6 @@ class Engine:
             return
         if len(rows) < len(ordered):
             logits = logits[rows]
-        vocab = self.tokenizer.vocab_size
-        if vocab < logits.shape[-1]:
-            logits = logits[:, :vocab]  # rows beyond the tokenizer are padding: never drawn
         for sequence, sampled in zip(ready, sample(logits, [s.draw for s in ready]), strict=True):
             if sampled.finite:
                 self.tokens_generated += 1
@@ -292,7 +290,7 @@ class Engine:
                 if sequence.ended:
                     self._scheduler.remove(sequence)
             else:
-                sequence.fail(self._not_finite(sequence))
+                sequence.fail(self._resident.not_finite(sequence.length))
                 self._scheduler.remove(sequence, spoiled=True)
 
     def _take_in(self) -> None:
@@ -317,13 +315,6 @@ class Engine:
         if alone is not None:
             self._scheduler.remove(alone, spoiled=True)
 
-    def _not_finite(self, sequence: Sequence) -> JobError:
-        return JobError(
-            "internal",
-            f"the model's logits are not finite after {sequence.length} tokens: its weights hold "
-            f"NaN or {self.info.dtype} overflows; check the files or load with another dtype",
-        )
-
     # --- small parts ------------------------------------------------------------------------------
 
     def _add(self, sequences: list[Sequence]) -> None:
@@ -339,47 +330,17 @@ class Engine:
             for one in held:
                 one.cancel()
 
+    def _ids(self, values: SequenceOf[int], name: str = "prompt", *, minimum: int = 1) -> list[int]:
+        ids = token_ids(values, self._vocab_size, name)
+        if len(ids) < minimum:
+            raise invalid(f"a {name} needs at least one token", name)
+        return ids
+
     def _plan(self, sampling: Sampling, prompt: SequenceOf[int]) -> SamplingPlan:
-        vocab = self.tokenizer.vocab_size
-        outside = [i for i in prompt if not 0 <= i < vocab]
-        if outside:
-            raise invalid(f"the vocabulary has {vocab} tokens, got id {outside[0]}", "prompt")
-        if not prompt:
-            raise invalid("a prompt needs at least one token", "prompt")
         return plan_sampling(
             sampling,
             self._resident.defaults,
             prompt_length=len(prompt),
             context_length=self.context_length,
-            vocab_size=vocab,
+            vocab_size=self._vocab_size,
         )
-
-    @torch.inference_mode()
-    def _logits(self, ids: SequenceOf[int], first: int) -> Iterator[tuple[int, Tensor]]:
-        """Logits of positions from `first` on, as (position, float32 [rows, vocab]) in order."""
-        if len(ids) > self.context_length:
-            raise JobError(
-                "context_length_exceeded",
-                f"{len(ids)} tokens are more than the context of {self.context_length}",
-                "prompt",
-            )
-        with self._lock:
-            slot = self._pool.acquire()
-            assert slot is not None  # the pool has one more than the batch takes
-            try:
-                if not self._pool.reserve(slot, len(ids)):
-                    raise JobError(
-                        "out_of_memory", f"{len(ids)} tokens do not fit into the KV cache now"
-                    )
-                self._pool.start(slot)
-                for start in range(0, len(ids), LOGITS_ROWS):
-                    chunk = ids[start : start + LOGITS_ROWS]
-                    wanted = start + len(chunk) > first
-                    span = Span(slot, start, chunk, len(ids), all_logits=wanted)
-                    batch, _ = Batch.prepare([span], self._device)
-                    logits = self._model(batch, self._pool.layers)
-                    if wanted:
-                        skip = max(0, first - start)
-                        yield start + skip, logits[skip:]
-            finally:
-                self._pool.release(slot)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import torch
 
+from jobs.types import JobError
 from worker.backend import ModelInfo
 from worker.engine import device as devices
 from worker.engine.preflight import preflight
@@ -25,12 +27,15 @@ from worker.prompt import ChatTemplate, PromptBuilder
 
 logger = logging.getLogger(__name__)
 
+BLAME_SECONDS = 20.0  # how long the files are searched, once, while the batch waits
+
 
 @dataclass(frozen=True)
 class ResidentModel:
     """A model in place on its device, and what belongs to it."""
 
     info: ModelInfo
+    folder: Path
     model: Model
     device: torch.device
     tokenizer: Tokenizer
@@ -48,6 +53,19 @@ class ResidentModel:
             return None
         inside = prompt.rstrip().endswith(tags.opening)
         return lambda: ReasoningSplitter(tags, inside=inside)
+
+    def not_finite(self, tokens: int) -> JobError:
+        """Why logits are no numbers after so many tokens: the weight that isn't one, by name."""
+        fact = f"the model's logits are not finite after {tokens} tokens"
+        return JobError("internal", f"{fact}: {self._blame}")
+
+    @cached_property
+    def _blame(self) -> str:
+        try:
+            with Checkpoint(self.folder) as checkpoint:
+                return weights.blame(checkpoint, getattr(torch, self.info.dtype), BLAME_SECONDS)
+        except JobError as error:
+            return error.message
 
 
 def load(
@@ -86,7 +104,9 @@ def load(
         cuda_version=torch.version.cuda,
     )
     tags = reasoning_tags(tokenizer, template.source) if template else None
-    return ResidentModel(info, model, device, tokenizer, template, found.defaults, tags)
+    return ResidentModel(
+        info, files.folder, model, device, tokenizer, template, found.defaults, tags
+    )
 
 
 def _version() -> str:

@@ -104,8 +104,9 @@ class Tokenizer:
         return bool(entry and entry.get("special"))
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text, as UTF-8 bytes; a part of a character is possible."""
-        return self._table[token_id]
+        """What the token adds to the text, as UTF-8 bytes; a part of a character is possible.
+        Nothing for ids that the model has and the tokenizer doesn't."""
+        return self._table[token_id] if token_id < self.vocab_size else b""
 
     @cached_property
     def longest_token(self) -> int:
@@ -119,6 +120,8 @@ class Tokenizer:
         Such tokenizers put a space before every text that they read, and no other sign says that
         a word begins: what a model writes after `[/INST]` starts with it.
         """
+        if not self._json.get("decoder"):
+            return True  # words joined by spaces
         return any(
             step.get("type") == "Strip" and step.get("content") == " " and step.get("start") == 1
             for step in _steps(self._json.get("decoder"))
@@ -143,7 +146,10 @@ class Tokenizer:
         steps = list(_steps(self._json.get("decoder")))
         kinds = {str(step.get("type")) for step in steps}
         table = [b""] * self.vocab_size
-        if "ByteLevel" in kinds:
+        if not kinds:  # without a decoder, the library joins words by spaces
+            for piece, token_id in self._vocab.items():
+                table[token_id] = f" {piece}".encode()
+        elif "ByteLevel" in kinds:
             for piece, token_id in self._vocab.items():
                 # Added tokens are text as they stand, even where they look like stand-ins.
                 added = token_id in self._added
@@ -156,9 +162,9 @@ class Tokenizer:
         else:
             raise JobError(
                 "unsupported_model",
-                f"{self._path}: unsupported decoder {sorted(kinds) or 'none'}; supported: "
-                "ByteLevel, and SentencePiece's (Replace, ByteFallback, Fuse, Strip, Metaspace, "
-                f"with {SPACE_MARK} for a space)",
+                f"{self._path}: unsupported decoder {sorted(kinds)}; supported: "
+                "none, ByteLevel, and SentencePiece's (Replace, ByteFallback, Fuse, Strip, "
+                f"Metaspace, with {SPACE_MARK} for a space)",
             )
         return table
 

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import logging
 import re
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from jobs.types import JobError
@@ -135,6 +137,26 @@ def load(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> None:
         )
     for name, slot in slots.items():
         slot.load(found[name].read(checkpoint))
+
+
+def blame(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) -> str:
+    """Why logits are not finite: names the first tensor that holds NaN or infinity, or overflows
+    `dtype`. Gives up after `seconds`. Raises JobError if a file can't be read any more."""
+    kind = str(dtype).removeprefix("torch.")
+    other = "load with another dtype, such as fp32"
+    deadline = time.monotonic() + seconds
+    for name, header in checkpoint.tensors.items():
+        if IGNORED.match(name):
+            continue
+        if time.monotonic() > deadline:
+            return f"its weights hold NaN or {kind} overflows; check the files or {other}"
+        tensor = checkpoint.read(name)
+        if not tensor.isfinite().all():
+            what = "NaN" if tensor.isnan().any() else "infinity"
+            return f"tensor {name} in {header.file} holds {what}; download the model again"
+        if not tensor.to(dtype).isfinite().all():
+            return f"tensor {name} in {header.file} overflows {kind}; {other}"
+    return f"all its weights are, so it is {kind} that overflows; {other}"
 
 
 def is_tied(configured: bool, checkpoint: Checkpoint) -> bool:

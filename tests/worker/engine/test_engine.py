@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from openai.types.chat import ChatCompletion as OpenAICompletion
@@ -217,20 +218,83 @@ def test_nan_in_one_sequence_spares_its_neighbours(tmp_path: Path) -> None:
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     greedy = Sampling(temperature=0, max_tokens=8, ignore_eos=True, logit_bias={poison: -100})
     expected = engine.generate([PROMPT], greedy)
-    with pytest.raises(JobError, match="not finite"):
+    named = f"tensor model.embed_tokens.weight in {path / 'model.safetensors'} holds NaN"
+    with pytest.raises(JobError, match=f"not finite after 3 tokens: {named}"):
         engine.generate([[5, poison, 6]], greedy)
     sampling = [greedy] * 3
-    with pytest.raises(JobError, match="not finite"):
+    with pytest.raises(JobError, match=named):
         engine.generate([PROMPT, [poison], PROMPT], sampling)
     assert engine.generate([PROMPT], greedy) == expected  # in the slot that held NaN
+    for ask_for in (lambda: engine.prompt_logits([poison]), lambda: engine.score([poison], [5])):
+        with pytest.raises(JobError, match=named):
+            ask_for()
+        assert engine.generate([PROMPT], greedy) == expected
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("largest", "says"),
+    [
+        (1e5, f"tensor {UP} in .* overflows float16; load with another dtype"),
+        (6e4, "all its weights are, so it is float16 that overflows; load with another dtype"),
+    ],
+)
+def test_a_dtype_that_overflows_is_named(tmp_path: Path, largest: float, says: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = make_checkpoint(tmp_path, "llama")
+    weights = load_file(path / "model.safetensors")
+    weights[UP] *= largest / weights[UP].abs().max()
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    engine = Engine.load(str(path), device="cpu", dtype="fp16")
+    with pytest.raises(JobError, match=says):
+        engine.generate([PROMPT], Sampling(temperature=0, max_tokens=8))
 
 
 def test_ids_outside_the_vocabulary_are_refused(engine: Engine) -> None:
     for sampling in (Sampling(logit_bias={99999: 1}), Sampling(stop_token_ids=[99999])):
         with pytest.raises(JobError, match="99999"):
             engine.generate([PROMPT], sampling)
-    with pytest.raises(JobError, match="99999"):
-        engine.generate([[99999]], Sampling())
+    for call in (
+        lambda: engine.generate([[99999]], Sampling()),
+        lambda: engine.prompt_logits([5, 99999]),
+        lambda: engine.score([5, 99999], [5]),
+        lambda: engine.score([5], [99999]),
+        lambda: engine.score([5], [-99999]),
+    ):
+        with pytest.raises(JobError, match="99999"):
+            call()
+
+
+@pytest.mark.parametrize("ids", [["a"], [True], [1.5], 7, [[1]], [None], "text"])
+def test_what_is_no_token_id_is_refused(engine: Engine, ids: Any) -> None:
+    for call in (
+        lambda: engine.generate([ids], Sampling()),
+        lambda: engine.prompt_logits(ids),
+        lambda: engine.score([5], ids),
+    ):
+        with pytest.raises(JobError, match="must be token ids"):
+            call()
+
+
+def test_a_prompt_has_at_least_one_token(engine: Engine) -> None:
+    for call in (
+        lambda: engine.generate([[]], Sampling()),
+        lambda: engine.prompt_logits([]),
+        lambda: engine.score([], [5]),
+    ):
+        with pytest.raises(JobError, match="a prompt needs at least one token"):
+            call()
+    assert engine.score([5], []) == []
+
+
+def test_ids_may_come_as_a_tensor_or_an_array(engine: Engine) -> None:
+    expected = engine.score([5, 6], [7, 8])
+    prompt: Any = torch.tensor([5, 6])
+    target: Any = numpy.array([7, 8])
+    assert engine.score(prompt, target) == expected
 
 
 def test_a_missing_device_is_an_error_that_names_what_is_there(path: Path) -> None:

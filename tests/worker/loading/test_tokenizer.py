@@ -9,9 +9,12 @@ from typing import Any
 import pytest
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as HubTokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from jobs import JobError
 from tests.worker.checkpoints import STYLES, Style, make_tokenizer, save_tokenizer
+from worker.engine.detokenizer import Detokenizer
 from worker.loading.tokenizer import Tokenizer
 
 
@@ -222,10 +225,30 @@ def test_a_corrupt_tokenizer_config_is_named(folder: Path) -> None:
     assert str(folder / "tokenizer_config.json") in refusal(folder).message
 
 
+def test_without_a_decoder_words_are_joined_by_spaces(tmp_path: Path) -> None:
+    words = ["<unk>", "<end>", "two", "and", "three", "is", "five", "naïve"]
+    inner = HubTokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
+    inner.pre_tokenizer = Whitespace()
+    inner.add_special_tokens(["<end>"])
+    inner.save(str(tmp_path / "tokenizer.json"))
+    tokenizer = Tokenizer(tmp_path)
+    for ids in ([2, 3, 4, 1, 5, 6, 7, 0], [1, 6], [7], []):
+        detokenizer = Detokenizer(tokenizer)
+        streamed = "".join([*map(detokenizer.push, ids), detokenizer.finish()])
+        assert streamed == inner.decode(ids)
+
+
+def test_ids_that_only_the_model_has_are_no_text(folder: Path) -> None:
+    """Real models have more rows than their tokenizer has tokens."""
+    tokenizer = Tokenizer(folder)
+    detokenizer = Detokenizer(tokenizer)
+    ids = [*tokenizer.encode("the"), tokenizer.vocab_size, tokenizer.vocab_size + 90]
+    assert "".join(map(detokenizer.push, ids)) == tokenizer.decode(ids) == "the"
+
+
 @pytest.mark.parametrize(
     "decoder",
     [
-        None,
         {"type": "WordPiece", "prefix": "##", "cleanup": True},
         {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
         {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True},

@@ -65,6 +65,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []},
     ),
+    "qwen3 with more rows than tokens": ("qwen3", {"vocab_size": 700}),
     "gemma3 soft cap": ("gemma3_text", {"final_logit_softcapping": 5.0}),
 }
 WEIGHTS = "model.safetensors"
@@ -88,7 +89,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     reference.eval()
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     generator = torch.Generator().manual_seed(1)
-    vocab = engine.tokenizer.vocab_size
+    vocab = engine._model.vocab_size
     prompts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in LENGTHS]
     with torch.no_grad():
         logits = [reference(torch.tensor([prompt])).logits[0] for prompt in prompts]
