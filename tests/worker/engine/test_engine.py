@@ -155,18 +155,6 @@ def test_cancelling_ends_a_request_with_what_there_was(engine: Engine) -> None:
     assert engine.running == engine.waiting == 0
 
 
-def test_what_does_not_fit_is_preempted_and_says_the_same(path: Path) -> None:
-    roomy = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
-    sampling = Sampling(temperature=0, max_tokens=200, ignore_eos=True)
-    prompts = [[5 + i, 6, 7] for i in range(4)]
-    expected = roomy.generate(prompts, sampling)
-    one = roomy._pool.bytes_for_one(203)
-    tight = Engine.load(
-        str(path), device="cpu", dtype="fp32", max_batch=4, cache_bytes=2 * one + one // 2
-    )
-    assert tight.generate(prompts, sampling) == expected
-
-
 def test_what_can_never_fit_fails_alone_with_the_numbers(path: Path) -> None:
     probe = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     limit = probe._pool.bytes_for_one(40)

@@ -1,0 +1,79 @@
+"""Every kind of cache under load: whatever comes and goes beside a sequence, it says the same."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from jobs.types import ChatRequest, Sampling
+from tests.worker.checkpoints import FAMILIES, make_checkpoint
+from worker import Engine
+from worker.engine.collect import CollectingSink
+from worker.engine.scheduler import Scheduler
+from worker.engine.sequence import Sequence
+
+TOKENS = 290
+GREEDY = Sampling(temperature=0, max_tokens=TOKENS, ignore_eos=True)
+PROMPTS = [[5 + i, 6, 7] for i in range(4)]
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), request.param)
+
+
+@pytest.fixture
+def engine(path: Path) -> Engine:
+    return Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+
+
+def test_preempted_sequences_say_the_same(
+    path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = engine.generate(PROMPTS, GREEDY)
+    limit = engine._pool.bytes_for_one(270) * 3  # what three begin with and can't end with
+    tight = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4, cache_bytes=limit)
+    preempted: list[Sequence] = []
+    preempt = Scheduler._preempt
+
+    def watched(self: Scheduler, sequence: Sequence) -> None:
+        preempted.append(sequence)
+        preempt(self, sequence)
+
+    monkeypatch.setattr(Scheduler, "_preempt", watched)
+    assert tight.generate(PROMPTS, GREEDY) == expected
+    assert any(len(sequence.output_ids) > 200 for sequence in preempted)
+
+
+def test_cancelled_neighbours_leave_no_trace(engine: Engine) -> None:
+    sampling = GREEDY.model_copy(update={"max_tokens": 60})
+    expected = engine.generate(PROMPTS, sampling)
+    request = ChatRequest(
+        model="m",
+        messages=[{"role": "user", "content": "a neighbour " * 9}],
+        max_tokens=100,
+        ignore_eos=True,
+    )
+    for steps in (1, 3, 40):  # its slot is taken over by the last prompt
+        neighbour = engine.submit(request, CollectingSink())
+        for _ in range(steps):
+            engine.step()
+        neighbour.cancel()
+        assert engine.generate(PROMPTS, sampling) == expected
+        assert neighbour.done
+
+
+def test_a_stream_is_the_whole_answer(engine: Engine) -> None:
+    request = ChatRequest(
+        model="m",
+        messages=[{"role": "user", "content": "hello"}],
+        max_tokens=60,
+        temperature=1.2,
+        seed=3,
+        ignore_eos=True,
+    )
+    chunks = [choice.delta for chunk in engine.stream(request) for choice in chunk.choices]
+    assert len(chunks) > 30
+    message = engine.chat(request).choices[0].message
+    assert "".join(delta.content or "" for delta in chunks) == (message.content or "")
