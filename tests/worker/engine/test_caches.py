@@ -48,20 +48,22 @@ def test_preempted_sequences_say_the_same(
 
 def test_cancelled_neighbours_leave_no_trace(engine: Engine) -> None:
     sampling = GREEDY.model_copy(update={"max_tokens": 60})
-    expected = engine.generate(PROMPTS, sampling)
+    expected = engine.generate(PROMPTS[:3], sampling)
     request = ChatRequest(
         model="m",
         messages=[{"role": "user", "content": "a neighbour " * 9}],
-        max_tokens=100,
+        max_tokens=400,
         ignore_eos=True,
     )
-    for steps in (1, 3, 40):  # its slot is taken over by the last prompt
+    staying = engine.submit(request, CollectingSink())  # while it runs, no storage is given back
+    for steps in (2, 4, 40):
         neighbour = engine.submit(request, CollectingSink())
         for _ in range(steps):
             engine.step()
         neighbour.cancel()
-        assert engine.generate(PROMPTS, sampling) == expected
+        assert engine.generate(PROMPTS[:3], sampling) == expected  # in the slot that it had
         assert neighbour.done
+        assert not staying.done
 
 
 def test_a_stream_is_the_whole_answer(engine: Engine) -> None:
