@@ -52,3 +52,12 @@ def test_help_loads_nothing_heavy() -> None:
         "except SystemExit: pass"
     )
     assert not loaded & {"torch", "pyarrow", "redis"}
+
+
+def test_an_engine_without_torch_says_what_to_install() -> None:
+    code = "import sys; sys.modules['torch'] = None; from worker import Engine"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: worker.Engine generates and needs torch: pip install 'chatjobs[worker]'"
+    )

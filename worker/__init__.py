@@ -13,7 +13,13 @@ __all__ = ["Engine"]
 def __getattr__(name: str) -> Any:
     """Import torch only when the engine is asked for."""
     if name == "Engine":
-        from worker.engine.engine import Engine
-
+        try:
+            from worker.engine.engine import Engine
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            raise ImportError(
+                "worker.Engine generates and needs torch: pip install 'chatjobs[worker]'"
+            ) from None
         return Engine
     raise AttributeError(f"module 'worker' has no attribute {name!r}")
