@@ -25,7 +25,7 @@ from jobs.types import (
 class ModelInfo:
     """A resident model, as far as results and status need to know it."""
 
-    name: str  # the name that queues and requests use
+    name: str  # of the folder or repository; queues and requests call it by this or its reference
     reference: str  # folder, repo id or file that it was loaded from
     revision: str | None
     family: str

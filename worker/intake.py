@@ -63,14 +63,15 @@ class Intake(BaseWorker):
         hang_seconds: float,
         on_idle: Callable[[], None],
     ) -> None:
-        served = {model.name: model for model in models}
+        by_reference = {model.reference: model for model in models}
+        served = {**by_reference, **{model.name: model for model in models}}
         key = self.redis_worker_namespace_prefix + name
         self._ledger = Ledger(client, list(served), name, key)
         super().__init__(self._ledger.queues, name=name, connection=client, serializer="json")
-        self._backend, self._models = backend, list(served)
+        self._backend, self._served = backend, served
         self._grace, self._burst, self._lease_seconds = grace, burst, lease_seconds
         self._on_idle = on_idle
-        provenance = {model.name: asdict(model) for model in models}
+        provenance = {name: asdict(model) for name, model in served.items()}
         self._report = Reporter(name, self.hostname or "", provenance)
         publisher = Publisher(StreamWriter(client))
         self._flights = Flights(backend, served, self._ledger, publisher, self._report)
@@ -189,16 +190,17 @@ class Intake(BaseWorker):
         if self._alone and self._flights:
             return
         self._alone = False
-        room = {model: max(0, self._backend.room(model)) for model in self._models}
+        names = {name: model.name for name, model in self._served.items()}
+        room = {model: max(0, self._backend.room(model)) for model in set(names.values())}
         if not any(room.values()):
             return
-        claimed = self._ledger.claim(room)
+        claimed = self._ledger.claim({name: room[model] for name, model in names.items()})
         together = self._together(claimed)
         if len(together) < len(claimed):
             self._ledger.give_back([one.lease for one in claimed[len(together) :]], begun=False)
         surplus: list[Lease] = []
         for one in together:
-            model = self._ledger.model_of(one.lease)
+            model = names[self._ledger.model_of(one.lease)]
             if room[model] > 0:
                 room[model] -= self._flights.begin(one)
             else:
@@ -270,7 +272,8 @@ class Intake(BaseWorker):
             "name": self.name,
             "host": self.hostname,
             "pid": self.pid,
-            "models": self._models,
+            "models": sorted({model.name for model in self._served.values()}),
+            "names": sorted(self._served),
             "jobs": len(self._flights),
             **self._pulse.said,
         }

@@ -82,7 +82,7 @@ class Ledger:
         self._return = redis.register_script(lua.RETURN)
 
     def model_of(self, lease: Lease) -> str:
-        """The model whose queue the job was in."""
+        """The model, by the name that the job's queue has."""
         return self._models[self.queues.index(lease.queue) % len(self._models)]
 
     def claim(self, room: Mapping[str, int]) -> list[Claimed]:

@@ -126,7 +126,7 @@ def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) ->
 
     deadline = time.monotonic() + seconds
     while job.status() == "queued":
-        served = sorted({name for worker in workers(connected.redis) for name in worker["models"]})
+        served = sorted({name for worker in workers(connected.redis) for name in worker["names"]})
         if model in served:
             return
         if time.monotonic() >= deadline:

@@ -40,6 +40,14 @@ def test_one_worker_serves_all_families_and_each_of_them_answers(tmp_path: Path)
                 answer = json.loads(said.stdout.splitlines()[-1])
                 assert answer["model"] == name
                 assert 0 < answer["usage"]["completion_tokens"] <= 12
+                by_folder = client.submit(
+                    {
+                        "model": str(tmp_path / name),
+                        "messages": [{"role": "user", "content": "Hello!"}],
+                        "max_tokens": 2,
+                    }
+                )
+                assert by_folder.result(timeout=PATIENCE).model == str(tmp_path / name)
             # All at once: they take turns on the engine's thread.
             jobs = client.submit_many(
                 {

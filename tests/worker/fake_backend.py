@@ -160,9 +160,11 @@ class FakeBackend:
         if reference.startswith("broken"):
             raise JobError("unsupported_model", f"{reference} can't be loaded")
         info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "fake")
-        info |= {"name": reference, "parameters": 1, "weight_bytes": 1, "context_length": 4096}
-        self._infos[reference] = ModelInfo(**info)
-        return self._infos[reference]
+        info |= {"parameters": 1, "weight_bytes": 1, "context_length": 4096}
+        info |= {"name": reference.rpartition("/")[2], "reference": reference}
+        loaded = ModelInfo(**info)
+        self._infos[loaded.name] = loaded
+        return loaded
 
     def unload(self, name: str) -> None:
         del self._infos[name]

@@ -70,6 +70,15 @@ def test_each_model_has_its_own_room(site: Site) -> None:
     assert {job.status().value for job in jobs} == {"finished"}
 
 
+def test_a_model_answers_to_its_name_and_to_what_it_was_loaded_by(site: Site) -> None:
+    jobs = [site.submit(model=name) for name in ("some/folder", "folder") * 6]
+    backend = site.burst(FakeBackend(max_batch=4), models=["some/folder", "other"])
+    assert [job.result(timeout=1).model for job in jobs] == ["some/folder", "folder"] * 6
+    assert backend.peak == 4  # both queues share its room
+    site.assert_settled(jobs)
+    assert {row["model"] for row in site.rows()} == {"some/folder", "folder"}
+
+
 def test_answers_to_one_request_take_a_place_each(site: Site) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(12)], n=3, words=10)
     backend = site.burst(FakeBackend(max_batch=8))

@@ -121,6 +121,9 @@ class EngineHost:
     def _engine(self, name: str) -> Engine:
         engine = self._engines.get(name)
         if engine is None:
+            known = (one for one in self._engines.values() if one.info.reference == name)
+            engine = next(known, None)
+        if engine is None:
             served = ", ".join(sorted(self._engines)) or "none"
             raise JobError(
                 "model_not_found", f"model '{name}' is not loaded; loaded: {served}", "model"
