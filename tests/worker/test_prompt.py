@@ -1,4 +1,4 @@
-"""Prompts: as transformers renders them, and nothing that a template does hurts the worker."""
+"""Prompts: as transformers renders them."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from transformers import PreTrainedTokenizerFast
 
 from jobs import ChatRequest, JobError
 from tests.worker.checkpoints import QWEN_TEMPLATE, STYLES, Style, save_tokenizer
-from worker import prompt as prompts
 from worker.loading.tokenizer import Tokenizer
-from worker.prompt import ChatTemplate, PromptBuilder, end_of_turn
+from worker.prompt import PromptBuilder
+from worker.template import ChatTemplate, end_of_turn
 
 CHATML = (
     "{% for message in messages %}{{ '<|im_start|>' + message['role'] + '\\n' + message['content']"
@@ -200,12 +200,6 @@ def save(folder: Path, style: Style, template: Any) -> Path:
 
 def template(source: str, **others: str) -> ChatTemplate:
     return ChatTemplate({"default": source, **others}, {"eos_token": "</s>"})
-
-
-def refusal(source: str, messages: list[dict[str, Any]] | None = None) -> JobError:
-    with pytest.raises(JobError) as caught:
-        template(source).render(messages or [HELLO])
-    return caught.value
 
 
 # --- as transformers does it ----------------------------------------------------------------------
@@ -519,145 +513,3 @@ def test_a_template_file_that_is_not_text_is_named(tmp_path: Path) -> None:
 def test_the_hash_covers_every_named_template() -> None:
     assert template("a", tool_use="b").hash != template("a", tool_use="c").hash
     assert template("a", tool_use="b").hash == template("a", tool_use="b").hash
-
-
-# --- templates are untrusted ----------------------------------------------------------------------
-
-NESTED = "{% for a in [1] %}" * 30 + "{% endfor %}" * 30
-
-
-@pytest.mark.parametrize(
-    "source",
-    ["{% for %}", "{{ x", "{% nonsense %}", NESTED, "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"],
-)
-def test_a_template_that_is_not_jinja_is_refused_when_it_is_read(source: str) -> None:
-    with pytest.raises(JobError) as caught:
-        template(source)
-    assert caught.value.code == "unsupported_model"
-    assert caught.value.message.startswith("the model's chat template is not valid Jinja")
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
-        "{{ (messages | attr('__class__')).x }}",
-        "{{ messages['__class__'].mro() }}",
-        "{{ raise_exception.__globals__['jinja2'] }}",
-        "{{ strftime_now.__globals__['datetime'] }}",
-        "{{ cycler.__init__.__globals__.os.system('true') }}",
-        "{{ namespace.__init__.__globals__.x }}",
-        "{{ dict.__base__.__subclasses__() }}",
-        "{{ '{0.__class__.__mro__}'.format(1) }}",
-        "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
-        "{{ namespace(__init__=1) }}",
-        "{{ messages.append(1) }}",
-        "{{ messages[0].update(role='x') }}",
-        "{{ messages.clear() }}",
-    ],
-)
-def test_a_template_cant_leave_its_sandbox_nor_change_the_messages(source: str) -> None:
-    messages = [dict(HELLO)]
-    error = refusal(source, messages)
-    assert error.code == "unsupported_model"
-    assert error.message.startswith("the model's chat template leaves its sandbox")
-    assert messages == [HELLO]
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ strftime_now.__globals__ }}",
-        "{{ self._TemplateReference__context }}",
-        "{{ environment }}",
-    ],
-)
-def test_internals_read_as_nothing(source: str) -> None:
-    assert template(source).render([HELLO]) == ""
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{{ b }}{% endfor %}{% endfor %}",
-        "{% set r = range(99999) %}{% for a in r %}{% for b in r %}{% endfor %}{% endfor %}",
-        "{% macro f(n) %}{% if n %}{{ f(n-1) }}{{ f(n-1) }}{% endif %}{% endmacro %}{{ f(60) }}",
-        "{% macro g(n) %}{{ caller(n) }}{{ caller(n) }}{% endmacro %}"
-        "{% macro f(n) %}{% if n %}{% call(m) g(n) %}{{ f(m-1) }}{% endcall %}{% endif %}"
-        "{% endmacro %}{{ f(60) }}",
-    ],
-    ids=["loops that write", "silent loops", "macros", "blocks"],
-)
-def test_what_doesnt_end_is_broken_off(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    monkeypatch.setattr(prompts, "MAX_SECONDS", 0.2)
-    error = refusal(source)
-    assert error.code == "unsupported_model"
-    assert error.message.startswith("the model's chat template doesn't seem to end")
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{% for a in range(99999) %}{{ 'the answer' * 9 }}{% endfor %}",
-        "{{ 'a' * 10 ** 12 }}",
-        "{{ 10 ** 12 * [0] }}",
-        "{{ (10 ** 10) ** (10 ** 10) }}",
-        "{% set ns = namespace(s='a') %}{% for i in range(64) %}"
-        "{% set ns.s = ns.s + ns.s %}{% endfor %}",
-        "{% set ns = namespace(s='a') %}{% for i in range(64) %}"
-        "{% set ns.s = ns.s ~ ns.s %}{% endfor %}",
-        "{% set ns = namespace(s='a') %}{% for i in range(64) %}"
-        "{% set s %}{{ ns.s }}{{ ns.s }}{% endset %}{% set ns.s = s %}{% endfor %}",
-        "{% set ns = namespace(s=[0]) %}{% for i in range(64) %}"
-        "{% set ns.s = ns.s + ns.s %}{% endfor %}",
-    ],
-)
-def test_what_grows_without_bound_is_broken_off(
-    monkeypatch: pytest.MonkeyPatch, source: str
-) -> None:
-    monkeypatch.setattr(prompts, "MAX_CHARACTERS", 1_000_000)
-    error = refusal(source)
-    assert error.code == "unsupported_model"
-    assert error.message.startswith("the model's chat template doesn't seem to end")
-
-
-def test_a_range_is_bounded() -> None:
-    assert "Range too big" in refusal("{% for i in range(10**9) %}{% endfor %}").message
-
-
-def test_recursion_is_bounded() -> None:
-    error = refusal("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}")
-    assert error.code == "unsupported_model"
-    assert error.message == "the model's chat template recurses without end"
-
-
-@pytest.mark.parametrize(
-    "source",
-    [
-        "{{ messages[7].content.strip() }}",
-        "{{ 1 / 0 }}",
-        "{{ messages[0].content + 3 }}",
-        "{{ messages | xmlattr }}",
-        "{% include 'other' %}",
-        "{{ nothing() }}",
-        "{{ strftime_now(3) }}",
-    ],
-)
-def test_a_template_that_fails_fails_the_request_in_one_sentence(source: str) -> None:
-    error = refusal(source)
-    assert (error.code, error.param) == ("invalid_request", "messages")
-    assert error.message.startswith("the model's chat template fails on these messages: ")
-    assert "\n" not in error.message
-
-
-def test_what_templates_use_works_as_before() -> None:
-    source = (
-        "{% generation %}{{ messages[0].content | trim }}{% endgeneration %}"
-        "{% for i in [1, 2, 3, 4] %}{% if i == 2 %}{% continue %}{% endif %}"
-        "{% if i == 4 %}{% break %}{% endif %}{{ loop.index ~ '/' ~ loop.length }} {% endfor %}"
-        "{% macro twice(x) %}{{ x * 2 }}{{ caller() }}{% endmacro %}"
-        "{% call twice('ab') %}!{% endcall %} {{ 2 ** 3 + 1.5 * 2 }} {{ [1] + [2] }}"
-        " {{ {'ü': '<'} | tojson }} {{ dict(a=1).a }} {{ eos_token }}{{ missing }}"
-    )
-    made = template(source).render([{"role": "user", "content": " hi "}])
-    assert made == 'hi1/4 3/4 abab! 11.0 [1, 2] {"ü": "<"} 1 </s>'

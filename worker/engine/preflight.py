@@ -27,7 +27,7 @@ from worker.loading.repo import ModelFiles
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES
-from worker.prompt import ChatTemplate, end_of_turn
+from worker.template import ChatTemplate, end_of_turn
 
 
 @dataclass(frozen=True)

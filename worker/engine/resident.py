@@ -23,7 +23,8 @@ from worker.loading.repo import fetch_weights, find
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
-from worker.prompt import ChatTemplate, PromptBuilder
+from worker.prompt import PromptBuilder
+from worker.template import ChatTemplate
 
 logger = logging.getLogger(__name__)
 
