@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers.linear import LinearFactory
-from worker.layers.mlp import GatedMLP
+from worker.layers.mlp import Activation, GatedMLP
 from worker.layers.weight import WeightSlot
 
 
@@ -41,12 +41,15 @@ class Router:
 class Experts:
     """`count` gated MLPs of `inner` channels, run on the tokens that a router sends them."""
 
-    def __init__(self, count: int, hidden: int, inner: int, make: LinearFactory) -> None:
-        self._hidden, self._inner = hidden, inner
+    def __init__(
+        self, count: int, hidden: int, inner: int, make: LinearFactory, act: Activation
+    ) -> None:
+        self._count, self._hidden, self._inner, self._act = count, hidden, inner, act
         self._stacked = stacks(make.device)
-        self._mlps = [] if self._stacked else [GatedMLP(hidden, inner, make) for _ in range(count)]
-        self._count = count
-        if self._stacked:
+        self._mlps: list[GatedMLP] = []
+        if not self._stacked:
+            self._mlps = [GatedMLP(hidden, inner, make, act=act) for _ in range(count)]
+        else:
             here = torch.empty(0, dtype=make.dtype, device=make.device)
             self._gate_up = here.new_empty(count, 2 * inner, hidden)
             self._down = here.new_empty(count, hidden, inner)
@@ -75,7 +78,7 @@ class Experts:
         ends = counts.cumsum(0).to(torch.int32)
         gate_up = F.grouped_mm(x, self._gate_up.transpose(1, 2), offs=ends)
         gate, up = gate_up.chunk(2, dim=-1)
-        return F.grouped_mm(F.silu(gate) * up, self._down.transpose(1, 2), offs=ends)
+        return F.grouped_mm(self._act(gate) * up, self._down.transpose(1, 2), offs=ends)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         """One set of tensors per expert; the loader takes fused ones apart."""
@@ -117,11 +120,12 @@ class SparseMLP:
         experts: int,
         top_k: int,
         normalise: bool,
+        act: Activation,
         shared_inner: int = 0,
     ) -> None:
         self._router = Router(hidden, experts, top_k, normalise, make)
-        self._experts = Experts(experts, hidden, inner, make)
-        self._shared = GatedMLP(hidden, shared_inner, make) if shared_inner else None
+        self._experts = Experts(experts, hidden, inner, make, act)
+        self._shared = GatedMLP(hidden, shared_inner, make, act=act) if shared_inner else None
         self._shared_gate = make(hidden, 1) if shared_inner else None
 
     def __call__(self, x: Tensor) -> Tensor:

@@ -19,7 +19,11 @@ def gelu_tanh(x: Tensor) -> Tensor:
 
 ACTIVATIONS: dict[str, Activation] = {
     "silu": F.silu,
+    "swish": F.silu,
+    "gelu": F.gelu,
+    "gelu_new": gelu_tanh,
     "gelu_pytorch_tanh": gelu_tanh,
+    "relu": F.relu,
 }
 
 

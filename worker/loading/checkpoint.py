@@ -58,11 +58,10 @@ class Checkpoint:
         self._touched = 0  # bytes whose pages may be resident
         self._last = ""  # the tensor that was read last
         self.tensors: dict[str, TensorHeader] = {}
-        index = folder / INDEX
-        if index.is_file():
-            self._read_index(index)
-        elif (folder / SINGLE).is_file():
+        if (folder / SINGLE).is_file():  # it counts before an index, as in transformers
             self.tensors = _read_header(folder / SINGLE)
+        elif (folder / INDEX).is_file():
+            self._read_shards()
         else:
             raise JobError(
                 "model_not_found",
@@ -70,7 +69,8 @@ class Checkpoint:
                 "model again, or convert it to safetensors",
             )
         if not self.tensors:
-            raise _broken(index if index.is_file() else folder / SINGLE, "it holds no tensors")
+            single = (folder / SINGLE).is_file()
+            raise _broken(folder / (SINGLE if single else INDEX), "it holds no tensors")
 
     def __enter__(self) -> Self:
         return self
@@ -126,26 +126,18 @@ class Checkpoint:
                 digest.update(file.read(min(SAMPLE, header.end - header.begin)))
         return digest.hexdigest()[:32]
 
-    def _read_index(self, index: Path) -> None:
-        try:
-            where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-            pairs = [(str(name), str(file)) for name, file in where.items()]
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            raise _broken(index, "it is not a safetensors index with a weight_map") from None
-        root = self.folder.resolve()
+    def _read_shards(self) -> None:
         shards: dict[str, dict[str, TensorHeader]] = {}
-        for name, file in pairs:
+        for name, file in _weight_map(self.folder).items():
             if file not in shards:
-                shards[file] = _read_header(self._shard(root, file))
+                shards[file] = _read_header(self._shard(file))
             if name not in shards[file]:
-                raise _broken(index, f"tensor {name} is not in {file}, where the index puts it")
+                fact = f"tensor {name} is not in {file}, where the index puts it"
+                raise _broken(self.folder / INDEX, fact)
             self.tensors[name] = shards[file][name]
 
-    def _shard(self, root: Path, file: str) -> Path:
+    def _shard(self, file: str) -> Path:
         path = self.folder / file
-        # Files of the hub's cache are links to blobs beside the snapshot: the name is what counts.
-        if Path(file).name != file:
-            raise _broken(self.folder / INDEX, f"shard '{file}' lies outside the folder")
         try:
             there = path.is_file()
         except OSError as error:  # too long a name
@@ -159,16 +151,31 @@ class Checkpoint:
         return path
 
 
+def weight_files(folder: Path) -> list[str]:
+    """The names of a model's weight files, there or not. Raises JobError for a broken index."""
+    if (folder / SINGLE).is_file() or not (folder / INDEX).is_file():
+        return [SINGLE]
+    return sorted(set(_weight_map(folder).values()))
+
+
 def is_there(folder: Path) -> bool:
-    """Whether a folder has all of its weight files, whole or not."""
+    """Whether a folder has all of its weight files, whole or not. Raises JobError."""
+    return all((folder / file).is_file() for file in weight_files(folder))
+
+
+def _weight_map(folder: Path) -> dict[str, str]:
+    """The index: tensor → shard, a name within the folder."""
     index = folder / INDEX
-    if not index.is_file():
-        return (folder / SINGLE).is_file()
     try:
-        files = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-        return all((folder / file).is_file() for file in files)
+        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        pairs = {str(name): str(file) for name, file in where.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return True  # a broken index, which reading it names
+        raise _broken(index, "it is not a safetensors index with a weight_map") from None
+    for file in pairs.values():
+        # Files of the hub's cache are links to blobs beside the snapshot: the name is what counts.
+        if Path(file).name != file:
+            raise _broken(index, f"shard '{file}' lies outside the folder")
+    return pairs
 
 
 def _read_header(path: Path) -> dict[str, TensorHeader]:

@@ -9,6 +9,7 @@ that is whole.
 
 from __future__ import annotations
 
+import glob
 import logging
 import re
 from dataclasses import dataclass
@@ -26,6 +27,7 @@ from huggingface_hub.errors import (
 
 from jobs.types import JobError
 from worker.demo import MODEL_DIR
+from worker.loading.checkpoint import weight_files
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,6 @@ DESCRIPTION = [
     "additional_chat_templates/*",
     "model.safetensors.index.json",
 ]
-WEIGHTS = ["model.safetensors", "model-*.safetensors"]
 
 
 @dataclass(frozen=True)
@@ -91,7 +92,8 @@ def fetch_weights(files: ModelFiles) -> None:
     Raises JobError("model_not_found").
     """
     if files.repo is not None:
-        _download(files.reference, files.repo, files.folder.name, WEIGHTS, files.download_dir)
+        names = [glob.escape(name) for name in weight_files(files.folder)]
+        _download(files.reference, files.repo, files.folder.name, names, files.download_dir)
 
 
 def _download(

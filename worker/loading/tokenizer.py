@@ -1,6 +1,5 @@
-"""The checkpoint's tokenizer: text → ids by `tokenizers`, ids → bytes by a table of our own.
-
-The table makes streaming exact: what a token adds is its bytes, whatever came before.
+"""The checkpoint's tokenizer: text → ids by `tokenizers`, ids → bytes or text by tables of our own,
+which make streaming possible.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from jobs.types import JobError
 from worker.loading.config import read_json
 
 FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
-BYTE_PIECE = re.compile(r"<0x([0-9A-F]{2})>")
+BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "▁"
 SENTENCEPIECE = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
@@ -60,7 +59,18 @@ class Tokenizer:
         self._vocab: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
         # One more than the highest id: ids may have holes.
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
-        self._table = self._make_table()
+        self._kinds = {str(step.get("type")) for step in _steps(values.get("decoder"))}
+        self._check_decoder()
+        # Of a byte-level tokenizer all ids, of another those that stand for a single byte.
+        self._bytes: dict[int, bytes] = {}
+        self._texts: dict[int, str] = {}
+        for piece, token_id in self._vocab.items():
+            if self.byte_level:
+                self._bytes[token_id] = _byte_level(piece)
+            elif "ByteFallback" in self._kinds and (match := BYTE_PIECE.fullmatch(piece)):
+                self._bytes[token_id] = bytes([int(match[1], 16)])
+            else:
+                self._texts[token_id] = self._text_of(piece)
 
     def limited_to(self, vocab_size: int) -> Tokenizer:
         """The same tokenizer for a model of so many ids. Special tokens beyond them go: a text
@@ -103,15 +113,38 @@ class Tokenizer:
         entry = self._added.get(token_id)
         return bool(entry and entry.get("special"))
 
-    def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text, as UTF-8 bytes; a part of a character is possible.
+    def text(self, token_id: int) -> str:
+        """What the token adds to the text, where tokens are text; a Metaspace's marks stay marks.
         Nothing for ids that the model has and the tokenizer doesn't."""
-        return self._table[token_id] if token_id < self.vocab_size else b""
+        return self._texts.get(token_id, "")
+
+    def single_byte(self, token_id: int) -> bytes | None:
+        """The byte that the token stands for among tokens that are text, such as <0x0A>."""
+        return None if self.byte_level else self._bytes.get(token_id)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds to the text, as UTF-8 bytes; a part of a character is possible."""
+        raw = self._bytes.get(token_id)
+        return self.text(token_id).replace(SPACE_MARK, " ").encode() if raw is None else raw
 
     @cached_property
     def longest_token(self) -> int:
         """Bytes of the longest token."""
-        return max(map(len, self._table), default=0)
+        return max((len(self.token_bytes(i)) for i in self._vocab.values()), default=0)
+
+    @property
+    def byte_level(self) -> bool:
+        """Whether tokens are bytes, put together before they are read as UTF-8."""
+        return "ByteLevel" in self._kinds
+
+    @cached_property
+    def metaspace(self) -> str | None:
+        """What a mark in the first token of a text reads as, where the decoder is Metaspace: it
+        drops it, or not."""
+        for step in _steps(self._json.get("decoder")):
+            if step.get("type") == "Metaspace":
+                return " " if step.get("prepend_scheme", "always") == "never" else ""
+        return None
 
     @cached_property
     def strips_first_space(self) -> bool:
@@ -120,15 +153,7 @@ class Tokenizer:
         Such tokenizers put a space before every text that they read, and no other sign says that
         a word begins: what a model writes after `[/INST]` starts with it.
         """
-        if not self._json.get("decoder"):
-            return True  # words joined by spaces
-        return any(
-            step.get("type") == "Strip" and step.get("content") == " " and step.get("start") == 1
-            for step in _steps(self._json.get("decoder"))
-        ) or any(
-            step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never"
-            for step in _steps(self._json.get("decoder"))
-        )
+        return not self._kinds or "Strip" in self._kinds
 
     @cached_property
     def special_tokens(self) -> Mapping[str, str]:
@@ -141,32 +166,22 @@ class Tokenizer:
                 tokens[name] = content
         return tokens
 
-    def _make_table(self) -> list[bytes]:
-        """The bytes of every id, by the way this tokenizer's decoder spells them."""
+    def _check_decoder(self) -> None:
         steps = list(_steps(self._json.get("decoder")))
-        kinds = {str(step.get("type")) for step in steps}
-        table = [b""] * self.vocab_size
-        if not kinds:  # without a decoder, the library joins words by spaces
-            for piece, token_id in self._vocab.items():
-                table[token_id] = f" {piece}".encode()
-        elif "ByteLevel" in kinds:
-            for piece, token_id in self._vocab.items():
-                # Added tokens are text as they stand, even where they look like stand-ins.
-                added = token_id in self._added
-                table[token_id] = piece.encode() if added else _byte_level(piece)
-        elif kinds and kinds <= SENTENCEPIECE and all(_is_space_mark(step) for step in steps):
-            for piece, token_id in self._vocab.items():
-                match = BYTE_PIECE.fullmatch(piece) if "ByteFallback" in kinds else None
-                text = piece.replace(SPACE_MARK, " ")
-                table[token_id] = bytes([int(match[1], 16)]) if match else text.encode()
-        else:
+        good = self._kinds <= SENTENCEPIECE and all(map(_is_space_mark, steps))
+        if self._kinds - {"ByteLevel"} and (not good or _strips_before_it_fuses(steps)):
             raise JobError(
                 "unsupported_model",
-                f"{self._path}: unsupported decoder {sorted(kinds)}; supported: "
-                "none, ByteLevel, and SentencePiece's (Replace, ByteFallback, Fuse, Strip, "
+                f"{self._path}: unsupported decoder {sorted(self._kinds)}; supported: none, "
+                "ByteLevel, and SentencePiece's (Replace, ByteFallback, Fuse, Strip after Fuse, "
                 f"Metaspace, with {SPACE_MARK} for a space)",
             )
-        return table
+
+    def _text_of(self, piece: str) -> str:
+        """A piece as this tokenizer's decoder spells it; Metaspace's marks stay."""
+        if not self._kinds:  # without a decoder, the library joins words by spaces
+            return f" {piece}"
+        return piece.replace(SPACE_MARK, " ") if "Replace" in self._kinds else piece
 
 
 def _steps(decoder: Any) -> Iterable[dict[str, Any]]:
@@ -175,6 +190,12 @@ def _steps(decoder: Any) -> Iterable[dict[str, Any]]:
     if decoder.get("type") == "Sequence":
         return [step for inner in decoder.get("decoders", []) for step in _steps(inner)]
     return [decoder]
+
+
+def _strips_before_it_fuses(steps: Sequence[dict[str, Any]]) -> bool:
+    """Whether spaces are stripped from every token, not from the whole text."""
+    kinds = [step.get("type") for step in steps]
+    return "Strip" in kinds and "Fuse" not in kinds[: kinds.index("Strip")]
 
 
 def _is_space_mark(step: dict[str, Any]) -> bool:

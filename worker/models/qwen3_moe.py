@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from worker.layers.experts import SparseMLP
-from worker.layers.mlp import GatedMLP
+from worker.layers.mlp import ACTIVATIONS, Activation, GatedMLP
 from worker.layers.rope import Rope
 from worker.layers.self_attention import SelfAttention
 from worker.models.fields import MAX_EXPERTS, Fields
@@ -33,6 +33,7 @@ class ExpertsConfig:
     moe_intermediate_size: int
     norm_topk_prob: bool
     shared_expert_intermediate_size: int
+    hidden_act: Activation
     sparse: tuple[bool, ...]
 
     @classmethod
@@ -57,6 +58,7 @@ class ExpertsConfig:
             shared_expert_intermediate_size=fields.integer(
                 "shared_expert_intermediate_size", 0, minimum=0
             ),
+            hidden_act=fields.choice("hidden_act", ACTIVATIONS, "silu"),
             sparse=tuple(
                 i not in dense and experts > 0 and (i + 1) % step == 0
                 for i in range(fields.layers())
@@ -71,6 +73,7 @@ class ExpertsConfig:
             experts=self.num_experts,
             top_k=self.num_experts_per_tok,
             normalise=self.norm_topk_prob,
+            act=self.hidden_act,
             shared_inner=self.shared_expert_intermediate_size,
         )
 

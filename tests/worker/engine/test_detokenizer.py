@@ -86,37 +86,27 @@ def test_streamed_text_is_the_decoded_text(
     tokenizers: dict[str, Tokenizer], kind: str, text: str
 ) -> None:
     tokenizer = tokenizers[kind]
-    if kind == "metaspace":  # its own decoder drops all the spaces of the first token, not one
-        text = text.lstrip(" ▁")
     ids = tokenizer.encode(text)
     assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=150, deadline=None)
-def test_random_tokens_read_as_their_bytes_and_nothing_is_taken_back(
+@settings(max_examples=300, deadline=None)
+def test_streamed_text_of_random_tokens_is_the_decoded_text(
     tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
 ) -> None:
     tokenizer = tokenizers[kind]
-    ids = data.draw(st.lists(st.integers(0, tokenizer.vocab_size - 1), max_size=30))
-    raw = [tokenizer.token_bytes(i) for i in ids if not tokenizer.is_special(i)]
-    whole = b"".join(raw)
-    if tokenizer.strips_first_space:
-        whole = whole.removeprefix(b" ")
-    pieces = streamed(tokenizer, ids)
-    text = whole.decode("utf-8", "replace")
-    assert "".join(pieces) == text
-    shown = ""
-    for piece in pieces:
-        shown += piece
-        assert text.startswith(shown)
+    any_id = st.integers(0, tokenizer.vocab_size - 1)
+    byte = any_id.filter(lambda i: len(tokenizer.token_bytes(i)) == 1)
+    ids = data.draw(st.lists(st.one_of(any_id, byte), max_size=30))
+    assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_token_shows_half_a_character(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     tokenizer = tokenizers[kind]
-    ids = tokenizer.encode("a🎉b👩‍👩‍👧")
+    ids = tokenizer.encode("a🎉b👩‍👩‍👧c")
     pieces = streamed(tokenizer, ids)
     assert len(ids) > 12  # the emoji are spelt byte by byte
     assert "\ufffd" not in "".join(pieces)
@@ -124,14 +114,15 @@ def test_no_token_shows_half_a_character(tokenizers: dict[str, Tokenizer], kind:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_character_that_stays_incomplete_is_shown_as_one_replacement(
+def test_a_character_that_stays_incomplete_is_shown_at_the_end(
     tokenizers: dict[str, Tokenizer], kind: str
 ) -> None:
     tokenizer = tokenizers[kind]
     ids = tokenizer.encode("x🎉")[:-1]
     pieces = streamed(tokenizer, ids)
     assert "".join(pieces[:-1]) == "x"
-    assert pieces[-1] == "\ufffd"
+    assert pieces[-1] == tokenizer.decode(ids).removeprefix("x")
+    assert set(pieces[-1]) == {"\ufffd"}
 
 
 @pytest.mark.parametrize(

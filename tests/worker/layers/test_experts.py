@@ -8,14 +8,22 @@ import torch
 from worker.layers import experts
 from worker.layers.experts import SparseMLP
 from worker.layers.linear import LinearFactory
+from worker.layers.mlp import ACTIVATIONS
 
 HIDDEN, INNER, COUNT, TOP = 16, 24, 5, 2
 
 
-def made(weights: dict[str, torch.Tensor]) -> SparseMLP:
+def made(weights: dict[str, torch.Tensor], act: str) -> SparseMLP:
     make = LinearFactory(torch.float32, torch.device("cpu"))
     mlp = SparseMLP(
-        HIDDEN, INNER, make, experts=COUNT, top_k=TOP, normalise=True, shared_inner=INNER
+        HIDDEN,
+        INNER,
+        make,
+        experts=COUNT,
+        top_k=TOP,
+        normalise=True,
+        act=ACTIVATIONS[act],
+        shared_inner=INNER,
     )
     random = torch.Generator().manual_seed(1)
     for name, slot in mlp.weight_map("mlp").items():
@@ -24,13 +32,14 @@ def made(weights: dict[str, torch.Tensor]) -> SparseMLP:
     return mlp
 
 
+@pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("tokens", [1, 3, 40])
 def test_stacked_experts_say_what_single_ones_say(
-    tokens: int, monkeypatch: pytest.MonkeyPatch
+    tokens: int, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights: dict[str, torch.Tensor] = {}
-    single = made(weights)
+    single = made(weights, act)
     monkeypatch.setattr(experts, "stacks", lambda device: True)
-    stacked = made(weights)
+    stacked = made(weights, act)
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens))
     torch.testing.assert_close(stacked(x), single(x), atol=1e-4, rtol=1e-4)

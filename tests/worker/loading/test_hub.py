@@ -16,7 +16,8 @@ from typing import Any
 import pytest
 
 from tests.hub import Hub
-from tests.worker.checkpoints import make_checkpoint
+from tests.worker.checkpoints import make_checkpoint, split
+from worker.loading.checkpoint import Checkpoint
 from worker.loading.repo import ModelFiles
 
 REPO, WEIGHTS = "org/tiny", "model.safetensors"
@@ -219,6 +220,27 @@ def test_a_hub_that_goes_away_for_good_is_said_in_one_sentence(site: Site) -> No
     assert message.startswith(f"{REPO} can't be had: the download broke off (")
     assert message.endswith("): try again, what is complete is kept")
     assert len([path for _, path, _ in site.hub.requests if path.endswith(WEIGHTS)]) > 1
+
+
+def test_shards_are_fetched_by_the_names_that_the_index_gives(site: Site) -> None:
+    """Qwen3.5's are called model.safetensors-00001-of-…; what no index names stays there."""
+    split(site.model, 2)
+    index = site.model / "model.safetensors.index.json"
+    text = index.read_text(encoding="utf-8")
+    for number, name in ((1, "model.safetensors-00001-of-00002.safetensors"), (2, "odd.sft")):
+        old = f"model-{number:05d}-of-00002.safetensors"
+        (site.model / old).rename(site.model / name)
+        text = text.replace(old, name)
+    index.write_text(text, encoding="utf-8")
+    (site.model / "model-extra.safetensors").write_bytes(b"not needed")
+    site.hub.publish(REPO, site.model)
+    folder = site.find().folder
+    site.holds(folder)
+    names = {file.name for file in folder.iterdir()}
+    assert {"model.safetensors-00001-of-00002.safetensors", "odd.sft"} <= names
+    assert "model-extra.safetensors" not in names
+    with Checkpoint(folder) as checkpoint:
+        assert len(checkpoint.tensors) == len(json.loads(text)["weight_map"])
 
 
 def test_a_full_disk_is_named(site: Site) -> None:

@@ -96,11 +96,12 @@ def add(folder: Path, content: str, *, special: bool) -> int:
 
 
 @pytest.mark.parametrize("content", ["naïve", "Ġx", "two words", "🎉"])
-def test_an_added_token_of_a_byte_level_tokenizer_is_its_own_text(
+def test_an_added_token_of_a_byte_level_tokenizer_reads_as_the_library_reads_it(
     folder: Path, content: str
 ) -> None:
     token_id = add(folder, content, special=False)
-    assert Tokenizer(folder).token_bytes(token_id) == content.encode()
+    tokenizer = Tokenizer(folder)
+    assert tokenizer.token_bytes(token_id).decode(errors="replace") == tokenizer.decode([token_id])
 
 
 def test_an_added_token_of_sentencepiece_spells_spaces_as_its_pieces_do(tmp_path: Path) -> None:
@@ -159,6 +160,15 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
         f"{folder / 'tokenizer.json'} has {tokenizer.vocab_size} tokens and the model's vocabulary "
         "only 100: they don't belong together; download the model again"
     )
+
+
+def test_an_absurd_id_is_refused_before_it_costs_memory(folder: Path) -> None:
+    file = folder / "tokenizer.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    values["model"]["vocab"]["zzz"] = 4_000_000_000
+    file.write_text(json.dumps(values), encoding="utf-8")
+    with pytest.raises(JobError, match="has 4000000001 tokens and the model's vocabulary only 500"):
+        Tokenizer(folder).limited_to(500)
 
 
 def test_rows_beyond_the_tokenizer_change_nothing(folder: Path) -> None:
@@ -252,6 +262,14 @@ def test_ids_that_only_the_model_has_are_no_text(folder: Path) -> None:
         {"type": "WordPiece", "prefix": "##", "cleanup": True},
         {"type": "Replace", "pattern": {"String": "_"}, "content": " "},
         {"type": "Metaspace", "replacement": "_", "prepend_scheme": "always", "split": True},
+        {
+            "type": "Sequence",
+            "decoders": [
+                {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+                {"type": "ByteFallback"},
+                {"type": "Strip", "content": " ", "start": 1, "stop": 0},
+            ],
+        },
     ],
 )
 def test_a_decoder_of_another_kind_is_refused(folder: Path, decoder: Any) -> None:

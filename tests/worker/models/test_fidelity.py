@@ -65,6 +65,8 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []},
     ),
+    "qwen3_moe gelu": ("qwen3_moe", {"hidden_act": "gelu_pytorch_tanh"}),
+    **{f"llama {act}": ("llama", {"hidden_act": act}) for act in ("gelu", "gelu_new", "relu")},
     "qwen3 with more rows than tokens": ("qwen3", {"vocab_size": 700}),
     "gemma3 soft cap": ("gemma3_text", {"final_logit_softcapping": 5.0}),
 }
