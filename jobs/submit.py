@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -62,16 +63,18 @@ def parse_many(requests: Iterable[ChatRequest | dict[str, Any]]) -> list[ChatReq
 def enqueue(redis: Redis, requests: Sequence[ChatRequest]) -> list[str]:
     """Put requests into their queues, in order; answers their job ids.
 
-    Raises InvalidRequest if an id is taken: that job is left as it is, the others are enqueued.
+    Raises InvalidRequest if an id is taken: nothing is enqueued then. (If somebody takes one while
+    this runs, the others are enqueued.)
     """
+    jobs = [_rq_job(redis, request) for request in requests]
+    hashes = [job.to_dict() for job in jobs]  # serialised before the first one goes out
+    _check_free(redis, [request.job.id for request in requests if request.job.id is not None])
     script = redis.register_script(ENQUEUE)
-    ids: list[str] = []
     taken: list[str] = []
-    for start in range(0, len(requests), CHUNK):
-        jobs = [_rq_job(redis, request) for request in requests[start : start + CHUNK]]
+    for start in range(0, len(jobs), CHUNK):
+        part = slice(start, start + CHUNK)
         pipeline = redis.pipeline(transaction=False)
-        for job in jobs:
-            fields = job.to_dict()
+        for job, fields in zip(jobs[part], hashes[part], strict=True):
             script(
                 keys=[
                     job.key,
@@ -89,11 +92,26 @@ def enqueue(redis: Redis, requests: Sequence[ChatRequest]) -> list[str]:
                 client=pipeline,
             )
         replies = pipeline.execute()
-        ids += [job.id for job in jobs]
-        taken += [job.id for job, reply in zip(jobs, replies, strict=True) if reply != 1]
+        taken += [job.id for job, reply in zip(jobs[part], replies, strict=True) if reply != 1]
     if taken:
-        raise _id_taken(taken)
-    return ids
+        raise _id_taken(taken, "; nothing of it was changed, and the others are enqueued")
+    return [job.id for job in jobs]
+
+
+def _check_free(redis: Redis, ids: Sequence[str]) -> None:
+    """Raises InvalidRequest if one of the ids is taken, or is there twice."""
+    twice = sorted({job_id for job_id, count in Counter(ids).items() if count > 1})
+    if twice:
+        raise invalid(f"job.id: {twice[0]!r} is there twice; nothing was enqueued", "job.id")
+    taken: list[str] = []
+    for start in range(0, len(ids), CHUNK):
+        part = ids[start : start + CHUNK]
+        pipeline = redis.pipeline(transaction=False)
+        for job_id in part:
+            pipeline.exists(RQJob.key_for(job_id))
+        taken += [job_id for job_id, there in zip(part, pipeline.execute(), strict=True) if there]
+    if taken:
+        raise _id_taken(taken, ": nothing was enqueued")
 
 
 def _rq_job(redis: Redis, request: ChatRequest) -> RQJob:
@@ -118,9 +136,6 @@ def _rq_job(redis: Redis, request: ChatRequest) -> RQJob:
     return job
 
 
-def _id_taken(ids: list[str]) -> JobError:
+def _id_taken(ids: list[str], and_now: str) -> JobError:
     more = f" (and {len(ids) - 1} more)" if len(ids) > 1 else ""
-    return invalid(
-        f"job.id: {ids[0]!r}{more} is taken by a job in Redis; nothing of it was changed",
-        "job.id",
-    )
+    return invalid(f"job.id: {ids[0]!r}{more} is taken by a job in Redis{and_now}", "job.id")

@@ -42,6 +42,9 @@ RETRYABLE_CODES = frozenset({"out_of_memory", "worker_lost", "internal"})
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
+MAX_DEPTH = 64  # of nested lists and objects in one field
+MAX_BITS = 1024  # of a whole number
+
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
@@ -151,6 +154,17 @@ def _whole_characters(value: str) -> str:
     return value
 
 
+def _check_json(value: Any, depth: int, field: str) -> None:
+    """Raises ValueError for what is nested deeper than `depth` or holds an endless number."""
+    if isinstance(value, dict | list | tuple):
+        if not depth:
+            raise ValueError(f"{field} is nested deeper than {MAX_DEPTH} levels")
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_json(item, depth - 1, field)
+    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ValueError(f"{field} holds a number of more than {MAX_BITS} bits")
+
+
 Number = Annotated[float, BeforeValidator(_only_numbers), Field(allow_inf_nan=False)]
 Text = Annotated[StrictStr, AfterValidator(_whole_characters)]
 
@@ -245,8 +259,8 @@ class Sampling(Checked):
         if "" in self.stop_strings:
             raise ValueError("stop: a stop string can't be empty")
         for key in self.logit_bias or {}:
-            if not key.isascii() or not key.isdigit():
-                raise ValueError(f"logit_bias: keys are token ids, got {key!r}")
+            if not (key.isascii() and key.isdigit() and len(key) <= 10):
+                raise ValueError(f"logit_bias: keys are token ids, got {_kind(key)}")
         if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens {self.min_tokens} is greater than max_tokens {self.max_tokens}"
@@ -339,6 +353,14 @@ class ChatRequest(Sampling):
     metadata: dict[Text, Text] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     job: JobOptions = Field(default_factory=JobOptions)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _serializable(cls, data: Any) -> Any:
+        """What is free JSON goes through serializers that give up at some depth and size."""
+        for name, value in data.items() if isinstance(data, dict) else ():
+            _check_json(value, MAX_DEPTH, str(name))
+        return data
 
     @model_validator(mode="before")
     @classmethod
@@ -503,7 +525,14 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """The first fault of a ValidationError, in one sentence with the field's name."""
     faults = error.errors(include_url=False)
     # In a union the branch that came deepest knows best what was meant.
-    fault = max(faults, key=lambda f: (f["type"] == "extra_forbidden", len(f["loc"])))
+    fault = max(
+        faults,
+        key=lambda f: (
+            f["type"] == "literal_error" and f["loc"][-1] == "type",
+            f["type"] == "extra_forbidden",
+            len(f["loc"]),
+        ),
+    )
     path = ""
     for part in fault["loc"]:
         if isinstance(part, int):
@@ -519,6 +548,8 @@ def _explain(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
         return invalid(f"unknown field '{path}'{hint}", param)
     if fault["type"] == "missing":
         return invalid(f"field '{path}' is required", param)
+    if fault["type"] in ("too_short", "string_too_short"):
+        return invalid(f"{path} is empty", param)
     text = fault["msg"].removeprefix("Value error, ")
     if fault["type"] == "value_error":
         if param is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from typing import Any
 
 import pytest
 from rq import Queue
@@ -40,6 +41,25 @@ def test_a_bad_request_enqueues_nothing(client: Client) -> None:
     with pytest.raises(JobError, match="request 1: temperature"):
         client.submit_many([REQUEST, {**REQUEST, "temperature": -1}])
     assert not client.redis.keys("rq:queue:*")
+
+
+def test_what_cant_be_written_down_enqueues_nothing(client: Client) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    with pytest.raises(JobError, match="request 600: chat_template_kwargs is nested deeper than"):
+        client.submit_many([REQUEST] * 600 + [{**REQUEST, "chat_template_kwargs": deep}])
+    assert not client.redis.keys("rq:queue:*")
+
+
+def test_one_taken_id_of_many_enqueues_nothing(client: Client) -> None:
+    client.submit({**REQUEST, "job": {"id": "mine"}})
+    named = [{**REQUEST, "job": {"id": name}} for name in ("other", "mine")]
+    with pytest.raises(JobError, match="'mine' is taken by a job in Redis: nothing was enqueued"):
+        client.submit_many([REQUEST, *named])
+    with pytest.raises(JobError, match="'other' is there twice; nothing was enqueued"):
+        client.submit_many([REQUEST, named[0], named[0]])
+    assert client.redis.llen("rq:queue:chat:demo") == 1
 
 
 def test_a_taken_id_is_refused_and_nothing_is_overwritten(client: Client) -> None:

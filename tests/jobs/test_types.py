@@ -28,6 +28,12 @@ from jobs.types import (
 GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
+DEEP: dict[str, Any] = {}
+for _ in range(300):
+    DEEP = {"a": DEEP}
+
+
 @pytest.mark.parametrize(
     ("change", "param", "words"),
     [
@@ -38,7 +44,17 @@ GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content"
         ({"temperature": float("nan")}, "temperature", "finite"),
         ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1, got 0"),
         ({"max_tokens": 2.5}, "max_tokens", "integer"),
-        ({"messages": []}, "messages", "at least 1 item"),
+        ({"messages": []}, "messages", "messages is empty"),
+        ({"model": ""}, "model", "model is empty"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content[0].type",
+            "should be 'text', got 'image_url'",
+        ),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "are token ids"),
+        ({"chat_template_kwargs": DEEP}, "chat_template_kwargs", "nested deeper than 64 levels"),
+        ({"chat_template_kwargs": {"x": 10**5000}}, "chat_template_kwargs", "of more than 1024"),
+        ({"tools": [{"type": "function", "function": DEEP}]}, "tools", "nested deeper than 64"),
         ({"messages": "hi"}, "messages", "valid list"),
         ({"messages": [{"role": "bot", "content": "x"}]}, "messages[0].role", "got 'bot'"),
         ({"messages": [{"role": "user"}]}, "messages[0]", "a user message needs content"),
@@ -55,7 +71,7 @@ GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content"
         ({"job": {"prio": 1}}, "job.prio", "unknown field 'job.prio'"),
         ({"seed": 2**63}, "seed", "less than"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: value[:40] if isinstance(value, str) else next(iter(value)),
 )
 def test_a_bad_field_is_named(change: dict[str, Any], param: str, words: str) -> None:
     with pytest.raises(InvalidRequest) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +25,8 @@ from worker.engine.sampler import Sampled
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import Sequence, Step
 from worker.loading.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass
@@ -109,6 +112,18 @@ class ChatFlight:
         return listen
 
     def _listen(self, choice: ChoiceState, step: Step) -> None:
+        if self.done:
+            return
+        try:
+            self._take(choice, step)
+        except Exception as error:  # a defect of ours: this request ends by it, and no other
+            logger.exception("the answer of a request could not be put together")
+            self.done = True
+            self.cancel()
+            fact = f"the answer can't be put together: {type(error).__name__}: {error}"
+            self._sink.ended(Outcome(error=JobError("internal", fact)))
+
+    def _take(self, choice: ChoiceState, step: Step) -> None:
         if self._first_token_at is None and step.sampled is not None:
             self._first_token_at = time.time()
         logprob = None

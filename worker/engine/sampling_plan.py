@@ -50,7 +50,8 @@ class SamplingPlan:
 
     def as_sampling(self) -> Sampling:
         """The wire form, for results."""
-        return Sampling(
+        # What was planned is not judged again: a model's own defaults may be wider than requests.
+        return Sampling.model_construct(
             temperature=self.temperature,
             top_p=self.top_p,
             top_k=self.top_k,
@@ -105,7 +106,13 @@ def plan_sampling(
             raise invalid(
                 f"{field}: the vocabulary has {vocab_size} tokens, got id {outside[0]}", field
             )
-    wanted = sampling.max_tokens
+    most = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+    if (sampling.min_tokens or 0) > most:
+        raise invalid(
+            f"min_tokens is {sampling.min_tokens}, and the prompt of {prompt_length} tokens leaves "
+            f"{room} of the context of {context_length}",
+            "min_tokens",
+        )
     return SamplingPlan(
         temperature=pick("temperature", 1.0),
         top_p=pick("top_p", 1.0),
@@ -118,7 +125,7 @@ def plan_sampling(
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
         stop_strings=tuple(sampling.stop_strings),
         stop_ids=frozenset(stop_ids),
-        max_tokens=room if wanted is None else min(wanted, room),
+        max_tokens=most,
         min_tokens=sampling.min_tokens or 0,
         logprobs=bool(sampling.logprobs),
         top_logprobs=sampling.top_logprobs or 0,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 from jobs.types import ChatRequest, JobError, Sampling, StreamOptions
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
+from worker.backend import Outcome
 from worker.engine.collect import CollectingSink
+from worker.engine.flight import ChatFlight
 from worker.engine.host import EngineHost
 
 
@@ -98,6 +101,47 @@ def test_limits_and_ends(engine: Engine) -> None:
     later = stop.model_copy(update={"min_tokens": 5})
     (delayed,) = engine.generate([PROMPT], later)
     assert third not in delayed.token_ids[:5]
+
+
+@pytest.mark.parametrize("fields", [{}, {"max_tokens": 800}])
+def test_more_tokens_than_there_is_room_for_are_refused(
+    engine: Engine, fields: dict[str, int]
+) -> None:
+    with pytest.raises(JobError, match="min_tokens is 600, and the prompt of 4 tokens leaves 508"):
+        engine.generate([PROMPT], Sampling(min_tokens=600, **fields))
+
+
+def test_defaults_of_a_model_may_be_wider_than_requests(path: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(path, tmp_path / "hot"))
+    (folder / "generation_config.json").write_text('{"temperature": 1000.0}', encoding="utf-8")
+    engine = Engine.load(str(folder), device="cpu", dtype="fp32")
+    assert engine.chat(ask(max_tokens=3, ignore_eos=True)).usage is not None
+
+
+def test_a_defect_in_an_answer_ends_its_request_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+    expected = engine.chat(ask(seed=1)).text
+    whole = ChatFlight._outcome
+
+    def outcome(flight: ChatFlight) -> Outcome:
+        if flight._plan.seed == 7:
+            raise RuntimeError("as it was told")
+        return whole(flight)
+
+    monkeypatch.setattr(ChatFlight, "_outcome", outcome)
+    sinks = [CollectingSink(), CollectingSink()]
+    flights = [engine.submit(ask(seed=7, n=2), sinks[0]), engine.submit(ask(seed=1), sinks[1])]
+    cancelled = engine.submit(ask(seed=7), CollectingSink())
+    cancelled.cancel()
+    while not all(flight.done for flight in (*flights, cancelled)):
+        engine.step()
+    with pytest.raises(JobError, match="the answer can't be put together: RuntimeError"):
+        sinks[0].completion()
+    assert sinks[1].completion().text == expected
+    assert engine.running == engine.waiting == 0
+    assert "as it was told" in caplog.text
 
 
 def test_the_end_of_the_context_ends_a_completion(path: Path) -> None:
