@@ -144,10 +144,7 @@ class Intake(BaseWorker):
             if not self._flights:
                 self._on_idle()
         self._heed_control()
-        now = time.monotonic()
-        if now >= self._next_beat:
-            self._beat(now)
-            self._next_beat = now + self._lease_seconds / BEATS
+        now = self._beat_in_time()
         if now >= self._next_reap:
             self._reap()
             self._next_reap = now + self._lease_seconds / REAPS
@@ -203,6 +200,7 @@ class Intake(BaseWorker):
             model = names[self._ledger.model_of(one.lease)]
             if room[model] > 0:
                 room[model] -= self._flights.begin(one)
+                self._beat_in_time()  # a template may take its seconds
             else:
                 surplus.append(one.lease)
         if surplus:
@@ -251,6 +249,13 @@ class Intake(BaseWorker):
             execution.stop(JobError("cancelled", f"job {job} was cancelled"))
 
     # --- leases -----------------------------------------------------------------------------------
+
+    def _beat_in_time(self) -> float:
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._beat(now)
+            self._next_beat = now + self._lease_seconds / BEATS
+        return now
 
     def _beat(self, now: float) -> None:
         """Renew the lease, unless the engine hangs; find out which jobs are no longer ours."""

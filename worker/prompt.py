@@ -10,7 +10,7 @@ from jobs.types import ChatRequest, JobError, Message, invalid
 from worker.loading.tokenizer import Tokenizer
 from worker.template import ChatTemplate
 
-RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
+RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,9 @@ class PromptBuilder:
         tools = None
         if request.tools and request.tool_choice != "none":
             tools = [tool.to_dict() for tool in request.tools]
-        text = self._template.render([_plain(m) for m in request.messages], tools, variables)
+        parts = self._template.takes_parts
+        messages = [_plain(message, parts) for message in request.messages]
+        text = self._template.render(messages, tools, variables)
         most = self._context * self._tokenizer.longest_token
         if len(text) > most:  # not worth the memory that tokenizing it takes
             raise JobError(
@@ -89,10 +91,10 @@ def _check_served(request: ChatRequest) -> None:
         )
 
 
-def _plain(message: Message) -> dict[str, Any]:
-    """A message as templates know it."""
+def _plain(message: Message, parts: bool) -> dict[str, Any]:
+    """A message as templates know it, the parts of its content joined unless they know `parts`."""
     plain = message.to_dict()
-    if message.content is not None:  # else absent: templates know an absent field, not null
+    if message.content is not None and not parts:  # an absent field stays absent, not null
         plain["content"] = message.text
     if message.reasoning_content is not None:
         plain["thinking"] = message.reasoning_content  # the name that some templates use

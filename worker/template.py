@@ -9,33 +9,24 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jinja2.exceptions import SecurityError
-
-from jobs.types import JobError, invalid
+from jobs.types import JobError
 from worker.loading.config import read_json
 from worker.loading.tokenizer import CONFIG as TOKENIZER_CONFIG
 from worker.loading.tokenizer import Tokenizer
-from worker.sandbox import Endless, Refusal, Sandbox
+from worker.sandbox import SANDBOX
 
 
 class ChatTemplate:
-    """The templates of one model. `source` is the default one's text."""
+    """The templates of one model. `source` is the default one's text; `takes_parts`: whether it
+    reads the parts of a content, or texts alone. Raises JobError for what isn't Jinja."""
 
     def __init__(self, sources: Mapping[str, str], special_tokens: Mapping[str, str]) -> None:
-        self._special_tokens = special_tokens
-        self.source = sources["default"]
+        self._special_tokens, self._sources = special_tokens, sources
+        self.source = sources.get("default") or next(iter(sources.values()))
         self.hash = hashlib.sha256(json.dumps(sorted(sources.items())).encode()).hexdigest()[:32]
-        self._sandbox = Sandbox()
-        try:
-            self._templates = {
-                name: self._sandbox.from_string(text) for name, text in sources.items()
-            }
-        except Exception as error:  # untrusted code: Jinja's errors, and Python's own from compile
-            raise JobError(
-                "unsupported_model",
-                f"the model's chat template is not valid Jinja ({type(error).__name__}: {error}): "
-                "put a valid chat_template.jinja into its folder",
-            ) from None
+        for source in sources.values():
+            SANDBOX.check(source)
+        self.takes_parts = self._probe()
 
     @classmethod
     def read(cls, folder: Path, tokenizer: Tokenizer) -> ChatTemplate | None:
@@ -54,7 +45,6 @@ class ChatTemplate:
             sources[path.stem] = _text(path)
         if not sources:
             return None
-        sources.setdefault("default", next(iter(sources.values())))
         return cls(sources, tokenizer.special_tokens)
 
     def render(
@@ -67,35 +57,32 @@ class ChatTemplate:
     ) -> str:
         """The text that the model reads. Raises JobError: invalid_request where the template says
         no, unsupported_model where it is broken, leaves the sandbox or doesn't end."""
-        name = "tool_use" if tools and "tool_use" in self._templates else "default"
+        name = "tool_use" if tools and "tool_use" in self._sources else "default"
+        if name not in self._sources:
+            raise JobError(
+                "unsupported_model",
+                f"the model has chat templates for {', '.join(sorted(self._sources))} and none by "
+                "default: put a chat_template.jinja into its folder",
+            )
         given = {
             **self._special_tokens,
+            "documents": None,
             **(variables or {}),
             "messages": messages,
             "tools": tools,
-            "documents": None,
             "add_generation_prompt": add_generation_prompt,
         }
+        return SANDBOX.render(self._sources[name], given)
+
+    def _probe(self) -> bool:
+        """Whether it reads a content of several parts, or knows texts alone."""
+        parts = [{"type": "text", "text": text} for text in ("a7q", "b7q")]
         try:
-            return self._sandbox.write(self._templates[name], given)
-        except Refusal as error:
-            raise invalid(f"the model's chat template refuses: {error}", "messages") from None
-        except SecurityError as error:
-            raise JobError(
-                "unsupported_model", f"the model's chat template leaves its sandbox: {error}"
-            ) from None
-        except Endless as error:
-            raise JobError(
-                "unsupported_model", f"the model's chat template doesn't seem to end: {error}"
-            ) from None
-        except (RecursionError, MemoryError):
-            raise JobError(
-                "unsupported_model", "the model's chat template recurses without end"
-            ) from None
-        except Exception as error:  # untrusted code can raise anything
-            raise invalid(
-                f"the model's chat template fails on these messages: {error}", "messages"
-            ) from None
+            text = self.render([{"role": "user", "content": parts}])
+        except JobError:
+            return False
+        shown_as_data = "'type'" in text or '"type"' in text
+        return "a7q" in text and "b7q" in text and not shown_as_data
 
 
 def _text(path: Path) -> str:

@@ -99,7 +99,8 @@ LLAMA3 = """\
 GEMMA = """\
 {{ bos_token }}
 {%- if messages[0]['role'] == 'system' -%}
-    {%- set first_user_prefix = messages[0]['content'] + '\\n\\n' -%}
+    {%- set given = messages[0]['content'] -%}
+    {%- set first_user_prefix = (given if given is string else given[0]['text']) + '\\n\\n' -%}
     {%- set loop_messages = messages[1:] -%}
 {%- else -%}
     {%- set first_user_prefix = "" -%}
@@ -113,6 +114,10 @@ GEMMA = """\
     {{ '<start_of_turn>' + role + '\\n' + (first_user_prefix if loop.first else "") }}
     {%- if message['content'] is string -%}
         {{ message['content'] | trim }}
+    {%- elif message['content'] is iterable -%}
+        {%- for item in message['content'] if item['type'] == 'text' -%}
+            {{ item['text'] | trim }}
+        {%- endfor -%}
     {%- else -%}
         {{ raise_exception("Invalid content type") }}
     {%- endif -%}
@@ -324,6 +329,16 @@ def test_parts_of_a_content_are_joined(tmp_path: Path) -> None:
     assert text == "Hello, you"
 
 
+@pytest.mark.oracle
+@pytest.mark.parametrize("parts", [["one"], [" a ", "\n b"]])
+def test_templates_that_know_parts_get_them(tmp_path: Path, parts: list[str]) -> None:
+    """Gemma's trims each of them."""
+    save(tmp_path, "gemma", TEMPLATES["gemma"])
+    content = [{"type": "text", "text": text} for text in parts]
+    wanted = request({"role": "system", "content": content}, {"role": "user", "content": content})
+    assert builder(tmp_path).build(wanted).text == expected(tmp_path, wanted)
+
+
 def test_developer_is_openais_newer_name_of_system(tmp_path: Path) -> None:
     developer = {"role": "developer", "content": "Be brief."}
     assert rendered("{{ messages[0].role }}", request(developer, HELLO), tmp_path) == "system"
@@ -361,7 +376,7 @@ def test_tool_choice_none_hides_the_tools(tmp_path: Path) -> None:
     assert rendered("{{ tools is none }}", wanted, tmp_path) == "True"
 
 
-@pytest.mark.parametrize("name", ["messages", "tools", "documents", "add_generation_prompt"])
+@pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
 def test_chat_template_kwargs_cant_replace_what_the_request_says(tmp_path: Path, name: str) -> None:
     with pytest.raises(JobError) as caught:
         rendered(CHATML, request(HELLO, chat_template_kwargs={name: []}), tmp_path)
@@ -489,6 +504,37 @@ def test_the_legacy_file_counts_when_there_is_nothing_else(tmp_path: Path) -> No
     save_tokenizer(tmp_path, "qwen")
     (tmp_path / "chat_template.json").write_text('{"chat_template": "legacy"}', encoding="utf-8")
     assert builder(tmp_path).build(request(HELLO)).text == "legacy"
+
+
+def test_named_templates_without_a_default_serve_their_own_alone(tmp_path: Path) -> None:
+    save(tmp_path, "qwen", named(rag="rag", tool_use="tools"))
+    assert builder(tmp_path).build(request(HELLO, tools=TOOLS)).text == "tools"
+    with pytest.raises(JobError, match="chat templates for rag, tool_use and none by default"):
+        builder(tmp_path).build(request(HELLO))
+
+
+@pytest.mark.oracle
+@pytest.mark.parametrize(
+    ("in_config", "in_map"),
+    [
+        ({}, {"bos_token": "<s>", "eos_token": {"content": "</s>"}}),
+        ({"bos_token": "<s>"}, {"bos_token": "</s>"}),
+        ({"bos_token": "<s>", "added_tokens_decoder": {}}, {"bos_token": "</s>"}),
+        ({"mask_token": "</s>", "extra_special_tokens": {"image_token": "<unk>"}}, None),
+    ],
+)
+def test_special_tokens_are_those_of_transformers(
+    tmp_path: Path, in_config: dict[str, Any], in_map: dict[str, Any] | None
+) -> None:
+    names = ("bos_token", "eos_token", "mask_token", "image_token")
+    template = "|".join(f"{{{{ {name} }}}}" for name in names)
+    save_tokenizer(tmp_path, "llama2")
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", "chat_template": template, **in_config}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config), encoding="utf-8")
+    if in_map is not None:
+        (tmp_path / "special_tokens_map.json").write_text(json.dumps(in_map), encoding="utf-8")
+    wanted = request(HELLO)
+    assert builder(tmp_path).build(wanted).text == expected(tmp_path, wanted)
 
 
 @pytest.mark.parametrize(

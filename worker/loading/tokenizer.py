@@ -18,7 +18,8 @@ from tokenizers import Tokenizer as HubTokenizer
 from jobs.types import JobError
 from worker.loading.config import read_json
 
-FILE, CONFIG = "tokenizer.json", "tokenizer_config.json"
+FILE, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
+NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "▁"
 SENTENCEPIECE = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
@@ -35,7 +36,7 @@ class Tokenizer:
                 f"{folder} has no {FILE}: download the model again, or convert its tokenizer with "
                 "the tokenizers library",
             )
-        self._path = path
+        self._folder, self._path = folder, path
         self.config: dict[str, Any] = (
             read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
         )
@@ -157,10 +158,19 @@ class Tokenizer:
 
     @cached_property
     def special_tokens(self) -> Mapping[str, str]:
-        """bos_token, eos_token and the like by name, as chat templates use them."""
+        """bos_token, eos_token and the like by name, as chat templates use them.
+
+        As transformers has it: special_tokens_map.json counts before a tokenizer_config.json of the
+        time before added_tokens_decoder; extra_special_tokens are named by the model."""
+        named: dict[str, Any] = {name: self.config.get(name) for name in NAMED}
+        if "added_tokens_decoder" not in self.config and (self._folder / MAP).is_file():
+            given = read_json(self._folder / MAP)
+            named |= {name: given[name] for name in NAMED if name in given}
+        extra = self.config.get("extra_special_tokens")
+        if isinstance(extra, dict):
+            named |= extra
         tokens = {}
-        for name in ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token"):
-            value = self.config.get(name)
+        for name, value in named.items():
             content = value.get("content") if isinstance(value, dict) else value
             if isinstance(content, str):
                 tokens[name] = content
