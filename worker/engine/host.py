@@ -14,11 +14,12 @@ from worker.backend import Generation, Health, MemoryUse, ModelInfo, Sink, Token
 from worker.engine import device as devices
 from worker.engine.engine import Engine
 from worker.engine.flight import ChatFlight
-from worker.engine.process import tune
+from worker.engine.process import give_back_memory, tune
 
 logger = logging.getLogger(__name__)
 
 IDLE_SECONDS = 0.5  # how long the thread sleeps at most when it wasn't told of work
+REST = 4  # sleeps in a row after which free memory is given back
 
 
 class EngineHost:
@@ -148,13 +149,18 @@ class EngineHost:
 
     def _loop(self) -> None:
         """Step every engine in turn while there is work."""
+        sleeps = 0
         try:
             while not self._closing:
                 self._work.clear()
                 while self._loads:
                     self._load(*self._loads.popleft())
-                if not any([engine.step() for engine in self._engines.values()]):
-                    self._work.wait(IDLE_SECONDS)
+                if any([engine.step() for engine in self._engines.values()]):
+                    sleeps = 0
+                elif not self._work.wait(IDLE_SECONDS):
+                    sleeps += 1
+                    if sleeps == REST:
+                        give_back_memory()
         except Exception as error:
             # A step handles what a sequence can do wrong; what comes here is a defect. The service
             # sees that the thread is dead and stops renewing its lease.

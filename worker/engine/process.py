@@ -32,6 +32,13 @@ def tune() -> None:
         libc.mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
 
 
+def give_back_memory() -> None:
+    """Hand all free memory to the system. For moments when nothing runs."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
+
+
 def share_cores(weight_bytes: int) -> None:
     """Set the threads of CPU arithmetic by the size of the model. Threads of a short step wait for
     each other longer than they work as soon as anything else wants a core."""

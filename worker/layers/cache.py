@@ -15,6 +15,8 @@ from torch import Tensor
 
 from worker.layers.batch import Batch, Chunk
 
+COLUMNS = 32  # decode reads multiples of so many
+
 
 class LayerCache(Protocol):
     """The memory of one layer."""
@@ -77,7 +79,7 @@ class FullKVCache:
         assert group is not None
         self._keys[group.slots, :, group.positions] = k
         self._values[group.slots, :, group.positions] = v
-        low, high, columns = group.low, group.high, group.longest
+        low, high, columns = group.low, group.high, _rounded(group.longest)
         return self._keys[low:high, :, :columns], self._values[low:high, :, :columns]
 
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
@@ -116,11 +118,11 @@ class WindowKVCache:
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode
         assert group is not None
-        columns = group.positions % self._size
-        self._keys[group.slots, :, columns] = k
-        self._values[group.slots, :, columns] = v
-        low, high, seen = group.low, group.high, min(group.longest, self._size)
-        return self._keys[low:high, :, :seen], self._values[low:high, :, :seen]
+        at = group.positions % self._size
+        self._keys[group.slots, :, at] = k
+        self._values[group.slots, :, at] = v
+        low, high, columns = group.low, group.high, _rounded(group.longest)
+        return self._keys[low:high, :, :columns], self._values[low:high, :, :columns]
 
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
         keys, values = self._keys[chunk.slot], self._values[chunk.slot]
@@ -174,6 +176,12 @@ class RecurrentCache:
     def clear(self, slot: int) -> None:
         self.inputs[slot].zero_()
         self.state[slot].zero_()
+
+
+def _rounded(columns: int) -> int:
+    """A few more columns than are seen, where there are so many: products of the same shape share
+    the kernel that oneDNN builds for it, and keeps."""
+    return -(-columns // COLUMNS) * COLUMNS
 
 
 def _with_slots(storage: Tensor, slots: int, keep: int) -> Tensor:

@@ -16,6 +16,9 @@ from worker.layers.weight import WeightSlot
 
 # Rows of activations that the packed layout is chosen for; other numbers work, a little slower.
 PACKED_FOR_ROWS = 16
+# Larger numbers are rounded up to a multiple of this: oneDNN builds a kernel for each number, and
+# keeps a thousand of them, of a few hundred KiB each.
+ROUND_ROWS = 8
 
 
 class Linear:
@@ -42,13 +45,18 @@ class Linear:
         self._missing = set(range(len(parts)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [..., in_features] → [..., out_features], in the layer's dtype."""
+        """x [rows, in_features] → [rows, out_features], in the layer's dtype."""
         if self._packed:
-            y: Tensor = torch.ops.mkldnn._linear_pointwise(
-                x, self._weight, self._bias, "none", [], ""
-            )
-            return y
+            return self._run_packed(x)
         return F.linear(x, self._weight, self._bias)
+
+    def _run_packed(self, x: Tensor) -> Tensor:
+        rows = x.shape[0]
+        missing = -rows % ROUND_ROWS if rows > PACKED_FOR_ROWS else 0
+        if missing:
+            x = F.pad(x, (0, 0, 0, missing))
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
+        return y[:rows] if missing else y
 
     def weight_slot(self, part: int = 0) -> WeightSlot:
         """Slot of one fused tensor [parts[part], in_features]."""
