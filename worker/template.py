@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.types import JobError
-from worker.loading.config import read_json
+from worker.loading.config import present, read_json
 from worker.loading.tokenizer import CONFIG as TOKENIZER_CONFIG
 from worker.loading.tokenizer import Tokenizer
 from worker.sandbox import SANDBOX
@@ -35,13 +35,15 @@ class ChatTemplate:
         named ones. None if there is none."""
         sources: dict[str, str] = {}
         file, legacy = folder / "chat_template.jinja", folder / "chat_template.json"
-        if file.is_file():
+        named = folder / "additional_chat_templates"
+        present(named)
+        if present(file):
             sources["default"] = _text(file)
         elif configured := tokenizer.config.get("chat_template"):
             sources.update(_named(configured, folder / TOKENIZER_CONFIG))
-        elif legacy.is_file():
+        elif present(legacy):
             sources.update(_named(read_json(legacy).get("chat_template"), legacy))
-        for path in sorted((folder / "additional_chat_templates").glob("*.jinja")):
+        for path in sorted(named.glob("*.jinja")):
             sources[path.stem] = _text(path)
         if not sources:
             return None

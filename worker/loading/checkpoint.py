@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from jobs.types import JobError
+from worker.loading.config import present
 from worker.loading.pages import release
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -58,9 +59,9 @@ class Checkpoint:
         self._touched = 0  # bytes whose pages may be resident
         self._last = ""  # the tensor that was read last
         self.tensors: dict[str, TensorHeader] = {}
-        if (folder / SINGLE).is_file():  # it counts before an index, as in transformers
+        if present(folder / SINGLE):  # it counts before an index, as in transformers
             self.tensors = _read_header(folder / SINGLE)
-        elif (folder / INDEX).is_file():
+        elif present(folder / INDEX):
             self._read_shards()
         else:
             raise JobError(
@@ -69,7 +70,7 @@ class Checkpoint:
                 "model again, or convert it to safetensors",
             )
         if not self.tensors:
-            single = (folder / SINGLE).is_file()
+            single = present(folder / SINGLE)
             raise _broken(folder / (SINGLE if single else INDEX), "it holds no tensors")
 
     def __enter__(self) -> Self:
@@ -153,7 +154,7 @@ class Checkpoint:
 
 def weight_files(folder: Path) -> list[str]:
     """The names of a model's weight files, there or not. Raises JobError for a broken index."""
-    if (folder / SINGLE).is_file() or not (folder / INDEX).is_file():
+    if present(folder / SINGLE) or not present(folder / INDEX):
         return [SINGLE]
     return sorted(set(_weight_map(folder).values()))
 

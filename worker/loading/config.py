@@ -62,13 +62,23 @@ def read_json(path: Path) -> dict[str, Any]:
     return data
 
 
+def present(path: Path) -> bool:
+    """Whether there is such a file. Raises JobError("model_not_found") for a link that leads
+    nowhere: what is broken must not count as left out."""
+    if path.is_symlink() and not path.exists():
+        raise JobError(
+            "model_not_found", f"{path} is a link that leads nowhere: download the model again"
+        )
+    return path.is_file()
+
+
 def read_config(folder: Path, reference: str, supported: Mapping[str, object]) -> ModelConfig:
     """config.json of a model that one of the `supported` families can run.
 
     Raises JobError("unsupported_model"), "model_not_found" if there is no config.json.
     """
     path = folder / CONFIG
-    if not path.is_file():
+    if not present(path):
         raise JobError(
             "model_not_found",
             f"{folder} has no {CONFIG}: give a folder in Hugging Face layout, or a hub repo id",
@@ -124,7 +134,7 @@ def read_defaults(folder: Path, config: ModelConfig) -> GenerationDefaults:
     do_sample false means greedy; without that field, what the file sets counts.
     """
     path = folder / GENERATION
-    fields = Fields(read_json(path) if path.is_file() else {}, str(path))
+    fields = Fields(read_json(path) if present(path) else {}, str(path))
     ends = config.eos_token_ids | _ids(fields, "eos_token_id")
     if not fields.boolean("do_sample", True):
         return GenerationDefaults(eos_token_ids=ends, temperature=0.0)

@@ -16,7 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer as HubTokenizer
 
 from jobs.types import JobError
-from worker.loading.config import read_json
+from worker.loading.config import present, read_json
 
 FILE, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
 NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
@@ -30,16 +30,14 @@ class Tokenizer:
 
     def __init__(self, folder: Path) -> None:
         path = folder / FILE
-        if not path.is_file():
+        if not present(path):
             raise JobError(
                 "model_not_found",
                 f"{folder} has no {FILE}: download the model again, or convert its tokenizer with "
                 "the tokenizers library",
             )
         self._folder, self._path = folder, path
-        self.config: dict[str, Any] = (
-            read_json(folder / CONFIG) if (folder / CONFIG).is_file() else {}
-        )
+        self.config: dict[str, Any] = read_json(folder / CONFIG) if present(folder / CONFIG) else {}
         values, text = read_json(path), path.read_text(encoding="utf-8")
         self.hash = hashlib.sha256(text.encode()).hexdigest()[:32]
         self._read(values, text)
@@ -163,7 +161,7 @@ class Tokenizer:
         As transformers has it: special_tokens_map.json counts before a tokenizer_config.json of the
         time before added_tokens_decoder; extra_special_tokens are named by the model."""
         named: dict[str, Any] = {name: self.config.get(name) for name in NAMED}
-        if "added_tokens_decoder" not in self.config and (self._folder / MAP).is_file():
+        if "added_tokens_decoder" not in self.config and present(self._folder / MAP):
             given = read_json(self._folder / MAP)
             named |= {name: given[name] for name in NAMED if name in given}
         extra = self.config.get("extra_special_tokens")

@@ -58,9 +58,12 @@ class Fields:
         """num_hidden_layers."""
         return self.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
-    def number(self, name: str, default: Any = REQUIRED) -> float:
-        """A positive finite number."""
-        value = self._get(name, default, "a positive number", lambda v: _is_number(v) and v > 0)
+    def number(self, name: str, default: Any = REQUIRED, *, or_zero: bool = False) -> float:
+        """A finite number above 0, or of at least 0."""
+        kind = "a number of at least 0" if or_zero else "a positive number"
+        value = self._get(
+            name, default, kind, lambda v: _is_number(v) and (v > 0 or (or_zero and v == 0))
+        )
         return float(value)
 
     def boolean(self, name: str, default: Any = REQUIRED) -> bool:
@@ -129,11 +132,12 @@ def read_layer_kinds(fields: Fields, layers: int, plan: list[str], possible: set
 
 
 def read_rope(
-    fields: Fields, head_dim: int, *, theta: float = 10_000.0, partial: float = 1.0
+    fields: Fields, head_dim: int, *, theta: float = 10_000.0, partial: float | None = None
 ) -> RopeConfig:
     """RoPE fields in the old spelling (rope_theta, rope_scaling) or the new (rope_parameters).
 
-    `theta` and `partial` are the family's defaults. A rope_scaling that is not null wins.
+    `theta` and `partial` are the family's defaults; with None all channels turn, whatever the
+    fields say, as in transformers. A rope_scaling that is not null wins.
     """
     given = fields.inner("rope_scaling") or fields.inner("rope_parameters")
     rope = given or Fields({}, fields.where)
@@ -150,9 +154,9 @@ def read_rope(
         head_dim=head_dim,
         max_positions=max_positions,
         theta=rope.number("rope_theta", fields.number("rope_theta", theta)),
-        partial=rope.number(
-            "partial_rotary_factor", fields.number("partial_rotary_factor", partial)
-        ),
+        partial=1.0
+        if partial is None
+        else rope.number("partial_rotary_factor", fields.number("partial_rotary_factor", partial)),
         kind=kind,
         original_positions=original,
         scaling=dict(rope.values),
@@ -176,7 +180,7 @@ def _check_scaling(config: RopeConfig, rope: Fields) -> None:
             rope.number(name, 1.0)
     if config.kind == "yarn":
         for name in ("beta_fast", "beta_slow", "mscale", "mscale_all_dim"):
-            rope.number(name, 1.0)
+            rope.number(name, 1.0, or_zero=True)  # 0 counts as absent
         rope.boolean("truncate", True)
     if config.kind == "longrope":
         for name in ("short_factor", "long_factor"):

@@ -54,7 +54,7 @@ class Gemma3Config:
             hidden_size=fields.integer("hidden_size"),
             intermediate_size=fields.integer("intermediate_size"),
             attention=attention,
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6, or_zero=True),
             attention_bias=fields.boolean("attention_bias", False),
             hidden_activation=fields.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh"),
             query_pre_attn_scalar=fields.number("query_pre_attn_scalar", 256),
@@ -79,20 +79,25 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _ropes(fields: Fields, head_dim: int) -> dict[str, RopeConfig]:
-    """Global layers may be stretched; sliding ones turn by their own, smaller theta."""
+    """Global layers may be stretched; sliding ones turn by their own, smaller theta.
+
+    rope_parameters has an object for each kind; rope_scaling, the older spelling, is about the
+    global layers alone.
+    """
+    both = fields.inner("rope_parameters") or Fields({}, fields.where)
+    if SLIDING in both.values or FULL in both.values:
+        old = fields.inner("rope_scaling")
+        turned = {**(both.values.get(FULL) or {}), **(old.values if old else {})}
+        wide = {**fields.values, "rope_scaling": None, "rope_parameters": turned}
+    else:
+        wide = {**fields.values}
     local = {
         "max_position_embeddings": fields.values.get("max_position_embeddings"),
         "rope_theta": fields.values.get("rope_local_base_freq"),
+        "rope_parameters": both.values.get(SLIDING),
     }
-    both = fields.inner("rope_parameters")
-    if both is not None and both.inner(FULL) is not None:
-        turned = {**fields.values, "rope_parameters": both.values[FULL]}
-        local["rope_parameters"] = both.values.get(SLIDING)
-        fields_full = Fields(turned, fields.where)
-    else:
-        fields_full = fields
     return {
-        FULL: read_rope(fields_full, head_dim, theta=1_000_000.0),
+        FULL: read_rope(Fields(wide, fields.where), head_dim, theta=1_000_000.0),
         SLIDING: read_rope(Fields(local, fields.where), head_dim, theta=10_000.0),
     }
 

@@ -36,7 +36,7 @@ class LlamaConfig:
             intermediate_size=fields.integer("intermediate_size"),
             num_hidden_layers=fields.layers(),
             attention=attention,
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6, or_zero=True),
             attention_bias=fields.boolean("attention_bias", False),
             mlp_bias=fields.boolean("mlp_bias", False),
             hidden_act=fields.choice("hidden_act", ACTIVATIONS, "silu"),

@@ -37,7 +37,7 @@ class Qwen3Config:
             hidden_size=fields.integer("hidden_size"),
             intermediate_size=fields.integer("intermediate_size"),
             attention=attention,
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6, or_zero=True),
             attention_bias=fields.boolean("attention_bias", False),
             hidden_act=fields.choice("hidden_act", ACTIVATIONS, "silu"),
             rope=read_rope(fields, attention.dim),

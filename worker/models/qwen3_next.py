@@ -80,7 +80,7 @@ class HybridConfig:
             hidden_size=fields.integer("hidden_size"),
             attention=attention,
             delta=delta,
-            rms_norm_eps=fields.number("rms_norm_eps", 1e-6),
+            rms_norm_eps=fields.number("rms_norm_eps", 1e-6, or_zero=True),
             attention_bias=fields.boolean("attention_bias", False),
             rope=read_rope(fields, attention.dim, partial=0.25),
             layer_kinds=read_layer_kinds(fields, layers, plan, {LINEAR, FULL}),

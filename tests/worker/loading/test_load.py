@@ -158,6 +158,26 @@ WHOLE = "must be a whole number of at least 1 and at most 2147483647"
 
 
 @pytest.mark.parametrize(
+    "name",
+    [
+        "config.json",
+        "generation_config.json",
+        "tokenizer.json",
+        "tokenizer_config.json",
+        "special_tokens_map.json",
+        "chat_template.jinja",
+        "additional_chat_templates",
+        "model.safetensors",
+    ],
+)
+def test_a_loop_of_links_is_never_taken_for_a_file_left_out(folder: Path, name: str) -> None:
+    (folder / name).unlink(missing_ok=True)
+    (folder / name).symlink_to(name)
+    message = refusal(folder, "model_not_found")
+    assert message == f"{folder / name} is a link that leads nowhere: download the model again"
+
+
+@pytest.mark.parametrize(
     ("field", "value", "what"),
     [
         ("model_type", 3, "must be a string, got 3"),
@@ -171,8 +191,8 @@ WHOLE = "must be a whole number of at least 1 and at most 2147483647"
         ("head_dim", 10**12, f"{HEAD}, got {10**12}"),
         ("max_position_embeddings", 2**63, f"{WHOLE}, got {2**63}"),
         ("hidden_size", 2**63, f"{WHOLE}, got {2**63}"),
-        ("rms_norm_eps", "1e-6", "must be a positive number, got '1e-6'"),
-        ("rms_norm_eps", float("nan"), "must be a positive number, got nan"),
+        ("rms_norm_eps", "1e-6", "must be a number of at least 0, got '1e-6'"),
+        ("rms_norm_eps", float("nan"), "must be a number of at least 0, got nan"),
         ("tie_word_embeddings", "no", "must be true or false, got 'no'"),
         ("eos_token_id", "</s>", "must be a token id or a list of them, got '</s>'"),
         ("eos_token_id", [1, -2], "must be a token id or a list of them, got [1, -2]"),

@@ -68,6 +68,32 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3_moe gelu": ("qwen3_moe", {"hidden_act": "gelu_pytorch_tanh"}),
     **{f"llama {act}": ("llama", {"hidden_act": act}) for act in ("gelu", "gelu_new", "relu")},
     "qwen3 with more rows than tokens": ("qwen3", {"vocab_size": 700}),
+    **{
+        f"{family} ignores partial": (family, {"partial_rotary_factor": 0.5})
+        for family in ("llama", "gemma3_text")
+    },
+    "qwen3 eps 0, yarn mscale 0": (
+        "qwen3",
+        {
+            "rms_norm_eps": 0.0,
+            "rope_scaling": {"rope_type": "yarn", "mscale_all_dim": 0.0, "mscale": 1.0}
+            | ROPE["yarn"],
+        },
+    ),
+    "gemma3 sliding rope alone": (
+        "gemma3_text",
+        {"rope_parameters": {"sliding_attention": {"rope_type": "default", "rope_theta": 50.0}}},
+    ),
+    "gemma3 both ropes and a stretch": (
+        "gemma3_text",
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_type": "default", "rope_theta": 300.0},
+            },
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
     "gemma3 soft cap": ("gemma3_text", {"final_logit_softcapping": 5.0}),
 }
 WEIGHTS = "model.safetensors"
