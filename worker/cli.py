@@ -9,11 +9,22 @@ from __future__ import annotations
 import time
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from jobs.cli.failures import Infrastructure
-from jobs.cli.options import EMBEDDED, quiet_option, redis_option, results_option, server
+from jobs.cli.options import (
+    EMBEDDED,
+    Seconds,
+    quiet_option,
+    redis_option,
+    results_option,
+    server,
+)
+
+if TYPE_CHECKING:
+    from jobs import JobError
 
 device_option = click.option(
     "--device",
@@ -45,6 +56,13 @@ def need_torch() -> None:
         )
 
 
+def refusal(error: JobError) -> click.ClickException:
+    """What the command line asked for can't be, or isn't there."""
+    if error.code == "invalid_request" and error.param != "device":
+        return click.UsageError(error.message)
+    return Infrastructure(str(error))
+
+
 @click.command()
 @click.option(
     "-m",
@@ -74,7 +92,7 @@ def need_torch() -> None:
 )
 @click.option(
     "--grace",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=30,
     show_default=True,
     metavar="S",
@@ -129,7 +147,7 @@ def work(
                 click.echo(f"device: {backend.device}", err=True)
             serve(backend, models, redis_url=url, results=Path(results), grace=grace, burst=burst)
         except JobError as error:
-            raise Infrastructure(str(error)) from None
+            raise refusal(error) from None
 
 
 @click.command()

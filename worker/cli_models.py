@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs.cli.answer import print_json
-from jobs.cli.failures import Failure, Infrastructure
+from jobs.cli.failures import Failure
 from jobs.cli.options import json_option
-from worker.cli import device_option, download_option, dtype_option, need_torch
+from worker.cli import device_option, download_option, dtype_option, need_torch, refusal
 
 if TYPE_CHECKING:
     from worker.engine.preflight import Preflight
@@ -47,7 +47,7 @@ def check(
         headers = files.repo is None or is_there(files.folder)
         found = preflight(files, choose_device(device), dtype, headers=headers)
     except JobError as error:
-        raise Infrastructure(str(error)) from None
+        raise refusal(error) from None
     if as_json:
         print_json(_facts(found))
     else:

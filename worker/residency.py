@@ -14,6 +14,9 @@ logger = logging.getLogger(__name__)
 def load_all(backend: Backend, references: Sequence[str]) -> list[ModelInfo]:
     """Load the models in order. Raises JobError for the first that can't be loaded, and for two
     that would share a name, since the name is the queue."""
+    twice = next((one for one in references if references.count(one) > 1), None)
+    if twice is not None:
+        raise invalid(f"model '{twice}' is given twice: once is enough", "model")
     loaded: list[ModelInfo] = []
     for reference in references:
         info = backend.load(reference)

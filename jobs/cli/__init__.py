@@ -6,12 +6,13 @@ quick. The worker package adds its commands (`work`, `demo`) through an entry-po
 
 from __future__ import annotations
 
+import sys
 from importlib.metadata import entry_points
 
 import click
 
 from jobs.cli.chat import chat
-from jobs.cli.failures import Commands, context_settings
+from jobs.cli.failures import INTERRUPTED, Commands, context_settings, nowhere
 from jobs.cli.jobs import cancel, follow
 from jobs.cli.results import results
 from jobs.cli.status import status
@@ -25,7 +26,8 @@ def build() -> click.Group:
         help=(
             "Chat-completion jobs on Redis queues, run by workers that keep their models loaded."
             "\n\nstdout carries data, stderr everything else. Exit codes: 0 fine, 1 a job failed, "
-            "2 wrong usage, 3 Redis, a model or the disk isn't there, 130 interrupted."
+            "2 wrong usage, 3 Redis, a model, a device or the disk isn't there, 130 interrupted, "
+            "141 nobody reads stdout any more."
         ),
         context_settings=context_settings(),
     )
@@ -37,4 +39,10 @@ def build() -> click.Group:
 
 
 def main() -> None:
-    build()(prog_name="chatjobs")
+    if sys.stdout is None:  # it was closed before we began; the next file must not take its place
+        sys.stdout = nowhere()
+    try:
+        build()(prog_name="chatjobs")
+    except KeyboardInterrupt:  # while a command was still being imported
+        click.echo("interrupted", err=True)
+        sys.exit(INTERRUPTED)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs.cli import answer
-from jobs.cli.options import client, json_option, quiet_option, redis_option
+from jobs.cli.options import Seconds, client, json_option, quiet_option, redis_option
 
 if TYPE_CHECKING:
     from jobs import ChatCompletion, ChatRequest, Client, Job
@@ -52,7 +52,7 @@ def parse_fields(
 )
 @click.option(
     "--wait",
-    type=click.FloatRange(min=0),
+    type=Seconds(min=0),
     default=30,
     show_default=True,
     metavar="S",

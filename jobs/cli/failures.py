@@ -9,7 +9,12 @@ from typing import IO, Any
 
 import click
 
-INTERRUPTED = 130
+INTERRUPTED, UNREAD = 130, 141  # 128 and the number of the signal, as shells have it
+
+
+def nowhere() -> IO[str]:
+    """A stdout that nobody reads."""
+    return open(os.devnull, "w", encoding="utf-8")
 
 
 class Failure(click.ClickException):
@@ -47,7 +52,10 @@ class Commands(click.Group):
             except KeyboardInterrupt:
                 click.echo("interrupted", err=True)
                 ctx.exit(INTERRUPTED)
-            except (click.ClickException, click.exceptions.Exit, click.Abort, BrokenPipeError):
+            except BrokenPipeError:
+                sys.stdout = nowhere()  # with what is still to be flushed
+                ctx.exit(UNREAD)
+            except (click.ClickException, click.exceptions.Exit, click.Abort):
                 raise
             except Exception as error:
                 if os.environ.get("CHATJOBS_DEBUG") == "1":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.metadata import entry_points
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -37,6 +37,22 @@ results_option = click.option(
     metavar="DIR",
     help="Folder of the result data sets.",
 )
+
+
+class Seconds(click.FloatRange):
+    """A time of at least 0."""
+
+    name = "seconds"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        seconds: float = super().convert(value, param, ctx)
+        if seconds != seconds:
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return seconds
+
+
 json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
 quiet_option = click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
 

@@ -50,6 +50,29 @@ def test_a_password_is_never_shown(run: Run) -> None:
     assert "secret" not in result.output
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("work -m demo --context 100000", "context must be 2 to 1024 for this model"),
+        ("work -m demo -m demo", "model 'demo' is given twice"),
+        ("work -m demo --grace nan", "'nan' is not a number"),
+        ("chat -m demo --wait nan hi", "'nan' is not a number"),
+    ],
+)
+def test_what_cant_be_asked_for_is_wrong_usage(run: Run, words: str, says: str) -> None:
+    redis = () if "models" in words else ("--redis", "embedded")
+    result = run(*words.split(), *redis)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
+@pytest.mark.parametrize("reference", ["./nonexist", "../models/x", "/nonexist", "nonexist"])
+def test_a_folder_that_is_not_there_is_called_one(run: Run, reference: str) -> None:
+    result = run("models", "check", reference)
+    assert result.exit_code == 3
+    assert f"no folder '{reference}'" in result.stderr
+
+
 def test_a_url_that_is_none_is_wrong_usage(run: Run) -> None:
     result = run("status", "--redis", "localhost")
     assert result.exit_code == 2

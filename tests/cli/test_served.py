@@ -56,6 +56,21 @@ def test_quiet_leaves_stderr_empty(spawn: Spawn, served: Served) -> None:
     assert process.communicate(timeout=60) == ("42\n", "")
 
 
+def test_a_stdout_that_nobody_reads_is_no_failed_job(served: Served) -> None:
+    words = f"{COMMAND} chat -m demo 'Count to 20.' --redis {served.url} --json"
+    piped = subprocess.run(
+        ["bash", "-c", f"{words} | head -c1 >/dev/null; echo ${{PIPESTATUS[0]}}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (piped.stdout, piped.stderr) == ("141\n", "")
+    closed = subprocess.run(
+        ["bash", "-c", f"{words} >&-"], capture_output=True, text=True, timeout=120
+    )
+    assert closed.returncode == 0, closed.stderr
+
+
 def test_the_question_may_come_from_stdin(run: Run, served: Served) -> None:
     result = run("chat", "-m", "demo", *GREEDY, "--redis", served.url, "-", input=QUESTION)
     assert result.stdout == "42\n"

@@ -172,8 +172,10 @@ def test_a_job_that_was_cancelled_between_two_workers_ends(site: Site) -> None:
 
 
 def test_two_models_of_one_name_are_refused(site: Site) -> None:
-    with pytest.raises(JobError, match="share a queue"):
-        site.burst(models=["fake", "fake"])
+    with pytest.raises(JobError, match="two models are called 'x': they would share a queue"):
+        site.burst(models=["one/x", "other/x"])
+    with pytest.raises(JobError, match="model 'fake' is given twice"):
+        site.burst(models=["fake", "other", "fake"])
 
 
 def test_a_model_that_can_not_be_loaded_stops_the_start(site: Site) -> None:

@@ -31,7 +31,7 @@ from worker.loading.checkpoint import weight_files
 
 logger = logging.getLogger(__name__)
 
-REPO_ID = re.compile(r"[\w.-]+/[\w.-]+(@[\w./-]+)?")
+REPO_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
 DESCRIPTION = [
     "config.json",
     "generation_config.json",
