@@ -17,6 +17,7 @@ from jobs.cli.failures import Infrastructure
 from jobs.cli.options import (
     EMBEDDED,
     Seconds,
+    check_run,
     quiet_option,
     redis_option,
     results_option,
@@ -152,7 +153,7 @@ def work(
 
 @click.command()
 @click.option("--rows", type=click.IntRange(1, 500), default=500, show_default=True, metavar="N")
-@click.option("--run", metavar="ID", help="Run id. [default: demo-<time>]")
+@click.option("--run", metavar="ID", callback=check_run, help="Run id. [default: demo-<time>]")
 @results_option
 def demo(rows: int, run: str | None, results: str) -> None:
     """Run 500 questions and a live one through a private Redis and a worker, with a tiny model.

@@ -116,7 +116,7 @@ def _request(model: str, system: str | None, text: str, fields: dict[str, Any]) 
     try:
         return ChatRequest(**fields, model=model, messages=messages)
     except JobError as error:
-        raise click.BadParameter(error.message, param_hint="'--option'") from None
+        raise click.UsageError(error.message) from None
 
 
 def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) -> None:

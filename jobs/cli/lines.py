@@ -28,7 +28,8 @@ class BadLine:
     error: InvalidRequest
 
     def __str__(self) -> str:
-        field = f" [{self.error.param}]" if self.error.param else ""
+        named = not self.error.param or self.error.param in self.error.message
+        field = "" if named else f" [{self.error.param}]"
         return f"line {self.line}{field}: {self.error.message}"
 
 

@@ -39,6 +39,18 @@ results_option = click.option(
 )
 
 
+def check_run(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    """A run id, which is a folder's name."""
+    from jobs.types import RUN_ID
+
+    if value is not None and not RUN_ID.fullmatch(value):
+        raise click.BadParameter(
+            f"{value!r}: a run id has up to 100 letters, digits, '_', '-' and '.', and doesn't "
+            "begin with a '.'"
+        )
+    return value
+
+
 class Seconds(click.FloatRange):
     """A time of at least 0."""
 
@@ -95,7 +107,7 @@ def connection(url: str) -> Iterator[Redis]:
 
 def _check(url: str) -> None:
     """Raise what a person can act on if no Redis answers at `url`."""
-    from redis import AuthenticationError, RedisError
+    from redis import AuthenticationError, ConnectionError, RedisError, TimeoutError
 
     from jobs import JobError
     from jobs.connection import connect, redis_failure
@@ -108,7 +120,8 @@ def _check(url: str) -> None:
         redis.ping()
     except RedisError as error:
         message = redis_failure(redis, error).message
-        if not isinstance(error, AuthenticationError):
+        away = isinstance(error, ConnectionError | TimeoutError)
+        if away and not isinstance(error, AuthenticationError):
             message += (
                 "; start one (redis-server --appendonly yes, or: docker compose up -d redis) "
                 "or name another with --redis URL"

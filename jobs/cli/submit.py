@@ -7,7 +7,7 @@ from typing import BinaryIO
 import click
 
 from jobs.cli.answer import print_json
-from jobs.cli.options import client, json_option, quiet_option, redis_option
+from jobs.cli.options import check_run, client, json_option, quiet_option, redis_option
 
 SHOWN_BAD_LINES = 20
 
@@ -15,7 +15,12 @@ SHOWN_BAD_LINES = 20
 @click.command()
 @click.argument("file", type=click.File("rb"))
 @click.option("-m", "--model", metavar="M", help="Model for all rows; else each names its own.")
-@click.option("--run", metavar="ID", help="Run that the rows belong to; makes them bulk jobs.")
+@click.option(
+    "--run",
+    metavar="ID",
+    callback=check_run,
+    help="Run that the rows belong to; makes them bulk jobs.",
+)
 @click.option(
     "--priority",
     type=click.Choice(["interactive", "bulk"]),

@@ -56,11 +56,12 @@ def test_a_password_is_never_shown(run: Run) -> None:
         ("work -m demo --context 100000", "context must be 2 to 1024 for this model"),
         ("work -m demo -m demo", "model 'demo' is given twice"),
         ("work -m demo --grace nan", "'nan' is not a number"),
+        ("demo --run a/b", "'a/b': a run id has up to 100 letters"),
         ("chat -m demo --wait nan hi", "'nan' is not a number"),
     ],
 )
 def test_what_cant_be_asked_for_is_wrong_usage(run: Run, words: str, says: str) -> None:
-    redis = () if "models" in words else ("--redis", "embedded")
+    redis = () if words.split()[0] in ("models", "demo") else ("--redis", "embedded")
     result = run(*words.split(), *redis)
     assert result.exit_code == 2
     assert says in result.stderr
@@ -121,7 +122,7 @@ def test_one_bad_line_and_nothing_is_enqueued(run: Run, redis_url: str, tmp_path
     result = run("submit", str(file), "-m", "demo", "--redis", redis_url)
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert f"{file}: line 2 [temperature]: " in result.stderr
+    assert f"{file}: line 2: temperature: " in result.stderr
     assert json.loads(run("status", "--json", "--redis", redis_url).stdout)["queues"] == []
 
 

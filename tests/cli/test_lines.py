@@ -90,7 +90,7 @@ def test_bad_lines_are_named_with_number_and_field() -> None:
     )
     assert len(good) == 1
     assert [(line.line, line.error.param) for line in bad] == [(2, "temperature"), (3, "topp")]
-    assert str(bad[0]).startswith("line 2 [temperature]: ")
+    assert str(bad[0]).startswith("line 2: temperature: ")
 
 
 def test_what_is_no_row_is_said_in_words() -> None:
