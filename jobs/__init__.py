@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.types import ChatChunk, ChatCompletion, ChatRequest, JobError, Sampling
+from jobs.errors import JobError
+from jobs.types import ChatChunk, ChatCompletion, ChatRequest, Sampling
 
 if TYPE_CHECKING:
     from jobs.aio import AsyncClient, AsyncJob

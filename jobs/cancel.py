@@ -15,11 +15,11 @@ from rq.serializers import JSONSerializer
 from rq.utils import now, utcformat
 
 from jobs import keys, outbox
+from jobs.errors import JobError
 from jobs.state import CANCEL, ERROR, JobState, Status, look, unknown
 from jobs.steps import Ask, Emit, Steps, command, reliably
 from jobs.stream import END_LUA, end_id, end_payload
 from jobs.submit import FAILURE_SECONDS
-from jobs.types import JobError
 
 # KEYS: job, queue, canceled registry, log, live, results, outbox, outboxes.
 # ARGV: id, expected attempt, error, outbox row, run, end id, end payload, ended at (RQ's format),

@@ -10,11 +10,12 @@ from redis import Redis, RedisError
 
 from jobs.cancel import cancel_steps
 from jobs.connection import connect, redis_failure
+from jobs.errors import invalid
 from jobs.follow import follow
 from jobs.state import Status, look, unknown
 from jobs.steps import Emit, Steps, answer
 from jobs.submit import enqueue, parse_many
-from jobs.types import JOB_ID, ChatChunk, ChatCompletion, ChatRequest, invalid
+from jobs.types import JOB_ID, ChatChunk, ChatCompletion, ChatRequest
 from jobs.wait import result_steps
 
 

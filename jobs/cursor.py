@@ -10,6 +10,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.errors import invalid
 from jobs.stream import END_SEQ
 from jobs.types import (
     ChatChunk,
@@ -19,7 +20,6 @@ from jobs.types import (
     ChunkChoice,
     Delta,
     TokenLogprob,
-    invalid,
 )
 
 TAIL_SEQ = END_SEQ - 1  # cursor of the last text, where a usage chunk comes after it

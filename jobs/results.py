@@ -23,10 +23,11 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from jobs.errors import invalid
 from jobs.outbox import OutboxEntry, outbox_entry
 from jobs.rows import Row, rows_of
 from jobs.schema import SCHEMA, leaves
-from jobs.types import RUN_ID, invalid
+from jobs.types import RUN_ID
 
 __all__ = [
     "SCHEMA",

@@ -12,9 +12,9 @@ import math
 from datetime import UTC, datetime
 from typing import Any
 
+from jobs.errors import JobError
 from jobs.outbox import DEFAULT_RUN, OutboxEntry, row_index_of
 from jobs.schema import SCHEMA_VERSION
-from jobs.types import JobError
 
 Row = dict[str, Any]
 

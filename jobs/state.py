@@ -15,8 +15,9 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from jobs import keys
+from jobs.errors import JobError, invalid
 from jobs.steps import Ask, command, reliably
-from jobs.types import ChatCompletion, JobError, invalid
+from jobs.types import ChatCompletion
 
 # Fields that we add to RQ's job hash.
 ERROR = "chatjobs_error"  # JobError.to_dict() as JSON, of a failed or cancelled job

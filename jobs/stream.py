@@ -25,7 +25,8 @@ from typing import Any, Literal, NamedTuple
 from redis import Redis
 
 from jobs import keys
-from jobs.types import FinishReason, JobError, TokenLogprob
+from jobs.errors import JobError
+from jobs.types import FinishReason, TokenLogprob
 
 END_SEQ = 2**53 - 1  # seq of the end entry: after all others, exact in every language's numbers
 LOG_ENTRIES = 2**16  # a log keeps about this many; who comes later gets the result instead

@@ -20,7 +20,8 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 
 from jobs import keys
-from jobs.types import ChatRequest, InvalidRequest, JobError, invalid
+from jobs.errors import InvalidRequest, JobError, invalid
+from jobs.types import ChatRequest
 
 RESULT_SECONDS = 86_400  # how long an answer that somebody waits for stays in Redis
 BULK_RESULT_SECONDS = 3_600  # bulk answers are rows in Parquet by then

@@ -1,172 +1,25 @@
-"""The nouns of the wire: requests, chunks, completions and errors in OpenAI's JSON form.
+"""The nouns of the wire: requests, chunks and completions in OpenAI's JSON form.
 
 Owned here, used by everybody: producers build `ChatRequest`, the worker validates it again, streams
-carry `ChatChunk`, results are `ChatCompletion`, whatever fails is a `JobError`.
+carry `ChatChunk`, results are `ChatCompletion`; whatever fails is a `JobError` (errors.py).
 Field names and shapes follow OpenAI's chat-completions reference; extensions carry vLLM's names.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import warnings
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AfterValidator,
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StrictBool,
-    StrictInt,
-    StrictStr,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
-ErrorCode = Literal[
-    "invalid_request",
-    "model_not_found",
-    "model_not_loaded",
-    "unsupported_model",
-    "context_length_exceeded",
-    "out_of_memory",
-    "timeout",
-    "cancelled",
-    "worker_lost",
-    "internal",
-]
-ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
-RETRYABLE_CODES = frozenset({"out_of_memory", "worker_lost", "internal"})
+from jobs.errors import JobError as JobError  # one of the wire's nouns, too
+from jobs.wire import MAX_DEPTH, Checked, Number, Text, Wire, check_json, kind_of
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 
-MAX_DEPTH = 64  # of nested lists and objects in one field
-MAX_BITS = 1024  # of a whole number
-
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
-
-
-class JobError(Exception):
-    """A failure with a stable code, one sentence for a person, and the field it is about."""
-
-    def __init__(self, code: ErrorCode, message: str, param: str | None = None) -> None:
-        super().__init__(message)
-        self.code: ErrorCode = code
-        self.message = message
-        self.param = param
-
-    @property
-    def retryable(self) -> bool:
-        """Whether the same request may succeed when it is run again."""
-        return self.code in RETRYABLE_CODES
-
-    def to_dict(self) -> dict[str, Any]:
-        """OpenAI's error object."""
-        kind = "server_error" if self.retryable else "invalid_request_error"
-        return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> JobError:
-        """The error that `to_dict` wrote; an unknown code reads as `internal`."""
-        code = data.get("code")
-        known: ErrorCode = code if code in ERROR_CODES else "internal"
-        make = InvalidRequest if known == "invalid_request" else JobError
-        return make(known, str(data.get("message", "")), data.get("param"))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return (type(self), (self.code, self.message, self.param))
-
-    def __str__(self) -> str:
-        return f"{self.code}: {self.message}"
-
-
-class InvalidRequest(JobError, ValueError):
-    """A request that can't be run as it stands; also a ValueError, as Python users expect."""
-
-
-class IgnoredFieldWarning(UserWarning):
-    """A known OpenAI field was given that has no effect here."""
-
-
-def invalid(message: str, param: str | None = None) -> InvalidRequest:
-    """An `invalid_request` error about `param`."""
-    return InvalidRequest("invalid_request", message, param)
-
-
-class Wire(BaseModel):
-    """Base of all wire types: unknown fields are refused, values are taken by their JSON type."""
-
-    model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="strings")
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, without the fields that are not set."""
-        return self.model_dump(mode="json", exclude_none=True)
-
-    def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False, separators=(",", ":"))
-
-
-class Checked(Wire):
-    """A wire type that users build: a bad field raises `InvalidRequest`, which names it."""
-
-    def __init__(self, **fields: Any) -> None:
-        try:
-            super().__init__(**fields)
-        except ValidationError as error:
-            raise _explain(error, type(self)) from None
-
-    @classmethod
-    def parse(cls, data: Any) -> Self:
-        """Build from a JSON object (dict, str or bytes). Raises InvalidRequest."""
-        if isinstance(data, str | bytes | bytearray):
-            try:
-                data = json.loads(data)
-            except ValueError as error:
-                raise invalid(f"the request is not valid JSON: {error}") from None
-        if isinstance(data, cls):
-            return data
-        if not isinstance(data, dict):
-            raise invalid(f"a request is a JSON object, got {_kind(data)}")
-        bad = next((key for key in data if not isinstance(key, str)), None)
-        if bad is not None:
-            raise invalid(f"field names are strings, got {bad!r}")
-        return cls(**data)
-
-
-def _only_numbers(value: Any) -> Any:
-    """JSON numbers only: no strings, no booleans."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"expected a number, got {_kind(value)}")
-    return value
-
-
-def _whole_characters(value: str) -> str:
-    """JSON can spell half a character (a lone surrogate); no tokenizer and no file takes it."""
-    try:
-        value.encode()
-    except UnicodeEncodeError as error:
-        half = f"\\u{ord(value[error.start]):04x}"
-        fact = f"{half} at {error.start} is half a character: send Unicode text"
-        raise ValueError(fact) from None
-    return value
-
-
-def _check_json(value: Any, depth: int, field: str) -> None:
-    """Raises ValueError for what is nested deeper than `depth` or holds an endless number."""
-    if isinstance(value, dict | list | tuple):
-        if not depth:
-            raise ValueError(f"{field} is nested deeper than {MAX_DEPTH} levels")
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_json(item, depth - 1, field)
-    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise ValueError(f"{field} holds a number of more than {MAX_BITS} bits")
-
-
-Number = Annotated[float, BeforeValidator(_only_numbers), Field(allow_inf_nan=False)]
-Text = Annotated[StrictStr, AfterValidator(_whole_characters)]
 
 
 # --- messages -----------------------------------------------------------------------------------
@@ -260,7 +113,7 @@ class Sampling(Checked):
             raise ValueError("stop: a stop string can't be empty")
         for key in self.logit_bias or {}:
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
-                raise ValueError(f"logit_bias: keys are token ids, got {_kind(key)}")
+                raise ValueError(f"logit_bias: keys are token ids, got {kind_of(key)}")
         if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens {self.min_tokens} is greater than max_tokens {self.max_tokens}"
@@ -335,6 +188,10 @@ IGNORED_FIELDS = frozenset(
 )
 
 
+class IgnoredFieldWarning(UserWarning):
+    """A known OpenAI field was given that has no effect here."""
+
+
 class ChatRequest(Sampling):
     """One chat completion to run: OpenAI's fields, vLLM's extensions, and our own under `job`.
 
@@ -359,7 +216,7 @@ class ChatRequest(Sampling):
     def _serializable(cls, data: Any) -> Any:
         """What is free JSON goes through serializers that give up at some depth and size."""
         for name, value in data.items() if isinstance(data, dict) else ():
-            _check_json(value, MAX_DEPTH, str(name))
+            check_json(value, MAX_DEPTH, str(name))
         return data
 
     @model_validator(mode="before")
@@ -406,7 +263,7 @@ class TopLogprob(Wire):
 
 
 class TokenLogprob(TopLogprob):
-    top_logprobs: list[TopLogprob] = []
+    top_logprobs: list[TopLogprob] = Field(default_factory=list)
 
 
 class ChoiceLogprobs(Wire):
@@ -507,55 +364,3 @@ class ChatChunk(Wire):
     def text(self) -> str:
         """Content delta of the first choice in this chunk."""
         return (self.choices[0].delta.content or "") if self.choices else ""
-
-
-# --- from pydantic's words to ours ----------------------------------------------------------------
-
-
-def _kind(value: Any) -> str:
-    """A value as a person would name it, short."""
-    names = {dict: "an object", list: "a list", type(None): "null", bool: "a boolean"}
-    if type(value) in names:
-        return f"{names[type(value)]}"
-    shown = repr(value)
-    return shown if len(shown) <= 60 else shown[:57] + "..."
-
-
-def _explain(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
-    """The first fault of a ValidationError, in one sentence with the field's name."""
-    faults = error.errors(include_url=False)
-    # In a union the branch that came deepest knows best what was meant.
-    fault = max(
-        faults,
-        key=lambda f: (
-            f["type"] == "literal_error" and f["loc"][-1] == "type",
-            f["type"] == "extra_forbidden",
-            len(f["loc"]),
-        ),
-    )
-    path = ""
-    for part in fault["loc"]:
-        if isinstance(part, int):
-            path += f"[{part}]"
-        elif part.isidentifier():
-            path += f".{part}" if path else part
-    param = path or None
-    given = fault.get("input")
-    if fault["type"] == "extra_forbidden":
-        inside = path.rpartition(".")[0]
-        known = ", ".join(sorted(model.model_fields)) if not inside else ""
-        hint = f"; fields are: {known}" if known else "; remove it"
-        return invalid(f"unknown field '{path}'{hint}", param)
-    if fault["type"] == "missing":
-        return invalid(f"field '{path}' is required", param)
-    if fault["type"] in ("too_short", "string_too_short"):
-        return invalid(f"{path} is empty", param)
-    text = fault["msg"].removeprefix("Value error, ")
-    if fault["type"] == "value_error":
-        if param is None:
-            word = re.match(r"\w+", text)
-            param = word[0] if word and word[0] in model.model_fields else None
-            return invalid(text, param)
-        return invalid(f"{path}: {text}", param)
-    text = text[0].lower() + text[1:]
-    return invalid(f"{path}: {text}, got {_kind(given)}", param)

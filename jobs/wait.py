@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 
 from jobs import keys
+from jobs.errors import JobError
 from jobs.state import Status, look, outcome, unknown
 from jobs.steps import Emit, Steps, command, reliably
-from jobs.types import ChatCompletion, JobError
+from jobs.types import ChatCompletion
 
 SLICE_SECONDS = 2.0  # how long one command waits; after it the job's state is read again
 

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jobs import keys, outbox
-from jobs.types import ChatRequest, JobError, invalid
+from jobs.errors import JobError, invalid
+from jobs.types import ChatRequest
 from worker.backend import Flight, ModelInfo, Outcome
 from worker.claimed import Claimed, Lease
 from worker.ledger import Settlement

@@ -10,15 +10,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jobs.types import (
-    ChatChunk,
-    ChatCompletion,
-    ChatRequest,
-    FinishReason,
-    JobError,
-    Sampling,
-    TokenLogprob,
-)
+from jobs.errors import JobError
+from jobs.types import ChatChunk, ChatCompletion, ChatRequest, FinishReason, Sampling, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)

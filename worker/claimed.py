@@ -14,8 +14,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from jobs import keys
+from jobs.errors import JobError, invalid
 from jobs.submit import FAILURE_SECONDS, RESULT_SECONDS
-from jobs.types import JobError, invalid
 from worker.lua import FIELDS, LOST, RETRIED
 
 MAX_DATA = 64 * 2**20  # bytes of a job's data, unpacked

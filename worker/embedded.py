@@ -19,7 +19,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from jobs.types import JobError
+from jobs.errors import JobError
 
 SERVERS = ("redis-server", "valkey-server")
 START_SECONDS = 20.0  # reading a long append-only file counts

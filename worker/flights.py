@@ -11,7 +11,7 @@ import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.attempt import Execution, Reporter, admit
 from worker.backend import Backend, ModelInfo, Outcome, Piece
 from worker.claimed import Claimed, Lease

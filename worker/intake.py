@@ -20,8 +20,8 @@ from rq.worker import BaseWorker
 from rq.worker.base import WorkerStatus
 
 from jobs import keys
+from jobs.errors import JobError
 from jobs.stream import StreamWriter
-from jobs.types import JobError
 from worker.attempt import Reporter, worker_lost
 from worker.backend import Backend, ModelInfo
 from worker.claimed import Claimed, Lease

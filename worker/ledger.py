@@ -31,9 +31,9 @@ from rq.serializers import JSONSerializer
 from rq.utils import now, utcformat
 
 from jobs import keys
+from jobs.errors import JobError
 from jobs.state import ATTEMPT, CANCEL
 from jobs.stream import end_id, end_payload
-from jobs.types import JobError
 from worker import lua
 from worker.claimed import Claimed, Lease, read
 

@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.types import ChatRequest, JobError, Message, invalid
+from jobs.errors import JobError, invalid
+from jobs.types import ChatRequest, Message
 from worker.loading.tokenizer import Tokenizer
 from worker.template import ChatTemplate
 

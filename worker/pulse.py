@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.backend import Backend
 
 

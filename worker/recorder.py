@@ -22,6 +22,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from jobs import outbox
+from jobs.errors import JobError
 from jobs.results import (
     RUN_FILE,
     SAMPLES,
@@ -32,7 +33,7 @@ from jobs.results import (
     write_part,
     write_run_card,
 )
-from jobs.types import RUN_ID, JobError
+from jobs.types import RUN_ID
 from worker.parts import Parts, Plan
 
 logger = logging.getLogger(__name__)

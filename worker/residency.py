@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from jobs.types import invalid
+from jobs.errors import invalid
 from worker.backend import Backend, ModelInfo
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from jobs.types import JobError, invalid
+from jobs.errors import JobError, invalid
 
 MAX_SECONDS = 2.0  # of one rendering, on a core
 MAX_WAIT = 60.0  # seconds, however busy the machine is

@@ -15,7 +15,7 @@ from typing import Any
 import redis
 
 from jobs.connection import connect, redis_failure
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.backend import Backend
 from worker.intake import LEASE_SECONDS, Intake
 from worker.recorder import PART_SECONDS, Recorder, check_folder

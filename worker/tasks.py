@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NoReturn
 
-from jobs.types import JobError
+from jobs.errors import JobError
 
 
 def chat_completion(request: dict[str, Any]) -> NoReturn:

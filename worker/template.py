@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.loading.config import present, read_json
 from worker.loading.tokenizer import CONFIG as TOKENIZER_CONFIG
 from worker.loading.tokenizer import Tokenizer

@@ -65,7 +65,7 @@ class Commands(click.Group):
 
 def explain(error: Exception) -> Failure:
     """What went wrong, for a person."""
-    from jobs.types import JobError
+    from jobs.errors import JobError
 
     if isinstance(error, JobError):
         return Failure(str(error))

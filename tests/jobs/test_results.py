@@ -20,10 +20,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import Results
+from jobs.errors import InvalidRequest, JobError
 from jobs.outbox import DEFAULT_RUN, decode, encode, outbox_entry, row_index_of, run_of
 from jobs.results import rows_of, table_of, write_part, write_run_card
 from jobs.schema import SCHEMA, leaves
-from jobs.types import InvalidRequest, JobError
 
 REQUEST = {
     "model": "demo",

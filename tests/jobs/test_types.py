@@ -10,6 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion as OpenAICompletion
 from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 
+from jobs.errors import InvalidRequest, JobError
 from jobs.types import (
     AssistantMessage,
     ChatChunk,
@@ -19,8 +20,6 @@ from jobs.types import (
     ChunkChoice,
     Delta,
     IgnoredFieldWarning,
-    InvalidRequest,
-    JobError,
     Sampling,
     Usage,
 )

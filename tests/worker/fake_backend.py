@@ -19,13 +19,13 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from jobs.errors import JobError
 from jobs.types import (
     AssistantMessage,
     ChatChunk,
     ChatCompletion,
     ChatRequest,
     Choice,
-    JobError,
     Sampling,
     Usage,
 )

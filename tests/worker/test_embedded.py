@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import redis
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.embedded import EmbeddedRedis
 
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from jobs.types import ChatCompletion, FinishReason, JobError
+from jobs.errors import JobError
+from jobs.types import ChatCompletion, FinishReason
 from worker.backend import Generation, Outcome, Piece
 from worker.engine.sequence import Step
 

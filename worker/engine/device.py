@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from jobs.types import invalid
+from jobs.errors import invalid
 
 DTYPES = {
     "bf16": torch.bfloat16,

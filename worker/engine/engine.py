@@ -17,7 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from jobs.types import ChatChunk, ChatCompletion, ChatRequest, JobError, Sampling, invalid
+from jobs.errors import JobError, invalid
+from jobs.types import ChatChunk, ChatCompletion, ChatRequest, Sampling
 from worker.backend import Generation, ModelInfo, Sink, Token
 from worker.engine import device as devices
 from worker.engine.cache import CachePool

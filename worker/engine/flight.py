@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from jobs.errors import JobError
 from jobs.types import (
     AssistantMessage,
     ChatCompletion,
@@ -14,7 +15,6 @@ from jobs.types import (
     Choice,
     ChoiceLogprobs,
     FinishReason,
-    JobError,
     TokenLogprob,
     TopLogprob,
     Usage,

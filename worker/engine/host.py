@@ -9,7 +9,8 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
-from jobs.types import ChatChunk, ChatCompletion, ChatRequest, JobError, Sampling
+from jobs.errors import JobError
+from jobs.types import ChatChunk, ChatCompletion, ChatRequest, Sampling
 from worker.backend import Generation, Health, MemoryUse, ModelInfo, Sink, Token
 from worker.engine import device as devices
 from worker.engine.engine import Engine

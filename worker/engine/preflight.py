@@ -13,7 +13,7 @@ from math import prod
 
 import torch
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.engine import device as devices
 from worker.loading import weights
 from worker.loading.checkpoint import Checkpoint

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.backend import ModelInfo
 from worker.engine import device as devices
 from worker.engine.preflight import preflight

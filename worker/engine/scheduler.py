@@ -11,7 +11,7 @@ import time
 from collections import deque
 from dataclasses import dataclass, field
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.engine.cache import CachePool
 from worker.engine.sequence import Sequence
 

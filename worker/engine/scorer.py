@@ -8,7 +8,7 @@ from collections.abc import Sequence as SequenceOf
 import torch
 from torch import Tensor
 
-from jobs.types import JobError, invalid
+from jobs.errors import JobError, invalid
 from worker.engine.cache import CachePool
 from worker.layers.batch import Batch, Span
 from worker.models.model import Model

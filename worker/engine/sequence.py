@@ -6,7 +6,8 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from jobs.types import FinishReason, JobError
+from jobs.errors import JobError
+from jobs.types import FinishReason
 from worker.engine.detokenizer import Detokenizer
 from worker.engine.sampler import Draw, Sampled
 from worker.engine.sampling_plan import SamplingPlan

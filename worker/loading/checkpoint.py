@@ -21,7 +21,7 @@ from typing import Any, Self
 import torch
 from safetensors import SafetensorError, safe_open
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.loading.config import present
 from worker.loading.pages import release
 

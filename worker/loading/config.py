@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.models.fields import Fields
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

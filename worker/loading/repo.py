@@ -25,13 +25,13 @@ from huggingface_hub.errors import (
     RevisionNotFoundError,
 )
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.demo import MODEL_DIR
 from worker.loading.checkpoint import weight_files
 
 logger = logging.getLogger(__name__)
 
-REPO_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@[\w./-]+)?")
+REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
 DESCRIPTION = [
     "config.json",
     "generation_config.json",

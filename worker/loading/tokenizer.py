@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as HubTokenizer
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.loading.config import present, read_json
 
 FILE, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"

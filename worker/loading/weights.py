@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.layers.weight import WeightSlot
 from worker.loading.checkpoint import Checkpoint
 

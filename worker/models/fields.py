@@ -9,7 +9,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from worker.layers.rope import ROPE_TYPES, RopeConfig
 from worker.layers.self_attention import HeadShape
 

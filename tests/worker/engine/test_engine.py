@@ -13,7 +13,8 @@ import torch
 from openai.types.chat import ChatCompletion as OpenAICompletion
 from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 
-from jobs.types import ChatRequest, JobError, Sampling, StreamOptions
+from jobs.errors import JobError
+from jobs.types import ChatRequest, Sampling, StreamOptions
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.backend import Outcome

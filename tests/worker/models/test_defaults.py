@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from jobs.types import JobError
+from jobs.errors import JobError
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from worker import Engine
 from worker.loading.config import read_config

@@ -1,0 +1,63 @@
+"""What fails is a `JobError`: a code for programs, a sentence for people, OpenAI's form in JSON."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, get_args
+
+ErrorCode = Literal[
+    "invalid_request",
+    "model_not_found",
+    "model_not_loaded",
+    "unsupported_model",
+    "context_length_exceeded",
+    "out_of_memory",
+    "timeout",
+    "cancelled",
+    "worker_lost",
+    "internal",
+]
+ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
+RETRYABLE_CODES = frozenset({"out_of_memory", "worker_lost", "internal"})
+
+
+class JobError(Exception):
+    """A failure with a stable code, one sentence for a person, and the field it is about."""
+
+    def __init__(self, code: ErrorCode, message: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.code: ErrorCode = code
+        self.message = message
+        self.param = param
+
+    @property
+    def retryable(self) -> bool:
+        """Whether the same request may succeed when it is run again."""
+        return self.code in RETRYABLE_CODES
+
+    def to_dict(self) -> dict[str, Any]:
+        """OpenAI's error object."""
+        kind = "server_error" if self.retryable else "invalid_request_error"
+        return {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> JobError:
+        """The error that `to_dict` wrote; an unknown code reads as `internal`."""
+        code = data.get("code")
+        known: ErrorCode = code if code in ERROR_CODES else "internal"
+        make = InvalidRequest if known == "invalid_request" else JobError
+        return make(known, str(data.get("message", "")), data.get("param"))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.code, self.message, self.param))
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.message}"
+
+
+class InvalidRequest(JobError, ValueError):
+    """A request that can't be run as it stands; also a ValueError, as Python users expect."""
+
+
+def invalid(message: str, param: str | None = None) -> InvalidRequest:
+    """An `invalid_request` error about `param`."""
+    return InvalidRequest("invalid_request", message, param)
