@@ -59,6 +59,6 @@ def test_the_readme_runs(served: str, capsys: pytest.CaptureFixture[str]) -> Non
         printed.append(capsys.readouterr().out)
         wait_until_recorded(served)
     assert printed[0].strip() == "42"
-    assert printed[1].startswith("invalid_request top_p ")
+    assert printed[1].startswith("invalid_request top_p: ")
     assert printed[2] == printed[3].removesuffix("\n")
     assert printed[-1].strip() == "100"
