@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import select
+import signal
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from jobs.errors import JobError, invalid
 MAX_SECONDS = 2.0  # of one rendering, on a core
 MAX_WAIT = 60.0  # seconds, however busy the machine is
 MAX_BYTES = 2 * 2**30  # of the process
+END_SECONDS = 1.0  # how long a process may take to end that has closed its output
 
 
 class Sandbox:
@@ -51,15 +53,14 @@ class Sandbox:
             case {"escaped": why}:
                 raise _broken(f"leaves its sandbox: {why}")
             case {"failed": why}:
-                raise invalid(
-                    f"the model's chat template fails on these messages: {why}", "messages"
-                )
+                fact = f"the model's chat template fails on these messages: {why}"
+                raise invalid(fact, "messages")
             case {"endless": why}:
                 raise _broken(f"doesn't seem to end: {why}")
-        raise _broken(f"doesn't seem to end: it was stopped after {MAX_SECONDS:g} s")
+        raise JobError("internal", f"the process that renders chat templates says {said!r}")
 
-    def _talk(self, line: bytes) -> dict[str, Any] | None:
-        """One question, one answer; None if the process ended over it."""
+    def _talk(self, line: bytes) -> dict[str, Any]:
+        """One question, one answer. A process that a template has used up makes way for another."""
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = self._start()
@@ -69,13 +70,24 @@ class Sandbox:
             process.stdin.write(line)
             process.stdin.flush()
             answer = self._read(process)
-        if answer is None:
-            process.kill()
-            process.wait()
-            self._process = None
-        return answer
+        if answer is not None and "endless" not in answer:
+            return answer
+        self._process = None
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(0 if answer is not None else END_SECONDS)
+        stopped = process.returncode
+        process.kill()
+        process.wait()
+        if answer is not None:
+            return answer
+        if stopped is None or stopped == -signal.SIGPROF:
+            return {"endless": f"it was stopped after {MAX_SECONDS:g} s"}
+        raise JobError(
+            "internal", f"the process that renders chat templates ended ({stopped}): try again"
+        )
 
     def _read(self, process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+        """The answer; None if there is none because the process ended, or doesn't in MAX_WAIT."""
         assert process.stdout is not None
         deadline = time.monotonic() + MAX_WAIT
         poll = select.poll()

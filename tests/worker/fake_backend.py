@@ -191,20 +191,20 @@ class FakeBackend:
         self._thread.join(timeout=1)
 
     def chat(self, request: ChatRequest) -> NoReturn:
-        raise NotImplementedError
+        raise AssertionError("the service only submits")
 
     def stream(self, request: ChatRequest) -> Iterator[ChatChunk]:
-        raise NotImplementedError
+        raise AssertionError("the service only submits")
 
     def generate(
         self, model: str, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling]
     ) -> list[Generation]:
-        raise NotImplementedError
+        raise AssertionError("the service only submits")
 
     def generate_stream(
         self, model: str, prompt: Sequence[int], sampling: Sampling
     ) -> Iterator[Token]:
-        raise NotImplementedError
+        raise AssertionError("the service only submits")
 
     def _sequences(self) -> int:
         return sum(flight.n for flight in self._flights)

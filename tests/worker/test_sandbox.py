@@ -151,6 +151,19 @@ def test_a_renderer_that_was_killed_is_started_again() -> None:
     assert ready.render([HELLO]) == "Hello!"
 
 
+def test_a_renderer_that_ends_for_another_cause_is_not_the_templates_fault(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ready = template("{{ messages[0].content }}")
+    monkeypatch.setattr(sandbox, "SANDBOX", sandbox.Sandbox())
+    monkeypatch.setattr(sandbox, "MAX_BYTES", "none")
+    with pytest.raises(JobError, match="renders chat templates ended \\(1\\): try again") as caught:
+        sandbox.SANDBOX.render(ready.source, {"messages": [HELLO]})
+    assert caught.value.code == "internal"
+    monkeypatch.undo()
+    assert ready.render([HELLO]) == "Hello!"
+
+
 def test_a_renderer_ends_with_its_worker() -> None:
     code = (
         "import os, signal; from worker.sandbox import SANDBOX; SANDBOX.check('a')\n"

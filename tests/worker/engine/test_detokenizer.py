@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.worker.checkpoints import STYLES, save_tokenizer
+from tests.worker.tokenizers import STYLES, save_tokenizer
 from worker.engine.detokenizer import Detokenizer
 from worker.loading.tokenizer import Tokenizer
 

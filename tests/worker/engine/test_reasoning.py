@@ -8,7 +8,8 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from tests.worker.checkpoints import QWEN_TEMPLATE, Style, save_tokenizer
+from tests.worker.templates import QWEN_TEMPLATE
+from tests.worker.tokenizers import Style, save_tokenizer
 from worker.engine.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 from worker.loading.tokenizer import Tokenizer
 

@@ -13,7 +13,7 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
 from jobs import JobError
-from tests.worker.checkpoints import STYLES, Style, make_tokenizer, save_tokenizer
+from tests.worker.tokenizers import STYLES, Style, make_tokenizer, save_tokenizer
 from worker.engine.detokenizer import Detokenizer
 from worker.loading.tokenizer import Tokenizer
 

@@ -1,0 +1,27 @@
+"""Model folders to be spoilt."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.worker.checkpoints import make_checkpoint, split
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=1)
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A whole model folder, to be spoilt."""
+    return Path(shutil.copytree(original, tmp_path / "tiny"))
+
+
+@pytest.fixture
+def sharded(folder: Path) -> Path:
+    split(folder, 3)
+    return folder
