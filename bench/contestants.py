@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bench.harness import seconds
-from jobs.types import Sampling
+from jobs.api.sampling import Sampling
 from worker import Engine
 
 Contestant = Callable[[], float]  # runs once, answers tokens per second

@@ -19,8 +19,8 @@ from bench.contestants import Contestant, chatjobs, load_peer, random_prompts, t
 from bench.harness import median, report, seconds, turn_about
 from bench.shapes import QWEN3_06B, random_checkpoint
 from worker import Engine
-from worker.engine.device import choose_device
 from worker.layers.linear import LinearFactory
+from worker.resident.device import choose_device
 
 PROMPT = 64
 

@@ -20,7 +20,7 @@ from bench.contestants import chatjobs, load_peer, random_prompts, transformers
 from bench.harness import median, report, turn_about
 from bench.shapes import random_checkpoint
 from worker import Engine
-from worker.engine.device import choose_device
+from worker.resident.device import choose_device
 
 BASE: dict[str, Any] = {
     "hidden_size": 1024,

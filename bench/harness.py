@@ -50,7 +50,7 @@ def median(figures: list[float]) -> float:
 
 def facts(device: str) -> dict[str, str]:
     """Date, machine and versions that belong to every figure."""
-    from worker.engine.device import device_name
+    from worker.resident.device import device_name
 
     packages = {}
     for name in ("chatjobs", "torch", "transformers", "tokenizers", "redis", "rq"):

@@ -22,8 +22,8 @@ from bench.overhead import requests
 from bench.shapes import QWEN3_06B, random_checkpoint
 from jobs import ChatRequest, Client
 from jobs.cli.status import workers
+from jobs.embedded import EmbeddedRedis
 from worker.demo import MODEL_DIR
-from worker.embedded import EmbeddedRedis
 
 MIB = 2**20
 SECONDS = 300.0

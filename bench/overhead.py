@@ -20,9 +20,9 @@ import click
 from bench.harness import median, report, seconds, turn_about
 from jobs import ChatRequest, Client, Results, Sampling
 from jobs.cli import lines
+from jobs.embedded import EmbeddedRedis
 from worker import Engine
 from worker.demo import DATASET
-from worker.embedded import EmbeddedRedis
 
 SECONDS = 120.0  # that long a round may take
 

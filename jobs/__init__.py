@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from jobs.api.answer import ChatCompletion
+from jobs.api.chunk import ChatChunk
+from jobs.api.request import ChatRequest
+from jobs.api.sampling import Sampling
 from jobs.errors import JobError
-from jobs.types import ChatChunk, ChatCompletion, ChatRequest, Sampling
 
 if TYPE_CHECKING:
-    from jobs.aio import AsyncClient, AsyncJob
-    from jobs.client import Client, Job
-    from jobs.results import Results
+    from jobs.client.aio import AsyncClient, AsyncJob
+    from jobs.client.client import Client, Job
+    from jobs.results.files import Results
 
 __all__ = [
     "AsyncClient",
@@ -26,11 +29,11 @@ __all__ = [
 ]
 
 _LAZY = {
-    "AsyncClient": "jobs.aio",
-    "AsyncJob": "jobs.aio",
-    "Client": "jobs.client",
-    "Job": "jobs.client",
-    "Results": "jobs.results",
+    "AsyncClient": "jobs.client.aio",
+    "AsyncJob": "jobs.client.aio",
+    "Client": "jobs.client.client",
+    "Job": "jobs.client.client",
+    "Results": "jobs.results.files",
 }
 
 

@@ -5,6 +5,11 @@ Job-specific names hold the job id in braces, so that a cluster keeps them in on
 
 from __future__ import annotations
 
+import re
+
+JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
+RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+
 TASK = "worker.tasks.chat_completion"  # the func of every job of ours
 
 CONTROL = "chatjobs:control"  # pub/sub: load, unload, cancel

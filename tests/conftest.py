@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
-from worker.embedded import EmbeddedRedis
+from jobs.embedded import EmbeddedRedis
 
 
 @pytest.fixture(scope="session")

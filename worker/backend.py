@@ -10,8 +10,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from jobs.api.answer import ChatCompletion, FinishReason, TokenLogprob
+from jobs.api.chunk import ChatChunk
+from jobs.api.request import ChatRequest
+from jobs.api.sampling import Sampling
 from jobs.errors import JobError
-from jobs.types import ChatChunk, ChatCompletion, ChatRequest, FinishReason, Sampling, TokenLogprob
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +64,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Delta:
     """What one engine step added to one choice of a request."""
 
     choice: int
@@ -92,12 +95,12 @@ class Outcome:
 class Sink(Protocol):
     """Where a flight's events go. Called on the engine's thread: must not block."""
 
-    def pieces(self, pieces: Sequence[Piece]) -> None: ...
+    def deltas(self, pieces: Sequence[Delta]) -> None: ...
 
     def ended(self, outcome: Outcome) -> None: ...
 
 
-class Flight(Protocol):
+class Handle(Protocol):
     """A request under way."""
 
     def cancel(self) -> None:
@@ -158,7 +161,7 @@ class Backend(Protocol):
     def room(self, model: str) -> int:
         """How many more sequences (a request with n choices counts n) fit into the batch now."""
 
-    def submit(self, request: ChatRequest, sink: Sink) -> Flight:
+    def submit(self, request: ChatRequest, sink: Sink) -> Handle:
         """Check and start a request without waiting. Raises JobError if it can't run; after it has
         returned, the sink hears of everything, `ended` last and once."""
 

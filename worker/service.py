@@ -14,12 +14,12 @@ from typing import Any
 
 import redis
 
-from jobs.connection import connect, redis_failure
+from jobs.client.connection import connect, redis_failure
 from jobs.errors import JobError
 from worker.backend import Backend
-from worker.intake import LEASE_SECONDS, Intake
-from worker.recorder import PART_SECONDS, Recorder, check_folder
-from worker.residency import load_all
+from worker.queue.loop import LEASE_SECONDS, WorkerLoop
+from worker.queue.residency import load_all
+from worker.record.recorder import PART_SECONDS, Recorder, check_folder
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ def serve(
             part_seconds=part_seconds,
             plan_seconds=PLAN_LEASES * lease_seconds,
         )
-        intake = Intake(
+        intake = WorkerLoop(
             backend,
             client,
             models,
@@ -91,7 +91,7 @@ def serve(
 
 
 @contextmanager
-def _signals_stop(intake: Intake) -> Iterator[None]:
+def _signals_stop(intake: WorkerLoop) -> Iterator[None]:
     """SIGTERM and SIGINT ask the intake to stop: once gently, then at once, then without it."""
     before: dict[int, Any] = {}
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from jobs.api.request import ChatRequest
 from jobs.errors import InvalidRequest, invalid
-from jobs.types import ChatRequest
 
 BATCH_URL = "/v1/chat/completions"
 

@@ -41,7 +41,7 @@ results_option = click.option(
 
 def check_run(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     """A run id, which is a folder's name."""
-    from jobs.types import RUN_ID
+    from jobs.keys import RUN_ID
 
     if value is not None and not RUN_ID.fullmatch(value):
         raise click.BadParameter(
@@ -99,7 +99,7 @@ def client(url: str) -> Iterator[Client]:
 @contextmanager
 def connection(url: str) -> Iterator[Redis]:
     """A bare connection to the Redis at `url`, for looking only."""
-    from jobs.connection import connect
+    from jobs.client.connection import connect
 
     with server(url) as found, connect(found) as redis:
         yield redis
@@ -110,7 +110,7 @@ def _check(url: str) -> None:
     from redis import AuthenticationError, ConnectionError, RedisError, TimeoutError
 
     from jobs import JobError
-    from jobs.connection import connect, redis_failure
+    from jobs.client.connection import connect, redis_failure
 
     try:
         redis = connect(url)

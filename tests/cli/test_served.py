@@ -15,8 +15,8 @@ import pytest
 
 from jobs import Client
 from jobs.cli.status import workers
+from jobs.embedded import EmbeddedRedis
 from tests.cli.conftest import COMMAND, Run, Spawn
-from worker.embedded import EmbeddedRedis
 
 QUESTION = "What is 17 + 25?"
 GREEDY = ("-o", "temperature=0")

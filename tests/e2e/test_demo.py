@@ -13,8 +13,8 @@ import pytest
 
 from jobs import ChatRequest, Client, Results
 from jobs.cli import lines
+from jobs.embedded import EmbeddedRedis
 from worker.demo import DATASET
-from worker.embedded import EmbeddedRedis
 
 COMMAND = Path(sys.executable).with_name("chatjobs")
 SECONDS = 120.0

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from jobs import Client
+from jobs.embedded import EmbeddedRedis
 from tests.worker.checkpoints import FAMILIES, WRAPPED, make_checkpoint
 from tests.worker.site import PATIENCE
-from worker.embedded import EmbeddedRedis
 
 COMMAND = Path(sys.executable).with_name("chatjobs")
 ASK = ("chat", "Hello!", "--json", "--wait", "60", "-o", "max_tokens=12", "-o", "seed=1")

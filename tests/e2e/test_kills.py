@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from jobs import Client, JobError, keys
-from jobs.client import Job
-from jobs.stream import END_SEQ
+from jobs.client.client import Job
+from jobs.embedded import EmbeddedRedis
+from jobs.stream.entries import END_SEQ
 from tests.worker.fake_backend import text_of
 from tests.worker.site import Site, wait_until
-from worker.embedded import EmbeddedRedis
-from worker.ledger import MAX_LOST, Ledger
+from worker.queue.rq_store import MAX_LOST, RQStore
 
 QUEUE = "rq:queue:chat:fake"
 
@@ -119,7 +119,7 @@ def test_a_killed_worker_s_jobs_go_to_another_in_their_order(site: Site) -> None
     doomed = site.worker(delay=0.01)
     wait_until(lambda: sum(job.status().value == "started" for job in jobs) == 8)
     doomed.kill()
-    heir = Ledger(site.redis, ["none"], "heir", "rq:worker:heir")
+    heir = RQStore(site.redis, ["none"], "heir", "rq:worker:heir")
     wait_until(lambda: not any(one.alive for one in heir.started("chat:fake")))
     other = site.worker(models=["fake"], max_batch=1, delay=0.01)  # takes one, returns the rest
     wait_until(lambda: site.redis.llen(QUEUE) == 11)
@@ -156,7 +156,7 @@ def test_a_worker_that_was_frozen_takes_its_own_job_again(site: Site) -> None:
     worker = site.worker(delay=0.01)
     wait_until(lambda: site.redis.xlen(keys.log(job.id)) > 2)
     worker.freeze()
-    heir = Ledger(site.redis, ["none"], "heir", "rq:worker:heir")
+    heir = RQStore(site.redis, ["none"], "heir", "rq:worker:heir")
     wait_until(lambda: not heir.started("chat:fake")[0].alive)
     (stale,) = heir.started("chat:fake")
     assert heir.reclaim(stale.lease, stale.worker)

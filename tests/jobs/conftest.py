@@ -12,9 +12,9 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError, keys
-from jobs.state import ATTEMPT, ERROR
-from jobs.stream import END_LUA, Entry, StreamWriter, end_id, end_payload, piece
-from jobs.types import AssistantMessage, ChatCompletion, Choice, Usage
+from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
+from jobs.client.state import ATTEMPT, ERROR
+from jobs.stream.entries import END_LUA, Entry, StreamWriter, end_id, end_payload, piece
 
 # KEYS: job, results, log, live. ARGV: status, error, end id, end payload, the result's fields.
 SETTLE = (

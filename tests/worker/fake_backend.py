@@ -19,26 +19,12 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn
 
+from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
+from jobs.api.chunk import ChatChunk
+from jobs.api.request import ChatRequest
+from jobs.api.sampling import Sampling
 from jobs.errors import JobError
-from jobs.types import (
-    AssistantMessage,
-    ChatChunk,
-    ChatCompletion,
-    ChatRequest,
-    Choice,
-    Sampling,
-    Usage,
-)
-from worker.backend import (
-    Generation,
-    Health,
-    MemoryUse,
-    ModelInfo,
-    Outcome,
-    Piece,
-    Sink,
-    Token,
-)
+from worker.backend import Delta, Generation, Health, MemoryUse, ModelInfo, Outcome, Sink, Token
 
 
 def text_of(request: ChatRequest, choice: int = 0) -> str:
@@ -53,7 +39,7 @@ def text_of(request: ChatRequest, choice: int = 0) -> str:
     return "".join(f"{word} " for word in words)
 
 
-class FakeFlight:
+class FakeHandle:
     def __init__(self, request: ChatRequest, sink: Sink) -> None:
         self.request, self.sink = request, sink
         self.orders = request.metadata or {}
@@ -75,9 +61,9 @@ class FakeFlight:
             self._end(JobError(self.orders["fail"], "as it was told"))  # type: ignore[arg-type]
             return True
         last = self.said == len(self.words[0]) - 1
-        self.sink.pieces(
+        self.sink.deltas(
             [
-                Piece(i, content=f"{words[self.said]} ", finish_reason="stop" if last else None)
+                Delta(i, content=f"{words[self.said]} ", finish_reason="stop" if last else None)
                 for i, words in enumerate(self.words)
             ]
         )
@@ -135,7 +121,7 @@ class FakeBackend:
         self.peak = 0  # most sequences at a time
         self.begun: list[str] = []  # job ids, in the order of their starts
         self._infos: dict[str, ModelInfo] = {}
-        self._flights: list[FakeFlight] = []
+        self._flights: list[FakeHandle] = []
         self._lock = threading.Lock()
         self._steps = self._tokens = 0
         self._closing = threading.Event()
@@ -173,13 +159,13 @@ class FakeBackend:
         with self._lock:
             return max(0, self.max_batch - self._sequences())
 
-    def submit(self, request: ChatRequest, sink: Sink) -> FakeFlight:
+    def submit(self, request: ChatRequest, sink: Sink) -> FakeHandle:
         orders = request.metadata or {}
         if orders.get("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
         if orders.get("refuse"):
             raise JobError("context_length_exceeded", "too long, as it was told")
-        flight = FakeFlight(request, sink)
+        flight = FakeHandle(request, sink)
         with self._lock:
             self._flights.append(flight)
             self.peak = max(self.peak, self._sequences())

@@ -16,7 +16,7 @@ from typing import Any
 
 from jobs import JobError
 from tests.worker.fake_backend import FakeBackend
-from worker import recorder
+from worker.record import recorder
 from worker.service import serve
 
 

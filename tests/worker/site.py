@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs import Client, Results, keys
-from jobs.client import Job
+from jobs.client.client import Job
 from tests.worker.fake_backend import FakeBackend
 from worker.service import serve
 

@@ -1,0 +1,1 @@
+"""The generation loop of one model, and the thread that runs it."""

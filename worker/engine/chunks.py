@@ -5,16 +5,10 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 
-from jobs.types import (
-    ChatChunk,
-    ChatCompletion,
-    ChatRequest,
-    ChoiceLogprobs,
-    ChunkChoice,
-    Delta,
-    Usage,
-)
-from worker.backend import Piece
+from jobs.api.answer import ChatCompletion, ChoiceLogprobs, Usage
+from jobs.api.chunk import ChatChunk, ChoiceDelta, ChunkChoice
+from jobs.api.request import ChatRequest
+from worker.backend import Delta
 
 
 class ChunkMaker:
@@ -25,12 +19,12 @@ class ChunkMaker:
         self._created = int(time.time())
         self._begun: set[int] = set()
 
-    def chunks(self, pieces: Sequence[Piece]) -> Iterator[ChatChunk]:
+    def chunks(self, pieces: Sequence[Delta]) -> Iterator[ChatChunk]:
         """One chunk per piece."""
         for piece in pieces:
             first = piece.choice not in self._begun
             self._begun.add(piece.choice)
-            delta = Delta(
+            delta = ChoiceDelta(
                 role="assistant" if first else None,
                 content=piece.content or ("" if first and not piece.reasoning else None),
                 reasoning_content=piece.reasoning or None,

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from jobs.api.answer import ChatCompletion, FinishReason
 from jobs.errors import JobError
-from jobs.types import ChatCompletion, FinishReason
-from worker.backend import Generation, Outcome, Piece
-from worker.engine.sequence import Step
+from worker.backend import Delta, Generation, Outcome
+from worker.engine.sequence import TokenEvent
 
 
 class Cancellable(Protocol):
@@ -19,16 +19,16 @@ class CollectingSink:
     """Keeps the pieces of a chat until they are taken, and its outcome."""
 
     def __init__(self) -> None:
-        self._pieces: list[Piece] = []
+        self._pieces: list[Delta] = []
         self._outcome: Outcome | None = None
 
-    def pieces(self, pieces: Sequence[Piece]) -> None:
+    def deltas(self, pieces: Sequence[Delta]) -> None:
         self._pieces.extend(pieces)
 
     def ended(self, outcome: Outcome) -> None:
         self._outcome = outcome
 
-    def take(self) -> list[Piece]:
+    def take(self) -> list[Delta]:
         """What came since the last time."""
         taken, self._pieces = self._pieces, []
         return taken
@@ -45,9 +45,9 @@ class Collected:
     """Keeps the steps of one sequence."""
 
     def __init__(self) -> None:
-        self.steps: list[Step] = []
+        self.steps: list[TokenEvent] = []
 
-    def listen(self, step: Step) -> None:
+    def listen(self, step: TokenEvent) -> None:
         self.steps.append(step)
 
     def generation(self) -> Generation:

@@ -17,17 +17,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from jobs.api.answer import ChatCompletion
+from jobs.api.chunk import ChatChunk
+from jobs.api.request import ChatRequest
+from jobs.api.sampling import Sampling
 from jobs.errors import JobError, invalid
-from jobs.types import ChatChunk, ChatCompletion, ChatRequest, Sampling
 from worker.backend import Generation, ModelInfo, Sink, Token
-from worker.engine import device as devices
-from worker.engine.cache import CachePool
+from worker.engine.chat_generation import ChatGeneration
 from worker.engine.chunks import ChunkMaker
 from worker.engine.collect import Cancellable, Collected, CollectingSink
-from worker.engine.detokenizer import Detokenizer
-from worker.engine.flight import ChatFlight
-from worker.engine.process import share_cores
-from worker.engine.resident import ResidentModel, load
+from worker.engine.kv_pool import CachePool
 from worker.engine.sampler import sample
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.engine.scheduler import Scheduler
@@ -35,6 +34,10 @@ from worker.engine.scorer import Scorer, token_ids
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Batch, Span
 from worker.loading.tokenizer import Tokenizer
+from worker.resident import device as devices
+from worker.resident.process import share_cores
+from worker.resident.resident import ResidentModel, load
+from worker.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)
 
@@ -191,12 +194,12 @@ class Engine:
         """The token ids that the request's messages make. Raises JobError."""
         return self._prompts.build(request).token_ids
 
-    def submit(self, request: ChatRequest, sink: Sink) -> ChatFlight:
+    def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
         """Check a request and put it in line; `sink` hears of everything on the thread that steps.
         Raises JobError if it can't run."""
         prompt = self._prompts.build(request)
         plan = self._plan(request, prompt.token_ids)
-        flight = ChatFlight(
+        flight = ChatGeneration(
             request,
             plan,
             prompt.token_ids,
@@ -323,7 +326,7 @@ class Engine:
         self.on_work()
 
     def _drive(self, done: Callable[[], bool], held: SequenceOf[Cancellable]) -> None:
-        """Step until done; what was asked for is cancelled if the caller is interrupted."""
+        """TokenEvent until done; what was asked for is cancelled if the caller is interrupted."""
         try:
             while not done():
                 self.step()

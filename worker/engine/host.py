@@ -9,13 +9,16 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 from pathlib import Path
 
+from jobs.api.answer import ChatCompletion
+from jobs.api.chunk import ChatChunk
+from jobs.api.request import ChatRequest
+from jobs.api.sampling import Sampling
 from jobs.errors import JobError
-from jobs.types import ChatChunk, ChatCompletion, ChatRequest, Sampling
 from worker.backend import Generation, Health, MemoryUse, ModelInfo, Sink, Token
-from worker.engine import device as devices
+from worker.engine.chat_generation import ChatGeneration
 from worker.engine.engine import Engine
-from worker.engine.flight import ChatFlight
-from worker.engine.process import give_back_memory, tune
+from worker.resident import device as devices
+from worker.resident.process import give_back_memory, tune
 
 logger = logging.getLogger(__name__)
 
@@ -110,7 +113,7 @@ class EngineHost:
     def room(self, model: str) -> int:
         return self._engine(model).room
 
-    def submit(self, request: ChatRequest, sink: Sink) -> ChatFlight:
+    def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
         return self._engine(request.model).submit(request, sink)
 
     def close(self) -> None:

@@ -6,8 +6,8 @@ import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from jobs.api.sampling import Sampling
 from jobs.errors import JobError, invalid
-from jobs.types import Sampling
 from worker.loading.config import GenerationDefaults
 
 REPETITION_WINDOW = 64  # tokens that repetition_penalty looks back, as llama.cpp's repeat_last_n

@@ -12,7 +12,7 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from jobs.errors import JobError
-from worker.engine.cache import CachePool
+from worker.engine.kv_pool import CachePool
 from worker.engine.sequence import Sequence
 
 

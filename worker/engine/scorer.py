@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jobs.errors import JobError, invalid
-from worker.engine.cache import CachePool
+from worker.engine.kv_pool import CachePool
 from worker.layers.batch import Batch, Span
 from worker.models.model import Model
 

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
+from jobs.api.answer import FinishReason
 from jobs.errors import JobError
-from jobs.types import FinishReason
-from worker.engine.detokenizer import Detokenizer
 from worker.engine.sampler import Draw, Sampled
 from worker.engine.sampling_plan import SamplingPlan
-from worker.engine.stopping import StopStrings
+from worker.text.detokenizer import Detokenizer
+from worker.text.stop_strings import StopStrings
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
+class TokenEvent:
     """What one token added to a sequence. The last step has a finish_reason or an error."""
 
     sampled: Sampled | None  # None: no token, as when a sequence ends before its first one
@@ -28,7 +28,7 @@ class Step:
         return self.finish_reason is not None or self.error is not None
 
 
-Listener = Callable[[Step], None]
+Listener = Callable[[TokenEvent], None]
 
 
 class Sequence:
@@ -91,22 +91,22 @@ class Sequence:
             text, stopped = self._stops.push(text)
         if stopped:
             self.ended = True
-            self._listener(Step(sampled, text, "stop"))
+            self._listener(TokenEvent(sampled, text, "stop"))
         elif len(self.output_ids) >= plan.max_tokens:
             self._end(sampled, text, "length")
         else:
-            self._listener(Step(sampled, text))
+            self._listener(TokenEvent(sampled, text))
 
     def fail(self, error: JobError) -> None:
         """End without a further token."""
         if not self.ended:
             self.ended = True
-            self._listener(Step(None, self._rest()[0], error=error))
+            self._listener(TokenEvent(None, self._rest()[0], error=error))
 
     def _end(self, sampled: Sampled, text: str, reason: FinishReason) -> None:
         rest, stopped = self._rest()
         self.ended = True
-        self._listener(Step(sampled, text + rest, "stop" if stopped else reason))
+        self._listener(TokenEvent(sampled, text + rest, "stop" if stopped else reason))
 
     def _rest(self) -> tuple[str, bool]:
         """Text that was held back, and whether a stop string ends it."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers.batch import Batch, Chunk
-from worker.layers.cache import KVCache
+from worker.layers.kv_cache import KVCache
 
 # Queries that are computed together on a CPU: so many that their scores stay in its caches.
 MIN_BLOCK, MAX_BLOCK, BLOCK_SCORES = 16, 64, 2**21

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers.batch import Batch
-from worker.layers.cache import RecurrentCache
+from worker.layers.kv_cache import RecurrentCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import RMSNorm
 from worker.layers.rope import Rotation

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from worker.layers.attention import attend
 from worker.layers.batch import Batch
-from worker.layers.cache import KVCache
+from worker.layers.kv_cache import KVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm
 from worker.layers.rope import Rotation

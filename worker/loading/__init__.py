@@ -1,0 +1,1 @@
+"""Reading model folders and hub repositories: config, tokenizer, weights."""

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from jobs.types import ChatRequest, Sampling
+from jobs.api.request import ChatRequest
+from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from worker import Engine
 from worker.engine.collect import CollectingSink

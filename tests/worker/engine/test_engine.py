@@ -13,13 +13,14 @@ import torch
 from openai.types.chat import ChatCompletion as OpenAICompletion
 from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 
+from jobs.api.request import ChatRequest, StreamOptions
+from jobs.api.sampling import Sampling
 from jobs.errors import JobError
-from jobs.types import ChatRequest, Sampling, StreamOptions
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.backend import Outcome
+from worker.engine.chat_generation import ChatGeneration
 from worker.engine.collect import CollectingSink
-from worker.engine.flight import ChatFlight
 from worker.engine.host import EngineHost
 
 
@@ -124,14 +125,14 @@ def test_a_defect_in_an_answer_ends_its_request_alone(
 ) -> None:
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     expected = engine.chat(ask(seed=1)).text
-    whole = ChatFlight._outcome
+    whole = ChatGeneration._outcome
 
-    def outcome(flight: ChatFlight) -> Outcome:
+    def outcome(flight: ChatGeneration) -> Outcome:
         if flight._plan.seed == 7:
             raise RuntimeError("as it was told")
         return whole(flight)
 
-    monkeypatch.setattr(ChatFlight, "_outcome", outcome)
+    monkeypatch.setattr(ChatGeneration, "_outcome", outcome)
     sinks = [CollectingSink(), CollectingSink()]
     flights = [engine.submit(ask(seed=7, n=2), sinks[0]), engine.submit(ask(seed=1), sinks[1])]
     cancelled = engine.submit(ask(seed=7), CollectingSink())

@@ -16,7 +16,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from jobs.types import Sampling
+from jobs.api.sampling import Sampling
 from worker.engine.sampler import CANDIDATES, Draw, sample, uniform
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.loading.config import GenerationDefaults

@@ -18,7 +18,7 @@ import pytest
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
 from worker.loading.checkpoint import Checkpoint
-from worker.loading.repo import ModelFiles
+from worker.loading.source import ModelFiles
 
 REPO, WEIGHTS = "org/tiny", "model.safetensors"
 FIND = """

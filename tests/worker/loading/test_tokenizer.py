@@ -14,8 +14,8 @@ from tokenizers.pre_tokenizers import Whitespace
 
 from jobs import JobError
 from tests.worker.tokenizers import STYLES, Style, make_tokenizer, save_tokenizer
-from worker.engine.detokenizer import Detokenizer
 from worker.loading.tokenizer import Tokenizer
+from worker.text.detokenizer import Detokenizer
 
 
 def edit(folder: Path, **changes: Any) -> None:

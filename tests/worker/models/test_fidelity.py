@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from jobs.types import Sampling
+from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import FAMILIES, WRAPPED, make_checkpoint
 from worker import Engine
 from worker.layers.batch import Batch, Span

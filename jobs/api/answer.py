@@ -1,0 +1,79 @@
+"""The answer to a request: `ChatCompletion` and its parts, in OpenAI's JSON form."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from jobs.api.request import ToolCall
+from jobs.api.wire import Wire
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class TopLogprob(Wire):
+    token: str
+    logprob: float
+    bytes: list[int] | None = None
+
+
+class TokenLogprob(TopLogprob):
+    top_logprobs: list[TopLogprob] = Field(default_factory=list)
+
+
+class ChoiceLogprobs(Wire):
+    content: list[TokenLogprob] | None = None
+    refusal: list[TokenLogprob] | None = None
+
+
+class Usage(Wire):
+    class PromptDetails(Wire):
+        cached_tokens: int = 0
+
+    class CompletionDetails(Wire):
+        reasoning_tokens: int = 0
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails | None = None
+    completion_tokens_details: CompletionDetails | None = None
+
+
+class AssistantMessage(Wire):
+    role: Literal["assistant"] = "assistant"
+    content: str | None
+    reasoning_content: str | None = None
+    refusal: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class Choice(Wire):
+    index: int
+    message: AssistantMessage
+    finish_reason: FinishReason
+    logprobs: ChoiceLogprobs | None = None
+
+
+class ChatCompletion(Wire):
+    """The whole answer. Validates as openai.types.chat.ChatCompletion."""
+
+    id: str
+    object: Literal["chat.completion"] = "chat.completion"
+    created: int  # seconds since the epoch
+    model: str
+    choices: list[Choice]
+    usage: Usage | None = None
+    system_fingerprint: str | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        data = super().to_dict()
+        for choice, mine in zip(data["choices"], self.choices, strict=True):
+            choice["message"].setdefault("content", mine.message.content)
+        return data
+
+    @property
+    def text(self) -> str:
+        """Content of the first choice."""
+        return self.choices[0].message.content or ""

@@ -1,0 +1,51 @@
+"""One chunk of a streamed answer, in OpenAI's JSON form."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from jobs.api.answer import ChoiceLogprobs, FinishReason, Usage
+from jobs.api.wire import Wire
+
+
+class ChoiceDelta(Wire):
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, Any]] | None = None
+
+
+class ChunkChoice(Wire):
+    index: int
+    delta: ChoiceDelta
+    finish_reason: FinishReason | None = None
+    logprobs: ChoiceLogprobs | None = None
+
+
+class ChatChunk(Wire):
+    """A piece of a streamed answer. Validates as openai.types.chat.ChatCompletionChunk.
+
+    `cursor` is the place in the job's stream ("<attempt>-<seq>"), to resume after it. A chunk with
+    `reset` says that the job starts again: what was received so far is void.
+    """
+
+    id: str
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    usage: Usage | None = None
+    system_fingerprint: str | None = None
+    cursor: str | None = None
+    reset: bool | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        data = super().to_dict()
+        for choice in data["choices"]:
+            choice.setdefault("finish_reason", None)
+        return data
+
+    @property
+    def text(self) -> str:
+        """Content delta of the first choice in this chunk."""
+        return (self.choices[0].delta.content or "") if self.choices else ""

@@ -1,0 +1,1 @@
+"""Submitting, following, waiting for and cancelling jobs."""

@@ -1,0 +1,101 @@
+"""The client for asyncio: the names of `jobs.client`, with `await` and `async for`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Coroutine, Iterable
+from types import TracebackType
+from typing import Any, Self
+
+import redis.asyncio
+
+from jobs.api.answer import ChatCompletion
+from jobs.api.chunk import ChatChunk
+from jobs.api.request import ChatRequest
+from jobs.client.cancel import cancel_steps
+from jobs.client.client import Client, check_id, request_steps, status_steps
+from jobs.client.connection import connect_async
+from jobs.client.follow import follow_async
+from jobs.client.state import Status
+from jobs.client.steps import answer_async
+from jobs.client.wait import result_steps
+
+
+class AsyncClient:
+    """Submits chat-completion jobs and finds them again, without blocking the event loop.
+
+    Arguments and errors are those of `Client`. One event loop per client.
+    """
+
+    def __init__(self, url: str | None = None) -> None:
+        self._producer = Client(url)  # RQ has no asyncio side: enqueueing runs in a thread
+        self.redis = connect_async(url)
+
+    async def submit(self, request: ChatRequest | dict[str, Any]) -> AsyncJob:
+        """Enqueue one request. When this returns, the job is in Redis."""
+        job = await asyncio.to_thread(self._producer.submit, request)
+        return AsyncJob(self.redis, job.id, job.request)
+
+    async def submit_many(self, requests: Iterable[ChatRequest | dict[str, Any]]) -> list[AsyncJob]:
+        """Enqueue many requests in few round trips; all are checked before any is enqueued."""
+        jobs = await asyncio.to_thread(self._producer.submit_many, requests)
+        return [AsyncJob(self.redis, job.id, job.request) for job in jobs]
+
+    def job(self, job_id: str) -> AsyncJob:
+        """The handle to a job by its id, wherever it was submitted. Asks Redis nothing."""
+        return AsyncJob(self.redis, job_id)
+
+    async def close(self) -> None:
+        await self.redis.aclose()
+        self._producer.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class AsyncJob:
+    """One submitted request: an id and a connection. All methods raise JobError."""
+
+    def __init__(
+        self, redis: redis.asyncio.Redis, job_id: str, request: ChatRequest | None = None
+    ) -> None:
+        self.id = check_id(job_id)
+        self._redis = redis
+        self._request = request
+
+    def stream(self, after: str | None = None) -> AsyncIterator[ChatChunk]:
+        """The answer as it is generated, see `Job.stream`."""
+        return follow_async(self._redis, self.id, after)
+
+    async def result(self, timeout: float | None = None) -> ChatCompletion:
+        """Wait for the whole answer, at most `timeout` seconds (JobError `timeout`)."""
+        return await answer_async(result_steps(self.id, timeout), self._redis)
+
+    async def status(self) -> Status:
+        """Where the job is now."""
+        return await answer_async(status_steps(self.id), self._redis)
+
+    async def cancel(self) -> bool:
+        """Stop the job. False if it was over already; one that runs stops soon, not at once."""
+        return await answer_async(cancel_steps(self.id), self._redis)
+
+    @property
+    def request(self) -> Coroutine[Any, Any, ChatRequest]:
+        """The request as it was submitted: `await job.request`."""
+        return self._read_request()
+
+    async def _read_request(self) -> ChatRequest:
+        if self._request is None:
+            self._request = await answer_async(request_steps(self.id), self._redis)
+        return self._request
+
+    def __repr__(self) -> str:
+        return f"AsyncJob({self.id!r})"

@@ -1,0 +1,167 @@
+"""RQ's format in Redis: key names, the call in a job's hash, times and results.
+
+The one place in `jobs` that knows RQ's internals, written against RQ 2.12: a job hash is described
+in rq/job.py, a result in rq/results.py, the registries in rq/registry.py. `worker.queue` uses it.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from itertools import chain
+from typing import Any, Literal
+
+from rq import Queue
+from rq.job import Job
+from rq.registry import (
+    BaseRegistry,
+    CanceledJobRegistry,
+    FailedJobRegistry,
+    FinishedJobRegistry,
+    StartedJobRegistry,
+)
+from rq.results import Result
+from rq.serializers import JSONSerializer
+from rq.utils import now, utcformat
+
+# Fields that chatjobs adds to RQ's job hash.
+ERROR = "chatjobs_error"  # JobError.to_dict() as JSON, of a failed or cancelled job
+ATTEMPT = "chatjobs_attempt"  # attempts so far
+CANCEL = "chatjobs_cancel"  # 1: a running job is to stop
+
+MAX_DATA = 64 * 2**20  # bytes of a job's data, decompressed
+MAX_DEPTH = 100  # levels of nested JSON; Python's own reader and writer fail a little later
+
+QUEUES_KEY = Queue.redis_queues_keys  # set of all queue keys
+
+End = Literal["finished", "failed", "canceled"]  # RQ's status of a job that has ended
+_REGISTRIES: dict[End, type[BaseRegistry]] = {
+    "finished": FinishedJobRegistry,
+    "failed": FailedJobRegistry,
+    "canceled": CanceledJobRegistry,
+}
+_RESULT_TYPES: dict[End, Result.Type] = {
+    "finished": Result.Type.SUCCESSFUL,
+    "failed": Result.Type.FAILED,
+    "canceled": Result.Type.STOPPED,
+}
+
+
+def job_key(job_id: str) -> str:
+    """Hash of one job."""
+    return Job.key_for(job_id)
+
+
+def queue_key(queue: str) -> str:
+    """List of the ids that wait in a queue."""
+    return Queue.redis_queue_namespace_prefix + queue
+
+
+def wip_key(queue: str) -> str:
+    """Sorted set of the started jobs of a queue, members `<job>:<execution>`."""
+    return StartedJobRegistry.key_template.format(queue)
+
+
+def registry_key(queue: str, end: End) -> str:
+    """Sorted set of the jobs of a queue that ended this way."""
+    return _REGISTRIES[end].key_template.format(queue)
+
+
+def executions_key(job_id: str) -> str:
+    """Sorted set of the executions of a job."""
+    return f"rq:executions:{job_id}"
+
+
+def execution_key(job_id: str, execution: str) -> str:
+    """Hash of one execution."""
+    return f"rq:execution:{job_id}:{execution}"
+
+
+def format_time(moment: datetime | None = None) -> str:
+    """RQ's time format; now if not given."""
+    return utcformat(moment or now())
+
+
+def parse_time(value: bytes | None) -> float | None:
+    """RQ's time format → seconds since the epoch; None for anything else."""
+    try:
+        moment = datetime.fromisoformat((value or b"").decode())
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
+
+
+def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]:
+    """Function name, args and kwargs of a job's data, JSON only. Raises ValueError."""
+    unpack = zlib.decompressobj()
+    try:
+        text = unpack.decompress(data, MAX_DATA)
+        rest = unpack.unconsumed_tail
+    except zlib.error:  # RQ reads uncompressed data as well
+        text, rest = data[:MAX_DATA], data[MAX_DATA:]
+    if rest:
+        raise ValueError(f"it is larger than {MAX_DATA} bytes")
+    try:
+        call = json.loads(text.decode())
+    except RecursionError:
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
+    if not isinstance(call, list) or len(call) != 4:
+        raise ValueError("it is not a list of four elements")
+    if _deeper_than(call, MAX_DEPTH):
+        raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels")
+    func, instance, args, kwargs = call
+    if instance is not None or not isinstance(args, list) or not isinstance(kwargs, dict):
+        raise ValueError("it is not a call of a plain function")
+    return func if isinstance(func, str) else None, args, kwargs
+
+
+def result_fields(
+    job_id: str,
+    end: End,
+    *,
+    answer: dict[str, Any] | None = None,
+    error: str | None = None,
+    worker: str = "",
+    execution: str | None = None,
+) -> list[Any]:
+    """Field, value, … of the entry that RQ keeps of a job's end in its results stream."""
+    result = Result(
+        job_id,
+        _RESULT_TYPES[end],
+        connection=None,  # type: ignore[arg-type]
+        return_value=answer,
+        exc_string=error,
+        worker_name=worker,
+        serializer=JSONSerializer,
+        execution_id=execution,
+    )
+    return list(chain.from_iterable(result.serialize().items()))
+
+
+def read_result(job_id: str, entry_id: bytes, fields: dict[bytes, bytes]) -> tuple[Any, str | None]:
+    """Return value and failure text of an entry of the results stream."""
+    result = Result.restore(
+        job_id,
+        entry_id.decode(),
+        fields,
+        connection=None,  # type: ignore[arg-type]
+        serializer=JSONSerializer,
+    )
+    return result.return_value, result.exc_string
+
+
+def _deeper_than(value: Any, limit: int) -> bool:
+    level = [value]
+    for _ in range(limit):
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, dict):
+                inner.extend(one.values())
+            elif isinstance(one, list):
+                inner.extend(one)
+        level = [one for one in inner if isinstance(one, dict | list)]
+        if not level:
+            return False
+    return True

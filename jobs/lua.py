@@ -1,0 +1,17 @@
+"""Loads the Lua scripts that ship beside the code that calls them.
+
+A script is a file `scripts/<name>.lua` of a package. Its header comment lists KEYS, ARGV, the
+return value and what makes it atomic; its first statement gives KEYS and ARGV names.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from importlib.resources import files
+
+
+@cache
+def load(package: str, name: str, *preludes: str) -> str:
+    """The text of `scripts/<name>.lua` in `package`; `preludes` (function definitions) precede it."""
+    text = files(package).joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8")
+    return "".join([*preludes, text])

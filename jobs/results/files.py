@@ -1,0 +1,184 @@
+"""Result data sets on disk: the file that a part is, and `Results`, which reads them.
+
+    <results>/<run>/run.json                 configuration, versions, state
+    <results>/<run>/README.md                data-set card, so that load_dataset(<run>) works
+    <results>/<run>/samples/part-….parquet   only ever whole files, all of schema.py's SCHEMA
+    <results>/<run>/_tmp/                    files in the making
+
+The recorder feeds it: `rows_of(entry)` makes rows of an outbox entry (its form is in
+outbox.py), `table_of(rows)` a table, `write_part` a file; `write_run_card` writes run.json and
+README.md.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import uuid
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+
+from jobs.errors import invalid
+from jobs.keys import RUN_ID
+from jobs.results.outbox import OutboxEntry, outbox_entry
+from jobs.results.rows import Row, rows_of
+from jobs.results.schema import SCHEMA, leaves
+
+__all__ = [
+    "SCHEMA",
+    "OutboxEntry",
+    "Results",
+    "Row",
+    "outbox_entry",
+    "rows_of",
+    "table_of",
+    "write_part",
+    "write_run_card",
+]
+
+RESULTS_VARIABLE = "CHATJOBS_RESULTS"
+DEFAULT_RESULTS = "results"
+
+SAMPLES = "samples"
+TEMPORARY = "_tmp"
+RUN_FILE = "run.json"
+CARD_FILE = "README.md"
+
+COMPRESSION = "zstd"
+
+CARD = """---
+configs:
+- config_name: samples
+  default: true
+  data_files: samples/*.parquet
+---
+# {run}
+
+Chat completions written by chatjobs: one row per answer in `samples/`, configuration and state in
+`run.json`. Files in `samples/` are only ever whole.
+
+    from datasets import load_dataset
+    rows = load_dataset("{run}", split="train")
+
+    duckdb -c "select status, count(*) from '{run}/samples/*.parquet' group by 1"
+"""
+
+
+def table_of(rows: Iterable[Row]) -> pa.Table:
+    """The rows as a table of SCHEMA; a column that a row lacks is null."""
+    return pa.Table.from_pylist(list(rows), schema=SCHEMA)
+
+
+def write_part(path_tmp: Path, path_final: Path, table: pa.Table) -> None:
+    """Write a part that appears under its final name whole and durable, or not at all.
+
+    Both paths are in the same file system; `path_tmp` isn't in a folder that readers look into.
+    Raises OSError.
+    """
+    floats = {path for path, kind in leaves(table.schema).items() if pa.types.is_floating(kind)}
+    _make_folder(path_tmp.parent)
+    _make_folder(path_final.parent)
+    with path_tmp.open("wb") as file:
+        pq.write_table(
+            table,
+            file,
+            compression=COMPRESSION,
+            use_dictionary=sorted(leaves(table.schema).keys() - floats),
+            column_encoding={path: "BYTE_STREAM_SPLIT" for path in floats},
+            write_page_index=True,
+        )
+        file.flush()
+        os.fsync(file.fileno())
+    path_tmp.replace(path_final)
+    _sync_folder(path_final.parent)
+
+
+def write_run_card(run_dir: Path, config: dict[str, Any]) -> None:
+    """Write run.json (`config`, as it is) and the data-set card; readers see old or new, whole."""
+    text = json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+    _write_text(run_dir, RUN_FILE, text)
+    _write_text(run_dir, CARD_FILE, CARD.format(run=run_dir.name))
+
+
+class Results:
+    """A folder of runs. `path`: by default $CHATJOBS_RESULTS, then ./results."""
+
+    def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
+        self.root = Path(path or os.environ.get(RESULTS_VARIABLE) or DEFAULT_RESULTS)
+
+    def runs(self) -> list[str]:
+        """Names of the runs, sorted."""
+        if not self.root.is_dir():
+            return []
+        return sorted(
+            folder.name
+            for folder in self.root.iterdir()
+            if (folder / SAMPLES).is_dir() or (folder / RUN_FILE).is_file()
+        )
+
+    def path(self, run: str) -> Path:
+        """The run's folder. Raises InvalidRequest if there is no such run."""
+        if RUN_ID.fullmatch(run) is None or run not in self.runs():
+            there = ", ".join(self.runs()) or "none"
+            raise invalid(f"no run {run!r} in {self.root}; runs there: {there}", "run")
+        return self.root / run
+
+    def config(self, run: str) -> dict[str, Any]:
+        """What run.json says; {} if it isn't there yet."""
+        file = self.path(run) / RUN_FILE
+        config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        return config
+
+    def dataset(self, run: str) -> ds.Dataset:
+        """The run's rows as a pyarrow data set, which reads columns and filters lazily."""
+        files = sorted(str(file) for file in (self.path(run) / SAMPLES).glob("*.parquet"))
+        if not files:
+            return ds.dataset(SCHEMA.empty_table())
+        return ds.dataset(files, schema=SCHEMA, format="parquet")
+
+    def table(self, run: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """The run's rows, one per choice, in no particular order; only `columns` if given."""
+        names = None if columns is None else list(columns)
+        absent = [name for name in names or () if name not in SCHEMA.names]
+        if absent:
+            raise invalid(
+                f"no column {absent[0]!r} in results; columns are: {', '.join(SCHEMA.names)}",
+                "columns",
+            )
+        return self.dataset(run).to_table(columns=names)
+
+
+def _write_text(folder: Path, name: str, text: str) -> None:
+    temporary = folder / TEMPORARY / f"{name}.{uuid.uuid4().hex}"
+    _make_folder(temporary.parent)
+    with temporary.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(folder / name)
+    _sync_folder(folder)
+
+
+def _make_folder(folder: Path) -> None:
+    """The folder and those around it, so that a power cut takes none of them away again."""
+    missing = []
+    while not folder.exists():
+        missing.append(folder)
+        folder = folder.parent
+    for new in reversed(missing):
+        new.mkdir(exist_ok=True)
+        _sync_folder(new.parent)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make a rename in the folder survive a power cut."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,135 @@
+"""An outbox entry: what is known about an ended job, on its way from Redis to Parquet.
+
+Whoever settles a job (the worker, or a client that cancels it in its queue) appends one entry to
+the Redis stream `keys.outbox(run)` and adds `run` to the set `keys.OUTBOXES`, in the script that
+ends the job. The stream entry has one field, `row`: the JSON of an `OutboxEntry`.
+`jobs.results.rows_of` turns it into rows; unknown keys are ignored there and absent ones are null,
+so writers of different versions can share an outbox.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from typing import Any, Literal, TypedDict
+
+from jobs.keys import RUN_ID
+
+VERSION = 1
+FIELD = "row"  # the one field of the stream entry
+DEFAULT_RUN = "default"  # where jobs without a run go
+
+Status = Literal["ok", "error", "cancelled"]
+
+
+class OutboxEntry(TypedDict):
+    """The JSON form, all keys always present. Times are seconds since the epoch."""
+
+    v: int  # VERSION
+    job_id: str
+    run: str
+    row_index: int  # unique in the run, see `row_index_of`
+    attempt: int  # executions so far; 0: cancelled before the first
+    status: Status
+    request: dict[str, Any]  # the ChatRequest's JSON, as submitted
+    completion: dict[str, Any] | None  # ChatCompletion's JSON; what there was of it unless ok
+    error: dict[str, Any] | None  # JobError.to_dict(), unless ok
+    prompt_token_ids: list[int]
+    output_token_ids: list[list[int]]  # per choice
+    token_logprobs: list[list[float]]  # per choice, if asked for
+    sampling: dict[str, Any] | None  # Sampling's JSON with the defaults filled in
+    seed: int | None  # the seed that was used, given or drawn
+    enqueued_at: float | None
+    started_at: float | None  # first prefill
+    first_token_at: float | None
+    finished_at: float | None
+    worker: str | None  # name of the worker
+    host: str | None
+    provenance: dict[str, Any] | None  # the fields of the model's worker.backend.ModelInfo
+
+
+def outbox_entry(
+    job_id: str,
+    request: dict[str, Any],
+    status: Status,
+    *,
+    attempt: int,
+    completion: dict[str, Any] | None = None,
+    error: dict[str, Any] | None = None,
+    prompt_token_ids: Sequence[int] = (),
+    output_token_ids: Sequence[Sequence[int]] = (),
+    token_logprobs: Sequence[Sequence[float]] = (),
+    sampling: dict[str, Any] | None = None,
+    seed: int | None = None,
+    enqueued_at: float | None = None,
+    started_at: float | None = None,
+    first_token_at: float | None = None,
+    finished_at: float | None = None,
+    worker: str | None = None,
+    host: str | None = None,
+    provenance: dict[str, Any] | None = None,
+) -> OutboxEntry:
+    """The entry of a job that has ended; run and row are taken from its request."""
+    return OutboxEntry(
+        v=VERSION,
+        job_id=job_id,
+        run=run_of(request),
+        row_index=row_index_of(job_id, request),
+        attempt=attempt,
+        status=status,
+        request=request,
+        completion=completion,
+        error=error,
+        prompt_token_ids=list(prompt_token_ids),
+        output_token_ids=[list(ids) for ids in output_token_ids],
+        token_logprobs=[list(values) for values in token_logprobs],
+        sampling=sampling,
+        seed=seed,
+        enqueued_at=enqueued_at,
+        started_at=started_at,
+        first_token_at=first_token_at,
+        finished_at=finished_at,
+        worker=worker,
+        host=host,
+        provenance=provenance,
+    )
+
+
+def encode(entry: OutboxEntry) -> str:
+    """The value of the stream entry's field `row`."""
+    text = json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
+    # Half a surrogate pair has no UTF-8, but an escape that JSON knows.
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
+def decode(value: str | bytes) -> OutboxEntry:
+    """The entry that `encode` wrote. Raises ValueError for anything else than a JSON object."""
+    entry = json.loads(value)
+    if not isinstance(entry, dict):
+        raise ValueError(f"an outbox entry is a JSON object, got {value[:60]!r}")
+    return entry  # type: ignore[return-value]
+
+
+def run_of(request: dict[str, Any]) -> str:
+    """The run whose data set the job belongs to: always a plain name, whatever was asked for."""
+    run = _options(request).get("run")
+    return run if isinstance(run, str) and RUN_ID.fullmatch(run) else DEFAULT_RUN
+
+
+def row_index_of(job_id: str, request: dict[str, Any]) -> int:
+    """The row's number in its run: `request.job.row`, else a hash of the job id in [2**62, 2**63).
+
+    A hashed one never meets a given one, and a job has the same one at each attempt, so that
+    (run_id, row_index, choice_index) stays a unique key.
+    """
+    row = _options(request).get("row")
+    if isinstance(row, int) and not isinstance(row, bool) and 0 <= row < 2**62:
+        return row
+    digest = hashlib.blake2b(job_id.encode(), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> 2 | 2**62
+
+
+def _options(request: dict[str, Any]) -> dict[str, Any]:
+    options = request.get("job")
+    return options if isinstance(options, dict) else {}

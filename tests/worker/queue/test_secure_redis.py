@@ -1,0 +1,145 @@
+"""Redis behind TLS, with a user who may do no more than the job needs: the whole way of a job."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import socket
+import ssl
+import threading
+from collections.abc import Iterator
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+import trustme
+
+from jobs import AsyncClient, Client, JobError
+from jobs.embedded import EmbeddedRedis
+from tests.worker.fake_backend import text_of
+from tests.worker.site import ROOT, Site
+
+PASSWORD = "p@ss/w:rd"
+IN_URL = "p%40ss%2Fw%3Ard"
+USERS = re.findall(
+    r"^    ACL SETUSER (\S+) +on >\S+ (.+)$",
+    (ROOT / "docs/operations.md").read_text(),
+    re.MULTILINE,
+)
+
+
+class TLSProxy:
+    """Ends TLS in front of a plain port, as stunnel or a cloud's endpoint does."""
+
+    def __init__(self, target: int, certificate: trustme.LeafCert) -> None:
+        self._target = target
+        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        certificate.configure_cert(self._context)
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                plain, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
+
+    def _serve(self, plain: socket.socket) -> None:
+        with suppress(OSError), closing(plain):
+            outside = self._context.wrap_socket(plain, server_side=True)
+            inside = socket.create_connection(("127.0.0.1", self._target))
+            back = threading.Thread(target=_pump, args=(inside, outside), daemon=True)
+            back.start()
+            _pump(outside, inside)
+            back.join()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
+
+
+@pytest.fixture(scope="module")
+def authority() -> trustme.CA:
+    return trustme.CA()
+
+
+@pytest.fixture
+def server() -> Iterator[EmbeddedRedis]:
+    """Only named users get in."""
+    with EmbeddedRedis(port=0) as started:
+        admin: Any = redis.Redis.from_url(started.url)
+        for name, rights in [*USERS, ("stranger", "~mine:* +@all")]:
+            admin.execute_command("ACL", "SETUSER", name, "on", f">{PASSWORD}", *rights.split())
+        admin.execute_command("ACL", "SETUSER", "default", "off")
+        admin.close()
+        yield started
+
+
+@pytest.fixture
+def proxy(server: EmbeddedRedis, authority: trustme.CA) -> Iterator[TLSProxy]:
+    assert server.port is not None
+    with closing(TLSProxy(server.port, authority.issue_cert("localhost"))) as running:
+        yield running
+
+
+@pytest.fixture
+def trusted(authority: trustme.CA, tmp_path: Path) -> Path:
+    path = tmp_path / "ca.pem"
+    authority.cert_pem.write_to_path(str(path))
+    return path
+
+
+def test_a_job_goes_through_tls_as_users_of_few_rights(
+    proxy: TLSProxy, trusted: Path, tmp_path: Path
+) -> None:
+    at = f"localhost:{proxy.port}/0?ssl_ca_certs={trusted}"
+    as_producer = f"rediss://producer:{IN_URL}@{at}"
+    site = Site(as_producer, tmp_path / "results")
+    as_worker = Site(f"rediss://worker:{IN_URL}@{at}", tmp_path / "results")
+    jobs = site.submit_many(["one", "two", "three"], words=20)
+    doomed = site.submit("four", words=100_000)
+    worker = as_worker.worker()
+    doomed.cancel()
+    for job in jobs:
+        assert "".join(chunk.text for chunk in job.stream()) == text_of(job.request)
+
+    async def follow() -> str:
+        async with AsyncClient(as_producer) as client:
+            return "".join([chunk.text async for chunk in client.job(jobs[0].id).stream()])
+
+    assert asyncio.run(follow()) == text_of(jobs[0].request)
+    with pytest.raises(JobError) as caught:
+        doomed.result(timeout=60)
+    assert caught.value.code == "cancelled"
+    assert worker.stop() == 0
+    assert PASSWORD not in worker.said
+    assert {row["status"] for row in site.rows()} == {"ok", "cancelled"}
+    as_worker.close()
+
+
+def test_what_is_wrong_with_the_connection_is_one_sentence(
+    proxy: TLSProxy, trusted: Path, server: EmbeddedRedis
+) -> None:
+    ca = f"?ssl_ca_certs={trusted}"
+    for url, says in (
+        (f"rediss://producer:{IN_URL}@localhost:{proxy.port}/0", "certificate verify failed"),
+        (f"rediss://producer:wrong@localhost:{proxy.port}/0{ca}", "refused the login"),
+        (f"redis://nobody:x@127.0.0.1:{server.port}/0", "refused the login"),
+        (f"redis://127.0.0.1:{server.port}/0", "refused the login"),
+        (f"redis://stranger:{IN_URL}@127.0.0.1:{server.port}/0", "refused a command: "),
+    ):
+        with Client(url) as client, pytest.raises(JobError) as caught:
+            client.submit({"model": "fake", "messages": [{"role": "user", "content": "hi"}]})
+        assert says in caught.value.message
+        assert "\n" not in caught.value.message
+        assert "wrong@" not in caught.value.message

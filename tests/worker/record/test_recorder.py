@@ -1,0 +1,347 @@
+"""Outbox → files: each row once, whoever dies or freezes between which two steps."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+import redis
+
+from jobs import keys
+from jobs.client.connection import connect
+from jobs.embedded import EmbeddedRedis
+from jobs.results import outbox
+from jobs.results.files import write_part
+from jobs.results.rows import rows_of
+from tests.worker.site import Site, wait_until
+from worker.record import recorder as module
+from worker.record.part_plans import PartPlans
+from worker.record.recorder import NotDurable, Recorder
+
+RUN = "r1"
+
+
+def fill(site: Site, count: int, first: int = 0, text: str = "hi") -> None:
+    """Rows on their way, as settled jobs leave them."""
+    pipeline = site.redis.pipeline()
+    for number in range(first, first + count):
+        request = {
+            "model": "fake",
+            "messages": [{"role": "user", "content": text}],
+            "job": {"run": RUN, "row": number},
+        }
+        entry = outbox.outbox_entry(f"job-{number}", request, "error", attempt=1)
+        pipeline.xadd(keys.outbox(RUN), {outbox.FIELD: outbox.encode(entry)})
+    pipeline.sadd(keys.OUTBOXES, RUN)
+    pipeline.execute()
+
+
+def numbers(site: Site) -> list[int]:
+    return sorted(row["row_index"] for row in site.rows(RUN))
+
+
+def files(site: Site) -> dict[str, list[int]]:
+    """Rows of each part, by file name."""
+    found = (site.folder / RUN / "samples").glob("*")
+    return {file.name: pq.read_table(file)["row_index"].to_pylist() for file in sorted(found)}
+
+
+@pytest.fixture
+def make(site: Site) -> Iterator[Any]:
+    """`make("a")`: a recorder by name, that is driven step by step."""
+    made = []
+
+    def recorder(name: str, **options: Any) -> Recorder:
+        options = {"idle": lambda: True, "part_seconds": 0.0, "plan_seconds": 0.2, **options}
+        made.append(Recorder(connect(site.url), site.folder, name=name, **options))
+        return made[-1]
+
+    yield recorder
+    for one in made:
+        one._redis.close()
+
+
+# --- parts ----------------------------------------------------------------------------------------
+
+
+def test_a_part_is_due_by_rows_or_by_age(site: Site, make: Any) -> None:
+    patient = make("a", idle=lambda: False, part_seconds=600.0)
+    fill(site, 10)
+    assert not patient._round()
+    time.sleep(0.2)
+    assert make("b", idle=lambda: False, part_seconds=0.1)._round()
+    assert numbers(site) == list(range(10))
+    fill(site, module.PART_ROWS + 7, first=10)
+    assert patient._round()
+    assert len(numbers(site)) == module.PART_ROWS + 10
+    assert site.redis.xlen(keys.outbox(RUN)) == 7
+
+
+def test_a_part_is_no_larger_than_its_limit(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "PART_BYTES", 400_000)
+    fill(site, 1000, text="x" * 1000)
+    make("a")._round()
+    assert numbers(site) == list(range(1000))
+    counts = [len(rows) for rows in files(site).values()]
+    assert len(counts) > 3
+    assert max(counts) < 500
+
+
+def test_nothing_is_left_in_redis_when_all_is_written(site: Site, make: Any) -> None:
+    fill(site, 3)
+    make("a")._round()
+    assert not site.redis.exists(keys.outbox(RUN), keys.parts(RUN), keys.OUTBOXES)
+    fill(site, 3, first=3)
+    make("a")._round()
+    assert numbers(site) == list(range(6))
+
+
+def test_two_recorders_share_the_parts(site: Site, make: Any) -> None:
+    a, b = make("a", plan_seconds=60), make("b", plan_seconds=60)
+    fill(site, 4)
+    first = a._next(RUN)
+    assert b._next(RUN) is None
+    fill(site, 4, first=4)
+    second = b._next(RUN)
+    b._make(second)
+    a._make(first)
+    assert [sorted(rows) for rows in files(site).values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+# --- death and frost ------------------------------------------------------------------------------
+
+
+def test_a_frozen_recorder_writes_the_same_file_again(site: Site, make: Any) -> None:
+    a, b = make("a"), make("b")
+    fill(site, 5)
+    plan = a._next(RUN)
+    values = a._parts.rows(plan)
+    rows = [row for value in values for row in module._rows(value, plan)]
+    time.sleep(0.3)  # a freezes, its plan is free
+    assert b._round()
+    before = files(site)
+    fill(site, 5, first=5)
+    assert b._round()
+    a._write(plan, rows)  # a goes on
+    a._commit(plan)
+    assert files(site).items() >= before.items()
+    assert numbers(site) == list(range(10))
+
+
+def test_a_frozen_recorder_that_reads_late_writes_nothing(site: Site, make: Any) -> None:
+    a, b = make("a"), make("b")
+    fill(site, 5)
+    plan = a._next(RUN)
+    time.sleep(0.3)
+    assert b._round()
+    before = files(site)
+    a._make(plan)
+    assert files(site) == before
+
+
+@pytest.mark.parametrize("fault", ["planned", "durable", "written", "renamed"])
+def test_a_recorder_that_dies_is_followed_by_one_that_makes_the_same_file(
+    site: Site, fault: str
+) -> None:
+    jobs = site.submit_many([f"q{i}" for i in range(20)], run=RUN)
+    first = site.worker(fault=fault)
+    assert first.wait() == -9
+    started = [key for key in site.redis.hkeys(keys.parts(RUN)) if key != b"cursor"]
+    assert len(started) == 1
+    while site.redis.keys(keys.worker("*")):  # its jobs are returned when its lease is over
+        time.sleep(0.05)
+    site.worker(burst=True).wait()
+    assert all(job.result(timeout=1) for job in jobs)
+    assert f"{started[0].decode()}.parquet" in files(site)
+    site.assert_settled(jobs, RUN)
+
+
+# --- trouble --------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_keeps_the_rows_and_is_said_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.1)
+    failures: list[Path] = []
+
+    def full(temporary: Path, final: Path, table: Any) -> None:
+        if len(failures) < 3:
+            failures.append(temporary)
+            temporary.parent.mkdir(parents=True, exist_ok=True)
+            temporary.write_bytes(b"half")
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write_part(temporary, final, table)
+
+    monkeypatch.setattr(module, "write_part", full)
+    jobs = site.submit_many(["a", "b"], run=RUN)
+    site.burst()
+    assert len(failures) == 3
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([one for one in messages if "No space left" in one]) == 1
+    assert "rows are written again" in messages
+    site.assert_settled(jobs, RUN)
+
+
+def test_an_entry_that_is_no_row_stops_no_other(
+    site: Site, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(site, 2)
+    site.redis.xadd(keys.outbox(RUN), {"row": b"{"})
+    site.redis.xadd(keys.outbox(RUN), {"row": b"[]"})
+    site.redis.xadd(keys.outbox(RUN), {"other": b"\xff"})
+    fill(site, 2, first=2)
+    make("a")._round()
+    assert numbers(site) == [0, 1, 2, 3]
+    assert len([one for one in caplog.records if "is no row" in one.getMessage()]) == 3
+    assert not site.redis.exists(keys.outbox(RUN))
+
+
+def test_a_row_that_does_not_fit_stops_no_other(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(site, 3)
+
+    def odd(entry: Any) -> list[Any]:
+        rows = rows_of(entry)
+        return [{**row, "attempt": "one"} if row["row_index"] == 1 else row for row in rows]
+
+    monkeypatch.setattr(module, "rows_of", odd)
+    make("a")._round()
+    assert numbers(site) == [0, 2]
+    assert "job-1" in caplog.text
+
+
+@pytest.mark.parametrize("run", ["../outside", "/abs", "a/b", ""])
+def test_a_run_that_is_no_folder_name_is_left_alone(site: Site, make: Any, run: str) -> None:
+    site.redis.sadd(keys.OUTBOXES, run)
+    site.redis.xadd(keys.outbox(run), {"row": "{}"})
+    assert not make("a")._round()
+    assert not site.folder.exists()
+
+
+# --- Redis' own disk ------------------------------------------------------------------------------
+
+
+class Commands:
+    """A connection that notes the commands it carries, with answers for some."""
+
+    def __init__(self, real: Any, **answers: Any) -> None:
+        self._real, self._answers, self.seen = real, answers, []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._real, name)
+
+    def execute_command(self, name: str, *words: Any) -> Any:
+        self.seen.append((name, *words))
+        answer = self._answers[name]
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def info(self, *_: Any) -> Any:
+        return {"aof_enabled": self._answers["aof"]}
+
+    def config_get(self, *_: Any) -> Any:
+        return {"appendfsync": self._answers["policy"]}
+
+
+@pytest.mark.parametrize(
+    ("aof", "reply", "policy", "waits"),
+    [
+        (0, None, "", False),
+        (1, [1, 0], "everysec", False),
+        (1, [0, 0], "everysec", True),
+        (1, [0, 0], "no", False),
+        (1, redis.ResponseError("unknown command"), "everysec", False),
+    ],
+)
+def test_a_file_waits_until_redis_has_synced(
+    make: Any, aof: int, reply: Any, policy: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "FSYNC_SECONDS", 0.05)
+    a = make("a")
+    a._redis = Commands(a._redis, aof=aof, WAITAOF=reply, policy=policy)
+    if waits:
+        with pytest.raises(NotDurable):
+            a._wait_until_durable()
+    else:
+        a._wait_until_durable()
+    assert bool(a._redis.seen) == bool(aof)
+
+
+def test_with_an_append_only_file_rows_come_through(tmp_path: Path) -> None:
+    with EmbeddedRedis(append_only=True) as server:
+        site = Site(server.url, tmp_path / "results")
+        jobs = site.submit_many([f"q{i}" for i in range(30)], run=RUN)
+        site.burst()
+        site.assert_settled(jobs, RUN)
+        site.close()
+
+
+def test_the_connection_is_never_replaced_in_secret(site: Site, make: Any) -> None:
+    """Redis would answer WAITAOF at once on a new connection, which has written nothing."""
+    a = make("a")
+    mine = a._redis.client_id()
+    fill(site, 1)
+    site.redis.client_kill_filter(_id=str(mine))
+    with pytest.raises(redis.ConnectionError):
+        a._next(RUN)
+    assert a._next(RUN) is not None
+
+
+def test_a_full_redis_can_be_emptied(site: Site, make: Any) -> None:
+    fill(site, 5)
+    site.redis.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(redis.OutOfMemoryError):
+            fill(site, 1)
+        assert make("a")._round()
+    finally:
+        site.redis.config_set("maxmemory", "0")
+    assert numbers(site) == list(range(5))
+
+
+def test_an_older_redis_gets_scripts_that_it_knows(site: Site) -> None:
+    class Old:
+        def __init__(self) -> None:
+            self.scripts: list[str] = []
+
+        def info(self, *_: Any) -> Any:
+            return {"redis_version": "6.2.14"}
+
+        def register_script(self, text: str) -> None:
+            self.scripts.append(text)
+
+    old = Old()
+    PartPlans(old, "a", 1.0)  # type: ignore[arg-type]
+    assert not any(text.startswith("#!") for text in old.scripts)
+
+
+def test_finishing_waits_for_a_part_that_its_recorder_left(site: Site, make: Any) -> None:
+    fill(site, 3)
+    assert make("dead", plan_seconds=0.6)._next(RUN) is not None
+    last = make("last", plan_seconds=0.6)
+    last.start()
+    assert last.finish(20.0, hurried=lambda: False, with_others=True)
+    assert numbers(site) == [0, 1, 2]
+
+
+def test_a_hurry_leaves_the_rows_in_redis(site: Site, make: Any) -> None:
+    fill(site, 3)
+    make("dead", plan_seconds=60)._next(RUN)
+    last = make("last")
+    last.start()
+    assert not last.finish(60.0, hurried=lambda: True, with_others=True)
+    wait_until(lambda: not last._thread.is_alive())
+    assert site.redis.xlen(keys.outbox(RUN)) == 3

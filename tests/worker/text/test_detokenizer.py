@@ -1,0 +1,171 @@
+"""Streaming text: what `tokenizers` decodes as a whole comes out piece by piece."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.worker.tokenizers import STYLES, save_tokenizer
+from worker.loading.tokenizer import Tokenizer
+from worker.text.detokenizer import Detokenizer
+
+METASPACE = {
+    "type": "Sequence",
+    "decoders": [
+        {"type": "ByteFallback"},
+        {
+            "type": "Metaspace",
+            "replacement": "▁",
+            "prepend_scheme": "always",
+            "split": False,
+        },
+    ],
+}
+KINDS = (*STYLES, "metaspace")
+# Letters, combining marks, joined emoji, text from right to left, control characters: what models
+# write, and what is cut in the middle of a character or of a cluster by byte tokens.
+PIECES = st.sampled_from(
+    [
+        "the answer is 42",
+        " ",
+        "\n\n",
+        "naïve",
+        "e\u0301\u0328",
+        "👩‍👩‍👧‍👦",
+        "🏳️‍🌈",
+        "你好",
+        "שלום",
+        "\t\r\n",
+        "\ufffd",
+        "\x00",
+        "<think>",
+        "▁",
+        "Ġ",
+    ]
+)
+TEXT = st.lists(st.one_of(PIECES, st.text(max_size=8)), max_size=6).map("".join)
+
+
+@pytest.fixture(scope="module")
+def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]:
+    """One tokenizer of each kind of decoder."""
+    made = {}
+    for style in STYLES:
+        folder = tmp_path_factory.mktemp(style)
+        save_tokenizer(folder, style)
+        made[str(style)] = Tokenizer(folder)
+    folder = tmp_path_factory.mktemp("metaspace")
+    save_tokenizer(folder, "llama2")
+    change_decoder(folder, METASPACE)
+    made["metaspace"] = Tokenizer(folder)
+    return made
+
+
+def change_decoder(folder: Path, decoder: object) -> None:
+    file = folder / "tokenizer.json"
+    values = json.loads(file.read_text(encoding="utf-8"))
+    values["decoder"] = decoder
+    file.write_text(json.dumps(values), encoding="utf-8")
+
+
+def streamed(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+    """What each token adds, and last what the end adds."""
+    detokenizer = Detokenizer(tokenizer)
+    return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.finish()]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(text=TEXT)
+@settings(max_examples=150, deadline=None)
+def test_streamed_text_is_the_decoded_text(
+    tokenizers: dict[str, Tokenizer], kind: str, text: str
+) -> None:
+    tokenizer = tokenizers[kind]
+    ids = tokenizer.encode(text)
+    assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=300, deadline=None)
+def test_streamed_text_of_random_tokens_is_the_decoded_text(
+    tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
+) -> None:
+    tokenizer = tokenizers[kind]
+    any_id = st.integers(0, tokenizer.vocab_size - 1)
+    byte = any_id.filter(lambda i: len(tokenizer.token_bytes(i)) == 1)
+    ids = data.draw(st.lists(st.one_of(any_id, byte), max_size=30))
+    assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_no_token_shows_half_a_character(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+    tokenizer = tokenizers[kind]
+    ids = tokenizer.encode("a🎉b👩‍👩‍👧c")
+    pieces = streamed(tokenizer, ids)
+    assert len(ids) > 12  # the emoji are spelt byte by byte
+    assert "\ufffd" not in "".join(pieces)
+    assert pieces[-1] == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_character_that_stays_incomplete_is_shown_at_the_end(
+    tokenizers: dict[str, Tokenizer], kind: str
+) -> None:
+    tokenizer = tokenizers[kind]
+    ids = tokenizer.encode("x🎉")[:-1]
+    pieces = streamed(tokenizer, ids)
+    assert "".join(pieces[:-1]) == "x"
+    assert pieces[-1] == tokenizer.decode(ids).removeprefix("x")
+    assert set(pieces[-1]) == {"\ufffd"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "first"),
+    [
+        ("llama2", "the"),
+        ("metaspace", "the"),
+        ("llama3", " the"),
+        ("qwen", " the"),
+        ("gemma", " the"),
+    ],
+)
+def test_only_the_very_first_space_goes_and_only_where_the_decoder_strips_it(
+    tokenizers: dict[str, Tokenizer], kind: str, first: str
+) -> None:
+    tokenizer = tokenizers[kind]
+    word = tokenizer.encode("of the")[-1]
+    assert "".join(streamed(tokenizer, [word, word, word])) == f"{first} the the"
+
+
+def test_special_tokens_show_nothing_and_dont_use_up_the_first_space(
+    tokenizers: dict[str, Tokenizer],
+) -> None:
+    tokenizer = tokenizers["llama2"]
+    begin, end = tokenizer.id_of("<s>"), tokenizer.id_of("</s>")
+    word = tokenizer.encode("of the")[-1]
+    assert begin is not None and end is not None
+    assert streamed(tokenizer, [begin, word, end, word, end]) == ["", "the", "", " the", "", ""]
+
+
+def test_visible_added_tokens_are_text(tokenizers: dict[str, Tokenizer]) -> None:
+    tokenizer = tokenizers["qwen"]
+    ids = tokenizer.encode("<think>\nso\n</think>\n\n42<|im_end|>")
+    assert "".join(streamed(tokenizer, ids)) == "<think>\nso\n</think>\n\n42"
+
+
+@given(answer=st.sampled_from(["the answer", "42", "你好", "🎉 the", "a"]))
+def test_an_answer_sent_back_makes_the_prompt_that_the_model_has_seen(
+    tokenizers: dict[str, Tokenizer], answer: str
+) -> None:
+    """Llama 2's template writes `[/INST]`, a space and the answer: the space isn't the answer's."""
+    tokenizer = tokenizers["llama2"]
+    prompt = tokenizer.encode("<s>[INST] hi [/INST]")
+    whole = tokenizer.encode(f"<s>[INST] hi [/INST] {answer}")
+    assert whole[: len(prompt)] == prompt
+    assert "".join(streamed(tokenizer, whole[len(prompt) :])) == answer

@@ -1,0 +1,1 @@
+"""The commands that the worker package adds to `chatjobs`: work, models, demo."""

@@ -1,0 +1,29 @@
+"""`chatjobs demo`: the command; demo_run.py runs it.
+
+torch, redis and pyarrow are imported inside the command, so that `--help` stays quick.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import click
+
+from jobs.cli.options import check_run, results_option
+from worker.cli.options import need_torch
+
+
+@click.command()
+@click.option("--rows", type=click.IntRange(1, 500), default=500, show_default=True, metavar="N")
+@click.option("--run", metavar="ID", callback=check_run, help="Run id. [default: demo-<time>]")
+@results_option
+def demo(rows: int, run: str | None, results: str) -> None:
+    """Run 500 questions and a live one through a private Redis and a worker, with a tiny model.
+
+    The model was trained for this and comes with the package: nothing is downloaded.
+    """
+    need_torch()
+    from worker.cli.demo_run import run as run_demo
+
+    run_demo(rows, run or time.strftime("demo-%Y%m%d-%H%M%S"), Path(results))

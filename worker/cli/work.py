@@ -1,0 +1,114 @@
+"""`chatjobs work`: load models and serve their queues.
+
+The command line imports this file for every `--help`: torch, redis and pyarrow are imported inside
+the command.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from jobs.cli.options import (
+    EMBEDDED,
+    Seconds,
+    quiet_option,
+    redis_option,
+    results_option,
+    server,
+)
+from worker.cli.options import (
+    device_option,
+    download_option,
+    dtype_option,
+    need_torch,
+    refusal,
+)
+
+
+@click.command()
+@click.option(
+    "-m",
+    "--model",
+    "models",
+    multiple=True,
+    required=True,
+    metavar="M",
+    help="Model to load and serve: 'demo', a folder or a repository id; repeatable.",
+)
+@redis_option
+@results_option
+@device_option
+@dtype_option
+@download_option
+@click.option(
+    "--context",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Longest prompt and answer together, in tokens. [default: the model's own]",
+)
+@click.option(
+    "--max-batch",
+    type=click.IntRange(min=1),
+    metavar="N",
+    help="Sequences generated together; 1 runs one job after the other. [default: by device]",
+)
+@click.option(
+    "--grace",
+    type=Seconds(min=0),
+    default=30,
+    show_default=True,
+    metavar="S",
+    help="Seconds that running jobs get after SIGTERM.",
+)
+@click.option("--burst", is_flag=True, help="End when the queues are empty.")
+@quiet_option
+def work(
+    models: tuple[str, ...],
+    redis_url: str,
+    results: str,
+    device: str,
+    dtype: str,
+    download_dir: Path | None,
+    context: int | None,
+    max_batch: int | None,
+    grace: float,
+    burst: bool,
+    quiet: bool,
+) -> None:
+    """Load models and serve their queues until stopped.
+
+    SIGTERM or Ctrl-C: no new jobs, running ones get --grace seconds, the rest goes back to its
+    queue. A second one stops at once; nothing is lost either way.
+    """
+    need_torch()
+    import logging
+
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    from jobs import JobError
+    from worker.engine.host import EngineHost
+    from worker.service import serve
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")  # of others, warnings only
+    if quiet:
+        disable_progress_bars()
+    else:
+        logging.getLogger("worker").setLevel(logging.INFO)
+    with server(redis_url) as url:
+        if redis_url == EMBEDDED:
+            click.echo(f"private Redis: --redis {url}", err=True)
+        try:
+            backend = EngineHost(
+                device=device,
+                dtype=dtype,
+                max_batch=max_batch,
+                context=context,
+                download_dir=download_dir,
+            )
+            if not quiet:
+                click.echo(f"device: {backend.device}", err=True)
+            serve(backend, models, redis_url=url, results=Path(results), grace=grace, burst=burst)
+        except JobError as error:
+            raise refusal(error) from None

@@ -1,0 +1,1 @@
+"""From messages to token ids, by the chat template of the model."""

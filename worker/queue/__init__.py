@@ -1,0 +1,1 @@
+"""Claiming, running and settling jobs from RQ queues."""

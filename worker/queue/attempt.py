@@ -1,0 +1,155 @@
+"""One attempt at one job: checked when it is claimed, reported when it has ended.
+
+Pure but for the clock. `worker.queue.loop` owns the attempts and moves them along.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jobs import keys
+from jobs.api.request import ChatRequest
+from jobs.errors import JobError, invalid
+from jobs.results import outbox
+from worker.backend import Handle, ModelInfo, Outcome
+from worker.queue.publisher import StreamBuffer
+from worker.queue.rq_job import ClaimedJob, Lease
+from worker.queue.rq_store import Settlement
+
+
+@dataclass(eq=False)
+class Attempt:
+    """An attempt under way, from claim to settlement."""
+
+    claimed: ClaimedJob
+    request: ChatRequest
+    stream: StreamBuffer
+    deadline: float | None  # seconds since the epoch
+    flight: Handle | None = None
+    reason: JobError | None = None  # why we stopped it, if we did
+    outcome: Outcome | None = None
+
+    @property
+    def lease(self) -> Lease:
+        return self.claimed.lease
+
+    @property
+    def sequences(self) -> int:
+        """How much of the backend's room it takes."""
+        return self.request.n or 1
+
+    def stop(self, reason: JobError) -> None:
+        """End early; the first reason counts."""
+        if self.reason is None:
+            self.reason = reason
+            if self.flight is not None:
+                self.flight.cancel()
+
+    @property
+    def error(self) -> JobError | None:
+        """How it failed: a cancellation of ours carries the reason that we had for it."""
+        error = self.outcome.error if self.outcome is not None else None
+        if error is not None and error.code == "cancelled":
+            return self.reason or error
+        return error
+
+
+def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
+    """The job, checked: producers may be in any language. Raises JobError."""
+    if claimed.fault is not None:
+        raise claimed.fault
+    if claimed.func != keys.TASK:
+        raise invalid(f"this queue runs {keys.TASK} alone, the job wants {claimed.func!r}", "func")
+    content = claimed.kwargs.get("request")
+    if claimed.args or len(claimed.kwargs) != 1 or not isinstance(content, dict):
+        raise invalid(
+            f"{keys.TASK} takes one keyword argument, request, which is a JSON object", "request"
+        )
+    if claimed.cancelled:
+        raise JobError("cancelled", f"job {claimed.lease.job} was cancelled")
+    request = ChatRequest.parse(content)
+    request.job.id = claimed.lease.job
+    if request.model not in models:
+        served = ", ".join(sorted(models))
+        raise JobError(
+            "model_not_found",
+            f"this queue's worker doesn't serve model '{request.model}'; it serves: {served}",
+            "model",
+        )
+    ttl = request.job.ttl
+    deadline = None if ttl is None else claimed.enqueued_at + ttl
+    if deadline is not None and time.time() >= deadline:
+        raise JobError("timeout", f"waited longer than its ttl of {ttl:g} s", "job.ttl")
+    stream = StreamBuffer(claimed.lease.job, claimed.lease.attempt)
+    return Attempt(claimed, request, stream, deadline)
+
+
+def worker_lost(lease: Lease) -> JobError:
+    """The error of a job that is not given to one more worker."""
+    return JobError(
+        "worker_lost",
+        f"job {lease.job} was with {lease.attempt} workers and the last three died: it is not "
+        "tried again; look at their logs, and at what is special about this request",
+    )
+
+
+class Reporter(NamedTuple):
+    """Writes down how jobs ended, in the name of one worker."""
+
+    worker: str
+    host: str
+    provenance: Mapping[str, dict[str, Any]]  # of each model, by its name
+
+    def ended(self, execution: Attempt) -> Settlement:
+        """The end of an attempt that has an outcome."""
+        outcome, error = execution.outcome or Outcome(), execution.error
+        answer = outcome.completion or outcome.partial
+        content = answer.to_dict() if answer else None
+        sampling = outcome.sampling
+        entry = outbox.outbox_entry(
+            execution.lease.job,
+            execution.claimed.request,
+            _status(error),
+            attempt=execution.lease.attempt,
+            completion=content,
+            error=error.to_dict() if error else None,
+            prompt_token_ids=outcome.prompt_token_ids,
+            output_token_ids=outcome.output_token_ids,
+            token_logprobs=outcome.token_logprobs,
+            sampling=sampling.to_dict() if sampling else None,
+            seed=outcome.seed,
+            enqueued_at=execution.claimed.enqueued_at,
+            started_at=outcome.started_at,
+            first_token_at=outcome.first_token_at,
+            finished_at=outcome.finished_at or time.time(),
+            worker=self.worker,
+            host=self.host,
+            provenance=self.provenance[execution.request.model],
+        )
+        completion = content if outcome.completion is not None and error is None else None
+        row = outbox.encode(entry)
+        return Settlement(execution.claimed, entry["run"], row, completion, error)
+
+    def refused(self, claimed: ClaimedJob, error: JobError) -> Settlement:
+        """The end of a job that isn't run, or not again."""
+        entry = outbox.outbox_entry(
+            claimed.lease.job,
+            claimed.request,
+            _status(error),
+            attempt=claimed.lease.attempt,
+            error=error.to_dict(),
+            enqueued_at=claimed.enqueued_at,
+            finished_at=time.time(),
+            worker=self.worker,
+            host=self.host,
+        )
+        return Settlement(claimed, entry["run"], outbox.encode(entry), None, error)
+
+
+def _status(error: JobError | None) -> outbox.Status:
+    if error is None:
+        return "ok"
+    return "cancelled" if error.code == "cancelled" else "error"

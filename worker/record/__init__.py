@@ -1,0 +1,1 @@
+"""From the outbox in Redis to Parquet files, exactly once."""

@@ -1,0 +1,1 @@
+"""Making a model resident: preflight, device and dtype, weights in place."""
