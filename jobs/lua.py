@@ -12,6 +12,6 @@ from importlib.resources import files
 
 @cache
 def load(package: str, name: str, *preludes: str) -> str:
-    """The text of `scripts/<name>.lua` in `package`; `preludes` (function definitions) precede it."""
+    """Text of `scripts/<name>.lua` in `package`, after `preludes` (function definitions)."""
     text = files(package).joinpath("scripts", f"{name}.lua").read_text(encoding="utf-8")
     return "".join([*preludes, text])
