@@ -24,7 +24,7 @@ REPO, WEIGHTS = "org/tiny", "model.safetensors"
 FIND = """
 import json, sys, time
 from jobs import JobError
-from worker.loading.repo import fetch_weights, find
+from worker.loading.source import fetch_weights, find
 time.sleep = lambda seconds: None  # the library waits a second before it tries again
 {before}
 try:
