@@ -1,4 +1,4 @@
-"""The token stream: nothing lost, nothing twice, always an end, whatever Redis and workers do."""
+"""The token stream through Redis: no token lost or repeated, and always an end."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ from jobs import Client, JobError, keys
 from jobs.api.answer import TokenLogprob
 from jobs.api.chunk import ChatChunk
 from jobs.client import follow
-from jobs.stream.entries import APPEND, END_SEQ, LOG_SECONDS, Entry, StreamWriter, end_id, piece
+from jobs.stream.delta import Delta
+from jobs.stream.entries import END_SEQ, Entry, end_id
+from jobs.stream.writer import APPEND, LOG_SECONDS
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 WITH_USAGE = {**REQUEST, "stream_options": {"include_usage": True}}
@@ -81,12 +83,13 @@ def test_an_entry_is_in_the_log_and_on_the_channel(worker):
     pubsub = worker.redis.pubsub(ignore_subscribe_messages=True)
     pubsub.subscribe(keys.live("a"))
     pubsub.get_message(timeout=1)
-    payload = {"p": [piece(1, "x", "y", [TokenLogprob(token="x", logprob=-1)], "stop")]}
-    assert worker.writer.write_many([Entry("a", 2, 1, payload)]) == [True]
+    delta = Delta(1, "x", "y", (TokenLogprob(token="x", logprob=-1),), "stop")
+    token = {"token": "x", "logprob": -1.0, "top_logprobs": []}
+    payload = {"p": [{"i": 1, "c": "x", "r": "y", "l": [token], "f": "stop"}]}
+    assert worker.writer.write_many([Entry("a", 2, 1, (delta,))]) == [True]
     ((entry_id, fields),) = worker.redis.xrange(keys.log("a"))
     assert entry_id == b"2-1"
     assert json.loads(fields[b"d"]) == payload
-    assert payload["p"][0].keys() == {"i", "c", "r", "l", "f"}
     message = pubsub.get_message(timeout=1)
     assert json.loads(message["data"]) == {"id": "2-1", "d": payload}
     assert 0 < worker.redis.ttl(keys.log("a")) <= LOG_SECONDS
@@ -111,6 +114,22 @@ def test_nothing_can_be_written_after_the_end(client, worker):
     assert text_of(job.stream()) == "all"
 
 
+def test_the_end_entry_is_the_last_one_of_its_attempt(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    assert worker.write(job.id, 1, 2**48, "after years of one token per millisecond")
+    worker.finish(job.id, "all")
+    assert worker.redis.xinfo_stream(keys.log(job.id))["last-generated-id"] == end_id(1).encode()
+    assert not worker.write(job.id, 1, 2**48 + 1, "more")
+    assert not worker.write(job.id, 1, END_SEQ - 1, "more")
+    assert worker.write(job.id, 2, 1, "of a later attempt")
+
+
+def test_the_end_seq_is_exact_in_a_double():
+    assert float(END_SEQ - 1) < float(END_SEQ) < float(END_SEQ + 1)
+    assert int(float(END_SEQ)) == END_SEQ
+
+
 def test_an_entry_that_is_sent_again_is_written_once(worker):
     assert worker.write("a", 1, 1, "x")
     assert worker.write("a", 1, 1, "x")
@@ -120,8 +139,7 @@ def test_an_entry_that_is_sent_again_is_written_once(worker):
 
 def test_entries_of_many_jobs_go_out_together_and_fail_alone(worker):
     worker.write("b", 2, 1, "x")
-    payload = {"p": [piece(0, "x")]}
-    entries = [Entry("a", 1, 1, payload), Entry("b", 1, 1, payload), Entry("c", 1, 1, payload)]
+    entries = [Entry(job, 1, 1, (Delta(0, "x"),)) for job in "abc"]
     assert worker.writer.write_many(entries) == [True, False, True]
     assert worker.writer.write_many([]) == []
 
@@ -243,8 +261,8 @@ def test_several_choices_in_one_entry_are_one_chunk_with_a_delta_each(client, wo
     job = client.submit({**REQUEST, "n": 2, "logprobs": True})
     worker.start(job.id)
     token = TokenLogprob(token="x", logprob=-1.0)
-    pieces = [piece(0, "a"), piece(1, "x"), piece(0, "b", logprobs=[token], finish_reason="stop")]
-    worker.writer.write_many([Entry(job.id, 1, 1, {"p": pieces})])
+    last = Delta(0, "b", logprobs=(token,), finish_reason="stop")
+    worker.writer.write_many([Entry(job.id, 1, 1, (Delta(0, "a"), Delta(1, "x"), last))])
     worker.finish(job.id, "ab", "xyz")
     first, rest = job.stream()
     assert [(c.index, c.delta.content, c.finish_reason) for c in first.choices] == [
@@ -374,7 +392,8 @@ def test_leaving_a_stream_early_frees_its_connection(client, worker):
 
 # --- fuzz -----------------------------------------------------------------------------------------
 
-SILENT_APPEND = APPEND.replace("redis.call('PUBLISH', KEYS[2], ", "local _ = (", 1)
+SILENT_APPEND = APPEND.replace("redis.call('PUBLISH', live, ", "local _ = (", 1)
+assert SILENT_APPEND != APPEND
 
 
 class ChaoticWorker(threading.Thread):
@@ -421,9 +440,9 @@ class ChaoticWorker(threading.Thread):
 
     def write(self, attempt: int, seq: int, text: str) -> None:
         if self.rng.random() < 0.1:  # in the log, but its message is lost
-            payload = json.dumps({"p": [piece(0, text)]})
+            entry = Entry(self.job_id, attempt, seq, (Delta(0, text),))
             names = [keys.log(self.job_id), keys.live(self.job_id)]
-            self.silent(keys=names, args=[f"{attempt}-{seq}", payload, 60, 10_000])
+            self.silent(keys=names, args=[entry.id, entry.payload(), 60, 10_000])
         else:
             self.worker.write(self.job_id, attempt, seq, text)
 
@@ -462,9 +481,3 @@ def test_whatever_happens_every_subscriber_has_the_text_and_an_end(
 def position(chunk) -> tuple[int, int]:
     attempt, seq = chunk.cursor.split("-")
     return int(attempt), int(seq)
-
-
-def test_the_end_comes_after_every_other_entry():
-    assert end_id(3) == f"3-{END_SEQ}"
-    assert StreamWriter is not None
-    assert json.loads(json.dumps(END_SEQ)) == END_SEQ == int(float(END_SEQ))
