@@ -109,7 +109,7 @@ def error_entry(row: int = 5, job_id: str = "j2"):
 # --- rows -----------------------------------------------------------------------------------------
 
 
-def test_a_completion_gives_one_row_with_all_that_is_known():
+def test_a_completion_gives_one_row_with_all_its_facts():
     (row,) = rows_of(ok_entry(logprobs=True))
     table = table_of([row])
     assert table.schema.equals(SCHEMA)
@@ -191,14 +191,14 @@ def test_every_column_is_written_or_reserved_for_scoring():
     assert written | set(RESERVED_FOR_SCORING) == set(SCHEMA.names)
 
 
-def test_n_choices_give_n_rows_with_a_key_of_their_own():
+def test_n_choices_give_n_rows_with_distinct_keys():
     rows = rows_of(ok_entry(choices=3))
     assert [row["choice_index"] for row in rows] == [0, 1, 2]
     assert [row["text"] for row in rows] == ["5.0", "5.1", "5.2"]
     assert {row["output_tokens"] for row in rows} == {2}
 
 
-def test_an_error_gives_exactly_one_row_that_says_what_happened():
+def test_an_error_gives_exactly_one_row_with_its_code_and_message():
     (row,) = rows_of(error_entry())
     assert (row["status"], row["finish_reason"], row["choice_index"]) == ("error", "error", 0)
     assert (row["error_type"], row["error_retryable"]) == ("out_of_memory", True)
@@ -206,7 +206,7 @@ def test_an_error_gives_exactly_one_row_that_says_what_happened():
     assert row["text"] is None
 
 
-def test_a_cancelled_job_of_many_choices_gives_one_row_with_what_there_was():
+def test_a_cancelled_job_with_many_choices_gives_one_row_with_partial_text():
     entry = ok_entry(choices=3)
     entry["status"] = "cancelled"
     entry["error"] = JobError("cancelled", "stopped").to_dict()
@@ -214,7 +214,7 @@ def test_a_cancelled_job_of_many_choices_gives_one_row_with_what_there_was():
     assert (row["status"], row["finish_reason"], row["text"]) == ("cancelled", "cancelled", "5.0")
 
 
-def test_jobs_without_a_row_have_a_stable_key_that_no_given_row_can_have():
+def test_jobs_without_a_row_get_a_stable_index_outside_the_given_range():
     keys = {row_index_of(f"job{i}", {}) for i in range(1000)}
     assert len(keys) == 1000
     assert min(keys) >= 2**62
@@ -228,7 +228,7 @@ def test_a_run_is_always_a_plain_folder_name(run):
     assert run_of({"job": {"run": run}}) == DEFAULT_RUN
 
 
-def test_the_request_hash_ignores_order_and_what_the_answer_does_not_depend_on():
+def test_the_request_hash_ignores_order_and_fields_that_do_not_affect_the_answer():
     first = rows_of(ok_entry(row=1))[0]["request_hash"]
     entry = ok_entry(row=2)
     entry["request"] = dict(reversed(entry["request"].items())) | {"user": "u"}
@@ -237,7 +237,7 @@ def test_the_request_hash_ignores_order_and_what_the_answer_does_not_depend_on()
     assert rows_of(entry)[0]["request_hash"] != first
 
 
-def test_an_entry_survives_its_json_with_half_a_surrogate_pair():
+def test_an_entry_with_a_lone_surrogate_survives_its_json():
     entry = error_entry()
     entry["request"]["messages"] = [{"role": "user", "content": "a\ud800b"}]
     again = decode(encode(entry).encode())
@@ -295,7 +295,7 @@ def test_no_entry_can_stop_the_recorder(request, overrides):
 
 @pytest.fixture
 def results(tmp_path: Path) -> Results:
-    """A run of two parts: one with every column in use, one of errors with nearly all null."""
+    """A run of two parts: one of full rows, one of errors with most columns null."""
     run = tmp_path / "r1"
     full = [row for i in range(20) for row in rows_of(ok_entry(i, f"a{i}", 2, logprobs=True))]
     write_part(run / "_tmp/a.parquet", run / "samples/part-a.parquet", table_of(full))
@@ -362,7 +362,7 @@ def test_hugging_face_reads_the_run_folder(results, tmp_path, monkeypatch):
     assert ok["top_logprobs"][0][1]["token"] == "6"
 
 
-def test_every_field_says_what_it_is_also_in_the_file(results):
+def test_every_field_has_a_description_also_in_the_file(results):
     stored = pq.read_schema(results.path("r1") / "samples" / "part-a.parquet")
     assert stored.equals(SCHEMA)
     for field in stored:
@@ -375,7 +375,7 @@ def test_no_column_has_a_type_that_some_reader_cannot_read():
     assert {str(kind) for kind in leaves().values()} <= allowed
 
 
-def test_floats_are_split_by_byte_and_the_rest_is_in_dictionaries(results):
+def test_floats_are_byte_stream_split_and_the_rest_dictionary_encoded(results):
     file = pq.ParquetFile(results.path("r1") / "samples" / "part-a.parquet")
     group = file.metadata.row_group(0)
     columns = {group.column(i).path_in_schema: group.column(i) for i in range(group.num_columns)}
@@ -395,7 +395,7 @@ def test_the_same_entries_make_the_same_file(tmp_path):
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
 
 
-def test_a_reader_sees_only_whole_files_while_parts_are_written(tmp_path):
+def test_a_reader_sees_only_complete_files_while_parts_are_written(tmp_path):
     run = tmp_path / "r1"
     table = table_of([row for i in range(200) for row in rows_of(ok_entry(i, f"a{i}"))])
     write_part(run / "_tmp/0", run / "samples/part-0.parquet", table)
@@ -416,7 +416,7 @@ def test_a_reader_sees_only_whole_files_while_parts_are_written(tmp_path):
     assert os.listdir(run / "_tmp") == []
 
 
-def test_a_crash_before_the_rename_leaves_nothing_beside_the_data(tmp_path, monkeypatch):
+def test_a_crash_before_the_rename_leaves_no_file_in_samples(tmp_path, monkeypatch):
     run = tmp_path / "r1"
     write_part(run / "_tmp/0", run / "samples/part-0.parquet", table_of(rows_of(ok_entry())))
 
@@ -430,7 +430,7 @@ def test_a_crash_before_the_rename_leaves_nothing_beside_the_data(tmp_path, monk
     assert Results(tmp_path).table("r1").num_rows == 1
 
 
-def test_an_unknown_run_is_refused_with_the_runs_there_are(results, tmp_path):
+def test_an_unknown_run_is_refused_with_the_names_of_the_runs(results, tmp_path):
     with pytest.raises(InvalidRequest, match=r"no run 'nope' in .*; runs there: r1"):
         results.table("nope")
     with pytest.raises(ValueError, match="runs there: none"):
@@ -439,12 +439,12 @@ def test_an_unknown_run_is_refused_with_the_runs_there_are(results, tmp_path):
         results.path("../r1")
 
 
-def test_an_unknown_column_is_refused_with_the_columns_there_are(results):
+def test_an_unknown_column_is_refused_with_the_names_of_the_columns(results):
     with pytest.raises(InvalidRequest, match="no column 'answer' in results; columns are: "):
         results.table("r1", columns=["answer"])
 
 
-def test_a_run_that_has_no_rows_yet_is_an_empty_table(tmp_path):
+def test_a_run_without_rows_is_an_empty_table(tmp_path):
     write_run_card(tmp_path / "new", {"state": "running"})
     results = Results(tmp_path)
     assert results.runs() == ["new"]
