@@ -100,7 +100,7 @@ LIKELIHOOD = [
 USAGE = [
     _optional("input_tokens", pa.int32(), "tokens of the prompt"),
     _optional("output_tokens", pa.int32(), "tokens of this answer"),
-    _optional("cached_tokens", pa.int32(), "prompt tokens read from the prefix cache"),
+    _optional("cached_tokens", pa.int32(), "prompt tokens read from a cache"),
     _optional("reasoning_tokens", pa.int32(), "output tokens spent on reasoning"),
 ]
 TIMINGS = [

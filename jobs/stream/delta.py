@@ -49,7 +49,7 @@ def join(deltas: Iterable[Delta]) -> tuple[Delta, ...]:
     by_choice: dict[int, list[Delta]] = {}
     for delta in deltas:
         by_choice.setdefault(delta.choice, []).append(delta)
-    return tuple(_joined(parts) for _, parts in sorted(by_choice.items()))
+    return tuple([_joined(by_choice[choice]) for choice in sorted(by_choice)])
 
 
 def _joined(parts: list[Delta]) -> Delta:
@@ -60,6 +60,6 @@ def _joined(parts: list[Delta]) -> Delta:
         choice=parts[0].choice,
         content="".join([part.content for part in parts]),
         reasoning="".join([part.reasoning for part in parts]),
-        logprobs=tuple(token for part in parts for token in part.logprobs),
+        logprobs=tuple([token for part in parts for token in part.logprobs]),
         finish_reason=reasons[-1] if reasons else None,
     )
