@@ -10,11 +10,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jobs.api.answer import ChatCompletion, FinishReason, TokenLogprob
+from jobs.api.answer import ChatCompletion, FinishReason
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
+from jobs.stream.delta import Delta
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,17 +62,6 @@ class Health:
     waiting: int  # sequences admitted, not yet in the batch
     tokens_generated: int
     error: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Delta:
-    """What one engine step added to one choice of a request."""
-
-    choice: int
-    content: str = ""
-    reasoning: str = ""
-    logprobs: tuple[TokenLogprob, ...] = ()
-    finish_reason: FinishReason | None = None
 
 
 @dataclass(frozen=True, slots=True)

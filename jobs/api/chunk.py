@@ -23,10 +23,10 @@ class ChunkChoice(Wire):
 
 
 class ChatChunk(Wire):
-    """A piece of a streamed answer. Validates as openai.types.chat.ChatCompletionChunk.
+    """One chunk of a streamed answer. Validates as openai.types.chat.ChatCompletionChunk.
 
-    `cursor` is the place in the job's stream ("<attempt>-<seq>"), to resume after it. A chunk with
-    `reset` says that the job starts again: what was received so far is void.
+    `cursor` is the chunk's position in the job's stream ("<attempt>-<seq>"), from which a stream
+    can be resumed. `reset` means that the job runs again: discard all previous chunks.
     """
 
     id: str
@@ -47,5 +47,5 @@ class ChatChunk(Wire):
 
     @property
     def text(self) -> str:
-        """Content delta of the first choice in this chunk."""
+        """Content of the first choice in this chunk; empty if it has none."""
         return (self.choices[0].delta.content or "") if self.choices else ""

@@ -1,16 +1,16 @@
-"""Following a job's token stream to its end: the reader's end of `jobs.stream`.
+"""Follows a job's token stream to its end: the reader of `jobs.stream`.
 
-Subscribe, wait for the acknowledgement, read the log, go on live, dropping what it has. On a gap, a
-silence, the end entry or a lost connection the log is read again, after the job's state. That state
-alone decides that the stream has ended; then the job's completion fills whatever the log no longer
-had. So no message that gets lost can lose a token or keep a follower waiting.
+Subscribe, wait for the acknowledgement, read the log, then take published entries and drop those
+that the log already had. After a gap, a silence, the end entry or a lost connection, read the job's
+state and then the log again. Only the state decides that the stream has ended; the completion then
+supplies whatever the log no longer had. So a lost message neither loses a token nor blocks a
+follower.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
 
 import redis
 import redis.asyncio
@@ -29,17 +29,18 @@ from jobs.client.steps import (
     drive_async,
     reliably,
 )
-from jobs.stream.cursor import Position, StreamCursor, parse_position
+from jobs.stream.cursor import StreamCursor
+from jobs.stream.entries import Entry
 
-SILENCE_SECONDS = 2.0  # without a message for so long, the log and the job's state are read again
-ACKNOWLEDGE_SECONDS = 5.0
-PAGE = 500  # entries of the log in one read
+SILENCE_SECONDS = 2.0  # without a message; then the job's state and the log are read again
+ACKNOWLEDGE_SECONDS = 5.0  # limit for the reply to SUBSCRIBE
+PAGE = 500  # log entries per read
 
 
 def follow(client: redis.Redis, job_id: str, after: str | None = None) -> Iterator[ChatChunk]:
-    """The chunks of a job from its start, or after the cursor of a chunk that was read before.
+    """Yields the chunks of a job from the start, or after the cursor of an earlier chunk.
 
-    Raises JobError at the end if the job failed or was cancelled, or if there is no such job.
+    Raises JobError if the job fails, is cancelled or does not exist.
     """
     return drive(follow_steps(job_id, after), client)
 
@@ -47,12 +48,12 @@ def follow(client: redis.Redis, job_id: str, after: str | None = None) -> Iterat
 def follow_async(
     client: redis.asyncio.Redis, job_id: str, after: str | None = None
 ) -> AsyncIterator[ChatChunk]:
-    """The same with asyncio."""
+    """Like `follow`, with asyncio."""
     return drive_async(follow_steps(job_id, after), client)
 
 
 def follow_steps(job_id: str, after: str | None) -> Steps[ChatChunk]:
-    """The conversation behind both."""
+    """The steps that `follow` and `follow_async` share."""
     state = yield from look(job_id, full=True)
     cursor = StreamCursor(job_id, state.request, int(state.created_at), after)
     subscribed = False
@@ -63,7 +64,7 @@ def follow_steps(job_id: str, after: str | None) -> Steps[ChatChunk]:
         if state.status.over:
             break
         if subscribed:
-            subscribed = yield from _go_on_live(cursor)
+            subscribed = yield from _follow_live(cursor, job_id)
         else:
             yield lambda line: line.sleep(PAUSE_SECONDS)
     completion = yield from outcome(state)
@@ -72,7 +73,7 @@ def follow_steps(job_id: str, after: str | None) -> Steps[ChatChunk]:
 
 
 def _subscribe(channel: str) -> Ask[bool]:
-    """Whether Redis has said that it sends us the channel's messages from now on."""
+    """Returns whether Redis has acknowledged the subscription."""
     yield lambda line: line.hang_up()
     yield from reliably(lambda line: line.pubsub.subscribe(channel))
     try:
@@ -83,9 +84,9 @@ def _subscribe(channel: str) -> Ask[bool]:
 
 
 def _catch_up(cursor: StreamCursor, job_id: str) -> Ask[JobState]:
-    """Emit what the log has beyond the cursor.
+    """Emit the log's entries after the cursor. Returns the job's state from before the read.
 
-    The state is from before: if it says that the job is over, the log that follows is complete.
+    If that state is final, the log was complete when it was read.
     """
     state = yield from look(job_id)
     if state.status is Status.UNKNOWN:
@@ -95,34 +96,31 @@ def _catch_up(cursor: StreamCursor, job_id: str) -> Ask[JobState]:
         step = command("xrange", keys.log(job_id), min=f"({attempt}-{seq}", count=PAGE)
         page = yield from reliably(step)
         for entry_id, fields in page:
-            chunks = cursor.take(parse_position(entry_id.decode()), json.loads(fields[b"d"]))
-            for chunk in chunks:
+            entry = Entry.from_wire(job_id, entry_id.decode(), json.loads(fields[b"d"]))
+            for chunk in cursor.take(entry):
                 yield Emit(chunk)
         if len(page) < PAGE:
             return state
 
 
-def _go_on_live(cursor: StreamCursor) -> Ask[bool]:
-    """Emit what arrives, until the log has to be asked. False: the subscription is lost."""
+def _follow_live(cursor: StreamCursor, job_id: str) -> Ask[bool]:
+    """Emit entries as they are published, until the log must be read again. Returns False if the
+    subscription is lost."""
     while True:
         try:
             message = yield _listen(SILENCE_SECONDS)
         except (redis.ConnectionError, redis.TimeoutError):
             return False
         if message is None or message["type"] != "message":
-            return True  # silence, or the client library has subscribed anew
-        position, payload = _parse(message["data"])
-        if position <= cursor.position:
+            return True  # silence, or the client library has resubscribed
+        published = json.loads(message["data"])
+        entry = Entry.from_wire(job_id, published["id"], published["d"])
+        if entry.position <= cursor.position:
             continue
-        if not cursor.is_next(position):
+        if not cursor.is_next(entry.position):
             return True
-        for chunk in cursor.take(position, payload):
+        for chunk in cursor.take(entry):
             yield Emit(chunk)
-
-
-def _parse(data: bytes) -> tuple[Position, dict[str, Any]]:
-    message = json.loads(data)
-    return parse_position(message["id"]), message["d"]
 
 
 def _listen(seconds: float) -> Step:

@@ -1,1 +1,1 @@
-"""From ended jobs to rows in Parquet: outbox entries, the schema, the files of a run."""
+"""Results of ended jobs: outbox entries, the schema of a row, the files of a run."""

@@ -1,13 +1,12 @@
-"""Result data sets on disk: the file that a part is, and `Results`, which reads them.
+"""Result data sets on disk: writing the files of a run, and `Results`, which reads them.
 
-    <results>/<run>/run.json                 configuration, versions, state
-    <results>/<run>/README.md                data-set card, so that load_dataset(<run>) works
-    <results>/<run>/samples/part-….parquet   only ever whole files, all of schema.py's SCHEMA
-    <results>/<run>/_tmp/                    files in the making
+    <results>/<run>/run.json                 configuration and versions
+    <results>/<run>/README.md                data-set card, for load_dataset(<run>)
+    <results>/<run>/samples/part-….parquet   complete files, all with schema.py's SCHEMA
+    <results>/<run>/_tmp/                    unfinished files
 
-The recorder feeds it: `rows_of(entry)` makes rows of an outbox entry (its form is in
-outbox.py), `table_of(rows)` a table, `write_part` a file; `write_run_card` writes run.json and
-README.md.
+The recorder writes: `rows_of(entry)` converts an outbox entry to rows, `table_of(rows)` makes a
+table of them, `write_part` writes it. `write_run_card` writes run.json and README.md.
 """
 
 from __future__ import annotations
@@ -25,21 +24,8 @@ import pyarrow.parquet as pq
 
 from jobs.errors import invalid
 from jobs.keys import RUN_ID
-from jobs.results.outbox import OutboxEntry, outbox_entry
-from jobs.results.rows import Row, rows_of
+from jobs.results.rows import Row
 from jobs.results.schema import SCHEMA, leaves
-
-__all__ = [
-    "SCHEMA",
-    "OutboxEntry",
-    "Results",
-    "Row",
-    "outbox_entry",
-    "rows_of",
-    "table_of",
-    "write_part",
-    "write_run_card",
-]
 
 RESULTS_VARIABLE = "CHATJOBS_RESULTS"
 DEFAULT_RESULTS = "results"
@@ -59,8 +45,8 @@ configs:
 ---
 # {run}
 
-Chat completions written by chatjobs: one row per answer in `samples/`, configuration and state in
-`run.json`. Files in `samples/` are only ever whole.
+Chat completions written by chatjobs: one row per answer in `samples/`, the configuration in
+`run.json`. Files in `samples/` are always complete.
 
     from datasets import load_dataset
     rows = load_dataset("{run}", split="train")
@@ -70,14 +56,14 @@ Chat completions written by chatjobs: one row per answer in `samples/`, configur
 
 
 def table_of(rows: Iterable[Row]) -> pa.Table:
-    """The rows as a table of SCHEMA; a column that a row lacks is null."""
+    """A table of SCHEMA; columns missing in a row are null."""
     return pa.Table.from_pylist(list(rows), schema=SCHEMA)
 
 
 def write_part(path_tmp: Path, path_final: Path, table: pa.Table) -> None:
-    """Write a part that appears under its final name whole and durable, or not at all.
+    """Write a part atomically: `path_final` is complete and durable, or absent.
 
-    Both paths are in the same file system; `path_tmp` isn't in a folder that readers look into.
+    Both paths must be in the same file system, and readers must not list the folder of `path_tmp`.
     Raises OSError.
     """
     floats = {path for path, kind in leaves(table.schema).items() if pa.types.is_floating(kind)}
@@ -99,14 +85,14 @@ def write_part(path_tmp: Path, path_final: Path, table: pa.Table) -> None:
 
 
 def write_run_card(run_dir: Path, config: dict[str, Any]) -> None:
-    """Write run.json (`config`, as it is) and the data-set card; readers see old or new, whole."""
+    """Write `config` to run.json, and the data-set card. Each file is replaced atomically."""
     text = json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
     _write_text(run_dir, RUN_FILE, text)
     _write_text(run_dir, CARD_FILE, CARD.format(run=run_dir.name))
 
 
 class Results:
-    """A folder of runs. `path`: by default $CHATJOBS_RESULTS, then ./results."""
+    """Reads a folder of runs. `path` defaults to $CHATJOBS_RESULTS, then ./results."""
 
     def __init__(self, path: str | os.PathLike[str] | None = None) -> None:
         self.root = Path(path or os.environ.get(RESULTS_VARIABLE) or DEFAULT_RESULTS)
@@ -124,25 +110,25 @@ class Results:
     def path(self, run: str) -> Path:
         """The run's folder. Raises InvalidRequest if there is no such run."""
         if RUN_ID.fullmatch(run) is None or run not in self.runs():
-            there = ", ".join(self.runs()) or "none"
-            raise invalid(f"no run {run!r} in {self.root}; runs there: {there}", "run")
+            names = ", ".join(self.runs()) or "none"
+            raise invalid(f"no run {run!r} in {self.root}; runs there: {names}", "run")
         return self.root / run
 
     def config(self, run: str) -> dict[str, Any]:
-        """What run.json says; {} if it isn't there yet."""
+        """Content of run.json; {} if it doesn't exist yet."""
         file = self.path(run) / RUN_FILE
         config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
         return config
 
     def dataset(self, run: str) -> ds.Dataset:
-        """The run's rows as a pyarrow data set, which reads columns and filters lazily."""
+        """The run's rows as a pyarrow data set, which selects and filters lazily."""
         files = sorted(str(file) for file in (self.path(run) / SAMPLES).glob("*.parquet"))
         if not files:
             return ds.dataset(SCHEMA.empty_table())
         return ds.dataset(files, schema=SCHEMA, format="parquet")
 
     def table(self, run: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The run's rows, one per choice, in no particular order; only `columns` if given."""
+        """The run's rows, one per choice, in no particular order. `columns`: only these."""
         names = None if columns is None else list(columns)
         absent = [name for name in names or () if name not in SCHEMA.names]
         if absent:
@@ -165,7 +151,7 @@ def _write_text(folder: Path, name: str, text: str) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    """The folder and those around it, so that a power cut takes none of them away again."""
+    """Create the folder and its parents durably: each new entry is synced."""
     missing = []
     while not folder.exists():
         missing.append(folder)
@@ -176,7 +162,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make a rename in the folder survive a power cut."""
+    """Make renames in the folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

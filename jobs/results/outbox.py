@@ -1,10 +1,10 @@
-"""An outbox entry: what is known about an ended job, on its way from Redis to Parquet.
+"""Outbox entries: the record of an ended job, kept in Redis until it is written to Parquet.
 
-Whoever settles a job (the worker, or a client that cancels it in its queue) appends one entry to
-the Redis stream `keys.outbox(run)` and adds `run` to the set `keys.OUTBOXES`, in the script that
-ends the job. The stream entry has one field, `row`: the JSON of an `OutboxEntry`.
-`jobs.results.rows_of` turns it into rows; unknown keys are ignored there and absent ones are null,
-so writers of different versions can share an outbox.
+The script that settles a job (a worker's, or a client's that cancels a queued job) appends one
+entry to the Redis stream `keys.outbox(run)` and adds `run` to the set `keys.OUTBOXES`. The stream
+entry has one field, `row`: the JSON of an `OutboxEntry`. `jobs.results.rows.rows_of` converts it to
+rows. It ignores unknown keys and reads missing ones as null, so that writers of different versions
+can share an outbox.
 """
 
 from __future__ import annotations
@@ -14,39 +14,40 @@ import json
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
+from jobs.encoding import to_json
 from jobs.keys import RUN_ID
 
 VERSION = 1
-FIELD = "row"  # the one field of the stream entry
-DEFAULT_RUN = "default"  # where jobs without a run go
+FIELD = "row"  # the only field of the stream entry
+DEFAULT_RUN = "default"  # run of jobs that name none
 
 Status = Literal["ok", "error", "cancelled"]
 
 
 class OutboxEntry(TypedDict):
-    """The JSON form, all keys always present. Times are seconds since the epoch."""
+    """The JSON form. Writers set all keys. Times are seconds since the epoch."""
 
     v: int  # VERSION
     job_id: str
     run: str
-    row_index: int  # unique in the run, see `row_index_of`
-    attempt: int  # executions so far; 0: cancelled before the first
+    row_index: int  # unique in the run; see `row_index_of`
+    attempt: int  # number of the attempt; 0: cancelled before the first
     status: Status
-    request: dict[str, Any]  # the ChatRequest's JSON, as submitted
-    completion: dict[str, Any] | None  # ChatCompletion's JSON; what there was of it unless ok
+    request: dict[str, Any]  # JSON of the ChatRequest, as submitted
+    completion: dict[str, Any] | None  # JSON of the ChatCompletion; partial unless ok
     error: dict[str, Any] | None  # JobError.to_dict(), unless ok
     prompt_token_ids: list[int]
     output_token_ids: list[list[int]]  # per choice
-    token_logprobs: list[list[float]]  # per choice, if asked for
-    sampling: dict[str, Any] | None  # Sampling's JSON with the defaults filled in
-    seed: int | None  # the seed that was used, given or drawn
+    token_logprobs: list[list[float]]  # per choice, if requested
+    sampling: dict[str, Any] | None  # JSON of Sampling, with the defaults filled in
+    seed: int | None  # seed used, given or drawn
     enqueued_at: float | None
     started_at: float | None  # first prefill
     first_token_at: float | None
     finished_at: float | None
     worker: str | None  # name of the worker
     host: str | None
-    provenance: dict[str, Any] | None  # the fields of the model's worker.backend.ModelInfo
+    provenance: dict[str, Any] | None  # fields of the model's worker.backend.ModelInfo
 
 
 def outbox_entry(
@@ -70,7 +71,7 @@ def outbox_entry(
     host: str | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> OutboxEntry:
-    """The entry of a job that has ended; run and row are taken from its request."""
+    """The entry of an ended job; run and row index come from its request."""
     return OutboxEntry(
         v=VERSION,
         job_id=job_id,
@@ -97,14 +98,12 @@ def outbox_entry(
 
 
 def encode(entry: OutboxEntry) -> str:
-    """The value of the stream entry's field `row`."""
-    text = json.dumps(entry, ensure_ascii=False, separators=(",", ":"))
-    # Half a surrogate pair has no UTF-8, but an escape that JSON knows.
-    return text.encode("utf-8", "backslashreplace").decode()
+    """JSON text for the stream entry's field `row`."""
+    return to_json(entry)
 
 
 def decode(value: str | bytes) -> OutboxEntry:
-    """The entry that `encode` wrote. Raises ValueError for anything else than a JSON object."""
+    """The entry that `encode` wrote. Raises ValueError unless it is a JSON object."""
     entry = json.loads(value)
     if not isinstance(entry, dict):
         raise ValueError(f"an outbox entry is a JSON object, got {value[:60]!r}")
@@ -112,16 +111,16 @@ def decode(value: str | bytes) -> OutboxEntry:
 
 
 def run_of(request: dict[str, Any]) -> str:
-    """The run whose data set the job belongs to: always a plain name, whatever was asked for."""
+    """The run of a request; DEFAULT_RUN if it names none or an invalid one."""
     run = _options(request).get("run")
     return run if isinstance(run, str) and RUN_ID.fullmatch(run) else DEFAULT_RUN
 
 
 def row_index_of(job_id: str, request: dict[str, Any]) -> int:
-    """The row's number in its run: `request.job.row`, else a hash of the job id in [2**62, 2**63).
+    """Row index in the run: `request.job.row`, else a hash of the job id in [2**62, 2**63).
 
-    A hashed one never meets a given one, and a job has the same one at each attempt, so that
-    (run_id, row_index, choice_index) stays a unique key.
+    Hashed indexes can't collide with given ones and are the same for each attempt, so that
+    (run_id, row_index, choice_index) stays unique.
     """
     row = _options(request).get("row")
     if isinstance(row, int) and not isinstance(row, bool) and 0 <= row < 2**62:

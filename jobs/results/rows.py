@@ -1,6 +1,6 @@
-"""From outbox entries to rows of `jobs.results.schema`: pure, and total.
+"""Outbox entries → rows of `jobs.results.schema`. Pure; never raises for a JSON object.
 
-A request that came from somewhere else may hold any JSON; what doesn't fit its column becomes null,
+Requests from other producers may hold any JSON. A value that doesn't fit its column becomes null,
 so that no entry can stop the recorder.
 """
 
@@ -9,16 +9,30 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from datetime import UTC, datetime
 from typing import Any
 
 from jobs.errors import JobError
 from jobs.results.outbox import DEFAULT_RUN, OutboxEntry, row_index_of
 from jobs.results.schema import SCHEMA_VERSION
+from jobs.results.values import (
+    as_float,
+    as_floats,
+    as_int,
+    as_ints,
+    as_json,
+    as_object,
+    as_objects,
+    as_text,
+    as_texts,
+    as_time,
+    item_at,
+    length_of,
+    seconds_between,
+)
 
 Row = dict[str, Any]
 
-# What an answer doesn't depend on.
+# Fields of a request that don't affect its answer.
 _NOT_HASHED = frozenset({"job", "user", "metadata", "stream", "stream_options"})
 
 _SAMPLING_FLOATS = (
@@ -37,7 +51,7 @@ _SAMPLING_EXTRA = (
     "logprobs",
     "top_logprobs",
 )
-_PROVENANCE = {
+_PROVENANCE = {  # column: field of worker.backend.ModelInfo
     "model_revision": "revision",
     "model_fingerprint": "fingerprint",
     "tokenizer_hash": "tokenizer_hash",
@@ -54,7 +68,7 @@ _PROVENANCE = {
 def rows_of(entry: OutboxEntry) -> list[Row]:
     """One row per choice; exactly one, with choice_index 0, unless the status is ok."""
     shared = _shared(entry)
-    choices = _objects(_object(entry.get("completion")).get("choices"))
+    choices = as_objects(as_object(entry.get("completion")).get("choices"))
     if entry.get("status") != "ok" or not choices:
         choices = choices[:1] or [{}]
     return [
@@ -64,42 +78,43 @@ def rows_of(entry: OutboxEntry) -> list[Row]:
 
 
 def request_hash(request: dict[str, Any]) -> str:
-    """SHA-256 of the fields that an answer depends on; the same for any order of the fields."""
+    """SHA-256 of the fields that affect the answer, independent of their order."""
     content = {key: value for key, value in request.items() if key not in _NOT_HASHED}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _shared(entry: OutboxEntry) -> Row:
-    """The columns that all choices of a job have in common."""
-    request = _object(entry.get("request"))
-    options = _object(request.get("job"))
-    error = _object(entry.get("error"))
-    job_id = _text(entry.get("job_id")) or ""
-    row_index = _integer(entry.get("row_index"), 64)
-    metadata = request.get("metadata")
+    """Columns with the same value for all choices of a job."""
+    request = as_object(entry.get("request"))
+    options = as_object(request.get("job"))
+    error = as_object(entry.get("error"))
+    job_id = as_text(entry.get("job_id")) or ""
+    row_index = as_int(entry.get("row_index"), 64)
     return {
         "schema_version": SCHEMA_VERSION,
-        "run_id": _text(entry.get("run")) or DEFAULT_RUN,
+        "run_id": as_text(entry.get("run")) or DEFAULT_RUN,
         "job_id": job_id,
         "row_index": row_index_of(job_id, request) if row_index is None else row_index,
-        "attempt": _integer(entry.get("attempt"), 16) or 0,
+        "attempt": as_int(entry.get("attempt"), 16) or 0,
         "request_hash": request_hash(request),
         "operation": "chat",
-        "status": _text(entry.get("status")) or "error",
-        "model": _text(request.get("model")) or "",
-        "custom_id": _text(options.get("custom_id")),
+        "status": as_text(entry.get("status")) or "error",
+        "model": as_text(request.get("model")) or "",
+        "custom_id": as_text(options.get("custom_id")),
+        "session": as_text(options.get("session")),
+        "tags": as_texts(options.get("tags")),
         "messages": _messages(request.get("messages")),
-        "prompt_token_ids": _integers(entry.get("prompt_token_ids")),
-        "tools": _json(request.get("tools")),
-        "response_format": _json(request.get("response_format")),
-        "target": _text(options.get("target")),
-        "metadata": _json(metadata),
-        "error_type": _text(error.get("code")),
-        "error_message": _text(error.get("message")),
+        "prompt_token_ids": as_ints(entry.get("prompt_token_ids")),
+        "tools": as_json(request.get("tools")),
+        "response_format": as_json(request.get("response_format")),
+        "target": as_text(options.get("target")),
+        "metadata": as_json(request.get("metadata")),
+        "error_type": as_text(error.get("code")),
+        "error_message": as_text(error.get("message")),
         "error_retryable": JobError.from_dict(error).retryable if error else None,
-        "worker_id": _text(entry.get("worker")),
-        "host": _text(entry.get("host")),
+        "worker_id": as_text(entry.get("worker")),
+        "host": as_text(entry.get("host")),
         **_times(entry),
         **_sampling(entry, request),
         **_provenance(entry),
@@ -108,81 +123,84 @@ def _shared(entry: OutboxEntry) -> Row:
 
 def _answer(entry: OutboxEntry, choice: dict[str, Any], number: int, total: int) -> Row:
     """The columns of one choice."""
-    message = _object(choice.get("message"))
-    usage = _object(_object(entry.get("completion")).get("usage"))
+    message = as_object(choice.get("message"))
+    usage = as_object(as_object(entry.get("completion")).get("usage"))
     status = entry.get("status")
-    reason = _text(choice.get("finish_reason"))
-    ids = _integers(_at(entry.get("output_token_ids"), number))
-    tokens = _objects(_object(choice.get("logprobs")).get("content"))
-    logprobs = _floats(_at(entry.get("token_logprobs"), number))
+    reason = as_text(choice.get("finish_reason"))
+    ids = as_ints(item_at(entry.get("output_token_ids"), number))
+    tokens = as_objects(as_object(choice.get("logprobs")).get("content"))
+    logprobs = as_floats(item_at(entry.get("token_logprobs"), number))
     if logprobs is None and tokens:
-        logprobs = [_number(token.get("logprob")) for token in tokens]
+        logprobs = [as_float(token.get("logprob")) for token in tokens]
     scored = [value for value in logprobs or () if value is not None]
-    made = len(ids) if ids is not None else None
-    if made is None and total == 1:
-        made = _integer(usage.get("completion_tokens"), 32)
-    text = _text(message.get("content"))
-    details = _object(usage.get("completion_tokens_details"))
-    first, last = _number(entry.get("first_token_at")), _number(entry.get("finished_at"))
-    rest = (made or 0) - 1
+    generated = len(ids) if ids is not None else None
+    if generated is None and total == 1:
+        generated = as_int(usage.get("completion_tokens"), 32)
+    text = as_text(message.get("content"))
+    details = as_object(usage.get("completion_tokens_details"))
+    first, last = as_float(entry.get("first_token_at")), as_float(entry.get("finished_at"))
+    rest = (generated or 0) - 1
     return {
         "choice_index": number,
         "text": text,
-        "reasoning": _text(message.get("reasoning_content")),
+        "reasoning": as_text(message.get("reasoning_content")),
         "tool_calls": _tool_calls(message.get("tool_calls")),
-        "parsed": _parsed(_object(entry.get("request")).get("response_format"), text),
-        "finish_reason": reason if status == "ok" else _text(status),
+        "parsed": _parsed(as_object(entry.get("request")).get("response_format"), text),
+        "finish_reason": reason if status == "ok" else as_text(status),
         "output_token_ids": ids,
         "logprob_sum": math.fsum(scored) if scored else None,
         "scored_tokens": len(scored) if scored else None,
         "token_logprobs": logprobs,
         "top_logprobs": _top_logprobs(tokens),
-        "input_tokens": _integer(usage.get("prompt_tokens"), 32)
-        or _length(entry.get("prompt_token_ids")),
-        "output_tokens": made,
-        "cached_tokens": _integer(
-            _object(usage.get("prompt_tokens_details")).get("cached_tokens"), 32
+        "input_tokens": as_int(usage.get("prompt_tokens"), 32)
+        or length_of(entry.get("prompt_token_ids")),
+        "output_tokens": generated,
+        "cached_tokens": as_int(
+            as_object(usage.get("prompt_tokens_details")).get("cached_tokens"), 32
         ),
-        "reasoning_tokens": _integer(details.get("reasoning_tokens"), 32) if total == 1 else None,
+        "reasoning_tokens": as_int(details.get("reasoning_tokens"), 32) if total == 1 else None,
         "tpot_s": (last - first) / rest if first and last and rest > 0 else None,
     }
 
 
 def _times(entry: OutboxEntry) -> Row:
-    queued, started = _number(entry.get("enqueued_at")), _number(entry.get("started_at"))
-    first, last = _number(entry.get("first_token_at")), _number(entry.get("finished_at"))
+    queued, started = as_float(entry.get("enqueued_at")), as_float(entry.get("started_at"))
+    first, last = as_float(entry.get("first_token_at")), as_float(entry.get("finished_at"))
     return {
-        "enqueued_at": _moment(queued),
-        "started_at": _moment(started),
-        "first_token_at": _moment(first),
-        "finished_at": _moment(last),
-        "queue_s": _between(queued, started),
-        "ttft_s": _between(started, first),
-        "duration_s": _between(started, last),
+        "enqueued_at": as_time(queued),
+        "started_at": as_time(started),
+        "first_token_at": as_time(first),
+        "finished_at": as_time(last),
+        "queue_s": seconds_between(queued, started),
+        "ttft_s": seconds_between(started, first),
+        "duration_s": seconds_between(started, last),
     }
 
 
 def _sampling(entry: OutboxEntry, request: dict[str, Any]) -> Row:
-    """What was used; of a job that never ran, what was asked for."""
-    used = {**request, **{k: v for k, v in _object(entry.get("sampling")).items() if v is not None}}
+    """The parameters used, or those of the request if the job never ran."""
+    used = {
+        **request,
+        **{k: v for k, v in as_object(entry.get("sampling")).items() if v is not None},
+    }
     limit = used.get("max_tokens")
     stop = used.get("stop")
     extra = {name: used[name] for name in _SAMPLING_EXTRA if used.get(name) is not None}
     seed = entry.get("seed")
     return {
-        "seed": _integer(used.get("seed") if seed is None else seed, 64),
-        **{name: _number(used.get(name)) for name in _SAMPLING_FLOATS},
-        "top_k": _integer(used.get("top_k"), 32),
-        "max_tokens": _integer(used.get("max_completion_tokens") if limit is None else limit, 32),
-        "n": _integer(used.get("n"), 16),
-        "stop": [stop] if isinstance(stop, str) else _texts(stop),
-        "sampling_extra": _json(extra or None),
+        "seed": as_int(used.get("seed") if seed is None else seed, 64),
+        **{name: as_float(used.get(name)) for name in _SAMPLING_FLOATS},
+        "top_k": as_int(used.get("top_k"), 32),
+        "max_tokens": as_int(used.get("max_completion_tokens") if limit is None else limit, 32),
+        "n": as_int(used.get("n"), 16),
+        "stop": [stop] if isinstance(stop, str) else as_texts(stop),
+        "sampling_extra": as_json(extra or None),
     }
 
 
 def _provenance(entry: OutboxEntry) -> Row:
-    model = _object(entry.get("provenance"))
-    return {column: _text(model.get(name)) for column, name in _PROVENANCE.items()}
+    model = as_object(entry.get("provenance"))
+    return {column: as_text(model.get(name)) for column, name in _PROVENANCE.items()}
 
 
 def _messages(value: Any) -> list[Row] | None:
@@ -190,21 +208,21 @@ def _messages(value: Any) -> list[Row] | None:
         return None
     return [
         {
-            "role": _text(message.get("role")),
+            "role": as_text(message.get("role")),
             "content": _content(message.get("content")),
-            "reasoning_content": _text(message.get("reasoning_content")),
-            "name": _text(message.get("name")),
-            "tool_call_id": _text(message.get("tool_call_id")),
+            "reasoning_content": as_text(message.get("reasoning_content")),
+            "name": as_text(message.get("name")),
+            "tool_call_id": as_text(message.get("tool_call_id")),
             "tool_calls": _tool_calls(message.get("tool_calls")),
         }
-        for message in _objects(value)
+        for message in as_objects(value)
     ]
 
 
 def _content(value: Any) -> str | None:
     if isinstance(value, list):
-        return "".join(_text(part.get("text")) or "" for part in _objects(value))
-    return _text(value)
+        return "".join(as_text(part.get("text")) or "" for part in as_objects(value))
+    return as_text(value)
 
 
 def _tool_calls(value: Any) -> list[Row] | None:
@@ -212,32 +230,32 @@ def _tool_calls(value: Any) -> list[Row] | None:
         return None
     return [
         {
-            "id": _text(call.get("id")),
-            "type": _text(call.get("type")),
+            "id": as_text(call.get("id")),
+            "type": as_text(call.get("type")),
             "function": {
-                "name": _text(_object(call.get("function")).get("name")),
-                "arguments": _text(_object(call.get("function")).get("arguments")),
+                "name": as_text(as_object(call.get("function")).get("name")),
+                "arguments": as_text(as_object(call.get("function")).get("arguments")),
             },
         }
-        for call in _objects(value)
+        for call in as_objects(value)
     ]
 
 
 def _top_logprobs(tokens: list[dict[str, Any]]) -> list[list[Row]] | None:
-    """None where they were not asked for. OpenAI's form has no token ids."""
+    """None unless requested. `token_id` stays null: OpenAI's form has no token ids."""
     if not any(token.get("top_logprobs") for token in tokens):
         return None
     return [
         [
-            {"token": _text(top.get("token")), "logprob": _number(top.get("logprob"))}
-            for top in _objects(token.get("top_logprobs"))
+            {"token": as_text(top.get("token")), "logprob": as_float(top.get("logprob"))}
+            for top in as_objects(token.get("top_logprobs"))
         ]
         for token in tokens
     ]
 
 
 def _parsed(response_format: Any, text: str | None) -> str | None:
-    kind = _object(response_format).get("type")
+    kind = as_object(response_format).get("type")
     if kind not in ("json_object", "json_schema") or text is None:
         return None
     try:
@@ -245,75 +263,3 @@ def _parsed(response_format: Any, text: str | None) -> str | None:
     except ValueError:
         return None
     return text
-
-
-# --- values that fit their columns ----------------------------------------------------------------
-
-
-def _object(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
-
-
-def _at(value: Any, index: int) -> Any:
-    return value[index] if isinstance(value, list) and index < len(value) else None
-
-
-def _length(value: Any) -> int | None:
-    return len(value) if isinstance(value, list) and value else None
-
-
-def _text(value: Any) -> str | None:
-    """Half a surrogate pair, which no file can hold, becomes a question mark."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else None
-
-
-def _texts(value: Any) -> list[str] | None:
-    if not isinstance(value, list):
-        return None
-    return [item for item in map(_text, value) if item is not None]
-
-
-def _integer(value: Any, bits: int) -> int | None:
-    """Out of the column's range: the nearest value in it."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    limit: int = 2 ** (bits - 1)
-    return max(-limit, min(limit - 1, value))
-
-
-def _integers(value: Any) -> list[int | None] | None:
-    return [_integer(item, 32) for item in value] if isinstance(value, list) else None
-
-
-def _number(value: Any) -> float | None:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        return float(value)
-    except OverflowError:
-        return None
-
-
-def _floats(value: Any) -> list[float | None] | None:
-    return [_number(item) for item in value] if isinstance(value, list) else None
-
-
-def _json(value: Any) -> str | None:
-    return None if value is None else _text(json.dumps(value, ensure_ascii=False))
-
-
-def _moment(seconds: float | None) -> datetime | None:
-    if seconds is None:
-        return None
-    try:
-        return datetime.fromtimestamp(seconds, UTC)
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
-def _between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start

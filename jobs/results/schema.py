@@ -1,15 +1,15 @@
-"""The one Arrow schema of a result row. Each field's meaning is its metadata `description`.
+"""The Arrow schema of a result row. Each field is described by its metadata key `description`.
 
-A row is one choice of one job; (run_id, row_index, choice_index) is unique. Types are chosen so
-that DuckDB, Polars, pandas and Hugging Face datasets all read them as they are: strings of JSON
-where a shape isn't fixed, no map, no uuid, no type that is inferred from data.
+A row is one choice of one job; (run_id, row_index, choice_index) is unique. DuckDB, Polars, pandas
+and Hugging Face datasets all read the types without conversion: JSON text where the structure
+varies, no maps, no UUIDs, no types inferred from data.
 """
 
 from __future__ import annotations
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 1  # incremented when a column that has been written changes or is removed
 
 TEXT = pa.string()
 TIME = pa.timestamp("us", tz="UTC")
@@ -39,114 +39,112 @@ TOP_LOGPROBS = pa.list_(
 )
 
 
-def _always(name: str, kind: pa.DataType, description: str) -> pa.Field:
+def _required(name: str, kind: pa.DataType, description: str) -> pa.Field:
     return pa.field(name, kind, nullable=False, metadata={"description": description})
 
 
-def _maybe(name: str, kind: pa.DataType, description: str) -> pa.Field:
+def _optional(name: str, kind: pa.DataType, description: str) -> pa.Field:
     return pa.field(name, kind, metadata={"description": description})
 
 
 KEY = [
-    _always("schema_version", pa.int16(), "version of these columns"),
-    _always("run_id", TEXT, "the run that the job belongs to"),
-    _always("job_id", TEXT, "id of the job"),
-    _always("row_index", pa.int64(), "row of the input data set; from 2**62: a hash of the job id"),
-    _always("choice_index", pa.int16(), "which of the n answers to the request"),
-    _always("attempt", pa.int16(), "executions so far; 0: cancelled before the first"),
-    _always("request_hash", TEXT, "SHA-256 of what the answer depends on, in canonical JSON"),
-    _always("operation", TEXT, "chat"),
-    _always("status", TEXT, "ok, error or cancelled"),
-    _always("model", TEXT, "the model's name in the request"),
-    _maybe("custom_id", TEXT, "the user's own key"),
-    _maybe("sample_id", TEXT, "key of the sample in its data set"),
-    _maybe("dataset", TEXT, "where the sample comes from"),
-    _maybe("dataset_revision", TEXT, "version of the data set"),
-    _maybe("dataset_split", TEXT, "split of the data set"),
+    _required("schema_version", pa.int16(), "version of these columns"),
+    _required("run_id", TEXT, "run that the job belongs to"),
+    _required("job_id", TEXT, "id of the job"),
+    _required(
+        "row_index", pa.int64(), "row in the input data set; 2**62 and above: hash of the job id"
+    ),
+    _required("choice_index", pa.int16(), "index of the answer among the n requested"),
+    _required("attempt", pa.int16(), "number of the attempt; 0: cancelled before the first"),
+    _required("request_hash", TEXT, "SHA-256 of the request fields that affect the answer"),
+    _required("operation", TEXT, "always chat"),
+    _required("status", TEXT, "ok, error or cancelled"),
+    _required("model", TEXT, "model name in the request"),
+    _optional("custom_id", TEXT, "key given by the user"),
+    _optional("session", TEXT, "session given by the user"),
+    _optional("tags", pa.list_(TEXT), "tags given by the user"),
+    # Reserved for scoring, like is_greedy and scored_bytes below; null today.
+    _optional("sample_id", TEXT, "key of the sample in its data set"),
+    _optional("dataset", TEXT, "data set of the sample"),
+    _optional("dataset_revision", TEXT, "revision of the data set"),
+    _optional("dataset_split", TEXT, "split of the data set"),
 ]
 INPUT = [
-    _maybe("messages", MESSAGES, "the conversation; the parts of a content are joined"),
-    _maybe("prompt", TEXT, "the prompt as text, after the chat template"),
-    _maybe("prompt_token_ids", pa.list_(pa.int32()), "the prompt as the model saw it"),
-    _maybe("continuation", TEXT, "the text that was scored, where one was given"),
-    _maybe("tools", TEXT, "JSON: the tools of the request"),
-    _maybe("response_format", TEXT, "JSON: the response_format of the request"),
-    _maybe("target", TEXT, "the expected answer"),
-    _maybe("metadata", TEXT, "JSON: the metadata of the request"),
+    _optional("messages", MESSAGES, "the conversation; parts of a message's content are joined"),
+    _optional(
+        "prompt_token_ids", pa.list_(pa.int32()), "token ids of the prompt, after the chat template"
+    ),
+    _optional("tools", TEXT, "JSON: tools of the request"),
+    _optional("response_format", TEXT, "JSON: response_format of the request"),
+    _optional("target", TEXT, "expected answer"),
+    _optional("metadata", TEXT, "JSON: metadata of the request"),
 ]
 OUTPUT = [
-    _maybe("text", TEXT, "the answer; of an error or a cancellation, what there was of it"),
-    _maybe("reasoning", TEXT, "what the model thought before it answered"),
-    _maybe("tool_calls", TOOL_CALLS, "calls that the model asks for; arguments are JSON"),
-    _maybe("parsed", TEXT, "JSON: the answer, where a JSON response_format was asked for"),
-    _maybe("finish_reason", TEXT, "stop, length, tool_calls, cancelled or error"),
-    _maybe("output_token_ids", pa.list_(pa.int32()), "the answer as the model wrote it"),
+    _optional("text", TEXT, "the answer; partial if the job failed or was cancelled"),
+    _optional("reasoning", TEXT, "reasoning before the answer"),
+    _optional("tool_calls", TOOL_CALLS, "tool calls of the answer; arguments are JSON"),
+    _optional("parsed", TEXT, "JSON: the answer, if the response_format is JSON and it is valid"),
+    _optional("finish_reason", TEXT, "stop, length, tool_calls, cancelled or error"),
+    _optional("output_token_ids", pa.list_(pa.int32()), "token ids of the answer"),
 ]
 LIKELIHOOD = [
-    _maybe("logprob_sum", pa.float64(), "natural log-probability of all output tokens together"),
-    _maybe("is_greedy", pa.bool_(), "whether each scored token was the most probable one"),
-    _maybe("scored_tokens", pa.int32(), "tokens in logprob_sum"),
-    _maybe("scored_bytes", pa.int32(), "bytes of their text"),
-    _maybe("token_logprobs", pa.list_(pa.float32()), "natural log-probability of each token"),
-    _maybe("prompt_logprobs", pa.list_(pa.float32()), "the same for the prompt"),
-    _maybe("top_logprobs", TOP_LOGPROBS, "the most probable tokens at each position"),
+    _optional("logprob_sum", pa.float64(), "sum of token_logprobs"),
+    _optional("is_greedy", pa.bool_(), "whether every scored token was the most probable one"),
+    _optional("scored_tokens", pa.int32(), "tokens in logprob_sum"),
+    _optional("scored_bytes", pa.int32(), "UTF-8 bytes of the scored tokens"),
+    _optional(
+        "token_logprobs", pa.list_(pa.float32()), "natural log-probability of each output token"
+    ),
+    _optional("top_logprobs", TOP_LOGPROBS, "the most probable tokens at each position"),
 ]
 USAGE = [
-    _maybe("input_tokens", pa.int32(), "tokens of the prompt"),
-    _maybe("output_tokens", pa.int32(), "tokens of this answer"),
-    _maybe("cached_tokens", pa.int32(), "tokens of the prompt that came from the cache"),
-    _maybe("reasoning_tokens", pa.int32(), "output tokens that were thinking"),
+    _optional("input_tokens", pa.int32(), "tokens of the prompt"),
+    _optional("output_tokens", pa.int32(), "tokens of this answer"),
+    _optional("cached_tokens", pa.int32(), "prompt tokens read from a cache"),
+    _optional("reasoning_tokens", pa.int32(), "output tokens spent on reasoning"),
 ]
 TIMINGS = [
-    _maybe("enqueued_at", TIME, "when the job was submitted"),
-    _maybe("started_at", TIME, "when its prompt went into the model"),
-    _maybe("first_token_at", TIME, "when its first token came out"),
-    _maybe("finished_at", TIME, "when it ended"),
-    _maybe("queue_s", pa.float64(), "seconds from enqueued_at to started_at"),
-    _maybe("ttft_s", pa.float64(), "seconds from started_at to first_token_at"),
-    _maybe("tpot_s", pa.float64(), "seconds per output token after the first"),
-    _maybe("duration_s", pa.float64(), "seconds from started_at to finished_at"),
-    _maybe("batch_size_avg", pa.float32(), "sequences that shared its forward passes"),
-    _maybe("from_cache", pa.bool_(), "whether the answer was taken from an earlier one"),
+    _optional("enqueued_at", TIME, "when the job was submitted"),
+    _optional("started_at", TIME, "start of the first prefill"),
+    _optional("first_token_at", TIME, "when the first token was generated"),
+    _optional("finished_at", TIME, "when the job ended"),
+    _optional("queue_s", pa.float64(), "seconds from enqueued_at to started_at"),
+    _optional("ttft_s", pa.float64(), "seconds from started_at to first_token_at"),
+    _optional("tpot_s", pa.float64(), "seconds per output token after the first"),
+    _optional("duration_s", pa.float64(), "seconds from started_at to finished_at"),
 ]
 ERROR = [
-    _maybe("error_type", TEXT, "code of the error"),
-    _maybe("error_message", TEXT, "what went wrong, for a person"),
-    _maybe("error_retryable", pa.bool_(), "whether the same request may succeed later"),
+    _optional("error_type", TEXT, "error code"),
+    _optional("error_message", TEXT, "error message"),
+    _optional("error_retryable", pa.bool_(), "whether the same request may succeed if sent again"),
 ]
 SAMPLING = [
-    _maybe("seed", pa.int64(), "the seed that was used, given or drawn"),
-    _maybe("temperature", pa.float64(), "as used, like all of these"),
-    _maybe("top_p", pa.float64(), "nucleus: probability mass that is kept"),
-    _maybe("min_p", pa.float64(), "least probability, relative to the best token's"),
-    _maybe("repetition_penalty", pa.float64(), "1: none"),
-    _maybe("presence_penalty", pa.float64(), "0: none"),
-    _maybe("frequency_penalty", pa.float64(), "0: none"),
-    _maybe("top_k", pa.int32(), "how many tokens are kept; 0 or -1: all"),
-    _maybe("max_tokens", pa.int32(), "limit of the answer's length"),
-    _maybe("n", pa.int16(), "answers asked for"),
-    _maybe("stop", pa.list_(TEXT), "strings that end an answer"),
-    _maybe("sampling_extra", TEXT, "JSON: the other sampling fields that were set"),
+    _optional("seed", pa.int64(), "seed used, given or drawn"),
+    _optional("temperature", pa.float64(), "sampling temperature; 0: greedy"),
+    _optional("top_p", pa.float64(), "probability mass kept by nucleus sampling"),
+    _optional("min_p", pa.float64(), "minimum probability relative to the most probable token"),
+    _optional("repetition_penalty", pa.float64(), "factor on repeated tokens; 1: none"),
+    _optional("presence_penalty", pa.float64(), "penalty for tokens already used; 0: none"),
+    _optional("frequency_penalty", pa.float64(), "penalty per use of a token; 0: none"),
+    _optional("top_k", pa.int32(), "number of tokens kept; 0 or -1: all"),
+    _optional("max_tokens", pa.int32(), "maximum tokens of an answer"),
+    _optional("n", pa.int16(), "number of answers requested"),
+    _optional("stop", pa.list_(TEXT), "strings that end an answer"),
+    _optional("sampling_extra", TEXT, "JSON: other sampling fields of the request"),
 ]
 PROVENANCE = [
-    _maybe("model_revision", TEXT, "commit of the model's repository"),
-    _maybe("model_fingerprint", TEXT, "hash of the weight files"),
-    _maybe("tokenizer_hash", TEXT, "hash of the tokenizer"),
-    _maybe("chat_template_hash", TEXT, "hash of the chat template"),
-    _maybe("adapter", TEXT, "adapter on the weights"),
-    _maybe("dtype", TEXT, "number format of the computation"),
-    _maybe("quantization", TEXT, "how the weights are stored, if smaller"),
-    _maybe("kv_cache_dtype", TEXT, "number format of the KV cache"),
-    _maybe("attention", TEXT, "implementation of attention"),
-    _maybe("batch_invariant", pa.bool_(), "whether neighbours in a batch can't change a result"),
-    _maybe("engine", TEXT, "what generated the answer"),
-    _maybe("engine_version", TEXT, "its version"),
-    _maybe("torch_version", TEXT, "version of torch"),
-    _maybe("cuda_version", TEXT, "version of CUDA"),
-    _maybe("device_name", TEXT, "the device's product name"),
-    _maybe("device_count", pa.int16(), "devices that shared the model"),
-    _maybe("worker_id", TEXT, "name of the worker"),
-    _maybe("host", TEXT, "machine of the worker"),
+    _optional("model_revision", TEXT, "commit of the model's repository"),
+    _optional("model_fingerprint", TEXT, "hash of the weight files"),
+    _optional("tokenizer_hash", TEXT, "hash of the tokenizer"),
+    _optional("chat_template_hash", TEXT, "hash of the chat template"),
+    _optional("dtype", TEXT, "data type of the computation"),
+    _optional("engine", TEXT, "engine that generated the answer"),
+    _optional("engine_version", TEXT, "version of the engine"),
+    _optional("torch_version", TEXT, "version of torch"),
+    _optional("cuda_version", TEXT, "version of CUDA"),
+    _optional("device_name", TEXT, "product name of the device"),
+    _optional("worker_id", TEXT, "name of the worker"),
+    _optional("host", TEXT, "host of the worker"),
 ]
 
 SCHEMA = pa.schema(
@@ -166,7 +164,7 @@ SCHEMA = pa.schema(
 
 
 def leaves(schema: pa.Schema = SCHEMA) -> dict[str, pa.DataType]:
-    """Parquet's leaf columns: dotted path to type."""
+    """Leaf columns of the Parquet file: dotted path → type."""
     found: dict[str, pa.DataType] = {}
 
     def walk(path: str, kind: pa.DataType) -> None:

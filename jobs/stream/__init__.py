@@ -1,1 +1,1 @@
-"""The token stream of a job: its entries on the wire, and the reader's cursor."""
+"""The token stream of a job: its entries on the wire, their writer, the reader's cursor."""

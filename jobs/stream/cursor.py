@@ -1,199 +1,158 @@
-"""What one follower of a token stream has been given, and what that makes of the next entry.
+"""The position of one follower in a job's token stream, and the chunks it still lacks.
 
-No Redis here: `StreamCursor` is fed log entries and at last the completion, and answers chunks.
-`jobs.client.follow` feeds it.
+Free of Redis: `StreamCursor` is given the entries of the log and finally the completion, and
+returns chunks. `jobs.client.follow` drives it.
 """
 
 from __future__ import annotations
 
-import re
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.api.answer import ChatCompletion, Choice, ChoiceLogprobs, TokenLogprob
-from jobs.api.chunk import ChatChunk, ChoiceDelta, ChunkChoice
-from jobs.errors import invalid
-from jobs.stream.entries import END_SEQ
+from jobs.api.answer import ChatCompletion, Choice
+from jobs.api.chunk import ChatChunk
+from jobs.stream.chunks import ChunkBuilder, ToolCalls
+from jobs.stream.delta import Delta, join
+from jobs.stream.entries import END_SEQ, Entry, Position, parse_position
 
-TAIL_SEQ = END_SEQ - 1  # cursor of the last text, where a usage chunk comes after it
-
-Position = tuple[int, int]  # attempt, seq
-
-
-def parse_position(text: str) -> Position:
-    """The position that a cursor or an entry's id names. Raises InvalidRequest."""
-    match = re.fullmatch(r"([0-9]{1,19})-([0-9]{1,19})", text)
-    if match is None:
-        raise invalid(f"after: a cursor has the form <attempt>-<seq>, got {text[:40]!r}", "after")
-    return int(match[1]), int(match[2])
+TAIL_SEQ = END_SEQ - 1  # cursor of the last text if a usage chunk follows it
 
 
 @dataclass(slots=True)
 class _Choice:
-    """What is known of one choice so far."""
+    """What the log has shown of one choice so far."""
 
     content: str = ""
     reasoning: str = ""
     logprobs: int = 0
     finished: bool = False
-    introduced: bool = False  # a chunk with the role has gone out
 
 
 class StreamCursor:
-    """The place of one follower in one job's stream. `after` is where an earlier follower stopped.
+    """Position of one follower in one job's stream. `after`: cursor to resume from.
 
-    The follower's text is always a prefix of what the current attempt has generated; a chunk with
-    `reset` voids it when that can't be kept up.
+    The follower's text is always a prefix of the output of the current attempt. Where that is
+    impossible, a chunk with `reset` discards the text.
     """
 
     def __init__(
         self, job_id: str, request: dict[str, Any], created: int, after: str | None = None
     ) -> None:
-        self._id = f"chatcmpl-{job_id}"
-        self._model = str(request.get("model", ""))
-        self._created = created
+        self._chunks = ChunkBuilder(job_id, str(request.get("model", "")), created)
         options = request.get("stream_options")
         self._usage = isinstance(options, dict) and options.get("include_usage") is True
         self._after: Position = parse_position(after) if after else (0, 0)
-        self.position: Position = (0, 0)  # of the last entry that was taken
+        self.position: Position = (0, 0)  # of the last entry taken
         self._held: int | None = self._after[0] if after else None  # attempt of the follower's text
-        self._text_is_known = self._after[1] == 0  # the choices below are what the follower holds
-        self._broken = False  # entries of this attempt are missing
+        self._text_is_known = self._after[1] == 0  # _choices is what the follower holds
+        self._has_gap = False  # entries of this attempt are missing
         self._choices: dict[int, _Choice] = {}
 
     def is_next(self, position: Position) -> bool:
-        """Whether nothing can lie between the last entry taken and this one."""
+        """Whether no entry can be missing between the last one taken and this one."""
         attempt, seq = self.position
         return position == (attempt, seq + 1)
 
-    def take(self, position: Position, payload: dict[str, Any]) -> list[ChatChunk]:
-        """The chunks that an entry of the log adds. Entries come in the order of the log."""
-        if position <= self.position:
+    def take(self, entry: Entry) -> list[ChatChunk]:
+        """The chunks for one entry. Entries must come in the order of the log; duplicates are
+        ignored."""
+        if entry.position <= self.position:
             return []
-        attempt, seq = position
-        if attempt != self.position[0]:
-            self._choices, self._broken, last = {}, False, 0
+        if entry.attempt != self.position[0]:
+            self._start_over()
+            self._has_gap, last = False, 0
         else:
             last = self.position[1]
-        self.position = position
-        if seq == END_SEQ:
+        self.position = entry.position
+        if entry.is_end:
             return []
-        if seq != last + 1:
-            self._broken = True
-        if self._broken:
+        if entry.seq != last + 1:
+            self._has_gap = True
+        if self._has_gap:
             return []
-        if position <= self._after:
-            self._absorb(payload)
-            if attempt == self._after[0]:
-                self._text_is_known = position == self._after
+        if entry.position <= self._after:
+            self._record(entry.deltas)
+            self._chunks.skip(entry.deltas)
+            if entry.attempt == self._after[0]:
+                self._text_is_known = entry.position == self._after
             return []
-        reset = self._reset(attempt, seq - 1)
-        choices = self._absorb(payload)
-        return [*reset, self._chunk(f"{attempt}-{seq}", choices)] if choices else reset
+        chunks = self._reset(entry.attempt, entry.seq - 1)
+        if entry.deltas:
+            self._record(entry.deltas)
+            chunks.append(self._chunks.chunk(join(entry.deltas), entry.id))
+        return chunks
 
     def complete(self, completion: ChatCompletion, attempt: int) -> list[ChatChunk]:
-        """The chunks from here to the whole answer of the job's last attempt."""
+        """The remaining chunks, from the completion of the job's last attempt."""
         if self._after[0] == attempt and self._after[1] >= TAIL_SEQ:
             chunks = []
         else:
             chunks = self._rest(completion, attempt)
         if self._usage and completion.usage is not None and self._after < (attempt, END_SEQ):
-            chunks.append(self._chunk(f"{attempt}-{END_SEQ}", []))
-            chunks[-1].usage = completion.usage
+            chunks.append(self._chunks.usage(completion, f"{attempt}-{END_SEQ}"))
         return chunks
 
     def _rest(self, completion: ChatCompletion, attempt: int) -> list[ChatChunk]:
-        chunks: list[ChatChunk] = []
         if attempt != self.position[0]:
-            self._choices = {}
-        kept = self._text_is_known and all(
+            self._start_over()
+        is_prefix = self._text_is_known and all(
             (choice.message.content or "").startswith(self._choice(choice.index).content)
             and (choice.message.reasoning_content or "").startswith(
                 self._choice(choice.index).reasoning
             )
             for choice in completion.choices
         )
-        if self._held is not None and not kept:
-            self._held = -1
-        chunks += self._reset(attempt, 0)
-        rest = [self._tail(choice) for choice in completion.choices]
-        choices = [choice for choice in rest if choice is not None]
-        if choices:
+        if self._held is not None and not is_prefix:
+            self._held = -1  # of no attempt: forces a reset
+        chunks = self._reset(attempt, 0)
+        deltas: list[Delta] = []
+        tool_calls: dict[int, ToolCalls] = {}
+        for choice in completion.choices:
+            calls = [
+                {"index": number, **call.to_dict()}
+                for number, call in enumerate(choice.message.tool_calls or [])
+            ]
+            tail = self._tail(choice)
+            if tail is not None or calls:
+                deltas.append(tail or Delta(choice.index))
+                tool_calls[choice.index] = calls
+        if deltas:
             seq = TAIL_SEQ if self._usage else END_SEQ
-            chunks.append(self._chunk(f"{attempt}-{seq}", choices))
+            chunks.append(self._chunks.chunk(deltas, f"{attempt}-{seq}", tool_calls))
         return chunks
 
     def _reset(self, attempt: int, seq: int) -> list[ChatChunk]:
-        """The chunk that voids what the follower holds, if that is of no use for this attempt."""
+        """A reset chunk if the follower holds text of another attempt, else nothing."""
         held, self._held = self._held, attempt
         if held is None or held == attempt:
             return []
         self._choices, self._text_is_known = {}, True
-        chunk = self._chunk(f"{attempt}-{seq}", [])
-        chunk.reset = True
-        return [chunk]
+        return [self._chunks.reset(f"{attempt}-{seq}")]
+
+    def _start_over(self) -> None:
+        self._choices = {}
+        self._chunks.restart()
 
     def _choice(self, index: int) -> _Choice:
         return self._choices.setdefault(index, _Choice())
 
-    def _absorb(self, payload: dict[str, Any]) -> list[ChunkChoice]:
-        """Take in an entry's pieces; answers them joined, one per choice."""
-        made: dict[int, ChunkChoice] = {}
-        for piece in payload.get("p", ()):
-            index = piece["i"]
-            known = self._choice(index)
-            if index not in made:
-                made[index] = ChunkChoice(index=index, delta=ChoiceDelta(role=self._role(known)))
-            choice = made[index]
-            if content := piece.get("c"):
-                known.content += content
-                choice.delta.content = (choice.delta.content or "") + content
-            if reasoning := piece.get("r"):
-                known.reasoning += reasoning
-                choice.delta.reasoning_content = (choice.delta.reasoning_content or "") + reasoning
-            if logprobs := piece.get("l"):
-                known.logprobs += len(logprobs)
-                tokens = choice.logprobs.content or [] if choice.logprobs else []
-                tokens += [TokenLogprob.model_validate(token) for token in logprobs]
-                choice.logprobs = ChoiceLogprobs(content=tokens)
-            if reason := piece.get("f"):
-                known.finished = True
-                choice.finish_reason = reason
-        return list(made.values())
+    def _record(self, deltas: Iterable[Delta]) -> None:
+        """Add the deltas of an entry to what is known of their choices."""
+        for delta in deltas:
+            known = self._choice(delta.choice)
+            known.content += delta.content
+            known.reasoning += delta.reasoning
+            known.logprobs += len(delta.logprobs)
+            known.finished = known.finished or delta.finish_reason is not None
 
-    def _tail(self, choice: Choice) -> ChunkChoice | None:
-        """What the follower lacks of a finished choice."""
+    def _tail(self, choice: Choice) -> Delta | None:
+        """What the follower lacks of a finished choice; None if nothing."""
         known, message = self._choice(choice.index), choice.message
         content = (message.content or "")[len(known.content) :]
         reasoning = (message.reasoning_content or "")[len(known.reasoning) :]
         tokens = (choice.logprobs.content or [])[known.logprobs :] if choice.logprobs else []
-        calls = [
-            {"index": number, **call.to_dict()}
-            for number, call in enumerate(message.tool_calls or [])
-        ]
-        if known.finished and not (content or reasoning or tokens or calls):
+        if known.finished and not (content or reasoning or tokens):
             return None
-        return ChunkChoice(
-            index=choice.index,
-            delta=ChoiceDelta(
-                role=self._role(known),
-                content=content or None,
-                reasoning_content=reasoning or None,
-                tool_calls=calls or None,
-            ),
-            logprobs=ChoiceLogprobs(content=tokens) if tokens else None,
-            finish_reason=None if known.finished else choice.finish_reason,
-        )
-
-    def _role(self, known: _Choice) -> Any:
-        introduced, known.introduced = known.introduced, True
-        return None if introduced else "assistant"
-
-    def _chunk(self, cursor: str, choices: list[ChunkChoice]) -> ChatChunk:
-        return ChatChunk(
-            id=self._id,
-            created=self._created,
-            model=self._model,
-            choices=choices,
-            cursor=cursor,
-        )
+        finish_reason = None if known.finished else choice.finish_reason
+        return Delta(choice.index, content, reasoning, tuple(tokens), finish_reason)

@@ -14,7 +14,9 @@ from rq.serializers import JSONSerializer
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.client.state import ATTEMPT, ERROR
-from jobs.stream.entries import END_LUA, Entry, StreamWriter, end_id, end_payload, piece
+from jobs.stream.delta import Delta
+from jobs.stream.entries import END_LUA, Entry, end_id, end_payload
+from jobs.stream.writer import StreamWriter
 
 # KEYS: job, results, log, live. ARGV: status, error, end id, end payload, the result's fields.
 SETTLE = (
@@ -62,8 +64,8 @@ class FakeWorker:
         self.redis.lpush(f"rq:queue:{self.redis.hget(key, 'origin').decode()}", job_id)
 
     def write(self, job_id: str, attempt: int, seq: int, text: str, **more) -> bool:
-        payload = {"p": [piece(0, text, **more)]}
-        return self.writer.write_many([Entry(job_id, attempt, seq, payload)])[0]
+        entry = Entry(job_id, attempt, seq, (Delta(0, text, **more),))
+        return self.writer.write_many([entry])[0]
 
     def finish(self, job_id: str, *texts: str, attempt: int = 1) -> None:
         value = completion_of(job_id, *texts)

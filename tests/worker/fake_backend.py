@@ -24,7 +24,8 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
-from worker.backend import Delta, Generation, Health, MemoryUse, ModelInfo, Outcome, Sink, Token
+from jobs.stream.delta import Delta
+from worker.backend import Generation, Health, MemoryUse, ModelInfo, Outcome, Sink, Token
 
 
 def text_of(request: ChatRequest, choice: int = 0) -> str:

@@ -19,7 +19,8 @@ from jobs.api.answer import (
 )
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
-from worker.backend import Delta, Outcome, Sink
+from jobs.stream.delta import Delta
+from worker.backend import Outcome, Sink
 from worker.engine.sampler import Sampled
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import Sequence, TokenEvent

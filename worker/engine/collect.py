@@ -7,7 +7,8 @@ from typing import Protocol
 
 from jobs.api.answer import ChatCompletion, FinishReason
 from jobs.errors import JobError
-from worker.backend import Delta, Generation, Outcome
+from jobs.stream.delta import Delta
+from worker.backend import Generation, Outcome
 from worker.engine.sequence import TokenEvent
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from collections.abc import Sequence as SequenceOf
@@ -22,9 +23,9 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError, invalid
+from jobs.stream.chunks import ChunkBuilder
 from worker.backend import Generation, ModelInfo, Sink, Token
 from worker.engine.chat_generation import ChatGeneration
-from worker.engine.chunks import ChunkMaker
 from worker.engine.collect import Cancellable, Collected, CollectingSink
 from worker.engine.kv_pool import CachePool
 from worker.engine.sampler import sample
@@ -123,15 +124,17 @@ class Engine:
         """The answer in pieces, as they are generated. Raises JobError, before or within."""
         sink = CollectingSink()
         flight = self.submit(request, sink)
-        maker = ChunkMaker(request, self.info.fingerprint)
+        chunks = ChunkBuilder(request.job.id or "local", request.model, int(time.time()))
         try:
             while not flight.done:
                 self.step()
-                yield from maker.chunks(sink.take())
-            yield from maker.chunks(sink.take())
+                yield from (chunks.chunk([delta]) for delta in sink.take())
+            yield from (chunks.chunk([delta]) for delta in sink.take())
         finally:
             flight.cancel()
-        yield from maker.usage(sink.completion())
+        completion = sink.completion()
+        if request.stream_options is not None and request.stream_options.include_usage:
+            yield chunks.usage(completion)
 
     def generate(
         self, prompts: SequenceOf[SequenceOf[int]], sampling: Sampling | SequenceOf[Sampling]

@@ -12,7 +12,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from jobs.errors import JobError
-from worker.backend import Backend, Delta, ModelInfo, Outcome
+from jobs.stream.delta import Delta
+from worker.backend import Backend, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, Reporter, admit
 from worker.queue.publisher import Publisher
 from worker.queue.rq_job import ClaimedJob, Lease

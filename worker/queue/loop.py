@@ -21,7 +21,7 @@ from rq.worker.base import WorkerStatus
 
 from jobs import keys
 from jobs.errors import JobError
-from jobs.stream.entries import StreamWriter
+from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
 from worker.queue.attempt import Reporter, worker_lost
 from worker.queue.attempts import Attempts

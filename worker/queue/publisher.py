@@ -1,8 +1,8 @@
-"""Pieces of answers → the token streams in Redis, off the generation thread.
+"""Writes deltas to the token streams in Redis, off the engine's thread.
 
-Pieces are kept per job until they are due: the first at once, later ones together with what came
-meanwhile; all jobs' entries go out in one round trip. When Redis lags, more comes together in each
-job's next entry, so what is held is never more than the answers themselves.
+Deltas are buffered per job: the first is sent at once, later ones are joined for HOLD_SECONDS. The
+entries of all jobs go out in one round trip. While Redis is slow, the next entries grow: a buffer
+never holds more than the output itself.
 """
 
 from __future__ import annotations
@@ -10,80 +10,52 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 
-from jobs.api.answer import FinishReason, TokenLogprob
-from jobs.stream.entries import Entry, StreamWriter, piece, pieces_payload
-from worker.backend import Delta
+from jobs.stream.delta import Delta, join
+from jobs.stream.entries import Entry
+from jobs.stream.writer import StreamWriter
 
-HOLD_SECONDS = 0.02  # how long a later piece waits for company
-
-
-@dataclass
-class _Part:
-    """What came together of one choice."""
-
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    logprobs: list[TokenLogprob] = field(default_factory=list)
-    finish_reason: FinishReason | None = None
+HOLD_SECONDS = 0.02  # time between two entries of a job, in which deltas are joined
 
 
 class StreamBuffer:
-    """The stream of one attempt at one job. `add` may be called from another thread."""
+    """Unsent deltas of one attempt at one job. `add` may be called from another thread."""
 
     def __init__(self, job: str, attempt: int) -> None:
         self.job, self.attempt = job, attempt
-        self.refused = False  # a later attempt writes this stream now
+        self.refused = False  # a later attempt owns the stream
         self._seq = 0
-        self._arrived: deque[Delta] = deque()
-        self._due = 0.0  # the first piece goes at once
+        self._deltas: deque[Delta] = deque()
+        self._due = 0.0  # the first delta is sent at once
 
-    def add(self, pieces: Sequence[Delta]) -> bool:
-        """Keep pieces until they are due. True if nothing was waiting before them."""
-        first = not self._arrived
-        self._arrived.extend(pieces)
-        return first
+    def add(self, deltas: Sequence[Delta]) -> bool:
+        """Buffer deltas. Returns whether the buffer was empty."""
+        was_empty = not self._deltas
+        self._deltas.extend(deltas)
+        return was_empty
 
     def due(self, now: float) -> bool:
-        """Whether what came together should go out."""
-        return bool(self._arrived) and not self.refused and now >= self._due
+        """Whether the next entry should be sent."""
+        return bool(self._deltas) and not self.refused and now >= self._due
 
     def take(self, now: float) -> Entry:
-        """The next entry; what is in it is no longer held here."""
+        """Remove all deltas from the buffer and return them as the next entry."""
         self._seq += 1
         self._due = now + HOLD_SECONDS
-        parts: dict[int, _Part] = {}
-        while self._arrived:
-            new = self._arrived.popleft()
-            part = parts.setdefault(new.choice, _Part())
-            part.content.append(new.content)
-            part.reasoning.append(new.reasoning)
-            part.logprobs.extend(new.logprobs)
-            part.finish_reason = new.finish_reason or part.finish_reason
-        payload = pieces_payload(
-            piece(
-                choice,
-                "".join(part.content),
-                "".join(part.reasoning),
-                part.logprobs,
-                part.finish_reason,
-            )
-            for choice, part in sorted(parts.items())
-        )
-        return Entry(self.job, self.attempt, self._seq, payload)
+        taken = [self._deltas.popleft() for _ in range(len(self._deltas))]
+        return Entry(self.job, self.attempt, self._seq, join(taken))
 
 
 class Publisher:
-    """Writes the streams of all jobs under way. Used by the service's thread alone."""
+    """Writes the streams of all running jobs. Used only by the service's thread."""
 
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer
         self._unsent: list[tuple[StreamBuffer, Entry]] = []
 
     def flush(self, streams: Iterable[StreamBuffer], *, everything: bool = False) -> None:
-        """Send what is due, or everything. Raises redis.RedisError; nothing is lost then: it goes
-        out with the next flush, and the log knows what it has already."""
+        """Send the entries that are due, or all of them. Raises redis.RedisError; unsent entries
+        then go out with the next flush, and the log ignores those that it already has."""
         self._send()
         now = time.monotonic()
         self._unsent = [
@@ -97,6 +69,6 @@ class Publisher:
         if not self._unsent:
             return
         written = self._writer.write_many([entry for _, entry in self._unsent])
-        for (stream, _), there in zip(self._unsent, written, strict=True):
-            stream.refused = stream.refused or not there
+        for (stream, _), accepted in zip(self._unsent, written, strict=True):
+            stream.refused = stream.refused or not accepted
         self._unsent = []

@@ -1,0 +1,78 @@
+"""Builds OpenAI's chunks from deltas, for followers of a job and for streams within a process."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from jobs.api.answer import ChatCompletion, ChoiceLogprobs
+from jobs.api.chunk import ChatChunk, ChoiceDelta, ChunkChoice
+from jobs.stream.delta import Delta
+
+ToolCalls = list[dict[str, Any]]
+
+
+class ChunkBuilder:
+    """Builds the chunks of one answer.
+
+    The first delta of each choice carries the role. Empty fields are omitted. Only the usage chunk
+    has a `system_fingerprint`: a follower learns it with the completion.
+    """
+
+    def __init__(self, job_id: str, model: str, created: int) -> None:
+        self._id = f"chatcmpl-{job_id}"
+        self._model, self._created = model, created
+        self._introduced: set[int] = set()  # choices whose role has been sent
+
+    def chunk(
+        self,
+        deltas: Iterable[Delta],
+        cursor: str | None = None,
+        tool_calls: Mapping[int, ToolCalls] | None = None,
+    ) -> ChatChunk:
+        """A chunk with one choice per delta; `tool_calls` by choice."""
+        calls = tool_calls or {}
+        choices = [self._choice(delta, calls.get(delta.choice)) for delta in deltas]
+        return self._chunk(choices, cursor)
+
+    def usage(self, completion: ChatCompletion, cursor: str | None = None) -> ChatChunk:
+        """The closing chunk for `stream_options.include_usage`: token counts, no choices."""
+        chunk = self._chunk([], cursor)
+        chunk.usage = completion.usage
+        chunk.system_fingerprint = completion.system_fingerprint
+        return chunk
+
+    def reset(self, cursor: str | None = None) -> ChatChunk:
+        """A chunk that discards all previous ones; roles are sent again after it."""
+        self.restart()
+        chunk = self._chunk([], cursor)
+        chunk.reset = True
+        return chunk
+
+    def skip(self, deltas: Iterable[Delta]) -> None:
+        """Mark the choices of deltas that the reader has already received as introduced."""
+        self._introduced.update(delta.choice for delta in deltas)
+
+    def restart(self) -> None:
+        """Send the role of each choice again, for a new attempt."""
+        self._introduced.clear()
+
+    def _choice(self, delta: Delta, tool_calls: ToolCalls | None) -> ChunkChoice:
+        first = delta.choice not in self._introduced
+        self._introduced.add(delta.choice)
+        return ChunkChoice(
+            index=delta.choice,
+            delta=ChoiceDelta(
+                role="assistant" if first else None,
+                content=delta.content or None,
+                reasoning_content=delta.reasoning or None,
+                tool_calls=tool_calls or None,
+            ),
+            finish_reason=delta.finish_reason,
+            logprobs=ChoiceLogprobs(content=list(delta.logprobs)) if delta.logprobs else None,
+        )
+
+    def _chunk(self, choices: list[ChunkChoice], cursor: str | None) -> ChatChunk:
+        return ChatChunk(
+            id=self._id, created=self._created, model=self._model, choices=choices, cursor=cursor
+        )

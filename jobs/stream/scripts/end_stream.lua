@@ -1,0 +1,11 @@
+-- Prelude for scripts that settle a job: defines end_stream.
+--
+-- end_stream(log, live, id, payload) appends the end entry to the job's token stream and publishes
+-- it. Does nothing if the log refuses the entry, that is, after a later attempt has begun.
+-- Returns nothing. Atomic as part of the script that calls it.
+local function end_stream(log, live, id, payload)
+  local added = redis.pcall('XADD', log, id, 'd', payload)
+  if type(added) == 'table' and added.err then return end
+  redis.call('EXPIRE', log, 600)  -- seconds; the job's own hash holds the whole answer
+  redis.call('PUBLISH', live, '{"id":"' .. id .. '","d":' .. payload .. '}')
+end

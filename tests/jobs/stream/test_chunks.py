@@ -1,0 +1,99 @@
+"""ChunkBuilder: the form of chunks, which a follower and an in-process stream share."""
+
+from __future__ import annotations
+
+from openai.types.chat import ChatCompletionChunk as OpenAIChunk
+
+from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, TokenLogprob, Usage
+from jobs.stream.chunks import ChunkBuilder
+from jobs.stream.cursor import StreamCursor
+from jobs.stream.delta import Delta
+from jobs.stream.entries import Entry
+
+COMPLETION = ChatCompletion(
+    id="chatcmpl-j",
+    created=5,
+    model="demo",
+    choices=[
+        Choice(index=i, message=AssistantMessage(content=text), finish_reason="stop")
+        for i, text in enumerate(["ab", ""])
+    ],
+    usage=Usage(prompt_tokens=3, completion_tokens=2, total_tokens=5),
+    system_fingerprint="f00",
+)
+
+
+def roles(chunk) -> list:
+    return [choice.delta.role for choice in chunk.choices]
+
+
+def test_the_first_delta_of_each_choice_carries_the_role():
+    builder = ChunkBuilder("j", "demo", 5)
+    assert roles(builder.chunk([Delta(0, "a")])) == ["assistant"]
+    assert roles(builder.chunk([Delta(0, "b"), Delta(1, "x")])) == [None, "assistant"]
+    assert roles(builder.reset()) == []
+    assert roles(builder.chunk([Delta(0, "c")])) == ["assistant"]
+    builder.skip([Delta(1, "x")])
+    assert roles(builder.chunk([Delta(1, "y")])) == [None]
+    builder.restart()
+    assert roles(builder.chunk([Delta(1, "y")])) == ["assistant"]
+
+
+def test_a_chunk_has_all_of_a_delta_and_omits_empty_fields():
+    builder = ChunkBuilder("j", "demo", 5)
+    token = TokenLogprob(token="a", logprob=-1.0)
+    full = builder.chunk([Delta(0, "a", "hm", (token,), "stop")], "1-1", {0: [{"index": 0}]})
+    assert full.to_dict() == {
+        "id": "chatcmpl-j",
+        "object": "chat.completion.chunk",
+        "created": 5,
+        "model": "demo",
+        "cursor": "1-1",
+        "choices": [
+            {
+                "index": 0,
+                "delta": {
+                    "role": "assistant",
+                    "content": "a",
+                    "reasoning_content": "hm",
+                    "tool_calls": [{"index": 0}],
+                },
+                "finish_reason": "stop",
+                "logprobs": {"content": [{"token": "a", "logprob": -1.0, "top_logprobs": []}]},
+            }
+        ],
+    }
+    (empty,) = builder.chunk([Delta(0)]).to_dict()["choices"]
+    assert empty == {"index": 0, "delta": {}, "finish_reason": None}
+
+
+def test_every_kind_of_chunk_is_valid_for_openai():
+    builder = ChunkBuilder("j", "demo", 5)
+    for chunk in (
+        builder.chunk([Delta(0)]),
+        builder.chunk([Delta(0, "a", logprobs=(TokenLogprob(token="a", logprob=-1.0),))]),
+        builder.chunk([Delta(0, finish_reason="stop")]),
+        builder.reset("2-0"),
+        builder.usage(COMPLETION),
+    ):
+        OpenAIChunk.model_validate(chunk.to_dict())
+
+
+def test_a_follower_gets_the_chunks_of_an_in_process_stream():
+    deltas = [Delta(0, finish_reason=None, reasoning="r"), Delta(0, "ab"), Delta(1)]
+    deltas += [Delta(0, finish_reason="stop"), Delta(1, finish_reason="stop")]
+    builder = ChunkBuilder("j", "demo", 5)
+    local = [builder.chunk([delta]) for delta in deltas] + [builder.usage(COMPLETION)]
+
+    request = {"model": "demo", "stream_options": {"include_usage": True}}
+    cursor = StreamCursor("j", request, 5)
+    followed = []
+    for seq, delta in enumerate(deltas, 1):
+        followed += cursor.take(Entry("j", 1, seq, (delta,)))
+    completion = COMPLETION.model_copy(deep=True)
+    completion.choices[0].message.reasoning_content = "r"
+    followed += cursor.complete(completion, 1)
+    assert [{**chunk.to_dict(), "cursor": None} for chunk in followed] == [
+        {**chunk.to_dict(), "cursor": None} for chunk in local
+    ]
+    assert local[-1].system_fingerprint == "f00"

@@ -1,0 +1,90 @@
+"""StreamWriter against Redis: what it writes, publishes and refuses."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import redis
+
+from jobs import keys
+from jobs.api.answer import TokenLogprob
+from jobs.stream.delta import Delta
+from jobs.stream.entries import END_SEQ, Entry, end_id
+from jobs.stream.writer import LOG_SECONDS
+
+REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_an_entry_is_in_the_log_and_on_the_channel(worker):
+    pubsub = worker.redis.pubsub(ignore_subscribe_messages=True)
+    pubsub.subscribe(keys.live("a"))
+    pubsub.get_message(timeout=1)
+    delta = Delta(1, "x", "y", (TokenLogprob(token="x", logprob=-1),), "stop")
+    token = {"token": "x", "logprob": -1.0, "top_logprobs": []}
+    payload = {"p": [{"i": 1, "c": "x", "r": "y", "l": [token], "f": "stop"}]}
+    assert worker.writer.write_many([Entry("a", 2, 1, (delta,))]) == [True]
+    ((entry_id, fields),) = worker.redis.xrange(keys.log("a"))
+    assert entry_id == b"2-1"
+    assert json.loads(fields[b"d"]) == payload
+    message = pubsub.get_message(timeout=1)
+    assert json.loads(message["data"]) == {"id": "2-1", "d": payload}
+    assert 0 < worker.redis.ttl(keys.log("a")) <= LOG_SECONDS
+
+
+def test_a_zombie_can_neither_write_nor_publish_after_a_later_attempt(worker):
+    assert worker.write("a", 2, 1, "new")
+    pubsub = worker.redis.pubsub(ignore_subscribe_messages=True)
+    pubsub.subscribe(keys.live("a"))
+    pubsub.get_message(timeout=1)
+    assert not worker.write("a", 1, 5, "old")
+    assert pubsub.get_message(timeout=0.2) is None
+    assert worker.redis.xlen(keys.log("a")) == 1
+
+
+def test_nothing_can_be_written_after_the_end(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "all")
+    worker.finish(job.id, "all")
+    assert not worker.write(job.id, 1, 2, "more")
+    assert [chunk.text for chunk in job.stream()] == ["all", ""]
+
+
+def test_the_end_entry_is_the_last_one_of_its_attempt(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    assert worker.write(job.id, 1, 2**48, "after years of one token per millisecond")
+    worker.finish(job.id, "all")
+    assert worker.redis.xinfo_stream(keys.log(job.id))["last-generated-id"] == end_id(1).encode()
+    assert not worker.write(job.id, 1, 2**48 + 1, "more")
+    assert not worker.write(job.id, 1, END_SEQ - 1, "more")
+    assert worker.write(job.id, 2, 1, "of a later attempt")
+
+
+def test_the_end_seq_is_exact_in_a_double():
+    assert float(END_SEQ - 1) < float(END_SEQ) < float(END_SEQ + 1)
+    assert int(float(END_SEQ)) == END_SEQ
+
+
+def test_an_entry_that_is_sent_again_is_written_once(worker):
+    assert worker.write("a", 1, 1, "x")
+    assert worker.write("a", 1, 1, "x")
+    assert not worker.write("a", 1, 1, "y")
+    assert worker.redis.xlen(keys.log("a")) == 1
+
+
+def test_entries_of_many_jobs_go_out_together_and_fail_separately(worker):
+    worker.write("b", 2, 1, "x")
+    entries = [Entry(job, 1, 1, (Delta(0, "x"),)) for job in "abc"]
+    assert worker.writer.write_many(entries) == [True, False, True]
+    assert worker.writer.write_many([]) == []
+
+
+def test_a_full_redis_raises_instead_of_reporting_a_lost_job(worker):
+    worker.redis.config_set("maxmemory", "1")
+    try:
+        with pytest.raises(redis.ResponseError, match="maxmemory"):
+            worker.write("a", 1, 1, "x")
+    finally:
+        worker.redis.config_set("maxmemory", "0")
