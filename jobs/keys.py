@@ -41,11 +41,6 @@ def live(job: str) -> str:
     return f"chatjobs:{{{job}}}:live"
 
 
-def results(job: str) -> str:
-    """RQ's own: Redis stream of the job's results."""
-    return f"rq:results:{job}"
-
-
 def outbox(run: str) -> str:
     """Redis stream of finished rows on their way to Parquet."""
     return f"chatjobs:outbox:{run}"

@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Literal
 
+from redis import Redis
 from rq import Queue
-from rq.job import Job
+from rq.job import Job, JobStatus
 from rq.registry import (
     BaseRegistry,
     CanceledJobRegistry,
@@ -24,7 +25,7 @@ from rq.registry import (
 )
 from rq.results import Result
 from rq.serializers import JSONSerializer
-from rq.utils import now, utcformat
+from rq.utils import as_text, now, utcformat
 
 # Fields that chatjobs adds to RQ's job hash.
 ERROR = "chatjobs_error"  # JobError.to_dict() as JSON, of a failed or cancelled job
@@ -35,6 +36,7 @@ MAX_DATA = 64 * 2**20  # bytes of a job's data, decompressed
 MAX_DEPTH = 100  # levels of nested JSON; Python's own reader and writer fail a little later
 
 QUEUES_KEY = Queue.redis_queues_keys  # set of all queue keys
+NO_TIMEOUT = -1  # RQ's value for a job without a time limit
 
 End = Literal["finished", "failed", "canceled"]  # RQ's status of a job that has ended
 _REGISTRIES: dict[End, type[BaseRegistry]] = {
@@ -59,6 +61,13 @@ def queue_key(queue: str) -> str:
     return Queue.redis_queue_namespace_prefix + queue
 
 
+def queue_names(redis: Redis) -> list[str]:
+    """Names of all queues, sorted."""
+    prefix = Queue.redis_queue_namespace_prefix
+    queue_keys = [as_text(key) for key in redis.smembers(QUEUES_KEY)]
+    return sorted(key.removeprefix(prefix) for key in queue_keys if key.startswith(prefix))
+
+
 def wip_key(queue: str) -> str:
     """Sorted set of the started jobs of a queue, members `<job>:<execution>`."""
     return StartedJobRegistry.key_template.format(queue)
@@ -67,6 +76,11 @@ def wip_key(queue: str) -> str:
 def registry_key(queue: str, end: End) -> str:
     """Sorted set of the jobs of a queue that ended this way."""
     return _REGISTRIES[end].key_template.format(queue)
+
+
+def results_key(job_id: str) -> str:
+    """Stream of the results of a job."""
+    return f"rq:results:{job_id}"
 
 
 def executions_key(job_id: str) -> str:
@@ -91,6 +105,38 @@ def parse_time(value: bytes | None) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+def queued_job(
+    redis: Redis,
+    job_id: str,
+    func: str,
+    kwargs: dict[str, Any],
+    *,
+    queue: str,
+    description: str,
+    result_ttl: int,
+    failure_ttl: int,
+) -> dict[str, Any]:
+    """Hash of a queued job that calls `func(**kwargs)`, in JSON and without RQ's time limit.
+
+    Writes nothing: RQ only wants to have the connection.
+    """
+    job = Job.create(
+        func,
+        kwargs=kwargs,
+        connection=redis,
+        id=job_id,
+        origin=queue,
+        serializer=JSONSerializer,
+        status=JobStatus.QUEUED,
+        description=description,
+        timeout=NO_TIMEOUT,
+        result_ttl=result_ttl,
+        failure_ttl=failure_ttl,
+    )
+    job.enqueued_at = now()
+    return job.to_dict()
 
 
 def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]:

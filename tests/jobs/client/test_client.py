@@ -55,9 +55,9 @@ def test_what_cant_be_written_down_enqueues_nothing(client: Client) -> None:
 def test_one_taken_id_of_many_enqueues_nothing(client: Client) -> None:
     client.submit({**REQUEST, "job": {"id": "mine"}})
     named = [{**REQUEST, "job": {"id": name}} for name in ("other", "mine")]
-    with pytest.raises(JobError, match="'mine' is taken by a job in Redis: nothing was enqueued"):
+    with pytest.raises(JobError, match="'mine' is taken by a job in Redis; nothing was enqueued"):
         client.submit_many([REQUEST, *named])
-    with pytest.raises(JobError, match="'other' is there twice; nothing was enqueued"):
+    with pytest.raises(JobError, match="'other' is given twice; nothing was enqueued"):
         client.submit_many([REQUEST, named[0], named[0]])
     assert client.redis.llen("rq:queue:chat:demo") == 1
 
