@@ -1,4 +1,4 @@
-"""The Lua scripts: each is documented, compiles, and names its arguments."""
+"""Every Lua script has a header that documents it, and compiles."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stand-in for the worker, writing to Redis what the real one writes."""
+"""A fake worker that writes to Redis what the real one writes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def completion_of(job_id: str, *texts: str) -> ChatCompletion:
 
 
 class FakeWorker:
-    """Runs jobs by hand, one call for each thing that a worker does to Redis."""
+    """Runs jobs step by step: one method per change that a worker makes in Redis."""
 
     def __init__(self, url: str) -> None:
         self.redis = redis.Redis.from_url(url)

@@ -10,11 +10,11 @@ from pathlib import Path
 from jobs.child import ChildProcess
 from tests.jobs.test_embedded import alive, wait_until
 
-# A child that ignores the signals of a polite end.
+# A child that ignores all signals that can be ignored.
 STUBBORN = ["sh", "-c", 'trap "" TERM INT HUP; echo ready; while :; do sleep 0.1; done']
 
 
-def test_a_child_survives_neither_its_owner_nor_its_temporary_folder(tmp_path: Path) -> None:
+def test_a_killed_owner_takes_its_child_and_the_temporary_folder_with_it(tmp_path: Path) -> None:
     folder = tmp_path / "temporary"
     folder.mkdir()
     code = (
