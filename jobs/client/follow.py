@@ -17,17 +17,17 @@ import redis.asyncio
 
 from jobs import keys
 from jobs.api.chunk import ChatChunk
-from jobs.client.state import JobState, Status, look, outcome, unknown
+from jobs.client.state import JobState, Status, read_outcome, read_state, unknown
 from jobs.client.steps import (
     PAUSE_SECONDS,
-    Ask,
+    Call,
     Emit,
-    Step,
+    Emitting,
     Steps,
     command,
-    drive,
-    drive_async,
-    reliably,
+    iterate_async,
+    iterate_sync,
+    retry,
 )
 from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
@@ -42,19 +42,19 @@ def follow(client: redis.Redis, job_id: str, after: str | None = None) -> Iterat
 
     Raises JobError if the job fails, is cancelled or does not exist.
     """
-    return drive(follow_steps(job_id, after), client)
+    return iterate_sync(follow_steps(job_id, after), client)
 
 
 def follow_async(
     client: redis.asyncio.Redis, job_id: str, after: str | None = None
 ) -> AsyncIterator[ChatChunk]:
     """Like `follow`, with asyncio."""
-    return drive_async(follow_steps(job_id, after), client)
+    return iterate_async(follow_steps(job_id, after), client)
 
 
-def follow_steps(job_id: str, after: str | None) -> Steps[ChatChunk]:
+def follow_steps(job_id: str, after: str | None) -> Emitting[ChatChunk]:
     """The steps that `follow` and `follow_async` share."""
-    state = yield from look(job_id, full=True)
+    state = yield from read_state(job_id, full=True)
     cursor = StreamCursor(job_id, state.request, int(state.created_at), after)
     subscribed = False
     while True:
@@ -66,16 +66,16 @@ def follow_steps(job_id: str, after: str | None) -> Steps[ChatChunk]:
         if subscribed:
             subscribed = yield from _follow_live(cursor, job_id)
         else:
-            yield lambda line: line.sleep(PAUSE_SECONDS)
-    completion = yield from outcome(state)
+            yield lambda connection: connection.sleep(PAUSE_SECONDS)
+    completion = yield from read_outcome(state)
     for chunk in cursor.complete(completion, state.attempt):
         yield Emit(chunk)
 
 
-def _subscribe(channel: str) -> Ask[bool]:
+def _subscribe(channel: str) -> Steps[bool]:
     """Returns whether Redis has acknowledged the subscription."""
-    yield lambda line: line.hang_up()
-    yield from reliably(lambda line: line.pubsub.subscribe(channel))
+    yield lambda connection: connection.close_pubsub()
+    yield from retry(lambda connection: connection.pubsub.subscribe(channel))
     try:
         message = yield _listen(ACKNOWLEDGE_SECONDS)
     except (redis.ConnectionError, redis.TimeoutError):
@@ -83,18 +83,18 @@ def _subscribe(channel: str) -> Ask[bool]:
     return message is not None and message["type"] == "subscribe"
 
 
-def _catch_up(cursor: StreamCursor, job_id: str) -> Ask[JobState]:
+def _catch_up(cursor: StreamCursor, job_id: str) -> Steps[JobState]:
     """Emit the log's entries after the cursor. Returns the job's state from before the read.
 
     If that state is final, the log was complete when it was read.
     """
-    state = yield from look(job_id)
+    state = yield from read_state(job_id)
     if state.status is Status.UNKNOWN:
         raise unknown(job_id)
     while True:
         attempt, seq = cursor.position
         step = command("xrange", keys.log(job_id), min=f"({attempt}-{seq}", count=PAGE)
-        page = yield from reliably(step)
+        page = yield from retry(step)
         for entry_id, fields in page:
             entry = Entry.from_wire(job_id, entry_id.decode(), json.loads(fields[b"d"]))
             for chunk in cursor.take(entry):
@@ -103,7 +103,7 @@ def _catch_up(cursor: StreamCursor, job_id: str) -> Ask[JobState]:
             return state
 
 
-def _follow_live(cursor: StreamCursor, job_id: str) -> Ask[bool]:
+def _follow_live(cursor: StreamCursor, job_id: str) -> Steps[bool]:
     """Emit entries as they are published, until the log must be read again. Returns False if the
     subscription is lost."""
     while True:
@@ -123,5 +123,5 @@ def _follow_live(cursor: StreamCursor, job_id: str) -> Ask[bool]:
             yield Emit(chunk)
 
 
-def _listen(seconds: float) -> Step:
-    return lambda line: line.pubsub.get_message(timeout=seconds)
+def _listen(seconds: float) -> Call:
+    return lambda connection: connection.pubsub.get_message(timeout=seconds)

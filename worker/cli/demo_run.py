@@ -10,7 +10,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import sysconfig
 import time
 from pathlib import Path
@@ -25,6 +24,7 @@ from rich.console import Console
 from rich.table import Table
 
 from jobs import ChatRequest, Client, Results
+from jobs.child import ChildProcess
 from jobs.cli import answer, lines
 from jobs.cli.failures import Infrastructure
 from jobs.cli.status import queues, workers
@@ -39,9 +39,6 @@ PLAIN_LINE_SECONDS = 2.0
 STOP_SECONDS = 20.0
 STALL_SECONDS = 120.0
 MAX_WORKERS = 10  # that many don't die by chance
-
-# Waits for the end of its standard input, which comes when the demo is gone.
-GUARD = 'read _; kill -9 "$1" 2>/dev/null'
 
 
 def run(count: int, run_id: str, folder: Path) -> None:
@@ -104,7 +101,7 @@ def _requests(count: int, run_id: str) -> list[ChatRequest]:
 
 
 class WorkerProcess:
-    """A `chatjobs work` child on the demo's Redis, replaced when it is killed."""
+    """A `chatjobs work` child process on the demo's Redis; `check` replaces it if it was killed."""
 
     def __init__(self, redis_url: str, folder: Path) -> None:
         self._command = [
@@ -115,7 +112,7 @@ class WorkerProcess:
 
     @property
     def pid(self) -> int:
-        return self._process.pid
+        return self._child.pid
 
     def __enter__(self) -> Self:
         self._start()
@@ -127,40 +124,24 @@ class WorkerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._guard.kill()
-        self._guard.communicate()
-        self._process.terminate()
-        try:
-            self._process.wait(STOP_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        self._child.stop(STOP_SECONDS)
 
     def check(self) -> None:
-        """Start another one if this one was killed. Raises if it ended by itself."""
-        code = self._process.poll()
+        """Start a new worker if the last one was killed. Raises if it exited by itself."""
+        code = self._child.poll()
         if code is None:
             return
         if code >= 0 or self._started >= MAX_WORKERS:
-            raise Infrastructure(f"the worker ended with exit code {code}; what it said is above")
+            raise Infrastructure(f"the worker ended with exit code {code}; its output is above")
         name = signal.Signals(-code).name
         click.echo(f"the worker was killed ({name}): starting another one", err=True)
-        self._guard.kill()
-        self._guard.communicate()
+        self._child.stop(STOP_SECONDS)
         self._start()
 
     def _start(self) -> None:
-        # Sessions of their own: Ctrl-C at the terminal is for us, and we stop the worker.
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, start_new_session=True
-        )
-        self._guard = subprocess.Popen(
-            ["sh", "-c", GUARD, "guard", str(self._process.pid)],
-            stdin=subprocess.PIPE,
-            start_new_session=True,
-        )
+        self._child = ChildProcess(self._command)
         self._started += 1
-        click.echo(f"worker: process {self._process.pid}", err=True)
+        click.echo(f"worker: process {self._child.pid}", err=True)
 
 
 class Progress:
