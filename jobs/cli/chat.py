@@ -73,7 +73,9 @@ def chat(
     quiet: bool,
     redis_url: str,
 ) -> None:
-    """Send TEXT (- for stdin) as a user message and print the answer while it is generated.
+    """Submit one question and print the answer while it is generated.
+
+    TEXT is the user message; - reads it from stdin.
 
     With --json: the chunks and then the completion, one JSON object per line.
     """

@@ -14,7 +14,7 @@ from jobs.cli.options import client, json_option, quiet_option, redis_option
 @quiet_option
 @redis_option
 def follow(job_id: str, as_json: bool, quiet: bool, redis_url: str) -> None:
-    """Print the answer of JOB from its first token, then live until it ends.
+    """Print the answer of JOB, from its first token until it ends.
 
     With --json: the chunks and then the completion, one JSON object per line.
     """

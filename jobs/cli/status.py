@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 @json_option
 @redis_option
 def status(host: str | None, as_json: bool, redis_url: str) -> None:
-    """Show the workers with their models and memory, and the queue lengths."""
+    """Show workers, their models and memory, and queue lengths."""
     with connection(redis_url) as redis:
         running, lengths = workers(redis), queues(redis)
     if host is not None:

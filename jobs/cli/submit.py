@@ -40,10 +40,11 @@ def submit(
     quiet: bool,
     redis_url: str,
 ) -> None:
-    """Enqueue the requests in FILE (- for stdin), one JSON object per line, and print the job ids.
+    """Enqueue the requests in FILE and print the job ids.
 
-    A line is a chat request, a row with messages, prompt or text (and optionally custom_id, target
-    and task), or a line of an OpenAI batch file. If any line is invalid, nothing is enqueued.
+    FILE has one JSON object per line; - is stdin. A line is a chat request, a row with messages,
+    prompt or text (and optionally custom_id, target and task), or a line of an OpenAI batch file.
+    If any line is invalid, nothing is enqueued.
     """
     from jobs.cli.jsonl import Overrides, read_requests
 

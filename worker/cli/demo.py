@@ -26,10 +26,10 @@ from worker.cli.options import need_torch
 @click.option("--run", metavar="ID", callback=check_run, help="Run id. [default: demo-<time>]")
 @results_option
 def demo(rows: int, run: str | None, results: str) -> None:
-    """Answer 500 questions with a small model, a private Redis and one worker.
+    """Answer 500 questions with a small model and score the answers.
 
-    Prints the accuracy per task from the Parquet rows, then streams one more answer. The model is
-    part of the package: nothing is downloaded.
+    Starts a private Redis and a worker, prints the accuracy per task from the Parquet rows, then
+    streams one more answer. The model is part of the package: nothing is downloaded.
     """
     need_torch()
     from worker.cli.demo_run import run_demo
