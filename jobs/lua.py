@@ -1,7 +1,7 @@
-"""Loads the Lua scripts that ship beside the code that calls them.
+"""Loads Lua scripts from the folder `scripts` of the package that calls them.
 
 A script is a file `scripts/<name>.lua` of a package. Its header comment lists KEYS, ARGV, the
-return value and what makes it atomic; its first statement gives KEYS and ARGV names.
+return value and what makes it atomic; its first statements unpack KEYS and ARGV into named locals.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Real Redis servers for the tests: one private child for all, flushed for each test."""
+"""A real Redis server for the tests: one private server per session, flushed before each test."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jobs.embedded import EmbeddedRedis
 
 @pytest.fixture(scope="session")
 def redis_server() -> Iterator[EmbeddedRedis]:
-    """A running server with a unix socket and a TCP port, shared by the session."""
+    """A server with a unix socket and a TCP port."""
     with EmbeddedRedis(port=0) as server:
         yield server
 

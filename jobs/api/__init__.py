@@ -1,1 +1,1 @@
-"""Request, sampling, answer and chunk: the types of the wire, and how they are checked."""
+"""The wire types: request, sampling parameters, answer and chunk."""

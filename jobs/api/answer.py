@@ -57,7 +57,7 @@ class Choice(Wire):
 
 
 class ChatCompletion(Wire):
-    """The whole answer. Validates as openai.types.chat.ChatCompletion."""
+    """The complete answer to a request. Validates as openai.types.chat.ChatCompletion."""
 
     id: str
     object: Literal["chat.completion"] = "chat.completion"
@@ -69,8 +69,9 @@ class ChatCompletion(Wire):
 
     def to_dict(self) -> dict[str, Any]:
         data = super().to_dict()
-        for choice, mine in zip(data["choices"], self.choices, strict=True):
-            choice["message"].setdefault("content", mine.message.content)
+        for dumped, choice in zip(data["choices"], self.choices, strict=True):
+            # OpenAI requires the key, even if it is null.
+            dumped["message"].setdefault("content", choice.message.content)
         return data
 
     @property

@@ -8,12 +8,16 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
 from jobs.api.sampling import Sampling
-from jobs.api.wire import MAX_DEPTH, Number, Text, Wire, check_json
+from jobs.api.wire import Number, Text, Wire
 from jobs.keys import JOB_ID, RUN_ID
+
+# Limits of free JSON; serializers and parsers have limits of their own beyond these.
+MAX_DEPTH = 64  # levels of nested lists and objects in one field
+MAX_BITS = 1024  # of an integer
 
 
 class TextPart(Wire):
-    """One piece of a multi-part content. Only text: the models here read nothing else."""
+    """One part of a multi-part content. Text only: images and audio are not supported."""
 
     type: Literal["text"]
     text: Text
@@ -21,7 +25,7 @@ class TextPart(Wire):
 
 class FunctionCall(Wire):
     name: Text
-    arguments: Text  # a JSON object, as text
+    arguments: Text  # JSON text
 
 
 class ToolCall(Wire):
@@ -31,7 +35,7 @@ class ToolCall(Wire):
 
 
 class Message(Wire):
-    """One turn. `content` may be absent only where an assistant turn carries tool calls."""
+    """One message. Only an assistant message with tool calls may omit `content`."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Text | list[TextPart] | None = None
@@ -48,7 +52,7 @@ class Message(Wire):
 
     @property
     def text(self) -> str:
-        """The content as one string; parts are joined as they are."""
+        """The content as one string; parts are joined without a separator."""
         if isinstance(self.content, list):
             return "".join(part.text for part in self.content)
         return self.content or ""
@@ -59,7 +63,7 @@ class StreamOptions(Wire):
 
 
 class ResponseFormat(Wire):
-    """OpenAI's response_format. Only `text` is served today; the rest is refused by the worker."""
+    """OpenAI's response_format. The worker refuses all types but `text`."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: dict[str, Any] | None = None
@@ -79,21 +83,21 @@ class Tool(Wire):
 
 
 class JobOptions(Wire):
-    """What the queue does with the request. All optional."""
+    """How the request is queued, and what is recorded with its result. All optional."""
 
     id: Annotated[Text, Field(pattern=f"^{JOB_ID.pattern}$")] | None = None
     run: Annotated[Text, Field(pattern=f"^{RUN_ID.pattern}$")] | None = None
-    row: Annotated[StrictInt, Field(ge=0)] | None = None  # row_index of the run's data set
-    custom_id: Text | None = None  # the user's own key, kept beside
-    target: Text | None = None  # the expected answer, kept beside for scoring
+    row: Annotated[StrictInt, Field(ge=0)] | None = None  # row_index in the run
+    custom_id: Text | None = None  # the user's own key, copied to the result row
+    target: Text | None = None  # the expected answer, copied to the result row
     session: Text | None = None
     priority: Literal["interactive", "bulk"] = "interactive"
-    ttl: Annotated[Number, Field(gt=0)] | None = None  # seconds it may wait and run
+    ttl: Annotated[Number, Field(gt=0)] | None = None  # seconds from enqueueing to the end
     retries: Annotated[StrictInt, Field(ge=0, le=100)] = 0  # for retryable errors
     tags: list[Text] | None = None
 
 
-# Fields of OpenAI's API that mean nothing to a text model on your own machine.
+# Fields of OpenAI's API that have no effect with a local text model.
 IGNORED_FIELDS = frozenset(
     (
         "audio",
@@ -115,13 +119,13 @@ IGNORED_FIELDS = frozenset(
 
 
 class IgnoredFieldWarning(UserWarning):
-    """A known OpenAI field was given that has no effect here."""
+    """A field of OpenAI's API was given that has no effect."""
 
 
 class ChatRequest(Sampling):
-    """One chat completion to run: OpenAI's fields, vLLM's extensions, and our own under `job`.
+    """One chat completion to run: OpenAI's fields, vLLM's extensions, and the queue's under `job`.
 
-    Raises InvalidRequest, naming the field, for anything that can't be meant.
+    Raises InvalidRequest, naming the field, if a value is invalid.
     """
 
     model: Annotated[Text, Field(min_length=1)]
@@ -130,7 +134,7 @@ class ChatRequest(Sampling):
     response_format: ResponseFormat | None = None
     tools: list[Tool] | None = None
     tool_choice: Text | dict[str, Any] | None = None
-    stream: StrictBool | None = None  # None: interactive jobs publish, bulk jobs don't
+    stream: StrictBool | None = None  # None: interactive jobs stream, bulk jobs don't
     stream_options: StreamOptions | None = None
     user: Text | None = None
     metadata: dict[Text, Text] | None = None
@@ -139,10 +143,9 @@ class ChatRequest(Sampling):
 
     @model_validator(mode="before")
     @classmethod
-    def _serializable(cls, data: Any) -> Any:
-        """What is free JSON goes through serializers that give up at some depth and size."""
+    def _check_limits(cls, data: Any) -> Any:
         for name, value in data.items() if isinstance(data, dict) else ():
-            check_json(value, MAX_DEPTH, str(name))
+            _check_json(value, MAX_DEPTH, str(name))
         return data
 
     @model_validator(mode="before")
@@ -153,17 +156,19 @@ class ChatRequest(Sampling):
         ignored = sorted(IGNORED_FIELDS & data.keys())
         if ignored:
             warnings.warn(
-                f"no effect here, ignored: {', '.join(ignored)}", IgnoredFieldWarning, stacklevel=5
+                f"fields without effect are ignored: {', '.join(ignored)}",
+                IgnoredFieldWarning,
+                stacklevel=5,
             )
             data = {key: value for key, value in data.items() if key not in ignored}
         return data
 
     @model_validator(mode="after")
-    def _one_limit(self) -> Self:
+    def _merge_token_limits(self) -> Self:
         if self.max_completion_tokens is not None:
             if self.max_tokens is not None and self.max_tokens != self.max_completion_tokens:
                 raise ValueError(
-                    "max_tokens and max_completion_tokens differ: give one "
+                    "max_tokens and max_completion_tokens differ: set only one "
                     f"(got {self.max_tokens} and {self.max_completion_tokens})"
                 )
             self.max_tokens, self.max_completion_tokens = self.max_completion_tokens, None
@@ -171,9 +176,20 @@ class ChatRequest(Sampling):
 
     @property
     def publishes(self) -> bool:
-        """Whether the token stream goes out over Redis."""
+        """Whether the job's tokens are published to Redis as they are generated."""
         return self.job.priority == "interactive" if self.stream is None else self.stream
 
     def sampling(self) -> Sampling:
         """The sampling fields alone."""
         return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})
+
+
+def _check_json(value: Any, depth: int, field: str) -> None:
+    """Raises ValueError for more than `depth` levels of nesting, or a huge integer."""
+    if isinstance(value, dict | list | tuple):
+        if not depth:
+            raise ValueError(f"{field} is nested deeper than {MAX_DEPTH} levels")
+        for item in value.values() if isinstance(value, dict) else value:
+            _check_json(item, depth - 1, field)
+    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
+        raise ValueError(f"{field} contains an integer of more than {MAX_BITS} bits")

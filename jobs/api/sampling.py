@@ -1,4 +1,4 @@
-"""Sampling parameters of a request, by the names that OpenAI and vLLM use."""
+"""Sampling parameters of a request, under the names of OpenAI and vLLM."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from typing import Annotated, Any, Self
 
 from pydantic import Field, StrictBool, StrictInt, model_validator
 
-from jobs.api.wire import Checked, Number, Text, kind_of
+from jobs.api.wire import Checked, Number, Text, describe
 
 
 class Sampling(Checked):
-    """How tokens are chosen and when a completion ends.
+    """How tokens are sampled and when a completion ends.
 
-    None means: the model's generation_config.json decides, then OpenAI's default. Penalties look at
-    the last 64 tokens for `repetition_penalty` (prompt included) and at the whole completion for
-    presence and frequency.
+    None stands for the value in the model's generation_config.json, else for OpenAI's default.
+    `repetition_penalty` applies to the last 64 tokens, prompt included; `presence_penalty` and
+    `frequency_penalty` apply to the whole completion.
     """
 
     temperature: Annotated[Number, Field(ge=0, le=100)] | None = None
@@ -24,7 +24,7 @@ class Sampling(Checked):
     repetition_penalty: Annotated[Number, Field(gt=0, le=100)] | None = None
     presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
-    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None  # id as text
+    logit_bias: dict[str, Annotated[Number, Field(ge=-100, le=100)]] | None = None  # by token id
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Text | list[Text] | None = None
     stop_token_ids: list[Annotated[StrictInt, Field(ge=0)]] | None = None
@@ -37,22 +37,22 @@ class Sampling(Checked):
 
     @model_validator(mode="before")
     @classmethod
-    def _bias_keys(cls, data: Any) -> Any:
-        """Python users may give token ids as ints; JSON has only strings."""
+    def _stringify_token_ids(cls, data: Any) -> Any:
+        """In Python, the token ids in logit_bias may be ints; JSON keys are strings."""
         if isinstance(data, dict) and isinstance(data.get("logit_bias"), dict):
             bias = {str(key): value for key, value in data["logit_bias"].items()}
             return {**data, "logit_bias": bias}
         return data
 
     @model_validator(mode="after")
-    def _sound(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
-            raise ValueError("top_logprobs needs logprobs: true")
+            raise ValueError("top_logprobs requires logprobs: true")
         if "" in self.stop_strings:
             raise ValueError("stop: a stop string can't be empty")
         for key in self.logit_bias or {}:
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
-                raise ValueError(f"logit_bias: keys are token ids, got {kind_of(key)}")
+                raise ValueError(f"logit_bias: keys must be token ids, got {describe(key)}")
         if self.min_tokens and self.max_tokens and self.min_tokens > self.max_tokens:
             raise ValueError(
                 f"min_tokens {self.min_tokens} is greater than max_tokens {self.max_tokens}"

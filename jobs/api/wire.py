@@ -1,4 +1,4 @@
-"""What all wire types share: JSON in and out, checked by pydantic, its words turned into ours."""
+"""Base classes of the wire types: JSON in and out, and pydantic's errors as `InvalidRequest`."""
 
 from __future__ import annotations
 
@@ -16,37 +16,36 @@ from pydantic import (
     ValidationError,
 )
 
+from jobs import encoding
 from jobs.errors import InvalidRequest, invalid
-
-MAX_DEPTH = 64  # of nested lists and objects in one field
-MAX_BITS = 1024  # of a whole number
 
 
 class Wire(BaseModel):
-    """Base of all wire types: unknown fields are refused, values are taken by their JSON type."""
+    """Base of all wire types. Unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", protected_namespaces=(), ser_json_inf_nan="strings")
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, without the fields that are not set."""
+        """A JSON object, without the fields that are not set."""
         return self.model_dump(mode="json", exclude_none=True)
 
     def to_json(self) -> str:
-        return json.dumps(self.to_dict(), ensure_ascii=False, separators=(",", ":"))
+        """`to_dict` as JSON text."""
+        return encoding.to_json(self.to_dict())
 
 
 class Checked(Wire):
-    """A wire type that users build: a bad field raises `InvalidRequest`, which names it."""
+    """A wire type that users construct. A bad field raises `InvalidRequest`, which names it."""
 
     def __init__(self, **fields: Any) -> None:
         try:
             super().__init__(**fields)
         except ValidationError as error:
-            raise explain(error, type(self)) from None
+            raise to_invalid_request(error, type(self)) from None
 
     @classmethod
     def parse(cls, data: Any) -> Self:
-        """Build from a JSON object (dict, str or bytes). Raises InvalidRequest."""
+        """Construct from a JSON object (dict, str or bytes). Raises InvalidRequest."""
         if isinstance(data, str | bytes | bytearray):
             try:
                 data = json.loads(data)
@@ -55,59 +54,50 @@ class Checked(Wire):
         if isinstance(data, cls):
             return data
         if not isinstance(data, dict):
-            raise invalid(f"a request is a JSON object, got {kind_of(data)}")
+            raise invalid(f"a request must be a JSON object, got {describe(data)}")
         bad = next((key for key in data if not isinstance(key, str)), None)
         if bad is not None:
-            raise invalid(f"field names are strings, got {bad!r}")
+            raise invalid(f"field names must be strings, got {bad!r}")
         return cls(**data)
 
 
-def _only_numbers(value: Any) -> Any:
-    """JSON numbers only: no strings, no booleans."""
+def _json_number(value: Any) -> Any:
+    """Refuses strings and booleans, which pydantic would convert."""
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise ValueError(f"expected a number, got {kind_of(value)}")
+        raise ValueError(f"expected a number, got {describe(value)}")
     return value
 
 
-def _whole_characters(value: str) -> str:
-    """JSON can spell half a character (a lone surrogate); no tokenizer and no file takes it."""
+def _no_lone_surrogates(value: str) -> str:
+    """JSON can hold a lone surrogate, but UTF-8 can't, and so neither tokenizers nor files."""
     try:
         value.encode()
     except UnicodeEncodeError as error:
-        half = f"\\u{ord(value[error.start]):04x}"
-        fact = f"{half} at {error.start} is half a character: send Unicode text"
-        raise ValueError(fact) from None
+        escape = f"\\u{ord(value[error.start]):04x}"
+        raise ValueError(
+            f"{escape} at {error.start} is half a character (a lone surrogate): "
+            "send valid Unicode text"
+        ) from None
     return value
 
 
-def check_json(value: Any, depth: int, field: str) -> None:
-    """Raises ValueError for what is nested deeper than `depth` or holds an endless number."""
-    if isinstance(value, dict | list | tuple):
-        if not depth:
-            raise ValueError(f"{field} is nested deeper than {MAX_DEPTH} levels")
-        for item in value.values() if isinstance(value, dict) else value:
-            check_json(item, depth - 1, field)
-    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise ValueError(f"{field} holds a number of more than {MAX_BITS} bits")
+Number = Annotated[float, BeforeValidator(_json_number), Field(allow_inf_nan=False)]
+Text = Annotated[StrictStr, AfterValidator(_no_lone_surrogates)]
 
 
-Number = Annotated[float, BeforeValidator(_only_numbers), Field(allow_inf_nan=False)]
-Text = Annotated[StrictStr, AfterValidator(_whole_characters)]
-
-
-def kind_of(value: Any) -> str:
-    """A value as a person would name it, short."""
+def describe(value: Any) -> str:
+    """A value in an error message: its kind, or at most 60 characters of its repr."""
     names = {dict: "an object", list: "a list", type(None): "null", bool: "a boolean"}
     if type(value) in names:
-        return f"{names[type(value)]}"
+        return names[type(value)]
     shown = repr(value)
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
-    """The first fault of a ValidationError, in one sentence with the field's name."""
+def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
+    """One fault of a ValidationError as one sentence that names the field."""
     faults = error.errors(include_url=False)
-    # In a union the branch that came deepest knows best what was meant.
+    # A union reports the faults of all its branches. The deepest is from the one that fits best.
     fault = max(
         faults,
         key=lambda f: (
@@ -127,7 +117,7 @@ def explain(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     if fault["type"] == "extra_forbidden":
         inside = path.rpartition(".")[0]
         known = ", ".join(sorted(model.model_fields)) if not inside else ""
-        hint = f"; fields are: {known}" if known else "; remove it"
+        hint = f"; known fields: {known}" if known else "; remove it"
         return invalid(f"unknown field '{path}'{hint}", param)
     if fault["type"] == "missing":
         return invalid(f"field '{path}' is required", param)
@@ -141,4 +131,4 @@ def explain(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
             return invalid(text, param)
         return invalid(f"{path}: {text}", param)
     text = text[0].lower() + text[1:]
-    return invalid(f"{path}: {text}, got {kind_of(given)}", param)
+    return invalid(f"{path}: {text}, got {describe(given)}", param)

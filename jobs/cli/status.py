@@ -72,29 +72,27 @@ def workers(redis: Redis) -> list[dict[str, Any]]:
 
 
 def queues(redis: Redis) -> list[dict[str, Any]]:
-    """Return the lengths of all chat and bulk queues, by name.
+    """Depth of every chatjobs queue, by name.
 
-    They are read from Redis directly: RQ's registry objects would run their clean-up first.
+    Reads the keys directly: asking RQ's registries for their length would run their clean-up.
     """
-    from rq import Queue
-    from rq.registry import FailedJobRegistry, StartedJobRegistry
+    from jobs.client.rq_format import queue_key, queue_names, registry_key, wip_key
 
-    prefix = Queue.redis_queue_namespace_prefix
-    known = sorted(queue.name for queue in Queue.all(connection=redis))
-    names = [name for name in known if name.startswith((keys.chat_queue(""), keys.bulk_queue("")))]
+    prefixes = (keys.chat_queue(""), keys.bulk_queue(""))
+    names = [name for name in queue_names(redis) if name.startswith(prefixes)]
     with redis.pipeline(transaction=False) as pipe:
         for name in names:
-            pipe.llen(prefix + name)
-            pipe.zcard(StartedJobRegistry.key_template.format(name))
-            pipe.zcard(FailedJobRegistry.key_template.format(name))
-        counts = iter(pipe.execute())
+            pipe.llen(queue_key(name))
+            pipe.zcard(wip_key(name))
+            pipe.zcard(registry_key(name, "failed"))
+        depths = iter(pipe.execute())
     return [
         {
             "name": name,
             "model": name.partition(":")[2],
-            "queued": next(counts),
-            "running": next(counts),
-            "failed": next(counts),
+            "queued": next(depths),
+            "running": next(depths),
+            "failed": next(depths),
         }
         for name in names
     ]

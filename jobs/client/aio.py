@@ -1,4 +1,4 @@
-"""The client for asyncio: the names of `jobs.client`, with `await` and `async for`."""
+"""The API for asyncio: `Client` and `Job` with `await` and `async for`."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ import redis.asyncio
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
-from jobs.client.cancel import cancel_steps
-from jobs.client.client import Client, check_id, request_steps, status_steps
+from jobs.client.cancel import cancel
+from jobs.client.client import Client, check_id
 from jobs.client.connection import connect_async
 from jobs.client.follow import follow_async
-from jobs.client.state import Status
-from jobs.client.steps import answer_async
-from jobs.client.wait import result_steps
+from jobs.client.state import Status, read_request, read_status
+from jobs.client.steps import run_async
+from jobs.client.wait import wait_for_result
 
 
 class AsyncClient:
     """Submits chat-completion jobs and finds them again, without blocking the event loop.
 
-    Arguments and errors are those of `Client`. One event loop per client.
+    Arguments and errors are those of `Client`. Use one client per event loop.
     """
 
     def __init__(self, url: str | None = None) -> None:
-        self._producer = Client(url)  # RQ has no asyncio side: enqueueing runs in a thread
+        self._producer = Client(url)  # enqueueing blocks, so it runs in a thread
         self.redis = connect_async(url)
 
     async def submit(self, request: ChatRequest | dict[str, Any]) -> AsyncJob:
@@ -42,7 +42,7 @@ class AsyncClient:
         return [AsyncJob(self.redis, job.id, job.request) for job in jobs]
 
     def job(self, job_id: str) -> AsyncJob:
-        """The handle to a job by its id, wherever it was submitted. Asks Redis nothing."""
+        """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
         return AsyncJob(self.redis, job_id)
 
     async def close(self) -> None:
@@ -62,7 +62,7 @@ class AsyncClient:
 
 
 class AsyncJob:
-    """One submitted request: an id and a connection. All methods raise JobError."""
+    """The handle to one submitted job: an id and a connection. All methods raise JobError."""
 
     def __init__(
         self, redis: redis.asyncio.Redis, job_id: str, request: ChatRequest | None = None
@@ -72,20 +72,20 @@ class AsyncJob:
         self._request = request
 
     def stream(self, after: str | None = None) -> AsyncIterator[ChatChunk]:
-        """The answer as it is generated, see `Job.stream`."""
+        """The chunks of the answer as they are generated, see `Job.stream`."""
         return follow_async(self._redis, self.id, after)
 
     async def result(self, timeout: float | None = None) -> ChatCompletion:
-        """Wait for the whole answer, at most `timeout` seconds (JobError `timeout`)."""
-        return await answer_async(result_steps(self.id, timeout), self._redis)
+        """Wait for the whole answer, up to `timeout` seconds (then JobError `timeout`)."""
+        return await run_async(wait_for_result(self.id, timeout), self._redis)
 
     async def status(self) -> Status:
-        """Where the job is now."""
-        return await answer_async(status_steps(self.id), self._redis)
+        """The state of the job now."""
+        return await run_async(read_status(self.id), self._redis)
 
     async def cancel(self) -> bool:
-        """Stop the job. False if it was over already; one that runs stops soon, not at once."""
-        return await answer_async(cancel_steps(self.id), self._redis)
+        """Stop the job; one that is running stops soon after. False if it had already ended."""
+        return await run_async(cancel(self.id), self._redis)
 
     @property
     def request(self) -> Coroutine[Any, Any, ChatRequest]:
@@ -94,7 +94,7 @@ class AsyncJob:
 
     async def _read_request(self) -> ChatRequest:
         if self._request is None:
-            self._request = await answer_async(request_steps(self.id), self._redis)
+            self._request = await run_async(read_request(self.id), self._redis)
         return self._request
 
     def __repr__(self) -> str:

@@ -1,4 +1,4 @@
-"""What producers use: a `Client` puts requests into queues, a `Job` is the handle to one."""
+"""The blocking API: a `Client` submits requests, a `Job` is the handle to one submitted job."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from redis import Redis, RedisError
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
-from jobs.client.cancel import cancel_steps
+from jobs.client.cancel import cancel
 from jobs.client.connection import connect, redis_failure
 from jobs.client.follow import follow
-from jobs.client.state import Status, look, unknown
-from jobs.client.steps import Emit, Steps, answer
+from jobs.client.state import Status, read_request, read_status
+from jobs.client.steps import run_sync
 from jobs.client.submit import enqueue, parse_many
-from jobs.client.wait import result_steps
+from jobs.client.wait import wait_for_result
 from jobs.errors import invalid
 from jobs.keys import JOB_ID
 
 
 class Client:
-    """Submits chat-completion jobs and finds them again. Threads may share one.
+    """Submits chat-completion jobs and finds them again. May be shared by threads.
 
-    `url` is redis://, rediss:// or unix://; by default $CHATJOBS_REDIS_URL, then the local server.
-    It connects with the first call; a Redis that can't be reached is a JobError (internal).
+    `url` is redis://, rediss:// or unix://; by default $CHATJOBS_REDIS_URL, else the local server.
+    Connects with the first call; if Redis can't be reached, that call raises JobError (internal).
     """
 
     def __init__(self, url: str | None = None) -> None:
@@ -35,20 +35,23 @@ class Client:
     def submit(self, request: ChatRequest | dict[str, Any]) -> Job:
         """Enqueue one request. When this returns, the job is in Redis.
 
-        Raises InvalidRequest, naming the field, before anything is enqueued; also for a
-        `job.id` that is taken.
+        Raises InvalidRequest, naming the field, for a bad request or a `job.id` that is taken.
         """
         parsed = ChatRequest.parse(request)
-        return Job(self.redis, self._enqueue([parsed])[0], parsed)
+        (job_id,) = self._enqueue([parsed])
+        return Job(self.redis, job_id, parsed)
 
     def submit_many(self, requests: Iterable[ChatRequest | dict[str, Any]]) -> list[Job]:
         """Enqueue many requests in few round trips; all are checked before any is enqueued."""
         parsed = parse_many(requests)
-        ids = self._enqueue(parsed)
-        return [Job(self.redis, *pair) for pair in zip(ids, parsed, strict=True)]
+        job_ids = self._enqueue(parsed)
+        return [
+            Job(self.redis, job_id, request)
+            for job_id, request in zip(job_ids, parsed, strict=True)
+        ]
 
     def job(self, job_id: str) -> Job:
-        """The handle to a job by its id, wherever it was submitted. Asks Redis nothing."""
+        """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
         return Job(self.redis, job_id)
 
     def close(self) -> None:
@@ -73,7 +76,7 @@ class Client:
 
 
 class Job:
-    """One submitted request: an id and a connection. All methods raise JobError."""
+    """The handle to one submitted job: an id and a connection. All methods raise JobError."""
 
     def __init__(self, redis: Redis, job_id: str, request: ChatRequest | None = None) -> None:
         self.id = check_id(job_id)
@@ -81,31 +84,31 @@ class Job:
         self._request = request
 
     def stream(self, after: str | None = None) -> Iterator[ChatChunk]:
-        """The answer as it is generated: replayed from the start, then live, to the end.
+        """The chunks of the answer, from the start to the end, as they are generated.
 
-        `after` is the `cursor` of a chunk, to go on behind it. A chunk with `reset` says that the
-        job was started again: forget what came before. Any number of readers may follow a job;
-        one that publishes nothing gives its whole answer at the end.
+        `after` is the `cursor` of an earlier chunk: the stream resumes behind it. A chunk with
+        `reset` means that the job has started again: discard all chunks before it. Any number of
+        readers may follow a job. A job that doesn't stream gives its whole answer at the end.
         """
         return follow(self._redis, self.id, after)
 
     def result(self, timeout: float | None = None) -> ChatCompletion:
-        """Wait for the whole answer, at most `timeout` seconds (JobError `timeout`)."""
-        return answer(result_steps(self.id, timeout), self._redis)
+        """Wait for the whole answer, up to `timeout` seconds (then JobError `timeout`)."""
+        return run_sync(wait_for_result(self.id, timeout), self._redis)
 
     def status(self) -> Status:
-        """Where the job is now."""
-        return answer(status_steps(self.id), self._redis)
+        """The state of the job now."""
+        return run_sync(read_status(self.id), self._redis)
 
     def cancel(self) -> bool:
-        """Stop the job. False if it was over already; one that runs stops soon, not at once."""
-        return answer(cancel_steps(self.id), self._redis)
+        """Stop the job; one that is running stops soon after. False if it had already ended."""
+        return run_sync(cancel(self.id), self._redis)
 
     @property
     def request(self) -> ChatRequest:
         """The request as it was submitted."""
         if self._request is None:
-            self._request = answer(request_steps(self.id), self._redis)
+            self._request = run_sync(read_request(self.id), self._redis)
         return self._request
 
     def __repr__(self) -> str:
@@ -113,19 +116,9 @@ class Job:
 
 
 def check_id(job_id: str) -> str:
-    """`job_id`, if it can be one. Raises InvalidRequest."""
+    """`job_id`, if it is a valid one. Raises InvalidRequest."""
     if not isinstance(job_id, str) or not JOB_ID.fullmatch(job_id):
-        raise invalid(f"a job id has letters, digits, '_' and '-' only, got {job_id!r}", "id")
+        raise invalid(
+            f"a job id consists of letters, digits, '_' and '-', up to 200; got {job_id!r}", "id"
+        )
     return job_id
-
-
-def status_steps(job_id: str) -> Steps[Status]:
-    state = yield from look(job_id)
-    yield Emit(state.status)
-
-
-def request_steps(job_id: str) -> Steps[ChatRequest]:
-    state = yield from look(job_id, full=True)
-    if not state.request:
-        raise unknown(job_id)
-    yield Emit(ChatRequest.parse(state.request))

@@ -1,4 +1,4 @@
-"""How `jobs` reaches Redis: the URL, a client with sane limits, and what is said when it fails."""
+"""Connecting to Redis: the URL, a client with timeouts, and Redis errors as JobError."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from jobs.errors import JobError, invalid
 URL_VARIABLE = "CHATJOBS_REDIS_URL"
 DEFAULT_URL = "redis://localhost:6379/0"
 
-SOCKET_SECONDS = 10.0  # no answer for so long means a dead connection; more than any wait of ours
+SOCKET_SECONDS = 10.0  # without a reply the connection is dead; longer than any blocking command
 CONNECT_SECONDS = 5.0
-RETRIES = 3  # of one command, within about a second; `jobs.client.steps` goes on from there
-MAX_CONNECTIONS = 10_000  # each waiting result and each followed stream holds one
+RETRIES = 3  # of one command, within about a second; `jobs.client.steps.retry` goes on longer
+MAX_CONNECTIONS = 10_000  # each waiting `result` and each followed stream uses one
 
 
 def redis_url(url: str | None = None) -> str:
@@ -30,7 +30,7 @@ def redis_url(url: str | None = None) -> str:
 def connect(url: str | None = None) -> redis.Redis:
     """A client for `url` (redis://, rediss://, unix://). Connects with the first command.
 
-    Raises InvalidRequest for something that isn't a Redis URL.
+    Raises InvalidRequest for an invalid URL.
     """
     retry = Retry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
     try:
@@ -40,7 +40,7 @@ def connect(url: str | None = None) -> redis.Redis:
 
 
 def connect_async(url: str | None = None) -> redis.asyncio.Redis:
-    """The same for asyncio."""
+    """`connect` for asyncio."""
     retry = AsyncRetry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
     try:
         return redis.asyncio.Redis.from_url(redis_url(url), retry=retry, **_limits(url))
@@ -49,15 +49,17 @@ def connect_async(url: str | None = None) -> redis.asyncio.Redis:
 
 
 def redis_failure(client: Any, error: redis.RedisError) -> JobError:
-    """What went wrong with Redis, in one sentence that names the place, never the password."""
+    """A Redis error as a JobError that names the server, but never the password."""
     options = client.connection_pool.connection_kwargs
-    place = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    server = (
+        options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    )
     reason = " ".join(str(error).split()) or type(error).__name__
     if isinstance(error, redis.AuthenticationError):
-        return JobError("internal", f"Redis at {place} refused the login: {reason}")
+        return JobError("internal", f"Redis at {server} refused the login: {reason}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-        return JobError("internal", f"can't reach Redis at {place}: {reason}")
-    return JobError("internal", f"Redis at {place} refused a command: {reason}")
+        return JobError("internal", f"can't reach Redis at {server}: {reason}")
+    return JobError("internal", f"Redis at {server} refused a command: {reason}")
 
 
 def _limits(url: str | None) -> dict[str, Any]:
@@ -72,9 +74,9 @@ def _limits(url: str | None) -> dict[str, Any]:
 
 
 def _bad_url() -> JobError:
-    # The library's own words may quote a piece of the password.
+    # redis-py's own message may quote a part of the password.
     return invalid(
-        "the Redis URL can't be read: it has the form redis://[[user]:password@]host[:port][/db], "
-        "rediss://… or unix:///path; a special character in a password is written as %XX",
+        "the Redis URL is invalid: the form is redis://[[user]:password@]host[:port][/db], "
+        "rediss://… or unix:///path; escape special characters of a password as %XX",
         "url",
     )

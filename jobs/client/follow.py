@@ -17,17 +17,17 @@ import redis.asyncio
 
 from jobs import keys
 from jobs.api.chunk import ChatChunk
-from jobs.client.state import JobState, Status, look, outcome, unknown
+from jobs.client.state import JobState, Status, read_outcome, read_state, unknown
 from jobs.client.steps import (
     PAUSE_SECONDS,
-    Ask,
+    Call,
     Emit,
-    Step,
+    Emitting,
     Steps,
     command,
-    drive,
-    drive_async,
-    reliably,
+    iterate_async,
+    iterate_sync,
+    retry,
 )
 from jobs.stream.cursor import Position, StreamCursor, parse_position
 
@@ -41,19 +41,19 @@ def follow(client: redis.Redis, job_id: str, after: str | None = None) -> Iterat
 
     Raises JobError at the end if the job failed or was cancelled, or if there is no such job.
     """
-    return drive(follow_steps(job_id, after), client)
+    return iterate_sync(follow_steps(job_id, after), client)
 
 
 def follow_async(
     client: redis.asyncio.Redis, job_id: str, after: str | None = None
 ) -> AsyncIterator[ChatChunk]:
     """The same with asyncio."""
-    return drive_async(follow_steps(job_id, after), client)
+    return iterate_async(follow_steps(job_id, after), client)
 
 
-def follow_steps(job_id: str, after: str | None) -> Steps[ChatChunk]:
+def follow_steps(job_id: str, after: str | None) -> Emitting[ChatChunk]:
     """The conversation behind both."""
-    state = yield from look(job_id, full=True)
+    state = yield from read_state(job_id, full=True)
     cursor = StreamCursor(job_id, state.request, int(state.created_at), after)
     subscribed = False
     while True:
@@ -65,16 +65,16 @@ def follow_steps(job_id: str, after: str | None) -> Steps[ChatChunk]:
         if subscribed:
             subscribed = yield from _go_on_live(cursor)
         else:
-            yield lambda line: line.sleep(PAUSE_SECONDS)
-    completion = yield from outcome(state)
+            yield lambda connection: connection.sleep(PAUSE_SECONDS)
+    completion = yield from read_outcome(state)
     for chunk in cursor.complete(completion, state.attempt):
         yield Emit(chunk)
 
 
-def _subscribe(channel: str) -> Ask[bool]:
+def _subscribe(channel: str) -> Steps[bool]:
     """Whether Redis has said that it sends us the channel's messages from now on."""
-    yield lambda line: line.hang_up()
-    yield from reliably(lambda line: line.pubsub.subscribe(channel))
+    yield lambda connection: connection.close_pubsub()
+    yield from retry(lambda connection: connection.pubsub.subscribe(channel))
     try:
         message = yield _listen(ACKNOWLEDGE_SECONDS)
     except (redis.ConnectionError, redis.TimeoutError):
@@ -82,18 +82,18 @@ def _subscribe(channel: str) -> Ask[bool]:
     return message is not None and message["type"] == "subscribe"
 
 
-def _catch_up(cursor: StreamCursor, job_id: str) -> Ask[JobState]:
+def _catch_up(cursor: StreamCursor, job_id: str) -> Steps[JobState]:
     """Emit what the log has beyond the cursor.
 
     The state is from before: if it says that the job is over, the log that follows is complete.
     """
-    state = yield from look(job_id)
+    state = yield from read_state(job_id)
     if state.status is Status.UNKNOWN:
         raise unknown(job_id)
     while True:
         attempt, seq = cursor.position
         step = command("xrange", keys.log(job_id), min=f"({attempt}-{seq}", count=PAGE)
-        page = yield from reliably(step)
+        page = yield from retry(step)
         for entry_id, fields in page:
             chunks = cursor.take(parse_position(entry_id.decode()), json.loads(fields[b"d"]))
             for chunk in chunks:
@@ -102,7 +102,7 @@ def _catch_up(cursor: StreamCursor, job_id: str) -> Ask[JobState]:
             return state
 
 
-def _go_on_live(cursor: StreamCursor) -> Ask[bool]:
+def _go_on_live(cursor: StreamCursor) -> Steps[bool]:
     """Emit what arrives, until the log has to be asked. False: the subscription is lost."""
     while True:
         try:
@@ -125,5 +125,5 @@ def _parse(data: bytes) -> tuple[Position, dict[str, Any]]:
     return parse_position(message["id"]), message["d"]
 
 
-def _listen(seconds: float) -> Step:
-    return lambda line: line.pubsub.get_message(timeout=seconds)
+def _listen(seconds: float) -> Call:
+    return lambda connection: connection.pubsub.get_message(timeout=seconds)

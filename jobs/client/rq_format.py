@@ -1,7 +1,7 @@
-"""RQ's format in Redis: key names, the call in a job's hash, times and results.
+"""RQ's format in Redis: key names, job hashes, times and results.
 
-The one place in `jobs` that knows RQ's internals, written against RQ 2.12: a job hash is described
-in rq/job.py, a result in rq/results.py, the registries in rq/registry.py. `worker.queue` uses it.
+The only file of `jobs` that knows RQ's internals; `worker.queue` uses it as well. It follows RQ
+2.12: job hashes are defined in rq/job.py, results in rq/results.py, registries in rq/registry.py.
 """
 
 from __future__ import annotations
@@ -13,8 +13,9 @@ from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Literal
 
+from redis import Redis
 from rq import Queue
-from rq.job import Job
+from rq.job import Job, JobStatus
 from rq.registry import (
     BaseRegistry,
     CanceledJobRegistry,
@@ -24,17 +25,18 @@ from rq.registry import (
 )
 from rq.results import Result
 from rq.serializers import JSONSerializer
-from rq.utils import now, utcformat
+from rq.utils import as_text, now, utcformat
 
 # Fields that chatjobs adds to RQ's job hash.
 ERROR = "chatjobs_error"  # JobError.to_dict() as JSON, of a failed or cancelled job
 ATTEMPT = "chatjobs_attempt"  # attempts so far
-CANCEL = "chatjobs_cancel"  # 1: a running job is to stop
+CANCEL = "chatjobs_cancel"  # 1 if a running job must stop
 
 MAX_DATA = 64 * 2**20  # bytes of a job's data, decompressed
-MAX_DEPTH = 100  # levels of nested JSON; Python's own reader and writer fail a little later
+MAX_DEPTH = 100  # levels of nested JSON, well below the recursion limit of Python's json
 
 QUEUES_KEY = Queue.redis_queues_keys  # set of all queue keys
+NO_TIMEOUT = -1  # RQ's value for a job without a time limit
 
 End = Literal["finished", "failed", "canceled"]  # RQ's status of a job that has ended
 _REGISTRIES: dict[End, type[BaseRegistry]] = {
@@ -50,13 +52,20 @@ _RESULT_TYPES: dict[End, Result.Type] = {
 
 
 def job_key(job_id: str) -> str:
-    """Hash of one job."""
+    """Hash of a job."""
     return Job.key_for(job_id)
 
 
 def queue_key(queue: str) -> str:
-    """List of the ids that wait in a queue."""
+    """List of the job ids in a queue."""
     return Queue.redis_queue_namespace_prefix + queue
+
+
+def queue_names(redis: Redis) -> list[str]:
+    """Names of all queues in Redis, sorted."""
+    prefix = Queue.redis_queue_namespace_prefix
+    queue_keys = [as_text(key) for key in redis.smembers(QUEUES_KEY)]
+    return sorted(key.removeprefix(prefix) for key in queue_keys if key.startswith(prefix))
 
 
 def wip_key(queue: str) -> str:
@@ -69,23 +78,28 @@ def registry_key(queue: str, end: End) -> str:
     return _REGISTRIES[end].key_template.format(queue)
 
 
+def results_key(job_id: str) -> str:
+    """Stream of the results of a job."""
+    return f"rq:results:{job_id}"
+
+
 def executions_key(job_id: str) -> str:
     """Sorted set of the executions of a job."""
     return f"rq:executions:{job_id}"
 
 
 def execution_key(job_id: str, execution: str) -> str:
-    """Hash of one execution."""
+    """Hash of an execution."""
     return f"rq:execution:{job_id}:{execution}"
 
 
 def format_time(moment: datetime | None = None) -> str:
-    """RQ's time format; now if not given."""
+    """`moment` in RQ's time format; by default the time now."""
     return utcformat(moment or now())
 
 
 def parse_time(value: bytes | None) -> float | None:
-    """RQ's time format → seconds since the epoch; None for anything else."""
+    """Seconds since the epoch from RQ's time format; None if `value` is not in this format."""
     try:
         moment = datetime.fromisoformat((value or b"").decode())
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
@@ -93,8 +107,43 @@ def parse_time(value: bytes | None) -> float | None:
         return None
 
 
+def queued_job(
+    redis: Redis,
+    job_id: str,
+    func: str,
+    kwargs: dict[str, Any],
+    *,
+    queue: str,
+    description: str,
+    result_ttl: int,
+    failure_ttl: int,
+) -> dict[str, Any]:
+    """Hash of a queued job that calls `func(**kwargs)`: JSON data, no time limit of RQ.
+
+    Sends nothing to Redis; RQ's constructor requires the connection.
+    """
+    job = Job.create(
+        func,
+        kwargs=kwargs,
+        connection=redis,
+        id=job_id,
+        origin=queue,
+        serializer=JSONSerializer,
+        status=JobStatus.QUEUED,
+        description=description,
+        timeout=NO_TIMEOUT,
+        result_ttl=result_ttl,
+        failure_ttl=failure_ttl,
+    )
+    job.enqueued_at = now()
+    return job.to_dict()
+
+
 def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]:
-    """Function name, args and kwargs of a job's data, JSON only. Raises ValueError."""
+    """Function name, args and kwargs from the field `data` of a job's hash.
+
+    Raises ValueError unless RQ's JSON serializer wrote it. Nothing is imported or unpickled.
+    """
     unpack = zlib.decompressobj()
     try:
         text = unpack.decompress(data, MAX_DATA)
@@ -126,7 +175,7 @@ def result_fields(
     worker: str = "",
     execution: str | None = None,
 ) -> list[Any]:
-    """Field, value, … of the entry that RQ keeps of a job's end in its results stream."""
+    """Field, value, … of the entry in the results stream for a job that ended."""
     result = Result(
         job_id,
         _RESULT_TYPES[end],
@@ -153,15 +202,16 @@ def read_result(job_id: str, entry_id: bytes, fields: dict[bytes, bytes]) -> tup
 
 
 def _deeper_than(value: Any, limit: int) -> bool:
+    """Whether lists and objects are nested deeper than `limit` levels. Not recursive."""
     level = [value]
     for _ in range(limit):
-        inner: list[Any] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner.extend(one.values())
-            elif isinstance(one, list):
-                inner.extend(one)
-        level = [one for one in inner if isinstance(one, dict | list)]
+        children: list[Any] = []
+        for container in level:
+            if isinstance(container, dict):
+                children.extend(container.values())
+            elif isinstance(container, list):
+                children.extend(container)
+        level = [child for child in children if isinstance(child, dict | list)]
         if not level:
             return False
     return True

@@ -1,8 +1,9 @@
-"""Conversations with Redis that are written once and held by threads and by asyncio alike.
+"""Exchanges with Redis that are written once and run both by threads and by asyncio.
 
-A conversation is a generator. It yields a `Step` (what to do with the connection) and is sent the
-reply, or has the Redis error thrown in; it yields `Emit(value)` to hand a value to the caller.
-`drive` and `drive_async` are the only places that know how waiting is done.
+An exchange is a generator ("steps"). It yields a `Call`, a function of the connection, and is sent
+the reply, or has the Redis error thrown in. With `Emit(value)` it hands a value to the caller at
+once. `run_sync` and `run_async` return what steps return; `iterate_sync` and `iterate_async`
+iterate over what they emit. Only these four know whether waiting blocks or awaits.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from jobs.client.connection import redis_failure
 
 T = TypeVar("T")
 
-RECONNECT_SECONDS = 30.0  # how long a conversation goes on without Redis
+RECONNECT_SECONDS = 30.0  # how long `retry` tries while Redis can't be reached
 PAUSE_SECONDS = 0.2  # between two tries
 
 
@@ -29,10 +30,10 @@ class Emit(NamedTuple, Generic[T]):
     value: T
 
 
-class Line:
-    """One conversation's way to Redis: commands through the pool, and a subscription of its own.
+class Connection:
+    """What the calls of one exchange work with: a client, and a subscription of its own.
 
-    What waits answers an awaitable with asyncio.
+    With an asyncio client, whatever waits returns an awaitable.
     """
 
     def __init__(self, client: redis.Redis | redis.asyncio.Redis) -> None:
@@ -41,6 +42,7 @@ class Line:
 
     @property
     def pubsub(self) -> Any:
+        """The subscription, opened with its first use."""
         if self._pubsub is None:
             self._pubsub = self.redis.pubsub()
         return self._pubsub
@@ -50,7 +52,7 @@ class Line:
             return asyncio.sleep(seconds)
         return time.sleep(seconds)
 
-    def hang_up(self) -> Any:
+    def close_pubsub(self) -> Any:
         """Close the subscription, if there is one."""
         pubsub, self._pubsub = self._pubsub, None
         if isinstance(self.redis, redis.asyncio.Redis):
@@ -58,38 +60,44 @@ class Line:
         return pubsub.close() if pubsub else None
 
 
-Step = Callable[[Line], Any]
-Steps = Generator[Step | Emit[T], Any, None]  # a conversation that hands out values of type T
-Ask = Generator[Step | Emit[Any], Any, T]  # a part of one, that answers a T
+Call = Callable[[Connection], Any]
+Steps = Generator[Call | Emit[Any], Any, T]  # returns a T
+Emitting = Generator[Call | Emit[T], Any, None]  # emits values of type T
 
 
-def command(name: str, *args: Any, **options: Any) -> Step:
-    """The step that runs one Redis command."""
-    return lambda line: getattr(line.redis, name)(*args, **options)
+def command(name: str, *args: Any, **options: Any) -> Call:
+    """The call of one Redis command."""
+    return lambda connection: getattr(connection.redis, name)(*args, **options)
 
 
-def reliably(step: Step, deadline: float | None = None) -> Ask[Any]:
-    """The reply to `step`, tried again while Redis can't be reached.
+def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
+    """The reply to `call`, tried again while Redis can't be reached.
 
-    Gives up with the Redis error RECONNECT_SECONDS after the first failure, or at `deadline`
-    (of time.monotonic). Only for steps that may run twice.
+    Raises the Redis error RECONNECT_SECONDS after the first failure, or at `deadline` (of
+    time.monotonic). Only for calls that may run twice.
     """
     give_up: float | None = None
     while True:
         try:
-            return (yield step)
+            return (yield call)
         except (redis.ConnectionError, redis.TimeoutError) as error:
             now = time.monotonic()
             give_up = give_up or now + RECONNECT_SECONDS
             hopeless = isinstance(error, redis.AuthenticationError)
             if hopeless or now > min(give_up, deadline or give_up):
                 raise
-        yield lambda line: line.sleep(PAUSE_SECONDS)
+        yield lambda connection: connection.sleep(PAUSE_SECONDS)
 
 
-def drive(steps: Steps[T], client: redis.Redis) -> Iterator[T]:
-    """Hold a conversation; iterates over what it emits. Redis errors end it as a JobError."""
-    line = Line(client)
+def run_sync(steps: Steps[T], client: redis.Redis) -> T:
+    """What the steps return. A Redis error ends them as a JobError."""
+    (value,) = iterate_sync(_emit_returned(steps), client)
+    return value
+
+
+def iterate_sync(steps: Emitting[T], client: redis.Redis) -> Iterator[T]:
+    """What the steps emit. A Redis error ends them as a JobError."""
+    connection = Connection(client)
     reply: Any = None
     failure: redis.RedisError | None = None
     try:
@@ -103,25 +111,25 @@ def drive(steps: Steps[T], client: redis.Redis) -> Iterator[T]:
                 yield item.value
                 continue
             try:
-                reply = item(line)
+                reply = item(connection)
             except redis.RedisError as error:
                 failure = error
     except redis.RedisError as error:
         raise redis_failure(client, error) from error
     finally:
         steps.close()
-        line.hang_up()
+        connection.close_pubsub()
 
 
-def answer(steps: Steps[T], client: redis.Redis) -> T:
-    """The one value that a conversation emits."""
-    (value,) = drive(steps, client)
+async def run_async(steps: Steps[T], client: redis.asyncio.Redis) -> T:
+    """`run_sync` for asyncio."""
+    (value,) = [value async for value in iterate_async(_emit_returned(steps), client)]
     return value
 
 
-async def drive_async(steps: Steps[T], client: redis.asyncio.Redis) -> AsyncIterator[T]:
-    """The same with asyncio."""
-    line = Line(client)
+async def iterate_async(steps: Emitting[T], client: redis.asyncio.Redis) -> AsyncIterator[T]:
+    """`iterate_sync` for asyncio."""
+    connection = Connection(client)
     reply: Any = None
     failure: redis.RedisError | None = None
     try:
@@ -135,17 +143,15 @@ async def drive_async(steps: Steps[T], client: redis.asyncio.Redis) -> AsyncIter
                 yield item.value
                 continue
             try:
-                reply = await item(line)
+                reply = await item(connection)
             except redis.RedisError as error:
                 failure = error
     except redis.RedisError as error:
         raise redis_failure(client, error) from error
     finally:
         steps.close()
-        await line.hang_up()
+        await connection.close_pubsub()
 
 
-async def answer_async(steps: Steps[T], client: redis.asyncio.Redis) -> T:
-    """The same with asyncio."""
-    (value,) = [value async for value in drive_async(steps, client)]
-    return value
+def _emit_returned(steps: Steps[T]) -> Emitting[T]:
+    yield Emit((yield from steps))

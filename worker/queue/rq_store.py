@@ -31,7 +31,7 @@ from rq.serializers import JSONSerializer
 from rq.utils import now, utcformat
 
 from jobs import keys
-from jobs.client.state import ATTEMPT, CANCEL
+from jobs.client.rq_format import ATTEMPT, CANCEL, results_key
 from jobs.errors import JobError
 from jobs.stream.entries import end_id, end_payload
 from worker.queue import lua
@@ -226,7 +226,7 @@ class RQStore:
                 _execution_key(lease.job, lease.execution),
                 f"rq:executions:{lease.job}",
                 registry.key_template.format(lease.queue),
-                keys.results(lease.job),
+                results_key(lease.job),
                 keys.outbox(settlement.run),
                 keys.OUTBOXES,
                 keys.log(lease.job),

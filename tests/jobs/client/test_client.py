@@ -1,4 +1,4 @@
-"""Producers and subscribers: submit, wait, follow and cancel, with and without asyncio."""
+"""The client API: submit, wait, follow and cancel, with and without asyncio."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_job_is_a_plain_rq_job_in_json(client: Client) -> None:
     assert "hi" not in (stored.description or "")
 
 
-def test_many_jobs_keep_their_order_and_bulk_ones_their_queue(client: Client) -> None:
+def test_bulk_jobs_keep_their_order_in_the_bulk_queue(client: Client) -> None:
     bulk = {**REQUEST, "job": {"priority": "bulk"}}
     jobs = client.submit_many([bulk] * 1200)
     queue = Queue("bulk:demo", connection=client.redis, serializer=JSONSerializer)
@@ -43,7 +43,7 @@ def test_a_bad_request_enqueues_nothing(client: Client) -> None:
     assert not client.redis.keys("rq:queue:*")
 
 
-def test_what_cant_be_written_down_enqueues_nothing(client: Client) -> None:
+def test_a_request_that_cannot_be_serialised_enqueues_nothing(client: Client) -> None:
     deep: dict[str, Any] = {}
     for _ in range(300):
         deep = {"a": deep}
@@ -55,9 +55,9 @@ def test_what_cant_be_written_down_enqueues_nothing(client: Client) -> None:
 def test_one_taken_id_of_many_enqueues_nothing(client: Client) -> None:
     client.submit({**REQUEST, "job": {"id": "mine"}})
     named = [{**REQUEST, "job": {"id": name}} for name in ("other", "mine")]
-    with pytest.raises(JobError, match="'mine' is taken by a job in Redis: nothing was enqueued"):
+    with pytest.raises(JobError, match="'mine' is taken by a job in Redis; nothing was enqueued"):
         client.submit_many([REQUEST, *named])
-    with pytest.raises(JobError, match="'other' is there twice; nothing was enqueued"):
+    with pytest.raises(JobError, match="'other' is given twice; nothing was enqueued"):
         client.submit_many([REQUEST, named[0], named[0]])
     assert client.redis.llen("rq:queue:chat:demo") == 1
 
@@ -71,7 +71,7 @@ def test_a_taken_id_is_refused_and_nothing_is_overwritten(client: Client) -> Non
     assert client.job("mine").request.messages[0].text == "hi"
 
 
-def test_a_result_is_waited_for_and_any_process_can_ask(client: Client, worker: FakeWorker) -> None:
+def test_any_client_can_wait_for_a_result(client: Client, worker: FakeWorker) -> None:
     job = client.submit(REQUEST)
 
     def work() -> None:
@@ -125,24 +125,24 @@ def test_a_running_job_is_asked_to_stop(client: Client, worker: FakeWorker) -> N
 
 
 @pytest.mark.parametrize("call", ["result", "cancel", "stream"])
-def test_an_unknown_job_is_said_to_be_unknown(client: Client, call: str) -> None:
+def test_an_unknown_job_is_an_error(client: Client, call: str) -> None:
     with pytest.raises(JobError, match="no job 'nobody' in Redis"):
         list(getattr(client.job("nobody"), call)() or ())
 
 
-def test_redis_that_is_not_there_is_named_without_its_password() -> None:
+def test_an_unreachable_redis_is_named_without_its_password() -> None:
     client = Client("redis://user:secret@127.0.0.1:1/0")
     with pytest.raises(JobError, match=r"can't reach Redis at 127\.0\.0\.1:1") as caught:
         client.submit(REQUEST)
     assert "secret" not in str(caught.value)
 
 
-def test_what_is_no_redis_url_is_refused() -> None:
+def test_an_invalid_redis_url_is_refused() -> None:
     with pytest.raises(JobError):
         Client("http://localhost").submit(REQUEST)
 
 
-def test_asyncio_has_the_same_names(redis_url: str, worker: FakeWorker) -> None:
+def test_the_asyncio_client_has_the_same_methods(redis_url: str, worker: FakeWorker) -> None:
     async def main() -> None:
         async with AsyncClient(redis_url) as client:
             job = await client.submit(REQUEST)

@@ -28,8 +28,9 @@ from rq.serializers import JSONSerializer
 from rq.suspension import resume, suspend
 from rq.utils import now
 
-from jobs import JobError, keys
+from jobs import JobError
 from jobs.client.client import Job
+from jobs.client.rq_format import results_key
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 from worker.queue.rq_store import RQStore
@@ -180,7 +181,7 @@ def test_rq_reads_an_answer(site: Site, queue: Queue) -> None:
     assert rq_job.get_executions() == []
     assert FinishedJobRegistry(queue=queue).get_job_ids() == [job.id]
     assert 0 < site.redis.ttl(rq_job.key) <= 86_400
-    assert 0 < site.redis.ttl(keys.results(job.id)) <= 86_400
+    assert 0 < site.redis.ttl(results_key(job.id)) <= 86_400
 
 
 def test_a_failed_job_is_failed_for_rq_with_our_sentence(site: Site, queue: Queue) -> None:

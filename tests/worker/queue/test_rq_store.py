@@ -8,6 +8,7 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.client.client import Job
+from jobs.client.rq_format import results_key
 from tests.worker.site import Site
 from worker.queue.attempt import Reporter
 from worker.queue.rq_job import ClaimedJob
@@ -189,6 +190,6 @@ def test_a_job_that_was_deleted_leaves_its_row_and_no_hash(site: Site, a: RQStor
     (claimed,) = claim(a)
     site.redis.delete(f"rq:job:{job.id}")
     assert a.settle([end(claimed)]) == [True]
-    assert not site.redis.exists(f"rq:job:{job.id}", keys.results(job.id))
+    assert not site.redis.exists(f"rq:job:{job.id}", results_key(job.id))
     assert site.redis.xlen(keys.outbox("default")) == 1
     assert not site.redis.exists("rq:failed:chat:fake")

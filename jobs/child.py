@@ -1,0 +1,68 @@
+"""A child process that cannot outlive this one.
+
+The child runs in a session of its own, so that Ctrl-C at the terminal reaches only this process,
+which then stops the child. A guard, a small shell process, kills the child if this process dies
+without stopping it, for example by SIGKILL.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+# Standard input of the guard is a pipe from this process: `read` returns when this process ends.
+GUARD = 'read _; kill -9 "$1" 2>/dev/null; [ -z "$2" ] || rm -rf "$2"'
+
+
+class ChildProcess:
+    """Runs `command` until `stop`, or until this process dies.
+
+    `output` is what subprocess takes for stdout and stderr; by default both are inherited.
+    `temporary` is a folder of the child that the guard removes if this process dies; `stop` leaves
+    it to the caller.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        *,
+        output: int | None = None,
+        temporary: Path | None = None,
+    ) -> None:
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+        )
+        self._guard = subprocess.Popen(
+            ["sh", "-c", GUARD, "guard", str(self.pid), str(temporary or "")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def poll(self) -> int | None:
+        """Exit code of the child, -N if signal N killed it; None while it runs."""
+        return self._process.poll()
+
+    def stop(self, seconds: float) -> None:
+        """Terminate the child and wait for it; kill it after `seconds`. Does nothing if it ended.
+
+        The guard ends first: once the child is reaped, its process id may belong to another.
+        """
+        self._guard.kill()
+        self._guard.communicate()
+        self._process.terminate()
+        try:
+            self._process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()

@@ -1,0 +1,91 @@
+"""RQ's format: the same keys as RQ's own classes, and foreign data never breaks a reader."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from rq.executions import Execution, ExecutionRegistry
+from rq.job import Job as RQJob
+from rq.registry import FailedJobRegistry, StartedJobRegistry
+from rq.results import Result
+from rq.serializers import JSONSerializer
+
+from jobs import Client
+from jobs.client import rq_format
+from jobs.client.state import Status
+
+REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def test_keys_are_those_of_rq(client: Client) -> None:
+    started = StartedJobRegistry("chat:demo", connection=client.redis)
+    failed = FailedJobRegistry("chat:demo", connection=client.redis)
+    execution = Execution("e1", "j1", connection=client.redis)
+    assert rq_format.wip_key("chat:demo") == started.key
+    assert rq_format.registry_key("chat:demo", "failed") == failed.key
+    assert rq_format.results_key("j1") == Result.get_key("j1")  # type: ignore[no-untyped-call]
+    assert rq_format.execution_key("j1", "e1") == execution.key
+    assert rq_format.executions_key("j1") == ExecutionRegistry("j1", client.redis).key
+
+
+def test_the_queues_of_rq_are_listed_by_name(client: Client) -> None:
+    client.submit(REQUEST)
+    client.submit({**REQUEST, "job": {"priority": "bulk"}})
+    assert rq_format.queue_names(client.redis) == ["bulk:demo", "chat:demo"]
+
+
+def test_a_call_that_rq_wrote_is_decoded(client: Client) -> None:
+    job = RQJob.create(
+        "m.f", args=(1,), kwargs={"a": 2}, connection=client.redis, serializer=JSONSerializer
+    )
+    assert rq_format.decode_call(job.to_dict()["data"]) == ("m.f", [1], {"a": 2})
+    assert rq_format.decode_call(job.data) == ("m.f", [1], {"a": 2})
+
+
+DEEP: list[Any] = []
+for _ in range(200):
+    DEEP = [DEEP]
+FOREIGN = {
+    "empty": b"",
+    "pickle": b"\x80\x04K\x01.",
+    "not UTF-8": zlib.compress(b"\xff\xff"),
+    "not four elements": b"[1, 2]",
+    "a method": json.dumps(["f", "instance", [], {}]).encode(),
+    "args not a list": json.dumps(["f", None, {}, {}]).encode(),
+    "kwargs not an object": json.dumps(["f", None, [], []]).encode(),
+    "too deep": json.dumps(["f", None, [DEEP], {}]).encode(),
+    "too deep for the parser": b"[" * 10**6,
+    "too large": zlib.compress(b'["f", null, [], {}]' + b" " * rq_format.MAX_DATA),
+}
+
+
+@pytest.mark.parametrize("data", FOREIGN.values(), ids=FOREIGN.keys())
+def test_foreign_data_is_refused_and_does_not_break_a_reader(client: Client, data: bytes) -> None:
+    with pytest.raises(ValueError):
+        rq_format.decode_call(data)
+    fields: Any = {"data": data, "status": b"queued", "created_at": b"\xff", "origin": b"\xff"}
+    client.redis.hset(rq_format.job_key("foreign"), mapping=fields)
+    assert client.job("foreign").status() is Status.QUEUED
+    with pytest.raises(Exception, match="no job 'foreign'"):
+        _ = client.job("foreign").request
+    assert client.job("foreign").cancel()
+
+
+def test_a_time_is_read_back_and_anything_else_is_none() -> None:
+    moment = datetime(2024, 5, 6, 7, 8, 9, 123456, UTC)
+    assert rq_format.parse_time(rq_format.format_time(moment).encode()) == moment.timestamp()
+    for value in (None, b"", b"\xff", b"yesterday", b"2024-13-01T00:00:00Z"):
+        assert rq_format.parse_time(value) is None
+
+
+def test_a_result_is_read_back() -> None:
+    pairs = rq_format.result_fields("j1", "finished", answer={"a": 1})
+    fields = {
+        str(name).encode(): str(value).encode()
+        for name, value in zip(pairs[::2], pairs[1::2], strict=True)
+    }
+    assert rq_format.read_result("j1", b"1-0", fields) == ({"a": 1}, None)
