@@ -19,7 +19,7 @@ import click
 
 from bench.harness import median, report, seconds, turn_about
 from jobs import ChatRequest, Client, Results, Sampling
-from jobs.cli import lines
+from jobs.cli.jsonl import Overrides, read_requests
 from jobs.embedded import EmbeddedRedis
 from worker import Engine
 from worker.demo import DATASET
@@ -30,7 +30,7 @@ SECONDS = 120.0  # that long a round may take
 def requests() -> list[ChatRequest]:
     """The demo data set, greedy."""
     with DATASET.open("rb") as file:
-        rows, _ = lines.read(file, lines.Defaults(model="demo", run="demo"))
+        rows, _ = read_requests(file, Overrides(model="demo", run="demo"))
     return [row.request.model_copy(update={"temperature": 0.0}) for row in rows]
 
 

@@ -1,4 +1,4 @@
-"""The README's Python runs, block after block, against a real Redis and a real worker."""
+"""The README's Python blocks run against a real Redis and worker; links of all pages exist."""
 
 from __future__ import annotations
 
@@ -17,8 +17,18 @@ from jobs import Client, keys
 from jobs.cli.status import workers
 
 ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text()
 COMMAND = Path(sys.executable).parent / "chatjobs"
-BLOCKS = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.M | re.S)
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def blocks() -> Iterator[tuple[str, str]]:
+    """The Python blocks in order, each with the heading above it."""
+    heading = ""
+    for title, code in re.findall(r"^#+ ([^\n]*)$|^```python\n(.*?)^```", README, re.M | re.S):
+        heading = title or heading
+        if code:
+            yield heading, code
 
 
 @pytest.fixture
@@ -30,7 +40,7 @@ def served(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     worker = subprocess.Popen([COMMAND, "work", "--model", "demo"], env=os.environ)
     with Client(redis_url) as client:
         while not workers(client.redis):
-            assert worker.poll() is None, "the worker didn't start"
+            assert worker.poll() is None, "the worker did not start"
             time.sleep(0.1)
     yield redis_url
     worker.terminate()
@@ -38,11 +48,11 @@ def served(redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
 
 
 def wait_until_recorded(redis_url: str) -> None:
-    """Return when no row is on its way to Parquet."""
+    """Return when the outboxes are empty: all rows are in Parquet."""
     with Client(redis_url) as client:
         deadline = time.monotonic() + 60
         while any(client.redis.xlen(keys.outbox(run.decode())) for run in outboxes(client)):
-            assert time.monotonic() < deadline, "rows stay in the outbox"
+            assert time.monotonic() < deadline, "rows remain in the outbox"
             time.sleep(0.1)
 
 
@@ -51,14 +61,42 @@ def outboxes(client: Client) -> set[bytes]:
     return set(found)
 
 
-def test_the_readme_runs(served: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_python_blocks_run(served: str, capsys: pytest.CaptureFixture[str]) -> None:
     namespace: dict[str, Any] = {}
-    printed = []
-    for block in BLOCKS:
-        exec(compile(block, "README.md", "exec"), namespace)
-        printed.append(capsys.readouterr().out)
+    printed: dict[str, list[str]] = {}
+    for heading, code in blocks():
+        exec(compile(code, "README.md", "exec"), namespace)
+        printed.setdefault(heading, []).append(capsys.readouterr().out)
         wait_until_recorded(served)
-    assert printed[0].strip() == "42"
-    assert printed[1].startswith("invalid_request top_p: ")
-    assert printed[2] == printed[3].removesuffix("\n")
-    assert printed[-1].strip() == "100"
+    assert printed["Enqueue"] == ["42\n"]
+    assert printed["Follow"] == ["42"]
+    assert "42" in printed["Read Parquet"][0]
+    assert printed["Errors"][0].startswith("invalid_request top_p: ")
+    assert printed["asyncio"] == ["42\n"]
+    assert "ok" in printed["Runs"][1]  # DuckDB
+    assert printed["Runs"][-1] == "100\n"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_relative_links_and_images_exist(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"", page.read_text())
+    paths = [(link or attribute).partition("#")[0] for link, attribute in targets]
+    missing = [
+        path for path in paths if path and "://" not in path and not (page.parent / path).exists()
+    ]
+    assert not missing
+
+
+def test_paths_in_the_readme_exist() -> None:
+    """Files that are named in code spans, such as `constraints.txt`."""
+    names = re.findall(r"(?<=[` ])[\w./-]+\.(?:py|txt|yml|md)\b", README)
+    assert names
+    assert not [name for name in names if not (ROOT / name).exists()]
+
+
+def test_speed_figures_are_those_of_the_performance_page() -> None:
+    (row,) = re.findall(r"^\| Speed .*$", README, re.M)
+    figures = re.findall(r"\b\d\.\d\d\b", row)
+    page = (ROOT / "docs/performance.md").read_text()
+    assert figures
+    assert not [figure for figure in figures if f"| {figure} |" not in page]

@@ -1,7 +1,7 @@
-"""The `chatjobs` command: this file puts the commands together; each command is a file beside it.
+"""The `chatjobs` command line: this file assembles the group; each command has its own file.
 
-What needs redis, pyarrow or torch is imported inside the commands, so that help and completion stay
-quick. The worker package adds its commands (`work`, `demo`) through an entry-point group.
+Commands import redis, pyarrow and torch inside their functions, so that help and completion stay
+fast. The worker package adds `work`, `demo` and `models` through an entry-point group.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ from importlib.metadata import entry_points
 
 import click
 
+from jobs.cli.cancel import cancel
 from jobs.cli.chat import chat
-from jobs.cli.failures import INTERRUPTED, Commands, context_settings, nowhere
-from jobs.cli.jobs import cancel, follow
+from jobs.cli.failures import INTERRUPTED, CommandGroup, context_settings, open_devnull
+from jobs.cli.follow import follow
 from jobs.cli.results import results
 from jobs.cli.status import status
 from jobs.cli.submit import submit
 
+HELP = """\
+Chat-completion jobs on Redis queues, run by workers that keep their models loaded.
+
+Data goes to stdout, everything else to stderr. Exit codes: 0 success, 1 a job or a check failed,
+2 wrong usage, 3 Redis, a model, a device or the disk is unavailable, 130 interrupted, 141 the
+reader of stdout closed it.
+"""
+
 
 def build() -> click.Group:
-    """The command with everything that is installed."""
-    group = Commands(
-        name="chatjobs",
-        help=(
-            "Chat-completion jobs on Redis queues, run by workers that keep their models loaded."
-            "\n\nstdout carries data, stderr everything else. Exit codes: 0 fine, 1 a job failed, "
-            "2 wrong usage, 3 Redis, a model, a device or the disk isn't there, 130 interrupted, "
-            "141 nobody reads stdout any more."
-        ),
-        context_settings=context_settings(),
-    )
+    """Return the `chatjobs` group with the commands of all installed packages."""
+    group = CommandGroup(name="chatjobs", help=HELP, context_settings=context_settings())
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
     for command in (chat, submit, follow, cancel, status, results):
@@ -39,10 +39,11 @@ def build() -> click.Group:
 
 
 def main() -> None:
-    if sys.stdout is None:  # it was closed before we began; the next file must not take its place
-        sys.stdout = nowhere()
+    """Run the command line; the console script `chatjobs` calls this."""
+    if sys.stdout is None:  # started with stdout closed: keep the next open file off descriptor 1
+        sys.stdout = open_devnull()
     try:
         build()(prog_name="chatjobs")
-    except KeyboardInterrupt:  # while a command was still being imported
+    except KeyboardInterrupt:  # raised while a command was being imported
         click.echo("interrupted", err=True)
         sys.exit(INTERRUPTED)

@@ -1,4 +1,4 @@
-"""Showing a streamed answer: the answer on stdout, the reasoning dim beside it."""
+"""Print a job's answer: as text while it is generated, or as JSON lines."""
 
 from __future__ import annotations
 
@@ -11,67 +11,89 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
-    from jobs import ChatChunk, ChatCompletion
+    from jobs import ChatChunk, ChatCompletion, Job
 
 
-def print_json(data: Any) -> None:
-    """One line of JSON on stdout; times in ISO 8601."""
-    click.echo(json.dumps(data, ensure_ascii=False, separators=(",", ":"), default=_plain))
+def print_json(value: Any) -> None:
+    """Print `value` as one line of JSON; times in ISO 8601."""
+    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_iso_format))
 
 
-def _plain(value: datetime) -> str:
+def _iso_format(value: datetime) -> str:
     return value.isoformat()
 
 
-class Once:
-    """Passes a growing text on; after a restart, only what goes beyond what was passed before."""
+def print_job(job: Job, *, as_json: bool, reasoning: bool) -> ChatCompletion:
+    """Print a job's stream until it ends and return its completion.
 
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._text = self.shown = ""
-
-    def add(self, piece: str) -> None:
-        self._text += piece
-        if self.shown.startswith(self._text):
-            return
-        if self._text.startswith(self.shown):
-            self._write(self._text[len(self.shown) :])
-        else:
-            self._write("\n" + self._text)
-        self.shown = self._text
-
-    def restart(self) -> None:
-        self._text = ""
+    With `as_json`: the chunks, then the completion. Raises the JobError of a failed job.
+    """
+    if as_json:
+        for chunk in job.stream():
+            print_json(chunk.to_dict())
+        completion = job.result()
+        print_json(completion.to_dict())
+    else:
+        print_stream(job.stream(), reasoning=reasoning)
+        completion = job.result()
+        print_other_choices(completion)
+    return completion
 
 
-def show(chunks: Iterable[ChatChunk], *, reasoning: bool = True) -> None:
-    """Write the first choice as it comes: content on stdout; reasoning dim, on stdout too if it
-    is a terminal, else on stderr."""
+def print_stream(chunks: Iterable[ChatChunk], *, reasoning: bool = True) -> None:
+    """Print the first choice while it arrives.
+
+    Content goes to stdout. Reasoning is dim; it goes to stdout on a terminal, else to stderr.
+    """
     terminal = sys.stdout.isatty()
 
-    def think(text: str) -> None:
-        click.echo(click.style(text, dim=True), nl=False, err=not terminal)
+    def write_reasoning(text: str) -> None:
+        if reasoning:
+            click.echo(click.style(text, dim=True), nl=False, err=not terminal)
 
-    content = Once(lambda text: click.echo(text, nl=False))
-    thought = Once(think if reasoning else lambda text: None)
+    content = TextPrinter(lambda text: click.echo(text, nl=False))
+    thoughts = TextPrinter(write_reasoning)
     for chunk in chunks:
         if chunk.reset:
-            click.echo("\nthe worker was lost; another one starts again", err=True)
+            click.echo("\nthe worker stopped; the answer starts again on another worker", err=True)
             content.restart()
-            thought.restart()
+            thoughts.restart()
         for choice in chunk.choices:
             if choice.index != 0:
                 continue
-            thought.add(choice.delta.reasoning_content or "")
+            thoughts.add(choice.delta.reasoning_content or "")
             if choice.delta.content:
-                if thought.shown and not content.shown and reasoning:
+                if reasoning and thoughts.printed and not content.printed:
                     click.echo("\n", err=not terminal)
                 content.add(choice.delta.content)
-    if content.shown:
+    if content.printed:
         click.echo()
 
 
-def show_others(completion: ChatCompletion) -> None:
-    """The choices after the first one, which `show` has written."""
+def print_other_choices(completion: ChatCompletion) -> None:
+    """Print all choices but the first, which `print_stream` prints."""
     for choice in completion.choices[1:]:
         click.echo(f"\n{choice.message.content or ''}")
+
+
+class TextPrinter:
+    """Prints a text that arrives in deltas. After a restart, it skips what is already printed."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+        self._text = ""
+        self.printed = ""
+
+    def add(self, delta: str) -> None:
+        self._text += delta
+        if self.printed.startswith(self._text):
+            return
+        if self._text.startswith(self.printed):
+            self._write(self._text[len(self.printed) :])
+        else:
+            self._write("\n" + self._text)
+        self.printed = self._text
+
+    def restart(self) -> None:
+        """The next delta is the first of a new attempt."""
+        self._text = ""

@@ -1,4 +1,4 @@
-"""`chatjobs chat`: submit one question and show the answer as it is generated."""
+"""`chatjobs chat`: submit one request and print the answer while it is generated."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli import answer
+from jobs.cli.answer import print_job
 from jobs.cli.options import Seconds, client, json_option, quiet_option, redis_option
 
 if TYPE_CHECKING:
     from jobs import ChatCompletion, ChatRequest, Client, Job
 
-OWN_OPTIONS = {"model": "--model", "messages": "TEXT and --system"}
+RESERVED_FIELDS = {"model": "--model", "messages": "TEXT and --system"}
 
 
 def parse_fields(
     _context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]
 ) -> dict[str, Any]:
-    """`key=value` pairs; a value that is JSON counts as such, anything else as text."""
+    """Parse `key=value` pairs; a value that is not valid JSON is taken as a string."""
     fields: dict[str, Any] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals:
             raise click.BadParameter(f"{pair!r} is not KEY=VALUE")
-        if key in OWN_OPTIONS:
-            raise click.BadParameter(f"{key} is set by {OWN_OPTIONS[key]}")
+        if key in RESERVED_FIELDS:
+            raise click.BadParameter(f"{key} is set by {RESERVED_FIELDS[key]}")
         try:
             fields[key] = json.loads(value)
         except ValueError:
@@ -39,7 +39,7 @@ def parse_fields(
 
 @click.command()
 @click.argument("text")
-@click.option("-m", "--model", required=True, metavar="M", help="Model to ask.")
+@click.option("-m", "--model", required=True, metavar="M", help="Model that answers.")
 @click.option("-s", "--system", metavar="TEXT", help="System message.")
 @click.option(
     "-o",
@@ -48,7 +48,7 @@ def parse_fields(
     multiple=True,
     callback=parse_fields,
     metavar="KEY=VALUE",
-    help="Any field of a chat request, such as temperature=0 or max_tokens=64; repeatable.",
+    help="Field of the chat request, such as temperature=0 or max_tokens=64; repeatable.",
 )
 @click.option(
     "--wait",
@@ -58,7 +58,7 @@ def parse_fields(
     metavar="S",
     help="Seconds to wait for a worker that serves the model.",
 )
-@click.option("--verbose", is_flag=True, help="Timings on stderr.")
+@click.option("--verbose", is_flag=True, help="Print token counts and speed on stderr.")
 @json_option
 @quiet_option
 @redis_option
@@ -73,9 +73,11 @@ def chat(
     quiet: bool,
     redis_url: str,
 ) -> None:
-    """Ask MODEL one thing and stream its answer. TEXT may be - for stdin.
+    """Submit one question and print the answer while it is generated.
 
-    With --json: the chunks and then the whole completion, one JSON object per line.
+    TEXT is the user message; - reads it from stdin.
+
+    With --json: the chunks and then the completion, one JSON object per line.
     """
     if text == "-":
         text = sys.stdin.read()
@@ -85,27 +87,13 @@ def chat(
         job = connected.submit(request)
         try:
             _wait_for_worker(connected, job, model, wait)
-            completion = follow_job(job, as_json=as_json, reasoning=not quiet)
+            completion = print_job(job, as_json=as_json, reasoning=not quiet)
         except BaseException:
-            with suppress(Exception):  # what ended the wait is worth telling, not a failed cancel
+            with suppress(Exception):  # report what ended the wait, not a failed cancel
                 job.cancel()
             raise
         if verbose:
-            _show_timings(completion, time.monotonic() - started)
-
-
-def follow_job(job: Job, *, as_json: bool, reasoning: bool) -> ChatCompletion:
-    """Show a job's stream to its end; raises the JobError that it ended with."""
-    if as_json:
-        for chunk in job.stream():
-            answer.print_json(chunk.to_dict())
-        completion = job.result()
-        answer.print_json(completion.to_dict())
-    else:
-        answer.show(job.stream(), reasoning=reasoning)
-        completion = job.result()
-        answer.show_others(completion)
-    return completion
+            _print_timings(completion, time.monotonic() - started)
 
 
 def _request(model: str, system: str | None, text: str, fields: dict[str, Any]) -> ChatRequest:
@@ -120,7 +108,7 @@ def _request(model: str, system: str | None, text: str, fields: dict[str, Any]) 
 
 
 def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) -> None:
-    """Return once a worker serves `model` or the job is under way; raise after `seconds`."""
+    """Return once a worker serves `model` or the job has started; raise after `seconds`."""
     from jobs import JobError
     from jobs.cli.status import workers
 
@@ -132,15 +120,15 @@ def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) ->
         if time.monotonic() >= deadline:
             raise JobError(
                 "model_not_found",
-                f"no worker has served {model!r} within {seconds:g} s "
-                f"(served now: {', '.join(served) or 'nothing'}); "
-                f"start one: chatjobs work --model {model}",
+                f"no worker served {model!r} within {seconds:g} s "
+                f"(models served now: {', '.join(served) or 'none'}); "
+                f"start a worker: chatjobs work --model {model}",
                 "model",
             )
         time.sleep(0.1)
 
 
-def _show_timings(completion: ChatCompletion, seconds: float) -> None:
+def _print_timings(completion: ChatCompletion, seconds: float) -> None:
     usage = completion.usage
     if usage is None:
         click.echo(f"{seconds:.2f} s", err=True)

@@ -1,4 +1,4 @@
-"""From exceptions to one sentence on stderr and an exit code: the group that commands run in."""
+"""Exceptions become one line on stderr and an exit code."""
 
 from __future__ import annotations
 
@@ -9,37 +9,38 @@ from typing import IO, Any
 
 import click
 
-INTERRUPTED, UNREAD = 130, 141  # 128 and the number of the signal, as shells have it
+INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+STDOUT_CLOSED = 141  # 128 + SIGPIPE
 
 
-def nowhere() -> IO[str]:
-    """A stdout that nobody reads."""
+def open_devnull() -> IO[str]:
+    """Return a stdout that discards its output."""
     return open(os.devnull, "w", encoding="utf-8")
 
 
 class Failure(click.ClickException):
-    """A job or a row failed: exit code 1."""
+    """A job or a check failed: exit code 1."""
 
     def show(self, file: IO[Any] | None = None) -> None:
         click.echo(click.style("error:", fg="red") + f" {self.message}", file=file, err=True)
 
 
-class Infrastructure(Failure):
-    """Redis, a model or the disk isn't there."""
+class Unavailable(Failure):
+    """Redis, a model, a device or the disk is unavailable."""
 
     exit_code = 3
 
 
 def context_settings() -> dict[str, Any]:
-    """Both help flags; no colour where NO_COLOR asks for none."""
+    """Return click's settings: -h beside --help, no colour if NO_COLOR is set."""
     return {
         "help_option_names": ["-h", "--help"],
         "color": False if os.environ.get("NO_COLOR") else None,
     }
 
 
-class Commands(click.Group):
-    """A group that keeps the order of its commands and lets no traceback out."""
+class CommandGroup(click.Group):
+    """A group that lists commands in the order they were added and prints no traceback."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
@@ -53,27 +54,27 @@ class Commands(click.Group):
                 click.echo("interrupted", err=True)
                 ctx.exit(INTERRUPTED)
             except BrokenPipeError:
-                sys.stdout = nowhere()  # with what is still to be flushed
-                ctx.exit(UNREAD)
+                sys.stdout = open_devnull()  # the interpreter flushes it at exit
+                ctx.exit(STDOUT_CLOSED)
             except (click.ClickException, click.exceptions.Exit, click.Abort):
                 raise
             except Exception as error:
                 if os.environ.get("CHATJOBS_DEBUG") == "1":
                     raise
-                raise explain(error) from None
+                raise to_failure(error) from None
 
 
-def explain(error: Exception) -> Failure:
-    """What went wrong, for a person."""
+def to_failure(error: Exception) -> Failure:
+    """Return the failure to print for an exception that no command handled."""
     from jobs.errors import JobError
 
     if isinstance(error, JobError):
         return Failure(str(error))
     redis = sys.modules.get("redis")
     if redis is not None and isinstance(error, redis.RedisError):
-        return Infrastructure(f"Redis: {error}")
+        return Unavailable(f"Redis: {error}")
     if isinstance(error, OSError):
-        return Infrastructure(str(error))
+        return Unavailable(str(error))
     return Failure(
         f"unexpected {type(error).__name__}: {error} (CHATJOBS_DEBUG=1 shows the traceback)"
     )

@@ -1,4 +1,4 @@
-"""Options that several commands share, and the connection they lead to."""
+"""Options shared by several commands, and the Redis connection they select."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.failures import Infrastructure
+from jobs.cli.failures import Unavailable
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -26,7 +26,7 @@ redis_option = click.option(
     show_default=True,
     show_envvar=True,
     metavar="URL",
-    help="Redis to talk to; 'embedded' starts a private one that ends with the command.",
+    help="Redis server; 'embedded' starts a private one that stops with the command.",
 )
 results_option = click.option(
     "--results",
@@ -40,19 +40,19 @@ results_option = click.option(
 
 
 def check_run(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
-    """A run id, which is a folder's name."""
+    """Check that `value` is a run id: it becomes a folder name."""
     from jobs.keys import RUN_ID
 
     if value is not None and not RUN_ID.fullmatch(value):
         raise click.BadParameter(
-            f"{value!r}: a run id has up to 100 letters, digits, '_', '-' and '.', and doesn't "
-            "begin with a '.'"
+            f"{value!r}: a run id has up to 100 letters, digits, '_', '-' and '.', and does not "
+            "start with '.'"
         )
     return value
 
 
 class Seconds(click.FloatRange):
-    """A time of at least 0."""
+    """A number of seconds; NaN is rejected."""
 
     name = "seconds"
 
@@ -65,13 +65,15 @@ class Seconds(click.FloatRange):
         return seconds
 
 
-json_option = click.option("--json", "as_json", is_flag=True, help="JSON on stdout, for programs.")
-quiet_option = click.option("-q", "--quiet", is_flag=True, help="Nothing on stderr but errors.")
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
+)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only errors on stderr.")
 
 
 @contextmanager
 def server(url: str) -> Iterator[str]:
-    """The URL of a Redis that answers: the given one, or a private one while the command runs."""
+    """Yield the URL of a reachable Redis; `embedded` starts a private one for the duration."""
     if url == EMBEDDED:
         from jobs import JobError
 
@@ -79,8 +81,8 @@ def server(url: str) -> Iterator[str]:
         with ExitStack() as stack:
             try:
                 embedded = stack.enter_context(plugin.load()())
-            except JobError as error:  # there is no server to start
-                raise Infrastructure(error.message) from None
+            except JobError as error:  # no server binary found
+                raise Unavailable(error.message) from None
             yield embedded.url
     else:
         _check(url)
@@ -89,24 +91,24 @@ def server(url: str) -> Iterator[str]:
 
 @contextmanager
 def client(url: str) -> Iterator[Client]:
-    """A client of the Redis at `url`."""
+    """Yield a client of the Redis at `url`."""
     from jobs import Client
 
-    with server(url) as found, Client(found) as connected:
+    with server(url) as reachable, Client(reachable) as connected:
         yield connected
 
 
 @contextmanager
 def connection(url: str) -> Iterator[Redis]:
-    """A bare connection to the Redis at `url`, for looking only."""
+    """Yield a plain connection to the Redis at `url`, for reading."""
     from jobs.client.connection import connect
 
-    with server(url) as found, connect(found) as redis:
+    with server(url) as reachable, connect(reachable) as redis:
         yield redis
 
 
 def _check(url: str) -> None:
-    """Raise what a person can act on if no Redis answers at `url`."""
+    """Raise with a hint for the user if no Redis answers at `url`."""
     from redis import AuthenticationError, ConnectionError, RedisError, TimeoutError
 
     from jobs import JobError
@@ -120,12 +122,12 @@ def _check(url: str) -> None:
         redis.ping()
     except RedisError as error:
         message = redis_failure(redis, error).message
-        away = isinstance(error, ConnectionError | TimeoutError)
-        if away and not isinstance(error, AuthenticationError):
+        unreachable = isinstance(error, ConnectionError | TimeoutError)
+        if unreachable and not isinstance(error, AuthenticationError):
             message += (
-                "; start one (redis-server --appendonly yes, or: docker compose up -d redis) "
-                "or name another with --redis URL"
+                "; start Redis (redis-server --appendonly yes, or: docker compose up -d redis) "
+                "or select another server with --redis URL"
             )
-        raise Infrastructure(message) from None
+        raise Unavailable(message) from None
     finally:
         redis.close()

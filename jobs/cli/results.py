@@ -1,4 +1,4 @@
-"""`chatjobs results`: runs on disk, and what one of them holds."""
+"""`chatjobs results`: list the runs on disk, or summarise one."""
 
 from __future__ import annotations
 
@@ -20,50 +20,50 @@ STATES = ("ok", "error", "cancelled")
 @json_option
 @results_option
 def results(run: str | None, as_json: bool, results: str) -> None:
-    """List the runs, or show what RUN holds. With --json: its rows, one JSON object per line."""
+    """List the runs, or summarise RUN. With --json: its rows, one JSON object per line."""
     from jobs import Results
 
-    found = Results(results)
+    store = Results(results)
     if run is None:
-        _list_runs(found, as_json)
+        _list_runs(store, as_json)
     elif as_json:
-        for batch in found.dataset(run).to_batches():
+        for batch in store.dataset(run).to_batches():
             for row in batch.to_pylist():
                 print_json(row)
     else:
-        _show_run(found, run)
+        _print_summary(store, run)
 
 
-def _list_runs(found: Results, as_json: bool) -> None:
-    runs = [{"run": run, "rows": found.dataset(run).count_rows()} for run in found.runs()]
+def _list_runs(store: Results, as_json: bool) -> None:
+    runs = [{"run": run, "rows": store.dataset(run).count_rows()} for run in store.runs()]
     if as_json:
         for run in runs:
             print_json(run)
     elif not runs:
-        click.echo(f"no runs in {found.root}", err=True)
+        click.echo(f"no runs in {store.root}", err=True)
     else:
         width = max(len(str(run["run"])) for run in runs)
         for run in runs:
             click.echo(f"{run['run']:{width}}  {run['rows']:>8} rows")
 
 
-def _show_run(found: Results, run: str) -> None:
+def _print_summary(store: Results, run: str) -> None:
     import pyarrow.compute as pc
 
     from jobs.results.files import SAMPLES
 
-    folder = found.path(run)
-    names = ["choice_index", "status", "model", "error_type", "input_tokens", "output_tokens"]
-    table = found.table(run, names)
+    folder = store.path(run)
+    columns = ["choice_index", "status", "model", "error_type", "input_tokens", "output_tokens"]
+    table = store.table(run, columns)
     status = _counts(table.column("status"))
     errors = _counts(table.column("error_type"))
-    prompts = table.filter(pc.equal(table.column("choice_index"), 0))
+    first_choices = table.filter(pc.equal(table.column("choice_index"), 0))
     facts = {
         "rows": table.num_rows,
         **{state: status.get(state, 0) for state in STATES},
         "errors": ", ".join(f"{code} {errors[code]}" for code in sorted(errors)) or "none",
         "models": ", ".join(sorted(_counts(table.column("model")))),
-        "tokens in": _sum(prompts.column("input_tokens")),
+        "tokens in": _sum(first_choices.column("input_tokens")),
         "tokens out": _sum(table.column("output_tokens")),
         "files": len(list((folder / SAMPLES).glob("*.parquet"))),
         "folder": folder,

@@ -1,4 +1,4 @@
-"""`chatjobs status`: workers and queues at a glance."""
+"""`chatjobs status`: the running workers and the queue lengths."""
 
 from __future__ import annotations
 
@@ -17,58 +17,58 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option("--host", metavar="H", help="Only the workers of host H; fails if there is none.")
+@click.option("--host", metavar="H", help="Only workers on host H; exit code 1 if there are none.")
 @json_option
 @redis_option
 def status(host: str | None, as_json: bool, redis_url: str) -> None:
-    """Show the workers, what they have loaded, and how long the queues are."""
+    """Show workers, their models and memory, and queue lengths."""
     with connection(redis_url) as redis:
-        found = {"workers": workers(redis), "queues": queues(redis)}
+        running, lengths = workers(redis), queues(redis)
     if host is not None:
-        found["workers"] = [worker for worker in found["workers"] if worker["host"] == host]
+        running = [worker for worker in running if worker["host"] == host]
     if as_json:
-        print_json(found)
+        print_json({"workers": running, "queues": lengths})
     else:
-        _show(**found)
-    if host is not None and not found["workers"]:
-        raise Failure(f"no worker lives on {host}")
+        _print_tables(running, lengths)
+    if host is not None and not running:
+        raise Failure(f"no worker is running on host {host}")
 
 
-def _show(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -> None:
+def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -> None:
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     console = Console()
-    shown = Table("worker", "models", "device", box=box.SIMPLE)
+    table = Table("worker", "models", "device", box=box.SIMPLE)
     for name in ("memory", "running", "tokens/s"):
-        shown.add_column(name, justify="right")
-    for one in workers:
-        used = (one["memory"]["weights"] + one["memory"]["cache"]) / 2**20
-        shown.add_row(
-            one["name"],
-            ", ".join(one["models"]),
-            one["device"],
+        table.add_column(name, justify="right")
+    for worker in workers:
+        used = (worker["memory"]["weights"] + worker["memory"]["cache"]) / 2**20
+        table.add_row(
+            worker["name"],
+            ", ".join(worker["models"]),
+            worker["device"],
             f"{used:,.0f} MiB",
-            str(one["running"]),
-            f"{one['tokens_per_second']:,.0f}",
+            str(worker["running"]),
+            f"{worker['tokens_per_second']:,.0f}",
         )
-    console.print(shown if workers else "no workers")
-    shown = Table("queue", box=box.SIMPLE)
+    console.print(table if workers else "no workers")
+    table = Table("queue", box=box.SIMPLE)
     for name in ("queued", "running", "failed"):
-        shown.add_column(name, justify="right")
+        table.add_column(name, justify="right")
     for queue in queues:
-        shown.add_row(
+        table.add_row(
             queue["name"], *(str(queue[name]) for name in ("queued", "running", "failed"))
         )
-    console.print(shown if queues else "no queues")
+    console.print(table if queues else "no queues")
 
 
 def workers(redis: Redis) -> list[dict[str, Any]]:
-    """What the living workers say about themselves, by name."""
+    """Return the status that each running worker publishes, by worker name."""
     names = sorted(redis.scan_iter(match=keys.worker("*"), count=1000))
-    said = redis.mget(names) if names else []
-    return [json.loads(text) for text in said if text is not None]
+    values = redis.mget(names) if names else []
+    return [json.loads(value) for value in values if value is not None]
 
 
 def queues(redis: Redis) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""`chatjobs submit`: enqueue a file of requests and print the job ids."""
+"""`chatjobs submit`: enqueue the requests in a file and print the job ids."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ import click
 from jobs.cli.answer import print_json
 from jobs.cli.options import check_run, client, json_option, quiet_option, redis_option
 
-SHOWN_BAD_LINES = 20
+MAX_REPORTED_LINES = 20
 
 
 @click.command()
 @click.argument("file", type=click.File("rb"))
-@click.option("-m", "--model", metavar="M", help="Model for all rows; else each names its own.")
+@click.option(
+    "-m", "--model", metavar="M", help="Model of all requests, instead of the model in each line."
+)
 @click.option(
     "--run",
     metavar="ID",
     callback=check_run,
-    help="Run that the rows belong to; makes them bulk jobs.",
+    help="Run of all requests; their default priority is then bulk.",
 )
 @click.option(
     "--priority",
     type=click.Choice(["interactive", "bulk"]),
-    help="Priority of all rows. [default: bulk with --run, else interactive]",
+    help="Priority of all requests. [default: bulk with --run, else interactive]",
 )
 @json_option
 @quiet_option
@@ -38,32 +40,33 @@ def submit(
     quiet: bool,
     redis_url: str,
 ) -> None:
-    """Enqueue the requests in FILE (- for stdin), one JSON object per line, and print the job ids.
+    """Enqueue the requests in FILE and print the job ids.
 
-    A line is a chat request, or a row with messages, prompt or text (custom_id, target and task are
-    kept beside), or a line of an OpenAI batch file. If any line is bad, nothing is enqueued.
+    FILE has one JSON object per line; - is stdin. A line is a chat request, a row with messages,
+    prompt or text (and optionally custom_id, target and task), or a line of an OpenAI batch file.
+    If any line is invalid, nothing is enqueued.
     """
-    from jobs.cli import lines
+    from jobs.cli.jsonl import Overrides, read_requests
 
-    good, bad = lines.read(file, lines.Defaults(model, run, priority))
+    valid, invalid = read_requests(file, Overrides(model, run, priority))
     name = getattr(file, "name", "<stdin>")
-    if bad:
-        for line in bad[:SHOWN_BAD_LINES]:
-            click.echo(f"{name}: {line}", err=True)
-        if len(bad) > SHOWN_BAD_LINES:
-            click.echo(f"… and {len(bad) - SHOWN_BAD_LINES} more", err=True)
+    if invalid:
+        for error in invalid[:MAX_REPORTED_LINES]:
+            click.echo(f"{name}: {error}", err=True)
+        if len(invalid) > MAX_REPORTED_LINES:
+            click.echo(f"… and {len(invalid) - MAX_REPORTED_LINES} more", err=True)
         raise click.UsageError(
-            f"{len(bad)} of {len(good) + len(bad)} lines can't be run; nothing was enqueued"
+            f"{len(invalid)} of {len(valid) + len(invalid)} lines are invalid; nothing was enqueued"
         )
-    if not good:
-        raise click.UsageError(f"{name} holds no rows")
+    if not valid:
+        raise click.UsageError(f"{name} contains no rows")
     with client(redis_url) as connected:
-        jobs = connected.submit_many([row.request for row in good])
-    for row, job in zip(good, jobs, strict=True):
+        jobs = connected.submit_many([line.request for line in valid])
+    for line, job in zip(valid, jobs, strict=True):
         if as_json:
-            custom_id = row.request.job.custom_id
-            print_json({"id": job.id, "line": row.line, "custom_id": custom_id})
+            custom_id = line.request.job.custom_id
+            print_json({"id": job.id, "line": line.number, "custom_id": custom_id})
         else:
             click.echo(job.id)
     if not quiet:
-        click.echo(f"{len(good)} jobs enqueued", err=True)
+        click.echo(f"{len(valid)} jobs enqueued", err=True)

@@ -1,4 +1,4 @@
-"""Running the command: in this process for its words, as a process of its own for its manners."""
+"""Fixtures that run the command line: in-process, or as a child process with pipes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jobs.results.outbox import Status, outbox_entry
 from jobs.results.rows import rows_of
 
 COMMAND = Path(sys.executable).parent / "chatjobs"
-NOWHERE = "redis://127.0.0.1:1/0"
+UNREACHABLE = "redis://127.0.0.1:1/0"
 
 Run = Callable[..., Result]
 Spawn = Callable[..., "subprocess.Popen[str]"]
@@ -25,8 +25,8 @@ Spawn = Callable[..., "subprocess.Popen[str]"]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch) -> Run:
-    """`run("status", "--json", input=…)`; without --redis there is no Redis."""
-    monkeypatch.setenv("CHATJOBS_REDIS_URL", NOWHERE)
+    """`run("status", "--json", input=…)`; without --redis no Redis is reachable."""
+    monkeypatch.setenv("CHATJOBS_REDIS_URL", UNREACHABLE)
 
     def invoke(*words: str, input: str | bytes | None = None) -> Result:
         return CliRunner().invoke(build(), words, input=input)
@@ -36,7 +36,7 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
 
 @pytest.fixture
 def spawn() -> Spawn:
-    """`spawn("chat", …)` as a real process with pipes."""
+    """`spawn("chat", …)`: a child process with pipes."""
 
     def start(*words: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
@@ -52,7 +52,7 @@ def spawn() -> Spawn:
 
 @pytest.fixture
 def finished_run(tmp_path: Path) -> Path:
-    """A results folder with one run `r1`: two answers and an error."""
+    """A results folder with one run `r1`: two completions and one error."""
     request = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
     completion = {"choices": [{"index": 0, "message": {"content": "ho"}, "finish_reason": "stop"}]}
     rows = []

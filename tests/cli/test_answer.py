@@ -1,4 +1,4 @@
-"""A streamed answer is shown once, content apart from reasoning, whatever happens to its worker."""
+"""Streamed answers are printed once, also across restarts; reasoning is kept off stdout."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import ChatChunk
-from jobs.cli.answer import show
+from jobs.cli.answer import print_stream
 
 
 def chunk(
@@ -27,18 +27,18 @@ def chunk(
 
 
 def test_content_goes_to_stdout_and_reasoning_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
-    show([chunk(reasoning="17+25"), chunk("4"), chunk("2")])
+    print_stream([chunk(reasoning="17+25"), chunk("4"), chunk("2")])
     out, err = capsys.readouterr()
     assert out == "42\n"
     assert "17+25" in err
 
 
-def test_reasoning_can_be_left_out(capsys: pytest.CaptureFixture[str]) -> None:
-    show([chunk(reasoning="17+25"), chunk("42")], reasoning=False)
+def test_reasoning_can_be_suppressed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_stream([chunk(reasoning="17+25"), chunk("42")], reasoning=False)
     assert capsys.readouterr() == ("42\n", "")
 
 
-def test_each_piece_is_shown_when_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_delta_is_printed_immediately(capsys: pytest.CaptureFixture[str]) -> None:
     seen = []
 
     def chunks() -> Iterator[ChatChunk]:
@@ -46,26 +46,26 @@ def test_each_piece_is_shown_when_it_comes(capsys: pytest.CaptureFixture[str]) -
             yield chunk(text)
             seen.append(capsys.readouterr().out)
 
-    show(chunks())
+    print_stream(chunks())
     assert seen == ["a", "b"]
 
 
-def test_an_attempt_that_says_the_same_again_is_shown_once(
+def test_a_restart_with_the_same_text_prints_it_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show([chunk("ab"), chunk("c"), chunk("a", reset=True), chunk("bcd"), chunk("e")])
+    print_stream([chunk("ab"), chunk("c"), chunk("a", reset=True), chunk("bcd"), chunk("e")])
     assert capsys.readouterr().out == "abcde\n"
 
 
-def test_an_attempt_that_says_something_else_begins_a_new_line(
+def test_a_restart_with_another_text_prints_it_on_a_new_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    show([chunk("ab"), chunk("x", reset=True), chunk("y")])
+    print_stream([chunk("ab"), chunk("x", reset=True), chunk("y")])
     out, err = capsys.readouterr()
     assert out == "ab\nxy\n"
     assert "starts again" in err
 
 
-def test_other_choices_do_not_mix_into_the_first(capsys: pytest.CaptureFixture[str]) -> None:
-    show([chunk("a"), chunk("z", index=1), chunk("b")])
+def test_only_the_first_choice_is_streamed(capsys: pytest.CaptureFixture[str]) -> None:
+    print_stream([chunk("a"), chunk("z", index=1), chunk("b")])
     assert capsys.readouterr().out == "ab\n"

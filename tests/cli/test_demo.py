@@ -1,4 +1,4 @@
-"""`chatjobs demo` ends with one row per job and a right answer, even if its worker is killed."""
+"""`chatjobs demo` writes one row per job and a correct answer, even if its worker is killed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jobs import Results
 from tests.cli.conftest import Run, Spawn
 
 
-def test_the_demo_survives_the_death_of_its_worker(spawn: Spawn, tmp_path: Path) -> None:
+def test_the_demo_replaces_a_killed_worker(spawn: Spawn, tmp_path: Path) -> None:
     count = 500
     demo = spawn("demo", "--rows", str(count), "--run", "r1", "--results", str(tmp_path))
     assert demo.stderr is not None
@@ -22,7 +22,7 @@ def test_the_demo_survives_the_death_of_its_worker(spawn: Spawn, tmp_path: Path)
         if found := re.match(r"worker: process (\d+)", line):
             worker = int(found[1])
         if " serves demo" in line:
-            time.sleep(0.5)  # it is in the middle of its first jobs
+            time.sleep(0.5)  # so that jobs are running
             os.kill(worker, signal.SIGKILL)
             break
     out, err = demo.communicate(timeout=120)
@@ -36,7 +36,7 @@ def test_the_demo_survives_the_death_of_its_worker(spawn: Spawn, tmp_path: Path)
     assert out.endswith("> What is 17 + 25?\n42\n")
 
 
-def test_a_run_that_is_there_is_not_mixed_with_another(run: Run, finished_run: Path) -> None:
+def test_an_existing_run_is_refused(run: Run, finished_run: Path) -> None:
     result = run("demo", "--run", "r1", "--results", str(finished_run))
     assert result.exit_code == 2
     assert Results(finished_run).table("r1").num_rows == 3

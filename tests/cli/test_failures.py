@@ -1,4 +1,4 @@
-"""What goes wrong is one sentence on stderr and an exit code that scripts can act on."""
+"""Every failure is one line on stderr and a documented exit code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.cli.conftest import Run, Spawn
         ("cancel", "some-job"),
     ],
 )
-def test_without_redis_it_is_3_and_says_how_to_start_one(run: Run, words: tuple[str, ...]) -> None:
+def test_an_unreachable_redis_exits_with_3_and_a_hint(run: Run, words: tuple[str, ...]) -> None:
     result = run(*words)
     assert result.exit_code == 3
     assert result.stdout == ""
@@ -33,7 +33,7 @@ def test_without_redis_it_is_3_and_says_how_to_start_one(run: Run, words: tuple[
 
 
 @pytest.mark.parametrize("words", ["status", "chat -m demo hi", "work -m demo"])
-def test_without_a_server_to_embed_it_is_3_and_says_what_to_install(
+def test_a_missing_embedded_server_exits_with_3_and_a_hint(
     run: Run, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.embedded.shutil.which", lambda name: None)
@@ -45,13 +45,13 @@ def test_without_a_server_to_embed_it_is_3_and_says_what_to_install(
     )
 
 
-def test_a_password_is_never_shown(run: Run) -> None:
+def test_the_password_is_never_printed(run: Run) -> None:
     result = run("status", "--redis", "redis://me:secret@127.0.0.1:1/0")
     assert "secret" not in result.output
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "message"),
     [
         ("work -m demo --context 100000", "context must be 2 to 1024 for this model"),
         ("work -m demo -m demo", "model 'demo' is given twice"),
@@ -60,42 +60,40 @@ def test_a_password_is_never_shown(run: Run) -> None:
         ("chat -m demo --wait nan hi", "'nan' is not a number"),
     ],
 )
-def test_what_cant_be_asked_for_is_wrong_usage(run: Run, words: str, says: str) -> None:
+def test_invalid_options_exit_with_2(run: Run, words: str, message: str) -> None:
     redis = () if words.split()[0] in ("models", "demo") else ("--redis", "embedded")
     result = run(*words.split(), *redis)
     assert result.exit_code == 2
-    assert says in result.stderr
+    assert message in result.stderr
 
 
 @pytest.mark.parametrize("reference", ["./nonexist", "../models/x", "/nonexist", "nonexist"])
-def test_a_folder_that_is_not_there_is_called_one(run: Run, reference: str) -> None:
+def test_a_missing_model_folder_exits_with_3(run: Run, reference: str) -> None:
     result = run("models", "check", reference)
     assert result.exit_code == 3
     assert f"no folder '{reference}'" in result.stderr
 
 
-def test_a_url_that_is_none_is_wrong_usage(run: Run) -> None:
+def test_an_invalid_redis_url_exits_with_2(run: Run) -> None:
     result = run("status", "--redis", "localhost")
     assert result.exit_code == 2
     assert "--redis" in result.stderr
 
 
-def test_an_unknown_command_suggests_the_one_that_was_meant(run: Run) -> None:
+def test_a_mistyped_command_gets_a_suggestion(run: Run) -> None:
     result = run("statsu")
     assert result.exit_code == 2
     assert "Did you mean 'status'" in result.stderr
 
 
 @pytest.mark.parametrize("option", ["temperature", "temperature=hot", "topp=1", "model=other"])
-def test_an_option_that_is_no_field_is_wrong_usage(run: Run, option: str) -> None:
+def test_an_invalid_request_field_exits_with_2(run: Run, option: str) -> None:
     result = run("chat", "-m", "demo", "-o", option, "hi")
     assert result.exit_code == 2
     assert option.partition("=")[0] in result.stderr
 
 
-def test_a_model_that_nobody_serves_is_not_found_and_the_job_is_cancelled(
-    run: Run, redis_url: str
-) -> None:
+def test_a_model_without_worker_exits_with_1_and_cancels_the_job(run: Run, redis_url: str) -> None:
     result = run(
         *("chat", "-m", "nowhere", "--wait", "0", "--redis", redis_url),
         *("-o", 'job={"id": "asked"}', "hi"),
@@ -108,7 +106,7 @@ def test_a_model_that_nobody_serves_is_not_found_and_the_job_is_cancelled(
         assert client.job("asked").status() == "cancelled"
 
 
-def test_a_job_that_nobody_submitted_is_unknown(run: Run, redis_url: str) -> None:
+def test_an_unknown_job_exits_with_1(run: Run, redis_url: str) -> None:
     for verb in ("follow", "cancel"):
         result = run(verb, "never-was", "--redis", redis_url)
         assert result.exit_code == 1
@@ -116,7 +114,7 @@ def test_a_job_that_nobody_submitted_is_unknown(run: Run, redis_url: str) -> Non
         assert "Traceback" not in result.output
 
 
-def test_one_bad_line_and_nothing_is_enqueued(run: Run, redis_url: str, tmp_path: Path) -> None:
+def test_an_invalid_line_enqueues_nothing(run: Run, redis_url: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a"}\n{"prompt": "b", "temperature": "hot"}\n')
     result = run("submit", str(file), "-m", "demo", "--redis", redis_url)
@@ -126,13 +124,13 @@ def test_one_bad_line_and_nothing_is_enqueued(run: Run, redis_url: str, tmp_path
     assert json.loads(run("status", "--json", "--redis", redis_url).stdout)["queues"] == []
 
 
-def test_an_empty_file_is_wrong_usage(run: Run, redis_url: str) -> None:
+def test_an_empty_file_exits_with_2(run: Run, redis_url: str) -> None:
     result = run("submit", "-", "-m", "demo", "--redis", redis_url, input="\n")
     assert result.exit_code == 2
     assert "no rows" in result.stderr
 
 
-def test_ctrl_c_cancels_the_job_and_ends_with_130(spawn: Spawn, redis_url: str) -> None:
+def test_ctrl_c_cancels_the_job_and_exits_with_130(spawn: Spawn, redis_url: str) -> None:
     process = spawn("chat", "-m", "slow", "--redis", redis_url, "-o", 'job={"id": "mine"}', "hi")
     with Client(redis_url) as client:
         while client.job("mine").status() != "queued":
@@ -144,7 +142,7 @@ def test_ctrl_c_cancels_the_job_and_ends_with_130(spawn: Spawn, redis_url: str) 
         assert client.job("mine").status() == "cancelled"
 
 
-def test_the_traceback_is_there_for_who_asks(
+def test_debug_mode_raises_the_exception(
     run: Run, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CHATJOBS_DEBUG", "1")

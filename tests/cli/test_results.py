@@ -1,4 +1,4 @@
-"""`chatjobs results` shows runs and their rows as they lie on disk."""
+"""`chatjobs results` lists runs, summarises one and prints its rows."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from tests.cli.conftest import Run
 
 
-def test_runs_are_listed_with_their_rows(run: Run, finished_run: Path) -> None:
+def test_runs_are_listed_with_their_row_counts(run: Run, finished_run: Path) -> None:
     result = run("results", "--results", str(finished_run))
     assert result.stdout.split() == ["r1", "3", "rows"]
     result = run("results", "--json", "--results", str(finished_run))
     assert json.loads(result.stdout) == {"run": "r1", "rows": 3}
 
 
-def test_a_run_is_summed_up(run: Run, finished_run: Path) -> None:
+def test_a_run_is_summarised(run: Run, finished_run: Path) -> None:
     result = run("results", "r1", "--results", str(finished_run))
     facts = dict(
         line.split(maxsplit=1) for line in result.stdout.splitlines() if "tokens" not in line
@@ -26,7 +26,7 @@ def test_a_run_is_summed_up(run: Run, finished_run: Path) -> None:
     assert "tokens out  4" in result.stdout
 
 
-def test_rows_come_out_as_json_lines(run: Run, finished_run: Path) -> None:
+def test_rows_are_printed_as_json_lines(run: Run, finished_run: Path) -> None:
     result = run("results", "r1", "--json", "--results", str(finished_run))
     rows = [json.loads(line) for line in result.stdout.splitlines()]
     assert [(row["row_index"], row["status"], row["text"]) for row in rows] == [
@@ -37,7 +37,7 @@ def test_rows_come_out_as_json_lines(run: Run, finished_run: Path) -> None:
     assert rows[0]["finished_at"] == "1970-01-01T00:00:01+00:00"
 
 
-def test_an_unknown_run_names_the_runs_there(run: Run, finished_run: Path) -> None:
+def test_an_unknown_run_is_an_error_that_lists_the_runs(run: Run, finished_run: Path) -> None:
     result = run("results", "r2", "--results", str(finished_run))
     assert result.exit_code == 1
     assert "r1" in result.stderr

@@ -1,4 +1,4 @@
-"""The commands against a real worker: what a person at a terminal, or a script, gets to see."""
+"""The commands against a real worker."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         worker = subprocess.Popen([COMMAND, *words])
         with Client(redis.url) as client:
             while not workers(client.redis):
-                assert worker.poll() is None, "the worker didn't start"
+                assert worker.poll() is None, "the worker did not start"
                 time.sleep(0.1)
         yield Served(redis.url, results)
         worker.terminate()
         assert worker.wait(timeout=60) == 0
 
 
-def test_piped_stdout_holds_the_answer_and_nothing_else(spawn: Spawn, served: Served) -> None:
+def test_piped_stdout_contains_only_the_answer(spawn: Spawn, served: Served) -> None:
     process = spawn("chat", "-m", "demo", *GREEDY, "--verbose", "--redis", served.url, QUESTION)
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (0, "42\n")
@@ -56,7 +56,7 @@ def test_quiet_leaves_stderr_empty(spawn: Spawn, served: Served) -> None:
     assert process.communicate(timeout=60) == ("42\n", "")
 
 
-def test_a_stdout_that_nobody_reads_is_no_failed_job(served: Served) -> None:
+def test_a_closed_stdout_exits_with_141(served: Served) -> None:
     words = f"{COMMAND} chat -m demo 'Count to 20.' --redis {served.url} --json"
     piped = subprocess.run(
         ["bash", "-c", f"{words} | head -c1 >/dev/null; echo ${{PIPESTATUS[0]}}"],
@@ -71,12 +71,12 @@ def test_a_stdout_that_nobody_reads_is_no_failed_job(served: Served) -> None:
     assert closed.returncode == 0, closed.stderr
 
 
-def test_the_question_may_come_from_stdin(run: Run, served: Served) -> None:
+def test_the_question_is_read_from_stdin(run: Run, served: Served) -> None:
     result = run("chat", "-m", "demo", *GREEDY, "--redis", served.url, "-", input=QUESTION)
     assert result.stdout == "42\n"
 
 
-def test_json_is_the_chunks_and_then_the_completion(run: Run, served: Served) -> None:
+def test_json_prints_the_chunks_and_then_the_completion(run: Run, served: Served) -> None:
     result = run("chat", "-m", "demo", *GREEDY, "--json", "--redis", served.url, QUESTION)
     *chunks, completion = [json.loads(line) for line in result.stdout.splitlines()]
     assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
@@ -86,18 +86,18 @@ def test_json_is_the_chunks_and_then_the_completion(run: Run, served: Served) ->
     assert "".join(delta.get("content", "") for delta in deltas) == "42"
 
 
-def test_all_choices_are_shown(run: Run, served: Served) -> None:
+def test_all_choices_are_printed(run: Run, served: Served) -> None:
     result = run("chat", "-m", "demo", *GREEDY, "-o", "n=2", "-q", "--redis", served.url, QUESTION)
     assert result.stdout.split() == ["42", "42"]
 
 
-def test_a_job_that_fails_is_1_with_its_sentence(run: Run, served: Served) -> None:
+def test_a_failed_job_exits_with_1_and_its_error(run: Run, served: Served) -> None:
     result = run("chat", "-m", "demo", "--redis", served.url, "again and " * 2000)
     assert (result.exit_code, result.stdout) == (1, "")
     assert "context_length_exceeded" in result.stderr
 
 
-def test_submitted_jobs_can_be_followed_from_elsewhere(run: Run, served: Served) -> None:
+def test_submitted_jobs_can_be_followed_by_id(run: Run, served: Served) -> None:
     rows = [{"prompt": QUESTION, "temperature": 0, "custom_id": f"q{i}"} for i in range(3)]
     lines = "\n".join(json.dumps(row) for row in rows)
     result = run("submit", "-", "-m", "demo", "--redis", served.url, input=lines)
@@ -108,7 +108,7 @@ def test_submitted_jobs_can_be_followed_from_elsewhere(run: Run, served: Served)
     assert (ended.exit_code, ended.stderr) == (0, f"{job} finished\n")
 
 
-def test_a_run_from_a_file_ends_as_rows(run: Run, served: Served) -> None:
+def test_a_run_from_a_file_is_written_to_parquet(run: Run, served: Served) -> None:
     lines = "\n".join(
         json.dumps({"prompt": f"{a}+{a}", "temperature": 0, "target": str(2 * a), "task": "sums"})
         for a in range(20)
@@ -127,27 +127,27 @@ def test_a_run_from_a_file_ends_as_rows(run: Run, served: Served) -> None:
     assert all(json.loads(row["metadata"]) == {"task": "sums"} for row in rows)
 
 
-def test_status_shows_the_worker_and_its_queues(run: Run, served: Served) -> None:
+def test_status_lists_workers_and_queues(run: Run, served: Served) -> None:
     run("chat", "-m", "demo", *GREEDY, "--redis", served.url, "2+2")
-    said = json.loads(run("status", "--json", "--redis", served.url).stdout)
-    (worker,) = said["workers"]
+    status = json.loads(run("status", "--json", "--redis", served.url).stdout)
+    (worker,) = status["workers"]
     assert worker["models"] == ["demo"]
     assert {"name": "chat:demo", "model": "demo", "queued": 0, "running": 0, "failed": 1} in (
-        said["queues"]
+        status["queues"]
     )
     text = run("status", "--redis", served.url).stdout
     assert "demo" in text
     assert "chat:demo" in text
 
 
-def test_health_is_a_living_worker_on_this_host(run: Run, served: Served) -> None:
+def test_host_option_selects_workers_and_fails_without_one(run: Run, served: Served) -> None:
     here = run("status", "--host", socket.gethostname(), "--json", "--redis", served.url)
     assert here.exit_code == 0
     there = run("status", "--host", "elsewhere", "--json", "--redis", served.url)
     assert there.exit_code == 1
 
 
-def test_without_torch_work_says_what_to_install() -> None:
+def test_work_without_torch_exits_with_3_and_a_hint() -> None:
     code = (
         "import sys; sys.modules['torch'] = None\n"
         "sys.argv = ['chatjobs', 'work', '--model', 'demo']\n"
@@ -159,17 +159,17 @@ def test_without_torch_work_says_what_to_install() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (("--model", "demo", "--device", "cuda:99"), "cuda:99"),
         (("--model", "./not/there"), "not/there"),
     ],
 )
-def test_work_that_can_not_begin_is_3(
-    spawn: Spawn, served: Served, words: tuple[str, ...], said: str
+def test_work_with_a_missing_device_or_model_exits_with_3(
+    spawn: Spawn, served: Served, words: tuple[str, ...], message: str
 ) -> None:
     process = spawn("work", *words, "--redis", served.url, "--results", str(served.results))
     out, err = process.communicate(timeout=60)
     assert (process.returncode, out) == (3, "")
-    assert said in err
+    assert message in err
     assert "Traceback" not in err

@@ -1,4 +1,4 @@
-"""The main job as a whole: real Redis, real worker processes, the real demo model."""
+"""End to end with a real Redis, real worker processes and the demo model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from jobs import ChatRequest, Client, Results
-from jobs.cli import lines
+from jobs.cli.jsonl import Overrides, read_requests
 from jobs.embedded import EmbeddedRedis
 from worker.demo import DATASET
 
@@ -27,7 +27,7 @@ def start_worker(url: str, results: Path) -> subprocess.Popen[bytes]:
 
 def demo_requests(run: str, count: int) -> list[ChatRequest]:
     with DATASET.open("rb") as file:
-        rows, _ = lines.read(file, lines.Defaults(model="demo", run=run))
+        rows, _ = read_requests(file, Overrides(model="demo", run=run))
     return [row.request.model_copy(update={"temperature": 0.0}) for row in rows[:count]]
 
 
@@ -36,7 +36,7 @@ def finished(results: Results, run: str) -> int:
 
 
 @pytest.mark.timeout(300)
-def test_a_worker_killed_in_the_middle_costs_no_row_and_doubles_none(tmp_path: Path) -> None:
+def test_a_killed_worker_neither_loses_nor_duplicates_rows(tmp_path: Path) -> None:
     count, results = 160, Results(tmp_path)
     with EmbeddedRedis() as redis, Client(redis.url) as client:
         jobs = client.submit_many(demo_requests("killed", count))
@@ -45,10 +45,10 @@ def test_a_worker_killed_in_the_middle_costs_no_row_and_doubles_none(tmp_path: P
         worker.kill()
         worker.wait()
         left = [job for job in jobs if job.status() != "finished"]
-        assert left, "the worker was too quick to be killed in the middle"
+        assert left, "all jobs had finished before the worker was killed"
         worker = start_worker(redis.url, tmp_path)
         try:
-            answers = [job.result(timeout=SECONDS) for job in jobs]
+            completions = [job.result(timeout=SECONDS) for job in jobs]
             deadline = time.monotonic() + SECONDS
             while finished(results, "killed") < count and time.monotonic() < deadline:
                 time.sleep(0.1)
@@ -58,12 +58,14 @@ def test_a_worker_killed_in_the_middle_costs_no_row_and_doubles_none(tmp_path: P
     rows = results.table(run="killed").to_pylist()
     assert Counter(row["row_index"] for row in rows) == Counter(range(count))
     by_job = {row["job_id"]: row["text"] for row in rows}
-    assert by_job == {job.id: answer.text for job, answer in zip(jobs, answers, strict=True)}
+    assert by_job == {
+        job.id: completion.text for job, completion in zip(jobs, completions, strict=True)
+    }
     assert {row["status"] for row in rows} == {"ok"}
 
 
 @pytest.mark.timeout(300)
-def test_the_demo_ends_with_a_table_and_a_right_answer(tmp_path: Path) -> None:
+def test_the_demo_prints_an_accuracy_table_and_a_correct_answer(tmp_path: Path) -> None:
     words = ("demo", "--rows", "60", "--run", "tour", "--results", str(tmp_path))
     done = subprocess.run([COMMAND, *words], capture_output=True, text=True, timeout=SECONDS)
     assert done.returncode == 0, done.stderr

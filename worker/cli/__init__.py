@@ -1,1 +1,1 @@
-"""The commands that the worker package adds to `chatjobs`: work, models, demo."""
+"""The commands that the worker package adds to `chatjobs`: work, demo and models."""

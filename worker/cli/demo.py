@@ -1,6 +1,6 @@
-"""`chatjobs demo`: the command; demo_run.py runs it.
+"""`chatjobs demo`: the command; demo_run.py implements it.
 
-torch, redis and pyarrow are imported inside the command, so that `--help` stays quick.
+torch, redis and pyarrow are imported inside the command, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -15,15 +15,23 @@ from worker.cli.options import need_torch
 
 
 @click.command()
-@click.option("--rows", type=click.IntRange(1, 500), default=500, show_default=True, metavar="N")
+@click.option(
+    "--rows",
+    type=click.IntRange(1, 500),
+    default=500,
+    show_default=True,
+    metavar="N",
+    help="Number of questions.",
+)
 @click.option("--run", metavar="ID", callback=check_run, help="Run id. [default: demo-<time>]")
 @results_option
 def demo(rows: int, run: str | None, results: str) -> None:
-    """Run 500 questions and a live one through a private Redis and a worker, with a tiny model.
+    """Answer 500 questions with a small model and score the answers.
 
-    The model was trained for this and comes with the package: nothing is downloaded.
+    Starts a private Redis and a worker, prints the accuracy per task from the Parquet rows, then
+    streams one more answer. The model is part of the package: nothing is downloaded.
     """
     need_torch()
-    from worker.cli.demo_run import run as run_demo
+    from worker.cli.demo_run import run_demo
 
     run_demo(rows, run or time.strftime("demo-%Y%m%d-%H%M%S"), Path(results))

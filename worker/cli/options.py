@@ -1,4 +1,4 @@
-"""Options and checks that the worker's commands share."""
+"""Options and checks shared by the worker's commands."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from jobs.cli.failures import Infrastructure
+from jobs.cli.failures import Unavailable
 
 if TYPE_CHECKING:
     from jobs import JobError
@@ -18,33 +18,32 @@ device_option = click.option(
     default="auto",
     show_default=True,
     metavar="D",
-    help="cpu, cuda or cuda:N; auto takes the first GPU, else the CPU.",
+    help="cpu, cuda or cuda:N; auto selects the first GPU if there is one, else the CPU.",
 )
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
     default="auto",
     show_default=True,
-    help="Type of weights and arithmetic.",
+    help="Data type of weights and activations.",
 )
 
 download_option = click.option(
     "--download-dir",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Where models of the hub are kept. [default: HF_HUB_CACHE, else below HF_HOME]",
+    help="Cache folder for models of the hub. [default: HF_HUB_CACHE, else a folder in HF_HOME]",
 )
 
 
 def need_torch() -> None:
+    """Raise with the command to install if torch is missing."""
     if find_spec("torch") is None:
-        raise Infrastructure(
-            "this command generates and needs torch: pip install 'chatjobs[worker]'"
-        )
+        raise Unavailable("this command needs torch: pip install 'chatjobs[worker]'")
 
 
 def refusal(error: JobError) -> click.ClickException:
-    """What the command line asked for can't be, or isn't there."""
+    """Return the exit for a JobError at startup: wrong usage, or something is unavailable."""
     if error.code == "invalid_request" and error.param != "device":
         return click.UsageError(error.message)
-    return Infrastructure(str(error))
+    return Unavailable(str(error))

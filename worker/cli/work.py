@@ -1,11 +1,11 @@
 """`chatjobs work`: load models and serve their queues.
 
-The command line imports this file for every `--help`: torch, redis and pyarrow are imported inside
-the command.
+torch, redis and pyarrow are imported inside the command, so that `--help` stays fast.
 """
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import click
@@ -46,13 +46,13 @@ from worker.cli.options import (
     "--context",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Longest prompt and answer together, in tokens. [default: the model's own]",
+    help="Maximum tokens of prompt and answer together. [default: the model's]",
 )
 @click.option(
     "--max-batch",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Sequences generated together; 1 runs one job after the other. [default: by device]",
+    help="Maximum number of sequences in the batch. [default: depends on the device]",
 )
 @click.option(
     "--grace",
@@ -60,9 +60,9 @@ from worker.cli.options import (
     default=30,
     show_default=True,
     metavar="S",
-    help="Seconds that running jobs get after SIGTERM.",
+    help="Seconds that running jobs may continue after SIGTERM.",
 )
-@click.option("--burst", is_flag=True, help="End when the queues are empty.")
+@click.option("--burst", is_flag=True, help="Exit when the queues are empty.")
 @quiet_option
 def work(
     models: tuple[str, ...],
@@ -79,23 +79,15 @@ def work(
 ) -> None:
     """Load models and serve their queues until stopped.
 
-    SIGTERM or Ctrl-C: no new jobs, running ones get --grace seconds, the rest goes back to its
-    queue. A second one stops at once; nothing is lost either way.
+    After SIGTERM or Ctrl-C the worker takes no new jobs; running jobs may continue for --grace
+    seconds, then they are requeued. A second signal stops the worker at once. No job is lost.
     """
     need_torch()
-    import logging
-
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
     from jobs import JobError
     from worker.engine.host import EngineHost
     from worker.service import serve
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")  # of others, warnings only
-    if quiet:
-        disable_progress_bars()
-    else:
-        logging.getLogger("worker").setLevel(logging.INFO)
+    _configure_logging(quiet)
     with server(redis_url) as url:
         if redis_url == EMBEDDED:
             click.echo(f"private Redis: --redis {url}", err=True)
@@ -112,3 +104,14 @@ def work(
             serve(backend, models, redis_url=url, results=Path(results), grace=grace, burst=burst)
         except JobError as error:
             raise refusal(error) from None
+
+
+def _configure_logging(quiet: bool) -> None:
+    """Log to stderr: the worker from INFO, or with `quiet` from WARNING like all libraries."""
+    from huggingface_hub.utils.tqdm import disable_progress_bars
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    if quiet:
+        disable_progress_bars()
+    else:
+        logging.getLogger("worker").setLevel(logging.INFO)

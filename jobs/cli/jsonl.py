@@ -1,4 +1,4 @@
-"""Lines of a JSONL file → chat requests, every line checked before anything is enqueued."""
+"""Read chat requests from a JSONL file; all lines are validated before any is enqueued."""
 
 from __future__ import annotations
 
@@ -14,52 +14,55 @@ BATCH_URL = "/v1/chat/completions"
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
-    """One line that can be enqueued."""
+class RequestLine:
+    """A valid line."""
 
-    line: int
+    number: int
     request: ChatRequest
 
 
 @dataclass(frozen=True, slots=True)
-class BadLine:
-    """One line that can't, and why."""
+class InvalidLine:
+    """A line that is not a valid request."""
 
-    line: int
+    number: int
     error: InvalidRequest
 
     def __str__(self) -> str:
         named = not self.error.param or self.error.param in self.error.message
         field = "" if named else f" [{self.error.param}]"
-        return f"line {self.line}{field}: {self.error.message}"
+        return f"line {self.number}{field}: {self.error.message}"
 
 
 @dataclass(frozen=True, slots=True)
-class Defaults:
-    """What the command line says for all rows."""
+class Overrides:
+    """Values from the command line; each replaces the value in the line."""
 
-    model: str | None = None  # wins over the rows' own
+    model: str | None = None
     run: str | None = None
     priority: str | None = None
 
 
-def read(lines: Iterable[bytes], defaults: Defaults) -> tuple[list[Row], list[BadLine]]:
-    """Requests of all lines that are not blank, and the lines that hold none."""
-    rows: list[Row] = []
-    bad: list[BadLine] = []
+def read_requests(
+    lines: Iterable[bytes], overrides: Overrides
+) -> tuple[list[RequestLine], list[InvalidLine]]:
+    """Return the requests and the invalid lines. Blank lines are skipped."""
+    valid: list[RequestLine] = []
+    invalid_lines: list[InvalidLine] = []
     ids: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         try:
             fields = _request_fields(_object(line))
-            request = ChatRequest.parse(_with_defaults(fields, defaults, row=len(rows) + len(bad)))
+            row = len(valid) + len(invalid_lines)
+            request = ChatRequest.parse(_override(fields, overrides, row))
             if request.job.id and ids.setdefault(request.job.id, number) != number:
-                raise invalid(f"job.id: line {ids[request.job.id]} has the same", "job.id")
-            rows.append(Row(number, request))
+                raise invalid(f"job.id: line {ids[request.job.id]} has the same id", "job.id")
+            valid.append(RequestLine(number, request))
         except InvalidRequest as error:
-            bad.append(BadLine(number, error))
-    return rows, bad
+            invalid_lines.append(InvalidLine(number, error))
+    return valid, invalid_lines
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -70,13 +73,16 @@ def _object(line: bytes) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise invalid(f"not JSON: {error}") from None
     if not isinstance(data, dict):
-        raise invalid("a line is a JSON object")
+        raise invalid("expected a JSON object")
     return data
 
 
 def _request_fields(data: dict[str, Any]) -> dict[str, Any]:
-    """The request in a line: an OpenAI batch line, or a row whose `prompt` or `text` stands for one
-    user message and whose `custom_id`, `target` and `task` are kept beside the request."""
+    """Return the fields of the request in a line.
+
+    A line of an OpenAI batch file holds them in `body`. Otherwise `prompt` or `text` becomes the
+    user message, `custom_id` and `target` move to `job`, and `task` moves to `metadata`.
+    """
     if "body" in data:
         return _batch_body(data)
     fields = dict(data)
@@ -95,9 +101,9 @@ def _batch_body(data: dict[str, Any]) -> dict[str, Any]:
     for name in data.keys() - {"custom_id", "method", "url", "body"}:
         raise invalid(f"unknown field '{name}' in a batch line", name)
     if data.get("method", "POST") != "POST":
-        raise invalid(f"method: only POST, got {data['method']!r}", "method")
+        raise invalid(f"method: must be POST, got {data['method']!r}", "method")
     if data.get("url", BATCH_URL) != BATCH_URL:
-        raise invalid(f"url: only {BATCH_URL}, got {data['url']!r}", "url")
+        raise invalid(f"url: must be {BATCH_URL}, got {data['url']!r}", "url")
     body = _mapping(data, "body")
     return {**body, "job": {**_mapping(body, "job"), "custom_id": data.get("custom_id")}}
 
@@ -109,12 +115,13 @@ def _mapping(data: dict[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def _with_defaults(fields: dict[str, Any], defaults: Defaults, row: int) -> dict[str, Any]:
+def _override(fields: dict[str, Any], overrides: Overrides, row: int) -> dict[str, Any]:
     job = dict(_mapping(fields, "job"))
-    if defaults.run is not None:
-        job = {"priority": "bulk", **job, "run": defaults.run, "row": row}
-    if defaults.priority is not None:
-        job["priority"] = defaults.priority
-    model = fields.get("model") if defaults.model is None else defaults.model
-    named = {} if model is None else {"model": model}
-    return {**fields, **named, "job": job}
+    if overrides.run is not None:
+        job = {"priority": "bulk", **job, "run": overrides.run, "row": row}
+    if overrides.priority is not None:
+        job["priority"] = overrides.priority
+    model = fields.get("model") if overrides.model is None else overrides.model
+    if model is None:
+        return {**fields, "job": job}
+    return {**fields, "model": model, "job": job}

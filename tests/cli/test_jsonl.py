@@ -1,0 +1,153 @@
+"""Lines that `chatjobs submit` accepts, and the errors for all others."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jobs.cli.jsonl import InvalidLine, Overrides, RequestLine, read_requests
+
+DEMO = Overrides(model="demo")
+
+
+def lines(*rows: Any) -> list[bytes]:
+    return [json.dumps(row).encode() + b"\n" for row in rows]
+
+
+def accepted(row: Any, overrides: Overrides = DEMO) -> RequestLine:
+    """The request line of a row that must be valid."""
+    (line,), invalid = read_requests(lines(row), overrides)
+    assert not invalid
+    return line
+
+
+def rejected(line: bytes) -> InvalidLine:
+    """The error of a line that must be invalid."""
+    valid, (error,) = read_requests([line], DEMO)
+    assert not valid
+    return error
+
+
+def test_a_chat_request_is_accepted_unchanged() -> None:
+    row = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "temperature": 0.5}
+    request = accepted(row, Overrides()).request
+    assert (request.model, request.temperature) == ("m", 0.5)
+    assert request.messages[0].text == "hi"
+
+
+def test_prompt_and_text_become_the_user_message() -> None:
+    for name in ("prompt", "text"):
+        (message,) = accepted({name: "hi"}).request.messages
+        assert (message.role, message.text) == ("user", "hi")
+
+
+def test_target_custom_id_and_task_are_stored_with_the_job() -> None:
+    request = accepted(
+        {"prompt": "2+2", "target": "4", "custom_id": "row-1", "task": "sums"}
+    ).request
+    assert (request.job.target, request.job.custom_id) == ("4", "row-1")
+    assert request.metadata == {"task": "sums"}
+
+
+def test_an_openai_batch_line_yields_its_body() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 3}
+    line = {"custom_id": "a", "method": "POST", "url": "/v1/chat/completions", "body": body}
+    request = accepted(line, Overrides()).request
+    assert (request.model, request.max_tokens, request.job.custom_id) == ("m", 3, "a")
+
+
+def test_the_model_option_overrides_the_line() -> None:
+    assert accepted({"model": "gpt-5", "prompt": "hi"}).request.model == "demo"
+
+
+def test_run_option_numbers_the_rows_and_makes_them_bulk() -> None:
+    rows, _ = read_requests(lines({"prompt": "a"}, {"prompt": "b"}), Overrides("demo", run="r1"))
+    assert [row.request.job.row for row in rows] == [0, 1]
+    assert {(row.request.job.run, row.request.job.priority) for row in rows} == {("r1", "bulk")}
+
+
+def test_the_priority_option_overrides_the_line() -> None:
+    overrides = Overrides("demo", run="r1", priority="interactive")
+    assert accepted(
+        {"prompt": "a", "job": {"priority": "bulk"}}, overrides
+    ).request.job.priority == ("interactive")
+
+
+def test_blank_lines_are_counted_but_skipped() -> None:
+    (line,), invalid = read_requests([b"\n", b"  \n", *lines({"prompt": "a"})], DEMO)
+    assert line.number == 3
+    assert not invalid
+
+
+def test_a_byte_order_mark_is_ignored() -> None:
+    (line,), _ = read_requests([b"\xef\xbb\xbf" + lines({"prompt": "a"})[0]], DEMO)
+    assert line.request.messages[0].text == "a"
+
+
+def test_errors_name_line_number_and_field() -> None:
+    valid, invalid = read_requests(
+        lines({"prompt": "a"}, {"prompt": "b", "temperature": "hot"}, {"prompt": "c", "topp": 1}),
+        DEMO,
+    )
+    assert len(valid) == 1
+    assert [(line.number, line.error.param) for line in invalid] == [
+        (2, "temperature"),
+        (3, "topp"),
+    ]
+    assert str(invalid[0]).startswith("line 2: temperature: ")
+
+
+def test_errors_say_what_is_wrong_with_the_line() -> None:
+    assert "not JSON" in str(rejected(b'{"prompt": '))
+    assert "not JSON" in str(rejected(b"[" * 100_000))
+    assert "JSON object" in str(rejected(b"[1, 2]"))
+    assert "not UTF-8" in str(rejected(b'{"prompt": "\xff"}'))
+    assert "'messages' is required" in str(rejected(b"{}"))
+    assert "job: expected an object" in str(rejected(b'{"prompt": "a", "job": 3}'))
+
+
+def test_a_batch_line_for_another_endpoint_is_rejected() -> None:
+    body = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+    (line,) = lines({"custom_id": "a", "method": "POST", "url": "/v1/embeddings", "body": body})
+    assert rejected(line).error.param == "url"
+    (line,) = lines({"custom_id": "a", "method": "GET", "body": body})
+    assert rejected(line).error.param == "method"
+
+
+def test_a_duplicate_job_id_is_rejected() -> None:
+    row = {"prompt": "a", "job": {"id": "same"}}
+    valid, (error,) = read_requests(lines(row, row), DEMO)
+    assert len(valid) == 1
+    assert (error.number, error.error.param) == (2, "job.id")
+
+
+def test_a_missing_model_is_named() -> None:
+    _, (line,) = read_requests(lines({"prompt": "a"}), Overrides())
+    assert line.error.param == "model"
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+    max_leaves=3,
+)
+names = st.sampled_from(
+    ["prompt", "text", "messages", "job", "metadata", "body", "custom_id", "target", "task", "url"]
+)
+
+
+@settings(deadline=None)
+@given(st.dictionaries(names, json_values, max_size=4))
+def test_any_object_is_either_valid_or_an_error(row: dict[str, Any]) -> None:
+    valid, invalid = read_requests(lines(row), DEMO)
+    assert len(valid) + len(invalid) == 1
+
+
+@settings(deadline=None)
+@given(st.binary())
+def test_any_bytes_are_either_valid_or_an_error(line: bytes) -> None:
+    valid, invalid = read_requests([line], DEMO)
+    assert len(valid) + len(invalid) == (1 if line.strip() else 0)

@@ -1,0 +1,73 @@
+"""The demo's worker: `chatjobs work` as a child process."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sysconfig
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import click
+
+from jobs.child import ChildProcess
+from jobs.cli.failures import Unavailable
+
+MODEL = "demo"
+STOP_SECONDS = 20.0
+MAX_WORKERS = 10  # more deaths than this are no accident
+
+
+class WorkerProcess:
+    """A `chatjobs work` child process on the demo's Redis; `check` replaces it if it was killed."""
+
+    def __init__(self, redis_url: str, folder: Path) -> None:
+        self._command = [
+            _chatjobs(),
+            *("work", "--model", MODEL, "--redis", redis_url, "--results", str(folder), "--quiet"),
+        ]
+        self._started = 0
+
+    @property
+    def pid(self) -> int:
+        return self._child.pid
+
+    def __enter__(self) -> Self:
+        self._start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._child.stop(STOP_SECONDS)
+
+    def check(self) -> None:
+        """Start a new worker if the last one was killed. Raises if it exited by itself."""
+        code = self._child.poll()
+        if code is None:
+            return
+        if code >= 0 or self._started >= MAX_WORKERS:
+            raise Unavailable(f"the worker exited with code {code}; its messages are above")
+        name = signal.Signals(-code).name
+        click.echo(f"the worker was killed ({name}): starting another one", err=True)
+        self._child.stop(STOP_SECONDS)
+        self._start()
+
+    def _start(self) -> None:
+        self._child = ChildProcess(self._command)
+        self._started += 1
+        click.echo(f"worker: process {self._child.pid}", err=True)
+
+
+def _chatjobs() -> str:
+    """Return the path of the `chatjobs` command of this environment."""
+    path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
+    found = shutil.which("chatjobs", path=path)
+    if found is None:
+        raise Unavailable("command not found: chatjobs; pip install 'chatjobs[worker]'")
+    return found

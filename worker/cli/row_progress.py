@@ -1,0 +1,47 @@
+"""Progress of a run on stderr: a bar on a terminal, otherwise a plain line every two seconds."""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+import click
+from rich import progress
+from rich.console import Console
+
+PLAIN_LINE_SECONDS = 2.0
+
+
+class RowProgress:
+    """A context manager; call `update` as often as you like."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self._console = Console(stderr=True)
+        self._bar = progress.Progress(
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("rows{task.fields[speed]}"),
+            progress.TimeRemainingColumn(),
+            console=self._console,
+            disable=not self._console.is_terminal,
+        )
+        self._task = self._bar.add_task("", total=total, speed="")
+        self._started = self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, done: int, tokens_per_second: float) -> None:
+        speed = f", {tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
+        self._bar.update(self._task, completed=done, speed=speed)
+        now = time.monotonic()
+        if self._console.is_terminal or not done or now - self._last_line < PLAIN_LINE_SECONDS:
+            return
+        self._last_line = now
+        left = (self._total - done) * (now - self._started) / done
+        click.echo(f"{done}/{self._total} rows{speed}, {left:.0f} s left", err=True)
