@@ -15,15 +15,15 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "design.md"
 HEADING = "## The main line of a job"
-ENTRY = re.compile(r"^\d+\. `([^`]+)`", re.MULTILINE)
+ENTRY = re.compile(r"^\d+\. (?:`([^`]+)`)?", re.MULTILINE)
 
 
 def listed(page: str) -> list[str]:
-    """The paths in the numbered list under HEADING. Raises ValueError if there are none."""
-    _, found, rest = page.partition(f"\n{HEADING}\n")
-    paths = ENTRY.findall(rest.partition("\n## ")[0])
-    if not found or not paths:
-        raise ValueError(f"{PAGE.name} has no numbered list under {HEADING!r}")
+    """The paths in the numbered list under HEADING. Raises ValueError if it is missing or has an
+    entry without a path."""
+    paths = ENTRY.findall(page.partition(f"\n{HEADING}\n")[2].partition("\n## ")[0])
+    if not paths or not all(paths):
+        raise ValueError(f"{PAGE.name} has no numbered list of paths under {HEADING!r}")
     return paths
 
 

@@ -28,10 +28,11 @@ def test_a_file_of_the_main_line_exists_and_has_fewer_than_300_lines(path: str) 
     assert line_count(ROOT / path) < MAX_LINES
 
 
-def test_a_page_without_the_list_is_an_error() -> None:
-    for page in ("", "\n## The main line of a job\n\nNo list.\n\n## Next\n1. `jobs/keys.py`: x\n"):
-        with pytest.raises(ValueError, match="no numbered list"):
-            listed(page)
+@pytest.mark.parametrize("section", ["", "No list.", "1. `jobs/keys.py`: names\n2. jobs/lua.py"])
+def test_a_page_without_a_list_of_paths_is_an_error(section: str) -> None:
+    page = f"\n## The main line of a job\n\n{section}\n\n## Next\n1. `jobs/errors.py`: errors\n"
+    with pytest.raises(ValueError, match="no numbered list of paths"):
+        listed(page)
 
 
 @pytest.mark.parametrize("path", SOURCES)
