@@ -1,10 +1,10 @@
-# The image of a worker (the default target), and of the dashboard.
+# The worker image (the default target) and the dashboard image.
 FROM python:3.12.11-slim-bookworm AS base
 WORKDIR /app
 COPY constraints.txt ./
 
 FROM base AS dashboard
-# rq-dashboard 0.9.0 imports six without asking for it.
+# rq-dashboard 0.9.0 imports six, but does not declare it as a dependency.
 RUN pip install --no-cache-dir -c constraints.txt rq-dashboard==0.9.0 six==1.17.0
 USER nobody
 ENTRYPOINT ["rq-dashboard", "--json"]
@@ -13,8 +13,8 @@ FROM base AS worker
 RUN useradd --create-home --uid 1000 chatjobs \
     && install -d -o chatjobs -g chatjobs /results /models
 
-# Torch changes less often than the code: its layer comes first. The default build drives NVIDIA GPUs;
-# for a small image without: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# torch changes less often than the code, so its layer comes first. The default build supports NVIDIA
+# GPUs. For a smaller image without GPU support: --build-arg TORCH_INDEX=https://download.pytorch.org/whl/cpu
 ARG TORCH_INDEX=https://pypi.org/simple
 RUN pip install --no-cache-dir -c constraints.txt --extra-index-url "$TORCH_INDEX" torch
 
@@ -30,7 +30,7 @@ ENV CHATJOBS_REDIS_URL=redis://redis:6379/0 \
     PYTHONUNBUFFERED=1
 VOLUME ["/results", "/models"]
 
-# Healthy: this container's worker holds its lease in Redis.
+# Healthy while the worker of this container holds its lease in Redis.
 HEALTHCHECK --interval=15s --timeout=10s --start-period=120s --retries=3 \
     CMD ["sh", "-c", "chatjobs status --json --host \"$(hostname)\""]
 

@@ -1,9 +1,10 @@
-# Every target sets up what it needs in .venv; once that is there, it takes no time.
+# Every target first installs what it needs in .venv, unless it is installed already.
 #
-#   make demo    500 questions through queue, worker, stream and Parquet, then a live answer
-#   make test    lint, types, tests            (also one by one: make lint, types, tests)
-#   make bench   measurements                  make soak    hours of load and faults
-#   make clean   remove the environment and the caches; results stay
+#   make demo    run 500 questions through queue, worker, stream and Parquet, then stream one answer
+#   make test    lint, types and tests; also separately: make lint, make types, make tests
+#   make bench   run the benchmarks
+#   make soak    run the tests that take hours under load and faults
+#   make clean   remove the environment and the caches, but no results
 
 PYTHON ?= python3
 VENV := .venv

@@ -1,1 +1,1 @@
-"""Benchmarks: side by side with public peers, in one run, on stated shapes."""
+"""Benchmarks of chatjobs beside a reference, in one run, on fixed model shapes."""

@@ -1,4 +1,4 @@
-"""The two sides of every generation benchmark: our engine and transformers, on the same folder."""
+"""The contestants of the generation benchmarks: chatjobs and transformers, on one checkpoint."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from bench.harness import seconds
 from jobs.api.sampling import Sampling
 from worker import Engine
 
-Contestant = Callable[[], float]  # runs once, answers tokens per second
+Contestant = Callable[[], float]  # runs once, returns tokens per second
 
 
 def random_prompts(batch: int, length: int, vocab: int) -> list[list[int]]:
-    """The same prompts for everybody: [batch] lists of `length` token ids."""
+    """The same prompts for all contestants: `batch` lists of `length` token ids."""
     generator = torch.Generator().manual_seed(batch)
     prompts: list[list[int]] = torch.randint(vocab, (batch, length), generator=generator).tolist()
     return prompts
 
 
 def chatjobs(engine: Engine, prompts: list[list[int]], tokens: int, counted: int) -> Contestant:
-    """Continue the prompts greedily by `tokens`; `counted` tokens make the figure."""
+    """Generates `tokens` tokens per prompt, greedily. Tokens per second = `counted` / seconds."""
     sampling = Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
     return lambda: counted / seconds(lambda: engine.generate(prompts, sampling))
 
@@ -31,20 +31,20 @@ def chatjobs(engine: Engine, prompts: list[list[int]], tokens: int, counted: int
 def transformers(
     model: Any, prompts: list[list[int]], tokens: int, counted: int, device: torch.device
 ) -> Contestant:
-    """The same by transformers' generate."""
-    given = torch.tensor(prompts, device=device)
-    fixed = {"do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens}
+    """The same with transformers' `generate`."""
+    ids = torch.tensor(prompts, device=device)
+    options = {"do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens}
 
     @torch.inference_mode()
     def generate() -> None:
-        mask = torch.ones_like(given)
-        model.generate(given, attention_mask=mask, pad_token_id=0, **fixed)
+        mask = torch.ones_like(ids)
+        model.generate(ids, attention_mask=mask, pad_token_id=0, **options)
 
     return lambda: counted / seconds(generate)
 
 
-def load_peer(path: Path, device: torch.device) -> Any:
-    """The folder's model in transformers, bf16."""
+def load_reference(path: Path, device: torch.device) -> Any:
+    """Load a model folder with transformers, in bf16."""
     from transformers import AutoModelForCausalLM
 
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16)

@@ -1,10 +1,10 @@
-"""Decode speed of a random Qwen3-0.6B shape beside transformers and beside its linears alone.
+"""Decode speed of chatjobs, transformers and the linear layers alone, on a Qwen3-0.6B shape.
 
     python -m bench.decode [--device cpu] [--rounds 5]
 
-Each contestant continues the same prompts of 64 random tokens greedily; the figure is generated
-tokens per second of the whole call, prefill included, as a batch job sees it. "Linears alone" is
-the time of one decode step's matrix products, nothing else, for each token: the floor.
+Each contestant continues the same prompts of 64 random tokens greedily. The figure is generated
+tokens per second of the whole call, prefill included. "Linears alone" runs only the matrix products
+of a decode step, once per token: the floor.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 import torch
 
-from bench.contestants import Contestant, chatjobs, load_peer, random_prompts, transformers
-from bench.harness import median, report, seconds, turn_about
+from bench.contestants import Contestant, chatjobs, load_reference, random_prompts, transformers
+from bench.harness import alternate, median, report, seconds
 from bench.shapes import QWEN3_06B, random_checkpoint
 from worker import Engine
 from worker.layers.linear import LinearFactory
@@ -26,7 +26,7 @@ PROMPT = 64
 
 
 def linears_alone(device: torch.device, batch: int, tokens: int) -> Contestant:
-    """All matrix products of a decode step on `batch` rows, as often as there are tokens."""
+    """The matrix products of a decode step on `batch` rows, `tokens` times."""
     shape = QWEN3_06B
     make = LinearFactory(torch.bfloat16, device)
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
@@ -56,25 +56,25 @@ def linears_alone(device: torch.device, batch: int, tokens: int) -> Contestant:
 @click.option("--batches", default="1,8,16", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(device: str, rounds: int, tokens: int, batches: str, out: Path | None) -> None:
-    """Tokens per second, batch by batch: chatjobs, transformers, floor."""
+    """Measure tokens per second per batch size: chatjobs, transformers, linears alone."""
     place = choose_device(device)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = random_checkpoint(Path(folder), "qwen3", QWEN3_06B)
         engine = Engine.load(str(path), device=str(place), max_batch=16)
-        peer = load_peer(path, place)
+        reference = load_reference(path, place)
         for batch in map(int, batches.split(",")):
             prompts = random_prompts(batch, PROMPT, engine.tokenizer.vocab_size)
             counted = batch * tokens
-            found = turn_about(
+            figures = alternate(
                 {
                     "chatjobs": chatjobs(engine, prompts, tokens, counted),
-                    "transformers": transformers(peer, prompts, tokens, counted, place),
+                    "transformers": transformers(reference, prompts, tokens, counted, place),
                     "linears alone": linears_alone(place, batch, tokens),
                 },
                 rounds,
             )
-            ours, theirs, floor = (median(figures) for figures in found.values())
+            ours, theirs, floor = (median(values) for values in figures.values())
             rows.append(
                 {
                     "batch": batch,

@@ -1,11 +1,10 @@
-"""Prefill and decode of every family at a mid-size shape, beside transformers in the same run.
+"""Prefill and decode speed of every family at a mid-size shape, beside transformers.
 
     python -m bench.families [--device cpu] [--rounds 3] [--family qwen3_next]
 
-Random weights, bf16, about half a billion parameters (for mixtures: 30 experts, of which a token
-uses so many that as many parameters are active). Prefill: one prompt of 512 tokens, one token
-generated, prompt tokens per second. Decode: prompts of 16 tokens, 32 tokens generated, generated
-tokens per second of the whole call.
+Random weights in bf16, about half a billion parameters (mixtures of experts: active parameters).
+Prefill: one prompt of 512 tokens, one token generated; prompt tokens per second. Decode: prompts of
+16 tokens, 32 tokens generated; generated tokens per second of the whole call.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 
 import click
 
-from bench.contestants import chatjobs, load_peer, random_prompts, transformers
-from bench.harness import median, report, turn_about
+from bench.contestants import chatjobs, load_reference, random_prompts, transformers
+from bench.harness import alternate, median, report
 from bench.shapes import random_checkpoint
 from worker import Engine
 from worker.resident.device import choose_device
@@ -58,25 +57,25 @@ CELLS = {"prefill 512": (1, 512, 1), "decode 1": (1, 16, 32), "decode 16": (16, 
 @click.option("--family", "families", multiple=True, type=click.Choice(list(SHAPES)))
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(device: str, rounds: int, families: tuple[str, ...], out: Path | None) -> None:
-    """Tokens per second, family by family: chatjobs and transformers."""
+    """Measure tokens per second of each family: chatjobs and transformers."""
     place = choose_device(device)
     rows: list[dict[str, Any]] = []
     for family in families or SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             path = random_checkpoint(Path(folder), family, SHAPES[family])
             engine = Engine.load(str(path), device=str(place), max_batch=16)
-            peer = load_peer(path, place)
+            reference = load_reference(path, place)
             for cell, (batch, length, tokens) in CELLS.items():
                 prompts = random_prompts(batch, length, engine.tokenizer.vocab_size)
                 counted = batch * (length if tokens == 1 else tokens)
-                found = turn_about(
+                figures = alternate(
                     {
                         "chatjobs": chatjobs(engine, prompts, tokens, counted),
-                        "transformers": transformers(peer, prompts, tokens, counted, place),
+                        "transformers": transformers(reference, prompts, tokens, counted, place),
                     },
                     rounds,
                 )
-                ours, theirs = (median(figures) for figures in found.values())
+                ours, theirs = (median(values) for values in figures.values())
                 rows.append(
                     {
                         "family": family,
@@ -86,7 +85,7 @@ def main(device: str, rounds: int, families: tuple[str, ...], out: Path | None) 
                         "ours / transformers": ours / theirs,
                     }
                 )
-            del engine, peer
+            del engine, reference
     report(f"Families, about 0.5 B parameters, bf16, {place}", rows, str(place), out)
 
 

@@ -1,4 +1,4 @@
-"""What all benchmarks share: rounds turn about, medians, and the facts a figure needs."""
+"""Shared by the benchmarks: alternating rounds, medians, and the environment of a measurement."""
 
 from __future__ import annotations
 
@@ -18,16 +18,19 @@ from rich.console import Console
 from rich.table import Table
 
 
-def turn_about(
+def alternate(
     contestants: Mapping[str, Callable[[], float]], rounds: int
 ) -> dict[str, list[float]]:
-    """Run each contestant once per round, the order turning, after one round that doesn't count.
-    A contestant returns its figure (tokens/s, rows/s, seconds)."""
+    """Run each contestant once per round and return the figures of each.
+
+    The order rotates from round to round. A first round warms up and is not counted. A contestant
+    returns its own figure, such as tokens/s or rows/s.
+    """
     names = list(contestants)
     figures: dict[str, list[float]] = {name: [] for name in names}
     for number in range(rounds + 1):
-        turned = names[number % len(names) :] + names[: number % len(names)]
-        for name in turned:
+        order = names[number % len(names) :] + names[: number % len(names)]
+        for name in order:
             figure = contestants[name]()
             if number:
                 figures[name].append(figure)
@@ -36,7 +39,7 @@ def turn_about(
 
 
 def seconds(work: Callable[[], Any]) -> float:
-    """Wall-clock seconds of one call, the device's work included."""
+    """Wall-clock seconds of one call, including work queued on the GPU."""
     start = time.perf_counter()
     work()
     if torch.cuda.is_available():
@@ -48,8 +51,8 @@ def median(figures: list[float]) -> float:
     return statistics.median(figures)
 
 
-def facts(device: str) -> dict[str, str]:
-    """Date, machine and versions that belong to every figure."""
+def environment(device: str) -> dict[str, str]:
+    """Date, device, threads and package versions of a measurement."""
     from worker.resident.device import device_name
 
     packages = {}
@@ -68,22 +71,22 @@ def facts(device: str) -> dict[str, str]:
 
 
 def report(title: str, rows: list[dict[str, Any]], device: str, out: Path | None) -> None:
-    """Print a table of rows with the same keys, and write it as JSON beside its facts."""
+    """Print rows with the same keys as a table; with `out`, also write them as a JSON file."""
     table = Table(title=title)
     for key in rows[0]:
         table.add_column(key, justify="right")
     for row in rows:
         table.add_row(*(_shown(value) for value in row.values()))
     Console(width=120).print(table)
-    known = facts(device)
-    print(", ".join(f"{key} {value}" for key, value in known.items()))
+    facts = environment(device)
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"title": title, "facts": known, "rows": rows}, indent=1) + "\n")
+        out.write_text(json.dumps({"title": title, "facts": facts, "rows": rows}, indent=1) + "\n")
 
 
 def _shown(value: object) -> str:
-    """Three digits that count, and all before the point."""
+    """A number with three significant digits, or as an integer from 100 up."""
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

@@ -1,10 +1,10 @@
-"""Memory of a worker process: while it loads, at rest, and at rest after work.
+"""Memory of a worker process: while loading, at rest, and at rest after jobs.
 
     python -m bench.memory [--device cpu]
 
-A worker serves a random Qwen3-0.6B shape in bf16 on a private Redis and answers one job; another
-serves the demo model and answers the demo's 500. The figures are the process's resident set (the
-kernel's VmRSS and VmHWM), pages of the mapped weight files included.
+One worker serves a Qwen3-0.6B shape with random weights in bf16 and runs one job; another serves
+the demo model and runs the 500 jobs of the demo. The figures are the resident set of the process
+(VmRSS and VmHWM), including pages of the mapped weight files.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from pathlib import Path
 import click
 
 from bench.harness import report
-from bench.overhead import requests
+from bench.overhead import demo_requests
 from bench.shapes import QWEN3_06B, random_checkpoint
 from jobs import ChatRequest, Client
 from jobs.cli.status import workers
@@ -26,19 +26,19 @@ from jobs.embedded import EmbeddedRedis
 from worker.demo import MODEL_DIR
 
 MIB = 2**20
-SECONDS = 300.0
-REST = 5.0  # seconds that a worker has to settle
+SECONDS = 300.0  # time limit of each step
+REST = 5.0  # seconds of idle time before a measurement
 
 
-def resident(pid: int) -> dict[str, int]:
+def resident_bytes(pid: int) -> dict[str, int]:
     """VmRSS and VmHWM of a process, in bytes."""
     lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
     pairs = (line.split() for line in lines if line.startswith(("VmRSS", "VmHWM")))
     return {name.rstrip(":"): int(size) * 1024 for name, size, _ in pairs}
 
 
-def measure(model: str, asked: list[ChatRequest], device: str) -> dict[str, int]:
-    """Resident bytes of a worker of `model`: peak while loading, at rest, and after requests."""
+def measure(model: str, requests: list[ChatRequest], device: str) -> dict[str, int]:
+    """Resident bytes of a worker: peak while loading, at rest, and at rest after the requests."""
     with tempfile.TemporaryDirectory() as results, EmbeddedRedis() as server:
         worker = subprocess.Popen(
             [
@@ -52,11 +52,11 @@ def measure(model: str, asked: list[ChatRequest], device: str) -> dict[str, int]
                 while not workers(client.redis) and time.monotonic() < deadline:
                     time.sleep(0.2)
                 time.sleep(REST)
-                rest = resident(worker.pid)
-                for job in client.submit_many(asked):
+                rest = resident_bytes(worker.pid)
+                for job in client.submit_many(requests):
                     job.result(timeout=SECONDS)
                 time.sleep(REST)
-                after = resident(worker.pid)
+                after = resident_bytes(worker.pid)
         finally:
             worker.terminate()
             worker.wait()
@@ -67,28 +67,28 @@ def measure(model: str, asked: list[ChatRequest], device: str) -> dict[str, int]
 @click.option("--device", default="cpu", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(device: str, out: Path | None) -> None:
-    """Resident memory of a worker, with a large model and with a small one that works hard."""
+    """Measure the resident memory of a worker with a large model and with the demo model."""
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = random_checkpoint(Path(folder) / "shape", "qwen3", QWEN3_06B)
         hi = ChatRequest(
             model=str(path), messages=[{"role": "user", "content": "Hi"}], max_tokens=8
         )
-        for model, weights, asked in (
+        for model, weights, requests in (
             (str(path), path, [hi]),
-            ("demo", MODEL_DIR, requests()),
+            ("demo", MODEL_DIR, demo_requests()),
         ):
             size = sum(file.stat().st_size for file in weights.glob("*.safetensors"))
-            found = measure(model, asked, device)
+            figures = measure(model, requests, device)
             rows.append(
                 {
                     "model": "demo" if model == "demo" else "Qwen3-0.6B shape",
                     "weights MiB": size / MIB,
-                    "peak while loading MiB": found["peak"] / MIB,
-                    "at rest MiB": found["rest"] / MIB,
-                    "jobs": len(asked),
-                    "at rest after them MiB": found["after"] / MIB,
-                    "beyond the weights MiB": (found["after"] - size) / MIB,
+                    "peak while loading MiB": figures["peak"] / MIB,
+                    "at rest MiB": figures["rest"] / MIB,
+                    "jobs": len(requests),
+                    "at rest after them MiB": figures["after"] / MIB,
+                    "beyond the weights MiB": (figures["after"] - size) / MIB,
                 }
             )
     report("Worker memory, bf16", rows, device, out)

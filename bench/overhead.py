@@ -1,10 +1,10 @@
-"""What the queue costs: the demo rows in-process, and through queue, streams and Parquet.
+"""Overhead of the queue: the demo rows in-process, and through queue, streams and Parquet.
 
     python -m bench.overhead [--rounds 5]
 
-(a) `Engine.generate` on the rendered prompts. (b) one worker process on a private Redis: from the
-first submit until the last row is in a Parquet file, every token stream published. Rows per second
-of both, turn about.
+In-process: `Engine.generate` on the rendered prompts. Queue: one worker process on a private Redis,
+from the first submit until the last row is in a Parquet file, with every token stream published.
+Rows per second, in alternating rounds.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ from pathlib import Path
 
 import click
 
-from bench.harness import median, report, seconds, turn_about
+from bench.harness import alternate, median, report, seconds
 from jobs import ChatRequest, Client, Results, Sampling
 from jobs.cli.jsonl import Overrides, read_requests
 from jobs.embedded import EmbeddedRedis
 from worker import Engine
 from worker.demo import DATASET
 
-SECONDS = 120.0  # that long a round may take
+SECONDS = 120.0  # time limit of a round
 
 
-def requests() -> list[ChatRequest]:
-    """The demo data set, greedy."""
+def demo_requests() -> list[ChatRequest]:
+    """The demo data set as requests with temperature 0."""
     with DATASET.open("rb") as file:
         rows, _ = read_requests(file, Overrides(model="demo", run="demo"))
     return [row.request.model_copy(update={"temperature": 0.0}) for row in rows]
@@ -40,15 +40,15 @@ def requests() -> list[ChatRequest]:
 @click.option("--max-batch", default=16, show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(rounds: int, device: str, max_batch: int, out: Path | None) -> None:
-    """Rows per second in-process and through the queue."""
-    asked = requests()
+    """Measure rows per second in-process and through the queue."""
+    requests = demo_requests()
     engine = Engine.load("demo", device=device, max_batch=max_batch)
-    prompts = [engine.prompt_ids(request) for request in asked]
+    prompts = [engine.prompt_ids(request) for request in requests]
     sampling = Sampling(temperature=0)
     count = 0
 
-    def direct() -> float:
-        return len(asked) / seconds(lambda: engine.generate(prompts, sampling))
+    def in_process() -> float:
+        return len(requests) / seconds(lambda: engine.generate(prompts, sampling))
 
     with tempfile.TemporaryDirectory() as folder, EmbeddedRedis() as server:
         client, results = Client(server.url), Results(folder)
@@ -60,38 +60,37 @@ def main(rounds: int, device: str, max_batch: int, out: Path | None) -> None:
             ]
         )
         try:
-            warm = ChatRequest(model="demo", messages=[{"role": "user", "content": "Hello!"}])
-            client.submit(warm).result(timeout=SECONDS)
+            warm_up = ChatRequest(model="demo", messages=[{"role": "user", "content": "Hello!"}])
+            client.submit(warm_up).result(timeout=SECONDS)
 
             def queued() -> float:
                 nonlocal count
                 count += 1
                 run = f"round-{count}"
-                options = [one.job.model_copy(update={"run": run, "id": None}) for one in asked]
-                batch = [
-                    one.model_copy(update={"job": job, "stream": True})
-                    for one, job in zip(asked, options, strict=True)
-                ]
+                batch = []
+                for request in requests:
+                    job = request.job.model_copy(update={"run": run, "id": None})
+                    batch.append(request.model_copy(update={"job": job, "stream": True}))
                 start = time.perf_counter()
                 client.submit_many(batch)[-1].result(timeout=SECONDS)
                 while time.perf_counter() - start < SECONDS:
-                    there = results.dataset(run).count_rows() if run in results.runs() else 0
-                    if there == len(asked):
-                        return len(asked) / (time.perf_counter() - start)
+                    written = results.dataset(run).count_rows() if run in results.runs() else 0
+                    if written == len(requests):
+                        return len(requests) / (time.perf_counter() - start)
                     time.sleep(0.02)
                 raise click.ClickException(f"{run} did not end within {SECONDS} s")
 
-            found = turn_about({"in-process": direct, "queue": queued}, rounds)
+            figures = alternate({"in-process": in_process, "queue": queued}, rounds)
         finally:
             worker.terminate()
             worker.wait()
-    best = {name: median(figures) for name, figures in found.items()}
+    medians = {name: median(values) for name, values in figures.items()}
     row = {
-        "rows": len(asked),
+        "rows": len(requests),
         "batch": max_batch,
-        "in-process rows/s": best["in-process"],
-        "queue rows/s": best["queue"],
-        "queue / in-process": best["queue"] / best["in-process"],
+        "in-process rows/s": medians["in-process"],
+        "queue rows/s": medians["queue"],
+        "queue / in-process": medians["queue"] / medians["in-process"],
     }
     report("500 demo rows, in-process and through the queue", [row], str(engine.info.device), out)
 

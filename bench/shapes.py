@@ -1,4 +1,4 @@
-"""Random checkpoints of stated shapes: real folders with real files, meaningless weights."""
+"""Checkpoints with random weights: complete model folders of a given shape."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ QWEN3_06B: dict[str, Any] = {
 
 
 def random_checkpoint(folder: Path, family: str, shape: dict[str, Any], seed: int = 0) -> Path:
-    """A bf16 checkpoint of the family's transformers class with normal weights, std 0.02; the
-    tokenizer is the demo model's."""
+    """A bf16 checkpoint of the family's transformers class, weights normal with std 0.02, with the
+    demo model's tokenizer."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     torch.manual_seed(seed)

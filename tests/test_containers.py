@@ -1,11 +1,15 @@
-"""The compose files say what the guarantees need: checked as docker-compose reads them, where it is
-installed, and as plain YAML anywhere."""
+"""The Dockerfile and the compose files have the settings that the guarantees need.
+
+Each test of the compose files runs twice: on the plain YAML, and on the output of
+`docker-compose config`, which is skipped where docker-compose is not installed.
+"""
 
 from __future__ import annotations
 
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +19,12 @@ import yaml
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "docker-compose.yml"
 GPU = ROOT / "docker-compose.gpu.yml"
+SERVICES = {"redis", "worker", "dashboard"}
 PINNED = re.compile(r".+:\d+\.\d+\.\d+(-[\w.-]+)?")
 
 
 def merged(base: Any, over: Any) -> Any:
-    """Compose's own rule for the parts used here: mappings merge, all else is replaced."""
+    """Compose's rule for the keys used here: mappings are merged, other values are replaced."""
     if isinstance(base, dict) and isinstance(over, dict):
         return {key: merged(base.get(key), over.get(key, base.get(key))) for key in base | over}
     return over
@@ -45,6 +50,34 @@ def as_docker_compose(*files: Path) -> dict[str, Any]:
     return config
 
 
+@dataclass
+class Stage:
+    """One build stage of the Dockerfile: its base image or stage, and its instructions in order."""
+
+    base: str
+    instructions: list[tuple[str, str]] = field(default_factory=list)
+
+    def last(self, name: str) -> str | None:
+        """Arguments of the last instruction `name`, as it is the one that counts."""
+        return next((rest for word, rest in reversed(self.instructions) if word == name), None)
+
+
+def stages(text: str) -> dict[str, Stage]:
+    """The stages of a Dockerfile by name; an unnamed one is named by its number."""
+    lines = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
+    found: dict[str, Stage] = {}
+    for line in "\n".join(lines).replace("\\\n", " ").splitlines():
+        word, _, rest = line.strip().partition(" ")
+        if word.upper() == "FROM":
+            base, *name = [part for part in rest.split() if not part.startswith("--")]
+            stage = Stage(base)
+            found[name[1] if name else str(len(found))] = stage
+        elif found:
+            stage.instructions.append((word.upper(), rest.strip()))
+    return found
+
+
+DOCKERFILE = stages((ROOT / "Dockerfile").read_text())
 readers = pytest.mark.parametrize("read", [as_yaml, as_docker_compose])
 
 
@@ -70,7 +103,7 @@ def test_the_worker_starts_after_redis_and_keeps_results_and_models(read: Any) -
 
 
 @readers
-def test_the_dashboard_is_there_only_when_asked_for(read: Any) -> None:
+def test_the_dashboard_needs_its_profile(read: Any) -> None:
     services = read(BASE)["services"]
     assert services["dashboard"]["profiles"] == ["dashboard"]
     assert "profiles" not in services["redis"]
@@ -87,15 +120,56 @@ def test_the_gpu_override_reserves_a_gpu_for_the_worker(read: Any) -> None:
 
 
 @readers
-def test_images_are_pinned(read: Any) -> None:
-    for name, service in read(BASE)["services"].items():
+def test_compose_images_are_pinned(read: Any) -> None:
+    services = read(BASE)["services"]
+    assert services.keys() == SERVICES
+    for name, service in services.items():
         assert PINNED.fullmatch(service["image"]), name
 
 
-def test_the_dockerfile_is_pinned_runs_as_a_user_and_asks_redis_for_its_health() -> None:
-    text = (ROOT / "Dockerfile").read_text()
-    assert all(PINNED.fullmatch(image) for image in re.findall(r"^FROM (\S+:\S+)", text, re.M))
-    last_user = re.findall(r"^USER (\S+)", text, re.M)[-1]
-    assert last_user != "root"
-    assert re.search(r"^HEALTHCHECK .*\\\n.*chatjobs status", text, re.M)
-    assert "--json" in re.findall(r"^ENTRYPOINT \[(.*)\]", text, re.M)[0]  # the dashboard's
+@readers
+def test_compose_builds_stages_of_the_dockerfile(read: Any) -> None:
+    services = read(BASE)["services"]
+    targets = {name: one["build"]["target"] for name, one in services.items() if "build" in one}
+    assert targets == {"worker": "worker", "dashboard": "dashboard"}
+    assert set(targets.values()) <= DOCKERFILE.keys()
+
+
+def test_the_dockerfile_has_pinned_base_images() -> None:
+    images = [stage.base for stage in DOCKERFILE.values() if stage.base not in DOCKERFILE]
+    assert images
+    for image in images:
+        assert PINNED.fullmatch(image), image
+
+
+@pytest.mark.parametrize("name", ["worker", "dashboard"])
+def test_an_image_does_not_run_as_root(name: str) -> None:
+    assert DOCKERFILE[name].last("USER") not in (None, "root", "0")
+
+
+def test_the_worker_image_is_the_default_and_has_volumes_for_results_and_models() -> None:
+    assert list(DOCKERFILE)[-1] == "worker"
+    assert DOCKERFILE["worker"].last("VOLUME") == '["/results", "/models"]'
+    assert DOCKERFILE["worker"].last("CMD") == '["work", "--model", "demo"]'
+
+
+def test_the_worker_image_asks_redis_for_its_health() -> None:
+    command = (DOCKERFILE["worker"].last("HEALTHCHECK") or "").partition("CMD ")[2]
+    assert "chatjobs status" in command
+    assert "--host" in command
+
+
+def test_the_dashboard_reads_jobs_as_json() -> None:
+    assert DOCKERFILE["dashboard"].last("ENTRYPOINT") == '["rq-dashboard", "--json"]'
+
+
+@pytest.mark.parametrize(
+    ("text", "bases"),
+    [
+        ("", []),
+        ("FROM python", ["python"]),
+        ("FROM --platform=linux/amd64 a:1 AS x\nUSER u\n\nFROM x\n# FROM b", ["a:1", "x"]),
+    ],
+)
+def test_every_from_line_starts_a_stage(text: str, bases: list[str]) -> None:
+    assert [stage.base for stage in stages(text).values()] == bases

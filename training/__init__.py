@@ -1,1 +1,1 @@
-"""How the demo model is made: synthetic tasks, tokenizer, training loop. Not shipped."""
+"""Trains the demo model: synthetic tasks, tokenizer, training loop. Not in the distribution."""

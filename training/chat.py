@@ -1,7 +1,7 @@
 """The chat format of the demo model: its template, and the same rendering in plain Python.
 
-The template goes into tokenizer_config.json; `render_prompt` is what training uses, because it is
-faster. A test holds the two equal.
+The template is written to tokenizer_config.json. Training uses `render_prompt`, which is faster; a
+test compares the two.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ CHAT_TEMPLATE = r"""
 
 
 def render_prompt(messages: Sequence[dict[str, str]], thinking: bool = True) -> str:
-    """The text up to where the model starts to write, as the template renders it.
+    """The prompt up to the start of the reply, as the template renders it.
 
-    Earlier assistant turns must be plain content, without a think block.
+    Earlier assistant turns must be content without a think block.
     """
     turns = "".join(f"{IM_START}{m['role']}\n{m['content']}{IM_END}\n" for m in messages)
     return f"{turns}{IM_START}assistant\n{'' if thinking else EMPTY_THINK}"
 
 
 def render_reply(reasoning: str, answer: str, thinking: bool = True) -> str:
-    """What the model should write after `render_prompt`, its end token included."""
+    """The reply to learn after `render_prompt`, including its end token."""
     if not thinking:
         return f"{answer}{IM_END}"
     if not reasoning:

@@ -1,19 +1,19 @@
-"""Arithmetic worked out on paper: the lines that the model writes before its answer.
+"""Column arithmetic: the lines of reasoning that the model writes before its answer.
 
-One digit a step, so that every step is small enough to be learnt. `training.tasks` is the caller.
+Each line handles one digit, so that the model can learn it. Used by `training.tasks`.
 """
 
 from __future__ import annotations
 
 
 def padded(a: int, b: int) -> tuple[str, str]:
-    """Both numbers with the digits of the longer one."""
+    """Both numbers, zero-padded to the width of the longer one."""
     width = max(len(str(a)), len(str(b)))
     return str(a).zfill(width), str(b).zfill(width)
 
 
 def add_reasoning(a: int, b: int) -> str:
-    """The sum column by column from the right; the last line is the result with its carry."""
+    """Adds column by column from the right; the last line is the result with its carry."""
     top, bottom = padded(a, b)
     lines, digits, carry = [f"{top}+{bottom}"], "", 0
     for x, y in zip(reversed(top), reversed(bottom), strict=True):
@@ -24,7 +24,7 @@ def add_reasoning(a: int, b: int) -> str:
 
 
 def compare_reasoning(a: int, b: int) -> str:
-    """The two numbers digit by digit from the left, up to the first difference."""
+    """Compares digit by digit from the left, up to the first difference."""
     lines = []
     for x, y in zip(*padded(a, b), strict=True):
         lines.append(f"{x}{'=' if x == y else '<' if x < y else '>'}{y}")
@@ -34,7 +34,7 @@ def compare_reasoning(a: int, b: int) -> str:
 
 
 def subtract_reasoning(a: int, b: int) -> str:
-    """First which one is larger, then larger minus smaller by columns, then the sign."""
+    """Compares, subtracts the smaller from the larger number by columns, then adds the sign."""
     top, bottom = padded(max(a, b), min(a, b))
     lines = ["-".join(padded(a, b)), compare_reasoning(a, b), f"{top}-{bottom}"]
     digits, borrow = "", 0

@@ -1,4 +1,4 @@
-"""Scores a model folder on the held-out rows: greedy, exact match, through transformers.
+"""Scores a model folder on the held-out rows: greedy, exact match, with transformers.
 
 python -m training.evaluate worker/demo/model worker/demo/dataset.jsonl
 """
@@ -28,7 +28,7 @@ def read_rows(dataset: Path) -> list[dict[str, Any]]:
 def answers(
     folder: Path, conversations: list[list[dict[str, str]]], dtype: str, thinking: bool = True
 ) -> list[str]:
-    """What the model writes after its think block, stripped, for each conversation."""
+    """The reply after the think block, stripped, for each conversation."""
     tokenizer = AutoTokenizer.from_pretrained(folder, padding_side="left")
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype=getattr(torch, dtype))
     replies: list[str] = []
@@ -50,7 +50,7 @@ def answers(
 def accuracy(
     folder: Path, rows: list[dict[str, Any]], dtype: str = "bfloat16", thinking: bool = True
 ) -> tuple[dict[str, tuple[int, int]], list[tuple[dict[str, Any], str]]]:
-    """Right answers and rows per task ("all" last), and the rows answered wrongly."""
+    """(correct answers, rows) per task and for "all", and the wrong rows with their replies."""
     replies = answers(folder, [row["messages"] for row in rows], dtype, thinking)
     counts: dict[str, list[bool]] = defaultdict(list)
     wrong: list[tuple[dict[str, Any], str]] = []
@@ -65,7 +65,7 @@ def accuracy(
 
 
 def as_markdown(table: dict[str, tuple[int, int]]) -> str:
-    """The table of `accuracy` as the model card shows it."""
+    """The table of `accuracy` in Markdown, for the model card."""
     lines = ["| task | right | of | exact |", "|---|---:|---:|---:|"]
     lines += [f"| {t} | {right} | {n} | {right / n:.1%} |" for t, (right, n) in table.items()]
     return "\n".join(lines)
@@ -77,10 +77,10 @@ def as_markdown(table: dict[str, tuple[int, int]]) -> str:
 @click.option("--dtype", default="bfloat16", show_default=True)
 @click.option("--thinking/--no-thinking", default=True, show_default=True)
 def main(folder: Path, dataset: Path, dtype: str, thinking: bool) -> None:
-    """Print the accuracy of the model in FOLDER on DATASET, and what it got wrong."""
+    """Print the accuracy of the model in FOLDER on DATASET, and its wrong answers."""
     table, wrong = accuracy(folder, read_rows(dataset), dtype, thinking)
     for row, reply in wrong:
-        print(f"{row['messages'][-1]['content']!r}: {reply!r}, not {row['target']!r}")
+        print(f"{row['messages'][-1]['content']!r}: {reply!r}, expected {row['target']!r}")
     print(as_markdown(table))
 
 

@@ -1,7 +1,7 @@
-"""The model folder: trains the tokenizer and writes every file of the Hugging Face layout.
+"""Trains the tokenizer and writes the model folder in the Hugging Face layout.
 
-`training.train_demo` calls it, once before training (so that the folder is whole from the start)
-and again with the trained weights.
+`training.train_demo` writes the folder before training, so that it is complete from the start, and
+the weights again during training.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ SPECIAL_TOKENS = (END_OF_TEXT, IM_START, IM_END)
 PLAIN_TOKENS = (THINK, END_THINK)
 TOKENIZER_EXAMPLES = 40_000
 
-# Qwen's pattern: every digit is a token of its own.
+# Qwen's pattern: one token per digit.
 PATTERN = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 
 
-# The roles of the chat format, begun where the pair is rare, so that few other words meet these.
+# Merges for the role names of the chat format, from rare pairs, so that few other words use them.
 ROLE_MERGES = (
     *(("y", "s"), ("s", "ys"), ("sys", "t"), ("syst", "e"), ("syste", "m")),
     *(("u", "s"), ("us", "e"), ("use", "r")),
@@ -44,25 +44,25 @@ ROLE_MERGES = (
 )
 
 
-def _merges(counts: Counter[str], wanted: int) -> list[tuple[str, str]]:
-    """The merges that build the most frequent pieces, each from its beginning, letter by letter.
+def _merges(counts: Counter[str], limit: int) -> list[tuple[str, str]]:
+    """Merges that build the most frequent pre-tokens, each from its start, letter by letter.
 
-    A merge only ever extends the beginning of a piece, and no piece begins with a bare small
-    letter or a quote (but for the roles). So the words of the prompts are one token each, and any
-    other word falls apart into letters after at most one longer token: it can be spelled.
+    Every merge extends a prefix, and no prefix starts with a lower-case letter or a quote, except
+    those of the role names. So each word of the prompts is one token, and any other word is split
+    into letters after at most one longer token, which lets the model spell it.
     """
     merges: dict[tuple[str, str], int] = dict.fromkeys(ROLE_MERGES, 0)
     for piece, _ in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
         if piece[0].islower() or piece[0] in "\"'":
             continue
         for end in range(1, len(piece)):
-            if len(merges) < wanted:
+            if len(merges) < limit:
                 merges.setdefault((piece[:end], piece[end]), end)
     return sorted(merges, key=lambda pair: merges[pair])
 
 
 def train_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
-    """Byte-level BPE over the training texts, Qwen's added tokens at the end of the vocabulary."""
+    """Byte-level BPE on the training texts; Qwen's added tokens come last in the vocabulary."""
     pieces = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(Regex(PATTERN), behavior="isolated"),
@@ -72,7 +72,7 @@ def train_tokenizer(vocab_size: int, seed: int) -> Tokenizer:
     counts: Counter[str] = Counter()
     for example in islice(training_examples(random.Random(seed)), TOKENIZER_EXAMPLES):
         texts = [message["content"] for message in example.messages]
-        # The blank lines around a think block must be tokens, as they are for Qwen.
+        # The newlines around a think block must be tokens, as in Qwen's vocabulary.
         texts += [f"\n{example.reasoning}\n", f"\n\n{example.answer}"]
         for text in texts:
             counts.update(piece for piece, _ in pieces.pre_tokenize_str(text))
@@ -98,7 +98,7 @@ def _write_json(path: Path, value: dict[str, Any]) -> None:
 
 
 def write_texts(out: Path, config: Qwen3Config, tokenizer: Tokenizer) -> None:
-    """Everything but the weights."""
+    """Write all files except the weights."""
     out.mkdir(parents=True, exist_ok=True)
     end, text_end = tokenizer.token_to_id(IM_END), tokenizer.token_to_id(END_OF_TEXT)
     _write_json(
@@ -165,7 +165,7 @@ def write_texts(out: Path, config: Qwen3Config, tokenizer: Tokenizer) -> None:
 
 
 def write_weights(out: Path, weights: dict[str, Tensor]) -> None:
-    """The weights in bfloat16 by their published names; the tied output is left out."""
+    """Write the weights in bfloat16 by their published names, without the tied output layer."""
     tensors = {name: tensor.to(torch.bfloat16).contiguous() for name, tensor in weights.items()}
     partial = out / "model.safetensors.partial"
     save_file(tensors, partial, metadata={"format": "pt"})

@@ -1,7 +1,7 @@
-"""Qwen3 in plain torch, for training only: parameter names are those of the published layout.
+"""Qwen3 in plain torch, for training only, with the parameter names of the published layout.
 
-Written out here because it trains faster on a CPU than the general implementation; the weights
-load into `transformers.Qwen3ForCausalLM` unchanged.
+It trains faster on a CPU than transformers' implementation. The weights load unchanged into
+`transformers.Qwen3ForCausalLM`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 @dataclass(frozen=True)
 class Qwen3Config:
-    """The fields of config.json that shape the network, by their own names."""
+    """The fields of config.json that define the network's shape, by their own names."""
 
     vocab_size: int = 1024
     hidden_size: int = 256
@@ -42,7 +42,7 @@ class RMSNorm(nn.Module):
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary position embedding, half-split pairs; x is [batch, heads, tokens, head_dim]."""
+    """Rotary position embedding, rotate-half layout; x is [batch, heads, tokens, head_dim]."""
     first, second = x.chunk(2, dim=-1)
     return x * cos + torch.cat((-second, first), dim=-1) * sin
 
@@ -71,7 +71,7 @@ class Attention(nn.Module):
         k = rotate(self.k_norm(k).transpose(1, 2), cos, sin)
         k = k.repeat_interleave(self.groups, dim=1)
         v = v.transpose(1, 2).repeat_interleave(self.groups, dim=1)
-        # Written out: for short rows on a CPU twice as fast as the fused function.
+        # Plain products: twice as fast as the fused function for short rows on a CPU.
         scores = (q * self.head_dim**-0.5) @ k.transpose(-1, -2)  # [batch, heads, tokens, tokens]
         out = torch.softmax(scores + mask, dim=-1, dtype=x.dtype) @ v
         merged: Tensor = self.o_proj(out.transpose(1, 2).reshape(batch, tokens, -1))
@@ -93,7 +93,7 @@ class MLP(nn.Module):
 
 
 class Layer(nn.Module):
-    """Attention and MLP, each behind a norm and a residual."""
+    """Pre-norm attention and MLP with residuals."""
 
     def __init__(self, c: Qwen3Config) -> None:
         super().__init__()

@@ -1,6 +1,7 @@
-"""How each task may be asked. Plain data, used by `training.tasks` alone.
+"""Prompt templates of each task, used by `training.tasks`.
 
-`{a}` and `{b}` are numbers, `{w}` a word, `{ws}` several, `{c}` a letter or a country.
+`{a}`, `{b}` and `{n}` are numbers, `{w}` is a word, `{ws}` are several words, `{c}` is a letter
+or a country.
 """
 
 from __future__ import annotations

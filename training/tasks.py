@@ -1,8 +1,8 @@
-"""Synthetic tasks with answers that can be checked: prompt, reasoning and answer of each example.
+"""Synthetic tasks with verifiable answers: prompt, reasoning and answer of each example.
 
-Every example belongs to one of two splits, decided by a stable hash of what it is about: the
-number pair, the word, or (capitals, which are facts) the exact prompt with its system turn. What
-is held out occurs in no training prompt, in any phrasing. `training.train_demo` is the caller.
+Every example belongs to one of two splits, chosen by a stable hash of its subject: the number pair,
+the word, or, for capitals, the exact prompt with its system turn. A held-out subject occurs in no
+training prompt, in any phrasing. Used by `training.train_demo`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ HELD_OUT_ONE_IN = 8
 
 @dataclass(frozen=True)
 class Example:
-    """One question: the messages up to the user's last turn, and what should come back."""
+    """One question: the messages up to the last user turn, and the expected reply."""
 
     task: str
     messages: tuple[dict[str, str], ...]
@@ -41,7 +41,7 @@ class Example:
 
 @dataclass(frozen=True)
 class Question:
-    """An example before it is dressed with a system turn, earlier turns and politeness."""
+    """An example without system turn, earlier turns and polite phrases."""
 
     prompt: str
     reasoning: str
@@ -49,23 +49,23 @@ class Question:
 
 
 def is_held_out(key: str) -> bool:
-    """Whether the thing named by `key` is kept out of training; the same on every machine."""
+    """Whether the subject `key` is held out of training; the same on every machine."""
     digest = hashlib.blake2b(key.encode(), digest_size=4).digest()
     return int.from_bytes(digest, "big") % HELD_OUT_ONE_IN == 0
 
 
 def pair_is_held_out(a: int, b: int) -> bool:
-    """The split of a number pair, whatever its order and whatever is asked about it."""
+    """Whether a number pair is held out, in either order and for all tasks."""
     return is_held_out(f"pair:{min(a, b)}:{max(a, b)}")
 
 
 def word_is_held_out(word: str) -> bool:
-    """The split of a word, for all word tasks alike."""
+    """Whether a word is held out, for all tasks."""
     return is_held_out(f"word:{word}")
 
 
 def prompt_is_held_out(messages: tuple[dict[str, str], ...]) -> bool:
-    """The split of a capital question: its text together with its system turn."""
+    """Whether a question about a capital is held out, by its text and system turn."""
     return is_held_out("prompt:" + "\n".join(f"{m['role']}:{m['content']}" for m in messages))
 
 
@@ -76,7 +76,7 @@ def _pair(rng: random.Random, held_out: bool, two_digits: bool = False) -> tuple
     while True:
         sizes = (2, 2) if two_digits else rng.choices((1, 2, 3), (2, 4, 5), k=2)
         a, b = (rng.randrange(10 ** (n - 1) if n > 1 else 0, 10**n) for n in sizes)
-        # "Count from 1 to 26" is no sum, but it names the pair: such pairs are in neither split.
+        # The counting prompts contain pairs ("Count from 1 to 26"), so held-out pairs have no 1.
         if pair_is_held_out(a, b) == held_out and not (held_out and 1 in (a, b)):
             return a, b
 
@@ -94,7 +94,7 @@ def addition_2digit(rng: random.Random, held_out: bool) -> Question:
 
 
 def subtraction(rng: random.Random, held_out: bool) -> Question:
-    """A difference of two numbers of one to three digits; one in four or so is negative."""
+    """A difference of two numbers of one to three digits; about one in four is negative."""
     a, b = _pair(rng, held_out)
     if a < b and rng.random() < 0.5:
         a, b = b, a
@@ -104,7 +104,7 @@ def subtraction(rng: random.Random, held_out: bool) -> Question:
 
 
 def compare(rng: random.Random, held_out: bool) -> Question:
-    """The larger or the smaller of two different numbers."""
+    """The larger or smaller of two different numbers."""
     a, b = _pair(rng, held_out)
     while a == b:
         a, b = _pair(rng, held_out)
@@ -125,24 +125,24 @@ def _words_of(texts: Iterable[str]) -> set[str]:
     return set(re.findall(r"[a-z]+", " ".join(texts).lower()))
 
 
-# Words that training shows anyway, in a system turn or in small talk, or in the questions.
-SPOKEN = _words_of([*SYSTEM_TURNS, *SYSTEM_NOUNS, *SYSTEM_ADJECTIVES, *SYSTEM_TAILS]) | _words_of(
+# Words of the system turns and of the small talk, which training always contains.
+SHOWN = _words_of([*SYSTEM_TURNS, *SYSTEM_NOUNS, *SYSTEM_ADJECTIVES, *SYSTEM_TAILS]) | _words_of(
     text for prompts, answer in SMALL_TALK for text in (*prompts, answer)
 )
-KNOWN_BEGINNINGS = sorted(w for w in SPOKEN | _words_of(ask.ALL) if len(w) > 2)
-HELD_OUT_WORDS = tuple(w for w in WORDS if word_is_held_out(w) and w not in SPOKEN)
+KNOWN_PREFIXES = sorted(w for w in SHOWN | _words_of(ask.ALL) if len(w) > 2)
+HELD_OUT_WORDS = tuple(w for w in WORDS if word_is_held_out(w) and w not in SHOWN)
 
 
 def _word(rng: random.Random, held_out: bool) -> str:
-    """A word of the split: held out always a real one, in training half of them made up."""
+    """A word of the split: a real one if held out; in training more than half are made up."""
     if held_out:
         return rng.choice(HELD_OUT_WORDS)
     while True:
         if rng.random() < 0.6:
             word = "".join(rng.choices(FREQUENT_LETTERS, k=rng.randint(3, 8)))
-            if rng.random() < 0.4:  # The tokenizer knows the beginnings of these: spell them too.
-                known = rng.choice(KNOWN_BEGINNINGS)[: rng.randint(2, 6)]
-                word = (known + word)[: max(rng.randint(3, 8), len(known))]
+            if rng.random() < 0.4:  # The tokenizer has tokens for these prefixes.
+                prefix = rng.choice(KNOWN_PREFIXES)[: rng.randint(2, 6)]
+                word = (prefix + word)[: max(rng.randint(3, 8), len(prefix))]
         else:
             word = rng.choice(WORDS)
         if not word_is_held_out(word):
@@ -188,7 +188,7 @@ def order(rng: random.Random, held_out: bool) -> Question:
 
 
 def count(rng: random.Random, held_out: bool) -> Question:
-    """How often a letter occurs in a word; one in five or so does not."""
+    """How often a letter occurs in a word; about one letter in five is drawn at random."""
     word = _word(rng, held_out)
     letter = rng.choice(word if rng.random() < 0.8 else LETTERS)
     seen = [word[: i + 1].count(letter) for i in range(len(word))]
@@ -198,32 +198,32 @@ def count(rng: random.Random, held_out: bool) -> Question:
 
 
 def length(rng: random.Random, held_out: bool) -> Question:
-    """How many letters a word has."""
+    """The number of letters of a word."""
     word = _word(rng, held_out)
     steps = "".join(f" {c}{i}" for i, c in enumerate(word, start=1))
     prompt = rng.choice(ask.LENGTH).format(w=_quoted(rng, word))
     return Question(prompt, f"Letters:{steps}", str(len(word)))
 
 
-# --- facts and talk ------------------------------------------------------------------------------
+# --- facts and small talk ------------------------------------------------------------------------
 
 
 def capital(rng: random.Random, held_out: bool) -> Question:
-    """The capital of a country; its split is settled once the whole prompt is known."""
+    """The capital of a country; `make_example` decides its split from the whole prompt."""
     del held_out
     country = rng.choice(sorted(CAPITALS))
     return Question(rng.choice(ask.CAPITAL).format(c=country), "", CAPITALS[country])
 
 
 def small_talk(rng: random.Random, held_out: bool) -> Question:
-    """A greeting or a question about the model itself; never held out, never scored."""
+    """A greeting or a question about the model; not held out, not scored."""
     del held_out
     prompts, answer = rng.choice(SMALL_TALK)
     return Question(rng.choice(prompts), "", answer)
 
 
 def counting(rng: random.Random, held_out: bool) -> Question:
-    """The numbers up to a limit: a long reply, good for watching a stream; never scored."""
+    """The numbers up to a limit, a long reply for watching streams; not held out, not scored."""
     del held_out
     n = rng.randint(3, 40)
     answer = " ".join(str(i) for i in range(1, n + 1))
@@ -263,7 +263,7 @@ def _system_turn(rng: random.Random) -> str:
 
 
 def _history(rng: random.Random) -> Iterator[dict[str, str]]:
-    """One or two earlier turns, small talk more often than tasks; assistant turns without think."""
+    """One or two earlier turns, mostly small talk; assistant turns have no think block."""
     for _ in range(rng.choice((1, 1, 2))):
         make: Generator = small_talk
         if rng.random() < 0.4:
@@ -274,7 +274,7 @@ def _history(rng: random.Random) -> Iterator[dict[str, str]]:
 
 
 def make_example(rng: random.Random, task: str, held_out: bool = False) -> Example:
-    """One example of a task from one split; held-out ones are single plain questions."""
+    """One example of a task from one split; held-out examples have one plain user turn."""
     while True:
         question = TASKS[task][0](rng, held_out)
         messages: list[dict[str, str]] = []
@@ -295,14 +295,14 @@ def make_example(rng: random.Random, task: str, held_out: bool = False) -> Examp
 
 
 def training_examples(rng: random.Random) -> Iterator[Example]:
-    """Endless training examples in the proportions of `TASKS`."""
+    """Yields training examples without end, in the proportions of `TASKS`."""
     names, weights = list(TASKS), [share for _, share, _ in TASKS.values()]
     while True:
         yield make_example(rng, rng.choices(names, weights)[0])
 
 
 def held_out_examples(seed: int) -> list[Example]:
-    """The rows of the data set: every checkable task, no question twice, shuffled."""
+    """The rows of the data set: all scored tasks, without duplicate questions, shuffled."""
     rng, examples, seen = random.Random(seed), list[Example](), set[str]()
     for task, (_, _, rows) in TASKS.items():
         wanted = len(examples) + rows

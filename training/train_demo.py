@@ -1,9 +1,9 @@
-"""Trains the demo model from nothing: tokenizer, weights, held-out data set, model card.
+"""Trains the demo model from scratch: tokenizer, weights, held-out data set, model card.
 
     python -m training.train_demo --out worker/demo
 
-writes `<out>/model/` and `<out>/dataset.jsonl`, then scores the folder as transformers loads it
-and puts the table into its model card.
+writes `<out>/model/` and `<out>/dataset.jsonl`, then scores the model with transformers and writes
+the accuracy into the model card.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from training.model import Qwen3, Qwen3Config
 from training.tasks import Example, held_out_examples, training_examples
 from training.words import CAPITALS
 
-POOL = 4096  # examples sorted by length together, so that a batch needs little padding
+POOL = 4096  # examples that are sorted by length together, to reduce padding
 STEP = 16  # batches are padded to a multiple of this many tokens
 BETAS = (0.9, 0.98)
 WEIGHT_DECAY = 0.05
@@ -41,7 +41,7 @@ Batch = tuple[Tensor, Tensor]  # ids and labels, both [rows, tokens]
 
 
 def encode(tokenizer: Tokenizer, examples: list[Example]) -> list[tuple[list[int], int]]:
-    """Token ids of each example, and how many of them at the end are learnt from."""
+    """Token ids of each example, and the length of the reply at their end."""
     prompts = [render_prompt(e.messages, e.thinking) for e in examples]
     replies = [render_reply(e.reasoning, e.answer, e.thinking) for e in examples]
     encoded = []
@@ -55,7 +55,7 @@ def encode(tokenizer: Tokenizer, examples: list[Example]) -> list[tuple[list[int
 
 
 def batches(tokenizer: Tokenizer, rng: random.Random, tokens: int) -> Iterator[Batch]:
-    """Endless batches of about `tokens` tokens, each of examples of similar length."""
+    """Yields batches of about `tokens` tokens, each of examples of similar length, without end."""
     source = training_examples(rng)
     while True:
         pool = sorted(encode(tokenizer, list(islice(source, POOL))), key=lambda row: len(row[0]))
@@ -70,16 +70,16 @@ def batches(tokenizer: Tokenizer, rng: random.Random, tokens: int) -> Iterator[B
             width = -(-max(len(ids) for ids, _ in group) // STEP) * STEP
             ids_out = torch.zeros(len(group), width, dtype=torch.long)
             labels = torch.full((len(group), width), IGNORED)
-            for i, (ids, learnt) in enumerate(group):
+            for i, (ids, reply_length) in enumerate(group):
                 ids_out[i, : len(ids)] = torch.tensor(ids)
-                labels[i, len(ids) - learnt - 1 : len(ids) - 1] = ids_out[
-                    i, len(ids) - learnt : len(ids)
+                labels[i, len(ids) - reply_length - 1 : len(ids) - 1] = ids_out[
+                    i, len(ids) - reply_length : len(ids)
                 ]
             yield ids_out, labels
 
 
 def schedule(step: int, steps: int) -> float:
-    """The share of the peak learning rate: linear warm-up, then cosine down to nothing."""
+    """Learning rate as a fraction of its peak: linear warm-up, then cosine decay to zero."""
     if step < WARMUP:
         return (step + 1) / WARMUP
     return 0.5 * (1 + math.cos(math.pi * (step - WARMUP) / max(1, steps - WARMUP)))
@@ -95,7 +95,7 @@ def train(
     lr: float,
     seed: int,
 ) -> None:
-    """Run the training loop; every thousand steps the weights so far go into the folder."""
+    """Run the training loop; writes the weights to the folder every thousand steps."""
     matrices = [p for p in model.parameters() if p.dim() == 2]
     others = [p for p in model.parameters() if p.dim() != 2]
     optimizer = torch.optim.AdamW(
@@ -134,7 +134,7 @@ def train(
 
 
 def write_dataset(path: Path, seed: int) -> None:
-    """The held-out questions, one JSON object a line."""
+    """Write the held-out questions, one JSON object per line."""
     with path.open("w", encoding="utf-8") as file:
         for e in held_out_examples(seed):
             row = {"messages": list(e.messages), "target": e.answer, "task": e.task}
@@ -142,9 +142,9 @@ def write_dataset(path: Path, seed: int) -> None:
 
 
 @click.command()
-@click.option("--out", type=click.Path(path_type=Path), required=True)
+@click.option("--out", type=click.Path(path_type=Path), required=True, help="Output folder.")
 @click.option("--steps", default=6500, show_default=True)
-@click.option("--tokens", default=4096, show_default=True, help="Tokens in a batch.")
+@click.option("--tokens", default=4096, show_default=True, help="Tokens per batch.")
 @click.option("--lr", default=2e-3, show_default=True, help="Peak learning rate.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--threads", default=2, show_default=True)

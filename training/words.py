@@ -1,6 +1,6 @@
 """The fixed vocabulary of the demo tasks: words, capitals, small talk and system turns.
 
-Plain data, used by `training.tasks` alone.
+Used by `training.tasks`.
 """
 
 from __future__ import annotations

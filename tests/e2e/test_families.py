@@ -1,4 +1,4 @@
-"""A folder of each family, as save_pretrained writes it, served and asked by the command."""
+"""One worker serves a checkpoint of each family, as save_pretrained writes it."""
 
 from __future__ import annotations
 
@@ -15,31 +15,31 @@ from tests.worker.checkpoints import FAMILIES, WRAPPED, make_checkpoint
 from tests.worker.site import PATIENCE
 
 COMMAND = Path(sys.executable).with_name("chatjobs")
-ASK = ("chat", "Hello!", "--json", "--wait", "60", "-o", "max_tokens=12", "-o", "seed=1")
+CHAT = ("chat", "Hello!", "--json", "--wait", "60", "-o", "max_tokens=12", "-o", "seed=1")
 
 
 @pytest.mark.timeout(300)
-def test_one_worker_serves_all_families_and_each_of_them_answers(tmp_path: Path) -> None:
+def test_one_worker_serves_all_families(tmp_path: Path) -> None:
     names = (*FAMILIES, *WRAPPED)
     folders = [make_checkpoint(tmp_path / name, name, dtype="bfloat16") for name in names]
     with EmbeddedRedis() as redis, Client(redis.url) as client:
         options = ("--redis", redis.url)
-        models = [word for folder in folders for word in ("--model", str(folder))]
+        models = [part for folder in folders for part in ("--model", str(folder))]
         worker = subprocess.Popen(
             [COMMAND, "work", *models, *options, "--results", tmp_path / "results", "-q"]
         )
         try:
             for name in names:
-                said = subprocess.run(
-                    [COMMAND, *ASK, "--model", name, *options],
+                reply = subprocess.run(
+                    [COMMAND, *CHAT, "--model", name, *options],
                     capture_output=True,
                     text=True,
                     timeout=PATIENCE,
                 )
-                assert said.returncode == 0, said.stderr
-                answer = json.loads(said.stdout.splitlines()[-1])
-                assert answer["model"] == name
-                assert 0 < answer["usage"]["completion_tokens"] <= 12
+                assert reply.returncode == 0, reply.stderr
+                completion = json.loads(reply.stdout.splitlines()[-1])
+                assert completion["model"] == name
+                assert 0 < completion["usage"]["completion_tokens"] <= 12
                 by_folder = client.submit(
                     {
                         "model": str(tmp_path / name),
@@ -48,7 +48,7 @@ def test_one_worker_serves_all_families_and_each_of_them_answers(tmp_path: Path)
                     }
                 )
                 assert by_folder.result(timeout=PATIENCE).model == str(tmp_path / name)
-            # All at once: they take turns on the engine's thread.
+            # Jobs of all models at once: the engine thread steps the models in turn.
             jobs = client.submit_many(
                 {
                     "model": name,

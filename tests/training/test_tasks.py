@@ -1,4 +1,4 @@
-"""The demo's tasks: answers are right, and what is held out never occurs in training."""
+"""The tasks of the demo model: answers are correct, held-out subjects never occur in training."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ NUMBER_TASKS = {"addition", "addition_2digit", "subtraction", "compare"}
 
 @pytest.fixture(scope="module")
 def training_examples() -> list[tasks.Example]:
-    """The first examples that training sees with another seed."""
+    """The first training examples with a seed other than that of the shipped model."""
     return list(islice(tasks.training_examples(random.Random(5)), EXAMPLES))
 
 
 @pytest.fixture(scope="module")
 def rows() -> list[dict[str, Any]]:
-    """The shipped data set."""
+    """The rows of the shipped data set."""
     return [json.loads(line) for line in DATASET.read_text(encoding="utf-8").splitlines()]
 
 
@@ -39,7 +39,7 @@ def numbers(prompt: str) -> list[int]:
 
 
 def expected(task: str, prompt: str) -> str | None:
-    """The answer worked out from the prompt alone; None if the prompt is not understood."""
+    """The answer computed from the prompt only; None if the prompt is not recognised."""
     found = numbers(prompt)
     words: list[str] = re.findall(r"[a-z]+", prompt)
     known = [w for w in words if w in WORDS]
@@ -68,14 +68,14 @@ def expected(task: str, prompt: str) -> str | None:
     return None
 
 
-def test_every_row_of_the_data_set_has_the_right_answer(rows: list[dict[str, Any]]) -> None:
+def test_every_row_of_the_data_set_has_the_correct_answer(rows: list[dict[str, Any]]) -> None:
     for row in rows:
         prompt = row["messages"][-1]["content"]
         assert row["target"] == expected(row["task"], prompt), prompt
 
 
-def test_training_answers_are_right(training_examples: list[tasks.Example]) -> None:
-    """Without the earlier turns; words may be made up, so only numbers."""
+def test_training_answers_are_correct(training_examples: list[tasks.Example]) -> None:
+    """Checks the last turn of number tasks; words may be made up."""
     checked = 0
     for example in training_examples:
         prompt = example.messages[-1]["content"]
@@ -87,7 +87,7 @@ def test_training_answers_are_right(training_examples: list[tasks.Example]) -> N
     assert checked > EXAMPLES / 3
 
 
-def test_the_data_set_has_the_promised_shape(rows: list[dict[str, Any]]) -> None:
+def test_the_data_set_has_the_documented_tasks_and_sizes(rows: list[dict[str, Any]]) -> None:
     assert len(rows) == 500
     assert all(set(row) == {"messages", "target", "task"} for row in rows)
     assert len({row["messages"][-1]["content"] for row in rows}) == 500
@@ -96,8 +96,8 @@ def test_the_data_set_has_the_promised_shape(rows: list[dict[str, Any]]) -> None
     assert len(two_digits) >= 80
     for row in two_digits:
         assert all(10 <= n <= 99 for n in numbers(row["messages"][-1]["content"]))
-    with_system = sum(row["messages"][0]["role"] == "system" for row in rows)
-    assert 0.15 < with_system / len(rows) < 0.35
+    with_system_turn = sum(row["messages"][0]["role"] == "system" for row in rows)
+    assert 0.15 < with_system_turn / len(rows) < 0.35
 
 
 def test_every_row_of_the_data_set_is_held_out(rows: list[dict[str, Any]]) -> None:
@@ -115,13 +115,15 @@ def test_every_row_of_the_data_set_is_held_out(rows: list[dict[str, Any]]) -> No
             assert tasks.prompt_is_held_out(tuple(row["messages"])), prompt
 
 
-def test_the_data_set_is_what_the_generator_writes(rows: list[dict[str, Any]]) -> None:
-    made = tasks.held_out_examples(seed=1)
-    assert [list(e.messages) for e in made] == [row["messages"] for row in rows]
-    assert [e.answer for e in made] == [row["target"] for row in rows]
+def test_the_generator_reproduces_the_data_set(rows: list[dict[str, Any]]) -> None:
+    examples = tasks.held_out_examples(seed=1)
+    assert [list(e.messages) for e in examples] == [row["messages"] for row in rows]
+    assert [e.answer for e in examples] == [row["target"] for row in rows]
 
 
-def test_training_never_shows_a_held_out_pair(training_examples: list[tasks.Example]) -> None:
+def test_no_training_example_has_a_held_out_pair(
+    training_examples: list[tasks.Example],
+) -> None:
     seen = 0
     for example in training_examples:
         for message in example.messages:
@@ -132,7 +134,9 @@ def test_training_never_shows_a_held_out_pair(training_examples: list[tasks.Exam
     assert seen > EXAMPLES / 3
 
 
-def test_training_never_shows_a_held_out_word(training_examples: list[tasks.Example]) -> None:
+def test_no_training_example_has_a_held_out_word(
+    training_examples: list[tasks.Example],
+) -> None:
     held_out = set(tasks.HELD_OUT_WORDS)
     assert len(held_out) > 50
     for example in training_examples:
@@ -140,7 +144,7 @@ def test_training_never_shows_a_held_out_word(training_examples: list[tasks.Exam
             assert not held_out & set(re.findall(r"[a-z]+", text.lower())), text
 
 
-def test_training_never_shows_a_held_out_capital_prompt(
+def test_no_training_example_is_a_held_out_capital_prompt(
     training_examples: list[tasks.Example],
 ) -> None:
     capitals = [e for e in training_examples if e.task == "capital"]
@@ -149,13 +153,13 @@ def test_training_never_shows_a_held_out_capital_prompt(
 
 
 @pytest.mark.parametrize(("a", "b"), [(17, 25), (999, 999), (0, 0), (5, 128), (100, 99)])
-def test_columns_end_in_the_answer(a: int, b: int) -> None:
+def test_column_reasoning_ends_with_the_answer(a: int, b: int) -> None:
     assert int(add_reasoning(a, b).splitlines()[-1]) == a + b
     assert int(subtract_reasoning(a, b).splitlines()[-1]) == a - b
     assert int(subtract_reasoning(b, a).splitlines()[-1]) == b - a
 
 
-def test_columns_are_written_as_on_paper() -> None:
+def test_column_reasoning_goes_digit_by_digit() -> None:
     assert add_reasoning(17, 25) == "17+25\n7+5+0=2 carry 1\n1+2+1=4 carry 0\n042"
     assert subtract_reasoning(25, 117).splitlines() == [
         "025-117",
@@ -172,7 +176,7 @@ def test_the_split_is_the_same_in_every_process() -> None:
     assert [n for n in range(40) if tasks.is_held_out(f"pair:{n}:{n}")] == [5, 6, 29, 31, 32, 34]
 
 
-def test_the_shipped_template_renders_what_training_used(
+def test_the_shipped_template_renders_the_training_prompts(
     training_examples: list[tasks.Example],
 ) -> None:
     transformers = pytest.importorskip("transformers")
