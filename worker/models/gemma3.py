@@ -1,7 +1,8 @@
-"""Gemma 3, text half (Gemma 3 technical report, 2025).
+"""Gemma 3, text model (Gemma 3 technical report, 2025).
 
-Norms of weight 1 + w before and after attention and MLP, embeddings scaled by sqrt(hidden),
-sliding layers with their own theta between global ones, scores scaled by query_pre_attn_scalar.
+Zero-centred norms before and after attention and MLP, embeddings scaled by sqrt(hidden), sliding
+layers with their own RoPE theta between global ones, attention scores scaled by
+query_pre_attn_scalar^-0.5.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from worker.layers.rope import Rope, RopeConfig, Rotation
 from worker.layers.self_attention import HeadShape, SelfAttention
 from worker.layers.weight import WeightSlot
 from worker.models.fields import Fields, read_head_shape, read_layer_kinds, read_rope
-from worker.models.model import Decoder, Placement
+from worker.models.model import Decoder, Family, Placement
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -65,7 +66,7 @@ class Gemma3Config:
         )
 
 
-# What published files leave out is what the first model had.
+# Fields that published config.json files omit have the values of the first model.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -79,26 +80,26 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _ropes(fields: Fields, head_dim: int) -> dict[str, RopeConfig]:
-    """Global layers may be stretched; sliding ones turn by their own, smaller theta.
+    """RoPE by kind of layer: only global layers are scaled; sliding ones have a smaller theta.
 
-    rope_parameters has an object for each kind; rope_scaling, the older spelling, is about the
-    global layers alone.
+    rope_parameters may have one object per kind. rope_scaling, the older field, applies to the
+    global layers only.
     """
-    both = fields.inner("rope_parameters") or Fields({}, fields.where)
-    if SLIDING in both.values or FULL in both.values:
+    by_kind = fields.inner("rope_parameters") or Fields({}, fields.where)
+    if SLIDING in by_kind.values or FULL in by_kind.values:
         old = fields.inner("rope_scaling")
-        turned = {**(both.values.get(FULL) or {}), **(old.values if old else {})}
-        wide = {**fields.values, "rope_scaling": None, "rope_parameters": turned}
+        merged = {**(by_kind.values.get(FULL) or {}), **(old.values if old else {})}
+        global_ = {**fields.values, "rope_scaling": None, "rope_parameters": merged}
     else:
-        wide = {**fields.values}
-    local = {
+        global_ = {**fields.values}
+    sliding = {
         "max_position_embeddings": fields.values.get("max_position_embeddings"),
         "rope_theta": fields.values.get("rope_local_base_freq"),
-        "rope_parameters": both.values.get(SLIDING),
+        "rope_parameters": by_kind.values.get(SLIDING),
     }
     return {
-        FULL: read_rope(Fields(wide, fields.where), head_dim, theta=1_000_000.0),
-        SLIDING: read_rope(Fields(local, fields.where), head_dim, theta=10_000.0),
+        FULL: read_rope(Fields(global_, fields.where), head_dim, theta=1_000_000.0),
+        SLIDING: read_rope(Fields(sliding, fields.where), head_dim, theta=10_000.0),
     }
 
 
@@ -137,9 +138,9 @@ class SandwichLayer:
 
 
 def gemma3(fields: Fields, tied: bool, place: Placement) -> Decoder:
-    """Gemma 3, its weights still empty."""
+    """Gemma 3 with empty weights."""
     config = Gemma3Config.read(fields)
-    make, norm = place.linear, place.zero_centred_norm(config.rms_norm_eps)
+    linears, norm = place.linears, place.zero_centred_norm(config.rms_norm_eps)
     hidden = config.hidden_size
     ropes = {kind: Rope(rope, place.dtype, place.device) for kind, rope in config.ropes.items()}
 
@@ -149,14 +150,14 @@ def gemma3(fields: Fields, tied: bool, place: Placement) -> Decoder:
             attention=SelfAttention(
                 hidden,
                 config.attention,
-                make,
+                linears,
                 bias=config.attention_bias,
                 norm=norm,
                 scale=config.query_pre_attn_scalar**-0.5,
             ),
             post_attention_norm=norm(hidden),
             pre_mlp_norm=norm(hidden),
-            mlp=GatedMLP(hidden, config.intermediate_size, make, act=config.hidden_activation),
+            mlp=GatedMLP(hidden, config.intermediate_size, linears, act=config.hidden_activation),
             post_mlp_norm=norm(hidden),
             rope=ropes[kind],
             window=config.sliding_window if kind == SLIDING else None,
@@ -175,3 +176,6 @@ def gemma3(fields: Fields, tied: bool, place: Placement) -> Decoder:
         embed_scale=hidden**0.5,
         logit_cap=config.final_logit_softcapping,
     )
+
+
+GEMMA3 = Family(gemma3, tie_word_embeddings=True)
