@@ -17,9 +17,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers.batch import Batch
-from worker.layers.kv_cache import RecurrentCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import RMSNorm
+from worker.layers.recurrent_cache import RecurrentCache
 from worker.layers.rope import Rotation
 from worker.layers.weight import WeightSlot
 

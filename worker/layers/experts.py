@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -101,22 +100,27 @@ class Experts:
         slots = {}
         for index in range(self._count):
             expert = f"{prefix}.{index}"
-            one = (
-                self._grouped_map(expert, index)
-                if self._grouped
-                else self._mlps[index].weight_map(expert)
-            )
+            if self._grouped:
+                own = self._grouped_map(expert, index)
+            else:
+                own = self._mlps[index].weight_map(expert)
             for name, parts in self._stacked_names.items():
                 names = [f"{expert}.{part}.weight" for part in parts]
-                *starts, rows = accumulate((one[part].shape[0] for part in names), initial=0)
-                for part, start in zip(names, starts, strict=True):
-                    slot = one[part]
-                    shape = (self._count, rows, slot.shape[1])
-                    taken = slice(start, start + slot.shape[0])
-                    place = StackedPlace(f"{prefix}.{name}", shape, index, taken)
-                    one[part] = replace(slot, stacked=place)
-            slots.update(one)
+                own.update(self._stack(f"{prefix}.{name}", index, {n: own[n] for n in names}))
+            slots.update(own)
         return slots
+
+    def _stack(self, name: str, index: int, parts: dict[str, WeightSlot]) -> dict[str, WeightSlot]:
+        """The slots of one expert, with their places in the stacked tensor `name`."""
+        rows = sum(slot.shape[0] for slot in parts.values())
+        placed, start = {}, 0
+        for part, slot in parts.items():
+            end = start + slot.shape[0]
+            shape = (self._count, rows, slot.shape[1])
+            place = StackedPlace(name, shape, index, slice(start, end))
+            placed[part] = replace(slot, stacked=place)
+            start = end
+        return placed
 
     def _grouped_map(self, prefix: str, index: int) -> dict[str, WeightSlot]:
         inner, hidden = self._inner, self._hidden

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from worker.layers.batch import Batch
-from worker.layers.kv_cache import LayerCache
+from worker.layers.cache import LayerCache
 from worker.layers.mlp import ACTIVATIONS, Activation, GatedMLP
 from worker.layers.norm import Norm
 from worker.layers.rope import Rope, RopeConfig, Rotation

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from worker.layers.batch import Batch
+from worker.layers.cache import LayerCache
 from worker.layers.embedding import Embedding, Head
-from worker.layers.kv_cache import FullKVCache, LayerCache, WindowKVCache
+from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm, Norm, RMSNorm, ZeroCentredRMSNorm
 from worker.layers.rope import Rope, Rotation
