@@ -22,7 +22,7 @@ class LayerCache(Protocol):
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
         """Set the capacity to `slots` sequences of up to `columns` tokens. `columns` never shrinks.
-        The first `keep` slots keep their content; the others are zero."""
+        The first `keep` slots keep their content; added slots are zero."""
 
     def bytes_for(self, slots: int, columns: int) -> int:
         """Bytes of storage after `resize` with the same arguments."""
@@ -32,7 +32,7 @@ class LayerCache(Protocol):
 
 
 def resize_slots(storage: Tensor, slots: int, keep: int) -> Tensor:
-    """`storage` [slots, ...] with another number of slots; zero beyond the first `keep`."""
+    """`storage` [slots, ...] with another number of slots. The first `keep` are copied."""
     if slots == len(storage):
         return storage
     copy = zeros_like(storage, slots, *storage.shape[1:])
@@ -41,8 +41,8 @@ def resize_slots(storage: Tensor, slots: int, keep: int) -> Tensor:
 
 
 def resize_columns(storage: Tensor, slots: int, columns: int, keep: int) -> Tensor:
-    """`storage` [slots, heads, columns, dim] with other numbers of slots and columns; zero beyond
-    the first `keep` slots."""
+    """`storage` [slots, heads, columns, dim] with other numbers of slots and columns. The first
+    `keep` slots are copied."""
     old_slots, heads, old_columns, dim = storage.shape
     if (slots, columns) == (old_slots, old_columns):
         return storage

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (Su et al. 2021), rotate-half layout, and their context-extending variants.
+"""Rotary position embeddings (Su et al. 2021), rotate-half layout, and scaled variants.
 
 The variants and the precedence of config fields are those of transformers' `modeling_rope_utils`:
 linear (kaiokendev), dynamic NTK, yarn (Peng et al. 2023), llama3 (Llama 3.1 model card), longrope
