@@ -7,6 +7,7 @@ query_pre_attn_scalar^-0.5.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -89,16 +90,16 @@ def _ropes(fields: Fields, head_dim: int) -> dict[str, RopeConfig]:
     if SLIDING in by_kind.values or FULL in by_kind.values:
         old = fields.inner("rope_scaling")
         merged = {**(by_kind.values.get(FULL) or {}), **(old.values if old else {})}
-        global_ = {**fields.values, "rope_scaling": None, "rope_parameters": merged}
+        full = {**fields.values, "rope_scaling": None, "rope_parameters": merged}
     else:
-        global_ = {**fields.values}
+        full = {**fields.values}
     sliding = {
         "max_position_embeddings": fields.values.get("max_position_embeddings"),
         "rope_theta": fields.values.get("rope_local_base_freq"),
         "rope_parameters": by_kind.values.get(SLIDING),
     }
     return {
-        FULL: read_rope(Fields(global_, fields.where), head_dim, theta=1_000_000.0),
+        FULL: read_rope(Fields(full, fields.where), head_dim, theta=1_000_000.0),
         SLIDING: read_rope(Fields(sliding, fields.where), head_dim, theta=10_000.0),
     }
 
@@ -114,17 +115,12 @@ class SandwichLayer:
     mlp: GatedMLP
     post_mlp_norm: Norm
     rope: Rope
-    window: int | None
-    shape: HeadShape
-    place: Placement
+    make_cache: Callable[[], LayerCache]
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
         attended = self.attention(self.input_norm(x), rotate, cache, batch)
         x = x + self.post_attention_norm(attended)
         return x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
-
-    def make_cache(self) -> LayerCache:
-        return self.place.kv_cache(self.shape, self.window)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         return {
@@ -145,6 +141,7 @@ def gemma3(fields: Fields, tied: bool, place: Placement) -> Decoder:
     ropes = {kind: Rope(rope, place.dtype, place.device) for kind, rope in config.ropes.items()}
 
     def layer(kind: str) -> SandwichLayer:
+        window = config.sliding_window if kind == SLIDING else None
         return SandwichLayer(
             input_norm=norm(hidden),
             attention=SelfAttention(
@@ -160,9 +157,7 @@ def gemma3(fields: Fields, tied: bool, place: Placement) -> Decoder:
             mlp=GatedMLP(hidden, config.intermediate_size, linears, act=config.hidden_activation),
             post_mlp_norm=norm(hidden),
             rope=ropes[kind],
-            window=config.sliding_window if kind == SLIDING else None,
-            shape=config.attention,
-            place=place,
+            make_cache=lambda: place.kv_cache(config.attention, window),
         )
 
     return Decoder(

@@ -28,7 +28,7 @@ class ExpertsConfig:
 
     @classmethod
     def read(cls, fields: Fields) -> ExpertsConfig:
-        # The name that transformers 5 writes.
+        # transformers 5 writes num_local_experts.
         experts = fields.integer(
             "num_local_experts",
             fields.integer("num_experts", minimum=0, maximum=MAX_EXPERTS),
@@ -39,7 +39,7 @@ class ExpertsConfig:
         dense = {int(layer) for layer in fields.numbers("mlp_only_layers", [])}
         top_k = fields.integer("num_experts_per_tok")
         if experts and top_k > experts:
-            raise fields.error(f"num_experts_per_tok {top_k} of {experts} experts")
+            raise fields.error(f"num_experts_per_tok {top_k} exceeds the {experts} experts")
         return cls(
             num_experts=experts,
             num_experts_per_tok=top_k,

@@ -19,7 +19,7 @@ MOE_DEFAULTS = {
 
 
 def qwen3_5(fields: Fields, tied: bool, place: Placement) -> Decoder:
-    """Qwen3.5 with dense layers with empty weights."""
+    """Dense Qwen3.5 with empty weights."""
     fields = fields.with_defaults(DENSE_DEFAULTS)
     config = HybridConfig.read(fields)
     inner = fields.integer("intermediate_size")
