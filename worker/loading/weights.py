@@ -38,7 +38,7 @@ HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
+class TensorSource:
     """The checkpoint tensor that holds a slot's values, or stacks them with others'."""
 
     name: str
@@ -51,9 +51,9 @@ class Source:
         return tensor if self.stacked is None else tensor[self.stacked.index][self.stacked.rows]
 
 
-def sources(checkpoint: Checkpoint) -> dict[str, Source]:
+def sources(checkpoint: Checkpoint) -> dict[str, TensorSource]:
     """The text model's tensors by name without wrapper prefix. Raises JobError."""
-    found: dict[str, Source] = {}
+    found: dict[str, TensorSource] = {}
     for name, header in checkpoint.tensors.items():
         if IGNORED.match(name):
             continue
@@ -64,11 +64,11 @@ def sources(checkpoint: Checkpoint) -> dict[str, Source]:
                 break
         if plain in found:
             raise _stored_twice(checkpoint, plain, found[plain].name, name)
-        found[plain] = Source(name, header.shape)
+        found[plain] = TensorSource(name, header.shape)
     return found
 
 
-def check(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> dict[str, Source]:
+def check(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> dict[str, TensorSource]:
     """Compare names and shapes without reading weights. Returns the source of each slot's tensor.
 
     Raises JobError("unsupported_model").
@@ -77,7 +77,7 @@ def check(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> dict[str, 
     if HEAD in stored and HEAD not in slots:
         del stored[HEAD]  # tied: the file has a copy of the embedding
     where = checkpoint.folder
-    found: dict[str, Source] = {}
+    found: dict[str, TensorSource] = {}
     for name, slot in slots.items():
         own = stored.get(name)
         stack = stored.get(slot.stacked.name) if slot.stacked else None
