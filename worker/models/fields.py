@@ -168,7 +168,10 @@ def read_rope(
 def _check_scaling(config: RopeConfig, rope: Fields) -> None:
     """Raise an error that names the variant's first missing or invalid field."""
     if config.partial > 1 or config.dim % 2 or config.dim < 2:
-        raise rope.error(f"partial_rotary_factor {config.partial} of head_dim {config.head_dim}")
+        raise rope.error(
+            f"partial_rotary_factor {config.partial} of head_dim {config.head_dim} is not an even "
+            "number of channels between 2 and head_dim"
+        )
     if config.kind in ("linear", "dynamic", "llama3"):
         rope.number("factor")
     if config.kind == "llama3":
