@@ -193,8 +193,8 @@ def recur(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tenso
     q, k [n, heads, key_dim], v [n, heads, value_dim], g, beta [n, heads] → [n, heads, value_dim].
     """
     state.mul_(g.exp()[..., None, None])
-    known = torch.matmul(k[..., None, :], state)  # [n, heads, 1, value_dim]
-    state.addcmul_(k[..., None], beta[..., None, None] * (v[..., None, :] - known))
+    predicted = torch.matmul(k[..., None, :], state)  # [n, heads, 1, value_dim]
+    state.addcmul_(k[..., None], beta[..., None, None] * (v[..., None, :] - predicted))
     return torch.matmul(q[..., None, :], state)[..., 0, :]
 
 
@@ -227,15 +227,15 @@ def recur_in_chunks(
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     fresh, stale = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
     inner = q @ k.mT * between
-    faded_q = q * sums[..., None].exp()
+    decayed_q = q * sums[..., None].exp()
     ends = sums[..., -1]  # [heads, chunks]
-    faded_k = k * (ends[..., None] - sums)[..., None].exp()
+    decayed_k = k * (ends[..., None] - sums)[..., None].exp()
     outputs = []
     for index in range(q.shape[1]):
         corrected = fresh[:, index] - stale[:, index] @ state
-        outputs.append(faded_q[:, index] @ state + inner[:, index] @ corrected)
+        outputs.append(decayed_q[:, index] @ state + inner[:, index] @ corrected)
         state.mul_(ends[:, index, None, None].exp())
-        state.add_(faded_k[:, index].mT @ corrected)
+        state.add_(decayed_k[:, index].mT @ corrected)
     return torch.cat(outputs, dim=1)[:, :length].transpose(0, 1)
 
 
