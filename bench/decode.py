@@ -28,7 +28,7 @@ PROMPT = 64
 def linears_alone(device: torch.device, batch: int, tokens: int) -> Contestant:
     """The matrix products of a decode step on `batch` rows, `tokens` times."""
     shape = QWEN3_06B
-    make = LinearFactory(torch.bfloat16, device)
+    linears = LinearFactory(torch.bfloat16, device)
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]
     q = shape["num_attention_heads"] * shape["head_dim"]
     kv = shape["num_key_value_heads"] * shape["head_dim"]
@@ -36,7 +36,7 @@ def linears_alone(device: torch.device, batch: int, tokens: int) -> Contestant:
     sizes = layer * shape["num_hidden_layers"] + [(hidden, shape["vocab_size"])]
     work = []
     for features_in, features_out in sizes:
-        linear = make(features_in, features_out)
+        linear = linears.column(features_in, features_out)
         linear.weight_slot().load(torch.randn(features_out, features_in, dtype=torch.bfloat16))
         work.append((linear, torch.randn(batch, features_in, dtype=torch.bfloat16, device=device)))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Sequence
 
-from worker.layers.kv_cache import LayerCache
+from worker.layers.cache import LayerCache
 
 FIRST_COLUMNS = 256  # tokens per slot that storage starts with
 

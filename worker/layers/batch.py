@@ -1,7 +1,8 @@
-"""What one step runs: a flat batch of tokens from several sequences, prepared once, handed down.
+"""The input of one forward pass: a flat batch of tokens from several sequences.
 
-A step is {sequence: number of tokens}; there is no separate world for prefill and decode. Rows of
-sequences that advance by one token come first: attention runs them together.
+A step maps sequences to numbers of tokens and may mix prefill and decode. Rows of sequences that
+advance by one token come first: attention runs them together. The batch is prepared once per step
+and passed to every layer.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The next tokens of one sequence, from position `start` on, in cache `slot`."""
+    """The next tokens of one sequence, starting at position `start`, in cache `slot`."""
 
     slot: int
     start: int
     token_ids: Sequence[int]
     prompt_length: int  # of the whole sequence: some RoPE variants depend on it
-    all_logits: bool = False  # logits of every token, not of the last alone
+    all_logits: bool = False  # return logits of every token, not only of the last
 
     @property
     def length(self) -> int:
@@ -44,10 +45,10 @@ class Chunk:
 
 @dataclass(frozen=True, slots=True)
 class DecodeGroup:
-    """The sequences that advance by one token, as attention wants them: slots in [low, high).
+    """The sequences that advance by one token, as a slot range [low, high) for attention.
 
-    `rows` says where in that range the first rows of the batch go; None where they fill it in
-    order. Slots of the range that don't take part see position 0 alone, and nobody reads them.
+    `rows` maps the first rows of the batch to that range; None if they fill it in order. Slots of
+    the range without a row see position 0 only, and their outputs are discarded.
     """
 
     size: int
@@ -71,8 +72,8 @@ class DecodeGroup:
         return wide if self.rows is None else wide.index_select(0, self.rows)
 
     def visible(self, columns: int) -> Tensor:
-        """Which cache columns each slot of the range sees, float mask [high - low, 1, 1, columns]:
-        0 where column <= position, -inf elsewhere."""
+        """Additive float mask [high - low, 1, 1, columns]: 0 where column <= position, else
+        -inf."""
         column = torch.arange(columns, device=self.range_positions.device)
         hidden = column[None, :] > self.range_positions[:, None]
         mask = torch.zeros(hidden.shape, device=hidden.device)
@@ -81,18 +82,18 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """One step's tokens and where they belong."""
+    """The tokens of one step, with their positions and cache slots."""
 
     token_ids: Tensor  # [tokens] long
     positions: Tensor  # [tokens] long
-    prompt_lengths: Tensor  # [tokens] long, of the sequence that the row belongs to
+    prompt_lengths: Tensor  # [tokens] long, of each row's sequence
     decode: DecodeGroup | None  # the first `decode.size` rows
     chunks: tuple[Chunk, ...]  # the rows after them
-    logits_rows: Tensor | None  # [n] long: rows whose logits are wanted; None: all, in order
-    masks: dict[int, Tensor]  # decode masks by number of cache columns, made once per step
+    logits_rows: Tensor | None  # [n] long: rows that need logits; None: all
+    masks: dict[int, Tensor]  # decode masks by number of columns, made on first use
 
     def decode_mask(self, columns: int) -> Tensor:
-        """`DecodeGroup.visible`, made by the first layer that asks."""
+        """`DecodeGroup.visible`, computed once per step and number of columns."""
         if columns not in self.masks:
             assert self.decode is not None
             self.masks[columns] = self.decode.visible(columns)
@@ -100,7 +101,7 @@ class Batch:
 
     @classmethod
     def prepare(cls, spans: Iterable[Span], device: torch.device) -> tuple[Batch, list[Span]]:
-        """Lay spans out flat; returns the batch and the spans in the order of their rows."""
+        """Lay spans out flat. Returns the batch, and the spans in the order of their rows."""
         spans = list(spans)
         singles = sorted((s for s in spans if s.length == 1), key=lambda s: s.slot)
         ordered = singles + [s for s in spans if s.length > 1]
@@ -130,7 +131,7 @@ class Batch:
         return batch, ordered
 
     def select_logits_rows(self, hidden: Tensor) -> Tensor:
-        """hidden [tokens, ...] → the rows whose logits are wanted."""
+        """hidden [tokens, ...] → [n, ...], the rows that need logits."""
         return hidden if self.logits_rows is None else hidden.index_select(0, self.logits_rows)
 
 

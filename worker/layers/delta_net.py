@@ -1,11 +1,11 @@
 """Gated delta net (Yang et al. 2024, "Gated Delta Networks"), as Qwen3-Next and Qwen3.5 use it.
 
-A linear recurrence with a memory S [key_dim, value_dim] per head, in float32:
+A linear recurrence with a state S [key_dim, value_dim] per head, in float32:
 
     S ← e^g S;  S ← S + k ⊗ β (v - kᵀS);  o = qᵀS
 
-One token at a time for decode; for prefill the same in chunks, where each chunk solves a triangular
-system instead of stepping.
+Decode runs one token at a time. Prefill runs in chunks: each chunk solves a triangular system
+instead of stepping through its tokens.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers.batch import Batch
-from worker.layers.kv_cache import RecurrentCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import RMSNorm
+from worker.layers.recurrent_cache import RecurrentCache
 from worker.layers.rope import Rotation
 from worker.layers.weight import WeightSlot
 
-CHUNK = 64  # tokens that one triangular system holds
+CHUNK = 64  # tokens per triangular system
 L2_EPS = 1e-6
 
 
@@ -47,37 +47,39 @@ class DeltaShape:
 
     @property
     def channels(self) -> int:
-        """Of the convolution: q, k and v side by side."""
+        """Channels of the convolution: q, k and v concatenated."""
         return 2 * self.keys + self.values
 
 
 class GatedDeltaNet:
     """projections → causal convolution → recurrence → gated norm → out.
 
-    `grouped`: the checkpoint keeps q, k, v, z and b, a per key head (Qwen3-Next); else plain.
+    `grouped`: the checkpoint interleaves q, k, v, z and b, a by key head (Qwen3-Next). Otherwise it
+    has one tensor each for qkv, z, b and a.
     """
 
     def __init__(
         self,
         hidden: int,
         shape: DeltaShape,
-        make: LinearFactory,
+        linears: LinearFactory,
         *,
         eps: float,
         grouped: bool,
     ) -> None:
         self._hidden, self._shape, self._grouped = hidden, shape, grouped
-        self._dtype, self._device = make.dtype, make.device
+        self._dtype, self._device = linears.dtype, linears.device
         heads = shape.value_heads
-        self._in = make(hidden, shape.channels, shape.values, heads, heads)  # q k v | z | b | a
-        self._out = make(shape.values, hidden)
-        self._norm = RMSNorm(shape.value_dim, eps, torch.float32, make.device)
-        self._conv = torch.empty(shape.kernel, shape.channels, device=make.device)  # float32
-        self._decay = torch.empty(heads, device=make.device)  # -exp(A_log)
-        self._dt_bias = torch.empty(heads, device=make.device)
+        # q k v | z | b | a
+        self._in = linears.column(hidden, shape.channels, shape.values, heads, heads)
+        self._out = linears.row(shape.values, hidden)
+        self._norm = RMSNorm(shape.value_dim, eps, torch.float32, linears.device)
+        self._conv = torch.empty(shape.kernel, shape.channels, device=linears.device)  # float32
+        self._decay = torch.empty(heads, device=linears.device)  # -exp(A_log)
+        self._dt_bias = torch.empty(heads, device=linears.device)
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: RecurrentCache, batch: Batch) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]. Positions play no part."""
+        """x [tokens, hidden] → [tokens, hidden]. `rotate` is not used."""
         shape = self._shape
         heads = shape.value_heads
         u, z, b, a = self._in(x).split((shape.channels, shape.values, heads, heads), dim=-1)
@@ -102,13 +104,13 @@ class GatedDeltaNet:
             q, k, v = self._split(mixed.to(x.dtype))
             state = cache.state[chunk.slot]
             outputs.append(recur_in_chunks(q, k, v, g[rows], beta[rows], state))
-        said = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [tokens, heads, value_dim]
-        normed = self._norm(said.to(x.dtype).float()) * F.silu(z.float().view(said.shape))
+        o = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [tokens, heads, value_dim]
+        normed = self._norm(o.to(x.dtype).float()) * F.silu(z.float().view(o.shape))
         return self._out(normed.to(x.dtype).flatten(1))
 
     def _split(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Convolved channels [n, C], before their activation → q, k [n, value_heads, key_dim] and
-        v [n, value_heads, value_dim] in float32; q and k of unit length, q scaled."""
+        """Convolution output [n, C] before its activation → q, k [n, value_heads, key_dim] and
+        v [n, value_heads, value_dim] in float32. q and k have unit length; q is scaled."""
         shape = self._shape
         q, k, v = F.silu(y).float().split((shape.keys, shape.keys, shape.values), dim=-1)
         repeats = shape.value_heads // shape.key_heads
@@ -153,7 +155,7 @@ class GatedDeltaNet:
         }
 
     def _grouped_map(self, prefix: str) -> dict[str, WeightSlot]:
-        """Rows come per key head: q, k, its value heads' v and z; and its value heads' b and a."""
+        """Rows are ordered by key head: q, k, then v and z of its value heads; likewise b and a."""
         shape, hidden = self._shape, self._hidden
         per_key = shape.value_heads // shape.key_heads
         values = per_key * shape.value_dim
@@ -186,27 +188,27 @@ class GatedDeltaNet:
 
 
 def recur(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
-    """One token for each of n sequences; `state` [n, heads, key_dim, value_dim] changes in place.
+    """One token for each of n sequences. Updates `state` [n, heads, key_dim, value_dim] in place.
 
     q, k [n, heads, key_dim], v [n, heads, value_dim], g, beta [n, heads] → [n, heads, value_dim].
     """
     state.mul_(g.exp()[..., None, None])
-    known = torch.matmul(k[..., None, :], state)  # [n, heads, 1, value_dim]
-    state.addcmul_(k[..., None], beta[..., None, None] * (v[..., None, :] - known))
+    predicted = torch.matmul(k[..., None, :], state)  # [n, heads, 1, value_dim]
+    state.addcmul_(k[..., None], beta[..., None, None] * (v[..., None, :] - predicted))
     return torch.matmul(q[..., None, :], state)[..., 0, :]
 
 
 def recur_in_chunks(
     q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
 ) -> Tensor:
-    """Many tokens of one sequence; `state` [heads, key_dim, value_dim] changes in place.
+    """Many tokens of one sequence. Updates `state` [heads, key_dim, value_dim] in place.
 
     q, k [length, heads, key_dim], v [length, heads, value_dim], g, beta [length, heads]
-    → [length, heads, value_dim]. Equal to `recur` token by token up to rounding.
+    → [length, heads, value_dim]. Equal to `recur` per token, up to rounding.
     """
     length = len(q)
     size = min(CHUNK, length)
-    padding = -length % size  # tokens with k = 0, beta = 0, g = 0 neither write nor forget
+    padding = -length % size  # k = beta = g = 0: padding leaves the state unchanged
 
     def chunks(x: Tensor) -> Tensor:
         """[length, heads, ...] → [heads, chunks, size, ...]."""
@@ -225,15 +227,15 @@ def recur_in_chunks(
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     fresh, stale = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
     inner = q @ k.mT * between
-    faded_q = q * sums[..., None].exp()
+    decayed_q = q * sums[..., None].exp()
     ends = sums[..., -1]  # [heads, chunks]
-    faded_k = k * (ends[..., None] - sums)[..., None].exp()
+    decayed_k = k * (ends[..., None] - sums)[..., None].exp()
     outputs = []
     for index in range(q.shape[1]):
         corrected = fresh[:, index] - stale[:, index] @ state
-        outputs.append(faded_q[:, index] @ state + inner[:, index] @ corrected)
+        outputs.append(decayed_q[:, index] @ state + inner[:, index] @ corrected)
         state.mul_(ends[:, index, None, None].exp())
-        state.add_(faded_k[:, index].mT @ corrected)
+        state.add_(decayed_k[:, index].mT @ corrected)
     return torch.cat(outputs, dim=1)[:, :length].transpose(0, 1)
 
 

@@ -1,4 +1,4 @@
-"""Token embeddings, and the head that is tied to them."""
+"""Token embeddings, and the output head, which may be tied to them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.layers.weight import Parameter, WeightSlot
 
 
 class Embedding:
-    """Rows of a table [vocab, hidden] by token id."""
+    """A table [vocab, hidden] indexed by token id."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
@@ -24,7 +24,7 @@ class Embedding:
         return F.embedding(ids, self._table.value)
 
     def slot(self, *also: WeightSlot) -> WeightSlot:
-        """Slot of the table; `also` are filled with the same tensor (a tied head)."""
+        """Slot of the table. The same tensor also fills the slots `also` (a tied head)."""
 
         def load(tensor: Tensor) -> None:
             self._table.slot().load(tensor)
@@ -35,7 +35,7 @@ class Embedding:
 
 
 class Head:
-    """Hidden states → logits, from its own weight or, if `tied`, from the embedding's."""
+    """Hidden states → logits. If `tied`, its weight is the embedding's tensor."""
 
     def __init__(
         self,
@@ -43,10 +43,10 @@ class Head:
         vocab_size: int,
         hidden_size: int,
         tied: bool,
-        make: LinearFactory,
+        linears: LinearFactory,
     ) -> None:
         self._embedding, self._tied = embedding, tied
-        self._linear: Linear = make(hidden_size, vocab_size)
+        self._linear: Linear = linears.column(hidden_size, vocab_size)
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, hidden] → float32 logits [rows, vocab]."""

@@ -1,52 +1,35 @@
-"""What layers remember of a sequence. Every kind answers the same few questions, so that the engine
-admits, grows, clears and counts without knowing which kind a layer has.
+"""Caches of attention keys and values: all positions, or the last ones in a ring.
 
-Storage is a tensor with one row ("slot") per sequence. Keys are kept after RoPE.
+Keys are stored after RoPE.
 """
 
 from __future__ import annotations
 
-from math import prod
 from typing import Protocol
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from worker.layers.batch import Batch, Chunk
+from worker.layers.cache import LayerCache, resize_columns
 
-COLUMNS = 32  # decode reads multiples of so many
-
-
-class LayerCache(Protocol):
-    """The memory of one layer."""
-
-    needs_clearing: bool  # whether a new sequence reads what an earlier one left in its slot
-
-    def resize(self, slots: int, columns: int, *, keep: int) -> None:
-        """Room for exactly `slots` sequences of up to `columns` tokens, never fewer columns than
-        before; what the first `keep` slots hold stays."""
-
-    def bytes_for(self, slots: int, columns: int) -> int:
-        """Bytes of the storage that `resize` with these numbers makes."""
-
-    def clear(self, slot: int) -> None:
-        """Forget a sequence: the slot reads as new."""
+COLUMNS = 32  # decode reads a multiple of this many columns
 
 
 class KVCache(LayerCache, Protocol):
-    """Keys and values; full or windowed is the cache's own business."""
+    """A cache of keys and values. Attention uses every kind in the same way."""
 
-    window: int | None
+    window: int | None  # None: all positions are visible
 
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Store k, v [size, kv_heads, head_dim] of the decode group; returns the keys and values
-        [high - low, kv_heads, columns, head_dim] of its slot range. Column c is seen by a sequence
-        at position p where c <= p."""
+        [high - low, kv_heads, columns, head_dim] of its slot range. A sequence at position p sees
+        the columns c <= p."""
 
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Store k, v [length, kv_heads, head_dim] of one chunk; returns the keys and values
-        [kv_heads, n, head_dim] of the last n positions up to the chunk's end that it may see."""
+        [kv_heads, n, head_dim] of the last n positions up to the chunk's end: all that it may
+        see."""
 
 
 class FullKVCache:
@@ -63,14 +46,14 @@ class FullKVCache:
         self._values = torch.zeros_like(self._keys)
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
-        self._keys = resized(self._keys, slots, columns, keep)
-        self._values = resized(self._values, slots, columns, keep)
+        self._keys = resize_columns(self._keys, slots, columns, keep)
+        self._values = resize_columns(self._values, slots, columns, keep)
 
     def bytes_for(self, slots: int, columns: int) -> int:
         return 2 * slots * columns * self._heads * self._dim * self._keys.element_size()
 
     def clear(self, slot: int) -> None:
-        # What lies behind a mask must be finite: 0 times NaN would spread it.
+        # Masked columns are multiplied by 0, so they must be finite: 0 * NaN is NaN.
         self._keys[slot].zero_()
         self._values[slot].zero_()
 
@@ -91,7 +74,7 @@ class FullKVCache:
 
 
 class WindowKVCache:
-    """The last `window` positions alone, in a ring: column = position modulo window."""
+    """Keys and values of the last `window` positions, in a ring: column = position % window."""
 
     needs_clearing = False
 
@@ -104,8 +87,8 @@ class WindowKVCache:
         self._values = torch.zeros_like(self._keys)
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
-        self._keys = resized(self._keys, slots, min(columns, self._size), keep)
-        self._values = resized(self._values, slots, min(columns, self._size), keep)
+        self._keys = resize_columns(self._keys, slots, min(columns, self._size), keep)
+        self._values = resize_columns(self._values, slots, min(columns, self._size), keep)
 
     def bytes_for(self, slots: int, columns: int) -> int:
         columns = min(columns, self._size)
@@ -142,70 +125,7 @@ class WindowKVCache:
         return seen_k, seen_v
 
 
-class RecurrentCache:
-    """The state of a gated delta net: the last inputs of its convolution and its memory.
-
-    Its size doesn't depend on the sequence's length, and it can't be cut back to an earlier token.
-    """
-
-    needs_clearing = True
-
-    def __init__(
-        self,
-        *,
-        channels: int,
-        kernel: int,
-        heads: int,
-        key_dim: int,
-        value_dim: int,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        self.inputs = torch.zeros(0, kernel - 1, channels, dtype=dtype, device=device)
-        self.state = torch.zeros(0, heads, key_dim, value_dim, device=device)  # float32
-
-    def resize(self, slots: int, columns: int, *, keep: int) -> None:
-        self.inputs = _with_slots(self.inputs, slots, keep)
-        self.state = _with_slots(self.state, slots, keep)
-
-    def bytes_for(self, slots: int, columns: int) -> int:
-        return slots * sum(
-            one.element_size() * one.shape[1:].numel() for one in (self.inputs, self.state)
-        )
-
-    def clear(self, slot: int) -> None:
-        self.inputs[slot].zero_()
-        self.state[slot].zero_()
-
-
 def _rounded(columns: int) -> int:
-    """A few more columns than are seen, where there are so many: products of the same shape share
-    the kernel that oneDNN builds for it, and keeps."""
+    """Columns rounded up to a multiple of COLUMNS: oneDNN compiles and caches a kernel per shape of
+    product."""
     return -(-columns // COLUMNS) * COLUMNS
-
-
-def _with_slots(storage: Tensor, slots: int, keep: int) -> Tensor:
-    if slots == len(storage):
-        return storage
-    other = zeros_like(storage, slots, *storage.shape[1:])
-    other[:keep] = storage[:keep]
-    return other
-
-
-def resized(storage: Tensor, slots: int, columns: int, keep: int) -> Tensor:
-    """`storage` [slots, heads, columns, dim] of another size; beyond its first `keep` slots 0."""
-    old_slots, heads, old_columns, dim = storage.shape
-    if (slots, columns) == (old_slots, old_columns):
-        return storage
-    other = zeros_like(storage, slots, heads, columns, dim)
-    other[:keep, :, :old_columns] = storage[:keep]
-    return other
-
-
-def zeros_like(storage: Tensor, *shape: int) -> Tensor:
-    """Zeros of storage's kind. On the CPU the system provides them, page by page as they are used:
-    room that no sequence has reached yet costs neither time nor memory."""
-    if storage.device.type != "cpu":
-        return storage.new_zeros(shape)
-    room = np.zeros(prod(shape) * storage.element_size(), dtype=np.uint8)
-    return torch.from_numpy(room).view(storage.dtype).view(shape)

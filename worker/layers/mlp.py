@@ -1,4 +1,4 @@
-"""The gated MLP of all families: down(act(gate(x)) * up(x)). Shazeer 2020, "GLU variants"."""
+"""The gated MLP of all families: down(act(gate(x)) * up(x)) (Shazeer 2020, "GLU Variants")."""
 
 from __future__ import annotations
 
@@ -34,27 +34,27 @@ class GatedMLP:
         self,
         hidden: int,
         inner: int,
-        make: LinearFactory,
+        linears: LinearFactory,
         *,
         act: Activation = F.silu,
         bias: bool = False,
     ) -> None:
         self._inner, self._act, self._bias = inner, act, bias
-        self._gate_up = make(hidden, inner, inner, bias=bias)
-        self._down = make(inner, hidden, bias=bias)
+        self._gate_up = linears.column(hidden, inner, inner, bias=bias)
+        self._down = linears.row(inner, hidden, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         gate, up = self._gate_up(x).split(self._inner, dim=-1)
         return self._down(self._act(gate) * up)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
-        linears = {
+        projections = {
             "gate_proj": (self._gate_up, 0),
             "up_proj": (self._gate_up, 1),
             "down_proj": (self._down, 0),
         }
         slots = {}
-        for name, (linear, part) in linears.items():
+        for name, (linear, part) in projections.items():
             slots[f"{prefix}.{name}.weight"] = linear.weight_slot(part)
             if self._bias:
                 slots[f"{prefix}.{name}.bias"] = linear.bias_slot(part)

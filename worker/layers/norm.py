@@ -1,7 +1,7 @@
 """RMS norms (Zhang & Sennrich 2019), computed in float32.
 
-Two kinds that differ in bf16 by their order of cast and product: plain (weight w) and zero-centred
-(weight 1 + w, as Gemma and Qwen3-Next train it).
+Two kinds: plain (weight w) and zero-centred (weight 1 + w, as in Gemma and Qwen3-Next). They also
+differ in the order of cast and product, which matters in bf16.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Norm(Protocol):
     def weight_slot(self) -> WeightSlot: ...
 
 
-MakeNorm = Callable[[int], Norm]  # by the size of the last dimension
+MakeNorm = Callable[[int], Norm]  # takes the size of the last dimension
 
 
 class RMSNorm:
@@ -42,7 +42,7 @@ class RMSNorm:
 
 
 class ZeroCentredRMSNorm:
-    """x * rsqrt(mean(x²) + eps) * (1 + w); the product is made in float32, before the cast."""
+    """x * rsqrt(mean(x²) + eps) * (1 + w). The product is in float32, before the cast."""
 
     def __init__(self, size: int, eps: float, device: torch.device) -> None:
         self.size, self.eps = size, eps

@@ -1,12 +1,12 @@
-"""Rotary position embeddings (Su et al. 2021), rotate-half layout, and their stretched variants.
+"""Rotary position embeddings (Su et al. 2021), rotate-half layout, and scaled variants.
 
-The variants, and the order in which config fields count, are those of transformers'
-`modeling_rope_utils`: linear (kaiokendev), dynamic NTK, yarn (Peng et al. 2023), llama3 (Llama 3.1
-model card), longrope (Ding et al. 2024). Where an angle depends on the sequence's length (dynamic,
-longrope) it is fixed by the length of its prompt, so that cached keys stay right.
+The variants and the precedence of config fields are those of transformers' `modeling_rope_utils`:
+linear (kaiokendev), dynamic NTK, yarn (Peng et al. 2023), llama3 (Llama 3.1 model card), longrope
+(Ding et al. 2024). Where frequencies depend on the sequence's length (dynamic, longrope), the
+length of the prompt fixes them, so that cached keys stay valid.
 
-Frequencies are equal to transformers' to the last bit, by the same operations in the same order: a
-last bit is a visible angle after thousands of positions.
+Frequencies are bit-identical to transformers': the same operations in the same order. A difference
+in the last bit grows to a visible angle after thousands of positions.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """Everything that a table of angles depends on."""
+    """The parameters of one kind of rotary embedding."""
 
     head_dim: int
     max_positions: int  # max_position_embeddings
     theta: float = 10_000.0
-    partial: float = 1.0  # share of head_dim that rotates
+    partial: float = 1.0  # fraction of head_dim that is rotated
     kind: str = "default"
     original_positions: int = 0  # original_max_position_embeddings; 0: max_positions
-    scaling: Mapping[str, Any] = field(default_factory=dict)  # the variant's own fields
+    scaling: Mapping[str, Any] = field(default_factory=dict)  # fields of the variant
 
     @property
     def dim(self) -> int:
-        """Channels that rotate."""
+        """Number of rotated channels."""
         return int(self.head_dim * self.partial)
 
     @property
     def context(self) -> int:
-        """Tokens that a sequence may have."""
+        """Maximum length of a sequence in tokens."""
         stretch = self.scaling["factor"] if self.kind == "dynamic" else 1
         return int(self.max_positions * stretch)
 
@@ -52,28 +52,28 @@ class RopeConfig:
 
 @dataclass(frozen=True)
 class Rotation:
-    """cos and signed sin of one step's tokens: [tokens, 1, dim], in the model's dtype."""
+    """cos and signed sin for the tokens of one step: [tokens, 1, dim], in the model's dtype."""
 
     cos: Tensor
-    sin: Tensor  # first half negated: x rolled by half a turn, times this, is what x turns into
+    sin: Tensor  # [-sin, sin], multiplied with x rolled by half
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, heads, head_dim] → the same, its first `dim` channels rotated."""
         dim = self.cos.shape[-1]
         if dim == x.shape[-1]:
             return torch.addcmul(x * self.cos, x.roll(dim // 2, dims=-1), self.sin)
-        turning, still = x[..., :dim], x[..., dim:]
-        turned = torch.addcmul(turning * self.cos, turning.roll(dim // 2, dims=-1), self.sin)
-        return torch.cat([turned, still], dim=-1)
+        rotary, rest = x[..., :dim], x[..., dim:]
+        rotated = torch.addcmul(rotary * self.cos, rotary.roll(dim // 2, dims=-1), self.sin)
+        return torch.cat([rotated, rest], dim=-1)
 
 
 class Rope:
-    """The angles of one kind of layer."""
+    """Computes rotations from positions, with the frequencies of one kind of layer."""
 
     def __init__(self, config: RopeConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype = config, dtype
         exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
-        wavelengths = config.theta**exponents  # [dim / 2], over 2 pi
+        wavelengths = config.theta**exponents  # [dim / 2], divided by 2 pi
         plain = 1.0 / wavelengths
         self._factor = 1.0  # of cos and sin
         self._long: Tensor | None = None
@@ -104,8 +104,8 @@ class Rope:
         """[1 or tokens, dim / 2], radians per position."""
         config = self._config
         if self._long is not None:
-            outgrown = prompt_lengths[:, None] > config.original
-            return torch.where(outgrown, self._long, self._frequencies)
+            beyond = prompt_lengths[:, None] > config.original
+            return torch.where(beyond, self._long, self._frequencies)
         if config.kind == "dynamic":
             factor = config.scaling["factor"]
             length = prompt_lengths[:, None].clamp(min=config.max_positions).float()

@@ -25,17 +25,17 @@ class HeadShape:
 
 
 class SelfAttention:
-    """out(softmax(scale · q kᵀ) v), q and k normed per head if `norm` makes norms.
+    """out(softmax(scale · q kᵀ) v). With `norm`, queries and keys are normalised per head.
 
-    `scale` is dim^-0.5 unless given. `gated` (Qwen3-Next, Qwen3.5): the query projection holds, per
-    head, the query and then a gate; what the head says is multiplied by the gate's sigmoid.
+    `scale` defaults to dim^-0.5. `gated` (Qwen3-Next, Qwen3.5): the query projection holds, per
+    head, the query followed by a gate; the head's output is multiplied by sigmoid(gate).
     """
 
     def __init__(
         self,
         hidden: int,
         shape: HeadShape,
-        make: LinearFactory,
+        linears: LinearFactory,
         *,
         bias: bool = False,
         norm: MakeNorm | None = None,
@@ -45,8 +45,8 @@ class SelfAttention:
         self._shape, self._bias, self._gated = shape, bias, gated
         self._scale = shape.dim**-0.5 if scale is None else scale
         q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
-        self._qkv = make(hidden, 2 * q if gated else q, kv, kv, bias=bias)
-        self._out = make(q, hidden, bias=bias)
+        self._qkv = linears.column(hidden, 2 * q if gated else q, kv, kv, bias=bias)
+        self._out = linears.row(q, hidden, bias=bias)
         self._q_norm = norm(shape.dim) if norm else None
         self._k_norm = norm(shape.dim) if norm else None
 
@@ -61,20 +61,20 @@ class SelfAttention:
             q, gate = q.reshape(-1, shape.heads, 2 * shape.dim).chunk(2, dim=-1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
-        said = attend(rotate(q), rotate(k), v, cache, batch, self._scale)
+        output = attend(rotate(q), rotate(k), v, cache, batch, self._scale)
         if self._gated:
-            said = said * gate.reshape(said.shape).sigmoid()
-        return self._out(said)
+            output = output * gate.reshape(output.shape).sigmoid()
+        return self._out(output)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         slots = {}
-        linears = {
+        projections = {
             "q_proj": (self._qkv, 0),
             "k_proj": (self._qkv, 1),
             "v_proj": (self._qkv, 2),
             "o_proj": (self._out, 0),
         }
-        for name, (linear, part) in linears.items():
+        for name, (linear, part) in projections.items():
             slots[f"{prefix}.{name}.weight"] = linear.weight_slot(part)
             if self._bias:
                 slots[f"{prefix}.{name}.bias"] = linear.bias_slot(part)

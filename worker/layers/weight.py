@@ -1,7 +1,7 @@
-"""Where checkpoint tensors go: named slots that check shapes and put values on the device.
+"""Slots for checkpoint tensors: a slot checks a tensor's shape and stores its values on the device.
 
-A model declares `weight_map()`: checkpoint name → slot; the loader fills the slots one tensor at a
-time and knows nothing of how a layer stores its weights.
+A model declares `weight_map()`: checkpoint name → slot. The loader fills the slots one tensor at a
+time and does not know how a layer stores its weights.
 """
 
 from __future__ import annotations
@@ -13,11 +13,23 @@ import torch
 
 
 @dataclass(frozen=True, slots=True)
+class StackedPlace:
+    """Place of a slot's tensor in a checkpoint tensor of shape [count, rows, columns] that stacks
+    several of them: `tensor[index, rows]`."""
+
+    name: str
+    shape: tuple[int, ...]
+    index: int
+    rows: slice
+
+
+@dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """Place of one checkpoint tensor: the shape it must have, and what takes it."""
+    """Place of one checkpoint tensor: the shape it must have, and the function that stores it."""
 
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
+    stacked: StackedPlace | None = None  # read instead where the checkpoint lacks the slot's name
 
 
 class Parameter:
@@ -31,6 +43,6 @@ class Parameter:
         return WeightSlot(self._shape, self._load)
 
     def _load(self, tensor: torch.Tensor) -> None:
-        # A tensor that has the right dtype already stays what it is: on the CPU a view of the
-        # mapped file, of which only the rows that are used become resident.
+        # A tensor that has the right dtype already is kept as it is. On the CPU that is a view of
+        # the mapped file: only the rows that are used become resident.
         self.value = tensor.to(device=self.value.device, dtype=self.value.dtype)

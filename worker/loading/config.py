@@ -13,6 +13,7 @@ import torch
 
 from jobs.errors import JobError
 from worker.models.fields import Fields
+from worker.models.model import Family
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
@@ -20,7 +21,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 @dataclass(frozen=True)
 class GenerationDefaults:
-    """What a request gets that doesn't say otherwise. None: OpenAI's default."""
+    """Defaults for sampling fields that a request omits. None: OpenAI's default."""
 
     eos_token_ids: frozenset[int] = frozenset()
     temperature: float | None = None
@@ -30,19 +31,19 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
 
     def ending_with(self, *token_ids: int) -> GenerationDefaults:
-        """The same, with further tokens that end a completion."""
+        """A copy with more tokens that end a completion."""
         return replace(self, eos_token_ids=self.eos_token_ids | set(token_ids))
 
 
 @dataclass(frozen=True)
 class ModelConfig:
-    """config.json: which family, and the fields of its text model."""
+    """config.json: the family, and the fields of its text model."""
 
     model_type: str
     fields: Fields
     tied: bool
     eos_token_ids: frozenset[int]
-    dtype: torch.dtype  # of the weights, by the config's word
+    dtype: torch.dtype  # of the weights, according to the config
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -63,8 +64,8 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def present(path: Path) -> bool:
-    """Whether there is such a file. Raises JobError("model_not_found") for a link that leads
-    nowhere: what is broken must not count as left out."""
+    """Whether the file exists. Raises JobError("model_not_found") for a broken symbolic link,
+    which must not count as an absent file."""
     if path.is_symlink() and not path.exists():
         raise JobError(
             "model_not_found", f"{path} is a link that leads nowhere: download the model again"
@@ -72,8 +73,8 @@ def present(path: Path) -> bool:
     return path.is_file()
 
 
-def read_config(folder: Path, reference: str, supported: Mapping[str, object]) -> ModelConfig:
-    """config.json of a model that one of the `supported` families can run.
+def read_config(folder: Path, reference: str, supported: Mapping[str, Family]) -> ModelConfig:
+    """config.json of a model of one of the `supported` families.
 
     Raises JobError("unsupported_model"), "model_not_found" if there is no config.json.
     """
@@ -110,7 +111,8 @@ def read_config(folder: Path, reference: str, supported: Mapping[str, object]) -
         model_type=model_type,
         fields=fields,
         tied=outer.boolean(
-            "tie_word_embeddings", fields.boolean("tie_word_embeddings", _tied(model_type))
+            "tie_word_embeddings",
+            fields.boolean("tie_word_embeddings", supported[model_type].tie_word_embeddings),
         ),
         eos_token_ids=_ids(outer, "eos_token_id") | _ids(fields, "eos_token_id"),
         dtype=_dtype(outer) or _dtype(fields) or torch.float32,
@@ -118,20 +120,15 @@ def read_config(folder: Path, reference: str, supported: Mapping[str, object]) -
 
 
 def _dtype(fields: Fields) -> torch.dtype | None:
-    """The field in its new spelling or its old one; the weight files have the last word."""
+    """dtype, or torch_dtype in older files. The weight files take precedence."""
     name = fields.text("dtype", fields.text("torch_dtype", ""))
     return DTYPES.get(name.removeprefix("torch."))
 
 
-def _tied(model_type: str) -> bool:
-    """The family's default of tie_word_embeddings."""
-    return model_type.startswith("gemma3")
-
-
 def read_defaults(folder: Path, config: ModelConfig) -> GenerationDefaults:
-    """generation_config.json, if there is one, with the end tokens of config.json.
+    """generation_config.json if it exists, with the end tokens of config.json.
 
-    do_sample false means greedy; without that field, what the file sets counts.
+    do_sample false means greedy decoding. Without that field, the file's other fields apply.
     """
     path = folder / GENERATION
     fields = Fields(read_json(path) if present(path) else {}, str(path))

@@ -1,7 +1,7 @@
 """Fills a model's slots from a checkpoint, one tensor at a time.
 
-Names and shapes are compared before any weight is read; what is missing, left over or of the wrong
-shape is named.
+Names and shapes are compared before any weight is read. Errors name tensors that are missing,
+unused or of the wrong shape.
 """
 
 from __future__ import annotations
@@ -9,19 +9,20 @@ from __future__ import annotations
 import logging
 import re
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from jobs.errors import JobError
-from worker.layers.weight import WeightSlot
+from worker.layers.weight import StackedPlace, WeightSlot
 from worker.loading.checkpoint import Checkpoint
 
 logger = logging.getLogger(__name__)
 
-# Text models are wrapped in different ways; all read as `model.…` and `lm_head.…`.
+# transformers' wrappers around a text model (vision-language models) add prefixes to its tensors'
+# names. All are read as `model.…` and `lm_head.…`.
 PREFIXES = (
     ("model.language_model.model.", "model."),
     ("model.language_model.lm_head.", "lm_head."),
@@ -29,34 +30,30 @@ PREFIXES = (
     ("language_model.model.", "model."),
     ("language_model.lm_head.", "lm_head."),
 )
-# Vision towers, multi-token prediction and stored angles are not part of the text model.
+# Not part of a text model: vision towers, multi-token prediction, stored RoPE frequencies.
 IGNORED = re.compile(
     r"(model\.)?(visual|vision_tower|multi_modal_projector)\.|mtp\.|.*\.rotary_emb\.inv_freq$"
 )
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
-# All experts of a layer in one tensor, as Qwen3.5-MoE is published: [experts, 2 inner, hidden] with
-# the gate's rows first, and [experts, hidden, inner].
-FUSED = re.compile(r"(?P<experts>.+\.experts)\.(?P<part>gate_up|down)_proj")
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """Where a tensor of the model lies: a tensor of the files, or rows of one expert in it."""
+class TensorSource:
+    """The checkpoint tensor that holds a slot's values, or stacks them with others'."""
 
     name: str
-    shape: tuple[int, ...]
-    expert: int | None = None
-    rows: slice | None = None  # of the expert: all if None
+    shape: tuple[int, ...]  # of the checkpoint tensor
+    stacked: StackedPlace | None = None
 
     def read(self, checkpoint: Checkpoint) -> Tensor:
         """The values, as a view of the mapped file."""
         tensor = checkpoint.read(self.name)
-        return tensor if self.expert is None else tensor[self.expert][self.rows or slice(None)]
+        return tensor if self.stacked is None else tensor[self.stacked.index][self.stacked.rows]
 
 
-def sources(checkpoint: Checkpoint) -> dict[str, Source]:
-    """The text model's tensors by their plain names. Raises JobError."""
-    found: dict[str, Source] = {}
+def sources(checkpoint: Checkpoint) -> dict[str, TensorSource]:
+    """The text model's tensors by name without wrapper prefix. Raises JobError."""
+    found: dict[str, TensorSource] = {}
     for name, header in checkpoint.tensors.items():
         if IGNORED.match(name):
             continue
@@ -65,60 +62,48 @@ def sources(checkpoint: Checkpoint) -> dict[str, Source]:
             if name.startswith(prefix):
                 plain = replacement + name.removeprefix(prefix)
                 break
-        for part, source in _unfused(plain, Source(name, header.shape)):
-            if part in found:
-                raise JobError(
-                    "unsupported_model",
-                    f"{checkpoint.folder} has {part} twice: as {found[part].name} and as {name}",
-                )
-            found[part] = source
+        if plain in found:
+            raise _stored_twice(checkpoint, plain, found[plain].name, name)
+        found[plain] = TensorSource(name, header.shape)
     return found
 
 
-def _unfused(plain: str, source: Source) -> Iterator[tuple[str, Source]]:
-    """The tensors that are in one tensor of the files; most often itself."""
-    match = FUSED.fullmatch(plain)
-    if match is None or len(source.shape) != 3 or 0 in source.shape:
-        yield plain, source
-        return
-    experts, rows, columns = source.shape
-    half = rows // 2
-    parts = {
-        "gate_up": (("gate_proj", slice(half), half), ("up_proj", slice(half, rows), rows - half)),
-        "down": (("down_proj", None, rows),),
-    }[match["part"]]
-    for expert in range(experts):
-        for name, taken, count in parts:
-            shape = (count, columns)
-            yield (
-                f"{match['experts']}.{expert}.{name}.weight",
-                Source(source.name, shape, expert, taken),
-            )
-
-
-def check(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> dict[str, Source]:
-    """Compare names and shapes; reads no weight. Answers where the tensor of each slot lies.
+def check(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> dict[str, TensorSource]:
+    """Compare names and shapes without reading weights. Returns the source of each slot's tensor.
 
     Raises JobError("unsupported_model").
     """
-    found = sources(checkpoint)
-    if HEAD in found and HEAD not in slots:
-        del found[HEAD]  # tied: the file keeps a copy of the embedding
+    stored = sources(checkpoint)
+    if HEAD in stored and HEAD not in slots:
+        del stored[HEAD]  # tied: the file has a copy of the embedding
     where = checkpoint.folder
+    found: dict[str, TensorSource] = {}
+    for name, slot in slots.items():
+        own = stored.get(name)
+        stack = stored.get(slot.stacked.name) if slot.stacked else None
+        if own is not None and stack is not None:
+            raise _stored_twice(checkpoint, name, own.name, stack.name)
+        if own is not None:
+            found[name] = own
+        elif stack is not None:
+            found[name] = replace(stack, stacked=slot.stacked)
     missing = slots.keys() - found.keys()
     if missing:
-        raise JobError("unsupported_model", f"{where} lacks {_some(missing)}")
-    left = found.keys() - slots.keys()
-    if left:
+        raise JobError("unsupported_model", f"{where} lacks {_listed(missing)}")
+    used = {source.name for source in found.values()}
+    unused = {name for name, source in stored.items() if source.name not in used}
+    if unused:
         raise JobError(
-            "unsupported_model", f"{where} has {_some(left)} that the model has no use for"
+            "unsupported_model", f"{where} has {_listed(unused)} that the model does not use"
         )
     for name, slot in slots.items():
-        if found[name].shape != slot.shape:
+        source = found[name]
+        shape = slot.shape if source.stacked is None else source.stacked.shape
+        if source.shape != shape:
             raise JobError(
                 "unsupported_model",
-                f"{where}: tensor {found[name].name} has shape {list(found[name].shape)}, "
-                f"its config.json wants {list(slot.shape)}",
+                f"{where}: tensor {source.name} has shape {list(source.shape)}, "
+                f"its config.json requires {list(shape)}",
             )
     return found
 
@@ -126,22 +111,21 @@ def check(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> dict[str, 
 def load(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> None:
     """Read every tensor into its slot. Raises JobError("unsupported_model")."""
     found = check(slots, checkpoint)
-    others = sum(bool(IGNORED.match(name)) for name in checkpoint.tensors)
-    if others:
+    ignored = sum(bool(IGNORED.match(name)) for name in checkpoint.tensors)
+    if ignored:
         logger.info(
-            "%s: %d %s the text model's (vision, multi-token prediction) %s passed over",
+            "%s: ignored %d tensor%s outside the text model (vision, multi-token prediction)",
             checkpoint.folder,
-            others,
-            "tensor that isn't" if others == 1 else "tensors that aren't",
-            "is" if others == 1 else "are",
+            ignored,
+            "" if ignored == 1 else "s",
         )
     for name, slot in slots.items():
         slot.load(found[name].read(checkpoint))
 
 
 def blame(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) -> str:
-    """Why logits are not finite: names the first tensor that holds NaN or infinity, or overflows
-    `dtype`. Gives up after `seconds`. Raises JobError if a file can't be read any more."""
+    """Explain non-finite logits: names the first tensor that holds NaN or infinity, or that
+    overflows `dtype`. Gives up after `seconds`. Raises JobError if a file can't be read."""
     kind = str(dtype).removeprefix("torch.")
     other = "load with another dtype, such as fp32"
     deadline = time.monotonic() + seconds
@@ -156,12 +140,12 @@ def blame(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) -> str:
             return f"tensor {name} in {header.file} holds {what}; download the model again"
         if not tensor.to(dtype).isfinite().all():
             return f"tensor {name} in {header.file} overflows {kind}; {other}"
-    return f"all its weights are, so it is {kind} that overflows; {other}"
+    return f"all weights are finite: a computation overflows {kind}; {other}"
 
 
 def is_tied(configured: bool, checkpoint: Checkpoint) -> bool:
-    """Whether the head is the embedding: a head in the files counts more than the config, unless
-    the config ties and both are the same."""
+    """Whether the head uses the embedding's weight. A head in the files takes precedence over the
+    config, unless the config ties the two and they are equal."""
     found = sources(checkpoint)
     if HEAD not in found:
         if not configured:
@@ -177,7 +161,13 @@ def is_tied(configured: bool, checkpoint: Checkpoint) -> bool:
     return head.shape == embedding.shape and bool((head == embedding).all())
 
 
-def _some(names: Iterable[str]) -> str:
+def _stored_twice(checkpoint: Checkpoint, name: str, first: str, second: str) -> JobError:
+    return JobError(
+        "unsupported_model", f"{checkpoint.folder} has {name} twice: as {first} and as {second}"
+    )
+
+
+def _listed(names: Iterable[str]) -> str:
     ordered = sorted(names)
     shown = ", ".join(ordered[:4])
     more = f" and {len(ordered) - 4} more" if len(ordered) > 4 else ""

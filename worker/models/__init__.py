@@ -1,1 +1,1 @@
-"""Model families, one file each, from config to logits; `registry` knows them by model_type."""
+"""Model families, one file each, from config to logits. `registry` maps model_type to family."""

@@ -1,12 +1,12 @@
-"""Reading a config.json's fields by their types; what is missing or wrong is named.
+"""Typed access to the fields of a config.json. Errors name the field that is missing or invalid.
 
-Models take their configuration through this, before any weight is read.
+Families read their configuration through this, before any weight is read.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from jobs.errors import JobError
@@ -14,21 +14,21 @@ from worker.layers.rope import ROPE_TYPES, RopeConfig
 from worker.layers.self_attention import HeadShape
 
 REQUIRED: Any = object()
-# Several times what anybody has published: what is larger would be a lot of work to refuse later.
+# Several times the largest published values. Larger sizes would be expensive to reject later.
 MAX_INTEGER, MAX_LAYERS, MAX_EXPERTS, MAX_HEAD_DIM = 2**31 - 1, 1000, 10_000, 65_536
 
 
 class Fields:
-    """The fields of one JSON object of a checkpoint. `where` names it in errors.
+    """The fields of one JSON object of a checkpoint. `where` names the object in errors.
 
-    A field that is null counts as absent. All readers raise JobError("unsupported_model").
+    A null field counts as absent. All methods raise JobError("unsupported_model").
     """
 
     def __init__(self, values: Mapping[str, Any], where: str) -> None:
         self.values = values
         self.where = where
 
-    def _get(self, name: str, default: Any, kind: str, fits: Any) -> Any:
+    def _get(self, name: str, default: Any, kind: str, fits: Callable[[Any], bool]) -> Any:
         value = self.values.get(name)
         if value is None:
             if default is REQUIRED:
@@ -45,7 +45,7 @@ class Fields:
     def integer(
         self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int | None = None
     ) -> int:
-        """A whole number of at least `minimum`, and at most `maximum`: 2**31 - 1 if not given."""
+        """A whole number from `minimum` to `maximum` (default 2**31 - 1)."""
         kind = f"a whole number of at least {minimum}"
         top = MAX_INTEGER if maximum is None else maximum
         given = self.values.get(name, 0)
@@ -59,7 +59,7 @@ class Fields:
         return self.integer("num_hidden_layers", maximum=MAX_LAYERS)
 
     def number(self, name: str, default: Any = REQUIRED, *, or_zero: bool = False) -> float:
-        """A finite number above 0, or of at least 0."""
+        """A finite number above 0, or at least 0 with `or_zero`."""
         kind = "a number of at least 0" if or_zero else "a positive number"
         value = self._get(
             name, default, kind, lambda v: _is_number(v) and (v > 0 or (or_zero and v == 0))
@@ -95,16 +95,16 @@ class Fields:
         return value
 
     def with_defaults(self, defaults: Mapping[str, Any]) -> Fields:
-        """The same fields, those that are absent taken from `defaults`."""
+        """A copy in which `defaults` fill absent fields."""
         return Fields({**defaults, **self.values}, self.where)
 
     def inner(self, name: str) -> Fields | None:
-        """An object within this one."""
+        """A nested object; None if absent."""
         value = self._get(name, None, "an object", lambda v: isinstance(v, Mapping))
         return None if value is None else Fields(value, f"{self.where}: {name}")
 
     def choice(self, name: str, possible: Mapping[str, Any], default: str) -> Any:
-        """The entry of `possible` that the field names."""
+        """The entry of `possible` under the field's value."""
         value = self.text(name, default)
         if value not in possible:
             known = ", ".join(sorted(possible))
@@ -113,17 +113,17 @@ class Fields:
 
 
 def read_head_shape(fields: Fields) -> HeadShape:
-    """Heads of an attention layer."""
+    """The heads of an attention layer."""
     heads = fields.integer("num_attention_heads")
     kv_heads = fields.integer("num_key_value_heads", heads)
     if heads % kv_heads:
         raise fields.error(f"{heads} attention heads can't share {kv_heads} key-value heads")
-    even = min(fields.integer("hidden_size") // heads, MAX_HEAD_DIM)
-    return HeadShape(heads, kv_heads, fields.integer("head_dim", even, maximum=MAX_HEAD_DIM))
+    default = min(fields.integer("hidden_size") // heads, MAX_HEAD_DIM)
+    return HeadShape(heads, kv_heads, fields.integer("head_dim", default, maximum=MAX_HEAD_DIM))
 
 
 def read_layer_kinds(fields: Fields, layers: int, plan: list[str], possible: set[str]) -> list[str]:
-    """layer_types if given, else `plan`: one of the possible kinds for each layer."""
+    """The kind of each layer: layer_types if present, else `plan`."""
     kinds = fields.texts("layer_types", plan)
     if len(kinds) != layers or not set(kinds) <= possible:
         known = " or ".join(sorted(possible))
@@ -134,10 +134,10 @@ def read_layer_kinds(fields: Fields, layers: int, plan: list[str], possible: set
 def read_rope(
     fields: Fields, head_dim: int, *, theta: float = 10_000.0, partial: float | None = None
 ) -> RopeConfig:
-    """RoPE fields in the old spelling (rope_theta, rope_scaling) or the new (rope_parameters).
+    """RoPE fields, in the old form (rope_theta, rope_scaling) or the new one (rope_parameters).
 
-    `theta` and `partial` are the family's defaults; with None all channels turn, whatever the
-    fields say, as in transformers. A rope_scaling that is not null wins.
+    `theta` and `partial` are the family's defaults. With `partial` None, all channels rotate and
+    partial_rotary_factor is ignored, as in transformers. A non-null rope_scaling takes precedence.
     """
     given = fields.inner("rope_scaling") or fields.inner("rope_parameters")
     rope = given or Fields({}, fields.where)
@@ -166,9 +166,12 @@ def read_rope(
 
 
 def _check_scaling(config: RopeConfig, rope: Fields) -> None:
-    """Raises the error that names the first of the variant's fields that is missing or bad."""
+    """Raise an error that names the variant's first missing or invalid field."""
     if config.partial > 1 or config.dim % 2 or config.dim < 2:
-        raise rope.error(f"partial_rotary_factor {config.partial} of head_dim {config.head_dim}")
+        raise rope.error(
+            f"partial_rotary_factor {config.partial} of head_dim {config.head_dim} is not an even "
+            "number of channels between 2 and head_dim"
+        )
     if config.kind in ("linear", "dynamic", "llama3"):
         rope.number("factor")
     if config.kind == "llama3":

@@ -1,25 +1,27 @@
-"""Gemma 3, text half (Gemma 3 technical report, 2025).
+"""Gemma 3, text model (Gemma 3 technical report, 2025).
 
-Norms of weight 1 + w before and after attention and MLP, embeddings scaled by sqrt(hidden),
-sliding layers with their own theta between global ones, scores scaled by query_pre_attn_scalar.
+Zero-centred norms before and after attention and MLP, embeddings scaled by sqrt(hidden), sliding
+layers with their own RoPE theta between global ones, attention scores scaled by
+query_pre_attn_scalar^-0.5.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
 from worker.layers.batch import Batch
-from worker.layers.kv_cache import LayerCache
+from worker.layers.cache import LayerCache
 from worker.layers.mlp import ACTIVATIONS, Activation, GatedMLP
 from worker.layers.norm import Norm
 from worker.layers.rope import Rope, RopeConfig, Rotation
 from worker.layers.self_attention import HeadShape, SelfAttention
 from worker.layers.weight import WeightSlot
 from worker.models.fields import Fields, read_head_shape, read_layer_kinds, read_rope
-from worker.models.model import Decoder, Placement
+from worker.models.model import Decoder, Family, Placement
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -65,7 +67,7 @@ class Gemma3Config:
         )
 
 
-# What published files leave out is what the first model had.
+# Fields that published config.json files omit have the values of the first model.
 DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208,
     "hidden_size": 2304,
@@ -79,26 +81,26 @@ DEFAULTS: dict[str, Any] = {
 
 
 def _ropes(fields: Fields, head_dim: int) -> dict[str, RopeConfig]:
-    """Global layers may be stretched; sliding ones turn by their own, smaller theta.
+    """RoPE by kind of layer: only global layers are scaled; sliding ones have a smaller theta.
 
-    rope_parameters has an object for each kind; rope_scaling, the older spelling, is about the
-    global layers alone.
+    rope_parameters may have one object per kind. rope_scaling, the older field, applies to the
+    global layers only.
     """
-    both = fields.inner("rope_parameters") or Fields({}, fields.where)
-    if SLIDING in both.values or FULL in both.values:
+    by_kind = fields.inner("rope_parameters") or Fields({}, fields.where)
+    if SLIDING in by_kind.values or FULL in by_kind.values:
         old = fields.inner("rope_scaling")
-        turned = {**(both.values.get(FULL) or {}), **(old.values if old else {})}
-        wide = {**fields.values, "rope_scaling": None, "rope_parameters": turned}
+        merged = {**(by_kind.values.get(FULL) or {}), **(old.values if old else {})}
+        full = {**fields.values, "rope_scaling": None, "rope_parameters": merged}
     else:
-        wide = {**fields.values}
-    local = {
+        full = {**fields.values}
+    sliding = {
         "max_position_embeddings": fields.values.get("max_position_embeddings"),
         "rope_theta": fields.values.get("rope_local_base_freq"),
-        "rope_parameters": both.values.get(SLIDING),
+        "rope_parameters": by_kind.values.get(SLIDING),
     }
     return {
-        FULL: read_rope(Fields(wide, fields.where), head_dim, theta=1_000_000.0),
-        SLIDING: read_rope(Fields(local, fields.where), head_dim, theta=10_000.0),
+        FULL: read_rope(Fields(full, fields.where), head_dim, theta=1_000_000.0),
+        SLIDING: read_rope(Fields(sliding, fields.where), head_dim, theta=10_000.0),
     }
 
 
@@ -113,17 +115,12 @@ class SandwichLayer:
     mlp: GatedMLP
     post_mlp_norm: Norm
     rope: Rope
-    window: int | None
-    shape: HeadShape
-    place: Placement
+    make_cache: Callable[[], LayerCache]
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
         attended = self.attention(self.input_norm(x), rotate, cache, batch)
         x = x + self.post_attention_norm(attended)
         return x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
-
-    def make_cache(self) -> LayerCache:
-        return self.place.kv_cache(self.shape, self.window)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         return {
@@ -137,31 +134,30 @@ class SandwichLayer:
 
 
 def gemma3(fields: Fields, tied: bool, place: Placement) -> Decoder:
-    """Gemma 3, its weights still empty."""
+    """Gemma 3 with empty weights."""
     config = Gemma3Config.read(fields)
-    make, norm = place.linear, place.zero_centred_norm(config.rms_norm_eps)
+    linears, norm = place.linears, place.zero_centred_norm(config.rms_norm_eps)
     hidden = config.hidden_size
     ropes = {kind: Rope(rope, place.dtype, place.device) for kind, rope in config.ropes.items()}
 
     def layer(kind: str) -> SandwichLayer:
+        window = config.sliding_window if kind == SLIDING else None
         return SandwichLayer(
             input_norm=norm(hidden),
             attention=SelfAttention(
                 hidden,
                 config.attention,
-                make,
+                linears,
                 bias=config.attention_bias,
                 norm=norm,
                 scale=config.query_pre_attn_scalar**-0.5,
             ),
             post_attention_norm=norm(hidden),
             pre_mlp_norm=norm(hidden),
-            mlp=GatedMLP(hidden, config.intermediate_size, make, act=config.hidden_activation),
+            mlp=GatedMLP(hidden, config.intermediate_size, linears, act=config.hidden_activation),
             post_mlp_norm=norm(hidden),
             rope=ropes[kind],
-            window=config.sliding_window if kind == SLIDING else None,
-            shape=config.attention,
-            place=place,
+            make_cache=lambda: place.kv_cache(config.attention, window),
         )
 
     return Decoder(
@@ -175,3 +171,6 @@ def gemma3(fields: Fields, tied: bool, place: Placement) -> Decoder:
         embed_scale=hidden**0.5,
         logit_cap=config.final_logit_softcapping,
     )
+
+
+GEMMA3 = Family(gemma3, tie_word_embeddings=True)

@@ -1,4 +1,4 @@
-"""Llama 1 to 3.3 and what shares its shape (Touvron et al. 2023; Grattafiori et al. 2024).
+"""Llama 1 to 3.3 and compatible models (Touvron et al. 2023; Grattafiori et al. 2024).
 
 Pre-norm decoder with SwiGLU, RoPE and grouped query heads.
 """
@@ -11,7 +11,7 @@ from worker.layers.mlp import ACTIVATIONS, Activation, GatedMLP
 from worker.layers.rope import Rope, RopeConfig
 from worker.layers.self_attention import HeadShape, SelfAttention
 from worker.models.fields import Fields, read_head_shape, read_rope
-from worker.models.model import Decoder, Placement, PreNormLayer
+from worker.models.model import Decoder, Family, Placement, PreNormLayer
 
 
 @dataclass(frozen=True)
@@ -45,22 +45,22 @@ class LlamaConfig:
 
 
 def llama(fields: Fields, tied: bool, place: Placement) -> Decoder:
-    """Llama, its weights still empty."""
+    """Llama with empty weights."""
     config = LlamaConfig.read(fields)
-    make, norm = place.linear, place.norm(config.rms_norm_eps)
+    linears, norm = place.linears, place.norm(config.rms_norm_eps)
     rope = Rope(config.rope, place.dtype, place.device)
 
     def layer() -> PreNormLayer:
         return PreNormLayer(
             input_norm=norm(config.hidden_size),
             mixer=SelfAttention(
-                config.hidden_size, config.attention, make, bias=config.attention_bias
+                config.hidden_size, config.attention, linears, bias=config.attention_bias
             ),
             post_norm=norm(config.hidden_size),
             mlp=GatedMLP(
                 config.hidden_size,
                 config.intermediate_size,
-                make,
+                linears,
                 act=config.hidden_act,
                 bias=config.mlp_bias,
             ),
@@ -77,3 +77,6 @@ def llama(fields: Fields, tied: bool, place: Placement) -> Decoder:
         context_length=config.rope.context,
         place=place,
     )
+
+
+LLAMA = Family(llama)

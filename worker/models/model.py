@@ -1,7 +1,7 @@
-"""What the engine asks of a model, and the frame that decoder families share.
+"""The model interface that the engine uses, and the decoder that all families share.
 
-A family file reads its config and builds its layers; `Decoder` owns what stands around them
-(embedding, final norm, head), the order in which they run, and the checkpoint names.
+A family file reads its config and builds its layers. `Decoder` owns the embedding, final norm and
+head around them, the order of execution, and the checkpoint names.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from worker.layers.batch import Batch
+from worker.layers.cache import LayerCache
 from worker.layers.embedding import Embedding, Head
-from worker.layers.kv_cache import FullKVCache, LayerCache, WindowKVCache
+from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm, Norm, RMSNorm, ZeroCentredRMSNorm
 from worker.layers.rope import Rope, Rotation
@@ -26,21 +27,21 @@ from worker.models.fields import Fields
 
 @dataclass(frozen=True)
 class Placement:
-    """How to build a model: in which dtype and on which device."""
+    """Dtype and device of a model's weights, and factories for the layers that depend on them."""
 
     dtype: torch.dtype
     device: torch.device
 
     @property
-    def linear(self) -> LinearFactory:
+    def linears(self) -> LinearFactory:
         return LinearFactory(self.dtype, self.device)
 
     def norm(self, eps: float) -> MakeNorm:
-        """Makes plain norms."""
+        """Factory of plain norms."""
         return lambda size: RMSNorm(size, eps, self.dtype, self.device)
 
     def zero_centred_norm(self, eps: float) -> MakeNorm:
-        """Makes norms whose weight is 1 + w."""
+        """Factory of norms with weight 1 + w."""
         return lambda size: ZeroCentredRMSNorm(size, eps, self.device)
 
     def kv_cache(self, shape: HeadShape, window: int | None = None) -> LayerCache:
@@ -50,35 +51,43 @@ class Placement:
 
 
 class Model(Protocol):
-    """A decoder: tokens in, logits out, memory kept in the caches that it asked for."""
+    """A decoder: tokens in, logits out. Its state is in the caches that `make_caches` returns."""
 
     vocab_size: int  # rows of the head
-    context_length: int  # positions that the model was made for
+    context_length: int  # longest supported sequence
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
-        """One step. `caches` are what `make_caches` made. Returns float32 logits
-        [wanted rows, vocab_size]."""
+        """One forward pass. `caches` come from `make_caches`. Returns float32 logits
+        [batch.logits_rows, vocab_size]."""
 
     def make_caches(self) -> list[LayerCache]:
         """A new, empty cache for each layer."""
 
     def weight_map(self) -> Mapping[str, WeightSlot]:
-        """Slots by checkpoint name, in the plain spelling (`model.…`, `lm_head.…`)."""
+        """Slots by checkpoint name, without wrapper prefixes (`model.…`, `lm_head.…`)."""
 
 
-# Builds a model from its config, its weights still empty; `tied`: the head is the embedding.
-# Raises JobError("unsupported_model").
-Family = Callable[[Fields, bool, Placement], Model]
+@dataclass(frozen=True)
+class Family:
+    """A model architecture: how to build it, and its defaults that are read outside its file."""
+
+    build: Callable[[Fields, bool, Placement], Model]
+    tie_word_embeddings: bool = False  # where config.json omits the field
+
+    def __call__(self, fields: Fields, tied: bool, place: Placement) -> Model:
+        """A model with empty weights. `tied`: the head uses the embedding's weight. Raises
+        JobError("unsupported_model")."""
+        return self.build(fields, tied, place)
 
 
 class Layer(Protocol):
-    """One layer of a decoder, its kind of positions and the kind of cache that it needs."""
+    """One layer of a decoder, with its RoPE and its kind of cache."""
 
     @property
     def rope(self) -> Rope: ...
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]; `rotate` is what `rope` gives for this batch."""
+        """x [tokens, hidden] → [tokens, hidden]; `rotate` is `rope`'s rotation for this batch."""
 
     def make_cache(self) -> LayerCache: ...
 
@@ -86,7 +95,7 @@ class Layer(Protocol):
 
 
 class Mixer(Protocol):
-    """What lets tokens of a sequence see each other."""
+    """The part of a layer that mixes tokens of a sequence: attention or a recurrence."""
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -95,7 +104,7 @@ class Mixer(Protocol):
 
 
 class FeedForward(Protocol):
-    """What follows attention in a layer: an MLP or a mixture of them."""
+    """The part of a layer that acts on each token: an MLP or a mixture of experts."""
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -105,7 +114,7 @@ class FeedForward(Protocol):
 
 @dataclass(frozen=True)
 class PreNormLayer:
-    """x += mix(norm(x)); x += mlp(norm(x)). What mixes tokens is attention or a recurrence."""
+    """x += mixer(norm(x)); x += mlp(norm(x))."""
 
     input_norm: Norm
     mixer: Mixer
@@ -131,8 +140,8 @@ class PreNormLayer:
 class Decoder:
     """embedding → layers → norm → head.
 
-    `embed_scale` multiplies the embeddings, rounded to the model's dtype first; `logit_cap` bends
-    the logits into (-cap, cap). Both are Gemma's.
+    `embed_scale`, rounded to the model's dtype, multiplies the embeddings. `logit_cap` limits the
+    logits to (-cap, cap) with tanh. Gemma uses both.
     """
 
     def __init__(
@@ -154,7 +163,7 @@ class Decoder:
         self._embed = Embedding(vocab_size, hidden_size, place.dtype, place.device)
         self._layers, self._norm = layers, norm
         self._ropes = list(dict.fromkeys(layer.rope for layer in layers))
-        self._head = Head(self._embed, vocab_size, hidden_size, tied, place.linear)
+        self._head = Head(self._embed, vocab_size, hidden_size, tied, place.linears)
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         x = self._embed(batch.token_ids)  # [tokens, hidden]

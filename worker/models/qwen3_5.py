@@ -1,14 +1,14 @@
-"""Qwen3.5 (2026), dense and MoE, text half: Qwen3-Next's layers with plain projections."""
+"""Qwen3.5 (2026), dense and MoE, text model: the hybrid layers with ungrouped projections."""
 
 from __future__ import annotations
 
 from worker.layers.mlp import GatedMLP
 from worker.models.fields import Fields
-from worker.models.model import Decoder, FeedForward, Placement
-from worker.models.qwen3_moe import ExpertsConfig
-from worker.models.qwen3_next import HYBRID_DEFAULTS, HybridConfig, hybrid
+from worker.models.hybrid import HYBRID_DEFAULTS, HybridConfig, hybrid
+from worker.models.mixture import ExpertsConfig
+from worker.models.model import Decoder, Family, FeedForward, Placement
 
-# What a config.json may leave out, as transformers fills it in.
+# Defaults of fields that a config.json may omit, equal to transformers'.
 DENSE_DEFAULTS = {**HYBRID_DEFAULTS, "intermediate_size": 12_288, "num_key_value_heads": 4}
 MOE_DEFAULTS = {
     **HYBRID_DEFAULTS,
@@ -19,19 +19,19 @@ MOE_DEFAULTS = {
 
 
 def qwen3_5(fields: Fields, tied: bool, place: Placement) -> Decoder:
-    """Qwen3.5 with dense layers, its weights still empty."""
+    """Dense Qwen3.5 with empty weights."""
     fields = fields.with_defaults(DENSE_DEFAULTS)
     config = HybridConfig.read(fields)
     inner = fields.integer("intermediate_size")
 
     def make_mlp(index: int) -> FeedForward:
-        return GatedMLP(config.hidden_size, inner, place.linear)
+        return GatedMLP(config.hidden_size, inner, place.linears)
 
     return hybrid(config, make_mlp, tied, place, grouped=False)
 
 
 def qwen3_5_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
-    """Qwen3.5-MoE, its weights still empty: every layer is sparse, weights always sum to 1."""
+    """Qwen3.5-MoE with empty weights. All layers are sparse; router weights always sum to 1."""
     fixed = {"mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True}
     fields = Fields({**MOE_DEFAULTS, **fields.values, **fixed}, fields.where)
     config, mixture = HybridConfig.read(fields), ExpertsConfig.read(fields)
@@ -40,3 +40,6 @@ def qwen3_5_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
         return mixture.sparse_mlp(config.hidden_size, place)
 
     return hybrid(config, make_mlp, tied, place, grouped=False)
+
+
+QWEN3_5, QWEN3_5_MOE = Family(qwen3_5), Family(qwen3_5_moe)

@@ -1,18 +1,16 @@
-"""Qwen3-MoE (Qwen3 technical report, 2025): Qwen3 with sparse layers, dense ones mixed in."""
+"""Qwen3-MoE (Qwen3 technical report, 2025): Qwen3 with sparse layers among dense ones."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from worker.layers.experts import SparseMLP
-from worker.layers.mlp import ACTIVATIONS, Activation, GatedMLP
+from worker.layers.mlp import GatedMLP
 from worker.layers.rope import Rope
 from worker.layers.self_attention import SelfAttention
-from worker.models.fields import MAX_EXPERTS, Fields
-from worker.models.model import Decoder, FeedForward, Placement, PreNormLayer
-from worker.models.qwen3 import Qwen3Config
+from worker.models.fields import Fields
+from worker.models.mixture import ExpertsConfig
+from worker.models.model import Decoder, Family, FeedForward, Placement, PreNormLayer
+from worker.models.qwen3_config import Qwen3Config
 
-# What a config.json may leave out, as transformers fills it in.
+# Defaults of fields that a config.json may omit, equal to transformers'.
 DEFAULTS = {
     "intermediate_size": 6144,
     "num_key_value_heads": 4,
@@ -24,68 +22,14 @@ DEFAULTS = {
 }
 
 
-@dataclass(frozen=True)
-class ExpertsConfig:
-    """The fields of the mixture; layer i is sparse iff `sparse[i]`."""
-
-    num_experts: int
-    num_experts_per_tok: int
-    moe_intermediate_size: int
-    norm_topk_prob: bool
-    shared_expert_intermediate_size: int
-    hidden_act: Activation
-    sparse: tuple[bool, ...]
-
-    @classmethod
-    def read(cls, fields: Fields) -> ExpertsConfig:
-        # transformers 5 writes num_local_experts
-        experts = fields.integer(
-            "num_local_experts",
-            fields.integer("num_experts", minimum=0, maximum=MAX_EXPERTS),
-            minimum=0,
-            maximum=MAX_EXPERTS,
-        )
-        step = fields.integer("decoder_sparse_step", 1)
-        dense = {int(layer) for layer in fields.numbers("mlp_only_layers", [])}
-        top_k = fields.integer("num_experts_per_tok")
-        if experts and top_k > experts:
-            raise fields.error(f"num_experts_per_tok {top_k} of {experts} experts")
-        return cls(
-            num_experts=experts,
-            num_experts_per_tok=top_k,
-            moe_intermediate_size=fields.integer("moe_intermediate_size"),
-            norm_topk_prob=fields.boolean("norm_topk_prob"),
-            shared_expert_intermediate_size=fields.integer(
-                "shared_expert_intermediate_size", 0, minimum=0
-            ),
-            hidden_act=fields.choice("hidden_act", ACTIVATIONS, "silu"),
-            sparse=tuple(
-                i not in dense and experts > 0 and (i + 1) % step == 0
-                for i in range(fields.layers())
-            ),
-        )
-
-    def sparse_mlp(self, hidden: int, place: Placement) -> SparseMLP:
-        return SparseMLP(
-            hidden,
-            self.moe_intermediate_size,
-            place.linear,
-            experts=self.num_experts,
-            top_k=self.num_experts_per_tok,
-            normalise=self.norm_topk_prob,
-            act=self.hidden_act,
-            shared_inner=self.shared_expert_intermediate_size,
-        )
-
-
 def qwen3_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
-    """Qwen3-MoE, its weights still empty."""
-    # All layers slide where sliding windows are switched on; there are no layer_types here, nor a
-    # shared expert.
+    """Qwen3-MoE with empty weights."""
+    # With use_sliding_window all layers slide. The family has neither layer_types nor a shared
+    # expert.
     fixed = {"layer_types": None, "max_window_layers": 0, "shared_expert_intermediate_size": 0}
     fields = Fields({**DEFAULTS, **fields.values, **fixed}, fields.where)
     config, mixture = Qwen3Config.read(fields), ExpertsConfig.read(fields)
-    make, norm = place.linear, place.norm(config.rms_norm_eps)
+    linears, norm = place.linears, place.norm(config.rms_norm_eps)
     rope = Rope(config.rope, place.dtype, place.device)
     hidden = config.hidden_size
 
@@ -93,12 +37,12 @@ def qwen3_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
         mlp: FeedForward = (
             mixture.sparse_mlp(hidden, place)
             if mixture.sparse[index]
-            else GatedMLP(hidden, config.intermediate_size, make, act=config.hidden_act)
+            else GatedMLP(hidden, config.intermediate_size, linears, act=config.hidden_act)
         )
         return PreNormLayer(
             input_norm=norm(hidden),
             mixer=SelfAttention(
-                hidden, config.attention, make, bias=config.attention_bias, norm=norm
+                hidden, config.attention, linears, bias=config.attention_bias, norm=norm
             ),
             post_norm=norm(hidden),
             mlp=mlp,
@@ -115,3 +59,6 @@ def qwen3_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
         context_length=config.rope.context,
         place=place,
     )
+
+
+QWEN3_MOE = Family(qwen3_moe)

@@ -1,24 +1,25 @@
-"""Model families by the model_type of their config.json. Adding a family: one file, one line."""
+"""Model families by the model_type of their config.json. A new family adds one file and its lines
+here."""
 
 from __future__ import annotations
 
-from worker.models.gemma3 import gemma3
-from worker.models.llama import llama
+from worker.models.gemma3 import GEMMA3
+from worker.models.llama import LLAMA
 from worker.models.model import Family
-from worker.models.qwen3 import qwen3
-from worker.models.qwen3_5 import qwen3_5, qwen3_5_moe
-from worker.models.qwen3_moe import qwen3_moe
-from worker.models.qwen3_next import qwen3_next
+from worker.models.qwen3 import QWEN3
+from worker.models.qwen3_5 import QWEN3_5, QWEN3_5_MOE
+from worker.models.qwen3_moe import QWEN3_MOE
+from worker.models.qwen3_next import QWEN3_NEXT
 
 FAMILIES: dict[str, Family] = {
-    "gemma3": gemma3,
-    "gemma3_text": gemma3,
-    "llama": llama,
-    "qwen3": qwen3,
-    "qwen3_5": qwen3_5,
-    "qwen3_5_moe": qwen3_5_moe,
-    "qwen3_5_moe_text": qwen3_5_moe,
-    "qwen3_5_text": qwen3_5,
-    "qwen3_moe": qwen3_moe,
-    "qwen3_next": qwen3_next,
+    "gemma3": GEMMA3,
+    "gemma3_text": GEMMA3,
+    "llama": LLAMA,
+    "qwen3": QWEN3,
+    "qwen3_5": QWEN3_5,
+    "qwen3_5_moe": QWEN3_5_MOE,
+    "qwen3_5_moe_text": QWEN3_5_MOE,
+    "qwen3_5_text": QWEN3_5,
+    "qwen3_moe": QWEN3_MOE,
+    "qwen3_next": QWEN3_NEXT,
 }

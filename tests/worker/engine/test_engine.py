@@ -272,7 +272,7 @@ UP = "model.layers.0.mlp.up_proj.weight"
     ("largest", "says"),
     [
         (1e5, f"tensor {UP} in .* overflows float16; load with another dtype"),
-        (6e4, "all its weights are, so it is float16 that overflows; load with another dtype"),
+        (6e4, "all weights are finite: a computation overflows float16; load with another dtype"),
     ],
 )
 def test_a_dtype_that_overflows_is_named(tmp_path: Path, largest: float, says: str) -> None:

@@ -1,4 +1,4 @@
-"""The gated delta rule in its two forms: both are one recurrence."""
+"""Both implementations of the gated delta rule compute the same recurrence."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def step_by_step(
     beta: torch.Tensor,
     state: torch.Tensor,
 ) -> torch.Tensor:
-    """The definition, for one head after the other, in float64."""
+    """The definition, per head and token, in float64."""
     out = torch.zeros(*v.shape, dtype=torch.float64)
     for head in range(HEADS):
         memory = state[head].double()
@@ -60,6 +60,6 @@ def test_chunks_and_single_tokens_are_the_same_recurrence(
         torch.testing.assert_close(state, exact, atol=2e-4, rtol=2e-4)
 
 
-def test_lengths_around_a_chunk_are_among_those_that_are_tried() -> None:
-    """The property above runs over several chunks and over parts of one."""
+def test_the_tried_lengths_span_several_chunks() -> None:
+    """The property above covers several chunks and parts of one."""
     assert 3 * delta_net.CHUNK < 200

@@ -1,4 +1,4 @@
-"""The two ways in which experts are kept and run: they are one function."""
+"""Experts as single MLPs and as one grouped product compute the same."""
 
 from __future__ import annotations
 
@@ -9,20 +9,22 @@ from worker.layers import experts
 from worker.layers.experts import SparseMLP
 from worker.layers.linear import LinearFactory
 from worker.layers.mlp import ACTIVATIONS
+from worker.models.mixture import STACKED_EXPERTS
 
 HIDDEN, INNER, COUNT, TOP = 16, 24, 5, 2
 
 
 def made(weights: dict[str, torch.Tensor], act: str) -> SparseMLP:
-    make = LinearFactory(torch.float32, torch.device("cpu"))
+    linears = LinearFactory(torch.float32, torch.device("cpu"))
     mlp = SparseMLP(
         HIDDEN,
         INNER,
-        make,
+        linears,
         experts=COUNT,
         top_k=TOP,
         normalise=True,
         act=ACTIVATIONS[act],
+        stacked=STACKED_EXPERTS,
         shared_inner=INNER,
     )
     random = torch.Generator().manual_seed(1)
@@ -34,12 +36,12 @@ def made(weights: dict[str, torch.Tensor], act: str) -> SparseMLP:
 
 @pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh"])
 @pytest.mark.parametrize("tokens", [1, 3, 40])
-def test_stacked_experts_say_what_single_ones_say(
+def test_grouped_experts_equal_single_ones(
     tokens: int, act: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     weights: dict[str, torch.Tensor] = {}
     single = made(weights, act)
-    monkeypatch.setattr(experts, "stacks", lambda device: True)
-    stacked = made(weights, act)
+    monkeypatch.setattr(experts, "runs_grouped", lambda device: True)
+    grouped = made(weights, act)
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens))
-    torch.testing.assert_close(stacked(x), single(x), atol=1e-4, rtol=1e-4)
+    torch.testing.assert_close(grouped(x), single(x), atol=1e-4, rtol=1e-4)

@@ -1,4 +1,4 @@
-"""Frequencies of every variant, beside transformers' own, to the last bit."""
+"""Frequencies of every RoPE variant are bit-identical to transformers'."""
 
 from __future__ import annotations
 

@@ -161,7 +161,7 @@ def test_many_missing_tensors_are_counted(folder: Path) -> None:
 
 def test_a_tensor_that_is_left_over_is_named(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.update({"model.extra": torch.zeros(1)}))
-    assert refusal(folder) == (f"{folder} has the tensor model.extra that the model has no use for")
+    assert refusal(folder) == (f"{folder} has the tensor model.extra that the model does not use")
 
 
 def test_a_tensor_under_two_names_is_refused(folder: Path) -> None:
@@ -181,15 +181,14 @@ def test_what_is_not_the_text_model_is_passed_over(
     with caplog.at_level("INFO"):
         assert resident(folder).info.family == "qwen3"
     assert [record.getMessage() for record in caplog.records] == [
-        f"{folder}: 1 tensor that isn't the text model's (vision, multi-token prediction) is "
-        "passed over"
+        f"{folder}: ignored 1 tensor outside the text model (vision, multi-token prediction)"
     ]
 
 
 def test_a_tensor_of_the_wrong_shape_is_named(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.update({Q_PROJ: torch.zeros(64, 31)}))
     assert refusal(folder) == (
-        f"{folder}: tensor {Q_PROJ} has shape [64, 31], its config.json wants [64, 32]"
+        f"{folder}: tensor {Q_PROJ} has shape [64, 31], its config.json requires [64, 32]"
     )
 
 

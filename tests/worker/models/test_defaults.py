@@ -1,4 +1,4 @@
-"""Fields that a config.json leaves out mean what they mean to transformers."""
+"""Fields that a config.json omits have the same defaults as in transformers."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from worker.loading.config import read_config
 from worker.models import registry
 from worker.models.model import Placement
 
-# What says how large the model is; left out, the weights have other shapes. Those that must fit
-# each other are left out together.
+# Fields that determine shapes of weights. Fields that must match each other are omitted together.
 SIZES = [
     {"vocab_size"},
     {"hidden_size"},
@@ -47,7 +46,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     return make_checkpoint(tmp_path_factory.mktemp("model"), request.param)
 
 
-def test_sizes_that_are_left_out(folder: Path, tmp_path: Path) -> None:
+def test_omitted_sizes(folder: Path, tmp_path: Path) -> None:
     transformers: Any = import_module("transformers")
     config = json.loads((folder / "config.json").read_text())
     seen = 0
@@ -58,7 +57,7 @@ def test_sizes_that_are_left_out(folder: Path, tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(fewer))
         try:
             ours = parameters(tmp_path)
-        except JobError as error:  # every published file has it
+        except JobError as error:  # no default: every published file has the field
             assert re.search("field '[a-z_]+' is missing", error.message), error
             continue
         with torch.device("meta"):
@@ -71,8 +70,8 @@ def test_sizes_that_are_left_out(folder: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_number_of_key_value_heads_left_out(family: str, tmp_path: Path) -> None:
-    """The reference's default, which may be larger than the number of heads in a small model."""
+def test_an_omitted_number_of_key_value_heads(family: str, tmp_path: Path) -> None:
+    """The default may exceed the number of attention heads of a small model."""
     transformers: Any = import_module("transformers")
     folder = make_checkpoint(tmp_path, family, num_attention_heads=32, num_key_value_heads=1)
     config = json.loads((folder / "config.json").read_text())
@@ -92,8 +91,8 @@ def parameters(folder: Path) -> int:
     return sum(prod(slot.shape) for slot in model.weight_map().values())
 
 
-def test_constants_that_are_left_out(folder: Path, tmp_path: Path) -> None:
-    """All at once: norms' eps, RoPE, activation, router, window, score scale."""
+def test_omitted_constants(folder: Path, tmp_path: Path) -> None:
+    """All together: eps of the norms, RoPE, activation, router, window, score scale."""
     transformers: Any = import_module("transformers")
     config = json.loads((folder / "config.json").read_text())
     fewer = {name: value for name, value in config.items() if name in set().union(*SIZES) | KEPT}
@@ -102,7 +101,7 @@ def test_constants_that_are_left_out(folder: Path, tmp_path: Path) -> None:
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(fewer))
-    # So small that eps shows beside the mean square.
+    # Small, so that eps is visible beside the mean square.
     tensors = {
         name: tensor.clone() for name, tensor in load_file(folder / "model.safetensors").items()
     }

@@ -1,4 +1,4 @@
-"""What our models compute, beside transformers, on random small checkpoints in float32."""
+"""Our models against transformers, on small random checkpoints in float32."""
 
 from __future__ import annotations
 
@@ -133,8 +133,8 @@ def test_prompt_logits_are_those_of_transformers(pair: Pair) -> None:
         assert relative(pair.engine.prompt_logits(prompt), expected) < 2e-4
 
 
-def test_pieces_of_any_size_with_neighbours_give_the_same_logits(pair: Pair) -> None:
-    """Three sequences in scattered slots, advancing by turns, one token or many at a time."""
+def test_chunks_of_any_size_in_a_mixed_batch_give_the_same_logits(pair: Pair) -> None:
+    """Three sequences in scattered slots, each step advancing by one token or by many."""
     model = pair.engine._model
     caches = model.make_caches()
     for cache in caches:
@@ -168,7 +168,7 @@ def test_greedy_tokens_are_those_of_transformers_alone_and_in_a_batch(pair: Pair
     expected = [list(uncached(pair.reference, prompt, count)) for prompt in prompts]
     alone = [pair.engine.generate([prompt], sampling)[0].token_ids for prompt in prompts]
     assert alone == expected
-    # Of unequal lengths, ending at different times, more of them than the batch takes.
+    # Unequal lengths, ending at different times, and more sequences than batch slots.
     limits = [count, 7, 30, 3, count, 12]
     mixed = pair.engine.generate(
         [prompts[i % 3] for i in range(6)],
@@ -179,7 +179,7 @@ def test_greedy_tokens_are_those_of_transformers_alone_and_in_a_batch(pair: Pair
 
 
 def uncached(model: Any, prompt: list[int], count: int) -> Iterator[int]:
-    """Greedy continuation, the whole sequence computed anew for every token."""
+    """Greedy continuation without a cache: the whole sequence is recomputed for every token."""
     ids = list(prompt)
     for _ in range(count):
         with torch.no_grad():
@@ -198,7 +198,7 @@ def test_scores_are_the_references_log_probabilities(pair: Pair) -> None:
     assert sum(scores) == pytest.approx(sum(wanted), abs=1e-3)
 
 
-# One constant of a family, disturbed: what must not pass for the same model.
+# One constant of a family, changed: the logits must differ.
 DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
     "theta": ("llama", {"rope_theta": 9e3, "rope_parameters": None}),
     "eps": ("qwen3", {"rms_norm_eps": 1e-2}),
@@ -216,7 +216,7 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", DISTURBED, ids=lambda name: name.replace(" ", "-"))
-def test_a_disturbed_constant_is_seen(name: str, tmp_path: Path) -> None:
+def test_a_changed_constant_changes_the_logits(name: str, tmp_path: Path) -> None:
     import json
 
     family, change = DISTURBED[name]
@@ -229,7 +229,7 @@ def test_a_disturbed_constant_is_seen(name: str, tmp_path: Path) -> None:
     assert relative(wrong, right) > 1e-3
 
 
-# Weights that are read wrongly, on a family where the shape would not tell.
+# Weights that are loaded wrongly, where the shape does not reveal it.
 MISREAD: dict[str, tuple[str, str]] = {
     "norm offset": ("gemma3_text", "input_layernorm.weight"),
     "transposed weight": ("llama", "self_attn.q_proj.weight"),
@@ -237,7 +237,7 @@ MISREAD: dict[str, tuple[str, str]] = {
 
 
 @pytest.mark.parametrize("name", MISREAD, ids=lambda name: name.replace(" ", "-"))
-def test_a_weight_that_is_read_wrongly_is_seen(name: str, tmp_path: Path) -> None:
+def test_a_wrongly_loaded_weight_changes_the_logits(name: str, tmp_path: Path) -> None:
     family, ending = MISREAD[name]
     path = make_checkpoint(tmp_path, family)
     prompt = list(range(5, 45))
@@ -262,13 +262,13 @@ def edit_weights(
 
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen3_5_moe_text"])
-def test_experts_in_one_tensor_are_the_same_model(family: str, tmp_path: Path) -> None:
-    """As Qwen3.5-MoE is published; transformers reads both layouts, too."""
+def test_stacked_experts_are_the_same_model(family: str, tmp_path: Path) -> None:
+    """As Qwen3.5-MoE is published. transformers reads both layouts too."""
     from transformers import AutoModelForCausalLM
 
     path = make_checkpoint(tmp_path, family)
     prompt = list(range(5, 45))
-    apart = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
+    separate = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
     tensors = load_file(path / WEIGHTS)
     experts = sorted({key.split(".experts.")[0] for key in tensors if ".experts." in key})
     assert experts
@@ -282,15 +282,15 @@ def test_experts_in_one_tensor_are_the_same_model(family: str, tmp_path: Path) -
         )
         tensors[f"{prefix}.experts.down_proj"] = torch.stack(each["down"])
     save_file(tensors, path / WEIGHTS, metadata={"format": "pt"})
-    fused = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
-    assert torch.equal(fused, apart)
+    stacked = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
+    assert torch.equal(stacked, separate)
     reference: Any = AutoModelForCausalLM.from_pretrained(path)
     with torch.no_grad():
-        assert relative(fused, reference(torch.tensor([prompt])).logits[0]) < 2e-4
+        assert relative(stacked, reference(torch.tensor([prompt])).logits[0]) < 2e-4
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bf16_is_as_near_to_float32_as_the_reference_in_bf16(family: str, tmp_path: Path) -> None:
+def test_bf16_is_as_close_to_float32_as_the_reference_in_bf16(family: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
     path = make_checkpoint(tmp_path, family, dtype="bfloat16")

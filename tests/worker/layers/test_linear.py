@@ -1,0 +1,138 @@
+"""Linear layers: merged parts, bias, split direction, and the packed layout against F.linear."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from worker.layers import packing
+from worker.layers.linear import Linear, LinearFactory, Split
+from worker.layers.linear_weight import DenseWeight, LinearWeight
+from worker.layers.packing import PackedWeight
+
+CPU = torch.device("cpu")
+IN, PARTS = 24, (40, 8, 16)
+LAYOUTS: dict[str, tuple[type[DenseWeight] | type[PackedWeight], torch.dtype]] = {
+    "dense fp32": (DenseWeight, torch.float32),
+    "dense bf16": (DenseWeight, torch.bfloat16),
+    "packed bf16": (PackedWeight, torch.bfloat16),
+}
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def tensors(parts: tuple[int, ...]) -> list[torch.Tensor]:
+    return [random(part, IN, seed=index) for index, part in enumerate(parts)]
+
+
+@pytest.fixture(params=LAYOUTS, ids=lambda name: name.replace(" ", "-"))
+def layout(
+    request: pytest.FixtureRequest,
+) -> tuple[Callable[[tuple[int, ...]], LinearWeight], torch.dtype]:
+    kind, dtype = LAYOUTS[request.param]
+    if kind is PackedWeight and not packing.supports(dtype, CPU):
+        pytest.skip("the CPU has no bf16 instructions")
+    return (lambda parts: kind(IN, parts, dtype, CPU)), dtype
+
+
+def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
+    assert ours.dtype == expected.dtype
+    # bf16 rounds the same sums once; fp32 adds them in another order at most.
+    tolerance = 1e-5 if ours.dtype == torch.float32 else 2**-7
+    torch.testing.assert_close(ours, expected, atol=tolerance * 8, rtol=tolerance)
+
+
+# Around the limits of packing: one row, PACKED_FOR_ROWS, multiples of ROUND_ROWS and their
+# neighbours.
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 23, 24, 25, 63])
+@pytest.mark.parametrize("parts", [(40,), PARTS], ids=["single", "merged"])
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
+def test_a_linear_equals_f_linear_of_its_concatenated_parts(
+    layout: tuple[Callable[[tuple[int, ...]], LinearWeight], torch.dtype],
+    parts: tuple[int, ...],
+    biased: bool,
+    rows: int,
+) -> None:
+    make, dtype = layout
+    zeros = torch.zeros(sum(parts), dtype=dtype) if biased else None
+    linear = Linear(IN, parts, Split.COLUMN, make(parts), zeros)
+    biases = [random(part, seed=90 + index) for index, part in enumerate(parts)]
+    for index in reversed(range(len(parts))):  # checkpoints may have any order
+        linear.weight_slot(index).load(tensors(parts)[index])
+        if biased:
+            linear.bias_slot(index).load(biases[index])
+    x = random(rows, IN, seed=7).to(dtype)
+    bias = torch.cat(biases).to(dtype) if biased else None
+    expected = F.linear(x, torch.cat(tensors(parts)).to(dtype), bias)
+    output = linear(x)
+    assert output.shape == (rows, sum(parts))
+    close(output, expected)
+
+
+def test_packed_rows_do_not_depend_on_the_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Rows are padded to a multiple of ROUND_ROWS, and only where the layout is not made for
+    them."""
+    if not packing.supports(torch.bfloat16, CPU):
+        pytest.skip("the CPU has no bf16 instructions")
+    weight = PackedWeight(IN, (40,), torch.bfloat16, CPU)
+    weight.load_part(0, tensors((40,))[0])
+    padded: list[int] = []
+    pad = F.pad
+
+    def watched(x: torch.Tensor, by: tuple[int, ...]) -> torch.Tensor:
+        padded.append(by[-1])
+        return pad(x, by)
+
+    monkeypatch.setattr(F, "pad", watched)
+    for rows in (1, 9, 16, 24):
+        assert len(weight(random(rows, IN).bfloat16(), None)) == rows
+    assert padded == []
+    for rows in (17, 23, 25):
+        assert len(weight(random(rows, IN).bfloat16(), None)) == rows
+    assert padded == [7, 1, 7]
+
+
+@pytest.mark.parametrize("parts", [(40,), PARTS], ids=["single", "merged"])
+def test_a_loaded_weight_keeps_no_reference_to_the_checkpoint(parts: tuple[int, ...]) -> None:
+    """A tensor of the checkpoint is a view of the mapped file."""
+    linear = LinearFactory(torch.float32, CPU).column(IN, *parts)
+    given = tensors(parts)
+    for index, tensor in enumerate(given):
+        linear.weight_slot(index).load(tensor)
+    x = random(3, IN)
+    before = linear(x)
+    for tensor in given:
+        tensor.zero_()
+    assert torch.equal(linear(x), before)
+    assert before.abs().max() > 0
+
+
+def test_slots_have_the_shapes_of_the_checkpoint_tensors() -> None:
+    linear = LinearFactory(torch.float32, CPU).column(IN, *PARTS, bias=True)
+    assert [linear.weight_slot(i).shape for i in range(3)] == [(40, IN), (8, IN), (16, IN)]
+    assert [linear.bias_slot(i).shape for i in range(3)] == [(40,), (8,), (16,)]
+
+
+def test_a_factorys_methods_name_the_split() -> None:
+    linears = LinearFactory(torch.float32, CPU)
+    column, row, gate = linears.column(8, 6, 2), linears.row(6, 8), linears.replicated(8, 1)
+    assert [linear.split for linear in (column, row, gate)] == [
+        Split.COLUMN,
+        Split.ROW,
+        Split.REPLICATED,
+    ]
+    assert (column.in_features, column.parts, column.out_features) == (8, (6, 2), 8)
+    assert (row.in_features, row.out_features) == (6, 8)
+
+
+def test_an_empty_linear_takes_no_memory() -> None:
+    """A model is built on the meta device before its weights are read."""
+    linear = LinearFactory(torch.bfloat16, torch.device("meta")).column(10**6, 10**6, bias=True)
+    assert linear.weight_slot().shape == (10**6, 10**6)

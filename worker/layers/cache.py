@@ -1,0 +1,60 @@
+"""The interface of a layer's cache, and its storage.
+
+Every kind of cache has the same interface, so that the engine admits, grows, clears and counts
+memory without knowing which kind a layer has. Storage is a tensor with one row ("slot") per
+sequence.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class LayerCache(Protocol):
+    """The state that one layer keeps of all sequences."""
+
+    needs_clearing: bool  # whether a new sequence would read what the slot's last one left
+
+    def resize(self, slots: int, columns: int, *, keep: int) -> None:
+        """Set the capacity to `slots` sequences of up to `columns` tokens. `columns` never shrinks.
+        The first `keep` slots keep their content; added slots are zero."""
+
+    def bytes_for(self, slots: int, columns: int) -> int:
+        """Bytes of storage after `resize` with the same arguments."""
+
+    def clear(self, slot: int) -> None:
+        """Reset a slot to zero."""
+
+
+def resize_slots(storage: Tensor, slots: int, keep: int) -> Tensor:
+    """`storage` [slots, ...] with another number of slots. The first `keep` are copied."""
+    if slots == len(storage):
+        return storage
+    copy = zeros_like(storage, slots, *storage.shape[1:])
+    copy[:keep] = storage[:keep]
+    return copy
+
+
+def resize_columns(storage: Tensor, slots: int, columns: int, keep: int) -> Tensor:
+    """`storage` [slots, heads, columns, dim] with other numbers of slots and columns. The first
+    `keep` slots are copied."""
+    old_slots, heads, old_columns, dim = storage.shape
+    if (slots, columns) == (old_slots, old_columns):
+        return storage
+    copy = zeros_like(storage, slots, heads, columns, dim)
+    copy[:keep, :, :old_columns] = storage[:keep]
+    return copy
+
+
+def zeros_like(storage: Tensor, *shape: int) -> Tensor:
+    """Zeros of storage's dtype and device. On the CPU the operating system provides zeroed pages on
+    first use, so capacity that no sequence has reached costs neither time nor memory."""
+    if storage.device.type != "cpu":
+        return storage.new_zeros(shape)
+    pages = np.zeros(prod(shape) * storage.element_size(), dtype=np.uint8)
+    return torch.from_numpy(pages).view(storage.dtype).view(shape)

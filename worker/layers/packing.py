@@ -1,0 +1,53 @@
+"""bf16 weights in oneDNN's blocked layout, for CPUs with bf16 instructions.
+
+The weight is packed once, at load. At small batches the product is about twice as fast as with the
+dense layout.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from worker.layers.linear_weight import PartMerger
+
+# Rows of x that the layout is optimised for. Other row counts work, a little slower.
+PACKED_FOR_ROWS = 16
+# Larger row counts are padded to a multiple of this. oneDNN compiles a kernel per row count and
+# caches a thousand of them, at a few hundred KiB each.
+ROUND_ROWS = 8
+
+
+def supports(dtype: torch.dtype, device: torch.device) -> bool:
+    """Whether weights of this dtype can be packed on this device."""
+    return (
+        device.type == "cpu"
+        and dtype is torch.bfloat16
+        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
+    )
+
+
+class PackedWeight:
+    """[out_features, in_features] in oneDNN's blocked layout."""
+
+    def __init__(
+        self, in_features: int, parts: tuple[int, ...], dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._merger = PartMerger(in_features, parts, dtype, device)
+        self._weight = torch.empty(0)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        rows = x.shape[0]
+        padding = -rows % ROUND_ROWS if rows > PACKED_FOR_ROWS else 0
+        if padding:
+            x = F.pad(x, (0, 0, 0, padding))
+        y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, bias, "none", [], "")
+        return y[:rows] if padding else y
+
+    def load_part(self, part: int, tensor: Tensor) -> None:
+        merged = self._merger.add(part, tensor)
+        if merged is not None:
+            self._weight = torch.ops.mkldnn._reorder_linear_weight(
+                merged.contiguous(), PACKED_FOR_ROWS
+            )

@@ -1,0 +1,45 @@
+"""Cache of a gated delta net."""
+
+from __future__ import annotations
+
+import torch
+
+from worker.layers.cache import resize_slots
+
+
+class RecurrentCache:
+    """The last inputs of the convolution [slots, kernel - 1, channels] and the recurrent state
+    [slots, heads, key_dim, value_dim] in float32.
+
+    The size does not depend on the sequence's length. The state cannot be rewound to an earlier
+    token.
+    """
+
+    needs_clearing = True
+
+    def __init__(
+        self,
+        *,
+        channels: int,
+        kernel: int,
+        heads: int,
+        key_dim: int,
+        value_dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self.inputs = torch.zeros(0, kernel - 1, channels, dtype=dtype, device=device)
+        self.state = torch.zeros(0, heads, key_dim, value_dim, device=device)  # float32
+
+    def resize(self, slots: int, columns: int, *, keep: int) -> None:
+        self.inputs = resize_slots(self.inputs, slots, keep)
+        self.state = resize_slots(self.state, slots, keep)
+
+    def bytes_for(self, slots: int, columns: int) -> int:
+        return slots * sum(
+            one.element_size() * one.shape[1:].numel() for one in (self.inputs, self.state)
+        )
+
+    def clear(self, slot: int) -> None:
+        self.inputs[slot].zero_()
+        self.state[slot].zero_()
