@@ -1,4 +1,4 @@
-"""The kinds of tokenizer.json that the families ship, with some 400 tokens each."""
+"""One tokenizer.json for each kind that the families use, with about 400 tokens each."""
 
 from __future__ import annotations
 

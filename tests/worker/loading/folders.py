@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jobs import JobError
-from worker.resident.resident import ResidentModel, load
+from worker.resident.load import ResidentModel, load
 
 WEIGHTS = "model.safetensors"
 

@@ -62,7 +62,7 @@ def test_a_loop_of_links_is_never_taken_for_a_file_left_out(folder: Path, name: 
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(name)
     message = refusal(folder, "model_not_found")
-    assert message == f"{folder / name} is a link that leads nowhere: download the model again"
+    assert message == f"{folder / name} is a broken symbolic link: download the model again"
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_sizes_whose_product_is_no_number_are_one_sentence(tmp_path: Path) -> No
     folder = make_checkpoint(tmp_path / "tiny", "qwen3_next")
     largest = {"linear_key_head_dim": 2**31 - 1, "linear_conv_kernel_dim": 2**31 - 1}
     edit_json(folder / "config.json", lambda config: config.update(largest))
-    says = f"{folder / 'config.json'}: its sizes make tensors that can't be ("
+    says = f"{folder / 'config.json'}: its sizes make impossible tensors ("
     assert refusal(folder).startswith(says)
 
 
@@ -192,7 +192,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
     )
     message = refusal(folder)
     assert message.startswith(f"{folder / 'tokenizer.json'} has 407 tokens")
-    assert "the model's vocabulary only 400: they don't belong together" in message
+    assert "the model's vocabulary only 400: tokenizer and weights don't match" in message
 
 
 def test_a_special_token_beyond_the_model_is_no_hindrance(folder: Path) -> None:

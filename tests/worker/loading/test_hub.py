@@ -18,24 +18,33 @@ import pytest
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
 from worker.loading.checkpoint import Checkpoint
-from worker.loading.source import ModelFiles
 
 REPO, WEIGHTS = "org/tiny", "model.safetensors"
 FIND = """
 import json, sys, time
 from jobs import JobError
-from worker.loading.repo import fetch_weights, find
+from worker.loading.source import find
 time.sleep = lambda seconds: None  # the library waits a second before it tries again
 {before}
 try:
-    files = find(sys.argv[1])
-    fetch_weights(files)
-    answer = dict(name=files.name, reference=files.reference, revision=files.revision,
-                  folder=str(files.folder))
+    source = find(sys.argv[1])
+    source.download_weights()
+    reply = dict(name=source.name, reference=source.reference, revision=source.revision,
+                 folder=str(source.path))
 except JobError as error:
-    answer = dict(code=error.code, message=error.message)
-print(json.dumps(answer))
+    reply = dict(code=error.code, message=error.message)
+print(json.dumps(reply))
 """
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model that was found and downloaded."""
+
+    name: str
+    reference: str
+    revision: str | None
+    folder: Path
 
 
 @dataclass
@@ -70,10 +79,10 @@ class Site:
         answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return answer
 
-    def find(self, reference: str = REPO, before: str = "", **settings: str) -> ModelFiles:
+    def find(self, reference: str = REPO, before: str = "", **settings: str) -> Found:
         answer = self.ask(reference, before, **settings)
         assert "message" not in answer, answer
-        return ModelFiles(**{**answer, "folder": Path(answer["folder"])})
+        return Found(**{**answer, "folder": Path(answer["folder"])})
 
     def refusal(self, reference: str = REPO, before: str = "", **settings: str) -> str:
         answer = self.ask(reference, before, **settings)
@@ -158,20 +167,22 @@ def test_a_repository_that_was_renamed_is_found(site: Site) -> None:
 
 def test_an_unknown_repository_is_named(site: Site) -> None:
     assert site.refusal("org/nothing") == (
-        "org/nothing can't be had: no such repository on the hub (or it is private: set HF_TOKEN)"
+        "org/nothing cannot be downloaded: no such repository on the hub (or it is private: set "
+        "HF_TOKEN)"
     )
 
 
 def test_an_unknown_revision_is_named(site: Site) -> None:
     assert site.refusal(f"{REPO}@v9") == (
-        f"{REPO} at revision v9 can't be had: the repository has no such revision"
+        f"{REPO} at revision v9 cannot be downloaded: the repository has no such revision"
     )
 
 
 def test_a_gated_repository_says_how_to_get_in(site: Site) -> None:
     site.hub.gated.add(REPO)
     assert site.refusal() == (
-        f"{REPO} can't be had: access is gated: accept its terms on the hub and set HF_TOKEN"
+        f"{REPO} cannot be downloaded: access is gated: accept its terms on the hub and set "
+        "HF_TOKEN"
     )
 
 
@@ -180,13 +191,13 @@ def test_a_gated_repository_says_how_to_get_in(site: Site) -> None:
 )
 def test_without_network_and_cache_it_says_so(site: Site, settings: dict[str, str]) -> None:
     assert site.refusal(**settings) == (
-        f"{REPO} can't be had: it is not in the local cache, and the hub can't be reached"
+        f"{REPO} cannot be downloaded: it is not in the local cache, and the hub cannot be reached"
     )
 
 
 @pytest.mark.parametrize("reference", ["org/--", "org/x..y", "org/" + "x" * 200])
 def test_an_impossible_repo_id_is_refused_without_asking(site: Site, reference: str) -> None:
-    assert site.refusal(reference).startswith(f"{reference} can't be had: ")
+    assert site.refusal(reference).startswith(f"{reference} cannot be downloaded: ")
     assert not site.hub.requests
 
 
@@ -201,7 +212,7 @@ def test_a_dropped_connection_is_taken_up_where_it_broke(site: Site) -> None:
 
 def test_a_download_that_fails_keeps_the_whole_files_for_the_next_time(site: Site) -> None:
     site.hub.broken_files[WEIGHTS] = 500
-    assert site.refusal() == f"{REPO} can't be had: the hub answered 500"
+    assert site.refusal() == f"{REPO} cannot be downloaded: the hub returned HTTP status 500"
     before = site.hub.fetched()
     site.hub.broken_files.clear()
     site.holds(site.find().folder)
@@ -211,14 +222,14 @@ def test_a_download_that_fails_keeps_the_whole_files_for_the_next_time(site: Sit
 def test_a_half_downloaded_model_is_not_taken_for_a_whole_one(site: Site) -> None:
     site.hub.broken_files[WEIGHTS] = 500
     site.refusal()
-    assert site.refusal(HF_HUB_OFFLINE="1").startswith(f"{REPO} can't be had: ")
+    assert site.refusal(HF_HUB_OFFLINE="1").startswith(f"{REPO} cannot be downloaded: ")
 
 
 def test_a_hub_that_goes_away_for_good_is_said_in_one_sentence(site: Site) -> None:
     site.hub.silent_files.add(WEIGHTS)
     message = site.refusal()
-    assert message.startswith(f"{REPO} can't be had: the download broke off (")
-    assert message.endswith("): try again, what is complete is kept")
+    assert message.startswith(f"{REPO} cannot be downloaded: the download was interrupted (")
+    assert message.endswith("): try again, complete files are kept")
     assert len([path for _, path, _ in site.hub.requests if path.endswith(WEIGHTS)]) > 1
 
 
@@ -247,5 +258,5 @@ def test_a_full_disk_is_named(site: Site) -> None:
     """A limit on file sizes stands in for the disk."""
     size = (site.model / WEIGHTS).stat().st_size // 2
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
-    assert site.refusal(before=limit) == f"{REPO} can't be had: File too large"
+    assert site.refusal(before=limit) == f"{REPO} cannot be downloaded: File too large"
     site.holds(site.find().folder)

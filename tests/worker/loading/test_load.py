@@ -41,7 +41,9 @@ def test_a_missing_folder_is_named_with_what_could_be_given(reference: str) -> N
 
 def test_a_file_is_not_a_folder(folder: Path) -> None:
     file = folder / WEIGHTS
-    assert refusal(file, "model_not_found") == (f"{file} is a file: give the folder that it is in")
+    assert refusal(file, "model_not_found") == (
+        f"{file} is a file: give the folder that contains it"
+    )
 
 
 def test_a_loop_of_links_is_no_folder(tmp_path: Path) -> None:
@@ -55,7 +57,7 @@ def test_a_loop_of_links_is_no_folder(tmp_path: Path) -> None:
     [
         ("config.json", "has no config.json: give a folder in Hugging Face layout, or a hub repo"),
         ("tokenizer.json", "has no tokenizer.json: download the model again, or convert"),
-        (WEIGHTS, f"has no weights: neither {WEIGHTS} nor {INDEX} is there; download the model"),
+        (WEIGHTS, f"has no weights: neither {WEIGHTS} nor {INDEX} exists; download the model"),
     ],
 )
 def test_a_half_folder_is_named_with_what_is_missing(folder: Path, part: str, what: str) -> None:
@@ -91,7 +93,7 @@ def test_weights_that_are_cut_off_are_named(folder: Path) -> None:
     size = file.stat().st_size - 10
     file.write_bytes(file.read_bytes()[:size])
     message = refusal(folder)
-    assert message.startswith(f"{file} is broken: it is cut off: tensor ")
+    assert message.startswith(f"{file} is broken: it is truncated: tensor ")
     assert message.endswith(f", the file at {size}; download the model again")
 
 
@@ -105,18 +107,21 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         (b"\xff\xfe\xfd\xfc", "its header is not JSON"),
         (b"[" * 9999, "its header is not JSON"),
         ([1, 2], "its header is not a JSON object"),
-        ({}, "it holds no tensors"),
-        ({"__metadata__": {"format": "pt"}}, "it holds no tensors"),
-        ({"a": 3}, "the entry of tensor a is not as the format wants"),
-        ({"a": {}}, "the entry of tensor a is not as the format wants"),
-        ({"a": {**ENTRY, "data_offsets": [0]}}, "the entry of tensor a is not as the format wants"),
-        ({"a": {**ENTRY, "shape": "2"}}, "the entry of tensor a is not as the format wants"),
-        ({"a": {**ENTRY, "shape": [3]}}, "the shape of tensor a doesn't fit its place in the file"),
+        ({}, "it contains no tensors"),
+        ({"__metadata__": {"format": "pt"}}, "it contains no tensors"),
+        ({"a": 3}, "the entry of tensor a is malformed"),
+        ({"a": {}}, "the entry of tensor a is malformed"),
+        ({"a": {**ENTRY, "data_offsets": [0]}}, "the entry of tensor a is malformed"),
+        ({"a": {**ENTRY, "shape": "2"}}, "the entry of tensor a is malformed"),
+        (
+            {"a": {**ENTRY, "shape": [3]}},
+            "the shape of tensor a doesn't match its size in the file",
+        ),
         (
             {"a": {**ENTRY, "data_offsets": [-8, 0]}},
-            "the shape of tensor a doesn't fit its place in the file",
+            "the shape of tensor a doesn't match its size in the file",
         ),
-        ({"a": {**ENTRY, "data_offsets": [8, 16]}}, "it is cut off: tensor a ends at byte"),
+        ({"a": {**ENTRY, "data_offsets": [8, 16]}}, "it is truncated: tensor a ends at byte"),
     ],
 )
 def test_a_header_of_another_form_is_named(folder: Path, header: object, fact: str) -> None:
@@ -213,7 +218,7 @@ def test_a_broken_index_is_named(sharded: Path, content: str) -> None:
 
 def test_an_index_without_tensors_is_named(sharded: Path) -> None:
     (sharded / INDEX).write_text('{"weight_map": {}}', encoding="utf-8")
-    assert refusal(sharded).startswith(f"{sharded / INDEX} is broken: it holds no tensors")
+    assert refusal(sharded).startswith(f"{sharded / INDEX} is broken: it contains no tensors")
 
 
 def put(folder: Path, name: str, file: str) -> None:
@@ -224,7 +229,7 @@ def test_a_missing_shard_is_named(sharded: Path) -> None:
     shard = "model-00002-of-00003.safetensors"
     (sharded / shard).unlink()
     assert refusal(sharded, "model_not_found") == (
-        f"{sharded / INDEX} names the shard {shard}, which is not there: download the model again"
+        f"{sharded / INDEX} names the shard {shard}, which does not exist: download the model again"
     )
 
 
@@ -253,7 +258,7 @@ def test_a_tensor_that_is_not_in_its_shard_is_named(sharded: Path) -> None:
 def test_an_index_cant_point_outside_its_folder(sharded: Path, file: str) -> None:
     put(sharded, Q_PROJ, file)
     assert refusal(sharded) == (
-        f"{sharded / INDEX} is broken: shard '{file}' lies outside the folder; "
+        f"{sharded / INDEX} is broken: shard '{file}' is outside the folder; "
         "download the model again"
     )
 
@@ -269,7 +274,7 @@ def test_an_index_names_files_only(sharded: Path, file: str) -> None:
 def test_a_shards_name_may_be_too_long(sharded: Path) -> None:
     put(sharded, Q_PROJ, "x" * 5000)
     assert refusal(sharded).endswith(
-        "it can't be opened (File name too long); download the model again"
+        "it cannot be opened (File name too long); download the model again"
     )
 
 

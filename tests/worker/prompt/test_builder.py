@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from jobs import ChatRequest, JobError
+from tests.worker.sources import open_folder, read_tokenizer
 from tests.worker.templates import CHATML, GEMMA, LLAMA2, LLAMA3, QWEN_TEMPLATE, TEMPLATES
 from tests.worker.tokenizers import STYLES, Style, save_tokenizer
 from worker.loading.tokenizer import Tokenizer
@@ -57,8 +58,8 @@ def request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
 
 
 def builder(folder: Path, context: int = 4096) -> PromptBuilder:
-    tokenizer = Tokenizer(folder)
-    return PromptBuilder("org/m", tokenizer, ChatTemplate.read(folder, tokenizer), context)
+    source = open_folder(folder)
+    return PromptBuilder(source.name, source.tokenizer, ChatTemplate.of(source), context)
 
 
 def expected(folder: Path, wanted: ChatRequest) -> str:
@@ -141,7 +142,7 @@ def test_a_prompt_is_what_transformers_makes_of_the_same_messages(
     build = builder(folder).build
     before, theirs, after = build(wanted), expected(folder, wanted), build(wanted)
     assert theirs in (before.text, after.text)  # the day may change in between
-    assert after.token_ids == Tokenizer(folder).encode(after.text)
+    assert after.token_ids == read_tokenizer(folder).encode(after.text)
 
 
 @pytest.mark.oracle
@@ -149,10 +150,10 @@ def test_a_prompt_is_what_transformers_makes_of_the_same_messages(
 def test_the_beginning_of_text_is_there_once(tmp_path: Path, style: Style) -> None:
     folder = save(tmp_path, style, TEMPLATES[style])
     ids = builder(folder).build(request(HELLO)).token_ids
-    begin = Tokenizer(folder).special_tokens.get("bos_token")
+    begin = open_folder(folder).special_tokens.get("bos_token")
     if begin is None:
         return
-    assert ids.count(Tokenizer(folder).id_of(begin) or -1) == 1
+    assert ids.count(read_tokenizer(folder).id_of(begin) or -1) == 1
 
 
 @pytest.mark.parametrize("style", ["llama2", "gemma"])
@@ -179,8 +180,8 @@ def test_the_end_of_an_assistants_turn_is_found(
     }
     source = TEMPLATES[style] if trimmed else TEMPLATES[style].replace("| trim", "")
     save(tmp_path, style, source)
-    tokenizer = Tokenizer(tmp_path)
-    found = ChatTemplate.read(tmp_path, tokenizer)
+    model = open_folder(tmp_path)
+    tokenizer, found = model.tokenizer, ChatTemplate.of(model)
     assert found is not None
     assert end_of_turn(found, tokenizer) == tokenizer.id_of(ends[style])
 
@@ -190,8 +191,8 @@ def test_the_end_of_an_assistants_turn_is_found(
 )
 def test_a_template_without_an_end_of_turn_has_none(tmp_path: Path, source: str) -> None:
     save(tmp_path, "qwen", source)
-    tokenizer = Tokenizer(tmp_path)
-    found = ChatTemplate.read(tmp_path, tokenizer)
+    model = open_folder(tmp_path)
+    tokenizer, found = model.tokenizer, ChatTemplate.of(model)
     assert found is not None
     assert end_of_turn(found, tokenizer) is None
 
@@ -278,12 +279,16 @@ def test_chat_template_kwargs_may_have_any_other_name(tmp_path: Path, name: str)
 @pytest.mark.parametrize(
     ("field", "value", "fact"),
     [
-        ("response_format", {"type": "json_object"}, "response_format json_object is not served"),
-        ("tool_choice", "required", "tool_choice 'required' is not served"),
+        (
+            "response_format",
+            {"type": "json_object"},
+            "response_format json_object is not supported",
+        ),
+        ("tool_choice", "required", "tool_choice 'required' is not supported"),
         (
             "tool_choice",
             {"type": "function", "function": {"name": "weather"}},
-            "tool_choice {'type': 'function', 'function': {'name': 'weather'}} is not served",
+            "tool_choice {'type': 'function', 'function': {'name': 'weather'}} is not supported",
         ),
     ],
 )
@@ -317,7 +322,7 @@ def test_a_prompt_must_leave_room_in_the_context(tmp_path: Path) -> None:
         builder(folder, count).build(request(HELLO))
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
     assert caught.value.message == (
-        f"the messages make {count} tokens and the context holds {count}, the answer included: "
+        f"the prompt has {count} tokens and the context holds {count}, completion included: "
         "shorten the messages or use a model with a longer context"
     )
 
@@ -391,7 +396,7 @@ def test_the_legacy_file_counts_when_there_is_nothing_else(tmp_path: Path) -> No
 def test_named_templates_without_a_default_serve_their_own_alone(tmp_path: Path) -> None:
     save(tmp_path, "qwen", named(rag="rag", tool_use="tools"))
     assert builder(tmp_path).build(request(HELLO, tools=TOOLS)).text == "tools"
-    with pytest.raises(JobError, match="chat templates for rag, tool_use and none by default"):
+    with pytest.raises(JobError, match="chat templates for rag, tool_use and no default one"):
         builder(tmp_path).build(request(HELLO))
 
 

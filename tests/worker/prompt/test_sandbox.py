@@ -145,29 +145,30 @@ def test_what_grows_without_bound_is_stopped_and_the_next_is_served(
 
 def test_a_renderer_that_was_killed_is_started_again() -> None:
     ready = template("{{ messages[0].content }}")
-    assert sandbox.SANDBOX._process is not None
-    sandbox.SANDBOX._process.kill()
-    sandbox.SANDBOX._process.wait()
+    process = sandbox.shared_sandbox()._process
+    assert process is not None
+    process.kill()
+    process.wait()
     assert ready.render([HELLO]) == "Hello!"
 
 
 def test_a_renderer_that_ends_for_another_cause_is_not_the_templates_fault(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ready = template("{{ messages[0].content }}")
-    monkeypatch.setattr(sandbox, "SANDBOX", sandbox.Sandbox())
+    own = sandbox.Sandbox()
     monkeypatch.setattr(sandbox, "MAX_BYTES", "none")
     with pytest.raises(JobError, match="renders chat templates ended \\(1\\): try again") as caught:
-        sandbox.SANDBOX.render(ready.source, {"messages": [HELLO]})
+        own.check("a")
     assert caught.value.code == "internal"
     monkeypatch.undo()
-    assert ready.render([HELLO]) == "Hello!"
+    own.check("a")
 
 
 def test_a_renderer_ends_with_its_worker() -> None:
     code = (
-        "import os, signal; from worker.prompt.sandbox import SANDBOX; SANDBOX.check('a')\n"
-        "print(SANDBOX._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal; from worker.prompt.sandbox import Sandbox\n"
+        "sandbox = Sandbox(); sandbox.check('a')\n"
+        "print(sandbox._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     left = Path(f"/proc/{int(done.stdout)}")

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.worker.sources import read_tokenizer
 from tests.worker.tokenizers import STYLES, save_tokenizer
 from worker.loading.tokenizer import Tokenizer
 from worker.text.detokenizer import Detokenizer
@@ -58,11 +59,11 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
     for style in STYLES:
         folder = tmp_path_factory.mktemp(style)
         save_tokenizer(folder, style)
-        made[str(style)] = Tokenizer(folder)
+        made[str(style)] = read_tokenizer(folder)
     folder = tmp_path_factory.mktemp("metaspace")
     save_tokenizer(folder, "llama2")
     change_decoder(folder, METASPACE)
-    made["metaspace"] = Tokenizer(folder)
+    made["metaspace"] = read_tokenizer(folder)
     return made
 
 

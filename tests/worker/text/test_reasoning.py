@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.worker.sources import read_tokenizer
 from tests.worker.templates import QWEN_TEMPLATE
 from tests.worker.tokenizers import Style, save_tokenizer
-from worker.loading.tokenizer import Tokenizer
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 
 TAGS = ReasoningTags("<think>", "</think>")
@@ -111,4 +111,4 @@ def test_a_model_reasons_if_its_vocabulary_or_its_template_has_both_tags(
     tmp_path: Path, style: Style, template: str, tags: ReasoningTags | None
 ) -> None:
     save_tokenizer(tmp_path, style)
-    assert reasoning_tags(Tokenizer(tmp_path), template) == tags
+    assert reasoning_tags(read_tokenizer(tmp_path), template) == tags
