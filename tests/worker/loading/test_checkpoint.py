@@ -24,7 +24,7 @@ Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
 
 @pytest.mark.parametrize("size", [0, 5, 8, 100])
-def test_a_header_that_is_cut_off_is_named(folder: Path, size: int) -> None:
+def test_a_truncated_header_is_named(folder: Path, size: int) -> None:
     file = folder / WEIGHTS
     file.write_bytes(file.read_bytes()[:size])
     message = refusal(folder)
@@ -33,7 +33,7 @@ def test_a_header_that_is_cut_off_is_named(folder: Path, size: int) -> None:
     assert str(size) in message
 
 
-def test_weights_that_are_cut_off_are_named(folder: Path) -> None:
+def test_truncated_weights_are_named(folder: Path) -> None:
     file = folder / WEIGHTS
     size = file.stat().st_size - 10
     file.write_bytes(file.read_bytes()[:size])
@@ -69,21 +69,21 @@ ENTRY = {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}
         ({"a": {**ENTRY, "data_offsets": [8, 16]}}, "it is truncated: tensor a ends at byte"),
     ],
 )
-def test_a_header_of_another_form_is_named(folder: Path, header: object, fact: str) -> None:
+def test_a_malformed_header_is_named(folder: Path, header: object, fact: str) -> None:
     set_header(folder, header, b"\0" * 8)
     message = refusal(folder)
     assert message.startswith(f"{folder / WEIGHTS} is broken: {fact}")
     assert message.endswith("; download the model again")
 
 
-def test_weights_in_a_dtype_of_another_kind_are_named(folder: Path) -> None:
+def test_an_unsupported_dtype_of_the_weights_is_named(folder: Path) -> None:
     entry = {"dtype": "I8", "shape": [8], "data_offsets": [0, 8]}
     set_header(folder, {"a": entry}, b"\0" * 8)
     assert refusal(folder) == (f"{folder} stores its weights as I8; supported: F64, F32, F16, BF16")
 
 
-def test_tensors_that_overlap_are_refused_when_they_are_read(folder: Path) -> None:
-    """What the headers don't show, the format's own reader does."""
+def test_overlapping_tensors_are_refused_when_they_are_read(folder: Path) -> None:
+    """The safetensors library detects what the check of the headers doesn't."""
     raw = (folder / WEIGHTS).read_bytes()
     length = struct.unpack("<Q", raw[:8])[0]
     header = json.loads(raw[8 : 8 + length])
@@ -130,7 +130,7 @@ def test_a_missing_shard_is_named(sharded: Path) -> None:
     )
 
 
-def test_a_shard_that_is_a_loop_of_links_is_named(sharded: Path) -> None:
+def test_a_shard_that_is_a_link_loop_is_named(sharded: Path) -> None:
     shard = sharded / "model-00002-of-00003.safetensors"
     shard.unlink()
     shard.symlink_to(shard)
@@ -161,14 +161,14 @@ def test_an_index_cant_point_outside_its_folder(sharded: Path, file: str) -> Non
 
 
 @pytest.mark.parametrize("file", ["", "..", "a\0b"])
-def test_an_index_names_files_only(sharded: Path, file: str) -> None:
+def test_an_index_may_only_name_files(sharded: Path, file: str) -> None:
     put(sharded, Q_PROJ, file)
     assert refusal(sharded, "model_not_found").startswith(
         f"{sharded / INDEX} names the shard {file}"
     )
 
 
-def test_a_shards_name_may_be_too_long(sharded: Path) -> None:
+def test_a_shard_with_a_name_that_is_too_long_is_reported(sharded: Path) -> None:
     put(sharded, Q_PROJ, "x" * 5000)
     assert refusal(sharded).endswith(
         "it cannot be opened (File name too long); download the model again"

@@ -80,7 +80,7 @@ def test_a_model_that_does_not_fit_is_not_downloaded(
     assert remote.events == []
 
 
-def test_what_is_told_of_a_model_is_what_is_in_its_files(original: Path) -> None:
+def test_model_info_matches_the_files(original: Path) -> None:
     info = resident(original).info
     tensors = load_file(original / WEIGHTS)
     assert (info.name, info.reference, info.revision) == ("tiny", str(original), None)

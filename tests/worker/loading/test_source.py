@@ -14,7 +14,7 @@ INDEX = "model.safetensors.index.json"
 @pytest.mark.parametrize(
     "reference", ["./nowhere/at/all", "nowhere", "", "~nobody-here/model", "x" * 5000, "a\0b"]
 )
-def test_a_missing_folder_is_named_with_what_could_be_given(reference: str) -> None:
+def test_a_missing_folder_is_reported_with_the_alternatives(reference: str) -> None:
     assert refusal(reference, "model_not_found") == (
         f"no folder '{reference}': give a model folder, a hub repo id such as Qwen/Qwen3-0.6B, "
         "or demo"
@@ -28,7 +28,7 @@ def test_a_file_is_not_a_folder(folder: Path) -> None:
     )
 
 
-def test_a_loop_of_links_is_no_folder(tmp_path: Path) -> None:
+def test_a_link_loop_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to(tmp_path / "two")
     (tmp_path / "two").symlink_to(tmp_path / "one")
     assert "no folder" in refusal(tmp_path / "one", "model_not_found")
@@ -42,16 +42,16 @@ def test_a_loop_of_links_is_no_folder(tmp_path: Path) -> None:
         (WEIGHTS, f"has no weights: neither {WEIGHTS} nor {INDEX} exists; download the model"),
     ],
 )
-def test_a_half_folder_is_named_with_what_is_missing(folder: Path, part: str, what: str) -> None:
+def test_the_missing_part_of_a_folder_is_named(folder: Path, part: str, what: str) -> None:
     (folder / part).unlink()
     assert f"{folder} {what}" in refusal(folder, "model_not_found")
 
 
 @pytest.mark.parametrize("part", ["tokenizer_config.json", "generation_config.json"])
-def test_what_is_not_needed_may_be_missing(folder: Path, part: str) -> None:
+def test_optional_files_may_be_missing(folder: Path, part: str) -> None:
     (folder / part).unlink()
     assert resident(folder).info.family == "qwen3"
 
 
-def test_an_empty_folder_is_no_model(tmp_path: Path) -> None:
+def test_an_empty_folder_is_not_a_model(tmp_path: Path) -> None:
     assert f"{tmp_path} has no config.json" in refusal(tmp_path, "model_not_found")

@@ -1,4 +1,4 @@
-"""tokenizer.json: what is read, what is refused and how."""
+"""tokenizer.json: encoding, decoding tables and errors."""
 
 from __future__ import annotations
 
@@ -50,16 +50,14 @@ def test_ids_and_text_are_those_of_the_tokenizers_library(tmp_path: Path, style:
 
 
 @pytest.mark.parametrize(("style", "first"), [("llama2", "<s>"), ("gemma", "<bos>")])
-def test_special_tokens_are_added_only_when_asked_for(
-    tmp_path: Path, style: Style, first: str
-) -> None:
+def test_special_tokens_are_added_only_on_request(tmp_path: Path, style: Style, first: str) -> None:
     save_tokenizer(tmp_path, style)
     tokenizer = read_tokenizer(tmp_path)
-    plain, begun = tokenizer.encode("the"), tokenizer.encode("the", add_special_tokens=True)
-    assert begun == [tokenizer.id_of(first), *plain]
+    plain, with_special = tokenizer.encode("the"), tokenizer.encode("the", add_special_tokens=True)
+    assert with_special == [tokenizer.id_of(first), *plain]
 
 
-def test_special_tokens_written_in_a_text_count_as_such(folder: Path) -> None:
+def test_special_tokens_in_a_text_are_parsed_as_special(folder: Path) -> None:
     tokenizer = read_tokenizer(folder)
     ids = tokenizer.encode("<|im_end|>")
     assert ids == [tokenizer.id_of("<|im_end|>")]
@@ -77,7 +75,7 @@ def test_visible_added_tokens_are_not_special(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("style", STYLES)
-def test_the_bytes_of_all_single_byte_tokens_are_all_bytes(tmp_path: Path, style: Style) -> None:
+def test_single_byte_tokens_cover_all_bytes(tmp_path: Path, style: Style) -> None:
     save_tokenizer(tmp_path, style)
     tokenizer = read_tokenizer(tmp_path)
     single = {raw for i in range(tokenizer.vocab_size) if len(raw := tokenizer.token_bytes(i)) == 1}
@@ -96,7 +94,7 @@ def add(folder: Path, content: str, *, special: bool) -> int:
 
 
 @pytest.mark.parametrize("content", ["naïve", "Ġx", "two words", "🎉"])
-def test_an_added_token_of_a_byte_level_tokenizer_reads_as_the_library_reads_it(
+def test_an_added_token_of_a_byte_level_tokenizer_decodes_as_in_the_library(
     folder: Path, content: str
 ) -> None:
     token_id = add(folder, content, special=False)
@@ -104,7 +102,7 @@ def test_an_added_token_of_a_byte_level_tokenizer_reads_as_the_library_reads_it(
     assert tokenizer.token_bytes(token_id).decode(errors="replace") == tokenizer.decode([token_id])
 
 
-def test_an_added_token_of_sentencepiece_spells_spaces_as_its_pieces_do(tmp_path: Path) -> None:
+def test_an_added_token_of_sentencepiece_decodes_marks_to_spaces(tmp_path: Path) -> None:
     """Gemma's runs of spaces are added tokens."""
     save_tokenizer(tmp_path, "gemma")
     token_id = add(tmp_path, "▁▁▁▁▁", special=False)
@@ -113,7 +111,7 @@ def test_an_added_token_of_sentencepiece_spells_spaces_as_its_pieces_do(tmp_path
     assert tokenizer.decode([token_id]) == "     "
 
 
-def test_no_text_is_cut_or_padded_by_what_was_saved_with_the_tokenizer(folder: Path) -> None:
+def test_saved_truncation_and_padding_are_ignored(folder: Path) -> None:
     tokenizer = read_tokenizer(folder)
     ids = tokenizer.encode("the answer is 42")
     inner = HubTokenizer.from_file(str(folder / "tokenizer.json"))
@@ -123,7 +121,7 @@ def test_no_text_is_cut_or_padded_by_what_was_saved_with_the_tokenizer(folder: P
     assert read_tokenizer(folder).encode("the answer is 42") == ids
 
 
-def test_ids_may_have_holes(folder: Path) -> None:
+def test_ids_may_have_gaps(folder: Path) -> None:
     file = folder / "tokenizer.json"
     values = json.loads(file.read_text(encoding="utf-8"))
     last = max(values["model"]["vocab"], key=lambda piece: values["model"]["vocab"][piece])
@@ -140,7 +138,7 @@ def test_ids_may_have_holes(folder: Path) -> None:
     assert tokenizer.token_bytes(tokenizer.vocab_size - 1) != b""
 
 
-def test_special_tokens_beyond_the_model_are_plain_text_to_it(folder: Path) -> None:
+def test_special_tokens_outside_the_models_vocabulary_are_plain_text(folder: Path) -> None:
     """Gemma 3's text models have no row for the image token that their tokenizer names."""
     size = read_tokenizer(folder).vocab_size
     assert add(folder, "<image>", special=True) == size
@@ -162,7 +160,7 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
     )
 
 
-def test_an_absurd_id_is_refused_before_it_costs_memory(folder: Path) -> None:
+def test_a_huge_id_is_refused_without_allocating_memory(folder: Path) -> None:
     file = folder / "tokenizer.json"
     values = json.loads(file.read_text(encoding="utf-8"))
     values["model"]["vocab"]["zzz"] = 4_000_000_000
@@ -171,12 +169,12 @@ def test_an_absurd_id_is_refused_before_it_costs_memory(folder: Path) -> None:
         read_tokenizer(folder).limited_to(500)
 
 
-def test_rows_beyond_the_tokenizer_change_nothing(folder: Path) -> None:
+def test_a_larger_vocabulary_of_the_model_changes_nothing(folder: Path) -> None:
     tokenizer = read_tokenizer(folder)
     assert tokenizer.limited_to(tokenizer.vocab_size + 64) is tokenizer
 
 
-def test_special_tokens_by_name_may_be_texts_or_objects(folder: Path) -> None:
+def test_named_special_tokens_may_be_strings_or_objects(folder: Path) -> None:
     named = {
         "eos_token": {"content": "<|im_end|>"},
         "pad_token": "<|endoftext|>",
@@ -194,7 +192,7 @@ def test_tokenizer_config_may_be_absent(folder: Path) -> None:
     assert open_folder(folder).special_tokens == {}
 
 
-def test_the_hash_is_of_the_file(folder: Path) -> None:
+def test_the_hash_depends_on_the_file(folder: Path) -> None:
     before = read_tokenizer(folder).hash
     assert read_tokenizer(folder).hash == before
     add(folder, "<more>", special=False)
@@ -241,7 +239,7 @@ def test_a_corrupt_tokenizer_config_is_named(folder: Path) -> None:
         assert str(folder / "tokenizer_config.json") in caught.value.message
 
 
-def test_without_a_decoder_words_are_joined_by_spaces(tmp_path: Path) -> None:
+def test_without_a_decoder_tokens_are_joined_with_spaces(tmp_path: Path) -> None:
     words = ["<unk>", "<end>", "two", "and", "three", "is", "five", "naïve"]
     inner = HubTokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="<unk>"))
     inner.pre_tokenizer = Whitespace()
@@ -254,8 +252,8 @@ def test_without_a_decoder_words_are_joined_by_spaces(tmp_path: Path) -> None:
         assert streamed == inner.decode(ids)
 
 
-def test_ids_that_only_the_model_has_are_no_text(folder: Path) -> None:
-    """Real models have more rows than their tokenizer has tokens."""
+def test_ids_that_only_the_model_has_decode_to_nothing(folder: Path) -> None:
+    """Published models often have more embedding rows than their tokenizer has tokens."""
     tokenizer = read_tokenizer(folder)
     detokenizer = Detokenizer(tokenizer)
     ids = [*tokenizer.encode("the"), tokenizer.vocab_size, tokenizer.vocab_size + 90]
@@ -278,7 +276,7 @@ def test_ids_that_only_the_model_has_are_no_text(folder: Path) -> None:
         },
     ],
 )
-def test_a_decoder_of_another_kind_is_refused(folder: Path, decoder: Any) -> None:
+def test_an_unsupported_decoder_is_refused(folder: Path, decoder: Any) -> None:
     edit(folder, decoder=decoder)
     error = refusal(folder)
     assert error.code == "unsupported_model"

@@ -29,7 +29,7 @@ def test_many_missing_tensors_are_counted(folder: Path) -> None:
     assert message.endswith(" and 7 more")
 
 
-def test_a_tensor_that_is_left_over_is_named(folder: Path) -> None:
+def test_an_unused_tensor_is_named(folder: Path) -> None:
     edit_weights(folder, lambda tensors: tensors.update({"model.extra": torch.zeros(1)}))
     assert refusal(folder) == (f"{folder} has the tensor model.extra that the model has no use for")
 
@@ -44,7 +44,7 @@ def test_a_tensor_under_two_names_is_refused(folder: Path) -> None:
 @pytest.mark.parametrize(
     "name", ["mtp.fc.weight", "model.visual.x", "model.layers.0.self_attn.rotary_emb.inv_freq"]
 )
-def test_what_is_not_the_text_model_is_passed_over(
+def test_tensors_outside_the_text_model_are_skipped(
     folder: Path, name: str, size: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     edit_weights(folder, lambda tensors: tensors.update({name: torch.zeros(size)}))
@@ -100,7 +100,7 @@ def test_a_tied_model_may_keep_a_copy_of_the_embedding(folder: Path) -> None:
     assert torch.equal(logits(folder), kept)
 
 
-def test_a_head_of_its_own_counts_even_where_the_config_ties(folder: Path, original: Path) -> None:
+def test_a_separate_head_is_used_even_if_the_config_ties(folder: Path, original: Path) -> None:
     tie(folder, True)
     assert torch.equal(logits(folder), logits(original))
 
@@ -115,7 +115,7 @@ def test_an_untied_model_without_a_head_is_refused(folder: Path, tied: bool | No
     )
 
 
-def test_gemma_is_tied_unless_it_says_otherwise(tmp_path: Path) -> None:
+def test_gemma_is_tied_by_default(tmp_path: Path) -> None:
     folder = make_checkpoint(
         tmp_path / "gemma", "gemma3_text", num_hidden_layers=1, layer_types=None
     )
