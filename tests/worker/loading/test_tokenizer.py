@@ -228,15 +228,12 @@ def test_a_truncated_tokenizer_is_named(folder: Path) -> None:
     assert str(file) in refusal(folder).message
 
 
-def test_a_corrupt_tokenizer_config_is_named(folder: Path) -> None:
+@pytest.mark.parametrize("part", ["special_tokens", "chat_templates"])
+def test_a_corrupt_tokenizer_config_is_named(folder: Path, part: str) -> None:
     (folder / "tokenizer_config.json").write_text("{", encoding="utf-8")
-    for read in (
-        lambda: open_folder(folder).special_tokens,
-        lambda: open_folder(folder).chat_templates,
-    ):
-        with pytest.raises(JobError) as caught:
-            read()
-        assert str(folder / "tokenizer_config.json") in caught.value.message
+    with pytest.raises(JobError) as caught:
+        getattr(open_folder(folder), part)
+    assert str(folder / "tokenizer_config.json") in caught.value.message
 
 
 def test_without_a_decoder_tokens_are_joined_with_spaces(tmp_path: Path) -> None:
