@@ -1,7 +1,7 @@
-"""A stand-in for the model hub: what huggingface_hub asks for when it downloads a repository.
+"""A fake Hugging Face Hub: the endpoints that huggingface_hub uses to download a repository.
 
-Serves folders over HTTP on this machine and writes down what was asked; it can refuse, fail or drop
-the connection in the middle of a file. Clients find it through HF_ENDPOINT.
+It serves folders over HTTP on localhost and records all requests. It can refuse requests, fail, or
+drop the connection in the middle of a file. Clients find it through HF_ENDPOINT.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>
 
 
 class Hub:
-    """A running hub, as a context manager. Its switches may be set at any time."""
+    """A running hub, as a context manager. Its attributes may be changed at any time."""
 
     def __init__(self) -> None:
         self._repos: dict[str, dict[str, tuple[str, Path]]] = {}
         self._aliases: dict[str, str] = {}
         self.gated: set[str] = set()
-        self.broken_files: dict[str, int] = {}  # file name → status to answer
-        self.silent_files: set[str] = set()  # asked for these, the hub hangs up
+        self.broken_files: dict[str, int] = {}  # file name → HTTP status to return
+        self.silent_files: set[str] = set()  # files for which the hub closes the connection
         self.drop_after: dict[str, int] = {}  # file name → bytes of it to send, once
         self.requests: list[tuple[str, str, str | None]] = []  # method, path, Range
         self._lock = threading.Lock()
@@ -66,19 +66,19 @@ class Hub:
         return commit
 
     def rename(self, old: str, new: str) -> None:
-        """Let an old name lead to a repository's new one, as after a move."""
+        """Redirect an old name to a repository's new name."""
         self._aliases[old] = new
 
     def fetched(self) -> Counter[str]:
-        """How often each file's content was asked for."""
+        """How often each file's content was requested."""
         paths = [FILE.match(path) for method, path, _ in self.requests if method == "GET"]
         return Counter(match["path"] for match in paths if match)
 
     def ranges(self, name: str) -> list[str]:
-        """The ranges that a file was asked for by, in order."""
+        """The Range headers of the requests for a file, in order."""
         return [wanted for _, path, wanted in self.requests if path.endswith(name) and wanted]
 
-    # --- answers ----------------------------------------------------------------------------------
+    # --- responses --------------------------------------------------------------------------------
 
     def find(self, repo: str, revision: str) -> tuple[str, Path] | tuple[int, str]:
         """(commit, folder), or (status, X-Error-Code)."""
@@ -113,7 +113,7 @@ class Hub:
         with self._lock:
             return self.drop_after.pop(name, None)
 
-    def _handler(hub) -> type[BaseHTTPRequestHandler]:  # self is the request in there
+    def _handler(hub) -> type[BaseHTTPRequestHandler]:  # there, self is the request
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
@@ -144,7 +144,7 @@ class Hub:
             def _file(self, commit: str, file: Path) -> None:
                 if not file.is_file():
                     return self._refuse(404, "EntryNotFound")
-                fetched = self.command == "GET"  # not only looked at
+                fetched = self.command == "GET"  # not HEAD
                 if fetched and file.name in hub.broken_files:
                     return self._refuse(hub.broken_files[file.name], "")
                 if fetched and file.name in hub.silent_files:

@@ -1,4 +1,4 @@
-"""`chatjobs models check`: what a model is, told before a weight is read."""
+"""`chatjobs models check`: describes a model without reading its weights."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_every_family_is_told_in_numbers(family: str, run: Run, tmp_path: Path) -> None:
+def test_every_family_is_described(family: str, run: Run, tmp_path: Path) -> None:
     path = make_checkpoint(tmp_path / "it", family, dtype="bfloat16")
     done = run("models", "check", str(path), "--json")
     assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)
+    facts = json.loads(done.stdout)
     size = (path / "model.safetensors").stat().st_size
-    assert (told["model"], told["family"], told["dtype"]) == ("it", family, "bfloat16")
-    assert told["weight_bytes"] == 2 * told["parameters"]
-    assert 0 <= size - told["weight_bytes"] < 40_000  # the file's header
-    assert (told["context_length"], told["longest_sequence"]) == (512, 512)
-    assert told["fits"]
-    assert told["chat_template"]
-    assert told["device"] == "cpu" or told["device"].startswith("cuda")
+    assert (facts["model"], facts["family"], facts["dtype"]) == ("it", family, "bfloat16")
+    assert facts["weight_bytes"] == 2 * facts["parameters"]
+    assert 0 <= size - facts["weight_bytes"] < 40_000  # the file's header
+    assert (facts["context_length"], facts["longest_sequence"]) == (512, 512)
+    assert facts["fits"]
+    assert facts["chat_template"]
+    assert facts["device"] == "cpu" or facts["device"].startswith("cuda")
 
 
-def test_people_read_lines(run: Run) -> None:
+def test_the_default_output_is_lines(run: Run) -> None:
     done = run("models", "check", "demo", "--device", "cpu")
     assert done.exit_code == 0, done.stderr
     lines = dict(line.split(maxsplit=1) for line in done.stdout.splitlines())
@@ -47,18 +47,18 @@ def test_people_read_lines(run: Run) -> None:
     assert lines["fits"] == "yes"
 
 
-def test_what_does_not_fit_says_so_with_the_numbers(
+def test_a_model_that_does_not_fit_is_reported_with_numbers(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "free_bytes", lambda _: 1000)
     done = run("models", "check", str(folder), "--device", "cpu", "--json")
     assert done.exit_code == 1
-    told = json.loads(done.stdout)
-    assert (told["fits"], told["longest_sequence"]) == (False, 0)
+    facts = json.loads(done.stdout)
+    assert (facts["fits"], facts["longest_sequence"]) == (False, 0)
     assert f"{folder} needs 0.0 GiB for its weights in float32 and cpu has 0.0 GiB" in done.stderr
 
 
-def test_a_long_context_is_told_with_what_fits(
+def test_a_long_context_is_shown_with_the_part_that_fits(
     run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     each = 3 * 2 * 2 * 16 * 4  # layers · keys and values · kv heads · head_dim · bytes
@@ -69,7 +69,7 @@ def test_a_long_context_is_told_with_what_fits(
 
 
 def test_only_headers_are_read(run: Run, folder: Path, tmp_path: Path) -> None:
-    """Weights of NaN pass; a header of another shape doesn't."""
+    """NaN weights pass; a wrong shape in a header doesn't."""
     from safetensors.torch import load_file, save_file
 
     for file in folder.iterdir():
@@ -95,7 +95,7 @@ def test_only_headers_are_read(run: Run, folder: Path, tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "awq"}}, "quantization_config (awq) is not"),
     ],
 )
-def test_what_cannot_run_is_one_sentence(
+def test_an_unsupported_model_is_reported_in_one_sentence(
     change: dict[str, object], sentence: str, run: Run, folder: Path, tmp_path: Path
 ) -> None:
     for file in folder.iterdir():
@@ -110,7 +110,7 @@ def test_what_cannot_run_is_one_sentence(
     assert not done.stdout
 
 
-def test_of_a_repository_only_the_small_files_are_fetched(folder: Path, tmp_path: Path) -> None:
+def test_only_the_small_files_of_a_repository_are_downloaded(folder: Path, tmp_path: Path) -> None:
     with Hub() as hub:
         hub.publish("org/tiny", folder)
         environment = {
@@ -126,19 +126,17 @@ def test_of_a_repository_only_the_small_files_are_fetched(folder: Path, tmp_path
             timeout=120,
         )
         assert done.returncode == 0, done.stderr
-        told = json.loads(done.stdout)
+        facts = json.loads(done.stdout)
         assert not any(name.endswith(".safetensors") for name in hub.fetched())
-    assert told["folder"].startswith(str(tmp_path / "kept"))
-    assert (told["model"], told["family"], told["downloaded"]) == ("org/tiny", "qwen3", False)
-    assert told["dtype"] == "float32"
-    assert told["parameters"] == 58_624
+    assert facts["folder"].startswith(str(tmp_path / "kept"))
+    assert (facts["model"], facts["family"], facts["downloaded"]) == ("org/tiny", "qwen3", False)
+    assert facts["dtype"] == "float32"
+    assert facts["parameters"] == 58_624
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_a_worker_that_downloads_says_what_it_does_and_no_more(
-    quiet: bool, folder: Path, tmp_path: Path
-) -> None:
-    """Bars for people, none with -q; never what the HTTP library logs, nor the token."""
+def test_the_output_of_a_worker_that_downloads(quiet: bool, folder: Path, tmp_path: Path) -> None:
+    """Progress bars unless -q; never the log of the HTTP library, nor the token."""
     with Hub() as hub:
         hub.publish("org/tiny", folder)
         environment = {
@@ -146,9 +144,9 @@ def test_a_worker_that_downloads_says_what_it_does_and_no_more(
             **{"HF_ENDPOINT": hub.endpoint, "HF_HOME": str(tmp_path), "HF_TOKEN": "hf_secret"},
             **{"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
         }
-        words = ["work", "--model", "org/tiny", "--redis", "embedded", "--burst"]
+        arguments = ["work", "--model", "org/tiny", "--redis", "embedded", "--burst"]
         done = subprocess.run(
-            [COMMAND, *words, "--results", tmp_path / "results", *(["-q"] if quiet else [])],
+            [COMMAND, *arguments, "--results", tmp_path / "results", *(["-q"] if quiet else [])],
             env=environment,
             capture_output=True,
             text=True,

@@ -1,7 +1,7 @@
-"""Small random checkpoints, made as the published ones are.
+"""Small random checkpoints in the format of published ones.
 
-`make_checkpoint` writes a folder that both chatjobs and transformers load. Importing this module is
-cheap: transformers is imported when the first checkpoint is made.
+`make_checkpoint` writes a folder that both chatjobs and transformers can load. transformers is
+imported when the first checkpoint is made, so importing this module is cheap.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FAMILIES = (
     "qwen3_5_moe_text",
     "gemma3_text",
 )
-# Published with a vision tower around the text model: what the tower and the whole look like here.
+# Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
 ZERO_CENTRED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"}
 
@@ -102,10 +102,10 @@ def make_checkpoint(
     dtype: str = "float32",
     **config_overrides: Any,
 ) -> Path:
-    """A folder with a small random model and a Qwen-style tokenizer, written by transformers.
+    """Write a folder with a small random model and a Qwen-style tokenizer, using transformers.
 
-    Weights are far from degenerate, so that an error anywhere shows in the logits: matrices are
-    normal with std 0.3, norm weights lie around what means "no change" to the family.
+    The weights are chosen so that an error anywhere shows in the logits: matrices are normal with
+    std 0.3, norm weights are close to the family's identity (1, or 0 if zero-centred).
     """
     import torch
 
@@ -146,7 +146,7 @@ def make_checkpoint(
 
 
 def _fill(model: Any, zero_centred: bool, random: Any) -> None:
-    """Random values for every parameter, by the kind of it."""
+    """Random values for every parameter, depending on its kind."""
     import torch
 
     with torch.no_grad():
@@ -161,7 +161,7 @@ def _fill(model: Any, zero_centred: bool, random: Any) -> None:
 
 
 def split(path: Path, shards: int) -> None:
-    """Turn a folder's model.safetensors into shards with an index."""
+    """Split a folder's model.safetensors into shards with an index."""
     from safetensors.torch import load_file, save_file
 
     single = path / "model.safetensors"

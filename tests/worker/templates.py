@@ -1,4 +1,4 @@
-"""Published chat templates, rewritten: one for each kind of tokenizer, and the plain ChatML."""
+"""Chat templates modelled on published ones, one for each kind of tokenizer, and plain ChatML."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kinds of tokenizer.json that the families ship, with some 400 tokens each."""
+"""One tokenizer.json for each kind that the families use, with about 400 tokens each."""
 
 from __future__ import annotations
 
@@ -74,8 +74,8 @@ NAMED: dict[Style, dict[str, str]] = {
 
 
 def make_tokenizer(style: Style) -> Tokenizer:
-    """A tokenizer of a published kind with some 400 tokens: byte-level BPE (llama3, qwen) or
-    SentencePiece's BPE with byte fallback (llama2, gemma)."""
+    """A tokenizer with about 400 tokens: byte-level BPE (llama3, qwen), or SentencePiece BPE with
+    byte fallback (llama2, gemma)."""
     return Tokenizer.from_str(_tokenizer_json(style))
 
 
@@ -146,7 +146,7 @@ def _sentencepiece(style: Style) -> Tokenizer:
 def _train(
     tokenizer: Tokenizer, size: int, alphabet: Iterable[str]
 ) -> tuple[dict[str, int], list[tuple[str, str]]]:
-    """Vocabulary and merges of a BPE that reads CORPUS."""
+    """Vocabulary and merges of a BPE trained on CORPUS."""
     trainer = trainers.BpeTrainer(
         vocab_size=size, initial_alphabet=sorted(alphabet), show_progress=False
     )
@@ -175,7 +175,7 @@ def _begin_with(tokenizer: Tokenizer, token: str) -> processors.TemplateProcessi
 def save_tokenizer(
     folder: Path, style: Style, chat_template: str | list[dict[str, str]] | None = None
 ) -> None:
-    """tokenizer.json and tokenizer_config.json of a style."""
+    """Write tokenizer.json and tokenizer_config.json of a style."""
     folder.mkdir(parents=True, exist_ok=True)
     make_tokenizer(style).save(str(folder / "tokenizer.json"))
     config: dict[str, Any] = {"tokenizer_class": "PreTrainedTokenizerFast", **NAMED[style]}

@@ -1,7 +1,8 @@
-"""`chatjobs models`: what a model is, and whether it runs here, before a weight is read."""
+"""`chatjobs models`: describes a model and checks whether it runs here, without its weights."""
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def models() -> None:
-    """Look at models before they are loaded."""
+    """Inspect models without loading them."""
 
 
 @models.command()
@@ -30,45 +31,49 @@ def models() -> None:
 def check(
     reference: str, device: str, dtype: str, download_dir: Path | None, as_json: bool
 ) -> None:
-    """Tell what MODEL is and whether it fits: a folder, a repository id or 'demo'.
+    """Describe MODEL (a folder, a hub repo id or 'demo') and check whether it fits.
 
-    Reads config, tokenizer and the headers of the weight files; of a repository on the hub, only
-    the small files are downloaded. Exit code 1 if it doesn't fit, 3 if it can't run at all.
+    Reads the configuration, the tokenizer and the headers of the weight files. Of a model on the
+    hub, only the small files are downloaded. Exit code 1 if it doesn't fit, 3 if it can't run.
     """
     need_torch()
     from jobs import JobError
-    from worker.loading.checkpoint import is_there
     from worker.loading.source import find
+    from worker.resident.description import describe
     from worker.resident.device import choose_device
     from worker.resident.preflight import preflight
 
     try:
-        files = find(reference, download_dir)
-        headers = files.repo is None or is_there(files.folder)
-        found = preflight(files, choose_device(device), dtype, headers=headers)
+        place = choose_device(device)
+        source = find(reference, download_dir)
+        model = describe(source)
+        downloaded = not source.needs_download
+        with source.weights() if downloaded else nullcontext() as checkpoint:
+            found = preflight(model, place, dtype, checkpoint)
     except JobError as error:
         raise refusal(error) from None
     if as_json:
-        print_json(_facts(found))
+        print_json(_facts(found, downloaded))
     else:
-        _show(found)
+        _show(found, downloaded)
     if found.obstacle is not None:
         raise Failure(found.obstacle)
 
 
-def _facts(found: Preflight) -> dict[str, Any]:
+def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
+    source = found.model.source
     return {
-        "model": found.files.name,
-        "revision": found.files.revision,
-        "folder": str(found.files.folder),
-        "downloaded": found.headers,
-        "family": found.config.model_type,
+        "model": source.name,
+        "revision": source.revision,
+        "folder": str(source.path),
+        "downloaded": downloaded,
+        "family": found.model.config.model_type,
         "parameters": found.parameters,
         "dtype": found.dtype_name,
         "weight_bytes": found.weight_bytes,
         "context_length": found.context_length,
         "longest_sequence": found.longest,
-        "chat_template": found.template is not None,
+        "chat_template": found.model.template is not None,
         "device": str(found.device),
         "free_bytes": found.free_bytes,
         "fits": found.obstacle is None,
@@ -76,22 +81,22 @@ def _facts(found: Preflight) -> dict[str, Any]:
     }
 
 
-def _show(found: Preflight) -> None:
+def _show(found: Preflight, downloaded: bool) -> None:
     from worker.resident.device import device_name
 
-    files, device = found.files, found.device
-    revision = f" at {files.revision}" if files.revision else ""
+    source, device = found.model.source, found.device
+    revision = f" at {source.revision}" if source.revision else ""
     context = f"{found.context_length:,} tokens"
     if found.longest < found.context_length:
         context += f", of which {found.longest:,} fit beside the weights"
     lines = {
-        "model": f"{files.name}{revision}",
-        "family": found.config.model_type,
+        "model": f"{source.name}{revision}",
+        "family": found.model.config.model_type,
         "parameters": f"{found.parameters:,}",
         "weights": f"{_size(found.weight_bytes)} in {found.dtype_name}"
-        + ("" if found.headers else ", not downloaded yet"),
+        + ("" if downloaded else ", not downloaded yet"),
         "context": context,
-        "template": "yes" if found.template else "none: chat requests will be refused",
+        "template": "yes" if found.model.template else "none: chat requests will be refused",
         "device": f"{device} ({device_name(device)}), {_size(found.free_bytes)} free",
         "fits": "yes" if found.obstacle is None else "no",
     }

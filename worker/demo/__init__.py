@@ -1,7 +1,4 @@
-"""The model that ships with the package, and its held-out questions: where they lie.
-
-Whoever resolves the model name `demo` reads `MODEL_DIR`; importing this loads nothing.
-"""
+"""Paths of the model that ships with the package (`demo`) and of its held-out questions."""
 
 from __future__ import annotations
 

@@ -36,8 +36,8 @@ from worker.engine.sequence import Sequence
 from worker.layers.batch import Batch, Span
 from worker.loading.tokenizer import Tokenizer
 from worker.resident import device as devices
+from worker.resident.load import ResidentModel, load
 from worker.resident.process import share_cores
-from worker.resident.resident import ResidentModel, load
 from worker.text.detokenizer import Detokenizer
 
 logger = logging.getLogger(__name__)

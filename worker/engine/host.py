@@ -17,8 +17,9 @@ from jobs.errors import JobError
 from worker.backend import Generation, Health, MemoryUse, ModelInfo, Sink, Token
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.engine import Engine
+from worker.loading.pages import trim_heap
 from worker.resident import device as devices
-from worker.resident.process import give_back_memory, tune
+from worker.resident.process import tune
 
 logger = logging.getLogger(__name__)
 
@@ -164,7 +165,7 @@ class EngineHost:
                 elif not self._work.wait(IDLE_SECONDS):
                     sleeps += 1
                     if sleeps == REST:
-                        give_back_memory()
+                        trim_heap()
         except Exception as error:
             # A step handles what a sequence can do wrong; what comes here is a defect. The service
             # sees that the thread is dead and stops renewing its lease.

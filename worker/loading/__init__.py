@@ -1,1 +1,1 @@
-"""Reading model folders and hub repositories: config, tokenizer, weights."""
+"""Opens models: folders and hub repositories, their configuration, tokenizer and weights."""

@@ -1,7 +1,7 @@
-"""Safetensors files of a model folder: one file, or shards with an index.
+"""The safetensors files of a model folder: a single file, or shards with an index.
 
-All headers are read and checked before any weight is. Format: the safetensors specification
-(8 bytes of header length, a JSON header, then the tensors).
+All headers are read and checked before any weight. Format (see the safetensors specification): the
+length of the header in 8 bytes, the header as JSON, then the tensors.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
-from operator import index as whole
+from operator import index as integer
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -22,25 +22,19 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from jobs.errors import JobError
-from worker.loading.config import present
+from worker.loading.dtypes import FROM_SAFETENSORS
+from worker.loading.files import present
 from worker.loading.pages import release
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
-MAX_HEADER = 100_000_000  # bytes, as the format's own reader allows
-RELEASE_BYTES = 128 * 2**20  # read pages that stay resident while loading
-SAMPLE = 1 << 16  # bytes of each tensor that the fingerprint reads
-
-DTYPES: dict[str, torch.dtype] = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
+RELEASE_BYTES = 128 * 2**20  # resident pages of read tensors before they are dropped
+SAMPLE_BYTES = 1 << 16  # of each tensor, read for the fingerprint
 
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """What a file says of one tensor. `begin` and `end` are bytes from the start of the file."""
+    """One tensor's entry in a header. `begin` and `end` are byte offsets in the file."""
 
     file: Path
     dtype: str
@@ -50,28 +44,31 @@ class TensorHeader:
 
 
 class Checkpoint:
-    """The tensors of a folder by name. Use as a context manager; raises JobError."""
+    """The tensors of a folder by name. Raises JobError.
+
+    Use as a context manager: files are opened on the first read of a tensor and closed at the end.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._files = ExitStack()
         self._open: dict[Path, Any] = {}
-        self._touched = 0  # bytes whose pages may be resident
-        self._last = ""  # the tensor that was read last
+        self._touched = 0  # bytes read since pages were last dropped
+        self._last = ""  # name of the last tensor read
         self.tensors: dict[str, TensorHeader] = {}
-        if present(folder / SINGLE):  # it counts before an index, as in transformers
+        if present(folder / SINGLE):  # takes precedence over an index, as in transformers
             self.tensors = _read_header(folder / SINGLE)
         elif present(folder / INDEX):
             self._read_shards()
         else:
             raise JobError(
                 "model_not_found",
-                f"{folder} has no weights: neither {SINGLE} nor {INDEX} is there; download the "
-                "model again, or convert it to safetensors",
+                f"{folder} has no weights: neither {SINGLE} nor {INDEX} exists; download the model "
+                "again, or convert it to safetensors",
             )
         if not self.tensors:
             single = present(folder / SINGLE)
-            raise _broken(folder / (SINGLE if single else INDEX), "it holds no tensors")
+            raise _broken(folder / (SINGLE if single else INDEX), "it contains no tensors")
 
     def __enter__(self) -> Self:
         return self
@@ -86,20 +83,21 @@ class Checkpoint:
         release(self._open)
 
     def dtype(self) -> torch.dtype:
-        """The dtype that most values are stored in. Raises JobError if it is none of ours."""
+        """The dtype of most values. Raises JobError if it isn't a supported one."""
         sizes: dict[str, int] = {}
         for header in self.tensors.values():
             sizes[header.dtype] = sizes.get(header.dtype, 0) + prod(header.shape)
         most = max(sizes, key=lambda name: sizes[name])
-        if most not in DTYPES:
+        if most not in FROM_SAFETENSORS:
             raise JobError(
                 "unsupported_model",
-                f"{self.folder} stores its weights as {most}; supported: {', '.join(DTYPES)}",
+                f"{self.folder} stores its weights as {most}; supported: "
+                f"{', '.join(FROM_SAFETENSORS)}",
             )
-        return DTYPES[most]
+        return FROM_SAFETENSORS[most]
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor, as a view of the mapped file: its pages are read when they are used."""
+        """One tensor, as a view of the mapped file; pages are read on access."""
         header = self.tensors[name]
         if name != self._last:
             self._last = name
@@ -113,18 +111,18 @@ class Checkpoint:
                 self._open[header.file] = self._files.enter_context(opened)
             tensor: torch.Tensor = self._open[header.file].get_tensor(name)
         except (SafetensorError, OSError) as error:
-            raise _broken(header.file, f"tensor {name} can't be read ({error})") from None
+            raise _broken(header.file, f"tensor {name} cannot be read ({error})") from None
         return tensor
 
     def fingerprint(self) -> str:
-        """A hash of what the weights are: every tensor's name, dtype and shape, and its first
-        64 KiB. Cheap, and it changes with any retraining; it doesn't prove every byte."""
+        """A hash of every tensor's name, dtype, shape and first 64 KiB: cheap, and different after
+        any retraining, but it doesn't cover every byte."""
         digest = hashlib.sha256()
         for name, header in sorted(self.tensors.items()):
             digest.update(f"{name}|{header.dtype}|{header.shape}|".encode())
             with open(header.file, "rb") as file:
                 file.seek(header.begin)
-                digest.update(file.read(min(SAMPLE, header.end - header.begin)))
+                digest.update(file.read(min(SAMPLE_BYTES, header.end - header.begin)))
         return digest.hexdigest()[:32]
 
     def _read_shards(self) -> None:
@@ -140,43 +138,38 @@ class Checkpoint:
     def _shard(self, file: str) -> Path:
         path = self.folder / file
         try:
-            there = path.is_file()
-        except OSError as error:  # too long a name
-            raise _broken(path, f"it can't be opened ({error.strerror})") from None
-        if not there:
+            exists = path.is_file()
+        except OSError as error:  # a name that is too long
+            raise _broken(path, f"it cannot be opened ({error.strerror})") from None
+        if not exists:
             raise JobError(
                 "model_not_found",
-                f"{self.folder / INDEX} names the shard {file}, which is not there: download the "
+                f"{self.folder / INDEX} names the shard {file}, which does not exist: download the "
                 "model again",
             )
         return path
 
 
 def weight_files(folder: Path) -> list[str]:
-    """The names of a model's weight files, there or not. Raises JobError for a broken index."""
+    """The names of a model's weight files, existing or not. Raises JobError for a broken index."""
     if present(folder / SINGLE) or not present(folder / INDEX):
         return [SINGLE]
     return sorted(set(_weight_map(folder).values()))
 
 
-def is_there(folder: Path) -> bool:
-    """Whether a folder has all of its weight files, whole or not. Raises JobError."""
-    return all((folder / file).is_file() for file in weight_files(folder))
-
-
 def _weight_map(folder: Path) -> dict[str, str]:
-    """The index: tensor → shard, a name within the folder."""
+    """The index: tensor name → file name of its shard."""
     index = folder / INDEX
     try:
-        where = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        pairs = {str(name): str(file) for name, file in where.items()}
+        weight_map = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        shards = {str(name): str(file) for name, file in weight_map.items()}
     except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise _broken(index, "it is not a safetensors index with a weight_map") from None
-    for file in pairs.values():
-        # Files of the hub's cache are links to blobs beside the snapshot: the name is what counts.
+    for file in shards.values():
+        # Only the name is checked: in the hub's cache, files are links to blobs outside the folder.
         if Path(file).name != file:
-            raise _broken(index, f"shard '{file}' lies outside the folder")
-    return pairs
+            raise _broken(index, f"shard '{file}' is outside the folder")
+    return shards
 
 
 def _read_header(path: Path) -> dict[str, TensorHeader]:
@@ -189,10 +182,10 @@ def _read_header(path: Path) -> dict[str, TensorHeader]:
                 raise _broken(path, f"it has only {size} bytes")
             length = struct.unpack("<Q", start)[0]
             if length > min(size - 8, MAX_HEADER):
-                raise _broken(path, f"its header wants {length} bytes, the file has {size}")
+                raise _broken(path, f"its header has {length} bytes, the file {size}")
             header = json.loads(file.read(length))
     except OSError as error:
-        raise _broken(path, f"it can't be opened ({error.strerror})") from None
+        raise _broken(path, f"it cannot be opened ({error.strerror})") from None
     except (ValueError, RecursionError):
         raise _broken(path, "its header is not JSON") from None
     if not isinstance(header, dict):
@@ -205,18 +198,19 @@ def _tensors(path: Path, header: Any, offset: int, size: int) -> Iterator[tuple[
         if name == "__metadata__":
             continue
         try:
-            begin, end = map(whole, entry["data_offsets"])
-            shape = tuple(map(whole, entry["shape"]))
+            begin, end = map(integer, entry["data_offsets"])
+            shape = tuple(map(integer, entry["shape"]))
             tensor = TensorHeader(path, str(entry["dtype"]), shape, offset + begin, offset + end)
         except (KeyError, TypeError, ValueError):
-            raise _broken(path, f"the entry of tensor {name} is not as the format wants") from None
-        bytes_each = DTYPES[tensor.dtype].itemsize if tensor.dtype in DTYPES else None
-        fits = bytes_each is None or prod(shape) * bytes_each == end - begin
+            raise _broken(path, f"the entry of tensor {name} is malformed") from None
+        dtype = FROM_SAFETENSORS.get(tensor.dtype)
+        fits = dtype is None or prod(shape) * dtype.itemsize == end - begin
         if begin < 0 or end < begin or min(shape, default=0) < 0 or not fits:
-            raise _broken(path, f"the shape of tensor {name} doesn't fit its place in the file")
+            raise _broken(path, f"the shape of tensor {name} doesn't match its size in the file")
         if tensor.end > size:
             raise _broken(
-                path, f"it is cut off: tensor {name} ends at byte {tensor.end}, the file at {size}"
+                path,
+                f"it is truncated: tensor {name} ends at byte {tensor.end}, the file at {size}",
             )
         yield name, tensor
 

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from math import inf
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from jobs.errors import JobError
+from worker.loading.dtypes import FROM_CONFIG
+from worker.loading.files import present, read_json
 from worker.models.fields import Fields
 from worker.models.model import Family
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 
 
 @dataclass(frozen=True)
@@ -44,33 +43,6 @@ class ModelConfig:
     tied: bool
     eos_token_ids: frozenset[int]
     dtype: torch.dtype  # of the weights, according to the config
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """A JSON object from a file. Raises JobError("unsupported_model")."""
-    try:
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise JobError("unsupported_model", f"{path} can't be read: {error.strerror}") from None
-    except (ValueError, RecursionError) as error:
-        raise JobError(
-            "unsupported_model", f"{path} is not JSON ({error}): download the model again"
-        ) from None
-    if not isinstance(data, dict):
-        raise JobError(
-            "unsupported_model", f"{path} must hold a JSON object: download the model again"
-        )
-    return data
-
-
-def present(path: Path) -> bool:
-    """Whether the file exists. Raises JobError("model_not_found") for a broken symbolic link,
-    which must not count as an absent file."""
-    if path.is_symlink() and not path.exists():
-        raise JobError(
-            "model_not_found", f"{path} is a link that leads nowhere: download the model again"
-        )
-    return path.is_file()
 
 
 def read_config(folder: Path, reference: str, supported: Mapping[str, Family]) -> ModelConfig:
@@ -122,7 +94,7 @@ def read_config(folder: Path, reference: str, supported: Mapping[str, Family]) -
 def _dtype(fields: Fields) -> torch.dtype | None:
     """dtype, or torch_dtype in older files. The weight files take precedence."""
     name = fields.text("dtype", fields.text("torch_dtype", ""))
-    return DTYPES.get(name.removeprefix("torch."))
+    return FROM_CONFIG.get(name.removeprefix("torch."))
 
 
 def read_defaults(folder: Path, config: ModelConfig) -> GenerationDefaults:

@@ -1,124 +1,93 @@
-"""What a user calls a model → the folder that holds its files: first the small ones, which tell
-what the model is and whether it can run here, then the weights.
+"""Finds a model by its reference: `demo`, a local folder, or a hub repo id (`org/name[@revision]`).
 
-A reference is `demo` (the model that comes with the package), a local folder, or a hub repo id
-`org/name[@revision]`. The hub library honours HF_ENDPOINT, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE
-and HF_TOKEN, shows a progress bar, goes on where a connection broke, and never fetches a file twice
-that is whole.
+A ModelSource is opened once and read by everything that needs a part of the model. Its small parts
+(configuration, tokenizer, chat templates) are read at most once each.
 """
 
 from __future__ import annotations
 
-import glob
-import logging
-import re
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
-
-from huggingface_hub import snapshot_download
-from huggingface_hub.errors import (
-    GatedRepoError,
-    HfHubHTTPError,
-    HFValidationError,
-    LocalEntryNotFoundError,
-    RepositoryNotFoundError,
-    RevisionNotFoundError,
-)
+from typing import Protocol
 
 from jobs.errors import JobError
 from worker.demo import MODEL_DIR
-from worker.loading.checkpoint import weight_files
-
-logger = logging.getLogger(__name__)
-
-REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
-DESCRIPTION = [
-    "config.json",
-    "generation_config.json",
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "special_tokens_map.json",
-    "chat_template.*",
-    "additional_chat_templates/*",
-    "model.safetensors.index.json",
-]
+from worker.loading.checkpoint import Checkpoint
+from worker.loading.config import GenerationDefaults, ModelConfig
+from worker.loading.folder import FolderSource
+from worker.loading.hub import REPO_ID, HubSource
+from worker.loading.tokenizer import Tokenizer
 
 
-@dataclass(frozen=True)
-class ModelFiles:
-    """A model's folder, and what it is called. `name` is what queues and requests use."""
+class ModelSource(Protocol):
+    """A model that can be read. All readers raise JobError: model_not_found, unsupported_model."""
 
-    name: str
-    reference: str
-    revision: str | None
-    folder: Path
-    repo: str | None = None  # on the hub
-    download_dir: Path | None = None
+    @property
+    def name(self) -> str:
+        """The name that queues and requests use."""
+
+    @property
+    def reference(self) -> str:
+        """What the user gave."""
+
+    @property
+    def revision(self) -> str | None: ...
+
+    @property
+    def path(self) -> Path: ...
+
+    @property
+    def config(self) -> ModelConfig: ...
+
+    @property
+    def defaults(self) -> GenerationDefaults: ...
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        """Special tokens by the names that chat templates use: bos_token, eos_token, …"""
+
+    @property
+    def chat_templates(self) -> Mapping[str, str]:
+        """Jinja sources by name ("default", "tool_use", …); empty if the model has none."""
+
+    @property
+    def needs_download(self) -> bool:
+        """Whether weights are missing that download_weights() would fetch."""
+
+    def download_weights(self) -> None:
+        """Fetch the weights that are missing. Does nothing for a local model."""
+
+    def weights(self) -> Checkpoint:
+        """The weights with their headers read and checked; use as a context manager."""
 
 
-def find(reference: str, download_dir: Path | None = None) -> ModelFiles:
-    """The files of a model but its weights, downloaded if need be.
+def find(reference: str, download_dir: Path | None = None) -> ModelSource:
+    """Open a model. Of a hub repository, everything but the weights is downloaded if needed.
 
-    download_dir: the cache of downloads, in the hub library's layout; None is its default
+    download_dir: the download cache, in the hub library's layout; None is that library's default
     (HF_HUB_CACHE, else below HF_HOME). Raises JobError("model_not_found").
     """
     if reference == "demo":
-        return ModelFiles("demo", reference, None, MODEL_DIR)
+        return FolderSource(MODEL_DIR, reference, "demo")
     path = Path(reference)
     try:
         path = path.expanduser()
         is_folder, exists = path.is_dir(), path.exists()
-    except (OSError, RuntimeError):  # too long a name, or nobody's home
+    except (OSError, RuntimeError):  # a name that is too long, or the home of an unknown user
         is_folder = exists = False
     if is_folder and reference:
-        return ModelFiles(path.resolve().name, reference, None, path)
+        return FolderSource(path, reference, path.resolve().name)
     if exists and reference:
-        raise JobError("model_not_found", f"{reference} is a file: give the folder that it is in")
+        raise JobError(
+            "model_not_found", f"{reference} is a file: give the folder that contains it"
+        )
     if not REPO_ID.fullmatch(reference):
         raise JobError(
             "model_not_found",
             f"no folder '{reference}': give a model folder, a hub repo id such as Qwen/Qwen3-0.6B, "
             "or demo",
         )
-    repo, _, revision = reference.partition("@")
-    at = f"{repo} at revision {revision}" if revision else repo
-    folder = _download(at, repo, revision or None, DESCRIPTION, download_dir)
-    return ModelFiles(repo, reference, revision or folder.name, folder, repo, download_dir)
-
-
-def fetch_weights(files: ModelFiles) -> None:
-    """Download what of the weights isn't there yet, of the same commit as the rest.
-
-    Raises JobError("model_not_found").
-    """
-    if files.repo is not None:
-        names = [glob.escape(name) for name in weight_files(files.folder)]
-        _download(files.reference, files.repo, files.folder.name, names, files.download_dir)
-
-
-def _download(
-    at: str, repo: str, revision: str | None, patterns: list[str], cache: Path | None
-) -> Path:
-    try:
-        return Path(
-            snapshot_download(repo, revision=revision, allow_patterns=patterns, cache_dir=cache)
-        )
-    except GatedRepoError:
-        reason = "access is gated: accept its terms on the hub and set HF_TOKEN"
-    except RevisionNotFoundError:
-        reason = "the repository has no such revision"
-    except RepositoryNotFoundError:
-        reason = "no such repository on the hub (or it is private: set HF_TOKEN)"
-    except LocalEntryNotFoundError:
-        reason = "it is not in the local cache, and the hub can't be reached"
-    except HFValidationError as error:
-        reason = " ".join(str(error).split())
-    except HfHubHTTPError as error:
-        reason = f"the hub answered {error.response.status_code}"
-    except OSError as error:
-        reason = f"{error.strerror or error}"
-    except Exception as error:  # of the library's HTTP client, which differs between its versions
-        logger.debug("a download broke off", exc_info=error)
-        fact = " ".join(str(error).split()) or type(error).__name__
-        reason = f"the download broke off ({fact}): try again, what is complete is kept"
-    raise JobError("model_not_found", f"{at} can't be had: {reason}")
+    return HubSource.open(reference, download_dir)

@@ -1,5 +1,5 @@
-"""The checkpoint's tokenizer: text → ids by `tokenizers`, ids → bytes or text by tables of our own,
-which make streaming possible.
+"""A model's tokenizer: encodes with the `tokenizers` library, and keeps tables of the bytes or text
+of every token, which streaming needs.
 """
 
 from __future__ import annotations
@@ -7,7 +7,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from copy import copy
 from functools import cached_property
 from pathlib import Path
@@ -16,33 +16,26 @@ from typing import Any
 from tokenizers import Tokenizer as HubTokenizer
 
 from jobs.errors import JobError
-from worker.loading.config import present, read_json
+from worker.loading.files import parse_object
 
-FILE, CONFIG, MAP = "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"
-NAMED = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 SPACE_MARK = "▁"
 SENTENCEPIECE = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 
 
 class Tokenizer:
-    """Encodes and decodes; knows special tokens and the bytes of every id."""
+    """Encodes and decodes text; knows which tokens are special and the bytes of every token.
 
-    def __init__(self, folder: Path) -> None:
-        path = folder / FILE
-        if not present(path):
-            raise JobError(
-                "model_not_found",
-                f"{folder} has no {FILE}: download the model again, or convert its tokenizer with "
-                "the tokenizers library",
-            )
-        self._folder, self._path = folder, path
-        self.config: dict[str, Any] = read_json(folder / CONFIG) if present(folder / CONFIG) else {}
-        values, text = read_json(path), path.read_text(encoding="utf-8")
+    `text` is the content of a tokenizer.json, `path` its file, named in errors. Raises
+    JobError("unsupported_model").
+    """
+
+    def __init__(self, text: str, path: Path) -> None:
+        self._path = path
         self.hash = hashlib.sha256(text.encode()).hexdigest()[:32]
-        self._read(values, text)
+        self._build(parse_object(text, path), text)
 
-    def _read(self, values: dict[str, Any], text: str) -> None:
+    def _build(self, values: dict[str, Any], text: str) -> None:
         try:
             self._inner = HubTokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception
@@ -50,17 +43,17 @@ class Tokenizer:
                 "unsupported_model",
                 f"{self._path} is not a tokenizer: {error}; download the model again",
             ) from None
-        # Settings of some training run that were saved with it.
+        # tokenizer.json may hold the truncation and padding of a training run.
         self._inner.no_truncation()
         self._inner.no_padding()
         self._json = values
         self._added = {entry["id"]: entry for entry in values.get("added_tokens") or []}
         self._vocab: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
-        # One more than the highest id: ids may have holes.
+        # Highest id + 1: ids may have gaps.
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         self._kinds = {str(step.get("type")) for step in _steps(values.get("decoder"))}
         self._check_decoder()
-        # Of a byte-level tokenizer all ids, of another those that stand for a single byte.
+        # Byte-level: all tokens. SentencePiece: byte-fallback tokens, such as <0x0A>.
         self._bytes: dict[int, bytes] = {}
         self._texts: dict[int, str] = {}
         for piece, token_id in self._vocab.items():
@@ -72,8 +65,8 @@ class Tokenizer:
                 self._texts[token_id] = self._text_of(piece)
 
     def limited_to(self, vocab_size: int) -> Tokenizer:
-        """The same tokenizer for a model of so many ids. Special tokens beyond them go: a text
-        model's files may name an image's. Raises JobError if other tokens are beyond."""
+        """This tokenizer without the special tokens whose ids the model doesn't have: the files of
+        a text model may define an image token. Raises JobError if other ids are out of range."""
         if self.vocab_size <= vocab_size:
             return self
         values = dict(self._json)
@@ -83,17 +76,17 @@ class Tokenizer:
             if entry["id"] < vocab_size or not entry.get("special")
         ]
         limited = copy(self)
-        limited._read(values, json.dumps(values))
+        limited._build(values, json.dumps(values))
         if limited.vocab_size > vocab_size:
             raise JobError(
                 "unsupported_model",
                 f"{self._path} has {self.vocab_size} tokens and the model's vocabulary only "
-                f"{vocab_size}: they don't belong together; download the model again",
+                f"{vocab_size}: tokenizer and weights don't match; download the model again",
             )
         return limited
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text; special tokens written in it count as such."""
+        """Token ids of a text. Special tokens in the text are parsed as special tokens."""
         ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
@@ -103,43 +96,42 @@ class Tokenizer:
         return text
 
     def id_of(self, token: str) -> int | None:
-        """The id of a token by its content."""
+        """The id of a token."""
         found: int | None = self._inner.token_to_id(token)
         return found
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the id is a control token that no text shows."""
+        """Whether the id is a control token, which is left out of text."""
         entry = self._added.get(token_id)
         return bool(entry and entry.get("special"))
 
     def text(self, token_id: int) -> str:
-        """What the token adds to the text, where tokens are text; a Metaspace's marks stay marks.
-        Nothing for ids that the model has and the tokenizer doesn't."""
+        """Text of a SentencePiece token, with each ▁ kept under Metaspace. Empty for ids that only
+        the model has."""
         return self._texts.get(token_id, "")
 
     def single_byte(self, token_id: int) -> bytes | None:
-        """The byte that the token stands for among tokens that are text, such as <0x0A>."""
+        """The byte of a byte-fallback token, such as <0x0A>."""
         return None if self.byte_level else self._bytes.get(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds to the text, as UTF-8 bytes; a part of a character is possible."""
+        """UTF-8 bytes of the token, possibly only a part of a character."""
         raw = self._bytes.get(token_id)
         return self.text(token_id).replace(SPACE_MARK, " ").encode() if raw is None else raw
 
     @cached_property
     def longest_token(self) -> int:
-        """Bytes of the longest token."""
+        """Length of the longest token in bytes."""
         return max((len(self.token_bytes(i)) for i in self._vocab.values()), default=0)
 
     @property
     def byte_level(self) -> bool:
-        """Whether tokens are bytes, put together before they are read as UTF-8."""
+        """Whether tokens are byte sequences, which are concatenated and then decoded as UTF-8."""
         return "ByteLevel" in self._kinds
 
     @cached_property
     def metaspace(self) -> str | None:
-        """What a mark in the first token of a text reads as, where the decoder is Metaspace: it
-        drops it, or not."""
+        """Text for a leading ▁ under Metaspace: "" or " ". None: the decoder isn't Metaspace."""
         for step in _steps(self._json.get("decoder")):
             if step.get("type") == "Metaspace":
                 return " " if step.get("prepend_scheme", "always") == "never" else ""
@@ -147,37 +139,17 @@ class Tokenizer:
 
     @cached_property
     def strips_first_space(self) -> bool:
-        """Whether the decoder drops one space at the very start of a text (Llama 2).
+        """Whether the decoder drops one leading space of a text (Llama 2).
 
-        Such tokenizers put a space before every text that they read, and no other sign says that
-        a word begins: what a model writes after `[/INST]` starts with it.
+        The encoder of such a tokenizer prepends a space to every text, so a completion starts with
+        the space that begins its first word.
         """
         return not self._kinds or "Strip" in self._kinds
 
-    @cached_property
-    def special_tokens(self) -> Mapping[str, str]:
-        """bos_token, eos_token and the like by name, as chat templates use them.
-
-        As transformers has it: special_tokens_map.json counts before a tokenizer_config.json of the
-        time before added_tokens_decoder; extra_special_tokens are named by the model."""
-        named: dict[str, Any] = {name: self.config.get(name) for name in NAMED}
-        if "added_tokens_decoder" not in self.config and present(self._folder / MAP):
-            given = read_json(self._folder / MAP)
-            named |= {name: given[name] for name in NAMED if name in given}
-        extra = self.config.get("extra_special_tokens")
-        if isinstance(extra, dict):
-            named |= extra
-        tokens = {}
-        for name, value in named.items():
-            content = value.get("content") if isinstance(value, dict) else value
-            if isinstance(content, str):
-                tokens[name] = content
-        return tokens
-
     def _check_decoder(self) -> None:
         steps = list(_steps(self._json.get("decoder")))
-        good = self._kinds <= SENTENCEPIECE and all(map(_is_space_mark, steps))
-        if self._kinds - {"ByteLevel"} and (not good or _strips_before_it_fuses(steps)):
+        supported = self._kinds <= SENTENCEPIECE and all(map(_replaces_space_mark, steps))
+        if self._kinds - {"ByteLevel"} and (not supported or _strips_before_fuse(steps)):
             raise JobError(
                 "unsupported_model",
                 f"{self._path}: unsupported decoder {sorted(self._kinds)}; supported: none, "
@@ -186,8 +158,8 @@ class Tokenizer:
             )
 
     def _text_of(self, piece: str) -> str:
-        """A piece as this tokenizer's decoder spells it; Metaspace's marks stay."""
-        if not self._kinds:  # without a decoder, the library joins words by spaces
+        """Text of a vocabulary entry; each ▁ is kept under Metaspace."""
+        if not self._kinds:  # without a decoder, the library joins tokens with spaces
             return f" {piece}"
         return piece.replace(SPACE_MARK, " ") if "Replace" in self._kinds else piece
 
@@ -200,21 +172,21 @@ def _steps(decoder: Any) -> Iterable[dict[str, Any]]:
     return [decoder]
 
 
-def _strips_before_it_fuses(steps: Sequence[dict[str, Any]]) -> bool:
-    """Whether spaces are stripped from every token, not from the whole text."""
+def _strips_before_fuse(steps: Sequence[dict[str, Any]]) -> bool:
+    """Whether Strip applies to every token instead of the whole text."""
     kinds = [step.get("type") for step in steps]
     return "Strip" in kinds and "Fuse" not in kinds[: kinds.index("Strip")]
 
 
-def _is_space_mark(step: dict[str, Any]) -> bool:
-    """Whether a step that writes spaces does so for SentencePiece's mark."""
+def _replaces_space_mark(step: dict[str, Any]) -> bool:
+    """Whether a decoder step that inserts spaces replaces exactly ▁ with them."""
     if step.get("type") == "Replace":
         return step.get("pattern") == {"String": SPACE_MARK} and step.get("content") == " "
     return step.get("type") != "Metaspace" or step.get("replacement") == SPACE_MARK
 
 
-def _alphabet() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes: character → byte."""
+def _byte_of_character() -> dict[str, int]:
+    """GPT-2's printable characters for the 256 bytes: character → byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
     others = [byte for byte in range(256) if byte not in printable]
     return {
@@ -223,11 +195,12 @@ def _alphabet() -> dict[str, int]:
     }
 
 
-_BYTES = _alphabet()
+_BYTE_OF_CHARACTER = _byte_of_character()
 
 
 def _byte_level(piece: str) -> bytes:
+    """Bytes of a byte-level token; an added token may hold plain text instead."""
     try:
-        return bytes(_BYTES[character] for character in piece)
+        return bytes(_BYTE_OF_CHARACTER[character] for character in piece)
     except KeyError:
         return piece.encode()

@@ -1,1 +1,1 @@
-"""From messages to token ids, by the chat template of the model."""
+"""Builds prompts: from messages to token ids, with the model's chat template."""

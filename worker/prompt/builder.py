@@ -1,4 +1,4 @@
-"""Messages → token ids, by the checkpoint's own chat template."""
+"""Builds prompts: messages → token ids, with the model's own chat template."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 @dataclass(frozen=True)
 class Prompt:
-    """A request, rendered: its text and its token ids."""
+    """A rendered request: its text and its token ids."""
 
     text: str
     token_ids: list[int]
@@ -32,14 +32,15 @@ class PromptBuilder:
         self._template, self._context = template, context
 
     def build(self, request: ChatRequest) -> Prompt:
-        """Raises JobError for what can't be rendered, served or fitted into the context."""
+        """Render and tokenize a request. Raises JobError if it can't be rendered, asks for an
+        unsupported feature, or exceeds the context."""
         if self._template is None:
             raise JobError(
                 "unsupported_model",
                 f"model {self._model} has no chat template: use a chat (instruct) checkpoint, or "
                 "put a chat_template.jinja into its folder",
             )
-        _check_served(request)
+        _check_supported(request)
         variables = request.chat_template_kwargs or {}
         reserved = sorted(RESERVED & variables.keys())
         if reserved:
@@ -53,56 +54,58 @@ class PromptBuilder:
         messages = [_plain(message, parts) for message in request.messages]
         text = self._template.render(messages, tools, variables)
         most = self._context * self._tokenizer.longest_token
-        if len(text) > most:  # not worth the memory that tokenizing it takes
+        if len(text) > most:  # checked first: tokenizing a huge text takes a lot of memory
             raise JobError(
                 "context_length_exceeded",
-                f"the messages make {len(text)} characters and the context of {self._context} "
-                f"tokens holds {most} at most: shorten the messages or use a model with a longer "
-                "context",
+                f"the prompt has {len(text)} characters and the context of {self._context} tokens "
+                f"holds at most {most}: shorten the messages or use a model with a longer context",
                 "messages",
             )
         try:
             text.encode()
         except UnicodeEncodeError:  # from tools or chat_template_kwargs, which are free JSON
             raise invalid(
-                "the prompt holds half a character (a lone surrogate): send Unicode text",
+                "the prompt contains half a character (a lone surrogate): send valid Unicode",
                 "messages",
             ) from None
-        # The template writes bos itself where the model wants it.
+        # The template itself writes the BOS token if the model needs one.
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
         if len(token_ids) >= self._context:
             raise JobError(
                 "context_length_exceeded",
-                f"the messages make {len(token_ids)} tokens and the context holds {self._context}, "
-                "the answer included: shorten the messages or use a model with a longer context",
+                f"the prompt has {len(token_ids)} tokens and the context holds {self._context}, "
+                "completion included: shorten the messages or use a model with a longer context",
                 "messages",
             )
         return Prompt(text, token_ids)
 
 
-def _check_served(request: ChatRequest) -> None:
-    """Refuse what needs constrained output."""
+def _check_supported(request: ChatRequest) -> None:
+    """Raise JobError for features that need constrained decoding."""
     form = request.response_format
     if form is not None and form.type != "text":
-        raise invalid(f"response_format {form.type} is not served: only text is", "response_format")
+        raise invalid(
+            f"response_format {form.type} is not supported: only text is", "response_format"
+        )
     if request.tool_choice not in (None, "auto", "none"):
         raise invalid(
-            f"tool_choice {request.tool_choice!r} is not served: only auto and none are",
+            f"tool_choice {request.tool_choice!r} is not supported: only auto and none are",
             "tool_choice",
         )
 
 
 def _plain(message: Message, parts: bool) -> dict[str, Any]:
-    """A message as templates know it, the parts of its content joined unless they know `parts`."""
+    """A message in the form that templates expect. `parts`: keep a list of content parts; otherwise
+    their texts are joined."""
     plain = message.to_dict()
     if message.content is not None and not parts:  # an absent field stays absent, not null
         plain["content"] = message.text
     if message.reasoning_content is not None:
-        plain["thinking"] = message.reasoning_content  # the name that some templates use
+        plain["thinking"] = message.reasoning_content  # some templates use this name
     if plain["role"] == "developer":
-        plain["role"] = "system"  # OpenAI's newer name; templates know the older one
+        plain["role"] = "system"  # OpenAI's newer name for the same role
     for call in plain.get("tool_calls", []):
-        # Templates write arguments with tojson: they get the object, not its text.
+        # Templates serialize the arguments with tojson, so they need the object, not its JSON text.
         try:
             call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
         except (ValueError, RecursionError):

@@ -1,11 +1,17 @@
-"""The process that renders chat templates: `python -m worker.prompt.renderer BYTES`.
+"""Child process that renders chat templates: `python -m worker.prompt.renderer BYTES`.
 
-Templates are untrusted code. Jinja's sandbox keeps them from leaving, and this process of their own
-from taking a worker with them: it may use so many BYTES of memory, and each rendering so much time
-on a core, even within one call of a filter; the system ends it if it uses more.
+Templates are untrusted code. Jinja's sandbox keeps them from reaching Python's internals, and the
+separate process protects the worker from excessive use of resources: its address space is limited
+to BYTES, and each rendering to a CPU time, after which the kernel kills the process, even within a
+single call of a filter.
 
-One JSON object per line comes in: `template`, `values` (null: compile only), `seconds`. One goes
-out: `text`, or what went wrong as `refused`, `escaped`, `endless`, `failed` or `invalid`.
+Protocol: one JSON object per line. Request: `template`, `values` (null: compile only), `seconds`.
+Reply: `text`, or the reason of a failure as one of
+    invalid  the template doesn't compile
+    refused  the template called raise_exception
+    escaped  Jinja's sandbox forbids what the template does
+    endless  too much memory, output or recursion
+    failed   any other error in the template
 
 The environment is that of transformers' `apply_chat_template`.
 """
@@ -30,15 +36,16 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
 MAX_CHARACTERS = 50_000_000  # of a rendered prompt
+OUT_OF_MEMORY = {"endless": "it takes too much memory"}
 
 
 class Refusal(jinja2.TemplateError):
-    """The template itself said no, by raise_exception."""
+    """The template called raise_exception."""
 
 
 class Generation(Extension):
-    """`{% generation %}…{% endgeneration %}` marks assistant turns for training; here it does
-    nothing."""
+    """`{% generation %}…{% endgeneration %}` marks assistant turns for training; only its body is
+    rendered here."""
 
     tags = {"generation"}  # noqa: RUF012
 
@@ -102,12 +109,12 @@ def make_environment() -> jinja2.Environment:
 
 
 def render(template: jinja2.Template, values: dict[str, Any]) -> dict[str, str]:
-    """What a template makes of `values`, as an answer."""
-    pieces, length = [], 0
+    """Render a compiled template; returns a reply."""
+    chunks, length = [], 0
     try:
-        for piece in template.generate(values):
-            pieces.append(piece)
-            length += len(piece)
+        for chunk in template.generate(values):
+            chunks.append(chunk)
+            length += len(chunk)
             if length > MAX_CHARACTERS:
                 return {"endless": f"it writes more than {MAX_CHARACTERS} characters"}
     except Refusal as error:
@@ -115,12 +122,12 @@ def render(template: jinja2.Template, values: dict[str, Any]) -> dict[str, str]:
     except SecurityError as error:
         return {"escaped": str(error)}
     except MemoryError:
-        return {"endless": "it takes too much memory"}
+        return OUT_OF_MEMORY
     except RecursionError:
         return {"endless": "it recurses"}
     except Exception as error:  # untrusted code can raise anything
         return {"failed": " ".join(str(error).split())}
-    return {"text": "".join(pieces)}
+    return {"text": "".join(chunks)}
 
 
 def main() -> None:
@@ -129,24 +136,24 @@ def main() -> None:
     environment = make_environment()
     compiled = lru_cache(maxsize=64)(environment.from_string)
 
-    def answer(template: str, values: dict[str, Any] | None) -> dict[str, str]:
+    def reply_to(template: str, values: dict[str, Any] | None) -> dict[str, str]:
         try:
             ready = compiled(template)
         except MemoryError:
-            return {"endless": "it takes too much memory"}
+            return OUT_OF_MEMORY
         except Exception as error:  # Jinja's errors, and Python's own from compile
             return {"invalid": f"{type(error).__name__}: {error}"}
         return {"text": ""} if values is None else render(ready, values)
 
     for line in sys.stdin.buffer:
-        asked = json.loads(line)
-        signal.setitimer(signal.ITIMER_PROF, asked["seconds"])  # then SIGPROF ends the process
+        request = json.loads(line)
+        signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # SIGPROF ends the process
         try:
-            said = json.dumps(answer(asked["template"], asked["values"]))
+            reply = json.dumps(reply_to(request["template"], request["values"]))
         except MemoryError:
-            said = json.dumps({"endless": "it takes too much memory"})
+            reply = json.dumps(OUT_OF_MEMORY)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(said + "\n")
+        sys.stdout.write(reply + "\n")
         sys.stdout.flush()
 
 

@@ -1,5 +1,7 @@
-"""Where chat templates run: a process of their own, started when it is needed and again when a
-template has ended it. See worker/renderer.py for what it keeps them from."""
+"""Runs chat templates in a child process. See renderer.py for the limits that it enforces.
+
+The child is started with the first template, and again after a template has exceeded a limit.
+"""
 
 from __future__ import annotations
 
@@ -12,99 +14,100 @@ import threading
 import time
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import cache
 from typing import Any
 
 from jobs.errors import JobError, invalid
 
-MAX_SECONDS = 2.0  # of one rendering, on a core
-MAX_WAIT = 60.0  # seconds, however busy the machine is
-MAX_BYTES = 2 * 2**30  # of the process
-END_SECONDS = 1.0  # how long a process may take to end that has closed its output
+MAX_SECONDS = 2.0  # CPU time of one rendering
+MAX_WAIT = 60.0  # wall-clock time of one rendering, in seconds
+MAX_BYTES = 2 * 2**30  # address space of the child
+EXIT_SECONDS = 1.0  # how long a child that closed its output may take to exit
 
 
 class Sandbox:
-    """Renders templates, one at a time. Thread-safe."""
+    """Renders templates in a child process, one at a time. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
 
     def check(self, template: str) -> None:
-        """Raises JobError("unsupported_model") if it isn't Jinja."""
-        self._ask(template, None)
+        """Raises JobError("unsupported_model") if the template isn't valid Jinja."""
+        self._request(template, None)
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
-        """The text that a template makes of JSON values. Raises JobError: invalid_request where
-        it says no, unsupported_model where it is broken, leaves the sandbox or doesn't end."""
-        return self._ask(template, values)
+        """Render a template with JSON values. Raises JobError: invalid_request if it rejects them,
+        unsupported_model if it is broken, leaves the sandbox or doesn't end."""
+        return self._request(template, values)
 
-    def _ask(self, template: str, values: Mapping[str, Any] | None) -> str:
-        asked = {"template": template, "values": values, "seconds": MAX_SECONDS}
-        line = json.dumps(asked).encode() + b"\n"
+    def _request(self, template: str, values: Mapping[str, Any] | None) -> str:
+        request = {"template": template, "values": values, "seconds": MAX_SECONDS}
+        line = json.dumps(request).encode() + b"\n"
         with self._lock:
-            said = self._talk(line)
-        match said:
+            reply = self._exchange(line)
+        match reply:
             case {"text": text}:
                 return str(text)
-            case {"invalid": why}:
-                raise _broken(f"is not valid Jinja ({why})")
-            case {"refused": why}:
-                raise invalid(f"the model's chat template refuses: {why}", "messages")
-            case {"escaped": why}:
-                raise _broken(f"leaves its sandbox: {why}")
-            case {"failed": why}:
-                fact = f"the model's chat template fails on these messages: {why}"
+            case {"invalid": reason}:
+                raise _broken(f"is not valid Jinja ({reason})")
+            case {"refused": reason}:
+                raise invalid(f"the model's chat template refuses: {reason}", "messages")
+            case {"escaped": reason}:
+                raise _broken(f"leaves its sandbox: {reason}")
+            case {"failed": reason}:
+                fact = f"the model's chat template fails on these messages: {reason}"
                 raise invalid(fact, "messages")
-            case {"endless": why}:
-                raise _broken(f"doesn't seem to end: {why}")
-        raise JobError("internal", f"the process that renders chat templates says {said!r}")
+            case {"endless": reason}:
+                raise _broken(f"doesn't seem to end: {reason}")
+        raise JobError("internal", f"the process that renders chat templates replied {reply!r}")
 
-    def _talk(self, line: bytes) -> dict[str, Any]:
-        """One question, one answer. A process that a template has used up makes way for another."""
+    def _exchange(self, line: bytes) -> dict[str, Any]:
+        """Send one request and read its reply. Ends the child if it exceeded a limit."""
         process = self._process
         if process is None or process.poll() is not None:
             process = self._process = self._start()
-        answer = None
+        reply = None
         with suppress(OSError):
             assert process.stdin is not None
             process.stdin.write(line)
             process.stdin.flush()
-            answer = self._read(process)
-        if answer is not None and "endless" not in answer:
-            return answer
+            reply = self._read_reply(process)
+        if reply is not None and "endless" not in reply:
+            return reply
         self._process = None
         with suppress(subprocess.TimeoutExpired):
-            process.wait(0 if answer is not None else END_SECONDS)
-        stopped = process.returncode
+            process.wait(0 if reply is not None else EXIT_SECONDS)
+        status = process.returncode
         process.kill()
         process.wait()
-        if answer is not None:
-            return answer
-        if stopped is None or stopped == -signal.SIGPROF:
+        if reply is not None:
+            return reply
+        if status is None or status == -signal.SIGPROF:
             return {"endless": f"it was stopped after {MAX_SECONDS:g} s"}
         raise JobError(
-            "internal", f"the process that renders chat templates ended ({stopped}): try again"
+            "internal", f"the process that renders chat templates ended ({status}): try again"
         )
 
-    def _read(self, process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
-        """The answer; None if there is none because the process ended, or doesn't in MAX_WAIT."""
+    def _read_reply(self, process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
+        """The reply; None if the child exits or exceeds MAX_WAIT."""
         assert process.stdout is not None
         deadline = time.monotonic() + MAX_WAIT
         poll = select.poll()
         poll.register(process.stdout, select.POLLIN)
-        said = b""
-        while not said.endswith(b"\n"):
+        line = b""
+        while not line.endswith(b"\n"):
             if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
                 return None
-            piece = process.stdout.read1(1 << 20)  # type: ignore[attr-defined]
-            if not piece:
+            chunk = process.stdout.read1(1 << 20)  # type: ignore[attr-defined]
+            if not chunk:
                 return None
-            said += piece
-        answer: dict[str, Any] = json.loads(said)
-        return answer
+            line += chunk
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def _start(self) -> subprocess.Popen[bytes]:
-        # A session of its own: Ctrl-C at the terminal is for us. It ends when its input does.
+        # The new session keeps the terminal's Ctrl-C from the child. It exits when stdin closes.
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "worker.prompt.renderer", str(MAX_BYTES)],
             stdin=subprocess.PIPE,
@@ -113,11 +116,14 @@ class Sandbox:
         )
 
 
-SANDBOX = Sandbox()  # one process for the templates of all models
+@cache
+def shared_sandbox() -> Sandbox:
+    """The sandbox of this process: one child renders the templates of all models."""
+    return Sandbox()
 
 
 def _broken(fact: str) -> JobError:
     return JobError(
         "unsupported_model",
-        f"the model's chat template {fact}; put a sound chat_template.jinja into its folder",
+        f"the model's chat template {fact}; put a valid chat_template.jinja into its folder",
     )

@@ -1,1 +1,1 @@
-"""Making a model resident: preflight, device and dtype, weights in place."""
+"""Loads models onto a device: checks, device and dtype, weights."""

@@ -1,4 +1,4 @@
-"""Which device, dtype and cache limit a model gets."""
+"""Selects the device and the dtype of a model, and the memory for its caches."""
 
 from __future__ import annotations
 
@@ -9,22 +9,16 @@ from pathlib import Path
 import torch
 
 from jobs.errors import invalid
+from worker.loading.dtypes import FROM_OPTION
 
-DTYPES = {
-    "bf16": torch.bfloat16,
-    "fp16": torch.float16,
-    "fp32": torch.float32,
-}
 CPU_CACHE_SHARE = 0.25  # of the memory that is free after loading
 CUDA_CACHE_SHARE = 0.85
 CGROUP = Path("/sys/fs/cgroup")
 
 
 def choose_device(name: str) -> torch.device:
-    """`auto`: CUDA if there, else CPU. A device asked for by name that is missing is an error.
-
-    Raises JobError("invalid_request").
-    """
+    """`auto`: CUDA if available, else CPU. Raises JobError("invalid_request") for a device that is
+    not available."""
     if name == "auto":
         return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
     try:
@@ -40,21 +34,21 @@ def choose_device(name: str) -> torch.device:
 
 
 def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> torch.dtype:
-    """`auto`: the checkpoint's own, if the device can; float16 runs as bfloat16 on CPUs, whose
-    float16 arithmetic is slow and overflows. Raises JobError("invalid_request")."""
+    """`auto`: the checkpoint's dtype if the device supports it. On CPUs float16 becomes bfloat16,
+    because float16 arithmetic is slow there and overflows. Raises JobError("invalid_request")."""
     if name == "auto":
         if checkpoint is torch.float16 and device.type == "cpu":
             return torch.bfloat16
         if checkpoint is torch.bfloat16 and device.type == "cuda" and not _cuda_bf16(device):
             return torch.float16
         return checkpoint
-    if name not in DTYPES:
-        raise invalid(f"unknown dtype '{name}'; possible: auto, {', '.join(DTYPES)}", "dtype")
-    return DTYPES[name]
+    if name not in FROM_OPTION:
+        raise invalid(f"unknown dtype '{name}'; possible: auto, {', '.join(FROM_OPTION)}", "dtype")
+    return FROM_OPTION[name]
 
 
 def device_name(device: torch.device) -> str:
-    """The device as its maker calls it."""
+    """The product name of the device."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     try:
@@ -68,14 +62,14 @@ def device_name(device: torch.device) -> str:
 
 
 def free_bytes(device: torch.device) -> int:
-    """Memory that is free on the device now; a container's limit counts."""
+    """Free memory of the device, within the memory limit of the container."""
     if device.type == "cuda":
         free: int = torch.cuda.mem_get_info(device)[0]
         return free
-    return int(min(_free_of_machine(), _free_of_container()))
+    return int(min(_free_on_host(), _free_in_container()))
 
 
-def _free_of_machine() -> int:
+def _free_on_host() -> int:
     try:
         with open("/proc/meminfo", encoding="ascii") as file:
             for line in file:
@@ -86,8 +80,8 @@ def _free_of_machine() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
-def _free_of_container() -> float:
-    """What the control group (version 2) leaves, file pages that it can drop counted as free."""
+def _free_in_container() -> float:
+    """Free memory in the control group (version 2); its page cache counts as free."""
     try:
         limit = (CGROUP / "memory.max").read_text()
         used = int((CGROUP / "memory.current").read_text())
@@ -98,18 +92,18 @@ def _free_of_container() -> float:
 
 
 def cache_limit(device: torch.device) -> int:
-    """Bytes that caches may take, measured when the weights are in place."""
+    """Bytes that caches may take. Call it after the weights are loaded."""
     return cache_share(free_bytes(device), device)
 
 
 def cache_share(free: int, device: torch.device) -> int:
-    """Bytes for caches out of what is free when the weights are in place."""
+    """Bytes that caches may take when `free` bytes are left after loading."""
     share = CUDA_CACHE_SHARE if device.type == "cuda" else CPU_CACHE_SHARE
     return int(max(free, 0) * share)
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch failed to allocate, on either device."""
+    """Whether torch failed to allocate memory, on CPU or CUDA."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

@@ -1,8 +1,8 @@
-"""What a model is and whether it can run here, told before a weight is read.
+"""Checks whether a model can run here before any weight is read.
 
-From config, tokenizer and template alone, and from the headers of the weight files where they are
-there: a model on the hub is judged before its weights are fetched. The model is built on torch's
-`meta` device, where tensors have shapes and no memory.
+The model is built on torch's `meta` device, where tensors have shapes and no memory. A hub model is
+checked twice: from its configuration alone before its weights are downloaded, then against the
+headers of the weight files.
 """
 
 from __future__ import annotations
@@ -16,30 +16,25 @@ import torch
 from jobs.errors import JobError
 from worker.loading import weights
 from worker.loading.checkpoint import Checkpoint
-from worker.loading.config import GenerationDefaults, ModelConfig, read_config, read_defaults
-from worker.loading.source import ModelFiles
+from worker.loading.dtypes import name_of
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES
-from worker.prompt.template import ChatTemplate, end_of_turn
 from worker.resident import device as devices
+from worker.resident.description import ModelDescription
 
 
 @dataclass(frozen=True)
 class Preflight:
-    """A model that this version can run, and what it needs of the device."""
+    """A model that this version supports, and the memory that it needs on the device."""
 
-    files: ModelFiles
-    config: ModelConfig
-    tokenizer: Tokenizer
-    template: ChatTemplate | None
-    defaults: GenerationDefaults
+    model: ModelDescription
+    tokenizer: Tokenizer  # limited to the ids that the model has
     tied: bool
-    headers: bool  # the weight files are there, and their headers are what the config wants
     parameters: int
     dtype: torch.dtype
     device: torch.device
-    context_length: int  # positions that the model was made for
+    context_length: int  # positions that the model was trained for
     longest: int  # tokens of one sequence whose cache fits beside the weights
     free_bytes: int  # of the device, now
 
@@ -48,20 +43,20 @@ class Preflight:
         return self.parameters * self.dtype.itemsize
 
     @property
+    def dtype_name(self) -> str:
+        return name_of(self.dtype)
+
+    @property
     def obstacle(self) -> str | None:
-        """Why it doesn't fit on the device, and what to do."""
+        """Why the weights don't fit on the device, and what to do; None if they fit."""
         if self.weight_bytes <= self.free_bytes:
             return None
         need, free = self.weight_bytes / 2**30, self.free_bytes / 2**30
         return (
-            f"{self.files.reference} needs {need:.1f} GiB for its weights in {self.dtype_name} and "
-            f"{self.device} has {free:.1f} GiB free: use a smaller model, another dtype or another "
-            "device"
+            f"{self.model.source.reference} needs {need:.1f} GiB for its weights in "
+            f"{self.dtype_name} and {self.device} has {free:.1f} GiB free: use a smaller model, "
+            "another dtype or another device"
         )
-
-    @property
-    def dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
 
     def require_room(self) -> None:
         """Raise JobError("out_of_memory") if the weights don't fit."""
@@ -70,55 +65,44 @@ class Preflight:
 
 
 def preflight(
-    files: ModelFiles, device: torch.device, dtype: str, *, headers: bool = True
+    model: ModelDescription, device: torch.device, dtype: str, checkpoint: Checkpoint | None
 ) -> Preflight:
-    """Check all that can be checked without reading a weight. `headers`: look at the weight files.
+    """Check everything that can be checked without reading weights.
 
-    Raises JobError: model_not_found, unsupported_model, invalid_request.
+    checkpoint: the open weights; None if they aren't downloaded yet, so that config.json alone
+    decides. Raises JobError: model_not_found, unsupported_model, invalid_request.
     """
-    config = read_config(files.folder, files.reference, FAMILIES)
-    tokenizer = Tokenizer(files.folder)
-    template = ChatTemplate.read(files.folder, tokenizer)
-    defaults = read_defaults(files.folder, config)
-    if template is not None:
-        end = end_of_turn(template, tokenizer)
-        defaults = defaults if end is None else defaults.ending_with(end)
-    if headers:
-        with Checkpoint(files.folder) as checkpoint:
-            stored = checkpoint.dtype()
-            tied = weights.is_tied(config.tied, checkpoint)
-    else:
+    config = model.config
+    if checkpoint is None:
         stored, tied = config.dtype, config.tied
+    else:
+        stored, tied = checkpoint.dtype(), weights.is_tied(config.tied, checkpoint)
     chosen = devices.choose_dtype(dtype, stored, device)
     try:
         shape = FAMILIES[config.model_type](
             config.fields, tied, Placement(chosen, torch.device("meta"))
         )
-    except RuntimeError as error:  # torch's, where the product of two sizes is no number any more
+    except RuntimeError as error:  # torch's, if the product of two sizes overflows
         fact = str(error).splitlines()[0]
-        raise config.fields.error(f"its sizes make tensors that can't be ({fact})") from None
-    tokenizer = tokenizer.limited_to(shape.vocab_size)
+        raise config.fields.error(f"its sizes make impossible tensors ({fact})") from None
+    tokenizer = model.tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
-    if headers:
+    if checkpoint is not None:
         weights.check(slots, checkpoint)
     parameters = sum(prod(slot.shape) for slot in slots.values())
     caches, free = shape.make_caches(), devices.free_bytes(device)
-    left = devices.cache_share(free - parameters * chosen.itemsize, device)
+    cache_bytes = devices.cache_share(free - parameters * chosen.itemsize, device)
     return Preflight(
-        files=files,
-        config=config,
+        model=model,
         tokenizer=tokenizer,
-        template=template,
-        defaults=defaults,
         tied=tied,
-        headers=headers,
         parameters=parameters,
         dtype=chosen,
         device=device,
         context_length=shape.context_length,
         longest=bisect_right(
             range(1, shape.context_length + 1),
-            left,
+            cache_bytes,
             key=lambda tokens: sum(cache.bytes_for(1, tokens) for cache in caches),
         ),
         free_bytes=free,

@@ -1,1 +1,1 @@
-"""From token ids to text: detokenizing, stop strings, reasoning."""
+"""From token ids to text: detokenizer, stop strings, reasoning."""

@@ -1,15 +1,15 @@
-"""Token ids → text, as they come: never half a character, never taken back.
+"""Incremental detokenizer: token ids → text that never splits a character and never changes.
 
-All pieces together are what `tokenizers` decodes from the whole sequence, special tokens left out.
-A byte-level tokenizer's bytes are read as UTF-8; what is none reads as U+FFFD (one for each longest
-broken part of a character). SentencePiece's are text, and bytes where a character has no piece: a
-run of those is one text if all of it is UTF-8, else one U+FFFD for each of its bytes. So a run is
-held until it ends.
+The concatenated output equals what `tokenizers` decodes from the whole sequence without its special
+tokens. Tokens of a byte-level tokenizer are bytes, decoded as UTF-8 with U+FFFD for each maximal
+invalid part. SentencePiece tokens are text, with byte tokens for characters outside the vocabulary:
+a run of byte tokens decodes to text if the whole run is valid UTF-8, else to one U+FFFD per byte,
+so a run is held back until it ends.
 
-The space that begins its first word belongs to a completion, unless the tokenizer's own decoder
-drops the first space of a text. Such a decoder (Llama 2) stands beside an encoder that puts a space
-before every text, and chat templates write that space themselves before an assistant's words: so
-the answer, sent back as a message, makes the prompt that the model has seen.
+A completion keeps the space that begins its first word, unless the tokenizer's decoder drops the
+leading space of a text (Llama 2). The encoder of such a tokenizer prepends a space to every text,
+and its chat template writes the space before an assistant message itself; a completion that is sent
+back as a message therefore gives the same prompt tokens.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import codecs
 
 from worker.loading.tokenizer import SPACE_MARK, Tokenizer
 
-BROKEN = "\ufffd"
+REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
@@ -27,11 +27,11 @@ class Detokenizer:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-        self._run = bytearray()  # single bytes that have come one after the other
-        self._begins = True  # no text has come yet
+        self._run = bytearray()  # bytes of consecutive byte tokens
+        self._at_start = True  # no text has been returned yet
 
     def push(self, token_id: int) -> str:
-        """What the token adds to the text that is certain now; special tokens add nothing."""
+        """The text that the token completes; empty for special tokens."""
         tokenizer = self._tokenizer
         if tokenizer.is_special(token_id):
             return ""
@@ -45,7 +45,7 @@ class Detokenizer:
         return before + self._spaced(tokenizer.text(token_id))
 
     def finish(self) -> str:
-        """What is left at the end."""
+        """The text still held back at the end of the sequence."""
         return self._end_run() + self._utf8.decode(b"", final=True)
 
     def _end_run(self) -> str:
@@ -53,12 +53,13 @@ class Detokenizer:
         try:
             text = run.decode()
         except UnicodeDecodeError:
-            text = BROKEN * len(run)
+            text = REPLACEMENT * len(run)
         return self._spaced(text) if text else ""
 
     def _spaced(self, text: str) -> str:
-        """The text as it is shown: marks are spaces, and the first ones may go."""
-        begins, self._begins = self._begins, self._begins and not text
+        """The text with each ▁ as a space; the decoder may drop leading ones."""
+        at_start, self._at_start = self._at_start, self._at_start and not text
         if self._tokenizer.metaspace is not None:
-            return text.replace(SPACE_MARK, self._tokenizer.metaspace if begins else " ")
-        return text.removeprefix(" ") if begins and self._tokenizer.strips_first_space else text
+            return text.replace(SPACE_MARK, self._tokenizer.metaspace if at_start else " ")
+        strip = at_start and self._tokenizer.strips_first_space
+        return text.removeprefix(" ") if strip else text

@@ -1,7 +1,7 @@
-"""Splits what a reasoning model writes: the block between its tags apart from the answer.
+"""Separates the reasoning block of a completion (`<think>…</think>`) from its content.
 
-As Qwen3's parsers do it, newlines around the block belong to neither side: reasoning is given
-without leading and trailing newlines, content without the newlines that follow the block.
+Newlines are handled as in Qwen3's parsers: reasoning has no leading and trailing newlines, content
+none directly after the block.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ class ReasoningTags:
 
 
 def reasoning_tags(tokenizer: Tokenizer, template: str) -> ReasoningTags | None:
-    """The tags of a model that reasons: both are tokens of its vocabulary, or its template writes
-    them."""
+    """The tags of a reasoning model: both are in its vocabulary, or both are in its template. None
+    for other models."""
     for opening, closing in KNOWN_TAGS:
         in_vocabulary = all(tokenizer.id_of(tag) is not None for tag in (opening, closing))
         if in_vocabulary or (opening in template and closing in template):
@@ -31,25 +31,25 @@ def reasoning_tags(tokenizer: Tokenizer, template: str) -> ReasoningTags | None:
 
 
 class ReasoningSplitter:
-    """Takes the text of one completion piece by piece.
+    """Incremental splitter for the text of one completion.
 
-    `inside`: the prompt has opened the block already. At most one block is split off, at the start
-    of the completion; a block that is never closed is all reasoning.
+    `inside`: the prompt already contains the opening tag. Only a block at the start of the
+    completion is split off; if it is never closed, the whole text is reasoning.
     """
 
     def __init__(self, tags: ReasoningTags, *, inside: bool) -> None:
         self._tags = tags
         self._state = "reasoning" if inside else "before"
         self._held = ""
-        self._trim = inside  # newlines at the start of the present part are dropped
+        self._trim = inside  # drop newlines until the current part has text
 
     @property
     def inside(self) -> bool:
-        """Whether the next text belongs to the reasoning, or may."""
+        """Whether the text so far ends inside the reasoning block."""
         return self._state == "reasoning"
 
     def push(self, text: str) -> tuple[str, str]:
-        """What became certain: (content, reasoning)."""
+        """Add text; returns the (content, reasoning) that no later text can change."""
         if self._state == "content" and not self._trim:
             return text, ""
         self._held += text
@@ -63,14 +63,14 @@ class ReasoningSplitter:
         return content, reasoning
 
     def flush(self) -> tuple[str, str]:
-        """What was held back, when no more text comes: (content, reasoning)."""
+        """The text still held back at the end, as (content, reasoning)."""
         held, self._held = self._held, ""
         if self._state == "reasoning":
             return "", held.strip("\n") if self._trim else held.rstrip("\n")
         return held, ""
 
     def _find_opening(self) -> None:
-        """The block begins the completion, after white space at most."""
+        """Look for the opening tag, which only white space may precede."""
         start = self._held.lstrip()
         if start.startswith(self._tags.opening):
             self._held = start.removeprefix(self._tags.opening)
@@ -86,11 +86,11 @@ class ReasoningSplitter:
         if closing:
             self._held, self._state, self._trim = after, "content", True
             return before.rstrip("\n")
-        # Newlines and what may begin the closing tag wait for what follows.
-        keep = overlap(self._held, self._tags.closing)
-        sure = self._held[: len(self._held) - keep].rstrip("\n")
-        self._held = self._held[len(sure) :]
-        return sure
+        # Hold back trailing newlines and a possible beginning of the closing tag.
+        held = overlap(self._held, self._tags.closing)
+        text = self._held[: len(self._held) - held].rstrip("\n")
+        self._held = self._held[len(text) :]
+        return text
 
     def _read_content(self) -> str:
         text, self._held = self._held, ""

@@ -1,4 +1,4 @@
-"""Model folders to be spoilt."""
+"""Model folders that tests may damage."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(original: Path, tmp_path: Path) -> Path:
-    """A whole model folder, to be spoilt."""
+    """A copy of a valid model folder, to be damaged."""
     return Path(shutil.copytree(original, tmp_path / "tiny"))
 
 

@@ -1,4 +1,4 @@
-"""Spoiling a model folder, and what is said of it then."""
+"""Helpers that damage a model folder, and the errors that follow."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jobs import JobError
-from worker.resident.resident import ResidentModel, load
+from worker.resident.load import ResidentModel, load
 
 WEIGHTS = "model.safetensors"
 
@@ -23,7 +23,7 @@ def resident(folder: Path | str) -> ResidentModel:
 
 
 def refusal(folder: Path | str, code: str = "unsupported_model") -> str:
-    """The sentence that refuses the folder."""
+    """The error message for loading the folder; checks its code and that it is a single line."""
     with pytest.raises(JobError) as caught:
         resident(folder)
     assert caught.value.code == code

@@ -1,4 +1,4 @@
-"""config.json and generation_config.json: what is read, what is refused and how."""
+"""config.json and generation_config.json: values and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_config_without_model_type_names_the_families(folder: Path) -> None:
     )
 
 
-def test_an_unknown_family_is_named_with_the_known_ones(folder: Path) -> None:
+def test_an_unknown_family_is_reported_with_the_supported_ones(folder: Path) -> None:
     change = {"model_type": "foo", "architectures": ["FooForCausalLM"]}
     edit_json(folder / "config.json", lambda config: config.update(change))
     known = ", ".join(sorted(FAMILIES))
@@ -58,11 +58,11 @@ WHOLE = "must be a whole number of at least 1 and at most 2147483647"
         "model.safetensors",
     ],
 )
-def test_a_loop_of_links_is_never_taken_for_a_file_left_out(folder: Path, name: str) -> None:
+def test_a_link_loop_is_not_treated_as_an_absent_file(folder: Path, name: str) -> None:
     (folder / name).unlink(missing_ok=True)
     (folder / name).symlink_to(name)
     message = refusal(folder, "model_not_found")
-    assert message == f"{folder / name} is a link that leads nowhere: download the model again"
+    assert message == f"{folder / name} is a broken symbolic link: download the model again"
 
 
 @pytest.mark.parametrize(
@@ -90,18 +90,18 @@ def test_a_loop_of_links_is_never_taken_for_a_file_left_out(folder: Path, name: 
 def test_a_field_of_the_wrong_type_is_named(
     folder: Path, field: str, value: object, what: str
 ) -> None:
-    # layer_types only counts where layers may slide
+    # layer_types is only read if sliding windows are enabled
     change = {field: value, "use_sliding_window": True, "sliding_window": 8}
     edit_json(folder / "config.json", lambda config: config.update(change))
     assert refusal(folder) == f"{folder / 'config.json'}: field '{field}' {what}"
 
 
-def test_sizes_whose_product_is_no_number_are_one_sentence(tmp_path: Path) -> None:
+def test_sizes_whose_product_overflows_give_one_sentence(tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "tiny", "qwen3_next")
     largest = {"linear_key_head_dim": 2**31 - 1, "linear_conv_kernel_dim": 2**31 - 1}
     edit_json(folder / "config.json", lambda config: config.update(largest))
-    says = f"{folder / 'config.json'}: its sizes make tensors that can't be ("
-    assert refusal(folder).startswith(says)
+    start = f"{folder / 'config.json'}: its sizes make impossible tensors ("
+    assert refusal(folder).startswith(start)
 
 
 @pytest.mark.parametrize(
@@ -118,7 +118,7 @@ def test_sizes_whose_product_is_no_number_are_one_sentence(tmp_path: Path) -> No
         ("eos_token_id", {}, "must be a token id or a list of them, got {}"),
     ],
 )
-def test_a_generation_default_that_cant_be_is_named(
+def test_an_invalid_generation_default_is_named(
     folder: Path, field: str, value: object, what: str
 ) -> None:
     file = folder / "generation_config.json"
@@ -142,7 +142,7 @@ def test_a_quantized_checkpoint_is_refused(folder: Path, where: str) -> None:
     )
 
 
-def test_defaults_and_ends_come_from_both_configs_and_the_template(folder: Path) -> None:
+def test_defaults_and_end_tokens_come_from_both_configs_and_the_template(folder: Path) -> None:
     edit_json(folder / "config.json", lambda config: config.update(eos_token_id=7))
     values = {"eos_token_id": [8, 9], "temperature": 0.6, "top_k": 20, "top_p": 0.95}
     edit_json(folder / "generation_config.json", lambda config: config.update(values))
@@ -192,10 +192,10 @@ def test_a_tokenizer_larger_than_the_model_is_refused(folder: Path) -> None:
     )
     message = refusal(folder)
     assert message.startswith(f"{folder / 'tokenizer.json'} has 407 tokens")
-    assert "the model's vocabulary only 400: they don't belong together" in message
+    assert "the model's vocabulary only 400: tokenizer and weights don't match" in message
 
 
-def test_a_special_token_beyond_the_model_is_no_hindrance(folder: Path) -> None:
+def test_a_special_token_outside_the_models_vocabulary_is_dropped(folder: Path) -> None:
     """The image token of Gemma 3's text models."""
     token = {"id": 407, "content": "<image>", "special": True, "normalized": False}
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip"), False)

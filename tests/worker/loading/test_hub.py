@@ -1,5 +1,5 @@
-"""Models by repo id, against a stand-in for the hub; each download in a process of its own, since
-huggingface_hub reads its environment once."""
+"""Models from a fake hub. Each download runs in its own process, since huggingface_hub reads its
+environment variables once, on import."""
 
 from __future__ import annotations
 
@@ -18,29 +18,38 @@ import pytest
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
 from worker.loading.checkpoint import Checkpoint
-from worker.loading.source import ModelFiles
 
 REPO, WEIGHTS = "org/tiny", "model.safetensors"
 FIND = """
 import json, sys, time
 from jobs import JobError
-from worker.loading.source import fetch_weights, find
-time.sleep = lambda seconds: None  # the library waits a second before it tries again
+from worker.loading.source import find
+time.sleep = lambda seconds: None  # skip the delays between retries
 {before}
 try:
-    files = find(sys.argv[1])
-    fetch_weights(files)
-    answer = dict(name=files.name, reference=files.reference, revision=files.revision,
-                  folder=str(files.folder))
+    source = find(sys.argv[1])
+    source.download_weights()
+    reply = dict(name=source.name, reference=source.reference, revision=source.revision,
+                 folder=str(source.path))
 except JobError as error:
-    answer = dict(code=error.code, message=error.message)
-print(json.dumps(answer))
+    reply = dict(code=error.code, message=error.message)
+print(json.dumps(reply))
 """
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model that was found and downloaded."""
+
+    name: str
+    reference: str
+    revision: str | None
+    folder: Path
 
 
 @dataclass
 class Site:
-    """A hub with one model, and a cache that starts empty."""
+    """A hub with one model, and an empty cache."""
 
     hub: Hub
     model: Path
@@ -48,7 +57,7 @@ class Site:
     commit: str
     settings: dict[str, str] = field(default_factory=dict)
 
-    def ask(self, reference: str, before: str = "", **settings: str) -> dict[str, Any]:
+    def download(self, reference: str, before: str = "", **settings: str) -> dict[str, Any]:
         environment = {
             **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
             "HF_ENDPOINT": self.hub.endpoint,
@@ -67,22 +76,22 @@ class Site:
             timeout=120,
         )
         assert done.returncode == 0, done.stderr
-        answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        return answer
+        reply: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        return reply
 
-    def find(self, reference: str = REPO, before: str = "", **settings: str) -> ModelFiles:
-        answer = self.ask(reference, before, **settings)
-        assert "message" not in answer, answer
-        return ModelFiles(**{**answer, "folder": Path(answer["folder"])})
+    def find(self, reference: str = REPO, before: str = "", **settings: str) -> Found:
+        reply = self.download(reference, before, **settings)
+        assert "message" not in reply, reply
+        return Found(**{**reply, "folder": Path(reply["folder"])})
 
     def refusal(self, reference: str = REPO, before: str = "", **settings: str) -> str:
-        answer = self.ask(reference, before, **settings)
-        assert answer.get("code") == "model_not_found", answer
-        assert "\n" not in answer["message"]
-        return str(answer["message"])
+        reply = self.download(reference, before, **settings)
+        assert reply.get("code") == "model_not_found", reply
+        assert "\n" not in reply["message"]
+        return str(reply["message"])
 
-    def holds(self, folder: Path) -> None:
-        """Every file of the folder is the model's own."""
+    def assert_published(self, folder: Path) -> None:
+        """Every file of the folder equals the published one."""
         for file in folder.rglob("*"):
             if file.is_file():
                 assert file.read_bytes() == (self.model / file.relative_to(folder)).read_bytes()
@@ -104,12 +113,12 @@ def site(original: Path, tmp_path: Path) -> Iterator[Site]:
         yield Site(hub, model, tmp_path / "cache", hub.publish(REPO, model))
 
 
-def test_a_model_is_downloaded_by_its_repo_id_with_only_the_files_that_are_needed(
+def test_only_the_needed_files_of_a_repository_are_downloaded(
     site: Site,
 ) -> None:
     files = site.find()
     assert (files.name, files.reference, files.revision) == (REPO, REPO, site.commit)
-    site.holds(files.folder)
+    site.assert_published(files.folder)
     assert {file.name for file in files.folder.iterdir()} == {
         "config.json",
         "generation_config.json",
@@ -120,7 +129,7 @@ def test_a_model_is_downloaded_by_its_repo_id_with_only_the_files_that_are_neede
     assert set(site.hub.fetched()) == {file.name for file in files.folder.iterdir()}
 
 
-def test_what_is_in_the_cache_is_not_downloaded_again_nor_needs_the_hub(site: Site) -> None:
+def test_a_cached_model_is_not_downloaded_again_and_works_offline(site: Site) -> None:
     first = site.find()
     site.hub.requests.clear()
     assert site.find() == first
@@ -131,7 +140,7 @@ def test_what_is_in_the_cache_is_not_downloaded_again_nor_needs_the_hub(site: Si
     assert not site.hub.requests
 
 
-def test_the_cache_is_where_the_environment_says(site: Site, tmp_path: Path) -> None:
+def test_the_environment_sets_the_cache_folder(site: Site, tmp_path: Path) -> None:
     named, home = tmp_path / "named", tmp_path / "home"
     both = site.find(HF_HUB_CACHE=str(named), HF_HOME=str(home))
     assert both.folder.is_relative_to(named)
@@ -158,72 +167,74 @@ def test_a_repository_that_was_renamed_is_found(site: Site) -> None:
 
 def test_an_unknown_repository_is_named(site: Site) -> None:
     assert site.refusal("org/nothing") == (
-        "org/nothing can't be had: no such repository on the hub (or it is private: set HF_TOKEN)"
+        "org/nothing cannot be downloaded: no such repository on the hub (or it is private: set "
+        "HF_TOKEN)"
     )
 
 
 def test_an_unknown_revision_is_named(site: Site) -> None:
     assert site.refusal(f"{REPO}@v9") == (
-        f"{REPO} at revision v9 can't be had: the repository has no such revision"
+        f"{REPO} at revision v9 cannot be downloaded: the repository has no such revision"
     )
 
 
-def test_a_gated_repository_says_how_to_get_in(site: Site) -> None:
+def test_a_gated_repository_explains_how_to_get_access(site: Site) -> None:
     site.hub.gated.add(REPO)
     assert site.refusal() == (
-        f"{REPO} can't be had: access is gated: accept its terms on the hub and set HF_TOKEN"
+        f"{REPO} cannot be downloaded: access is gated: accept its terms on the hub and set "
+        "HF_TOKEN"
     )
 
 
 @pytest.mark.parametrize(
     "settings", [{"HF_ENDPOINT": "http://127.0.0.1:9"}, {"HF_HUB_OFFLINE": "1"}]
 )
-def test_without_network_and_cache_it_says_so(site: Site, settings: dict[str, str]) -> None:
+def test_a_missing_network_and_cache_are_reported(site: Site, settings: dict[str, str]) -> None:
     assert site.refusal(**settings) == (
-        f"{REPO} can't be had: it is not in the local cache, and the hub can't be reached"
+        f"{REPO} cannot be downloaded: it is not in the local cache, and the hub cannot be reached"
     )
 
 
 @pytest.mark.parametrize("reference", ["org/--", "org/x..y", "org/" + "x" * 200])
-def test_an_impossible_repo_id_is_refused_without_asking(site: Site, reference: str) -> None:
-    assert site.refusal(reference).startswith(f"{reference} can't be had: ")
+def test_an_invalid_repo_id_is_refused_without_a_request(site: Site, reference: str) -> None:
+    assert site.refusal(reference).startswith(f"{reference} cannot be downloaded: ")
     assert not site.hub.requests
 
 
-def test_a_dropped_connection_is_taken_up_where_it_broke(site: Site) -> None:
+def test_an_interrupted_download_is_resumed(site: Site) -> None:
     half = (site.model / WEIGHTS).stat().st_size // 2
     site.hub.drop_after[WEIGHTS] = half
-    # The library writes down whole chunks; its own size is larger than the model here.
+    # The library keeps whole chunks; its default chunk is larger than this model.
     chunks = "from huggingface_hub import constants; constants.DOWNLOAD_CHUNK_SIZE = 1024"
-    site.holds(site.find(before=chunks).folder)
+    site.assert_published(site.find(before=chunks).folder)
     assert site.hub.ranges(WEIGHTS) == [f"bytes={half - half % 1024}-"]
 
 
-def test_a_download_that_fails_keeps_the_whole_files_for_the_next_time(site: Site) -> None:
+def test_a_failed_download_keeps_complete_files(site: Site) -> None:
     site.hub.broken_files[WEIGHTS] = 500
-    assert site.refusal() == f"{REPO} can't be had: the hub answered 500"
+    assert site.refusal() == f"{REPO} cannot be downloaded: the hub returned HTTP status 500"
     before = site.hub.fetched()
     site.hub.broken_files.clear()
-    site.holds(site.find().folder)
+    site.assert_published(site.find().folder)
     assert site.hub.fetched() - before == {WEIGHTS: 1}
 
 
-def test_a_half_downloaded_model_is_not_taken_for_a_whole_one(site: Site) -> None:
+def test_a_partly_downloaded_model_is_not_treated_as_complete(site: Site) -> None:
     site.hub.broken_files[WEIGHTS] = 500
     site.refusal()
-    assert site.refusal(HF_HUB_OFFLINE="1").startswith(f"{REPO} can't be had: ")
+    assert site.refusal(HF_HUB_OFFLINE="1").startswith(f"{REPO} cannot be downloaded: ")
 
 
-def test_a_hub_that_goes_away_for_good_is_said_in_one_sentence(site: Site) -> None:
+def test_a_hub_that_hangs_up_is_reported_in_one_sentence(site: Site) -> None:
     site.hub.silent_files.add(WEIGHTS)
     message = site.refusal()
-    assert message.startswith(f"{REPO} can't be had: the download broke off (")
-    assert message.endswith("): try again, what is complete is kept")
+    assert message.startswith(f"{REPO} cannot be downloaded: the download was interrupted (")
+    assert message.endswith("): try again, complete files are kept")
     assert len([path for _, path, _ in site.hub.requests if path.endswith(WEIGHTS)]) > 1
 
 
-def test_shards_are_fetched_by_the_names_that_the_index_gives(site: Site) -> None:
-    """Qwen3.5's are called model.safetensors-00001-of-…; what no index names stays there."""
+def test_shards_are_downloaded_by_the_names_in_the_index(site: Site) -> None:
+    """Qwen3.5's are named model.safetensors-00001-of-…; files that the index lacks are skipped."""
     split(site.model, 2)
     index = site.model / "model.safetensors.index.json"
     text = index.read_text(encoding="utf-8")
@@ -235,7 +246,7 @@ def test_shards_are_fetched_by_the_names_that_the_index_gives(site: Site) -> Non
     (site.model / "model-extra.safetensors").write_bytes(b"not needed")
     site.hub.publish(REPO, site.model)
     folder = site.find().folder
-    site.holds(folder)
+    site.assert_published(folder)
     names = {file.name for file in folder.iterdir()}
     assert {"model.safetensors-00001-of-00002.safetensors", "odd.sft"} <= names
     assert "model-extra.safetensors" not in names
@@ -244,8 +255,8 @@ def test_shards_are_fetched_by_the_names_that_the_index_gives(site: Site) -> Non
 
 
 def test_a_full_disk_is_named(site: Site) -> None:
-    """A limit on file sizes stands in for the disk."""
+    """Simulated by a limit on file sizes."""
     size = (site.model / WEIGHTS).stat().st_size // 2
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
-    assert site.refusal(before=limit) == f"{REPO} can't be had: File too large"
-    site.holds(site.find().folder)
+    assert site.refusal(before=limit) == f"{REPO} cannot be downloaded: File too large"
+    site.assert_published(site.find().folder)

@@ -1,4 +1,4 @@
-"""Prompts: as transformers renders them."""
+"""Prompts, compared with those that transformers renders."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from jobs import ChatRequest, JobError
+from tests.worker.sources import open_folder, read_tokenizer
 from tests.worker.templates import CHATML, GEMMA, LLAMA2, LLAMA3, QWEN_TEMPLATE, TEMPLATES
 from tests.worker.tokenizers import STYLES, Style, save_tokenizer
 from worker.loading.tokenizer import Tokenizer
@@ -57,16 +58,16 @@ def request(*messages: dict[str, Any], **fields: Any) -> ChatRequest:
 
 
 def builder(folder: Path, context: int = 4096) -> PromptBuilder:
-    tokenizer = Tokenizer(folder)
-    return PromptBuilder("org/m", tokenizer, ChatTemplate.read(folder, tokenizer), context)
+    source = open_folder(folder)
+    return PromptBuilder(source.name, source.tokenizer, ChatTemplate.of(source), context)
 
 
 def expected(folder: Path, wanted: ChatRequest) -> str:
-    """What transformers makes of the same messages."""
+    """The prompt that transformers renders for the same request."""
     messages = []
     for message in wanted.messages:
         plain = message.to_dict()
-        for call in plain.get("tool_calls", []):  # its documentation wants objects here
+        for call in plain.get("tool_calls", []):  # its documentation asks for objects here
             call["function"]["arguments"] = json.loads(call["function"]["arguments"])
         messages.append(plain)
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
@@ -89,7 +90,7 @@ def template(source: str, **others: str) -> ChatTemplate:
     return ChatTemplate({"default": source, **others}, {"eos_token": "</s>"})
 
 
-# --- as transformers does it ----------------------------------------------------------------------
+# --- compared with transformers -------------------------------------------------------------------
 
 PLAIN = {
     "one turn": request(HELLO),
@@ -134,29 +135,31 @@ CASES = [
         for style, source, name, case in CASES
     ],
 )
-def test_a_prompt_is_what_transformers_makes_of_the_same_messages(
+def test_a_prompt_equals_that_of_transformers(
     tmp_path: Path, style: Style, source: str, wanted: ChatRequest
 ) -> None:
     folder = save(tmp_path, style, source)
     build = builder(folder).build
     before, theirs, after = build(wanted), expected(folder, wanted), build(wanted)
-    assert theirs in (before.text, after.text)  # the day may change in between
-    assert after.token_ids == Tokenizer(folder).encode(after.text)
+    assert theirs in (before.text, after.text)  # the date may change in between
+    assert after.token_ids == read_tokenizer(folder).encode(after.text)
 
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("style", STYLES)
-def test_the_beginning_of_text_is_there_once(tmp_path: Path, style: Style) -> None:
+def test_the_bos_token_occurs_once(tmp_path: Path, style: Style) -> None:
     folder = save(tmp_path, style, TEMPLATES[style])
     ids = builder(folder).build(request(HELLO)).token_ids
-    begin = Tokenizer(folder).special_tokens.get("bos_token")
+    begin = open_folder(folder).special_tokens.get("bos_token")
     if begin is None:
         return
-    assert ids.count(Tokenizer(folder).id_of(begin) or -1) == 1
+    assert ids.count(read_tokenizer(folder).id_of(begin) or -1) == 1
 
 
 @pytest.mark.parametrize("style", ["llama2", "gemma"])
-def test_wrong_turns_are_refused_in_the_templates_own_words(tmp_path: Path, style: Style) -> None:
+def test_wrong_turns_are_refused_with_the_message_of_the_template(
+    tmp_path: Path, style: Style
+) -> None:
     build = builder(save(tmp_path, style, TEMPLATES[style])).build
     with pytest.raises(JobError) as caught:
         build(request(HELLO, AGAIN))
@@ -168,7 +171,7 @@ def test_wrong_turns_are_refused_in_the_templates_own_words(tmp_path: Path, styl
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("trimmed", [True, False])
-def test_the_end_of_an_assistants_turn_is_found(
+def test_the_token_that_ends_an_assistant_turn_is_found(
     tmp_path: Path, style: Style, trimmed: bool
 ) -> None:
     ends = {
@@ -179,8 +182,8 @@ def test_the_end_of_an_assistants_turn_is_found(
     }
     source = TEMPLATES[style] if trimmed else TEMPLATES[style].replace("| trim", "")
     save(tmp_path, style, source)
-    tokenizer = Tokenizer(tmp_path)
-    found = ChatTemplate.read(tmp_path, tokenizer)
+    model = open_folder(tmp_path)
+    tokenizer, found = model.tokenizer, ChatTemplate.of(model)
     assert found is not None
     assert end_of_turn(found, tokenizer) == tokenizer.id_of(ends[style])
 
@@ -190,20 +193,20 @@ def test_the_end_of_an_assistants_turn_is_found(
 )
 def test_a_template_without_an_end_of_turn_has_none(tmp_path: Path, source: str) -> None:
     save(tmp_path, "qwen", source)
-    tokenizer = Tokenizer(tmp_path)
-    found = ChatTemplate.read(tmp_path, tokenizer)
+    model = open_folder(tmp_path)
+    tokenizer, found = model.tokenizer, ChatTemplate.of(model)
     assert found is not None
     assert end_of_turn(found, tokenizer) is None
 
 
-# --- what of a request reaches the template -------------------------------------------------------
+# --- variables of the template --------------------------------------------------------------------
 
 
 def rendered(source: str, wanted: ChatRequest, folder: Path) -> str:
     return builder(save(folder, "qwen", source)).build(wanted).text
 
 
-def test_parts_of_a_content_are_joined(tmp_path: Path) -> None:
+def test_content_parts_are_joined(tmp_path: Path) -> None:
     parts = [{"type": "text", "text": "Hello, "}, {"type": "text", "text": "you"}]
     text = rendered(
         "{{ messages[0].content }}", request({"role": "user", "content": parts}), tmp_path
@@ -213,15 +216,15 @@ def test_parts_of_a_content_are_joined(tmp_path: Path) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("parts", [["one"], [" a ", "\n b"]])
-def test_templates_that_know_parts_get_them(tmp_path: Path, parts: list[str]) -> None:
-    """Gemma's trims each of them."""
+def test_templates_that_handle_content_parts_get_them(tmp_path: Path, parts: list[str]) -> None:
+    """Gemma's template trims each part."""
     save(tmp_path, "gemma", TEMPLATES["gemma"])
     content = [{"type": "text", "text": text} for text in parts]
     wanted = request({"role": "system", "content": content}, {"role": "user", "content": content})
     assert builder(tmp_path).build(wanted).text == expected(tmp_path, wanted)
 
 
-def test_developer_is_openais_newer_name_of_system(tmp_path: Path) -> None:
+def test_the_developer_role_is_rendered_as_system(tmp_path: Path) -> None:
     developer = {"role": "developer", "content": "Be brief."}
     assert rendered("{{ messages[0].role }}", request(developer, HELLO), tmp_path) == "system"
 
@@ -259,7 +262,9 @@ def test_tool_choice_none_hides_the_tools(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["messages", "tools", "add_generation_prompt"])
-def test_chat_template_kwargs_cant_replace_what_the_request_says(tmp_path: Path, name: str) -> None:
+def test_chat_template_kwargs_cannot_replace_fields_of_the_request(
+    tmp_path: Path, name: str
+) -> None:
     with pytest.raises(JobError) as caught:
         rendered(CHATML, request(HELLO, chat_template_kwargs={name: []}), tmp_path)
     assert caught.value.code == "invalid_request"
@@ -278,12 +283,16 @@ def test_chat_template_kwargs_may_have_any_other_name(tmp_path: Path, name: str)
 @pytest.mark.parametrize(
     ("field", "value", "fact"),
     [
-        ("response_format", {"type": "json_object"}, "response_format json_object is not served"),
-        ("tool_choice", "required", "tool_choice 'required' is not served"),
+        (
+            "response_format",
+            {"type": "json_object"},
+            "response_format json_object is not supported",
+        ),
+        ("tool_choice", "required", "tool_choice 'required' is not supported"),
         (
             "tool_choice",
             {"type": "function", "function": {"name": "weather"}},
-            "tool_choice {'type': 'function', 'function': {'name': 'weather'}} is not served",
+            "tool_choice {'type': 'function', 'function': {'name': 'weather'}} is not supported",
         ),
     ],
 )
@@ -296,8 +305,8 @@ def test_constrained_output_is_refused_by_name(
     assert caught.value.message.startswith(fact)
 
 
-def test_half_a_character_is_refused_wherever_it_comes_from(tmp_path: Path) -> None:
-    """JSON can spell it; no tokenizer takes it."""
+def test_a_lone_surrogate_is_refused(tmp_path: Path) -> None:
+    """JSON can encode one; tokenizers reject it."""
     with pytest.raises(JobError) as caught:
         request({"role": "user", "content": "a\ud83d"})
     assert caught.value.param == "messages[0].content"
@@ -317,12 +326,12 @@ def test_a_prompt_must_leave_room_in_the_context(tmp_path: Path) -> None:
         builder(folder, count).build(request(HELLO))
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
     assert caught.value.message == (
-        f"the messages make {count} tokens and the context holds {count}, the answer included: "
+        f"the prompt has {count} tokens and the context holds {count}, completion included: "
         "shorten the messages or use a model with a longer context"
     )
 
 
-def test_a_hopelessly_long_prompt_is_refused_before_it_is_tokenized(
+def test_a_far_too_long_prompt_is_refused_before_it_is_tokenized(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     build = builder(save(tmp_path, "qwen", CHATML), context=64).build
@@ -333,10 +342,10 @@ def test_a_hopelessly_long_prompt_is_refused_before_it_is_tokenized(
     assert "characters" in caught.value.message
 
 
-# --- where templates are --------------------------------------------------------------------------
+# --- sources of templates -------------------------------------------------------------------------
 
 
-def test_a_model_without_a_template_is_refused_with_the_way_out(tmp_path: Path) -> None:
+def test_a_model_without_a_template_is_refused_with_the_remedy(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, "qwen")
     with pytest.raises(JobError) as caught:
         builder(tmp_path).build(request(HELLO))
@@ -371,7 +380,7 @@ def named(**sources: str) -> list[dict[str, str]]:
         ("config", {"chat_template.json": '{"chat_template": "legacy"}'}),
     ],
 )
-def test_sources_count_in_the_order_of_transformers(
+def test_template_files_have_the_precedence_of_transformers(
     tmp_path: Path, in_config: Any, in_files: dict[str, str], tools: Any
 ) -> None:
     save(tmp_path, "qwen", in_config)
@@ -382,16 +391,16 @@ def test_sources_count_in_the_order_of_transformers(
     assert builder(tmp_path).build(wanted).text == expected(tmp_path, wanted)
 
 
-def test_the_legacy_file_counts_when_there_is_nothing_else(tmp_path: Path) -> None:
+def test_the_legacy_file_is_used_if_there_is_no_other(tmp_path: Path) -> None:
     save_tokenizer(tmp_path, "qwen")
     (tmp_path / "chat_template.json").write_text('{"chat_template": "legacy"}', encoding="utf-8")
     assert builder(tmp_path).build(request(HELLO)).text == "legacy"
 
 
-def test_named_templates_without_a_default_serve_their_own_alone(tmp_path: Path) -> None:
+def test_named_templates_without_a_default(tmp_path: Path) -> None:
     save(tmp_path, "qwen", named(rag="rag", tool_use="tools"))
     assert builder(tmp_path).build(request(HELLO, tools=TOOLS)).text == "tools"
-    with pytest.raises(JobError, match="chat templates for rag, tool_use and none by default"):
+    with pytest.raises(JobError, match="chat templates for rag, tool_use and no default one"):
         builder(tmp_path).build(request(HELLO))
 
 
@@ -405,7 +414,7 @@ def test_named_templates_without_a_default_serve_their_own_alone(tmp_path: Path)
         ({"mask_token": "</s>", "extra_special_tokens": {"image_token": "<unk>"}}, None),
     ],
 )
-def test_special_tokens_are_those_of_transformers(
+def test_special_tokens_equal_those_of_transformers(
     tmp_path: Path, in_config: dict[str, Any], in_map: dict[str, Any] | None
 ) -> None:
     names = ("bos_token", "eos_token", "mask_token", "image_token")
@@ -422,7 +431,7 @@ def test_special_tokens_are_those_of_transformers(
 @pytest.mark.parametrize(
     "value", [3, {"default": "x"}, [{"name": "default"}], ["x"], [{"name": 1}]]
 )
-def test_a_template_of_another_type_is_named(tmp_path: Path, value: Any) -> None:
+def test_a_template_of_the_wrong_type_is_named(tmp_path: Path, value: Any) -> None:
     save(tmp_path, "qwen", value)
     with pytest.raises(JobError) as caught:
         builder(tmp_path)

@@ -1,4 +1,4 @@
-"""Chat templates are untrusted code: nothing that one does hurts the worker."""
+"""Chat templates are untrusted code: none may harm the worker."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def refusal(source: str, messages: list[dict[str, Any]] | None = None) -> JobErr
     "source",
     ["{% for %}", "{{ x", "{% nonsense %}", NESTED, "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"],
 )
-def test_a_template_that_is_not_jinja_is_refused_when_it_is_read(source: str) -> None:
+def test_an_invalid_template_is_refused_when_it_is_compiled(source: str) -> None:
     with pytest.raises(JobError) as caught:
         template(source)
     assert caught.value.code == "unsupported_model"
@@ -63,7 +63,7 @@ def test_a_template_that_is_not_jinja_is_refused_when_it_is_read(source: str) ->
         "{{ messages.clear() }}",
     ],
 )
-def test_a_template_cant_leave_its_sandbox_nor_change_the_messages(source: str) -> None:
+def test_a_template_cannot_leave_its_sandbox_or_change_the_messages(source: str) -> None:
     messages = [dict(HELLO)]
     error = refusal(source, messages)
     assert error.code == "unsupported_model"
@@ -79,7 +79,7 @@ def test_a_template_cant_leave_its_sandbox_nor_change_the_messages(source: str) 
         "{{ environment }}",
     ],
 )
-def test_internals_read_as_nothing(source: str) -> None:
+def test_internals_render_as_empty_text(source: str) -> None:
     assert template(source).render([HELLO]) == ""
 
 
@@ -95,7 +95,7 @@ def test_internals_read_as_nothing(source: str) -> None:
     ],
     ids=["loops that write", "silent loops", "macros", "blocks"],
 )
-def test_what_doesnt_end_is_stopped_and_the_next_is_served(
+def test_an_endless_template_is_stopped_and_the_next_one_works(
     monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
@@ -131,7 +131,7 @@ def test_what_doesnt_end_is_stopped_and_the_next_is_served(
         "{{ '%0*d' | format(4000000000, 1) }}",
     ],
 )
-def test_what_grows_without_bound_is_stopped_and_the_next_is_served(
+def test_unbounded_memory_is_stopped_and_the_next_template_works(
     monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.5)
@@ -143,35 +143,36 @@ def test_what_grows_without_bound_is_stopped_and_the_next_is_served(
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 100_000  # KiB
 
 
-def test_a_renderer_that_was_killed_is_started_again() -> None:
+def test_a_killed_renderer_is_restarted() -> None:
     ready = template("{{ messages[0].content }}")
-    assert sandbox.SANDBOX._process is not None
-    sandbox.SANDBOX._process.kill()
-    sandbox.SANDBOX._process.wait()
+    process = sandbox.shared_sandbox()._process
+    assert process is not None
+    process.kill()
+    process.wait()
     assert ready.render([HELLO]) == "Hello!"
 
 
-def test_a_renderer_that_ends_for_another_cause_is_not_the_templates_fault(
+def test_a_renderer_that_exits_on_its_own_is_an_internal_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    ready = template("{{ messages[0].content }}")
-    monkeypatch.setattr(sandbox, "SANDBOX", sandbox.Sandbox())
+    own = sandbox.Sandbox()
     monkeypatch.setattr(sandbox, "MAX_BYTES", "none")
     with pytest.raises(JobError, match="renders chat templates ended \\(1\\): try again") as caught:
-        sandbox.SANDBOX.render(ready.source, {"messages": [HELLO]})
+        own.check("a")
     assert caught.value.code == "internal"
     monkeypatch.undo()
-    assert ready.render([HELLO]) == "Hello!"
+    own.check("a")
 
 
-def test_a_renderer_ends_with_its_worker() -> None:
+def test_a_renderer_exits_with_its_worker() -> None:
     code = (
-        "import os, signal; from worker.prompt.sandbox import SANDBOX; SANDBOX.check('a')\n"
-        "print(SANDBOX._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
+        "import os, signal; from worker.prompt.sandbox import Sandbox\n"
+        "sandbox = Sandbox(); sandbox.check('a')\n"
+        "print(sandbox._process.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    left = Path(f"/proc/{int(done.stdout)}")
-    wait_until(lambda: not left.exists() or "zombie" in (left / "status").read_text())
+    process = Path(f"/proc/{int(done.stdout)}")
+    wait_until(lambda: not process.exists() or "zombie" in (process / "status").read_text())
 
 
 def test_a_range_is_bounded() -> None:
@@ -203,7 +204,7 @@ def test_a_template_that_fails_fails_the_request_in_one_sentence(source: str) ->
     assert "\n" not in error.message
 
 
-def test_what_templates_use_works_as_before() -> None:
+def test_common_features_of_templates_work() -> None:
     source = (
         "{% generation %}{{ messages[0].content | trim }}{% endgeneration %}"
         "{% for i in [1, 2, 3, 4] %}{% if i == 2 %}{% continue %}{% endif %}"
@@ -212,5 +213,5 @@ def test_what_templates_use_works_as_before() -> None:
         "{% call twice('ab') %}!{% endcall %} {{ 2 ** 3 + 1.5 * 2 }} {{ [1] + [2] }}"
         " {{ {'ü': '<'} | tojson }} {{ dict(a=1).a }} {{ eos_token }}{{ missing }}"
     )
-    made = template(source).render([{"role": "user", "content": " hi "}])
-    assert made == 'hi1/4 3/4 abab! 11.0 [1, 2] {"ü": "<"} 1 </s>'
+    text = template(source).render([{"role": "user", "content": " hi "}])
+    assert text == 'hi1/4 3/4 abab! 11.0 [1, 2] {"ü": "<"} 1 </s>'

@@ -1,4 +1,4 @@
-"""Streaming text: what `tokenizers` decodes as a whole comes out piece by piece."""
+"""Incremental detokenizing, compared with `tokenizers` decoding the whole sequence."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.worker.sources import read_tokenizer
 from tests.worker.tokenizers import STYLES, save_tokenizer
 from worker.loading.tokenizer import Tokenizer
 from worker.text.detokenizer import Detokenizer
@@ -27,8 +28,8 @@ METASPACE = {
     ],
 }
 KINDS = (*STYLES, "metaspace")
-# Letters, combining marks, joined emoji, text from right to left, control characters: what models
-# write, and what is cut in the middle of a character or of a cluster by byte tokens.
+# Letters, combining marks, joined emoji, right-to-left text, control characters: byte tokens split
+# them within a character or a grapheme cluster.
 PIECES = st.sampled_from(
     [
         "the answer is 42",
@@ -58,11 +59,11 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
     for style in STYLES:
         folder = tmp_path_factory.mktemp(style)
         save_tokenizer(folder, style)
-        made[str(style)] = Tokenizer(folder)
+        made[str(style)] = read_tokenizer(folder)
     folder = tmp_path_factory.mktemp("metaspace")
     save_tokenizer(folder, "llama2")
     change_decoder(folder, METASPACE)
-    made["metaspace"] = Tokenizer(folder)
+    made["metaspace"] = read_tokenizer(folder)
     return made
 
 
@@ -74,7 +75,7 @@ def change_decoder(folder: Path, decoder: object) -> None:
 
 
 def streamed(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
-    """What each token adds, and last what the end adds."""
+    """The text of each token, and last the text of finish()."""
     detokenizer = Detokenizer(tokenizer)
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.finish()]
 
@@ -82,7 +83,7 @@ def streamed(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXT)
 @settings(max_examples=150, deadline=None)
-def test_streamed_text_is_the_decoded_text(
+def test_streamed_text_equals_the_decoded_text(
     tokenizers: dict[str, Tokenizer], kind: str, text: str
 ) -> None:
     tokenizer = tokenizers[kind]
@@ -93,7 +94,7 @@ def test_streamed_text_is_the_decoded_text(
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
 @settings(max_examples=300, deadline=None)
-def test_streamed_text_of_random_tokens_is_the_decoded_text(
+def test_streamed_text_of_random_tokens_equals_the_decoded_text(
     tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
 ) -> None:
     tokenizer = tokenizers[kind]
@@ -104,17 +105,17 @@ def test_streamed_text_of_random_tokens_is_the_decoded_text(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_no_token_shows_half_a_character(tokenizers: dict[str, Tokenizer], kind: str) -> None:
+def test_no_token_returns_a_partial_character(tokenizers: dict[str, Tokenizer], kind: str) -> None:
     tokenizer = tokenizers[kind]
     ids = tokenizer.encode("a🎉b👩‍👩‍👧c")
     pieces = streamed(tokenizer, ids)
-    assert len(ids) > 12  # the emoji are spelt byte by byte
+    assert len(ids) > 12  # the emoji are byte tokens
     assert "\ufffd" not in "".join(pieces)
     assert pieces[-1] == ""
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_character_that_stays_incomplete_is_shown_at_the_end(
+def test_an_incomplete_character_is_returned_at_the_end(
     tokenizers: dict[str, Tokenizer], kind: str
 ) -> None:
     tokenizer = tokenizers[kind]
@@ -135,7 +136,7 @@ def test_a_character_that_stays_incomplete_is_shown_at_the_end(
         ("gemma", " the"),
     ],
 )
-def test_only_the_very_first_space_goes_and_only_where_the_decoder_strips_it(
+def test_only_a_leading_space_is_dropped_and_only_if_the_decoder_strips_it(
     tokenizers: dict[str, Tokenizer], kind: str, first: str
 ) -> None:
     tokenizer = tokenizers[kind]
@@ -143,7 +144,7 @@ def test_only_the_very_first_space_goes_and_only_where_the_decoder_strips_it(
     assert "".join(streamed(tokenizer, [word, word, word])) == f"{first} the the"
 
 
-def test_special_tokens_show_nothing_and_dont_use_up_the_first_space(
+def test_special_tokens_are_empty_and_keep_the_start_of_the_text(
     tokenizers: dict[str, Tokenizer],
 ) -> None:
     tokenizer = tokenizers["llama2"]
@@ -160,10 +161,10 @@ def test_visible_added_tokens_are_text(tokenizers: dict[str, Tokenizer]) -> None
 
 
 @given(answer=st.sampled_from(["the answer", "42", "你好", "🎉 the", "a"]))
-def test_an_answer_sent_back_makes_the_prompt_that_the_model_has_seen(
+def test_a_completion_sent_back_gives_the_same_prompt_tokens(
     tokenizers: dict[str, Tokenizer], answer: str
 ) -> None:
-    """Llama 2's template writes `[/INST]`, a space and the answer: the space isn't the answer's."""
+    """Llama 2's template writes the space between `[/INST]` and the answer."""
     tokenizer = tokenizers["llama2"]
     prompt = tokenizer.encode("<s>[INST] hi [/INST]")
     whole = tokenizer.encode(f"<s>[INST] hi [/INST] {answer}")

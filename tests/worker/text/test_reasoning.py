@@ -1,4 +1,4 @@
-"""The reasoning block apart from the answer, against the naive split of the whole text."""
+"""The incremental reasoning splitter, compared with a naive split of the whole text."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from tests.worker.sources import read_tokenizer
 from tests.worker.templates import QWEN_TEMPLATE
 from tests.worker.tokenizers import Style, save_tokenizer
-from worker.loading.tokenizer import Tokenizer
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 
 TAGS = ReasoningTags("<think>", "</think>")
-# Whole tags, halves of them, and what stands around them.
+# Complete tags, parts of tags, and other text.
 PART = st.sampled_from(
     ["<think>", "</think>", "<", "</", "think>", "<thi", "nk>", "\n", "\n\n", " ", "so", "42", "x"]
 )
@@ -40,7 +40,7 @@ def split(pieces: list[str], inside: bool) -> list[tuple[str, str]]:
 @given(pieces=PIECES, inside=st.booleans())
 @example(pieces=["<think>\n", "\n", "so\n", "\n</thi", "nk>", "\n", "\n42\n"], inside=False)
 @example(pieces=["so </thi", "s </think", ">42"], inside=True)
-def test_any_cut_of_a_text_gives_what_the_whole_text_gives(pieces: list[str], inside: bool) -> None:
+def test_the_result_does_not_depend_on_how_the_text_is_cut(pieces: list[str], inside: bool) -> None:
     parts = split(pieces, inside)
     content = "".join(content for content, _ in parts)
     reasoning = "".join(reasoning for _, reasoning in parts)
@@ -48,7 +48,7 @@ def test_any_cut_of_a_text_gives_what_the_whole_text_gives(pieces: list[str], in
 
 
 @given(text=st.lists(PART, max_size=12).map("".join), inside=st.booleans())
-def test_character_by_character_nothing_is_taken_back(text: str, inside: bool) -> None:
+def test_returned_text_is_never_revised(text: str, inside: bool) -> None:
     content, reasoning = naive(text, inside)
     splitter, shown, thought = ReasoningSplitter(TAGS, inside=inside), "", ""
     for character in text:
@@ -82,7 +82,7 @@ def test_only_a_block_at_the_start_is_reasoning(
     assert "".join(part for _, part in parts) == reasoning
 
 
-def test_words_are_shown_as_soon_as_they_are_certain() -> None:
+def test_text_is_returned_as_soon_as_possible() -> None:
     splitter = ReasoningSplitter(TAGS, inside=False)
     shown = []
     for piece in ("<think>", "\nso", " it\n", "goes</th", "ink>\n\n", "42\n"):
@@ -111,4 +111,4 @@ def test_a_model_reasons_if_its_vocabulary_or_its_template_has_both_tags(
     tmp_path: Path, style: Style, template: str, tags: ReasoningTags | None
 ) -> None:
     save_tokenizer(tmp_path, style)
-    assert reasoning_tags(Tokenizer(tmp_path), template) == tags
+    assert reasoning_tags(read_tokenizer(tmp_path), template) == tags

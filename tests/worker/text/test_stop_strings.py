@@ -1,4 +1,4 @@
-"""Stop strings against the naive search in the whole text."""
+"""Incremental stop strings, compared with a naive search in the whole text."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from worker.text.stop_strings import StopStrings
 
-LETTERS = "ab\n"  # few, so that stop strings begin, fail and overlap all the time
+LETTERS = "ab\n"  # few letters, so that partial and overlapping matches are frequent
 STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3)
 PIECES = st.lists(st.text(LETTERS, max_size=4), max_size=10)
 
 
 def naive(text: str, stops: list[str]) -> tuple[str, bool]:
-    """Read character by character; the first one that completes a stop string ends the text."""
+    """The first character that completes a stop string ends the text."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
@@ -22,7 +22,7 @@ def naive(text: str, stops: list[str]) -> tuple[str, bool]:
 
 
 def watch(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
-    """What is shown, piece by piece, and whether a stop string ended it."""
+    """The text returned for each piece, and whether a stop string ended it."""
     watcher, shown = StopStrings(stops), []
     for piece in pieces:
         text, stopped = watcher.push(piece)
@@ -33,7 +33,7 @@ def watch(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
 
 
 @given(pieces=PIECES, stops=STOPS)
-def test_any_cut_of_a_text_gives_what_the_whole_text_gives(
+def test_the_result_does_not_depend_on_how_the_text_is_cut(
     pieces: list[str], stops: list[str]
 ) -> None:
     shown, stopped = watch(pieces, stops)
@@ -41,10 +41,8 @@ def test_any_cut_of_a_text_gives_what_the_whole_text_gives(
 
 
 @given(pieces=PIECES, stops=STOPS)
-def test_nothing_that_is_shown_is_part_of_the_stop_string(
-    pieces: list[str], stops: list[str]
-) -> None:
-    """At every moment what was shown is a beginning of what is shown in the end."""
+def test_no_part_of_a_stop_string_is_returned(pieces: list[str], stops: list[str]) -> None:
+    """The text returned so far is always a prefix of the final text."""
     watcher, shown = StopStrings(stops), ""
     whole, _ = naive("".join(pieces), stops)
     for piece in pieces:
@@ -56,7 +54,7 @@ def test_nothing_that_is_shown_is_part_of_the_stop_string(
 
 
 @given(pieces=PIECES, stops=STOPS)
-def test_no_more_is_held_back_than_could_begin_a_stop_string(
+def test_only_a_possible_beginning_of_a_stop_string_is_held_back(
     pieces: list[str], stops: list[str]
 ) -> None:
     watcher, shown, read = StopStrings(stops), "", ""
@@ -69,19 +67,19 @@ def test_no_more_is_held_back_than_could_begin_a_stop_string(
         assert held == "" or any(stop.startswith(held) and stop != held for stop in stops)
 
 
-def test_the_first_complete_one_counts_not_the_first_begun() -> None:
-    """So it is the same whether "abc" and "d" or "abcd" comes."""
+def test_the_first_complete_stop_string_wins() -> None:
+    """The result is the same for "abc", "d" as for "abcd"."""
     assert watch(["abc", "d"], ["abcd", "bc"]) == (["a"], True)
     assert watch(["abcd"], ["abcd", "bc"]) == (["a"], True)
 
 
-def test_of_two_that_end_together_the_longer_is_hidden() -> None:
+def test_of_two_that_end_together_the_longer_one_is_removed() -> None:
     assert watch(["xEND"], ["D", "END"]) == (["x"], True)
 
 
-def test_without_stop_strings_nothing_is_held() -> None:
+def test_without_stop_strings_nothing_is_held_back() -> None:
     assert watch(["a", "b"], []) == (["a", "b", ""], False)
 
 
-def test_a_stop_string_that_stays_incomplete_is_shown_at_the_end() -> None:
+def test_an_incomplete_stop_string_is_returned_at_the_end() -> None:
     assert watch(["x</s", "to"], ["</stop>"]) == (["x", "", "</sto"], False)

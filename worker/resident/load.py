@@ -1,8 +1,7 @@
-"""From a reference to all that an engine holds: weights in place, tokenizer, prompts, defaults."""
+"""Loads a model: from its reference to everything that an engine needs."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,29 +13,27 @@ import torch
 from jobs.errors import JobError
 from worker.backend import ModelInfo
 from worker.loading import weights
-from worker.loading.checkpoint import Checkpoint
 from worker.loading.config import GenerationDefaults
-from worker.loading.source import fetch_weights, find
+from worker.loading.source import ModelSource, find
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
 from worker.prompt.builder import PromptBuilder
 from worker.prompt.template import ChatTemplate
 from worker.resident import device as devices
-from worker.resident.preflight import preflight
+from worker.resident.description import describe
+from worker.resident.preflight import Preflight, preflight
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 
-logger = logging.getLogger(__name__)
-
-BLAME_SECONDS = 20.0  # how long the files are searched, once, while the batch waits
+BLAME_SECONDS = 20.0  # limit of the search for a non-finite weight, which stalls the batch
 
 
 @dataclass(frozen=True)
 class ResidentModel:
-    """A model in place on its device, and what belongs to it."""
+    """A model with its weights on the device, its tokenizer, chat template and defaults."""
 
     info: ModelInfo
-    folder: Path
+    source: ModelSource
     model: Model
     device: torch.device
     tokenizer: Tokenizer
@@ -56,14 +53,14 @@ class ResidentModel:
         return lambda: ReasoningSplitter(tags, inside=inside)
 
     def not_finite(self, tokens: int) -> JobError:
-        """Why logits are no numbers after so many tokens: the weight that isn't one, by name."""
+        """The error for non-finite logits, naming the non-finite weight if there is one."""
         fact = f"the model's logits are not finite after {tokens} tokens"
-        return JobError("internal", f"{fact}: {self._blame}")
+        return JobError("internal", f"{fact}: {self._non_finite_cause}")
 
     @cached_property
-    def _blame(self) -> str:
+    def _non_finite_cause(self) -> str:
         try:
-            with Checkpoint(self.folder) as checkpoint:
+            with self.source.weights() as checkpoint:
                 return weights.blame(checkpoint, getattr(torch, self.info.dtype), BLAME_SECONDS)
         except JobError as error:
             return error.message
@@ -73,40 +70,52 @@ def load(
     reference: str, device: torch.device, dtype: str, download_dir: Path | None = None
 ) -> ResidentModel:
     """Check everything that can be checked, then read the weights. Raises JobError."""
-    files = find(reference, download_dir)
-    if files.repo is not None:
-        preflight(files, device, dtype, headers=False).require_room()
-        fetch_weights(files)
-    found = preflight(files, device, dtype)
-    found.require_room()
-    config, tokenizer, template = found.config, found.tokenizer, found.template
-    place = Placement(found.dtype, device)
-    model = FAMILIES[config.model_type](config.fields, found.tied, place)
-    with Checkpoint(files.folder) as checkpoint:
+    source = find(reference, download_dir)
+    described = describe(source)
+    if source.needs_download:
+        preflight(described, device, dtype, None).require_room()
+        source.download_weights()
+    with source.weights() as checkpoint:
+        checked = preflight(described, device, dtype, checkpoint)
+        checked.require_room()
+        place = Placement(checked.dtype, device)
+        config = described.config
+        model = FAMILIES[config.model_type](config.fields, checked.tied, place)
         weights.load(model.weight_map(), checkpoint)
         fingerprint = checkpoint.fingerprint()
-    info = ModelInfo(
-        name=files.name,
-        reference=reference,
-        revision=files.revision,
-        family=config.model_type,
-        parameters=found.parameters,
-        weight_bytes=found.weight_bytes,
-        dtype=found.dtype_name,
-        device=str(device),
-        device_name=devices.device_name(device),
-        context_length=model.context_length,
+    template = described.template
+    return ResidentModel(
+        info=_info(checked, fingerprint),
+        source=source,
+        model=model,
+        device=device,
+        tokenizer=checked.tokenizer,
+        template=template,
+        defaults=described.defaults,
+        tags=reasoning_tags(checked.tokenizer, template.source) if template else None,
+    )
+
+
+def _info(checked: Preflight, fingerprint: str) -> ModelInfo:
+    source, template = checked.model.source, checked.model.template
+    return ModelInfo(
+        name=source.name,
+        reference=source.reference,
+        revision=source.revision,
+        family=checked.model.config.model_type,
+        parameters=checked.parameters,
+        weight_bytes=checked.weight_bytes,
+        dtype=checked.dtype_name,
+        device=str(checked.device),
+        device_name=devices.device_name(checked.device),
+        context_length=checked.context_length,
         fingerprint=fingerprint,
-        tokenizer_hash=tokenizer.hash,
+        tokenizer_hash=checked.tokenizer.hash,
         template_hash=template.hash if template else None,
         engine="chatjobs",
         engine_version=_version(),
         torch_version=torch.__version__,
         cuda_version=torch.version.cuda,
-    )
-    tags = reasoning_tags(tokenizer, template.source) if template else None
-    return ResidentModel(
-        info, files.folder, model, device, tokenizer, template, found.defaults, tags
     )
 
 

@@ -1,0 +1,98 @@
+"""Models from the Hugging Face Hub, downloaded in two steps: first the small files, which tell what
+the model is and whether it can run here, then the weights.
+
+The hub library reads HF_ENDPOINT, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE and HF_TOKEN, shows a
+progress bar, resumes interrupted downloads, and skips files that are already complete.
+"""
+
+from __future__ import annotations
+
+import glob
+import logging
+import re
+from pathlib import Path
+from typing import Self
+
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
+
+from jobs.errors import JobError
+from worker.loading.checkpoint import INDEX, weight_files
+from worker.loading.folder import FolderSource
+
+logger = logging.getLogger(__name__)
+
+REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+(@[\w./-]+)?")
+SMALL_FILES = [
+    "config.json",
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.*",
+    "additional_chat_templates/*",
+    INDEX,
+]
+
+
+class HubSource(FolderSource):
+    """One commit of a hub repository: a folder in the download cache."""
+
+    def __init__(
+        self, folder: Path, reference: str, repo: str, revision: str, cache: Path | None
+    ) -> None:
+        super().__init__(folder, reference, repo, revision)
+        self._cache = cache
+
+    @classmethod
+    def open(cls, reference: str, cache: Path | None) -> Self:
+        """Download the small files of `org/name[@revision]`. Raises JobError("model_not_found")."""
+        repo, _, revision = reference.partition("@")
+        label = f"{repo} at revision {revision}" if revision else repo
+        folder = _download(label, repo, revision or None, SMALL_FILES, cache)
+        return cls(folder, reference, repo, revision or folder.name, cache)
+
+    @property
+    def needs_download(self) -> bool:
+        return not all((self.path / file).is_file() for file in weight_files(self.path))
+
+    def download_weights(self) -> None:
+        """Download the weight files that are missing, from the commit of the small files."""
+        names = [glob.escape(name) for name in weight_files(self.path)]
+        _download(self.reference, self.name, self.path.name, names, self._cache)
+
+
+def _download(
+    label: str, repo: str, revision: str | None, patterns: list[str], cache: Path | None
+) -> Path:
+    """Download the matching files; returns the folder of their commit."""
+    try:
+        return Path(
+            snapshot_download(repo, revision=revision, allow_patterns=patterns, cache_dir=cache)
+        )
+    except GatedRepoError:
+        reason = "access is gated: accept its terms on the hub and set HF_TOKEN"
+    except RevisionNotFoundError:
+        reason = "the repository has no such revision"
+    except RepositoryNotFoundError:
+        reason = "no such repository on the hub (or it is private: set HF_TOKEN)"
+    except LocalEntryNotFoundError:
+        reason = "it is not in the local cache, and the hub cannot be reached"
+    except HFValidationError as error:
+        reason = " ".join(str(error).split())
+    except HfHubHTTPError as error:
+        reason = f"the hub returned HTTP status {error.response.status_code}"
+    except OSError as error:
+        reason = f"{error.strerror or error}"
+    except Exception as error:  # the library's HTTP client differs between its versions
+        logger.debug("download interrupted", exc_info=error)
+        fact = " ".join(str(error).split()) or type(error).__name__
+        reason = f"the download was interrupted ({fact}): try again, complete files are kept"
+    raise JobError("model_not_found", f"{label} cannot be downloaded: {reason}")
