@@ -159,7 +159,7 @@ class EngineCore:
             vocab_size=self.vocab_size,
         )
 
-    @torch.inference_mode()  # the caches are inference tensors: all writes need the mode
+    @torch.inference_mode()  # caches grown by the scorer are inference tensors
     def step(self) -> bool:
         """Advance every scheduled sequence once. Returns False if there was nothing to run."""
         self._update_queue()
