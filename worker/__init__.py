@@ -18,6 +18,6 @@ def __getattr__(name: str) -> Any:
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
-            raise ImportError("worker.Engine needs torch: pip install 'chatjobs[worker]'") from None
+            raise ImportError("worker.Engine generates and needs torch: pip install 'chatjobs[worker]'") from None
         return Engine
     raise AttributeError(f"module 'worker' has no attribute {name!r}")
