@@ -1,20 +1,20 @@
-"""The GPU side of chatjobs: the engine, and the worker that serves queues with it."""
+"""The worker side of chatjobs: the inference engine, and the process that serves queues with it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worker.engine.engine import Engine
+    from worker.engine.local import Engine
 
 __all__ = ["Engine"]
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch only when the engine is asked for."""
+    """Import torch on first access to `Engine`."""
     if name == "Engine":
         try:
-            from worker.engine.engine import Engine
+            from worker.engine.local import Engine
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise

@@ -1,17 +1,15 @@
-"""The protocol that the service speaks to: what can generate, whatever it is made of.
+"""The interface between the queue side of a worker and the engine that generates.
 
-`worker.engine` is the implementation; others (a remote engine, another library) may follow. The
-service, intake and recorder know these types and nothing of torch.
+`worker.engine.host` implements it. The service, queue and recorder import these types and no torch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jobs.api.answer import ChatCompletion, FinishReason
-from jobs.api.chunk import ChatChunk
+from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
@@ -20,9 +18,9 @@ from jobs.stream.delta import Delta
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A resident model, as far as results and status need to know it."""
+    """A resident model, as results and status describe it."""
 
-    name: str  # of the folder or repository; queues and requests call it by this or its reference
+    name: str  # of the folder or repository; queues and requests use it or the reference
     reference: str  # folder, repo id or file that it was loaded from
     revision: str | None
     family: str
@@ -43,7 +41,7 @@ class ModelInfo:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """Bytes on the device."""
+    """Memory of the device, in bytes."""
 
     device: str
     weights: int
@@ -54,28 +52,28 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """`progress` grows with every step: a loop that is busy and doesn't grow it hangs."""
+    """State of the engine thread. It hangs if it has sequences and `progress` does not change."""
 
     alive: bool
-    progress: int
+    progress: int  # number of steps
     running: int  # sequences in the batch
-    waiting: int  # sequences admitted, not yet in the batch
+    waiting: int  # sequences submitted, not yet in the batch
     tokens_generated: int
     error: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended. Exactly one of `completion` and `error` is the answer; a cancelled or
-    failed request keeps what it had generated in `partial`."""
+    """How a request ended. Exactly one of `completion` and `error` is set; `partial` holds what a
+    cancelled or failed request had generated."""
 
     completion: ChatCompletion | None = None
     error: JobError | None = None
     partial: ChatCompletion | None = None
     prompt_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[list[int]] = field(default_factory=list)  # per choice
-    token_logprobs: list[list[float]] = field(default_factory=list)  # per choice, if asked for
-    seed: int | None = None  # the seed that was used, given or drawn
+    token_logprobs: list[list[float]] = field(default_factory=list)  # per choice, if requested
+    seed: int | None = None  # the requested seed, or the random one
     started_at: float | None = None  # seconds since the epoch: first prefill
     first_token_at: float | None = None
     finished_at: float | None = None
@@ -83,43 +81,24 @@ class Outcome:
 
 
 class Sink(Protocol):
-    """Where a flight's events go. Called on the engine's thread: must not block."""
+    """Receives the events of one request. Called on the engine thread: must not block."""
 
-    def deltas(self, pieces: Sequence[Delta]) -> None: ...
+    def deltas(self, deltas: Sequence[Delta]) -> None: ...
 
-    def ended(self, outcome: Outcome) -> None: ...
+    def ended(self, outcome: Outcome) -> None:
+        """Called once, last."""
 
 
 class Handle(Protocol):
-    """A request under way."""
+    """A submitted request."""
 
     def cancel(self) -> None:
-        """Stop as soon as possible; the sink's `ended` follows with a `cancelled` error, unless the
-        request ended before."""
-
-
-@dataclass(frozen=True, slots=True)
-class Token:
-    """One generated token."""
-
-    id: int
-    text: str  # what it adds to the decoded text; may be empty while a character is incomplete
-    logprob: float | None
-    finish_reason: FinishReason | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Generation:
-    """What was generated after one prompt of token ids."""
-
-    token_ids: list[int]
-    text: str
-    finish_reason: FinishReason
-    logprobs: list[float] | None = None
+        """Stop as soon as possible. The sink's `ended` follows with a `cancelled` error, unless the
+        request has ended already."""
 
 
 class Backend(Protocol):
-    """Something that keeps models loaded and generates with them. All methods are thread-safe."""
+    """Keeps models loaded and generates with them on a thread of its own. Thread-safe."""
 
     name: str
 
@@ -130,30 +109,16 @@ class Backend(Protocol):
     def memory(self) -> MemoryUse: ...
 
     def load(self, reference: str) -> ModelInfo:
-        """Make a model resident; raises JobError if it can't be."""
+        """Load a model. Raises JobError."""
 
     def unload(self, name: str) -> None: ...
 
-    def chat(self, request: ChatRequest) -> ChatCompletion:
-        """Run one request to its end; raises JobError."""
-
-    def stream(self, request: ChatRequest) -> Iterator[ChatChunk]: ...
-
-    def generate(
-        self, model: str, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling]
-    ) -> list[Generation]:
-        """Continue prompts of token ids; answers in their order."""
-
-    def generate_stream(
-        self, model: str, prompt: Sequence[int], sampling: Sampling
-    ) -> Iterator[Token]: ...
-
     def room(self, model: str) -> int:
-        """How many more sequences (a request with n choices counts n) fit into the batch now."""
+        """Number of sequences (n for a request with n choices) that can be submitted now."""
 
     def submit(self, request: ChatRequest, sink: Sink) -> Handle:
-        """Check and start a request without waiting. Raises JobError if it can't run; after it has
-        returned, the sink hears of everything, `ended` last and once."""
+        """Check and queue a request without waiting. Raises JobError if it can't run; otherwise
+        the sink receives its events."""
 
     def close(self) -> None:
-        """Stop the engine thread and free the device."""
+        """Stop the engine thread and free the device's memory."""

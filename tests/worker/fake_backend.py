@@ -1,12 +1,12 @@
-"""A backend without a model: a real thread that emits words that the request decides.
+"""A backend without a model: its own thread emits words derived from the request.
 
-What a request makes it do stands in the request's `metadata`, all values as text:
+The request's `metadata` controls it; all values are strings:
 
-    words   how many words to say (default 5)
+    words   number of words to generate (default 5)
     fail    error code to fail with, after the first word
-    refuse  "1": can't be run, as `submit` sees
-    kill    "1": kill this process when the job is begun, as a bad driver would
-    die     "1": kill the engine's thread when the job is begun
+    refuse  "1": `submit` raises an error
+    kill    "1": `submit` kills this process, as a faulty driver would
+    die     "1": the engine thread ends
 """
 
 from __future__ import annotations
@@ -16,20 +16,18 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
-from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from jobs.stream.delta import Delta
-from worker.backend import Generation, Health, MemoryUse, ModelInfo, Outcome, Sink, Token
+from worker.backend import Health, MemoryUse, ModelInfo, Outcome, Sink
 
 
 def text_of(request: ChatRequest, choice: int = 0) -> str:
-    """What the backend says to a request."""
+    """The text that the backend generates for a request."""
     prompt = request.messages[-1].text
     count = int((request.metadata or {}).get("words", "5"))
     seed = f"{prompt}/{choice}/"
@@ -43,10 +41,10 @@ def text_of(request: ChatRequest, choice: int = 0) -> str:
 class FakeHandle:
     def __init__(self, request: ChatRequest, sink: Sink) -> None:
         self.request, self.sink = request, sink
-        self.orders = request.metadata or {}
+        self.control = request.metadata or {}
         self.n = request.n or 1
         self.words = [text_of(request, i).split(" ")[:-1] for i in range(self.n)]
-        self.said = 0
+        self.sent = 0
         self.cancelled = False
         self.started_at = time.time()
 
@@ -54,28 +52,28 @@ class FakeHandle:
         self.cancelled = True
 
     def step(self) -> bool:
-        """Say one word of each choice; True when the request has ended."""
+        """Emit one word of each choice. Returns True when the request has ended."""
         if self.cancelled:
             self._end(JobError("cancelled", "the request was cancelled"))
             return True
-        if self.said == 1 and "fail" in self.orders:
-            self._end(JobError(self.orders["fail"], "as it was told"))  # type: ignore[arg-type]
+        if self.sent == 1 and "fail" in self.control:
+            self._end(JobError(self.control["fail"], "requested by the test"))  # type: ignore[arg-type]
             return True
-        last = self.said == len(self.words[0]) - 1
+        last = self.sent == len(self.words[0]) - 1
         self.sink.deltas(
             [
-                Delta(i, content=f"{words[self.said]} ", finish_reason="stop" if last else None)
+                Delta(i, content=f"{words[self.sent]} ", finish_reason="stop" if last else None)
                 for i, words in enumerate(self.words)
             ]
         )
-        self.said += 1
+        self.sent += 1
         if last:
             self._end(None)
         return last
 
     def _end(self, error: JobError | None) -> None:
-        ids = [list(range(self.said)) for _ in range(self.n)]
-        answer = ChatCompletion(
+        ids = [list(range(self.sent)) for _ in range(self.n)]
+        completion = ChatCompletion(
             id=f"chatcmpl-{self.request.job.id}",
             created=int(self.started_at),
             model=self.request.model,
@@ -83,7 +81,7 @@ class FakeHandle:
                 Choice(
                     index=i,
                     message=AssistantMessage(
-                        content="".join(f"{word} " for word in words[: self.said])
+                        content="".join(f"{word} " for word in words[: self.sent])
                     ),
                     finish_reason="stop",
                 )
@@ -91,15 +89,15 @@ class FakeHandle:
             ],
             usage=Usage(
                 prompt_tokens=1,
-                completion_tokens=self.said * self.n,
-                total_tokens=1 + self.said * self.n,
+                completion_tokens=self.sent * self.n,
+                total_tokens=1 + self.sent * self.n,
             ),
         )
         self.sink.ended(
             Outcome(
-                completion=None if error else answer,
+                completion=None if error else completion,
                 error=error,
-                partial=answer if error else None,
+                partial=completion if error else None,
                 prompt_token_ids=[7],
                 output_token_ids=ids,
                 seed=1,
@@ -112,17 +110,17 @@ class FakeHandle:
 
 
 class FakeBackend:
-    """Serves any model it is told to load. `delay`: seconds of one step of the whole batch;
-    `hangs`: its thread stands still when it has said the first word of anything."""
+    """Loads any model. `delay`: seconds per step; `hangs`: its thread blocks after the first word
+    of any request."""
 
     name = "fake"
 
     def __init__(self, max_batch: int = 8, delay: float = 0.001, hangs: bool = False) -> None:
         self.max_batch, self._delay, self._hangs = max_batch, delay, hangs
-        self.peak = 0  # most sequences at a time
-        self.begun: list[str] = []  # job ids, in the order of their starts
+        self.peak = 0  # maximum number of concurrent sequences
+        self.begun: list[str] = []  # ids of submitted jobs, in order
         self._infos: dict[str, ModelInfo] = {}
-        self._flights: list[FakeHandle] = []
+        self._handles: list[FakeHandle] = []
         self._lock = threading.Lock()
         self._steps = self._tokens = 0
         self._closing = threading.Event()
@@ -134,7 +132,7 @@ class FakeBackend:
             running = min(self.max_batch, self._sequences())
             waiting = self._sequences() - running
         alive = self._thread.is_alive()
-        error = None if alive else "as it was told"
+        error = None if alive else "requested by the test"
         return Health(alive, self._steps, running, waiting, self._tokens, error)
 
     def models(self) -> list[ModelInfo]:
@@ -161,54 +159,38 @@ class FakeBackend:
             return max(0, self.max_batch - self._sequences())
 
     def submit(self, request: ChatRequest, sink: Sink) -> FakeHandle:
-        orders = request.metadata or {}
-        if orders.get("kill"):
+        control = request.metadata or {}
+        if control.get("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
-        if orders.get("refuse"):
-            raise JobError("context_length_exceeded", "too long, as it was told")
-        flight = FakeHandle(request, sink)
+        if control.get("refuse"):
+            raise JobError("context_length_exceeded", "too long, requested by the test")
+        handle = FakeHandle(request, sink)
         with self._lock:
-            self._flights.append(flight)
+            self._handles.append(handle)
             self.peak = max(self.peak, self._sequences())
         self.begun.append(str(request.job.id))
-        return flight
+        return handle
 
     def close(self) -> None:
         self._closing.set()
         self._thread.join(timeout=1)
 
-    def chat(self, request: ChatRequest) -> NoReturn:
-        raise AssertionError("the service only submits")
-
-    def stream(self, request: ChatRequest) -> Iterator[ChatChunk]:
-        raise AssertionError("the service only submits")
-
-    def generate(
-        self, model: str, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling]
-    ) -> list[Generation]:
-        raise AssertionError("the service only submits")
-
-    def generate_stream(
-        self, model: str, prompt: Sequence[int], sampling: Sampling
-    ) -> Iterator[Token]:
-        raise AssertionError("the service only submits")
-
     def _sequences(self) -> int:
-        return sum(flight.n for flight in self._flights)
+        return sum(handle.n for handle in self._handles)
 
     def _loop(self) -> None:
         while not self._closing.wait(self._delay):
             with self._lock:
-                flights = list(self._flights)
-            if any(flight.orders.get("die") for flight in flights):
+                handles = list(self._handles)
+            if any(handle.control.get("die") for handle in handles):
                 return
-            for flight in flights:
-                if self._hangs and flight.said:
+            for handle in handles:
+                if self._hangs and handle.sent:
                     self._closing.wait()
                     return
-                ended = flight.step()
-                self._tokens += flight.n
+                ended = handle.step()
+                self._tokens += handle.n
                 if ended:
                     with self._lock:
-                        self._flights.remove(flight)
-            self._steps += bool(flights)
+                        self._handles.remove(handle)
+            self._steps += bool(handles)

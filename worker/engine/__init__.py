@@ -1,1 +1,1 @@
-"""The generation loop of one model, and the thread that runs it."""
+"""Generation: the loop of one model, the thread that runs it, and the in-process API."""

@@ -1,4 +1,4 @@
-"""A chat request under way: the steps of its choices become pieces, and at the end an outcome."""
+"""A running chat request: token events of its choices become deltas, and at the end an outcome."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from jobs.api.answer import (
     AssistantMessage,
@@ -25,6 +26,7 @@ from worker.engine.sampler import Sampled
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.loading.tokenizer import Tokenizer
+from worker.text.detokenizer import Detokenizer
 from worker.text.reasoning import ReasoningSplitter
 
 logger = logging.getLogger(__name__)
@@ -32,7 +34,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ChoiceState:
-    """What one choice has said so far."""
+    """What one choice has generated so far."""
 
     index: int
     splitter: ReasoningSplitter | None
@@ -43,25 +45,25 @@ class ChoiceState:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
-    def take(self, step: TokenEvent, logprob: TokenLogprob | None) -> Delta:
-        """Add a step; returns what is new."""
-        content, reasoning = step.text, ""
+    def add(self, event: TokenEvent, logprob: TokenLogprob | None) -> Delta:
+        """Append an event; returns what it added."""
+        content, reasoning = event.text, ""
         if self.splitter is not None:
             thinking = self.splitter.inside
-            content, reasoning = self.splitter.push(step.text)
-            if step.last:
+            content, reasoning = self.splitter.push(event.text)
+            if event.last:
                 more_content, more_reasoning = self.splitter.flush()
                 content, reasoning = content + more_content, reasoning + more_reasoning
-            self.reasoning_tokens += thinking and step.sampled is not None
-        if step.sampled is not None:
-            self.token_ids.append(step.sampled.token_id)
+            self.reasoning_tokens += thinking and event.sampled is not None
+        if event.sampled is not None:
+            self.token_ids.append(event.sampled.token_id)
         if logprob is not None:
             self.logprobs.append(logprob)
         self.content.append(content)
         self.reasoning.append(reasoning)
-        self.finish_reason = step.finish_reason
+        self.finish_reason = event.finish_reason
         new = (logprob,) if logprob is not None else ()
-        return Delta(self.index, content, reasoning, new, step.finish_reason)
+        return Delta(self.index, content, reasoning, new, event.finish_reason)
 
     def message(self) -> AssistantMessage:
         return AssistantMessage(
@@ -70,7 +72,10 @@ class ChoiceState:
 
 
 class ChatGeneration:
-    """One request with its n choices. Lives on the engine's thread; `cancel` may come from any."""
+    """One request and the sequences of its n choices.
+
+    Its events arrive on the thread that steps the engine; `cancel` may be called from any thread.
+    """
 
     def __init__(
         self,
@@ -91,66 +96,68 @@ class ChatGeneration:
         self._choices = [
             ChoiceState(i, make_splitter() if make_splitter else None) for i in range(plan.n)
         ]
-        self._sequences: list[Sequence] = []
-        self._open = plan.n
+        self.sequences = [
+            Sequence(
+                prompt_ids,
+                plan,
+                choice.index,
+                Detokenizer(tokenizer),
+                partial(self._on_token, choice),
+            )
+            for choice in self._choices
+        ]
+        self._unfinished = plan.n  # choices
         self._error: JobError | None = None
         self._first_token_at: float | None = None
 
-    def attach(self, sequences: list[Sequence]) -> None:
-        """The sequences that generate the choices, in order."""
-        self._sequences = sequences
-
     def cancel(self) -> None:
-        for sequence in self._sequences:
+        """Request cancellation of all choices."""
+        for sequence in self.sequences:
             sequence.cancel()
 
-    def listener(self, choice: int) -> Callable[[TokenEvent], None]:
-        """What the sequence of this choice reports to."""
-
-        def listen(step: TokenEvent) -> None:
-            self._listen(self._choices[choice], step)
-
-        return listen
-
-    def _listen(self, choice: ChoiceState, step: TokenEvent) -> None:
+    def _on_token(self, choice: ChoiceState, event: TokenEvent) -> None:
         if self.done:
             return
         try:
-            self._take(choice, step)
-        except Exception as error:  # a defect of ours: this request ends by it, and no other
-            logger.exception("the answer of a request could not be put together")
-            self.done = True
+            self._add(choice, event)
+        except Exception as error:  # a defect of this project: it fails this request only
+            logger.exception("a response could not be assembled")
             self.cancel()
-            fact = f"the answer can't be put together: {type(error).__name__}: {error}"
-            self._sink.ended(Outcome(error=JobError("internal", fact)))
+            fact = f"the response could not be assembled: {type(error).__name__}: {error}"
+            self._end(Outcome(error=JobError("internal", fact)))
 
-    def _take(self, choice: ChoiceState, step: TokenEvent) -> None:
-        if self._first_token_at is None and step.sampled is not None:
+    def _add(self, choice: ChoiceState, event: TokenEvent) -> None:
+        if self._first_token_at is None and event.sampled is not None:
             self._first_token_at = time.time()
         logprob = None
-        if step.sampled is not None and step.sampled.logprob is not None:
-            logprob = self._logprob(step.sampled)
-        piece = choice.take(step, logprob)
-        if piece.content or piece.reasoning or piece.logprobs or piece.finish_reason:
-            self._sink.deltas((piece,))
-        if not step.last:
+        if event.sampled is not None and event.sampled.logprob is not None:
+            logprob = self._logprob(event.sampled)
+        delta = choice.add(event, logprob)
+        if delta.content or delta.reasoning or delta.logprobs or delta.finish_reason:
+            self._sink.deltas((delta,))
+        if not event.last:
             return
-        self._open -= 1
-        if step.error is not None and self._error is None:
-            self._error = step.error
+        self._unfinished -= 1
+        if event.error is not None and self._error is None:
+            self._error = event.error
             self.cancel()  # one failed choice fails the request
-        if self._open == 0:
-            self.done = True
-            self._sink.ended(self._outcome())
+        if self._unfinished == 0:
+            self._end(self._outcome())
+
+    def _end(self, outcome: Outcome) -> None:
+        try:
+            self._sink.ended(outcome)
+        finally:
+            self.done = True  # last: another thread may wait for it, then read the outcome
 
     def _outcome(self) -> Outcome:
-        answer = self._completion()
+        completion = self._completion()
         failed = self._error is not None
-        started = [s.started_at for s in self._sequences if s.started_at is not None]
+        started = [s.started_at for s in self.sequences if s.started_at is not None]
         return Outcome(
-            completion=None if failed else answer,
+            completion=None if failed else completion,
             error=self._error,
-            partial=answer if failed else None,
+            partial=completion if failed else None,
             prompt_token_ids=self._prompt_ids,
             output_token_ids=[choice.token_ids for choice in self._choices],
             token_logprobs=[[lp.logprob for lp in choice.logprobs] for choice in self._choices],
@@ -164,7 +171,7 @@ class ChatGeneration:
     def _completion(self) -> ChatCompletion:
         prompt = len(self._prompt_ids)
         generated = sum(len(choice.token_ids) for choice in self._choices)
-        thought = sum(choice.reasoning_tokens for choice in self._choices)
+        reasoning = sum(choice.reasoning_tokens for choice in self._choices)
         return ChatCompletion(
             id=f"chatcmpl-{self._request.job.id}" if self._request.job.id else "chatcmpl-local",
             created=self._created,
@@ -184,7 +191,7 @@ class ChatGeneration:
                 prompt_tokens=prompt,
                 completion_tokens=generated,
                 total_tokens=prompt + generated,
-                completion_tokens_details=Usage.CompletionDetails(reasoning_tokens=thought),
+                completion_tokens_details=Usage.CompletionDetails(reasoning_tokens=reasoning),
             ),
             system_fingerprint=self._fingerprint,
         )

@@ -1,67 +1,73 @@
-"""Sinks and listeners that keep what they hear, for callers in the same process."""
+"""Collects deltas and token events for callers in the same process."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from dataclasses import dataclass
 
 from jobs.api.answer import ChatCompletion, FinishReason
 from jobs.errors import JobError
 from jobs.stream.delta import Delta
-from worker.backend import Generation, Outcome
+from worker.backend import Outcome
 from worker.engine.sequence import TokenEvent
 
 
-class Cancellable(Protocol):
-    def cancel(self) -> None: ...
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One generated token."""
+
+    id: int
+    text: str  # what it adds to the decoded text; may be empty while a character is incomplete
+    logprob: float | None
+    finish_reason: FinishReason | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Generation:
+    """What was generated after one prompt of token ids."""
+
+    token_ids: list[int]
+    text: str
+    finish_reason: FinishReason
+    logprobs: list[float] | None = None
 
 
 class CollectingSink:
-    """Keeps the pieces of a chat until they are taken, and its outcome."""
+    """Keeps the deltas of a request until they are taken, and its outcome."""
 
     def __init__(self) -> None:
-        self._pieces: list[Delta] = []
-        self._outcome: Outcome | None = None
+        self.outcome: Outcome | None = None
+        self._deltas: list[Delta] = []
 
-    def deltas(self, pieces: Sequence[Delta]) -> None:
-        self._pieces.extend(pieces)
+    def deltas(self, deltas: Sequence[Delta]) -> None:
+        self._deltas.extend(deltas)
 
     def ended(self, outcome: Outcome) -> None:
-        self._outcome = outcome
+        self.outcome = outcome
 
     def take(self) -> list[Delta]:
-        """What came since the last time."""
-        taken, self._pieces = self._pieces, []
+        """Returns the deltas since the last call."""
+        taken, self._deltas = self._deltas, []
         return taken
 
     def completion(self) -> ChatCompletion:
-        """The answer of a request that has ended. Raises JobError if it failed."""
-        assert self._outcome is not None
-        if self._outcome.completion is None:
-            raise self._outcome.error or JobError("internal", "the request ended with no answer")
-        return self._outcome.completion
+        """The completion of a request that has ended. Raises JobError if it failed."""
+        assert self.outcome is not None
+        if self.outcome.completion is None:
+            raise self.outcome.error or JobError("internal", "the request ended with no completion")
+        return self.outcome.completion
 
 
-class Collected:
-    """Keeps the steps of one sequence."""
-
-    def __init__(self) -> None:
-        self.steps: list[TokenEvent] = []
-
-    def listen(self, step: TokenEvent) -> None:
-        self.steps.append(step)
-
-    def generation(self) -> Generation:
-        """The whole, when the sequence has ended. Raises JobError if it failed."""
-        last = self.steps[-1]
-        if last.error is not None:
-            raise last.error
-        drawn = [step.sampled for step in self.steps if step.sampled is not None]
-        reason: FinishReason = last.finish_reason or "stop"
-        logprobs = [sampled.logprob for sampled in drawn if sampled.logprob is not None]
-        return Generation(
-            token_ids=[sampled.token_id for sampled in drawn],
-            text="".join(step.text for step in self.steps),
-            finish_reason=reason,
-            logprobs=logprobs if len(logprobs) == len(drawn) and drawn else None,
-        )
+def generation(events: Sequence[TokenEvent]) -> Generation:
+    """The result of an ended sequence from all of its events. Raises JobError if it failed."""
+    last = events[-1]
+    if last.error is not None:
+        raise last.error
+    sampled = [event.sampled for event in events if event.sampled is not None]
+    logprobs = [one.logprob for one in sampled if one.logprob is not None]
+    return Generation(
+        token_ids=[one.token_id for one in sampled],
+        text="".join(event.text for event in events),
+        finish_reason=last.finish_reason or "stop",
+        logprobs=logprobs if len(logprobs) == len(sampled) and sampled else None,
+    )

@@ -1,34 +1,38 @@
-"""The backend that this project brings: engines of one device, stepped by one thread."""
+"""The backend of this project: the engines of one device, all stepped by one thread."""
 
 from __future__ import annotations
 
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from collections.abc import Callable
+from concurrent.futures import Future, wait
+from functools import partial
 from pathlib import Path
 
-from jobs.api.answer import ChatCompletion
-from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
-from jobs.api.sampling import Sampling
 from jobs.errors import JobError
-from worker.backend import Generation, Health, MemoryUse, ModelInfo, Sink, Token
+from worker.backend import Health, MemoryUse, ModelInfo, Sink
 from worker.engine.chat_generation import ChatGeneration
-from worker.engine.engine import Engine
+from worker.engine.engine import EngineCore
 from worker.loading.pages import trim_heap
 from worker.resident import device as devices
 from worker.resident.process import tune
 
 logger = logging.getLogger(__name__)
 
-IDLE_SECONDS = 0.5  # how long the thread sleeps at most when it wasn't told of work
-REST = 4  # sleeps in a row after which free memory is given back
+IDLE_SECONDS = 0.5  # maximum sleep of the engine thread between two looks for work
+IDLE_SLEEPS = 4  # consecutive sleeps after which free memory is returned to the system
+
+Command = tuple[Callable[[], ModelInfo], Future[ModelInfo]]
 
 
 class EngineHost:
-    """Implements `worker.backend.Backend`. Loading options hold for all models."""
+    """Implements `worker.backend.Backend`. The loading options apply to all models.
+
+    The engine thread alone loads, steps and unloads. Other threads submit requests, send commands
+    and read counters.
+    """
 
     name = "chatjobs"
 
@@ -43,20 +47,27 @@ class EngineHost:
         download_dir: Path | None = None,
     ) -> None:
         self.device = devices.choose_device(device)
-        self._dtype, self._max_batch = dtype, max_batch
-        self._context, self._cache_bytes = context, cache_bytes
-        self._download_dir = download_dir
-        self._engines: dict[str, Engine] = {}
+        self._engines: dict[str, EngineCore] = {}  # replaced, never changed: any thread may read
         self._work = threading.Event()
-        self._loads: deque[tuple[str, Future[Engine]]] = deque()
+        self._load_engine = partial(
+            EngineCore.load,
+            device=str(self.device),
+            dtype=dtype,
+            max_batch=max_batch,
+            context=context,
+            cache_bytes=cache_bytes,
+            download_dir=download_dir,
+            on_work=self._work.set,
+        )
+        self._commands: deque[Command] = deque()
         self._closing = False
-        tune()
         self._error: str | None = None
+        tune()
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
     def health(self) -> Health:
-        engines = list(self._engines.values())
+        engines = self._engines.values()
         return Health(
             alive=self._thread.is_alive(),
             progress=sum(engine.steps for engine in engines),
@@ -70,46 +81,23 @@ class EngineHost:
         return [engine.info for engine in self._engines.values()]
 
     def memory(self) -> MemoryUse:
-        caches = [engine.cache_bytes for engine in self._engines.values()]
+        engines = self._engines.values()
+        caches = [engine.cache_bytes for engine in engines]
         return MemoryUse(
             device=str(self.device),
-            weights=sum(engine.info.weight_bytes for engine in self._engines.values()),
+            weights=sum(engine.info.weight_bytes for engine in engines),
             cache=sum(held for held, _ in caches),
             cache_limit=sum(limit for _, limit in caches),
             free=devices.free_bytes(self.device),
         )
 
     def load(self, reference: str) -> ModelInfo:
-        # OpenMP makes a team of threads for each thread that computes; two teams would share the
-        # cores and halve the speed. So the engine's thread loads, too.
-        loaded: Future[Engine] = Future()
-        self._loads.append((reference, loaded))
-        self._work.set()
-        engine = loaded.result()
-        engine.on_work = self._work.set
-        self._engines = {**self._engines, engine.info.name: engine}
-        return engine.info
+        # OpenMP starts a team of threads for each thread that computes. Two teams would share the
+        # cores and halve the speed, so the engine thread loads as well.
+        return self._execute(partial(self._load, reference))
 
     def unload(self, name: str) -> None:
-        engine = self._engine(name)
-        self._engines = {key: one for key, one in self._engines.items() if key != name}
-        engine.close()
-
-    def chat(self, request: ChatRequest) -> ChatCompletion:
-        return self._engine(request.model).chat(request)
-
-    def stream(self, request: ChatRequest) -> Iterator[ChatChunk]:
-        return self._engine(request.model).stream(request)
-
-    def generate(
-        self, model: str, prompts: Sequence[Sequence[int]], sampling: Sampling | Sequence[Sampling]
-    ) -> list[Generation]:
-        return self._engine(model).generate(prompts, sampling)
-
-    def generate_stream(
-        self, model: str, prompt: Sequence[int], sampling: Sampling
-    ) -> Iterator[Token]:
-        return self._engine(model).generate_stream(prompt, sampling)
+        self._execute(partial(self._unload, name))
 
     def room(self, model: str) -> int:
         return self._engine(model).room
@@ -122,52 +110,67 @@ class EngineHost:
         self._work.set()
         self._thread.join()
         for name in list(self._engines):
-            self.unload(name)
+            self._unload(name)
 
-    def _engine(self, name: str) -> Engine:
-        engine = self._engines.get(name)
+    def _engine(self, name: str) -> EngineCore:
+        engines = self._engines
+        engine = engines.get(name)
         if engine is None:
-            known = (one for one in self._engines.values() if one.info.reference == name)
-            engine = next(known, None)
+            by_reference = (one for one in engines.values() if one.info.reference == name)
+            engine = next(by_reference, None)
         if engine is None:
-            served = ", ".join(sorted(self._engines)) or "none"
+            loaded = ", ".join(sorted(engines)) or "none"
             raise JobError(
-                "model_not_found", f"model '{name}' is not loaded; loaded: {served}", "model"
+                "model_not_found", f"model '{name}' is not loaded; loaded: {loaded}", "model"
             )
         return engine
 
-    def _load(self, reference: str, loaded: Future[Engine]) -> None:
-        try:
-            engine = Engine.load(
-                reference,
-                device=str(self.device),
-                dtype=self._dtype,
-                max_batch=self._max_batch,
-                context=self._context,
-                cache_bytes=self._cache_bytes,
-                download_dir=self._download_dir,
-            )
-        except BaseException as error:  # the caller's to handle, whatever it is
-            loaded.set_exception(error)
-        else:
-            loaded.set_result(engine)
+    def _execute(self, command: Callable[[], ModelInfo]) -> ModelInfo:
+        """Run a command on the engine thread and wait for its result."""
+        future: Future[ModelInfo] = Future()
+        self._commands.append((command, future))
+        self._work.set()
+        while not wait((future,), IDLE_SECONDS).done:
+            if not self._thread.is_alive():
+                raise JobError("internal", f"the engine thread has ended: {self._error}")
+        return future.result()
+
+    # --- on the engine thread ---------------------------------------------------------------------
+
+    def _load(self, reference: str) -> ModelInfo:
+        engine = self._load_engine(reference)
+        self._engines = {**self._engines, engine.info.name: engine}
+        return engine.info
+
+    def _unload(self, name: str) -> ModelInfo:
+        engine = self._engine(name)
+        self._engines = {key: one for key, one in self._engines.items() if one is not engine}
+        engine.close()
+        return engine.info
 
     def _loop(self) -> None:
-        """Step every engine in turn while there is work."""
+        """Run commands and step every engine in turn while there is work."""
         sleeps = 0
         try:
             while not self._closing:
                 self._work.clear()
-                while self._loads:
-                    self._load(*self._loads.popleft())
+                while self._commands:
+                    _run(*self._commands.popleft())
                 if any([engine.step() for engine in self._engines.values()]):
                     sleeps = 0
                 elif not self._work.wait(IDLE_SECONDS):
                     sleeps += 1
-                    if sleeps == REST:
+                    if sleeps == IDLE_SLEEPS:
                         trim_heap()
         except Exception as error:
-            # A step handles what a sequence can do wrong; what comes here is a defect. The service
-            # sees that the thread is dead and stops renewing its lease.
+            # A step handles the errors of its sequences, so this is a defect. The service sees that
+            # the thread is dead and stops renewing its lease.
             self._error = f"{type(error).__name__}: {error}"
             logger.exception("the engine thread died")
+
+
+def _run(command: Callable[[], ModelInfo], future: Future[ModelInfo]) -> None:
+    try:
+        future.set_result(command())
+    except BaseException as error:  # raised again in the thread that waits
+        future.set_exception(error)

@@ -1,8 +1,8 @@
-"""Logits → tokens: penalties, truncation, choice, log-probabilities.
+"""Logits → tokens: penalties, truncation, sampling, log-probabilities.
 
-Order as in transformers: bias and penalties, temperature, top_k, top_p, min_p. The only randomness
-is one uniform number per token, made from (seed, choice, position): neighbours can't change it.
-The vocabulary is never sorted unless a top_p needs more than `CANDIDATES` tokens.
+Order as in transformers: bias and penalties, temperature, top_k, top_p, min_p. Each token uses one
+uniform random number derived from (seed, choice, position), so other sequences of the batch do not
+affect it. The vocabulary is sorted only if top_p needs more than `CANDIDATES` tokens.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from torch import Tensor
 
 from worker.engine.sampling_plan import REPETITION_WINDOW, SamplingPlan
 
-CANDIDATES = 1024  # most likely tokens that a top_p looks at first
+CANDIDATES = 1024  # number of most likely tokens that top_p considers before a full sort
 
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """What the sampler needs to know of a sequence to draw its next token."""
+    """Inputs from one sequence for drawing its next token."""
 
     plan: SamplingPlan
     choice: int
@@ -33,7 +33,7 @@ class Draw:
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """A drawn token. `finite` is False where the logits held NaN or infinity: no token then."""
+    """A drawn token. If `finite` is False the logits held NaN or infinity and there is no token."""
 
     token_id: int
     finite: bool
@@ -42,19 +42,19 @@ class Sampled:
 
 
 def uniform(seed: int, choice: int, position: int) -> float:
-    """A number in [0, 1) that depends on its arguments alone."""
+    """A pseudo-random number in [0, 1), a function of its arguments."""
     key = struct.pack("<qqq", seed, choice, position)
     digest = hashlib.blake2b(key, digest_size=8).digest()
     return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-    """Draw one token per row. logits float32 [rows, vocab]; not kept, but may be changed."""
+    """Draw one token per row. logits float32 [rows, vocab]; may be modified in place."""
     raw = logits
     adjusted = [row for row, draw in enumerate(draws) if draw.plan.changes_logits]
     if adjusted:
         if any(draws[row].plan.logprobs for row in adjusted):
-            logits = logits.clone()  # log-probabilities are the model's own, before penalties
+            logits = logits.clone()  # log-probabilities are taken before penalties
         for row in adjusted:
             _adjust(logits[row], draws[row])
     best, chosen = logits.max(dim=-1)
@@ -98,14 +98,14 @@ def _adjust(logits: Tensor, draw: Draw) -> None:
 
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
-    """Sample every row of [rows, vocab] by inverting its distribution at the row's own number.
+    """Sample each row of [rows, vocab] by inverse transform at the row's uniform number.
 
-    Rows that truncate by rank run over their most likely tokens, the others over the vocabulary;
-    which way a row goes depends on its own plan alone.
+    Rows with top_k or top_p are sampled from their most likely tokens, the others from the whole
+    vocabulary. The method depends on the row's own plan alone.
     """
     device = logits.device
     plans = [draw.plan for draw in draws]
-    numbers = torch.tensor(
+    uniforms = torch.tensor(
         [uniform(d.plan.seed, d.choice, len(d.output_ids)) for d in draws],
         device=device,
         dtype=torch.float64,
@@ -114,73 +114,73 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     ranked = [row for row, p in enumerate(plans) if p.top_k or p.top_p < 1]
     chosen = [0] * len(plans)
     for rows, draw in (
-        ([row for row in range(len(plans)) if row not in ranked], _draw_open),
+        ([row for row in range(len(plans)) if row not in ranked], _draw_unranked),
         (ranked, _draw_ranked),
     ):
         if rows:
-            picked = draw(scaled[rows], [plans[row] for row in rows], numbers[rows])
+            picked = draw(scaled[rows], [plans[row] for row in rows], uniforms[rows])
             for row, token_id in zip(rows, picked, strict=True):
                 chosen[row] = token_id
     return chosen
 
 
-def _draw_open(scaled: Tensor, plans: Sequence[SamplingPlan], numbers: Tensor) -> list[int]:
-    """Rows [rows, vocab] that no rank truncates: in order of token id."""
-    shares = scaled.softmax(-1)
+def _draw_unranked(scaled: Tensor, plans: Sequence[SamplingPlan], uniforms: Tensor) -> list[int]:
+    """Sample rows [rows, vocab] without top_k and top_p: cumulative sums in order of token id."""
+    probs = scaled.softmax(-1)
     if any(p.min_p for p in plans):
-        floor = _column([p.min_p for p in plans], scaled.device) * shares.amax(-1, keepdim=True)
-        shares = shares.masked_fill(shares < floor, 0)
-    picks: list[int] = _invert(shares, numbers).tolist()
-    return picks
+        floor = _column([p.min_p for p in plans], scaled.device) * probs.amax(-1, keepdim=True)
+        probs = probs.masked_fill(probs < floor, 0)
+    chosen: list[int] = _invert(probs, uniforms).tolist()
+    return chosen
 
 
-def _draw_ranked(scaled: Tensor, plans: Sequence[SamplingPlan], numbers: Tensor) -> list[int]:
-    """Rows [rows, vocab] with top_k or top_p: in order of probability."""
+def _draw_ranked(scaled: Tensor, plans: Sequence[SamplingPlan], uniforms: Tensor) -> list[int]:
+    """Sample rows [rows, vocab] with top_k or top_p: cumulative sums in order of probability."""
     vocab = scaled.shape[-1]
     width = min(max(p.top_k or CANDIDATES for p in plans), vocab)
     values, ids = scaled.topk(width, dim=-1)
-    shares, enough = _rank(values, torch.logsumexp(scaled, -1, keepdim=True), plans, vocab)
-    picks = _invert(shares, numbers)
+    probs, enough = _rank(values, torch.logsumexp(scaled, -1, keepdim=True), plans, vocab)
+    picks = _invert(probs, uniforms)
     chosen: list[int] = ids.gather(1, picks[:, None])[:, 0].tolist()
     for row, plan in enumerate(plans):
         if not enough[row]:
-            everything, all_ids = scaled[row].sort(descending=True, stable=True)
-            total = torch.logsumexp(everything, -1, keepdim=True)
-            share, _ = _rank(everything[None], total[None], [plan], vocab)
-            chosen[row] = int(all_ids[_invert(share, numbers[row : row + 1])[0]])
+            all_values, all_ids = scaled[row].sort(descending=True, stable=True)
+            total = torch.logsumexp(all_values, -1, keepdim=True)
+            all_probs, _ = _rank(all_values[None], total[None], [plan], vocab)
+            chosen[row] = int(all_ids[_invert(all_probs, uniforms[row : row + 1])[0]])
     return chosen
 
 
 def _rank(
     values: Tensor, total: Tensor, plans: Sequence[SamplingPlan], vocab: int
 ) -> tuple[Tensor, list[bool]]:
-    """Shares of the candidates `values` [rows, width], sorted, after top_k, top_p and min_p; and
-    whether the candidates hold all that the row's top_p wants. `total` [rows, 1]: logsumexp of the
-    whole row."""
+    """Apply top_k, top_p and min_p to the sorted logits `values` [rows, width] of the candidates.
+    Returns their probabilities, and for each row whether the candidates cover its top_p. `total`
+    [rows, 1]: logsumexp of the whole row."""
     device, width = values.device, values.shape[-1]
     ranks = torch.arange(width, device=device)[None, :]
     top_k = _column([float(p.top_k or vocab) for p in plans], device)
     top_p = _column([p.top_p for p in plans], device)
-    shares = (values - total).exp().masked_fill(ranks >= top_k, 0)
-    # top_k renormalises before top_p counts; without it the shares are those of the whole row.
-    shares = torch.where(top_k < vocab, shares / shares.sum(-1, keepdim=True), shares)
-    before = shares.cumsum(-1) - shares
+    probs = (values - total).exp().masked_fill(ranks >= top_k, 0)
+    # top_p applies to probabilities renormalised after top_k, or else to those of the whole row.
+    probs = torch.where(top_k < vocab, probs / probs.sum(-1, keepdim=True), probs)
+    before = probs.cumsum(-1) - probs
     min_p = _column([p.min_p for p in plans], device)
-    out = ((before >= top_p) & (ranks > 0)) | (shares < min_p * shares[:, :1])
-    covered = shares.sum(-1, keepdim=True) >= top_p
+    out = ((before >= top_p) & (ranks > 0)) | (probs < min_p * probs[:, :1])
+    covered = probs.sum(-1, keepdim=True) >= top_p
     enough: list[bool] = (covered | (top_k <= width) | (width == vocab))[:, 0].tolist()
-    return shares.masked_fill(out, 0), enough
+    return probs.masked_fill(out, 0), enough
 
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:
     return torch.tensor(values, device=device, dtype=torch.float32)[:, None]
 
 
-def _invert(shares: Tensor, numbers: Tensor) -> Tensor:
-    """First index where the running sum of `shares` [rows, n] exceeds number · total: [rows]."""
-    sums = shares.double().cumsum(-1)
-    target = (numbers * sums[:, -1])[:, None]
-    return torch.searchsorted(sums, target, right=True)[:, 0].clamp(max=shares.shape[-1] - 1)
+def _invert(probs: Tensor, uniforms: Tensor) -> Tensor:
+    """First index where the cumulative sum of `probs` [rows, n] exceeds uniform · total: [rows]."""
+    sums = probs.double().cumsum(-1)
+    target = (uniforms * sums[:, -1])[:, None]
+    return torch.searchsorted(sums, target, right=True)[:, 0].clamp(max=probs.shape[-1] - 1)
 
 
 def _with_logprobs(raw: Tensor, token_id: int, plan: SamplingPlan) -> Sampled:

@@ -1,4 +1,4 @@
-"""One request's sampling, with every default filled in: what the sampler and the loop read."""
+"""Sampling options of one request with all defaults filled in, as sampler and sequence use them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError, invalid
 from worker.loading.config import GenerationDefaults
 
-REPETITION_WINDOW = 64  # tokens that repetition_penalty looks back, as llama.cpp's repeat_last_n
+REPETITION_WINDOW = 64  # tokens that repetition_penalty covers, as llama.cpp's repeat_last_n
 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """Plain values; what is off has the value that does nothing."""
+    """Values of all options; a disabled option has its neutral value."""
 
     temperature: float
     top_p: float
@@ -40,7 +40,7 @@ class SamplingPlan:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether logits are adjusted before the choice."""
+        """Whether logits are modified before a token is drawn."""
         return bool(
             self.logit_bias
             or self.min_tokens
@@ -50,8 +50,8 @@ class SamplingPlan:
         )
 
     def as_sampling(self) -> Sampling:
-        """The wire form, for results."""
-        # What was planned is not judged again: a model's own defaults may be wider than requests.
+        """The options as a wire object, for results."""
+        # Not validated: a model's own defaults may be outside the range that requests allow.
         return Sampling.model_construct(
             temperature=self.temperature,
             top_p=self.top_p,
@@ -81,7 +81,7 @@ def plan_sampling(
     vocab_size: int,
 ) -> SamplingPlan:
     """Fill in the model's defaults, then OpenAI's. Raises JobError for ids outside the vocabulary
-    and for a prompt that leaves no room in the context."""
+    and for a prompt that fills the context."""
     room = context_length - prompt_length
     if room < 1:
         raise JobError(
@@ -91,11 +91,11 @@ def plan_sampling(
             "messages",
         )
 
-    def pick(name: str, otherwise: float) -> float:
+    def pick(name: str, fallback: float) -> float:
         given = getattr(sampling, name)
         if given is None:
             given = getattr(defaults, name, None)
-        return otherwise if given is None else given
+        return fallback if given is None else given
 
     stop_ids = set(sampling.stop_token_ids or ())
     if not sampling.ignore_eos:
@@ -107,8 +107,8 @@ def plan_sampling(
             raise invalid(
                 f"{field}: the vocabulary has {vocab_size} tokens, got id {outside[0]}", field
             )
-    most = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
-    if (sampling.min_tokens or 0) > most:
+    max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
+    if (sampling.min_tokens or 0) > max_tokens:
         raise invalid(
             f"min_tokens is {sampling.min_tokens}, and the prompt of {prompt_length} tokens leaves "
             f"{room} of the context of {context_length}",
@@ -126,7 +126,7 @@ def plan_sampling(
         seed=secrets.randbits(63) if sampling.seed is None else sampling.seed,
         stop_strings=tuple(sampling.stop_strings),
         stop_ids=frozenset(stop_ids),
-        max_tokens=most,
+        max_tokens=max_tokens,
         min_tokens=sampling.min_tokens or 0,
         logprobs=bool(sampling.logprobs),
         top_logprobs=sampling.top_logprobs or 0,

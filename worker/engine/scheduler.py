@@ -1,8 +1,9 @@
-"""Which sequences advance in the next step, and by how many tokens.
+"""Selects the sequences of the next step and the number of tokens that each one computes.
 
-There is one rule: every sequence has tokens that its cache has not caught up with (a whole prompt,
-or the one token that was just drawn), and each step hands out a budget of them, oldest first. What
-does not fit into the cache is preempted, newest first, and computed again later.
+Prefill and decode are not distinguished: a sequence has pending tokens that are not in the KV cache
+yet (the whole prompt, or the one token sampled last), and each step spends a token budget on them,
+oldest sequence first. When the KV cache is full, the newest sequences are preempted and recomputed
+later.
 """
 
 from __future__ import annotations
@@ -15,102 +16,120 @@ from jobs.errors import JobError
 from worker.engine.kv_pool import CachePool
 from worker.engine.sequence import Sequence
 
+Scheduled = tuple[Sequence, int]  # a sequence and the number of tokens that it computes
+
 
 @dataclass
 class Scheduler:
-    """Owns the waiting line and the running batch. Used by the engine's thread alone."""
+    """Owns the waiting queue and the running batch. Used by the thread that steps the engine."""
 
     pool: CachePool
-    max_batch: int  # sequences that run together
-    step_tokens: int  # tokens that one step computes at most
+    max_batch: int  # maximum number of running sequences
+    step_tokens: int  # maximum number of tokens per step
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)  # oldest first
-    careful: list[Sequence] = field(default_factory=list)  # run alone until these have ended
+    isolated: list[Sequence] = field(default_factory=list)  # run one at a time until these end
 
     def add(self, sequence: Sequence) -> None:
+        """Append a sequence to the waiting queue."""
         self.waiting.append(sequence)
 
-    def remove(self, sequence: Sequence, *, spoiled: bool = False) -> None:
-        """Take an ended sequence out; `spoiled` if its cache may hold NaN."""
+    def remove(self, sequence: Sequence, *, poisoned: bool = False) -> None:
+        """Remove an ended sequence; `poisoned` if its KV slot may hold NaN."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        self._free(sequence, spoiled=spoiled)
+        self._release(sequence, poisoned=poisoned)
 
-    def schedule(self) -> list[tuple[Sequence, int]]:
-        """The sequences of the next step with their number of tokens; fails what can't ever fit."""
-        self.careful = [sequence for sequence in self.careful if not sequence.ended]
-        plan: list[tuple[Sequence, int]] = []
+    def schedule(self) -> list[Scheduled]:
+        """Returns the next step. Fails sequences that exceed the KV cache limit on their own."""
+        self.isolated = [sequence for sequence in self.isolated if not sequence.ended]
+        scheduled: list[Scheduled] = []
         budget = self.step_tokens
         for sequence in list(self.running):
             count = min(sequence.pending, budget)
             if sequence not in self.running or count == 0:
-                continue  # preempted for an older one, or the budget is spent
-            if self._make_room(sequence, count):
-                plan.append((sequence, count))
+                continue  # preempted for an older sequence, or the budget is spent
+            if self._reserve(sequence, count):
+                scheduled.append((sequence, count))
                 budget -= count
-        limit = 1 if self.careful else self.max_batch
+        limit = 1 if self.isolated else self.max_batch
         while self.waiting and budget and len(self.running) < limit:
             sequence = self.waiting[0]
             count = min(sequence.pending, budget)
             if not self._admit(sequence, count):
                 break
             if not sequence.ended:
-                plan.append((sequence, count))
+                scheduled.append((sequence, count))
                 budget -= count
-        return [(sequence, count) for sequence, count in plan if sequence in self.running]
+        return [(sequence, count) for sequence, count in scheduled if sequence in self.running]
 
-    def retreat(self) -> None:
-        """After a step that failed as a whole: all go back to the line and run one at a time."""
-        self.careful = list(self.running)
-        for sequence in reversed(self.careful):
+    def isolate_all(self) -> None:
+        """After a failed step: preempt every running sequence, then run them one at a time."""
+        self.isolated = list(self.running)
+        for sequence in reversed(self.isolated):
             self._preempt(sequence)
 
+    def remove_cancelled(self) -> None:
+        """Fail and remove the sequences whose cancellation was requested."""
+        for sequence in [*self.running, *self.waiting]:
+            if sequence.cancelled:
+                self._fail(sequence, JobError("cancelled", "the request was cancelled"))
+
+    def fail_all(self, error: JobError) -> None:
+        """Fail and remove every sequence."""
+        for sequence in [*self.running, *self.waiting]:
+            self._fail(sequence, error)
+
     def _admit(self, sequence: Sequence, count: int) -> bool:
+        """Move the head of the waiting queue into the batch, or fail it if it can never fit.
+        Returns False if it has to wait."""
         slot = self.pool.acquire()
         if slot is None:
             return False
         if not self.pool.reserve(slot, count):
             self.pool.release(slot)
-            if not self.running:
-                self.waiting.popleft()
-                sequence.fail(self._too_large(sequence))
-                return True
-            return False
-        self.pool.start(slot)
+            if self.running:
+                return False
+            self._fail(sequence, self._too_large(sequence))
+            return True
+        self.pool.reset(slot)
         sequence.slot = slot
         sequence.started_at = sequence.started_at or time.time()
         self.waiting.popleft()
         self.running.append(sequence)
         return True
 
-    def _make_room(self, sequence: Sequence, count: int) -> bool:
-        """Grow the cache for `count` more tokens, preempting newer sequences if need be. False if
-        the sequence itself was preempted or failed."""
+    def _reserve(self, sequence: Sequence, count: int) -> bool:
+        """Reserve KV cache for `count` more tokens, preempting newer sequences if necessary.
+        Returns False if the sequence itself was preempted or failed."""
         assert sequence.slot is not None
         while not self.pool.reserve(sequence.slot, sequence.computed + count):
             newest = self.running[-1]
             if newest is not sequence:
                 self._preempt(newest)
             elif len(self.running) > 1 or self.pool.fits_alone(sequence.computed + count):
-                self._preempt(sequence)  # comes back when there is room, alone at the latest
+                self._preempt(sequence)  # fits once older sequences have ended
                 return False
             else:
-                sequence.fail(self._too_large(sequence))
-                self.remove(sequence)
+                self._fail(sequence, self._too_large(sequence))
                 return False
         return True
 
     def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
-        self._free(sequence)
+        self._release(sequence)
         self.waiting.appendleft(sequence)
 
-    def _free(self, sequence: Sequence, *, spoiled: bool = False) -> None:
+    def _fail(self, sequence: Sequence, error: JobError) -> None:
+        sequence.fail(error)
+        self.remove(sequence)
+
+    def _release(self, sequence: Sequence, *, poisoned: bool = False) -> None:
         sequence.computed = 0
         if sequence.slot is not None:
-            self.pool.release(sequence.slot, spoiled=spoiled)
+            self.pool.release(sequence.slot, poisoned=poisoned)
             sequence.slot = None
 
     def _too_large(self, sequence: Sequence) -> JobError:

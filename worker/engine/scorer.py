@@ -1,4 +1,4 @@
-"""Logits and log-probabilities of tokens that are given, in a cache slot of their own."""
+"""Logits and log-probabilities of given tokens, computed in a KV slot of their own."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from worker.engine.kv_pool import CachePool
 from worker.layers.batch import Batch, Span
 from worker.models.model import Model
 
-ROWS = 256  # rows of logits that are held at once
+CHUNK_TOKENS = 256  # tokens per forward pass, which bounds the logits held in memory
 
 
 class Scorer:
-    """Runs prompts beside the batch; `not_finite` explains logits that are no numbers.
+    """Runs prompts outside the batch; `not_finite(tokens)` is the error for non-finite logits.
 
-    Its caller holds the engine's lock while it runs.
+    Must not run while the engine steps.
     """
 
     def __init__(
@@ -50,47 +50,47 @@ class Scorer:
 
     @torch.inference_mode()
     def _logits(self, ids: SequenceOf[int], first: int) -> Iterator[tuple[int, Tensor]]:
-        """Logits of positions from `first` on, as (position, float32 [rows, vocab]) in order."""
+        """Yields (position, float32 logits [rows, vocab]) of the positions from `first` on."""
         if len(ids) > self._context:
             raise JobError(
                 "context_length_exceeded",
-                f"{len(ids)} tokens are more than the context of {self._context}",
+                f"{len(ids)} tokens exceed the context of {self._context} tokens",
                 "prompt",
             )
         slot = self._pool.acquire()
-        assert slot is not None  # the pool has one more than the batch takes
-        spoiled = False
+        assert slot is not None  # the pool has one slot more than the batch
+        poisoned = False
         try:
             if not self._pool.reserve(slot, len(ids)):
                 raise JobError(
                     "out_of_memory", f"{len(ids)} tokens do not fit into the KV cache now"
                 )
-            self._pool.start(slot)
-            for start in range(0, len(ids), ROWS):
-                chunk = ids[start : start + ROWS]
+            self._pool.reset(slot)
+            for start in range(0, len(ids), CHUNK_TOKENS):
+                chunk = ids[start : start + CHUNK_TOKENS]
                 wanted = start + len(chunk) > first
                 span = Span(slot, start, chunk, len(ids), all_logits=wanted)
                 batch, _ = Batch.prepare([span], self._device)
                 logits = self._model(batch, self._pool.layers)
                 if not logits.isfinite().all():
-                    spoiled = True
+                    poisoned = True
                     raise self._not_finite(start + len(chunk))
                 if wanted:
                     skip = max(0, first - start)
                     yield start + skip, logits[skip:]
         finally:
-            self._pool.release(slot, spoiled=spoiled)
+            self._pool.release(slot, poisoned=poisoned)
 
 
 def token_ids(values: SequenceOf[int], vocab: int, name: str) -> list[int]:
-    """Ids as plain numbers. Raises JobError if one of them is none of the vocabulary's."""
+    """Returns `values` as a list of ints. Raises JobError unless all are ids of the vocabulary."""
     try:
         ids = [value.__index__() for value in values if not isinstance(value, bool)]
-        whole = len(ids) == len(values)
+        valid = len(ids) == len(values)
     except (TypeError, AttributeError):
-        whole = False
-    if not whole:
-        raise invalid(f"{name} must be token ids, whole numbers in a list", name)
+        valid = False
+    if not valid:
+        raise invalid(f"{name} must be token ids: a list of integers", name)
     for one in ids:
         if not 0 <= one < vocab:
             raise invalid(f"the vocabulary has {vocab} tokens, got id {one} in {name}", name)

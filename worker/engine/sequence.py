@@ -1,4 +1,4 @@
-"""One completion in the making: its tokens, how far the cache has caught up, and how it ends."""
+"""State of one generated choice: its tokens, how many are in the KV cache, and how it ends."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from worker.text.stop_strings import StopStrings
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """What one token added to a sequence. The last step has a finish_reason or an error."""
+    """What one token added to a sequence. The last event has a finish_reason or an error."""
 
-    sampled: Sampled | None  # None: no token, as when a sequence ends before its first one
+    sampled: Sampled | None  # None: no token, as when a waiting sequence is cancelled
     text: str = ""
     finish_reason: FinishReason | None = None
     error: JobError | None = None
@@ -32,9 +32,9 @@ Listener = Callable[[TokenEvent], None]
 
 
 class Sequence:
-    """Prompt and output tokens of one choice. `computed` tokens of it are in the cache.
+    """Prompt and output tokens of one choice. The first `computed` tokens are in the KV cache.
 
-    Owned by the engine's thread; `cancelled` may be set from any.
+    Owned by the thread that steps the engine; `cancel` may be called from any thread.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Sequence:
 
     @property
     def pending(self) -> int:
-        """Tokens that the cache has not caught up with. The next token needs all of them."""
+        """Number of tokens not in the KV cache yet. All are computed before the next is sampled."""
         return self.length - self.computed
 
     def tokens(self, start: int, end: int) -> list[int]:
@@ -75,41 +75,42 @@ class Sequence:
         return self.prompt_ids[start:end] + self.output_ids[: max(0, end - split)]
 
     def cancel(self) -> None:
-        """Ask for an end; the next step fails the sequence. From any thread, at any time."""
+        """Request cancellation; the next step fails the sequence. Thread-safe."""
         self.cancelled = True
 
     def accept(self, sampled: Sampled) -> None:
-        """Take the next token; tells the listener and ends the sequence where it has to."""
+        """Append the sampled token, notify the listener, and end on a stop condition."""
         plan = self.plan
         self.output_ids.append(sampled.token_id)
-        reached = len(self.output_ids) >= plan.min_tokens
+        may_stop = len(self.output_ids) >= plan.min_tokens
         if sampled.token_id in plan.stop_ids:
-            self._end(sampled, "", "stop")
+            self._finish(sampled, "", "stop")
             return
         text, stopped = self._detokenizer.push(sampled.token_id), False
-        if plan.stop_strings and reached:
+        if plan.stop_strings and may_stop:
             text, stopped = self._stops.push(text)
         if stopped:
-            self.ended = True
-            self._listener(TokenEvent(sampled, text, "stop"))
+            self._end(TokenEvent(sampled, text, "stop"))
         elif len(self.output_ids) >= plan.max_tokens:
-            self._end(sampled, text, "length")
+            self._finish(sampled, text, "length")
         else:
             self._listener(TokenEvent(sampled, text))
 
     def fail(self, error: JobError) -> None:
-        """End without a further token."""
+        """End with an error, without a further token."""
         if not self.ended:
-            self.ended = True
-            self._listener(TokenEvent(None, self._rest()[0], error=error))
+            self._end(TokenEvent(None, self._flush()[0], error=error))
 
-    def _end(self, sampled: Sampled, text: str, reason: FinishReason) -> None:
-        rest, stopped = self._rest()
-        self.ended = True
-        self._listener(TokenEvent(sampled, text + rest, "stop" if stopped else reason))
+    def _finish(self, sampled: Sampled, text: str, reason: FinishReason) -> None:
+        rest, stopped = self._flush()
+        self._end(TokenEvent(sampled, text + rest, "stop" if stopped else reason))
 
-    def _rest(self) -> tuple[str, bool]:
-        """Text that was held back, and whether a stop string ends it."""
+    def _end(self, event: TokenEvent) -> None:
+        self._listener(event)
+        self.ended = True  # last: another thread may wait for it, then read the events
+
+    def _flush(self) -> tuple[str, bool]:
+        """Returns the text that was held back, and whether a stop string ended it."""
         tail = self._detokenizer.finish()
         if not self.plan.stop_strings:
             return tail, False

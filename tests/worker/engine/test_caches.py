@@ -1,4 +1,4 @@
-"""Every kind of cache under load: whatever comes and goes beside a sequence, it says the same."""
+"""Every kind of cache under load: other sequences never change the output of a sequence."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def engine(path: Path) -> Engine:
     return Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
 
 
-def test_preempted_sequences_say_the_same(
+def test_preemption_does_not_change_the_output(
     path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = engine.generate(PROMPTS, GREEDY)
-    limit = engine._pool.bytes_for_one(270) * 3  # what three begin with and can't end with
+    limit = engine._core.pool.bytes_for_one(270) * 3  # enough for three to start, not to finish
     tight = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4, cache_bytes=limit)
     preempted: list[Sequence] = []
     preempt = Scheduler._preempt
@@ -47,7 +47,7 @@ def test_preempted_sequences_say_the_same(
     assert any(len(sequence.output_ids) > 200 for sequence in preempted)
 
 
-def test_cancelled_neighbours_leave_no_trace(engine: Engine) -> None:
+def test_cancelled_neighbours_do_not_change_the_output(engine: Engine) -> None:
     sampling = GREEDY.model_copy(update={"max_tokens": 60})
     expected = engine.generate(PROMPTS[:3], sampling)
     request = ChatRequest(
@@ -56,18 +56,18 @@ def test_cancelled_neighbours_leave_no_trace(engine: Engine) -> None:
         max_tokens=400,
         ignore_eos=True,
     )
-    staying = engine.submit(request, CollectingSink())  # while it runs, no storage is given back
+    staying = engine.submit(request, CollectingSink())  # while it runs, storage is not freed
     for steps in (2, 4, 40):
         neighbour = engine.submit(request, CollectingSink())
         for _ in range(steps):
             engine.step()
         neighbour.cancel()
-        assert engine.generate(PROMPTS[:3], sampling) == expected  # in the slot that it had
+        assert engine.generate(PROMPTS[:3], sampling) == expected  # in the slot that it used
         assert neighbour.done
         assert not staying.done
 
 
-def test_a_stream_is_the_whole_answer(engine: Engine) -> None:
+def test_a_stream_equals_the_completion(engine: Engine) -> None:
     request = ChatRequest(
         model="m",
         messages=[{"role": "user", "content": "hello"}],

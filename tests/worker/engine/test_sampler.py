@@ -1,4 +1,4 @@
-"""The sampler draws from the distribution that transformers' processors define."""
+"""The sampler draws from the distribution of transformers' logits processors."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def draw(
         {"temperature": 0.7},
         {"temperature": 1.3, "top_k": 20},
         {"temperature": 1.0, "top_p": 0.9},
-        {"temperature": 5.0, "top_p": 0.999},  # wants more tokens than the candidates hold
+        {"temperature": 5.0, "top_p": 0.999},  # needs more tokens than the candidates
         {"temperature": 0.8, "top_k": 50, "top_p": 0.8},
         {"temperature": 1.0, "min_p": 0.1},
         {"temperature": 1.5, "top_k": 100, "top_p": 0.95, "min_p": 0.02},
@@ -63,7 +63,7 @@ def draw(
     ids=str,
 )
 def test_draws_follow_the_distribution_of_transformers(fields: dict[str, float]) -> None:
-    """Each token's interval of the unit line has the length of its probability."""
+    """Each token is drawn with its probability."""
     row = logits(1)
     warpers: Any = LogitsProcessorList([TemperatureLogitsWarper(float(fields["temperature"]))])
     if "top_k" in fields:
@@ -86,10 +86,10 @@ def test_draws_follow_the_distribution_of_transformers(fields: dict[str, float])
 
 
 def test_the_candidates_are_fewer_than_the_vocabulary() -> None:
-    assert CANDIDATES < VOCAB  # or the test above proves less than it says
+    assert CANDIDATES < VOCAB  # otherwise the test above covers less
 
 
-def test_a_neighbour_never_changes_a_draw() -> None:
+def test_other_rows_never_change_a_draw() -> None:
     rng = random.Random(0)
     choices: list[dict[str, float]] = [
         {"temperature": 0.0},
@@ -112,9 +112,9 @@ def test_the_random_number_depends_on_seed_choice_and_position() -> None:
     base = uniform(1, 2, 3)
     assert base == uniform(1, 2, 3)
     assert len({base, uniform(0, 2, 3), uniform(1, 0, 3), uniform(1, 2, 0)}) == 4
-    numbers = [uniform(7, 0, position) for position in range(2000)]
-    assert all(0 <= n < 1 for n in numbers)
-    assert abs(sum(numbers) / 2000 - 0.5) < 0.03
+    uniforms = [uniform(7, 0, position) for position in range(2000)]
+    assert all(0 <= n < 1 for n in uniforms)
+    assert abs(sum(uniforms) / 2000 - 0.5) < 0.03
 
 
 def test_greedy_takes_the_most_likely_token() -> None:
@@ -128,7 +128,7 @@ def test_repetition_penalty_looks_back_64_tokens_as_transformers_does_on_those()
     expected = RepetitionPenaltyLogitsProcessor(1.7)(torch.tensor([recent]), row[None].clone())
     best = int(expected.argmax())
     favourite = int(row.argmax())
-    row[7] = row[favourite] + 1  # the most likely token was said longer ago than the window
+    row[7] = row[favourite] + 1  # the most likely token occurred before the window
     assert draw(row, prompt=old + recent, temperature=0, repetition_penalty=1.7) == 7
     row[7] = -10
     assert draw(row, prompt=old + recent, temperature=0, repetition_penalty=1.7) == best
@@ -143,7 +143,7 @@ def test_presence_and_frequency_penalties_count_the_completion_alone() -> None:
     assert draw(row, output=(10, 10, 10), **fields) == 11  # 1 - 0.3 - 0.3 = 0.4
 
 
-def test_bias_can_force_and_forbid() -> None:
+def test_logit_bias_can_force_and_ban_tokens() -> None:
     row = logits(5)
     best = int(row.argmax())
     assert draw(row, temperature=0, logit_bias={17: 100}) == 17
@@ -158,7 +158,7 @@ def test_no_stop_token_before_min_tokens() -> None:
     assert draw(row, temperature=0, min_tokens=2, output=(4, 4)) == 2
 
 
-def test_logprobs_are_the_models_own_before_penalties() -> None:
+def test_logprobs_are_taken_before_penalties() -> None:
     row = logits(7)
     fields = {"temperature": 0.5, "top_k": 3, "logprobs": True, "top_logprobs": 4, "seed": 1}
     expected = row.log_softmax(-1)
@@ -170,7 +170,7 @@ def test_logprobs_are_the_models_own_before_penalties() -> None:
     assert [p for _, p in sampled.top] == pytest.approx(values.tolist(), abs=1e-5)
 
 
-def test_a_row_of_nan_is_reported_and_spares_its_neighbours() -> None:
+def test_a_row_of_nan_is_reported_and_does_not_affect_others() -> None:
     rows = torch.stack([logits(8), torch.full((VOCAB,), float("nan")), logits(9)])
     drawn = sample(rows.clone(), [Draw(plan(temperature=1, seed=3), i, (), ()) for i in range(3)])
     assert [s.finite for s in drawn] == [True, False, True]

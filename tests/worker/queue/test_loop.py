@@ -99,7 +99,7 @@ def test_a_request_that_is_wider_than_the_batch_is_served(site: Site) -> None:
 def test_an_error_that_may_pass_is_tried_again(site: Site) -> None:
     job = site.submit(fail="internal", retries=2, words=3)
     site.burst()
-    with pytest.raises(JobError, match="as it was told") as failure:
+    with pytest.raises(JobError, match="requested by the test") as failure:
         job.result(timeout=1)
     assert failure.value.code == "internal"
     assert site.row(job)["attempt"] == 3

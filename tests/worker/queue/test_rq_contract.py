@@ -192,7 +192,7 @@ def test_a_failed_job_is_failed_for_rq_with_our_sentence(site: Site, queue: Queu
     result = rq_job.latest_result()
     assert result is not None
     assert result.type == Result.Type.FAILED
-    assert result.exc_string == "context_length_exceeded: too long, as it was told"
+    assert result.exc_string == "context_length_exceeded: too long, requested by the test"
     assert FailedJobRegistry(queue=queue).get_job_ids() == [job.id]
     assert json.loads(site.hash(job)["chatjobs_error"])["code"] == "context_length_exceeded"
 

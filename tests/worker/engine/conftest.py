@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.worker.checkpoints import make_checkpoint
+from worker import Engine
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), "qwen3", tie_word_embeddings=True)
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path) -> Engine:
+    return Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)

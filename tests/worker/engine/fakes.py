@@ -1,0 +1,82 @@
+"""Cache layers and sequences without a model, for unit tests of the scheduler and the pool."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jobs.api.sampling import Sampling
+from worker.engine.kv_pool import CachePool
+from worker.engine.sampler import Sampled
+from worker.engine.sampling_plan import plan_sampling
+from worker.engine.sequence import Sequence, TokenEvent
+from worker.loading.config import GenerationDefaults
+
+CONTEXT = 4096
+
+
+class FakeLayer:
+    """One byte per token and slot, as a row of values per slot."""
+
+    def __init__(self, *, needs_clearing: bool = False) -> None:
+        self.needs_clearing = needs_clearing
+        self.rows: list[list[int]] = []
+
+    def resize(self, slots: int, columns: int, *, keep: int) -> None:
+        kept = [row + [0] * (columns - len(row)) for row in self.rows[:keep]]
+        self.rows = kept + [[0] * columns for _ in range(slots - keep)]
+
+    def bytes_for(self, slots: int, columns: int) -> int:
+        return slots * columns
+
+    def clear(self, slot: int) -> None:
+        self.rows[slot] = [0] * len(self.rows[slot])
+
+
+class FakeDetokenizer:
+    def push(self, token_id: int) -> str:
+        return f"{token_id} "
+
+    def finish(self) -> str:
+        return ""
+
+
+def make_pool(
+    limit: int = 1 << 30, *, slots: int = 4, columns: int = CONTEXT, needs_clearing: bool = False
+) -> CachePool:
+    """A pool of one layer; `limit` in tokens, which are bytes here."""
+    return CachePool(
+        lambda: [FakeLayer(needs_clearing=needs_clearing)],
+        max_slots=slots,
+        max_columns=columns,
+        limit_bytes=limit,
+    )
+
+
+def layer_of(pool: CachePool) -> FakeLayer:
+    (layer,) = pool.layers
+    assert isinstance(layer, FakeLayer)
+    return layer
+
+
+class FakeSequence(Sequence):
+    """A sequence that keeps its events."""
+
+    def __init__(self, length: int, **sampling: Any) -> None:
+        plan = plan_sampling(
+            Sampling(**sampling),
+            GenerationDefaults(eos_token_ids=frozenset({2})),
+            prompt_length=length,
+            context_length=CONTEXT,
+            vocab_size=100,
+        )
+        self.events: list[TokenEvent] = []
+        detokenizer: Any = FakeDetokenizer()
+        super().__init__([7] * length, plan, 0, detokenizer, self.events.append)
+
+
+def advance(scheduled: list[tuple[Sequence, int]]) -> None:
+    """What a step does with its schedule: compute the tokens, then sample where none is pending."""
+    for sequence, count in scheduled:
+        sequence.computed += count
+        if not sequence.pending:
+            sequence.accept(Sampled(5, True))

@@ -1,0 +1,130 @@
+"""A sequence that fails, for whatever reason, does not affect the others."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.api.sampling import Sampling
+from jobs.errors import JobError
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.engine.chat_requests import PROMPT, ask
+from worker import Engine
+from worker.backend import Outcome
+from worker.engine.chat_generation import ChatGeneration
+from worker.engine.collect import CollectingSink
+
+
+def test_a_response_that_cannot_be_assembled_fails_alone(
+    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+    expected = engine.chat(ask(seed=1)).text
+    whole = ChatGeneration._outcome
+
+    def outcome(chat: ChatGeneration) -> Outcome:
+        if chat._plan.seed == 7:
+            raise RuntimeError("requested by the test")
+        return whole(chat)
+
+    monkeypatch.setattr(ChatGeneration, "_outcome", outcome)
+    sinks = [CollectingSink(), CollectingSink()]
+    chats = [engine.submit(ask(seed=7, n=2), sinks[0]), engine.submit(ask(seed=1), sinks[1])]
+    cancelled = engine.submit(ask(seed=7), CollectingSink())
+    cancelled.cancel()
+    while not all(chat.done for chat in (*chats, cancelled)):
+        engine.step()
+    with pytest.raises(JobError, match="the response could not be assembled: RuntimeError"):
+        sinks[0].completion()
+    assert sinks[1].completion().text == expected
+    assert engine._core.running == engine._core.waiting == 0
+    assert "requested by the test" in caplog.text
+
+
+def test_a_sequence_too_large_for_the_cache_fails_alone_with_the_numbers(path: Path) -> None:
+    probe = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+    limit = probe._core.pool.bytes_for_one(40)
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4, cache_bytes=limit)
+    sink = CollectingSink()
+    long = engine.submit(ask("word " * 40), sink)
+    short = engine.generate([PROMPT], Sampling(temperature=0, max_tokens=5, ignore_eos=True))
+    assert len(short[0].token_ids) == 5
+    assert long.done
+    with pytest.raises(JobError, match="MiB") as caught:
+        sink.completion()
+    assert caught.value.code == "out_of_memory"
+
+
+@pytest.mark.parametrize("error", [RuntimeError("boom"), torch.OutOfMemoryError("no room")])
+def test_a_sequence_that_breaks_the_model_fails_alone(path: Path, error: Exception) -> None:
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+    greedy = Sampling(temperature=0, max_tokens=8, ignore_eos=True)
+    expected = engine.generate([PROMPT, [9, 9]], greedy)
+    model, poison = engine._core.model, 77
+
+    class Fragile:
+        def __call__(self, batch: Any, caches: Any) -> torch.Tensor:
+            if (batch.token_ids == poison).any():
+                raise error
+            return model(batch, caches)
+
+    engine._core.model = Fragile()  # type: ignore[assignment]
+    sink = CollectingSink()
+    bias = {poison: -100}
+    bad = engine.submit(ask(max_tokens=4, logit_bias={poison: 100}), sink)
+    good = engine.generate([PROMPT, [9, 9]], greedy.model_copy(update={"logit_bias": bias}))
+    assert [one.token_ids for one in good] == [one.token_ids for one in expected]
+    while not bad.done:
+        engine.step()
+    with pytest.raises(JobError) as caught:
+        sink.completion()
+    assert caught.value.code in ("internal", "out_of_memory")
+
+
+def test_nan_in_one_sequence_does_not_affect_others(tmp_path: Path) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = make_checkpoint(tmp_path, "llama")
+    weights = load_file(path / "model.safetensors")
+    poison = 250
+    weights["model.embed_tokens.weight"][poison] = float("nan")
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+    greedy = Sampling(temperature=0, max_tokens=8, ignore_eos=True, logit_bias={poison: -100})
+    expected = engine.generate([PROMPT], greedy)
+    named = f"tensor model.embed_tokens.weight in {path / 'model.safetensors'} holds NaN"
+    with pytest.raises(JobError, match=f"not finite after 3 tokens: {named}"):
+        engine.generate([[5, poison, 6]], greedy)
+    sampling = [greedy] * 3
+    with pytest.raises(JobError, match=named):
+        engine.generate([PROMPT, [poison], PROMPT], sampling)
+    assert engine.generate([PROMPT], greedy) == expected  # in the slot that was poisoned
+    for call in (lambda: engine.prompt_logits([poison]), lambda: engine.score([poison], [5])):
+        with pytest.raises(JobError, match=named):
+            call()
+        assert engine.generate([PROMPT], greedy) == expected
+
+
+UP = "model.layers.0.mlp.up_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("largest", "says"),
+    [
+        (1e5, f"tensor {UP} in .* overflows float16; load with another dtype"),
+        (6e4, "all weights are finite: a computation overflows float16; load with another dtype"),
+    ],
+)
+def test_an_overflowing_dtype_is_named(tmp_path: Path, largest: float, says: str) -> None:
+    from safetensors.torch import load_file, save_file
+
+    path = make_checkpoint(tmp_path, "llama")
+    weights = load_file(path / "model.safetensors")
+    weights[UP] *= largest / weights[UP].abs().max()
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+    engine = Engine.load(str(path), device="cpu", dtype="fp16")
+    with pytest.raises(JobError, match=says):
+        engine.generate([PROMPT], Sampling(temperature=0, max_tokens=8))

@@ -1,0 +1,109 @@
+"""EngineHost: one thread loads, steps and unloads for any number of callers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.api.answer import ChatCompletion
+from jobs.api.request import ChatRequest
+from jobs.errors import JobError
+from tests.worker.engine.chat_requests import ask
+from worker.backend import Outcome
+from worker.engine.collect import CollectingSink
+from worker.engine.engine import EngineCore
+from worker.engine.host import EngineHost
+
+
+class WaitingSink(CollectingSink):
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = threading.Event()
+
+    def ended(self, outcome: Outcome) -> None:
+        super().ended(outcome)
+        self._ended.set()
+
+    def wait(self) -> ChatCompletion:
+        assert self._ended.wait(60)
+        return self.completion()
+
+
+@pytest.fixture
+def host() -> Iterator[EngineHost]:
+    host = EngineHost(device="cpu", dtype="fp32", max_batch=4)
+    yield host
+    host.close()
+
+
+def chat(host: EngineHost, request: ChatRequest) -> str:
+    sink = WaitingSink()
+    host.submit(request, sink)
+    return sink.wait().text
+
+
+def test_many_threads_submit_and_one_thread_steps(
+    host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steppers: set[str] = set()
+    step = EngineCore.step
+
+    def watched(self: EngineCore) -> bool:
+        steppers.add(threading.current_thread().name)
+        return step(self)
+
+    monkeypatch.setattr(EngineCore, "step", watched)
+    info = host.load(str(path))
+    requests = [ask(f"question {i}", seed=i, temperature=1.0) for i in range(8)]
+    requests = [r.model_copy(update={"model": info.name}) for r in requests]
+    expected = [chat(host, request) for request in requests]
+    texts: dict[int, str] = {}
+
+    def work(i: int) -> None:
+        texts[i] = chat(host, requests[i])
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [texts[i] for i in range(8)] == expected
+    health = host.health()
+    assert health.alive and health.progress > 0 and not health.running
+    assert steppers == {"engine"}
+    with pytest.raises(JobError, match=f"loaded: {info.name}") as caught:
+        host.submit(ask().model_copy(update={"model": "other"}), CollectingSink())
+    assert caught.value.code == "model_not_found"
+    host.close()
+    assert not host.health().alive
+
+
+def test_unloading_fails_running_requests_and_frees_the_name(host: EngineHost, path: Path) -> None:
+    info = host.load(str(path))
+    sink = WaitingSink()
+    request = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
+    host.submit(request, sink)
+    host.unload(info.reference)
+    assert host.models() == []
+    with pytest.raises(JobError, match="the engine was closed") as caught:
+        sink.wait()
+    assert caught.value.code == "cancelled"
+    with pytest.raises(JobError, match="loaded: none"):
+        host.room(info.name)
+
+
+def test_commands_fail_once_the_engine_thread_has_died(
+    host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(self: EngineCore) -> bool:
+        raise RuntimeError("requested by the test")
+
+    monkeypatch.setattr(EngineCore, "step", broken)
+    host.load(str(path))
+    with pytest.raises(JobError, match="RuntimeError: requested by the test"):
+        host.unload(str(path))
+    health = host.health()
+    assert not health.alive and health.error == "RuntimeError: requested by the test"

@@ -1,0 +1,193 @@
+"""The in-process API: `from worker import Engine`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
+from pathlib import Path
+from typing import Protocol
+
+from torch import Tensor
+
+from jobs.api.answer import ChatCompletion
+from jobs.api.chunk import ChatChunk
+from jobs.api.request import ChatRequest
+from jobs.api.sampling import Sampling
+from jobs.errors import invalid
+from jobs.stream.chunks import ChunkBuilder
+from worker.backend import Sink
+from worker.engine.chat_generation import ChatGeneration
+from worker.engine.collect import CollectingSink, Generation, Token, generation
+from worker.engine.engine import EngineCore
+from worker.engine.scorer import token_ids
+from worker.engine.sequence import Sequence, TokenEvent
+from worker.text.detokenizer import Detokenizer
+
+
+class Cancellable(Protocol):
+    def cancel(self) -> None: ...
+
+
+class Engine:
+    """Generates with one model, on the threads of its callers.
+
+    There is no thread of its own: a call that generates steps the engine until its result is
+    complete, and the steps also advance the requests of other callers. A lock keeps steps from
+    overlapping, so all methods are thread-safe. Workers use `worker.engine.host` instead, where a
+    single thread steps.
+    """
+
+    def __init__(self, core: EngineCore) -> None:
+        self.info = core.info
+        self.tokenizer = core.tokenizer
+        self.context_length = core.context_length
+        self._core = core
+        self._lock = threading.Lock()  # held by whoever steps, scores or closes
+
+    @classmethod
+    def load(
+        cls,
+        reference: str,
+        *,
+        device: str = "auto",
+        dtype: str = "auto",
+        max_batch: int | None = None,
+        context: int | None = None,
+        cache_bytes: int | None = None,
+        download_dir: Path | None = None,
+    ) -> Engine:
+        """Load a model: a folder, a Hugging Face repo id (`org/name[@revision]`) or `demo`.
+
+        dtype: auto, bf16, fp16 or fp32. max_batch: maximum number of sequences that run together.
+        context: maximum tokens per sequence, by default and at most the model's own. cache_bytes:
+        limit of the KV cache. download_dir: where models of the hub are stored, by default the hub
+        library's cache. Raises JobError.
+        """
+        core = EngineCore.load(
+            reference,
+            device=device,
+            dtype=dtype,
+            max_batch=max_batch,
+            context=context,
+            cache_bytes=cache_bytes,
+            download_dir=download_dir,
+        )
+        return cls(core)
+
+    def chat(self, request: ChatRequest) -> ChatCompletion:
+        """Run one request to completion. Raises JobError."""
+        sink = CollectingSink()
+        chat = self.submit(request, sink)
+        self._run(lambda: chat.done, [chat])
+        return sink.completion()
+
+    def stream(self, request: ChatRequest) -> Iterator[ChatChunk]:
+        """Run one request and yield its chunks as they are generated. Raises JobError, also while
+        iterating."""
+        sink = CollectingSink()
+        chat = self.submit(request, sink)
+        chunks = ChunkBuilder(request.job.id or "local", request.model, int(time.time()))
+        try:
+            while not chat.done:
+                self.step()
+                yield from (chunks.chunk([delta]) for delta in sink.take())
+            yield from (chunks.chunk([delta]) for delta in sink.take())
+        finally:
+            chat.cancel()
+        completion = sink.completion()
+        if request.stream_options is not None and request.stream_options.include_usage:
+            yield chunks.usage(completion)
+
+    def generate(
+        self, prompts: SequenceOf[SequenceOf[int]], sampling: Sampling | SequenceOf[Sampling]
+    ) -> list[Generation]:
+        """Continue prompts of token ids; `sampling` is one for all or one per prompt. With n > 1
+        the result has n entries per prompt, in order. Raises the JobError of the first that failed.
+        """
+        samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
+        if len(samplings) != len(prompts):
+            raise invalid(f"got {len(prompts)} prompts and {len(samplings)} samplings", "sampling")
+        events: list[list[TokenEvent]] = []
+        sequences: list[Sequence] = []
+        for prompt, options in zip(prompts, samplings, strict=True):
+            ids = self._ids(prompt)
+            plan = self._core.plan(options, ids)
+            for choice in range(plan.n):
+                events.append([])
+                detokenizer = Detokenizer(self.tokenizer)
+                sequences.append(Sequence(ids, plan, choice, detokenizer, events[-1].append))
+        self._core.add(sequences)
+        self._run(lambda: all(sequence.ended for sequence in sequences), sequences)
+        return [generation(of_one) for of_one in events]
+
+    def generate_stream(self, prompt: SequenceOf[int], sampling: Sampling) -> Iterator[Token]:
+        """Continue one prompt of token ids and yield its tokens (the first choice only)."""
+        ids = self._ids(prompt)
+        plan = self._core.plan(sampling, ids)
+        events: deque[TokenEvent] = deque()
+        sequence = Sequence(ids, plan, 0, Detokenizer(self.tokenizer), events.append)
+        self._core.add([sequence])
+        try:
+            while events or not sequence.ended:
+                if not events:
+                    self.step()
+                    continue
+                event = events.popleft()
+                if event.error is not None:
+                    raise event.error
+                assert event.sampled is not None
+                token = event.sampled
+                yield Token(token.token_id, event.text, token.logprob, event.finish_reason)
+        finally:
+            sequence.cancel()
+
+    def score(self, prompt: SequenceOf[int], target: SequenceOf[int]) -> list[float]:
+        """Log-probability of each target token given the prompt and the targets before it.
+        Raises JobError."""
+        prompt_ids, target_ids = self._ids(prompt), self._ids(target, "target", minimum=0)
+        with self._lock:
+            return self._core.scorer.score(prompt_ids, target_ids)
+
+    def prompt_logits(self, prompt: SequenceOf[int]) -> Tensor:
+        """Logits after each token of the prompt: float32 [len, vocab], on the CPU.
+        Raises JobError."""
+        ids = self._ids(prompt)
+        with self._lock:
+            return self._core.scorer.prompt_logits(ids)
+
+    def prompt_ids(self, request: ChatRequest) -> list[int]:
+        """Token ids of the request's messages, rendered by the chat template. Raises JobError."""
+        return self._core.prompts.build(request).token_ids
+
+    def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
+        """Queue a request without waiting; `sink` is called by whoever steps. Raises JobError if
+        the request can't run."""
+        return self._core.submit(request, sink)
+
+    def step(self) -> bool:
+        """Advance all running sequences once. Returns False if there was nothing to run."""
+        with self._lock:
+            return self._core.step()
+
+    def close(self) -> None:
+        """Fail all sequences and free the device's memory."""
+        with self._lock:
+            self._core.close()
+
+    def _run(self, done: Callable[[], bool], started: Iterable[Cancellable]) -> None:
+        """Step until done; cancel what was started if the caller is interrupted."""
+        try:
+            while not done():
+                self.step()
+        finally:
+            for one in started:
+                one.cancel()
+
+    def _ids(self, values: SequenceOf[int], name: str = "prompt", *, minimum: int = 1) -> list[int]:
+        ids = token_ids(values, self._core.vocab_size, name)
+        if len(ids) < minimum:
+            raise invalid(f"a {name} needs at least one token", name)
+        return ids
