@@ -317,8 +317,8 @@ def test_too_many_rows_without_a_file_stop_the_intake(
     site.burst(backend)
     assert backend.begun == [job.id]
     messages = [record.getMessage() for record in caplog.records]
-    paused = messages.index("taking no jobs: more than 3 rows wait for Parquet")
-    assert "taking jobs again" in messages[paused:]
+    paused = messages.index("not claiming jobs: more than 3 rows wait for Parquet")
+    assert "claiming jobs again" in messages[paused:]
 
 
 def test_what_a_worker_says_about_itself(site: Site) -> None:

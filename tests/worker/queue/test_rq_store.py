@@ -91,7 +91,7 @@ def test_a_living_worker_keeps_its_jobs(site: Site, a: RQStore, b: RQStore) -> N
     (claimed,) = claim(a)
     before = everything(site)
     assert b.reclaim(claimed.lease, "a")
-    assert b.settle([end(claimed, "worker_lost")], absent="a") == [False]
+    assert b.settle([end(claimed, "worker_lost")], dead="a") == [False]
     assert everything(site) == before
 
 
@@ -130,7 +130,7 @@ def test_jobs_go_back_in_their_order_before_those_that_wait(site: Site, a: RQSto
 def test_an_attempt_that_was_not_begun_does_not_count(site: Site, a: RQStore) -> None:
     job = site.submit()
     (claimed,) = claim(a)
-    a.give_back([claimed.lease], begun=False)
+    a.give_back([claimed.lease], uncount=True)
     assert site.hash(job)["chatjobs_attempt"] == "0"
     (again,) = claim(a)
     assert again.lease.attempt == 1

@@ -124,7 +124,7 @@ def test_a_frozen_recorder_writes_the_same_file_again(site: Site, make: Any) -> 
     a, b = make("a"), make("b")
     fill(site, 5)
     plan = a._next(RUN)
-    values = a._parts.rows(plan)
+    values = a._plans.rows(plan)
     rows = [row for value in values for row in module._rows(value, plan)]
     time.sleep(0.3)  # a freezes, its plan is free
     assert b._round()
@@ -203,7 +203,7 @@ def test_an_entry_that_is_no_row_stops_no_other(
     fill(site, 2, first=2)
     make("a")._round()
     assert numbers(site) == [0, 1, 2, 3]
-    assert len([one for one in caplog.records if "is no row" in one.getMessage()]) == 3
+    assert len([one for one in caplog.records if "invalid outbox entry" in one.getMessage()]) == 3
     assert not site.redis.exists(keys.outbox(RUN))
 
 
@@ -333,7 +333,7 @@ def test_finishing_waits_for_a_part_that_its_recorder_left(site: Site, make: Any
     assert make("dead", plan_seconds=0.6)._next(RUN) is not None
     last = make("last", plan_seconds=0.6)
     last.start()
-    assert last.finish(20.0, hurried=lambda: False, with_others=True)
+    assert last.finish(20.0, aborted=lambda: False, with_others=True)
     assert numbers(site) == [0, 1, 2]
 
 
@@ -342,6 +342,6 @@ def test_a_hurry_leaves_the_rows_in_redis(site: Site, make: Any) -> None:
     make("dead", plan_seconds=60)._next(RUN)
     last = make("last")
     last.start()
-    assert not last.finish(60.0, hurried=lambda: True, with_others=True)
+    assert not last.finish(60.0, aborted=lambda: True, with_others=True)
     wait_until(lambda: not last._thread.is_alive())
     assert site.redis.xlen(keys.outbox(RUN)) == 3
