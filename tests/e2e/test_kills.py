@@ -61,7 +61,7 @@ def torment(site: Site, rng: random.Random, jobs: list[Job], seconds: float, wor
         living[number] = site.worker(**options)
     wait_until(lambda: all(job.status().over for job in jobs), "a job did not end")
     for worker in living:
-        assert worker.stop() == 0, worker.said
+        assert worker.stop() == 0, worker.output
 
 
 def check_torment(site: Site, seed: int, count: int, seconds: float) -> None:
@@ -147,7 +147,7 @@ def test_a_frozen_worker_that_comes_back_writes_nothing(site: Site) -> None:
     assert after == before
     assert site.hash(job)["chatjobs_attempt"] == "2"
     assert frozen.stop() == 0
-    assert f"lost the lease of job {job.id}" in frozen.said or "taken over" in frozen.said
+    assert f"lost the lease of job {job.id}" in frozen.output or "taken over" in frozen.output
     site.assert_settled([job])
 
 
@@ -251,7 +251,7 @@ def test_a_second_signal_does_not_wait_for_redis(site: Site) -> None:
         time.sleep(0.2)
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-        assert "2 jobs go to other workers" in worker.said
+        assert "2 jobs go to other workers" in worker.output
         other.close()
 
 

@@ -122,7 +122,7 @@ def test_a_job_goes_through_tls_as_users_of_few_rights(
         doomed.result(timeout=60)
     assert caught.value.code == "cancelled"
     assert worker.stop() == 0
-    assert PASSWORD not in worker.said
+    assert PASSWORD not in worker.output
     assert {row["status"] for row in site.rows()} == {"ok", "cancelled"}
     as_worker.close()
 
