@@ -146,7 +146,7 @@ class Site:
         return {key.decode(): value.decode(errors="replace") for key, value in found.items()}
 
     def assert_settled(self, jobs: list[Job], run: str = "default") -> None:
-        """Assert that each job has ended with one row on disk, and that Redis holds nothing else."""
+        """Assert that each job has ended with one row on disk, and that Redis is cleaned up."""
         unsettled = [job.id for job in jobs if not job.status().over]
         assert not unsettled
         rows = Counter(row["job_id"] for row in self.rows(run))
@@ -154,9 +154,9 @@ class Site:
         assert {job.id for job in jobs} <= set(rows)
         for key in (keys.outbox(run), keys.parts(run), keys.OUTBOXES):
             assert not self.redis.exists(key), key
-        left = list(self.redis.scan_iter("rq:wip:*")) + list(self.redis.scan_iter("rq:exec*"))
-        left += list(self.redis.scan_iter("rq:queue:*"))
-        assert not left
+        leftovers = list(self.redis.scan_iter("rq:wip:*")) + list(self.redis.scan_iter("rq:exec*"))
+        leftovers += list(self.redis.scan_iter("rq:queue:*"))
+        assert not leftovers
         assert not list(self.folder.glob("*/_tmp/*"))
 
     def close(self) -> None:
