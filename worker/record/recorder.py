@@ -38,7 +38,7 @@ POLL_SECONDS = 0.1  # pause between polls of the outboxes
 FSYNC_SECONDS = 2.5  # with appendfsync everysec, older writes are on disk
 RETRY_SECONDS = 5.0  # pause after a failed write
 
-CARD = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
+RUN_CARD_FIELDS = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
 
 
 class NotDurable(Exception):
@@ -124,7 +124,7 @@ class Recorder:
             finishing = self._finishing.is_set()
             pause = POLL_SECONDS
             try:
-                wrote = self._round()
+                wrote = self._write_due_parts()
             except NotDurable:
                 pass
             except (OSError, redis.RedisError) as error:
@@ -149,18 +149,18 @@ class Recorder:
             logger.error("%s", error)
         self._last_error = error
 
-    def _round(self) -> bool:
+    def _write_due_parts(self) -> bool:
         """Write all parts that are due. True if there was one."""
         wrote = False
         for run in self._plans.runs():
             if RUN_ID.fullmatch(run) is None:
                 continue  # not from chatjobs: a run id must be usable as a folder name
-            while not self._stop.is_set() and (plan := self._next(run)) is not None:
-                self._make(plan)
+            while not self._stop.is_set() and (plan := self._plan_next(run)) is not None:
+                self._execute(plan)
                 wrote = True
         return wrote
 
-    def _next(self, run: str) -> Plan | None:
+    def _plan_next(self, run: str) -> Plan | None:
         at_once = self._finishing.is_set() or self._idle()
         return self._plans.next(
             run,
@@ -170,7 +170,7 @@ class Recorder:
             due_seconds=0.0 if at_once else self._part_seconds,
         )
 
-    def _make(self, plan: Plan) -> None:
+    def _execute(self, plan: Plan) -> None:
         values = self._plans.rows(plan)
         # Fewer entries and no plan: another recorder has written it while this one was suspended.
         if len(values) == plan.count or self._plans.is_open(plan):
@@ -212,7 +212,7 @@ class Recorder:
             leftover.unlink(missing_ok=True)  # of recorders that died while they wrote this part
         if rows and not (folder / RUN_FILE).exists():
             row = next((row for row in rows if row.get("engine")), rows[0])
-            write_run_card(folder, {name: row.get(name) for name in CARD})
+            write_run_card(folder, {name: row.get(name) for name in RUN_CARD_FIELDS})
 
     def _commit(self, plan: Plan) -> None:
         self._plans.commit(plan)

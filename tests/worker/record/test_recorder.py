@@ -74,12 +74,12 @@ def make(site: Site) -> Iterator[Any]:
 def test_a_part_is_due_by_rows_or_by_age(site: Site, make: Any) -> None:
     patient = make("a", idle=lambda: False, part_seconds=600.0)
     fill(site, 10)
-    assert not patient._round()
+    assert not patient._write_due_parts()
     time.sleep(0.2)
-    assert make("b", idle=lambda: False, part_seconds=0.1)._round()
+    assert make("b", idle=lambda: False, part_seconds=0.1)._write_due_parts()
     assert numbers(site) == list(range(10))
     fill(site, module.PART_ROWS + 7, first=10)
-    assert patient._round()
+    assert patient._write_due_parts()
     assert len(numbers(site)) == module.PART_ROWS + 10
     assert site.redis.xlen(keys.outbox(RUN)) == 7
 
@@ -89,7 +89,7 @@ def test_a_part_has_at_most_part_bytes(
 ) -> None:
     monkeypatch.setattr(module, "PART_BYTES", 400_000)
     fill(site, 1000, text="x" * 1000)
-    make("a")._round()
+    make("a")._write_due_parts()
     assert numbers(site) == list(range(1000))
     counts = [len(rows) for rows in files(site).values()]
     assert len(counts) > 3
@@ -98,22 +98,22 @@ def test_a_part_has_at_most_part_bytes(
 
 def test_nothing_is_left_in_redis_when_all_is_written(site: Site, make: Any) -> None:
     fill(site, 3)
-    make("a")._round()
+    make("a")._write_due_parts()
     assert not site.redis.exists(keys.outbox(RUN), keys.parts(RUN), keys.OUTBOXES)
     fill(site, 3, first=3)
-    make("a")._round()
+    make("a")._write_due_parts()
     assert numbers(site) == list(range(6))
 
 
 def test_two_recorders_share_the_parts(site: Site, make: Any) -> None:
     a, b = make("a", plan_seconds=60), make("b", plan_seconds=60)
     fill(site, 4)
-    first = a._next(RUN)
-    assert b._next(RUN) is None
+    first = a._plan_next(RUN)
+    assert b._plan_next(RUN) is None
     fill(site, 4, first=4)
-    second = b._next(RUN)
-    b._make(second)
-    a._make(first)
+    second = b._plan_next(RUN)
+    b._execute(second)
+    a._execute(first)
     assert [sorted(rows) for rows in files(site).values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
@@ -123,14 +123,14 @@ def test_two_recorders_share_the_parts(site: Site, make: Any) -> None:
 def test_a_frozen_recorder_writes_the_same_file_again(site: Site, make: Any) -> None:
     a, b = make("a"), make("b")
     fill(site, 5)
-    plan = a._next(RUN)
+    plan = a._plan_next(RUN)
     values = a._plans.rows(plan)
     rows = [row for value in values for row in module._rows(value, plan)]
     time.sleep(0.3)  # a is frozen, its plan expires
-    assert b._round()
+    assert b._write_due_parts()
     before = files(site)
     fill(site, 5, first=5)
-    assert b._round()
+    assert b._write_due_parts()
     a._write(plan, rows)  # a continues
     a._commit(plan)
     assert files(site).items() >= before.items()
@@ -140,11 +140,11 @@ def test_a_frozen_recorder_writes_the_same_file_again(site: Site, make: Any) -> 
 def test_a_frozen_recorder_that_reads_late_writes_nothing(site: Site, make: Any) -> None:
     a, b = make("a"), make("b")
     fill(site, 5)
-    plan = a._next(RUN)
+    plan = a._plan_next(RUN)
     time.sleep(0.3)
-    assert b._round()
+    assert b._write_due_parts()
     before = files(site)
-    a._make(plan)
+    a._execute(plan)
     assert files(site) == before
 
 
@@ -199,7 +199,7 @@ def test_an_invalid_entry_does_not_stop_others(
     site.redis.xadd(keys.outbox(RUN), {"row": b"[]"})
     site.redis.xadd(keys.outbox(RUN), {"other": b"\xff"})
     fill(site, 2, first=2)
-    make("a")._round()
+    make("a")._write_due_parts()
     assert numbers(site) == [0, 1, 2, 3]
     assert len([one for one in caplog.records if "invalid outbox entry" in one.getMessage()]) == 3
     assert not site.redis.exists(keys.outbox(RUN))
@@ -215,7 +215,7 @@ def test_a_row_that_does_not_fit_does_not_stop_others(
         return [{**row, "attempt": "one"} if row["row_index"] == 1 else row for row in rows]
 
     monkeypatch.setattr(module, "rows_of", odd)
-    make("a")._round()
+    make("a")._write_due_parts()
     assert numbers(site) == [0, 2]
     assert "job-1" in caplog.text
 
@@ -224,7 +224,7 @@ def test_a_row_that_does_not_fit_does_not_stop_others(
 def test_a_run_that_is_no_valid_folder_name_is_ignored(site: Site, make: Any, run: str) -> None:
     site.redis.sadd(keys.OUTBOXES, run)
     site.redis.xadd(keys.outbox(run), {"row": "{}"})
-    assert not make("a")._round()
+    assert not make("a")._write_due_parts()
     assert not site.folder.exists()
 
 
@@ -294,8 +294,8 @@ def test_the_connection_never_reconnects(site: Site, make: Any) -> None:
     fill(site, 1)
     site.redis.client_kill_filter(_id=str(mine))
     with pytest.raises(redis.ConnectionError):
-        a._next(RUN)
-    assert a._next(RUN) is not None
+        a._plan_next(RUN)
+    assert a._plan_next(RUN) is not None
 
 
 def test_rows_are_written_while_redis_is_full(site: Site, make: Any) -> None:
@@ -304,7 +304,7 @@ def test_rows_are_written_while_redis_is_full(site: Site, make: Any) -> None:
     try:
         with pytest.raises(redis.OutOfMemoryError):
             fill(site, 1)
-        assert make("a")._round()
+        assert make("a")._write_due_parts()
     finally:
         site.redis.config_set("maxmemory", "0")
     assert numbers(site) == list(range(5))
@@ -328,7 +328,7 @@ def test_an_older_redis_gets_scripts_without_flags(site: Site) -> None:
 
 def test_finishing_waits_for_the_part_of_a_dead_recorder(site: Site, make: Any) -> None:
     fill(site, 3)
-    assert make("dead", plan_seconds=0.6)._next(RUN) is not None
+    assert make("dead", plan_seconds=0.6)._plan_next(RUN) is not None
     last = make("last", plan_seconds=0.6)
     last.start()
     assert last.finish(20.0, aborted=lambda: False, with_others=True)
@@ -337,7 +337,7 @@ def test_finishing_waits_for_the_part_of_a_dead_recorder(site: Site, make: Any) 
 
 def test_an_abort_leaves_the_rows_in_redis(site: Site, make: Any) -> None:
     fill(site, 3)
-    make("dead", plan_seconds=60)._next(RUN)
+    make("dead", plan_seconds=60)._plan_next(RUN)
     last = make("last")
     last.start()
     assert not last.finish(60.0, aborted=lambda: True, with_others=True)
