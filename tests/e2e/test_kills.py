@@ -45,24 +45,24 @@ def kill_and_freeze(
 ) -> None:
     """Kill and freeze workers at random for `seconds`; then let the others finish."""
     options = {"delay": 0.004, "max_batch": 8}
-    living = [site.worker(**options) for _ in range(workers)]
+    running = [site.worker(**options) for _ in range(workers)]
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(rng.uniform(0.1, 0.5))
         number = rng.randrange(workers)
         fault = rng.random()
         if fault < 0.5:
-            living[number].kill()
+            running[number].kill()
         elif fault < 0.85:
-            living[number].freeze()
+            running[number].freeze()
             time.sleep(rng.uniform(0.9, 1.6))  # about the length of a lease
-            living[number].thaw()
+            running[number].thaw()
             continue
         else:
-            living[number].stop()
-        living[number] = site.worker(**options)
+            running[number].stop()
+        running[number] = site.worker(**options)
     wait_until(lambda: all(job.status().over for job in jobs), "a job did not end")
-    for worker in living:
+    for worker in running:
         assert worker.stop() == 0, worker.output
 
 

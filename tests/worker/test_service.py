@@ -27,7 +27,7 @@ def test_a_model_that_cannot_be_loaded_ends_the_worker(site: Site) -> None:
     assert not list(site.redis.scan_iter("rq:worker*"))
 
 
-def test_a_read_only_results_folder_ends_the_worker(site: Site, tmp_path: Path) -> None:
+def test_an_unusable_results_folder_ends_the_worker(site: Site, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JobError, match="--results"):
         site.burst(results=tmp_path / "file")
