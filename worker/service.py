@@ -1,4 +1,4 @@
-"""One worker process: loads models, wires intake, publisher and recorder, owns start and end."""
+"""One worker process: loads the models, wires loop and recorder, owns start and shutdown."""
 
 from __future__ import annotations
 
@@ -9,24 +9,33 @@ import signal
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import redis
 
 from jobs.client.connection import connect, redis_failure
-from jobs.errors import JobError
-from worker.backend import Backend
+from jobs.errors import JobError, invalid
+from jobs.stream.writer import StreamWriter
+from worker.backend import Backend, ModelInfo
+from worker.queue.attempt import Reporter
+from worker.queue.attempts import Attempts
+from worker.queue.control import Control
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
-from worker.queue.residency import load_all
+from worker.queue.publisher import Publisher
+from worker.queue.reaper import Reaper
+from worker.queue.rq_presence import RQPresence, worker_key
+from worker.queue.rq_store import RQStore
+from worker.queue.watchdog import Watchdog
 from worker.record.recorder import PART_SECONDS, Recorder, check_folder
 
 logger = logging.getLogger(__name__)
 
 FINISH_SECONDS = 30.0  # how long the last rows may take to reach the disk
-HANG_SECONDS = 120.0  # an engine that is busy and makes no step for this long counts as dead
+HANG_SECONDS = 120.0  # an engine that has work and makes no step for this long hangs
 SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)
-PLAN_LEASES = 2.5  # a part in the making belongs to its recorder for so many leases
+PLAN_LEASES = 2.5  # a recorder holds the plan of a part for this many worker leases
 
 
 def serve(
@@ -41,17 +50,17 @@ def serve(
     hang_seconds: float = HANG_SECONDS,
     part_seconds: float = PART_SECONDS,
 ) -> None:
-    """Serve the models' queues until SIGTERM or SIGINT, or with `burst` until no job is left
-    in them or with any worker.
+    """Serve the models' queues until SIGTERM or SIGINT; with `burst`, until no job is queued or
+    started by any worker.
 
-    grace: seconds that running jobs get after the first signal. A worker that is silent for
-    lease_seconds loses its jobs to others. Runs on the main thread. Raises JobError.
+    grace: seconds that running jobs get after the first signal. A worker that does not renew its
+    lease for lease_seconds loses its jobs to others. Runs on the main thread. Raises JobError.
     """
     client = connect(redis_url)
     try:
         check_folder(results)
         _check_redis(client)
-        models = load_all(backend, references)
+        models = _load(backend, references)
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"
         recorder = Recorder(
             connect(redis_url),
@@ -61,28 +70,38 @@ def serve(
             part_seconds=part_seconds,
             plan_seconds=PLAN_LEASES * lease_seconds,
         )
-        intake = WorkerLoop(
+        # A model has queues for its own name and for the reference that it was loaded by.
+        named = {model.reference: model for model in models}
+        named |= {model.name: model for model in models}
+        store = RQStore(client, list(named), name, worker_key(name))
+        presence = RQPresence(client, store.queues, name, lease_seconds)
+        provenance = {name: asdict(model) for name, model in named.items()}
+        reporter = Reporter(name, socket.gethostname(), provenance)
+        publisher = Publisher(StreamWriter(client))
+        loop = WorkerLoop(
             backend,
-            client,
-            models,
-            name=name,
+            named,
+            store,
+            presence,
+            Control(client, presence.control_channel),
+            Attempts(backend, named, store, publisher, reporter),
+            Watchdog(backend, hang_seconds),
+            Reaper(store, reporter, name),
             grace=grace,
             burst=burst,
-            lease_seconds=lease_seconds,
-            hang_seconds=hang_seconds,
-            on_idle=recorder.look,
+            on_idle=recorder.wake,
         )
-        with _signals_stop(intake):
+        with _signals_stop(loop):
             recorder.start()
             logger.info("worker %s serves %s", name, ", ".join(model.name for model in models))
             try:
-                intake.run()
+                loop.run()
             finally:
-                done = recorder.finish(
-                    FINISH_SECONDS, hurried=lambda: intake.hurried, with_others=burst
+                complete = recorder.finish(
+                    FINISH_SECONDS, aborted=lambda: loop.aborted, with_others=burst
                 )
-                if not done:
-                    logger.warning("rows are left in Redis: the next worker writes them")
+                if not complete:
+                    logger.warning("some rows are still in Redis: the next worker writes them")
     except redis.RedisError as error:
         raise redis_failure(client, error) from None
     finally:
@@ -90,15 +109,44 @@ def serve(
         client.close()
 
 
+def _load(backend: Backend, references: Sequence[str]) -> list[ModelInfo]:
+    """Load the models in order. Raises JobError if one cannot be loaded, or if two have the same
+    name, since queues are named after models."""
+    twice = next((one for one in references if references.count(one) > 1), None)
+    if twice is not None:
+        raise invalid(f"model '{twice}' is given twice: name each model once", "model")
+    loaded: list[ModelInfo] = []
+    for reference in references:
+        info = backend.load(reference)
+        if info.name in (other.name for other in loaded):
+            raise invalid(
+                f"two models are called '{info.name}': they would share a queue; rename one folder",
+                "model",
+            )
+        logger.info(
+            "loaded %s: %s, %.1f M parameters, %s on %s (%s), context %d",
+            info.name,
+            info.family,
+            info.parameters / 1e6,
+            info.dtype,
+            info.device,
+            info.device_name,
+            info.context_length,
+        )
+        loaded.append(info)
+    return loaded
+
+
 @contextmanager
-def _signals_stop(intake: WorkerLoop) -> Iterator[None]:
-    """SIGTERM and SIGINT ask the intake to stop: once gently, then at once, then without it."""
+def _signals_stop(loop: WorkerLoop) -> Iterator[None]:
+    """SIGTERM and SIGINT stop the loop: the first after its grace period, the second at once. A
+    third one ends the process by the signal's default action."""
     before: dict[int, Any] = {}
 
     def stop(signum: int, frame: Any) -> None:
-        if intake.hurried:
+        if loop.aborted:
             signal.signal(signum, signal.SIG_DFL)
-        intake.request_stop()
+        loop.request_stop()
 
     for number in SIGNALS:
         before[number] = signal.signal(number, stop)
@@ -110,7 +158,7 @@ def _signals_stop(intake: WorkerLoop) -> Iterator[None]:
 
 
 def _check_redis(client: redis.Redis) -> None:
-    """Redis answers, and doesn't throw away what it was given."""
+    """Raise an error if Redis does not reply, or may evict keys."""
     memory = client.info("memory")
     policy = memory.get("maxmemory_policy", "noeviction")
     if memory.get("maxmemory") and policy != "noeviction":

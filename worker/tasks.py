@@ -1,4 +1,4 @@
-"""The function that our jobs name. RQ's tools show it; only `chatjobs work` runs it."""
+"""The function that every job names. RQ's tools show it; only `chatjobs work` runs these jobs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jobs.errors import JobError
 
 
 def chat_completion(request: dict[str, Any]) -> NoReturn:
-    """Reached only if a stock RQ worker takes one of our jobs: it has no model to run it with."""
+    """Called only if a stock RQ worker takes the job. Raises JobError: that worker has no model."""
     raise JobError(
         "internal",
         f"a stock RQ worker can't run chat jobs: serve them with chatjobs work "

@@ -1,4 +1,4 @@
-"""Real workers on a real Redis, killed and frozen: nothing is lost, nothing comes twice."""
+"""Real workers on a real Redis, killed and frozen: no job is lost, no row is written twice."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ QUEUE = "rq:queue:chat:fake"
 
 
 class Follower(threading.Thread):
-    """Reads a job's stream as it comes; `text` is what a person would see in the end."""
+    """Follows a job's stream; `text` is what a user would see at its end."""
 
     def __init__(self, url: str, job: str) -> None:
         super().__init__(daemon=True)
@@ -41,31 +41,33 @@ class Follower(threading.Thread):
                 self.error = error
 
 
-def torment(site: Site, rng: random.Random, jobs: list[Job], seconds: float, workers: int) -> None:
-    """Kill and freeze workers at random for a while; then let those that live finish."""
+def kill_and_freeze(
+    site: Site, rng: random.Random, jobs: list[Job], seconds: float, workers: int
+) -> None:
+    """Kill and freeze workers at random for `seconds`; then let the others finish."""
     options = {"delay": 0.004, "max_batch": 8}
-    living = [site.worker(**options) for _ in range(workers)]
+    running = [site.worker(**options) for _ in range(workers)]
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         time.sleep(rng.uniform(0.1, 0.5))
         number = rng.randrange(workers)
-        fate = rng.random()
-        if fate < 0.5:
-            living[number].kill()
-        elif fate < 0.85:
-            living[number].freeze()
-            time.sleep(rng.uniform(0.9, 1.6))  # about a lease
-            living[number].thaw()
+        fault = rng.random()
+        if fault < 0.5:
+            running[number].kill()
+        elif fault < 0.85:
+            running[number].freeze()
+            time.sleep(rng.uniform(0.9, 1.6))  # about the length of a lease
+            running[number].thaw()
             continue
         else:
-            living[number].stop()
-        living[number] = site.worker(**options)
+            running[number].stop()
+        running[number] = site.worker(**options)
     wait_until(lambda: all(job.status().over for job in jobs), "a job did not end")
-    for worker in living:
-        assert worker.stop() == 0, worker.said
+    for worker in running:
+        assert worker.stop() == 0, worker.output
 
 
-def check_torment(site: Site, seed: int, count: int, seconds: float) -> None:
+def check_faults(site: Site, seed: int, count: int, seconds: float) -> None:
     rng = random.Random(seed)
     chats = site.submit_many([f"chat {i}" for i in range(count // 2)], words=60, run="r")
     bulk = site.submit_many(
@@ -75,20 +77,20 @@ def check_torment(site: Site, seed: int, count: int, seconds: float) -> None:
     followers = {job.id: Follower(site.url, job.id) for job in chats[:20] + chats[-20:]}
     canceller = threading.Timer(seconds / 2, lambda: [job.cancel() for job in cancelled])
     canceller.start()
-    torment(site, rng, chats + bulk, seconds, workers=3)
+    kill_and_freeze(site, rng, chats + bulk, seconds, workers=3)
     canceller.join()
-    site.burst()  # what the last ones left in the outbox
+    site.burst()  # write the rows that are left in the outbox
     site.assert_settled(chats + bulk, "r")
     rows = {row["job_id"]: row for row in site.rows("r")}
-    assert any(row["attempt"] > 1 for row in rows.values()), "nothing was tormented"
+    assert any(row["attempt"] > 1 for row in rows.values()), "no worker died with a job"
     for job in chats + bulk:
         if rows[job.id]["status"] == "ok":
             assert rows[job.id]["text"] == job.result(timeout=1).text == text_of(job.request)
-        else:  # killed with three workers, by so much bad luck, or cancelled
+        else:  # cancelled, or by chance killed with three workers
             assert rows[job.id]["error_type"] in ("cancelled", "worker_lost")
     for name, follower in followers.items():
         follower.join(timeout=30)
-        assert not follower.is_alive(), f"the stream of {name} has no end"
+        assert not follower.is_alive(), f"the stream of {name} has not ended"
         if rows[name]["status"] == "ok":
             assert follower.error is None
             assert follower.text == rows[name]["text"]
@@ -97,7 +99,7 @@ def check_torment(site: Site, seed: int, count: int, seconds: float) -> None:
 
 
 def test_kills_and_freezes_lose_nothing_and_repeat_nothing(site: Site) -> None:
-    check_torment(site, seed=1, count=800, seconds=8.0)
+    check_faults(site, seed=1, count=800, seconds=8.0)
 
 
 @pytest.mark.soak
@@ -107,26 +109,26 @@ def test_many_kills_and_freezes(tmp_path: Path, seed: int) -> None:
     with EmbeddedRedis(append_only=bool(seed % 2)) as server:
         site = Site(server.url, tmp_path / "results")
         try:
-            check_torment(site, seed, count=6000, seconds=60.0)
+            check_faults(site, seed, count=6000, seconds=60.0)
         finally:
             site.close()
 
 
-# --- one fate at a time ---------------------------------------------------------------------------
+# --- one fault at a time --------------------------------------------------------------------------
 
 
-def test_a_killed_worker_s_jobs_go_to_another_in_their_order(site: Site) -> None:
+def test_jobs_of_a_killed_worker_go_to_another_in_their_order(site: Site) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(12)], words=100_000)
     doomed = site.worker(delay=0.01)
     wait_until(lambda: sum(job.status().value == "started" for job in jobs) == 8)
     doomed.kill()
-    heir = RQStore(site.redis, ["none"], "heir", "rq:worker:heir")
-    wait_until(lambda: not any(one.alive for one in heir.started("chat:fake")))
-    other = site.worker(models=["fake"], max_batch=1, delay=0.01)  # takes one, returns the rest
+    other_store = RQStore(site.redis, ["none"], "w2", "rq:worker:w2")
+    wait_until(lambda: not any(one.alive for one in other_store.started("chat:fake")))
+    other = site.worker(models=["fake"], max_batch=1, delay=0.01)  # runs one job, returns the rest
     wait_until(lambda: site.redis.llen(QUEUE) == 11)
     waiting = [name.decode() for name in site.redis.lrange(QUEUE, 0, -1)]
     (running,) = [job.id for job in jobs if job.status().value == "started"]
-    # The one that it took before it looked for dead workers is not from the front.
+    # It claimed that one before it returned the jobs of the dead worker to the front.
     assert waiting == [job.id for job in jobs if job.id != running]
     assert {site.hash(job).get("chatjobs_lost") for job in jobs[:8]} == {"1"}
     other.kill()
@@ -148,19 +150,19 @@ def test_a_frozen_worker_that_comes_back_writes_nothing(site: Site) -> None:
     assert after == before
     assert site.hash(job)["chatjobs_attempt"] == "2"
     assert frozen.stop() == 0
-    assert f"lost the lease of job {job.id}" in frozen.said or "taken over" in frozen.said
+    assert f"lost the lease of job {job.id}" in frozen.output or "taken over" in frozen.output
     site.assert_settled([job])
 
 
-def test_a_worker_that_was_frozen_takes_its_own_job_again(site: Site) -> None:
+def test_a_frozen_worker_claims_its_own_job_again(site: Site) -> None:
     job = site.submit(words=150)
     worker = site.worker(delay=0.01)
     wait_until(lambda: site.redis.xlen(keys.log(job.id)) > 2)
     worker.freeze()
-    heir = RQStore(site.redis, ["none"], "heir", "rq:worker:heir")
-    wait_until(lambda: not heir.started("chat:fake")[0].alive)
-    (stale,) = heir.started("chat:fake")
-    assert heir.reclaim(stale.lease, stale.worker)
+    other_store = RQStore(site.redis, ["none"], "w2", "rq:worker:w2")
+    wait_until(lambda: not other_store.started("chat:fake")[0].alive)
+    (stale,) = other_store.started("chat:fake")
+    assert other_store.reclaim(stale.lease, stale.worker)
     worker.thaw()
     assert job.result(timeout=30).text == text_of(job.request)
     last, _ = site.redis.xrevrange(keys.log(job.id), count=1)[0]
@@ -174,7 +176,7 @@ def test_a_job_that_kills_its_workers_is_failed_after_three(site: Site) -> None:
     for lost in range(1, MAX_LOST + 1):
         assert site.worker(max_batch=1).wait() == -signal.SIGKILL
         assert poison.status().value == "started"
-        if lost < MAX_LOST:  # the next worker finds it when the lease has ended
+        if lost < MAX_LOST:  # the next worker returns it when the lease has expired
             assert site.hash(poison).get("chatjobs_lost", "0") == str(lost - 1)
     good = site.submit("good")
     site.worker()
@@ -189,13 +191,13 @@ def test_a_job_that_kills_its_workers_is_failed_after_three(site: Site) -> None:
     assert site.row(poison)["error_type"] == "worker_lost"
 
 
-def test_neighbours_of_a_job_that_kills_its_workers_are_not_failed_with_it(site: Site) -> None:
-    """Two deaths put all of them under suspicion; then each runs alone."""
+def test_other_jobs_of_killed_workers_do_not_fail(site: Site) -> None:
+    """After two deaths all of them are suspects, and each runs alone."""
     before = site.submit_many([f"before {i}" for i in range(3)], words=400)
     poison = site.submit("poison", kill=1)
     after = site.submit_many([f"after {i}" for i in range(3)], words=400)
     for _ in range(MAX_LOST):
-        wait_until(lambda: not site.redis.keys("chatjobs:worker:*"), "the lease doesn't end")
+        wait_until(lambda: not site.redis.keys("chatjobs:worker:*"), "the lease does not expire")
         assert site.worker(delay=0.004, max_batch=16).wait() == -signal.SIGKILL
     site.worker(delay=0.004, max_batch=16)
     for job in before + after:
@@ -205,10 +207,10 @@ def test_neighbours_of_a_job_that_kills_its_workers_are_not_failed_with_it(site:
     assert failure.value.code == "worker_lost"
 
 
-# --- the gentle ways ------------------------------------------------------------------------------
+# --- shutdown -------------------------------------------------------------------------------------
 
 
-def test_sigterm_returns_what_does_not_end_in_time_in_its_order(site: Site) -> None:
+def test_sigterm_returns_unfinished_jobs_in_their_order(site: Site) -> None:
     short = site.submit_many(["a", "b"], words=20)
     long = site.submit_many([f"q{i}" for i in range(6)], words=100_000)
     waiting = site.submit_many([f"w{i}" for i in range(5)], words=5)
@@ -228,7 +230,7 @@ def test_sigterm_returns_what_does_not_end_in_time_in_its_order(site: Site) -> N
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_second_signal_ends_it_at_once(site: Site, number: signal.Signals) -> None:
+def test_a_second_signal_ends_the_worker_at_once(site: Site, number: signal.Signals) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(8)], words=100_000)
     worker = site.worker(delay=0.02, grace=3600.0)
     wait_until(lambda: all(job.status().value == "started" for job in jobs))
@@ -252,7 +254,7 @@ def test_a_second_signal_does_not_wait_for_redis(site: Site) -> None:
         time.sleep(0.2)
         worker.send(signal.SIGTERM)
         assert worker.wait() == 0
-        assert "2 jobs go to other workers" in worker.said
+        assert "2 jobs go to other workers" in worker.output
         other.close()
 
 
@@ -262,7 +264,7 @@ def test_an_idle_worker_stops_at_once(site: Site) -> None:
     assert worker.stop() == 0
 
 
-def test_a_burst_ends_when_no_job_is_left_with_anybody(site: Site) -> None:
+def test_a_burst_ends_when_no_worker_has_a_job(site: Site) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(4)], words=100_000)
     doomed = site.worker(delay=0.05)
     wait_until(lambda: all(job.status().value == "started" for job in jobs))

@@ -1,7 +1,7 @@
 """A real worker process around the fake backend: `python -m tests.worker.fake_worker JSON`.
 
-The JSON object holds arguments of `serve` and of `FakeBackend`. `fault` kills the process in the
-recorder: planned, durable, written (not renamed), renamed.
+The JSON object holds arguments of `serve` and of `FakeBackend`. `fault` names the step of the
+recorder after which the process kills itself: planned, durable, written (not renamed), renamed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def die(*_: Any, **__: Any) -> None:
 
 
 def arm(fault: str) -> None:
-    """Make the recorder die at a point of its first part."""
+    """Kill the process after this step of the recorder's first part."""
     if fault == "planned":
         recorder.Recorder._wait_until_durable = die  # type: ignore[method-assign]
     elif fault == "durable":
@@ -39,8 +39,8 @@ def arm(fault: str) -> None:
 def main() -> int:
     options = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
-    known = {name: options.pop(name) for name in ("max_batch", "delay", "hangs") if name in options}
-    backend = FakeBackend(**known)
+    names = ("max_batch", "delay", "hangs")
+    backend = FakeBackend(**{name: options.pop(name) for name in names if name in options})
     models = options.pop("models", ["fake"])
     arm(options.pop("fault", ""))
     options["results"] = Path(options["results"])

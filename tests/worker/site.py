@@ -1,4 +1,4 @@
-"""What the tests of the queue side share: a Redis, a results folder, workers as real processes."""
+"""Shared by the tests of the queue side: a Redis, a results folder, workers as real processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,18 @@ from worker.service import serve
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"lease_seconds": 1.0, "part_seconds": 0.2}
-PATIENCE = 60.0  # seconds until something that must happen has not happened
+PATIENCE = 60.0  # seconds after which wait_until fails
 
 
-def wait_until(true: Callable[[], Any], what: str = "") -> None:
+def wait_until(condition: Callable[[], Any], failure: str = "") -> None:
     deadline = time.monotonic() + PATIENCE
-    while not true():
-        assert time.monotonic() < deadline, what or "nothing happened"
+    while not condition():
+        assert time.monotonic() < deadline, failure or "the condition did not become true"
         time.sleep(0.02)
 
 
 class WorkerProcess:
-    """A worker with a fake backend, in a process of its own."""
+    """A worker with a fake backend, as a process."""
 
     def __init__(self, url: str, results: Path, **options: Any) -> None:
         options = {**QUICK, "redis_url": url, "results": str(results), **options}
@@ -40,7 +41,7 @@ class WorkerProcess:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.said = ""  # on stderr, once it has ended
+        self.output = ""  # of stderr, after it has ended
 
     @property
     def pid(self) -> int:
@@ -61,7 +62,7 @@ class WorkerProcess:
 
     def wait(self) -> int:
         """Exit code, negative for a signal."""
-        _, self.said = self._process.communicate(timeout=PATIENCE)
+        _, self.output = self._process.communicate(timeout=PATIENCE)
         return self._process.returncode
 
     def stop(self) -> int:
@@ -76,7 +77,7 @@ class WorkerProcess:
 
 
 class Site:
-    """One Redis and one results folder, seen from all sides."""
+    """One Redis and one results folder: producer, workers and readers."""
 
     def __init__(self, url: str, folder: Path) -> None:
         self.url, self.folder = url, folder
@@ -89,14 +90,14 @@ class Site:
         return self.submit_many([prompt], **fields)[0]
 
     def submit_many(self, prompts: list[str], **fields: Any) -> list[Job]:
-        """Options of `job` and orders to the backend may be given beside the request's fields."""
+        """`fields`: of the request, of its `job`, and instructions to the fake backend."""
         options = {
             name: fields.pop(name)
             for name in ("id", "run", "priority", "ttl", "retries")
             if name in fields
         }
-        orders = ("words", "fail", "kill", "die", "refuse")
-        metadata = {name: str(fields.pop(name)) for name in orders if name in fields}
+        instructions = ("words", "fail", "kill", "die", "refuse")
+        metadata = {name: str(fields.pop(name)) for name in instructions if name in fields}
         request = {"model": "fake", "metadata": metadata, **fields}
         return self.client.submit_many(
             {
@@ -115,8 +116,20 @@ class Site:
         serve(backend, models, **options)
         return backend
 
+    @contextmanager
+    def settings(self, **values: str) -> Iterator[None]:
+        """Change settings of Redis for a while."""
+        before = {name: self.redis.config_get(name)[name] for name in values}
+        for name, value in values.items():
+            self.redis.config_set(name, value)
+        try:
+            yield
+        finally:
+            for name, value in before.items():
+                self.redis.config_set(name, value)
+
     def worker(self, **options: Any) -> WorkerProcess:
-        """A worker process that ends with the test."""
+        """Start a worker process, killed at the end of the test."""
         self._workers.append(WorkerProcess(self.url, self.folder, **options))
         return self._workers[-1]
 
@@ -128,12 +141,12 @@ class Site:
         return row
 
     def hash(self, job: Job) -> dict[str, str]:
-        """The job's hash in Redis; what is no text in it is replaced."""
+        """The job's hash in Redis; bytes that are not UTF-8 are replaced."""
         found = self.redis.hgetall(f"rq:job:{job.id}")
         return {key.decode(): value.decode(errors="replace") for key, value in found.items()}
 
     def assert_settled(self, jobs: list[Job], run: str = "default") -> None:
-        """Every job is over, with exactly one row per job on disk, and nothing is left over."""
+        """Assert that each job has ended with one row on disk, and that Redis is cleaned up."""
         unsettled = [job.id for job in jobs if not job.status().over]
         assert not unsettled
         rows = Counter(row["job_id"] for row in self.rows(run))
@@ -141,9 +154,9 @@ class Site:
         assert {job.id for job in jobs} <= set(rows)
         for key in (keys.outbox(run), keys.parts(run), keys.OUTBOXES):
             assert not self.redis.exists(key), key
-        left = list(self.redis.scan_iter("rq:wip:*")) + list(self.redis.scan_iter("rq:exec*"))
-        left += list(self.redis.scan_iter("rq:queue:*"))
-        assert not left
+        leftovers = list(self.redis.scan_iter("rq:wip:*")) + list(self.redis.scan_iter("rq:exec*"))
+        leftovers += list(self.redis.scan_iter("rq:queue:*"))
+        assert not leftovers
         assert not list(self.folder.glob("*/_tmp/*"))
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """One attempt at one job: checked when it is claimed, reported when it has ended.
 
-Pure but for the clock. `worker.queue.loop` owns the attempts and moves them along.
+Uses no Redis: attempts.py moves attempts from claim to settlement.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from worker.queue.rq_store import Settlement
 
 @dataclass(eq=False)
 class Attempt:
-    """An attempt under way, from claim to settlement."""
+    """A running attempt, from claim to settlement."""
 
     claimed: ClaimedJob
     request: ChatRequest
     stream: StreamBuffer
     deadline: float | None  # seconds since the epoch
-    flight: Handle | None = None
-    reason: JobError | None = None  # why we stopped it, if we did
+    handle: Handle | None = None
+    stop_reason: JobError | None = None  # set if the worker stopped it
     outcome: Outcome | None = None
 
     @property
@@ -38,31 +38,31 @@ class Attempt:
 
     @property
     def sequences(self) -> int:
-        """How much of the backend's room it takes."""
+        """Number of sequences it adds to the batch."""
         return self.request.n or 1
 
     def stop(self, reason: JobError) -> None:
-        """End early; the first reason counts."""
-        if self.reason is None:
-            self.reason = reason
-            if self.flight is not None:
-                self.flight.cancel()
+        """Stop the generation. Only the first reason is kept."""
+        if self.stop_reason is None:
+            self.stop_reason = reason
+            if self.handle is not None:
+                self.handle.cancel()
 
     @property
     def error(self) -> JobError | None:
-        """How it failed: a cancellation of ours carries the reason that we had for it."""
+        """The error it ended with; if the worker cancelled it, the worker's reason for that."""
         error = self.outcome.error if self.outcome is not None else None
         if error is not None and error.code == "cancelled":
-            return self.reason or error
+            return self.stop_reason or error
         return error
 
 
 def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
-    """The job, checked: producers may be in any language. Raises JobError."""
+    """Check a claimed job, whoever submitted it, and make an attempt of it. Raises JobError."""
     if claimed.fault is not None:
         raise claimed.fault
     if claimed.func != keys.TASK:
-        raise invalid(f"this queue runs {keys.TASK} alone, the job wants {claimed.func!r}", "func")
+        raise invalid(f"this queue runs only {keys.TASK}, the job names {claimed.func!r}", "func")
     content = claimed.kwargs.get("request")
     if claimed.args or len(claimed.kwargs) != 1 or not isinstance(content, dict):
         raise invalid(
@@ -88,32 +88,32 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
 
 
 def worker_lost(lease: Lease) -> JobError:
-    """The error of a job that is not given to one more worker."""
+    """The error of a job that is not given to another worker."""
     return JobError(
         "worker_lost",
-        f"job {lease.job} was with {lease.attempt} workers and the last three died: it is not "
+        f"{lease.attempt} workers have run job {lease.job} and the last three died: it is not "
         "tried again; look at their logs, and at what is special about this request",
     )
 
 
 class Reporter(NamedTuple):
-    """Writes down how jobs ended, in the name of one worker."""
+    """Makes the settlements of ended jobs, in the name of one worker."""
 
     worker: str
     host: str
     provenance: Mapping[str, dict[str, Any]]  # of each model, by its name
 
-    def ended(self, execution: Attempt) -> Settlement:
-        """The end of an attempt that has an outcome."""
-        outcome, error = execution.outcome or Outcome(), execution.error
+    def ended(self, attempt: Attempt) -> Settlement:
+        """The settlement of an attempt that has an outcome."""
+        outcome, error = attempt.outcome or Outcome(), attempt.error
         answer = outcome.completion or outcome.partial
         content = answer.to_dict() if answer else None
         sampling = outcome.sampling
         entry = outbox.outbox_entry(
-            execution.lease.job,
-            execution.claimed.request,
+            attempt.lease.job,
+            attempt.claimed.request,
             _status(error),
-            attempt=execution.lease.attempt,
+            attempt=attempt.lease.attempt,
             completion=content,
             error=error.to_dict() if error else None,
             prompt_token_ids=outcome.prompt_token_ids,
@@ -121,20 +121,20 @@ class Reporter(NamedTuple):
             token_logprobs=outcome.token_logprobs,
             sampling=sampling.to_dict() if sampling else None,
             seed=outcome.seed,
-            enqueued_at=execution.claimed.enqueued_at,
+            enqueued_at=attempt.claimed.enqueued_at,
             started_at=outcome.started_at,
             first_token_at=outcome.first_token_at,
             finished_at=outcome.finished_at or time.time(),
             worker=self.worker,
             host=self.host,
-            provenance=self.provenance[execution.request.model],
+            provenance=self.provenance[attempt.request.model],
         )
         completion = content if outcome.completion is not None and error is None else None
         row = outbox.encode(entry)
-        return Settlement(execution.claimed, entry["run"], row, completion, error)
+        return Settlement(attempt.claimed, entry["run"], row, completion, error)
 
     def refused(self, claimed: ClaimedJob, error: JobError) -> Settlement:
-        """The end of a job that isn't run, or not again."""
+        """The settlement of a job that is not run, or not run again."""
         entry = outbox.outbox_entry(
             claimed.lease.job,
             claimed.request,

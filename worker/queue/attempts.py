@@ -1,7 +1,7 @@
-"""The attempts under way in this process: from the engine's events to their settlement in Redis.
+"""The running attempts of this process: from the engine's events to their settlement in Redis.
 
-Owns the attempts. loop.py puts claimed jobs in and calls from its one thread; only the
-queue of events is shared with the engine's.
+loop.py starts attempts and calls this class from its one thread. Only the queue of events is shared
+with the engine's thread.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import logging
 import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from jobs.errors import JobError
 from jobs.stream.delta import Delta
@@ -21,160 +22,170 @@ from worker.queue.rq_store import RQStore, Settlement
 
 logger = logging.getLogger(__name__)
 
-# How long events are gathered for one round of talking with Redis: for each job, and at most.
-# A round costs the interpreter, which the engine's thread needs too; many jobs share one.
-GATHER_SECONDS = (0.004, 0.05)
-
-Event = tuple[Attempt, Outcome | None]  # None: there is something to publish
+# How long events are collected for one round of publishing and settling: per running job, and at
+# most. A round takes the GIL from the engine's thread, so many jobs share one.
+COLLECT_SECONDS_PER_JOB, MAX_COLLECT_SECONDS = 0.004, 0.05
 
 
-class _Sink:
-    """Hands a flight's events over to the intake's thread; never blocks."""
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """An attempt has its outcome."""
 
-    def __init__(self, execution: Attempt, events: queue.SimpleQueue[Event | None]) -> None:
-        self._execution, self._events = execution, events
+    attempt: Attempt
+    outcome: Outcome
 
-    def deltas(self, pieces: Sequence[Delta]) -> None:
-        if self._execution.request.publishes and self._execution.stream.add(pieces):
-            self._events.put((self._execution, None))
+
+@dataclass(frozen=True, slots=True)
+class Woken:
+    """There are deltas to publish, or the worker was asked to stop."""
+
+
+Event = Ended | Woken
+
+
+class AttemptSink:
+    """Passes an attempt's events from the engine's thread to the loop's. Never blocks."""
+
+    def __init__(self, attempt: Attempt, events: queue.SimpleQueue[Event]) -> None:
+        self._attempt, self._events = attempt, events
+
+    def deltas(self, deltas: Sequence[Delta]) -> None:
+        if self._attempt.request.publishes and self._attempt.stream.add(deltas):
+            self._events.put(Woken())
 
     def ended(self, outcome: Outcome) -> None:
-        self._events.put((self._execution, outcome))
+        self._events.put(Ended(self._attempt, outcome))
 
 
 class Attempts:
-    """All executions, by job id in the order of their claims."""
+    """All running attempts, by job id in the order of their claims."""
 
     def __init__(
         self,
         backend: Backend,
         models: Mapping[str, ModelInfo],
-        ledger: RQStore,
+        store: RQStore,
         publisher: Publisher,
-        report: Reporter,
+        reporter: Reporter,
     ) -> None:
         self._backend, self._models = backend, models
-        self._ledger, self._publisher, self._report = ledger, publisher, report
-        self._events: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
-        self._executions: dict[str, Attempt] = {}
-        self._ended: list[Attempt] = []
-        self._refused: list[Settlement] = []  # jobs that could not even start
+        self._store, self._publisher, self._reporter = store, publisher, reporter
+        self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._running: dict[str, Attempt] = {}
+        self._ended: list[Attempt] = []  # of those, with an outcome
+        self._refused: list[Settlement] = []  # jobs that could not be started
 
     def __len__(self) -> int:
-        return len(self._executions)
+        return len(self._running)
 
     def __iter__(self) -> Iterator[Attempt]:
-        return iter(list(self._executions.values()))
+        return iter(list(self._running.values()))
 
     def get(self, job: str) -> Attempt | None:
-        return self._executions.get(job)
+        return self._running.get(job)
 
     @property
     def leases(self) -> list[Lease]:
-        """The leases of all jobs that are ours, to the last step of their ends."""
+        """The leases of all jobs of this worker that are not settled."""
         refused = [settlement.lease for settlement in self._refused]
-        return [execution.lease for execution in self] + refused
+        return [attempt.lease for attempt in self] + refused
 
-    def begin(self, claimed: ClaimedJob) -> int:
-        """Begin with a job, or refuse it. Answers how many sequences it puts into the batch."""
-        stale = self._executions.get(claimed.lease.job)
-        if stale is not None:  # we were frozen so long that it came back to us
+    def start(self, claimed: ClaimedJob) -> int:
+        """Start or refuse a claimed job. Returns the number of sequences it adds to the batch."""
+        stale = self._running.get(claimed.lease.job)
+        if stale is not None:  # this process was suspended, and the job came back to it
             self.drop(stale, JobError("cancelled", "the lease was lost"))
         try:
-            execution = admit(claimed, self._models)
-            self._executions[claimed.lease.job] = execution
-            sink = _Sink(execution, self._events)
-            execution.flight = self._backend.submit(execution.request, sink)
-            return execution.sequences
+            attempt = admit(claimed, self._models)
+            self._running[claimed.lease.job] = attempt
+            sink = AttemptSink(attempt, self._events)
+            attempt.handle = self._backend.submit(attempt.request, sink)
+            return attempt.sequences
         except JobError as error:
             self._refuse(claimed, error)
-        except Exception as error:  # a bad job must not take the worker with it
+        except Exception as error:  # a bad job must not end the worker
             logger.exception("job %s could not be started", claimed.lease.job)
             self._refuse(claimed, JobError("internal", f"{type(error).__name__}: {error}"))
         return 0
 
-    def drop(self, execution: Attempt, reason: JobError) -> None:
-        """Stop a job that is no longer ours and forget it."""
-        execution.stop(reason)
-        self._forget(execution)
+    def drop(self, attempt: Attempt, reason: JobError) -> None:
+        """Stop and forget an attempt whose lease is lost."""
+        attempt.stop(reason)
+        self._forget(attempt)
 
     def wake(self) -> None:
-        """End a `listen`; may be called from a signal handler."""
-        self._events.put(None)
+        """End a `collect` early. May be called from a signal handler."""
+        self._events.put(Woken())
 
-    def listen(self, wait: float) -> None:
-        """Take what the engine has said; wait up to `wait` seconds if it has said nothing.
-        What is said shortly after goes along.
-        """
-        if self.take(wait):
-            each, most = GATHER_SECONDS
-            time.sleep(min(each * len(self), most))
+    def collect(self, timeout: float) -> None:
+        """Take the engine's events; wait up to `timeout` seconds for the first one. Events that
+        follow shortly after are taken in the same round."""
+        if self.take(timeout):
+            time.sleep(min(COLLECT_SECONDS_PER_JOB * len(self), MAX_COLLECT_SECONDS))
             while self.take(0.0):
                 pass
 
-    def take(self, wait: float) -> bool:
-        """Take one event. False if none came in time."""
+    def take(self, timeout: float) -> bool:
+        """Take one event. False if none came within `timeout` seconds."""
         try:
-            event = self._events.get(timeout=wait)
+            event = self._events.get(timeout=timeout)
         except queue.Empty:
             return False
-        if event is None:
-            return True
-        execution, said = event
-        if self._executions.get(execution.lease.job) is not execution:
-            return True  # given back or lost meanwhile
-        if said is not None:
-            execution.outcome = said
-            self._ended.append(execution)
+        if isinstance(event, Ended) and self._is_running(event.attempt):
+            event.attempt.outcome = event.outcome
+            self._ended.append(event.attempt)
         return True
 
     def publish(self) -> None:
-        """Send the pieces that are due."""
-        self._publisher.flush(execution.stream for execution in self)
+        """Send the deltas that are due to the token streams."""
+        self._publisher.flush(attempt.stream for attempt in self)
 
     def settle(self) -> bool:
-        """End the jobs that have an outcome, and say whether there were any. Called again with the
-        same ones if Redis fails."""
+        """Settle the jobs that have ended; False if there are none. After a Redis error the next
+        call settles the same jobs."""
         if not self._ended and not self._refused:
             return False
-        self._publisher.flush((one.stream for one in self._ended), everything=True)
-        for execution in list(self._ended):
-            if self._retried(execution):
-                self._forget(execution)
-        settlements = [self._settlement(one) for one in self._ended] + self._refused
-        held = self._ledger.settle(settlements)
-        for settlement, there in zip(settlements, held, strict=True):
-            if not there:
+        self._publisher.flush((attempt.stream for attempt in self._ended), everything=True)
+        for attempt in list(self._ended):
+            if self._requeue(attempt):
+                self._forget(attempt)
+        settlements = [self._settlement(attempt) for attempt in self._ended] + self._refused
+        held = self._store.settle(settlements)
+        for settlement, was_held in zip(settlements, held, strict=True):
+            if not was_held:
                 logger.warning("job %s was settled before, or taken over", settlement.lease.job)
         self._refused = []
-        for execution in list(self._ended):
-            self._forget(execution)
+        for attempt in list(self._ended):
+            self._forget(attempt)
         return True
 
-    def _settlement(self, execution: Attempt) -> Settlement:
+    def _settlement(self, attempt: Attempt) -> Settlement:
         try:
-            return self._report.ended(execution)
-        except Exception as error:  # an answer that can't be written down fails its job alone
-            logger.exception("the answer of job %s can't be kept", execution.lease.job)
+            return self._reporter.ended(attempt)
+        except Exception as error:  # an outcome that has no row fails only its own job
+            logger.exception("the outcome of job %s could not be encoded", attempt.lease.job)
             reason = JobError("internal", f"{type(error).__name__}: {error}")
-            return self._report.refused(execution.claimed, reason)
+            return self._reporter.refused(attempt.claimed, reason)
 
-    def _retried(self, execution: Attempt) -> bool:
-        """Whether an error sends the job back to its queue."""
-        error, allowed = execution.error, execution.request.job.retries
-        if error is None or not error.retryable or execution.claimed.retried >= allowed:
+    def _requeue(self, attempt: Attempt) -> bool:
+        """Return a job to its queue after a retryable error, if it has a retry left."""
+        error, allowed = attempt.error, attempt.request.job.retries
+        if error is None or not error.retryable or attempt.claimed.retried >= allowed:
             return False
-        again = self._ledger.retry(execution.lease, allowed)
-        if again:
-            logger.info("job %s runs again after %s", execution.lease.job, error)
-        return again
+        requeued = self._store.retry(attempt.lease, allowed)
+        if requeued:
+            logger.info("retrying job %s after %s", attempt.lease.job, error)
+        return requeued
 
     def _refuse(self, claimed: ClaimedJob, error: JobError) -> None:
-        self._executions.pop(claimed.lease.job, None)
-        self._refused.append(self._report.refused(claimed, error))
+        self._running.pop(claimed.lease.job, None)
+        self._refused.append(self._reporter.refused(claimed, error))
 
-    def _forget(self, execution: Attempt) -> None:
-        if execution in self._ended:
-            self._ended.remove(execution)
-        if self._executions.get(execution.lease.job) is execution:
-            del self._executions[execution.lease.job]
+    def _is_running(self, attempt: Attempt) -> bool:
+        return self._running.get(attempt.lease.job) is attempt
+
+    def _forget(self, attempt: Attempt) -> None:
+        if attempt in self._ended:
+            self._ended.remove(attempt)
+        if self._is_running(attempt):
+            del self._running[attempt.lease.job]

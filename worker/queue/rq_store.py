@@ -1,7 +1,7 @@
-"""RQ's books, as far as we write them: claiming, settling and returning jobs.
+"""Claims, settles and returns jobs in RQ's keys, in the name of one worker.
 
-All contact with RQ's keys is here and in lua.py; loop.py decides when. Written
-against RQ 2.12; the contract tests hold it against RQ's own readers.
+All contact with RQ's job and queue keys is here and in rq_scripts.py; loop.py decides when. Written
+against RQ 2.12; the contract tests compare the result with what RQ itself writes and reads.
 """
 
 from __future__ import annotations
@@ -12,41 +12,35 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
-from typing import Any
+from typing import Any, Literal
 
 from redis import Redis
 from redis.client import Pipeline
 from rq import Queue
 from rq.job import Job as RQJob
-from rq.registry import (
-    BaseRegistry,
-    CanceledJobRegistry,
-    FailedJobRegistry,
-    FinishedJobRegistry,
-    StartedJobRegistry,
-)
-from rq.results import Result
 from rq.serializers import JSONSerializer
-from rq.utils import now, utcformat
 
 from jobs import keys
-from jobs.client.rq_format import ATTEMPT, CANCEL, results_key
+from jobs.client import rq_format
+from jobs.client.rq_format import ATTEMPT, CANCEL
+from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.stream.entries import end_id, end_payload
-from worker.queue import lua
-from worker.queue.rq_job import ClaimedJob, Lease, read
+from worker.queue import rq_scripts
+from worker.queue.rq_job import FIELDS, LOST, RETRIED, ClaimedJob, Lease, read
+from worker.queue.rq_scripts import ClaimArgs, ReturnArgs, ReturnKeys, SettleArgs, SettleKeys
 
 logger = logging.getLogger(__name__)
 
-WIP_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never think that a lease has expired
-MAX_LOST = 3  # workers that may die with a job before it is failed
+LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
+MAX_LOST = 3  # workers that may die with a job before it fails
 MAX_RESULTS = 10  # results that RQ keeps of one job
+WORKER_COUNTERS = {"finished": "successful_job_count", "failed": "failed_job_count"}
 
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How a job ends: what goes into RQ's books, the outbox and the stream."""
+    """How a job ends: what is written to RQ's keys, the outbox and the token stream."""
 
     claimed: ClaimedJob
     run: str
@@ -58,10 +52,18 @@ class Settlement:
     def lease(self) -> Lease:
         return self.claimed.lease
 
+    @property
+    def status(self) -> rq_format.End:
+        if self.completion is not None:
+            return "finished"
+        if self.error is not None and self.error.code == "cancelled":
+            return "canceled"
+        return "failed"
+
 
 @dataclass(frozen=True, slots=True)
-class Started:
-    """A job that some worker has. `alive`: the worker holds its own lease."""
+class StartedJob:
+    """A job that a worker has claimed. `alive`: that worker's own lease has not expired."""
 
     lease: Lease
     worker: str
@@ -69,119 +71,127 @@ class Started:
 
 
 class RQStore:
-    """The books of one Redis, written in the name of one worker."""
+    """The jobs of the models' queues in one Redis."""
 
     def __init__(self, redis: Redis, models: Sequence[str], worker: str, worker_key: str) -> None:
-        self._redis: Any = redis  # its stubs know neither pipelines' nor bytes' ways
+        self._redis: Any = redis  # its stubs type neither pipelines nor replies as bytes
         self._models = list(models)
         self._worker, self._worker_key = worker, worker_key
-        chats = [keys.chat_queue(model) for model in models]
-        self.queues = chats + [keys.bulk_queue(model) for model in models]
-        self._claim = redis.register_script(lua.CLAIM)
-        self._settle = redis.register_script(lua.SETTLE)
-        self._return = redis.register_script(lua.RETURN)
+        interactive = [keys.chat_queue(model) for model in models]
+        self.queues = interactive + [keys.bulk_queue(model) for model in models]
+        self._claim = redis.register_script(rq_scripts.CLAIM)
+        self._settle = redis.register_script(rq_scripts.SETTLE)
+        self._return = redis.register_script(rq_scripts.RETURN)
 
     def model_of(self, lease: Lease) -> str:
-        """The model, by the name that the job's queue has."""
+        """The model, by the name in the job's queue."""
         return self._models[self.queues.index(lease.queue) % len(self._models)]
 
+    # --- writing ----------------------------------------------------------------------------------
+
     def claim(self, room: Mapping[str, int]) -> list[ClaimedJob]:
-        """Take jobs from the front of the queues, at most `room[model]` of each model; those that
-        somebody waits for before bulk ones."""
+        """Take at most `room[model]` jobs of each model, interactive ones before bulk ones."""
         moment = time.time()
-        rows = self._claim(
-            keys=[key for queue in self.queues for key in (_queue_key(queue), _wip_key(queue))],
-            args=[
-                self._worker,
-                uuid.uuid4().hex,
-                utcformat(now()),
-                moment,
-                moment + WIP_SECONDS,
-                *(room[model] for model in self._models),
-            ],
+        args = ClaimArgs(
+            worker=self._worker,
+            execution_prefix=uuid.uuid4().hex,
+            now_text=rq_format.format_time(),
+            now_seconds=moment,
+            score=moment + LEASE_SCORE_SECONDS,
         )
+        queues_and_wips = [
+            key
+            for queue in self.queues
+            for key in (rq_format.queue_key(queue), rq_format.wip_key(queue))
+        ]
+        rooms = [room[model] for model in self._models]
         claimed = []
-        for number, job, attempt, execution, *values in rows:
+        for number, job, attempt, execution, *values in self._claim(
+            keys=queues_and_wips, args=[*args, *rooms]
+        ):
             queue = self.queues[number - 1]
             lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
             claimed.append(read(lease, values, moment))
         return claimed
 
-    def settle(self, settlements: Sequence[Settlement], absent: str | None = None) -> list[bool]:
-        """End jobs in one round trip; False for each whose lease is lost. `absent`: the name of a
-        worker that must have lost its own lease."""
+    def settle(self, settlements: Sequence[Settlement], dead: str | None = None) -> list[bool]:
+        """End jobs in one round trip; False for each whose lease is lost. `dead`: name of a worker
+        whose jobs these are; nothing is changed if it turns out to be alive."""
         pipeline = self._redis.pipeline(transaction=False)
         for settlement in settlements:
-            self._settle_one(settlement, absent, pipeline)
-        answers = pipeline.execute()
-        for settlement, answer in zip(settlements, answers, strict=True):
-            if answer > 1:
+            self._settle_one(settlement, dead, pipeline)
+        replies = pipeline.execute()
+        for settlement, reply in zip(settlements, replies, strict=True):
+            if reply > 1:
                 self._enqueue_dependents(settlement.lease)
-        return [bool(answer) for answer in answers]
+        return [bool(reply) for reply in replies]
 
-    def give_back(self, leases: Sequence[Lease], *, begun: bool = True) -> None:
-        """Put jobs back to the front of their queues, in their order, no retry spent. Without
-        `begun` the attempt doesn't count either: nothing of it has been seen."""
+    def give_back(self, leases: Sequence[Lease], *, uncount: bool = False) -> None:
+        """Return jobs to the front of their queues, in their order, without using a retry.
+        `uncount`: the attempt has published nothing and does not count either."""
         pipeline = self._redis.pipeline(transaction=False)
         for lease in reversed(leases):
-            self._return_one(lease, "LPUSH", begun=begun, client=pipeline)
+            self._return_one(lease, "LPUSH", uncount=uncount, client=pipeline)
         pipeline.execute()
 
     def retry(self, lease: Lease, allowed: int) -> bool:
-        """Queue a job again after an error, at the back. False if its retries are used up."""
-        answer = self._return_one(lease, "RPUSH", counter=lua.RETRIED, limit=allowed)
-        return int(answer) != 2
+        """Return a job to the end of its queue after an error. False if no retry is left."""
+        reply = self._return_one(lease, "RPUSH", counter=RETRIED, limit=allowed)
+        return int(reply) != 2
 
     def reclaim(self, lease: Lease, dead: str | None) -> bool:
-        """Return a job whose worker died with it: this one, or another named `dead`. False if it
-        was one worker too many."""
-        answer = self._return_one(lease, "LPUSH", counter=lua.LOST, limit=MAX_LOST - 1, absent=dead)
-        return int(answer) != 2
+        """Return a job whose worker died while it ran it: the worker named `dead`, or this one if
+        None. False if MAX_LOST workers have died with it."""
+        reply = self._return_one(lease, "LPUSH", counter=LOST, limit=MAX_LOST - 1, dead=dead)
+        return int(reply) != 2
 
-    def started(self, queue: str) -> list[Started]:
-        """All jobs of a queue that some worker has, in the order of their claims."""
+    # --- reading ----------------------------------------------------------------------------------
+
+    def started(self, queue: str) -> list[StartedJob]:
+        """The started jobs of a queue, in the order of their claims."""
         members = [
-            member.decode(errors="replace") for member in self._redis.zrange(_wip_key(queue), 0, -1)
+            member.decode(errors="replace")
+            for member in self._redis.zrange(rq_format.wip_key(queue), 0, -1)
         ]
         split = [member.rpartition(":") for member in members]
         pipeline = self._redis.pipeline(transaction=False)
         for job, _, execution in split:
-            pipeline.hget(_execution_key(job, execution), "worker_name")
-            pipeline.hget(RQJob.key_for(job), ATTEMPT)
-        found = pipeline.execute() if split else []
-        names = [(name or b"").decode() for name in found[::2]]
+            pipeline.hget(rq_format.execution_key(job, execution), "worker_name")
+            pipeline.hget(rq_format.job_key(job), ATTEMPT)
+        replies = pipeline.execute() if split else []
+        names = [(name or b"").decode() for name in replies[::2]]
         alive = self._alive(set(names))
         return [
-            Started(Lease(job, queue, execution, int(attempt or 0)), name, alive[name])
-            for (job, _, execution), name, attempt in zip(split, names, found[1::2], strict=True)
+            StartedJob(Lease(job, queue, execution, int(attempt or 0)), name, alive[name])
+            for (job, _, execution), name, attempt in zip(split, names, replies[1::2], strict=True)
         ]
 
-    def busy(self) -> bool:
-        """Whether any worker has a job of the queues."""
+    def any_started(self) -> bool:
+        """Whether any worker has claimed a job of the queues."""
         pipeline = self._redis.pipeline(transaction=False)
         for queue in self.queues:
-            pipeline.zcard(_wip_key(queue))
+            pipeline.zcard(rq_format.wip_key(queue))
         return any(pipeline.execute())
 
     def read(self, lease: Lease) -> ClaimedJob:
-        """The job of a lease, as its hash has it now."""
-        values = self._redis.hmget(RQJob.key_for(lease.job), lua.FIELDS)
+        """The job of a lease, as its hash is now."""
+        values = self._redis.hmget(rq_format.job_key(lease.job), FIELDS)
         return read(lease, values, time.time())
 
     def check(self, leases: Sequence[Lease]) -> list[tuple[bool, bool]]:
-        """For each lease: whether it is still held, and whether the job shall be cancelled."""
+        """For each lease: whether it is still held, and whether the job was cancelled."""
         pipeline = self._redis.pipeline(transaction=False)
         for lease in leases:
-            pipeline.zscore(_wip_key(lease.queue), lease.member)
-            pipeline.hget(RQJob.key_for(lease.job), CANCEL)
-        found = pipeline.execute() if leases else []
+            pipeline.zscore(rq_format.wip_key(lease.queue), lease.member)
+            pipeline.hget(rq_format.job_key(lease.job), CANCEL)
+        replies = pipeline.execute() if leases else []
         return [
             (score is not None, bool(cancel))
-            for score, cancel in zip(found[::2], found[1::2], strict=True)
+            for score, cancel in zip(replies[::2], replies[1::2], strict=True)
         ]
 
     def waiting_rows(self) -> int:
-        """Rows on their way to Parquet, of all runs."""
+        """Number of rows in the outboxes of all runs."""
         runs = self._redis.smembers(keys.OUTBOXES)
         pipeline = self._redis.pipeline(transaction=False)
         for run in runs:
@@ -194,122 +204,93 @@ class RQStore:
             pipeline.exists(keys.worker(name))
         return dict(zip(names, map(bool, pipeline.execute()), strict=True)) if names else {}
 
-    def _settle_one(self, settlement: Settlement, absent: str | None, client: Pipeline) -> None:
-        claimed, error = settlement.claimed, settlement.error
-        lease, moment = claimed.lease, now()
-        registry: type[BaseRegistry]
-        if settlement.completion is not None:
-            status, kind, registry = "finished", Result.Type.SUCCESSFUL, FinishedJobRegistry
-        elif error is not None and error.code == "cancelled":
-            status, kind, registry = "canceled", Result.Type.STOPPED, CanceledJobRegistry
-        else:
-            status, kind, registry = "failed", Result.Type.FAILED, FailedJobRegistry
+    # --- scripts ----------------------------------------------------------------------------------
+
+    def _settle_one(self, settlement: Settlement, dead: str | None, client: Pipeline) -> None:
+        claimed, completion, error = settlement.claimed, settlement.completion, settlement.error
+        lease, status, now = claimed.lease, settlement.status, time.time()
         keep = claimed.result_ttl if status == "finished" else claimed.failure_ttl
-        answer = settlement.completion
-        result = Result(
-            lease.job,
-            kind,
-            connection=None,  # type: ignore[arg-type]
-            return_value=answer,
-            exc_string=_encodable(str(error)) if error is not None else None,
-            worker_name=self._worker,
-            serializer=JSONSerializer,
+        usage = completion["usage"] if completion is not None else None
+        reason = "cancelled" if status == "canceled" else "error"
+        if completion is not None:
+            reason = completion["choices"][0]["finish_reason"]
+        script_keys = SettleKeys(
+            job=rq_format.job_key(lease.job),
+            wip=rq_format.wip_key(lease.queue),
+            execution=rq_format.execution_key(lease.job, lease.execution),
+            executions=rq_format.executions_key(lease.job),
+            registry=rq_format.registry_key(lease.queue, status),
+            results=rq_format.results_key(lease.job),
+            outbox=keys.outbox(settlement.run),
+            outboxes=keys.OUTBOXES,
+            log=keys.log(lease.job),
+            live=keys.live(lease.job),
+            worker=self._worker_key,
+            absent_lease=keys.worker(dead or ""),
+        )
+        args = SettleArgs(
+            job_id=lease.job,
             execution_id=lease.execution,
+            check_absent=int(dead is not None),
+            status=status,
+            ended_at=rq_format.format_time(),
+            keep=keep,
+            registry_score="+inf" if keep < 0 else int(now) + keep,
+            error=json.dumps(error.to_dict()) if error is not None else "",
+            row=settlement.row,
+            run=settlement.run,
+            end_id=end_id(lease.attempt),
+            end_payload=end_payload(reason, usage, error),  # type: ignore[arg-type]
+            counter=WORKER_COUNTERS.get(status, ""),
+            max_results=MAX_RESULTS,
+            now=int(now),
+            working_time=max(0.0, now - claimed.claimed_at),
         )
-        usage = answer["usage"] if answer is not None else None
-        reason = answer["choices"][0]["finish_reason"] if answer is not None else None
-        ended = "cancelled" if status == "canceled" else "error"
-        self._settle(
-            keys=[
-                RQJob.key_for(lease.job),
-                _wip_key(lease.queue),
-                _execution_key(lease.job, lease.execution),
-                f"rq:executions:{lease.job}",
-                registry.key_template.format(lease.queue),
-                results_key(lease.job),
-                keys.outbox(settlement.run),
-                keys.OUTBOXES,
-                keys.log(lease.job),
-                keys.live(lease.job),
-                self._worker_key,
-                keys.worker(absent or ""),
-            ],
-            args=[
-                lease.job,
-                lease.execution,
-                status,
-                utcformat(moment),
-                keep,
-                "+inf" if keep < 0 else int(moment.timestamp()) + keep,
-                json.dumps(error.to_dict()) if error is not None else "",
-                settlement.row,
-                settlement.run,
-                end_id(lease.attempt),
-                end_payload(reason or ended, usage, error),  # type: ignore[arg-type]
-                {"finished": "successful_job_count", "failed": "failed_job_count"}.get(status, ""),
-                MAX_RESULTS,
-                "" if absent is None else "1",
-                int(moment.timestamp()),
-                max(0.0, moment.timestamp() - claimed.claimed_at),
-                *chain.from_iterable(result.serialize().items()),
-            ],
-            client=client,
+        result_fields = rq_format.result_fields(
+            lease.job,
+            status,
+            answer=completion,
+            error=encodable(str(error)) if error is not None else None,
+            worker=self._worker,
+            execution=lease.execution,
         )
+        self._settle(keys=script_keys, args=[*args, *result_fields], client=client)
 
     def _return_one(
         self,
         lease: Lease,
-        side: str,
+        push: Literal["LPUSH", "RPUSH"],
         *,
         counter: str = "",
         limit: int = 0,
-        absent: str | None = None,
-        begun: bool = True,
+        dead: str | None = None,
+        uncount: bool = False,
         client: Pipeline | None = None,
     ) -> Any:
-        return self._return(
-            keys=[
-                RQJob.key_for(lease.job),
-                _wip_key(lease.queue),
-                _execution_key(lease.job, lease.execution),
-                f"rq:executions:{lease.job}",
-                _queue_key(lease.queue),
-                keys.worker(absent or ""),
-            ],
-            args=[
-                lease.job,
-                lease.execution,
-                side,
-                counter,
-                limit,
-                "0" if absent is None else "1",
-                "0" if begun else "1",
-            ],
-            client=client,
+        script_keys = ReturnKeys(
+            job=rq_format.job_key(lease.job),
+            wip=rq_format.wip_key(lease.queue),
+            execution=rq_format.execution_key(lease.job, lease.execution),
+            executions=rq_format.executions_key(lease.job),
+            queue=rq_format.queue_key(lease.queue),
+            absent_lease=keys.worker(dead or ""),
         )
+        args = ReturnArgs(
+            job_id=lease.job,
+            execution_id=lease.execution,
+            check_absent=int(dead is not None),
+            push=push,
+            counter=counter,
+            limit=limit,
+            uncount=int(uncount),
+        )
+        return self._return(keys=script_keys, args=args, client=client)
 
     def _enqueue_dependents(self, lease: Lease) -> None:
-        """Jobs that waited for this one, of ours or of anybody."""
+        """Queue the jobs that depend on this one, whoever submitted them."""
         try:
             job = RQJob.fetch(lease.job, connection=self._redis, serializer=JSONSerializer)
             queue = Queue(lease.queue, connection=self._redis, serializer=JSONSerializer)
             queue.enqueue_dependents(job)
-        except Exception:  # RQ raises what it likes for a job hash that isn't one
+        except Exception:  # RQ raises exceptions of any kind for a malformed job hash
             logger.exception("the jobs that depend on job %s could not be queued", lease.job)
-
-
-def _encodable(text: str) -> str:
-    """Half a surrogate pair has no UTF-8, which RQ's result needs."""
-    return text.encode("utf-8", "backslashreplace").decode()
-
-
-def _queue_key(queue: str) -> str:
-    return Queue.redis_queue_namespace_prefix + queue
-
-
-def _wip_key(queue: str) -> str:
-    return StartedJobRegistry.key_template.format(queue)
-
-
-def _execution_key(job: str, execution: str) -> str:
-    return f"rq:execution:{job}:{execution}"

@@ -1,10 +1,10 @@
-"""Outbox → Parquet: every row in exactly one file, whatever dies when.
+"""Outbox → Parquet: every row in exactly one file, whichever process dies at whichever step.
 
-A part is planned in Redis before it is written: which outbox entries it holds fixes its name and
-its rows. The steps are plan, wait until plan and entries are durable, write, rename, commit (drop
-the plan and the entries). A plan that its recorder left behind is made again by whoever finds it,
-into the same file; a recorder that was frozen can only ever write that same file. All recorders of
-a Redis write into the same results folder.
+A part is planned in Redis before it is written: the plan fixes its outbox entries, and they fix its
+name and its rows. The steps are: plan, wait until plan and entries are durable, write, rename,
+commit (delete the plan and the entries). A plan whose recorder has died is taken over by another
+one, which writes the same file; a recorder that was suspended meanwhile can only write that same
+file. All recorders of one Redis share a results folder.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from worker.record.part_plans import PartPlans, Plan
 
 logger = logging.getLogger(__name__)
 
-PART_ROWS = 5_000  # entries that a part holds at most
-PART_BYTES = 64 * 2**20  # or bytes of their JSON
-PART_SECONDS = 2.0  # age of its oldest entry at which a smaller part is written
-PLAN_SECONDS = 30.0  # how long a plan belongs to the recorder that took it
-LOOK_SECONDS = 0.1  # how often the outboxes are looked at
-FSYNC_SECONDS = 2.5  # appendfsync everysec has synced what is older
+PART_ROWS = 5_000  # entries of a part, at most
+PART_BYTES = 64 * 2**20  # bytes of their JSON, at most
+PART_SECONDS = 2.0  # age of the oldest entry at which a smaller part is written
+PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
+POLL_SECONDS = 0.1  # pause between polls of the outboxes
+FSYNC_SECONDS = 2.5  # with appendfsync everysec, older writes are on disk
 RETRY_SECONDS = 5.0  # pause after a failed write
 
-CARD = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
+RUN_CARD_FIELDS = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
 
 
 class NotDurable(Exception):
-    """Redis has not put on its own disk yet what a part is made of."""
+    """Redis has not yet written the entries of a part to its own disk."""
 
 
 def check_folder(root: Path) -> None:
-    """Raise JobError unless results can be written there."""
+    """Raise JobError unless files can be written to the results folder."""
     probe = root / f".probe-{os.getpid()}"
     try:
         root.mkdir(parents=True, exist_ok=True)
@@ -56,15 +56,15 @@ def check_folder(root: Path) -> None:
         raise JobError(
             "internal",
             f"the results folder {root} can't be written ({error.strerror}): choose another one "
-            "with --results, or give this user the right to write there",
+            "with --results, or give this user write permission",
         ) from None
 
 
 class Recorder:
-    """Writes the parts of all runs, in a thread of its own. Several recorders share the work.
+    """Writes the parts of all runs, on its own thread. Several recorders share the work.
 
-    `idle` says whether nothing runs here, so that there is no reason to wait for company.
-    Raises redis.RedisError if Redis can't be reached.
+    `idle`: whether this worker runs no job; waiting would then not make the part larger.
+    Raises redis.RedisError if Redis cannot be reached.
     """
 
     def __init__(
@@ -77,43 +77,43 @@ class Recorder:
         part_seconds: float = PART_SECONDS,
         plan_seconds: float = PLAN_SECONDS,
     ) -> None:
-        # One connection that is never replaced in secret: WAITAOF waits for what was written on it.
+        # One connection without reconnects: WAITAOF waits for the writes of its own connection.
         client.set_retry(Retry(NoBackoff(), 0))
         self._redis: Any = client.client()  # type: ignore[no-untyped-call]
         self._root, self._name = root, name
         self._idle, self._part_seconds = idle, part_seconds
-        self._parts = PartPlans(self._redis, name, plan_seconds)
+        self._plans = PartPlans(self._redis, name, plan_seconds)
         self._stop = threading.Event()
         self._finishing = threading.Event()
-        self._wake = threading.Event()
+        self._woken = threading.Event()
         self._empty = threading.Event()
-        self._trouble = ""
+        self._last_error = ""
         self._with_others = False
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
-    def look(self) -> None:
-        """Look at the outboxes now: something has changed."""
-        self._wake.set()
+    def wake(self) -> None:
+        """Poll the outboxes now."""
+        self._woken.set()
 
     def finish(
-        self, seconds: float, *, hurried: Callable[[], bool], with_others: bool = False
+        self, seconds: float, *, aborted: Callable[[], bool], with_others: bool = False
     ) -> bool:
-        """Write what is in the outboxes, however little, and stop. True if all was written.
+        """Write all rows, without waiting for larger parts, and stop. True if all were written.
 
-        `with_others` waits for the parts that other recorders are making, or have died with. Gives
-        up after `seconds`, or when `hurried`: the rows are safe in Redis.
+        `with_others`: also wait for the parts of other recorders, dead ones included. Gives up
+        after `seconds`, or when `aborted` returns True; the remaining rows stay in Redis.
         """
         self._with_others = with_others
         self._finishing.set()
-        self._wake.set()
-        looks = int(seconds / LOOK_SECONDS)
-        while looks > 0 and not hurried() and not self._empty.wait(LOOK_SECONDS):
-            looks -= 1
-        self._stop.set()  # a part in the making is finished, or made again by another recorder
-        self._wake.set()
+        self._woken.set()
+        polls = int(seconds / POLL_SECONDS)
+        while polls > 0 and not aborted() and not self._empty.wait(POLL_SECONDS):
+            polls -= 1
+        self._stop.set()  # a part in progress is completed here, or by another recorder
+        self._woken.set()
         if self._empty.is_set():
             self._thread.join()
             self._redis.close()
@@ -122,59 +122,65 @@ class Recorder:
     def _loop(self) -> None:
         while not self._empty.is_set() and not self._stop.is_set():
             finishing = self._finishing.is_set()
-            pause = LOOK_SECONDS
+            pause = POLL_SECONDS
             try:
-                wrote = self._round()
+                wrote = self._write_due_parts()
             except NotDurable:
                 pass
             except (OSError, redis.RedisError) as error:
-                self._report(f"rows stay in Redis, they can't be written now: {error}")
+                self._log_once(f"rows can't be written and stay in Redis: {error}")
                 pause = RETRY_SECONDS
-            except Exception:  # a defect; but without this thread no row would be written again
-                logger.exception("rows stay in Redis, writing them failed")
+            except Exception:  # a bug; without this thread no row would ever be written
+                logger.exception("writing rows failed; they stay in Redis")
                 pause = RETRY_SECONDS
             else:
-                if self._trouble:
+                if self._last_error:
                     logger.info("rows are written again")
-                    self._trouble = ""
+                    self._last_error = ""
                 if finishing and wrote:
                     continue
-                if finishing and not (self._with_others and self._parts.open()):
+                if finishing and not (self._with_others and self._plans.any_open()):
                     self._empty.set()
-            self._wake.wait(pause)
-            self._wake.clear()
+            self._woken.wait(pause)
+            self._woken.clear()
 
-    def _report(self, trouble: str) -> None:
-        if trouble != self._trouble:
-            logger.error("%s", trouble)
-        self._trouble = trouble
+    def _log_once(self, error: str) -> None:
+        if error != self._last_error:
+            logger.error("%s", error)
+        self._last_error = error
 
-    def _round(self) -> bool:
-        """Write the parts that are due. True if any was."""
+    def _write_due_parts(self) -> bool:
+        """Write all parts that are due. True if there was one."""
         wrote = False
-        for run in self._parts.runs():
+        for run in self._plans.runs():
             if RUN_ID.fullmatch(run) is None:
-                continue  # not ours: a run is the name of a folder
-            while not self._stop.is_set() and (plan := self._next(run)) is not None:
-                self._make(plan)
+                continue  # not from chatjobs: a run id must be usable as a folder name
+            while not self._stop.is_set() and (plan := self._plan_next(run)) is not None:
+                self._execute(plan)
                 wrote = True
         return wrote
 
-    def _next(self, run: str) -> Plan | None:
-        hurry = self._finishing.is_set() or self._idle()
-        due = (1, 0.0) if hurry else (PART_ROWS, self._part_seconds)
-        return self._parts.next(run, most=(PART_ROWS, PART_BYTES), due=due)
+    def _plan_next(self, run: str) -> Plan | None:
+        at_once = self._finishing.is_set() or self._idle()
+        return self._plans.next(
+            run,
+            max_rows=PART_ROWS,
+            max_bytes=PART_BYTES,
+            due_rows=1 if at_once else PART_ROWS,
+            due_seconds=0.0 if at_once else self._part_seconds,
+        )
 
-    def _make(self, plan: Plan) -> None:
-        values = self._parts.rows(plan)
-        # Fewer entries and no plan: another recorder has finished it while this one was frozen.
-        if len(values) == plan.count or self._parts.is_open(plan):
+    def _execute(self, plan: Plan) -> None:
+        values = self._plans.rows(plan)
+        # Fewer entries and no plan: another recorder has written it while this one was suspended.
+        if len(values) == plan.count or self._plans.is_open(plan):
             self._wait_until_durable()
             self._write(plan, [row for value in values for row in _rows(value, plan)])
         self._commit(plan)
 
     def _wait_until_durable(self) -> None:
-        """A row that is in a file must not come back: Redis must not forget that its job ended."""
+        """Wait until a crash of Redis cannot undo the settlements of these rows: their jobs would
+        run again, and their rows would be written twice."""
         if not self._redis.info("persistence").get("aof_enabled"):
             return
         try:
@@ -183,14 +189,14 @@ class Recorder:
             if self._stop.wait(FSYNC_SECONDS):
                 raise NotDurable from None
             return
-        if not synced and self._syncs():
+        if not synced and self._fsync_enabled():
             raise NotDurable
 
-    def _syncs(self) -> bool:
-        """Whether Redis syncs its append-only file at all; who turned that off accepts the risk."""
+    def _fsync_enabled(self) -> bool:
+        """Whether Redis calls fsync at all; with `appendfsync no` the operator accepts the risk."""
         try:
             policy = self._redis.config_get("appendfsync").get("appendfsync")
-        except redis.ResponseError:  # servers for hire may not tell
+        except redis.ResponseError:  # hosted servers may disable CONFIG
             return True
         return bool(policy != "no")
 
@@ -200,29 +206,29 @@ class Recorder:
         try:
             write_part(temporary, folder / SAMPLES / f"{plan.name}.parquet", _table(rows, plan))
         except OSError:
-            temporary.unlink(missing_ok=True)  # half a file on a full disk
+            temporary.unlink(missing_ok=True)  # incomplete: the disk is full
             raise
-        for left in temporary.parent.glob(f"{plan.name}.*.parquet"):
-            left.unlink(missing_ok=True)  # by recorders that died with this plan
+        for leftover in temporary.parent.glob(f"{plan.name}.*.parquet"):
+            leftover.unlink(missing_ok=True)  # of recorders that died while they wrote this part
         if rows and not (folder / RUN_FILE).exists():
             row = next((row for row in rows if row.get("engine")), rows[0])
-            write_run_card(folder, {name: row.get(name) for name in CARD})
+            write_run_card(folder, {name: row.get(name) for name in RUN_CARD_FIELDS})
 
     def _commit(self, plan: Plan) -> None:
-        self._parts.commit(plan)
+        self._plans.commit(plan)
 
 
 def _rows(value: bytes | None, plan: Plan) -> list[Row]:
-    """The rows of one outbox entry; none, and a line in the log, if it isn't one."""
+    """The rows of one outbox entry; none if it cannot be decoded, which is logged."""
     try:
         return rows_of(outbox.decode(value or b""))
     except Exception as error:
-        logger.error("an entry of %s in run %s is no row: %s", plan.name, plan.run, error)
+        logger.error("invalid outbox entry in %s of run %s: %s", plan.name, plan.run, error)
         return []
 
 
 def _table(rows: list[Row], plan: Plan) -> pa.Table:
-    """All rows as a table; one that doesn't fit is left out with a line in the log."""
+    """All rows as a table; a row that does not fit the schema is left out and logged."""
     try:
         return table_of(rows)
     except (pa.ArrowException, ValueError, TypeError, OverflowError):
@@ -234,6 +240,6 @@ def _fits(row: Row, plan: Plan) -> bool:
         table_of([row])
     except Exception as error:
         job = row.get("job_id")
-        logger.error("the row of job %s in run %s can't be written: %s", job, plan.run, error)
+        logger.error("the row of job %s in run %s doesn't fit: %s", job, plan.run, error)
         return False
     return True

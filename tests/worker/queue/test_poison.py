@@ -1,4 +1,4 @@
-"""Whatever a foreign producer puts into a queue fails alone; nothing of it is run or unpickled."""
+"""Malformed and hostile jobs fail alone; nothing in them is executed or unpickled."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ GOOD = {"model": "fake", "messages": MESSAGES}
 
 
 class Bomb:
-    """Leaves a file when it is unpickled."""
+    """Creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -37,7 +37,7 @@ def call(request: Any, func: str = keys.TASK, args: Any = (), **more: Any) -> by
 
 
 def put(site: Site, data: bytes | None = None, **fields: Any) -> Job:
-    """A job hash as somebody else may write it."""
+    """Queue a job hash as another producer might write it."""
     name = f"foreign-{site.redis.llen('rq:queue:chat:fake')}"
     mapping: dict[Any, Any] = {"status": "queued", "origin": "chat:fake", **fields}
     if data is not None:
@@ -70,7 +70,7 @@ def test_pickle_is_refused_and_never_loaded(site: Site, bomb: bytes, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("data", "code", "said"),
+    ("data", "code", "message"),
     [
         (b"{", "invalid_request", "JSON"),
         (b"\xff\xfe", "invalid_request", "JSON"),
@@ -92,10 +92,10 @@ def test_pickle_is_refused_and_never_loaded(site: Site, bomb: bytes, tmp_path: P
         (zlib.compress(b" " * (65 * 2**20)), "invalid_request", "larger than"),
     ],
 )
-def test_a_bad_call_fails_alone(site: Site, data: bytes | None, code: str, said: str) -> None:
+def test_a_bad_call_fails_alone(site: Site, data: bytes | None, code: str, message: str) -> None:
     before, bad, after = site.submit(), put(site, data), site.submit()
     site.burst()
-    with pytest.raises(JobError, match=said) as failure:
+    with pytest.raises(JobError, match=message) as failure:
         bad.result(timeout=1)
     assert failure.value.code == code
     assert before.result(timeout=1).text == after.result(timeout=1).text == text_of(before.request)
@@ -116,14 +116,14 @@ def test_a_bad_call_fails_alone(site: Site, data: bytes | None, code: str, said:
         {"meta": b"\x80", "status": "perhaps", "worker_name": b"\xff", "last_heartbeat": ""},
     ],
 )
-def test_odd_fields_of_a_good_job_hurt_nobody(site: Site, fields: dict[str, Any]) -> None:
+def test_malformed_fields_of_a_valid_job_are_ignored(site: Site, fields: dict[str, Any]) -> None:
     odd, after = put(site, call(GOOD), **fields), site.submit()
     site.burst()
     assert odd.status().value == after.status().value == "finished"
     assert site.row(odd)["status"] == "ok"
 
 
-def test_text_that_has_no_utf8_gets_a_row_like_any_other(site: Site) -> None:
+def test_lone_surrogates_get_a_row_as_any_other_text(site: Site) -> None:
     text = "half a pair: \ud83d"
     job = put(site, call({**GOOD, "messages": [{"role": "user", "content": text}]}))
     fine = put(site, call({**GOOD, "messages": [{"role": "user", "content": "nul: \x00"}]}))
@@ -132,7 +132,7 @@ def test_text_that_has_no_utf8_gets_a_row_like_any_other(site: Site) -> None:
     assert site.row(fine)["status"] == "ok"
 
 
-def test_ids_that_are_no_jobs_are_dropped(site: Site) -> None:
+def test_ids_without_a_job_hash_are_dropped(site: Site) -> None:
     site.redis.set("rq:job:a-string", "x")
     site.redis.hset(b"rq:job:\xff\xfe", "data", "x")
     site.redis.rpush("rq:queue:chat:fake", "no-such-job", "a-string", b"\xff\xfe", "")
@@ -141,14 +141,14 @@ def test_ids_that_are_no_jobs_are_dropped(site: Site) -> None:
     assert job.status().value == "finished"
 
 
-def test_a_foreign_id_is_served(site: Site) -> None:
+def test_an_id_of_another_form_is_served(site: Site) -> None:
     site.redis.hset("rq:job:some:id.of.theirs", mapping={"data": call(GOOD)})
     site.redis.rpush("rq:queue:chat:fake", "some:id.of.theirs")
     site.burst()
     assert site.redis.hget("rq:job:some:id.of.theirs", "status") == b"finished"
 
 
-def test_a_pickling_producer_of_rq_is_told_what_to_do(site: Site) -> None:
+def test_a_job_pickled_by_rq_fails_with_a_hint(site: Site) -> None:
     queue = Queue("chat:fake", connection=site.redis)
     job = queue.enqueue(keys.TASK, request=GOOD)
     site.burst()
@@ -156,7 +156,7 @@ def test_a_pickling_producer_of_rq_is_told_what_to_do(site: Site) -> None:
         site.client.job(job.id).result(timeout=1)
 
 
-def test_a_producer_that_uses_rq_alone_is_served(site: Site) -> None:
+def test_a_job_enqueued_with_rq_is_served(site: Site) -> None:
     queue = Queue("chat:fake", connection=site.redis, serializer=JSONSerializer)
     job = queue.enqueue(keys.TASK, request=GOOD)
     site.burst()
@@ -164,7 +164,7 @@ def test_a_producer_that_uses_rq_alone_is_served(site: Site) -> None:
     assert answer["object"] == "chat.completion"
 
 
-def test_an_answer_that_can_not_be_written_fails_its_job_alone(site: Site) -> None:
+def test_an_outcome_that_cannot_be_encoded_fails_only_its_job(site: Site) -> None:
     class Odd(FakeBackend):
         def submit(self, request: Any, sink: Any) -> Any:
             if request.messages[0].text == "odd":

@@ -1,4 +1,4 @@
-"""RQ's own code against what we write into its books: every key, field and number it relies on."""
+"""RQ's own code reads and writes the same keys, fields and counters as the store."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ QUEUE = "chat:fake"
 
 
 @pytest.fixture
-def ledger(site: Site) -> RQStore:
+def store(site: Site) -> RQStore:
     return RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
 
 
@@ -63,8 +63,8 @@ def fetch(site: Site, job: Job) -> RQJob:
     return RQJob.fetch(job.id, connection=site.redis, serializer=JSONSerializer)
 
 
-def books(site: Site, job_id: str, execution: str) -> dict[str, Any]:
-    """All keys of RQ, with names of hash fields and members of sets, ids replaced."""
+def rq_keys(site: Site, job_id: str, execution: str) -> dict[str, Any]:
+    """All keys of RQ with the fields of hashes and the members of sets, ids replaced."""
     found: dict[str, Any] = {}
 
     def plain(value: bytes) -> str:
@@ -82,13 +82,13 @@ def books(site: Site, job_id: str, execution: str) -> dict[str, Any]:
     return found
 
 
-# --- the same books -------------------------------------------------------------------------------
+# --- the same keys --------------------------------------------------------------------------------
 
 
-def test_a_claim_writes_what_rq_would_write(site: Site, queue: Queue, ledger: RQStore) -> None:
+def test_a_claim_writes_what_rq_would_write(site: Site, queue: Queue, store: RQStore) -> None:
     job = site.submit(id="mine")
-    (claimed,) = ledger.claim({"fake": 1})
-    ours = books(site, "mine", claimed.lease.execution)
+    (claimed,) = store.claim({"fake": 1})
+    ours = rq_keys(site, "mine", claimed.lease.execution)
 
     site.redis.flushall()
     site.submit(id="mine")
@@ -98,12 +98,12 @@ def test_a_claim_writes_what_rq_would_write(site: Site, queue: Queue, ledger: RQ
         execution = Execution.create(rq_job, 60, pipeline=pipeline, worker_name="w1")
         rq_job.prepare_for_execution("w1", pipeline)
         pipeline.execute()
-    assert ours == books(site, "mine", execution.id)
+    assert ours == rq_keys(site, "mine", execution.id)
 
 
-def test_rq_reads_a_claimed_job(site: Site, queue: Queue, ledger: RQStore) -> None:
+def test_rq_reads_a_claimed_job(site: Site, queue: Queue, store: RQStore) -> None:
     job = site.submit()
-    (claimed,) = ledger.claim({"fake": 5})
+    (claimed,) = store.claim({"fake": 5})
     rq_job = fetch(site, job)
     assert rq_job.get_status() == JobStatus.STARTED
     assert rq_job.worker_name == "w1"
@@ -113,20 +113,20 @@ def test_rq_reads_a_claimed_job(site: Site, queue: Queue, ledger: RQStore) -> No
     assert queue.count == 0
 
 
-def test_nothing_of_rq_cleans_up_a_claim(site: Site, queue: Queue, ledger: RQStore) -> None:
+def test_clean_up_by_rq_keeps_a_claim(site: Site, queue: Queue, store: RQStore) -> None:
     job = site.submit()
-    (claimed,) = ledger.claim({"fake": 1})
+    (claimed,) = store.claim({"fake": 1})
     registry = StartedJobRegistry(queue=queue)
     registry.cleanup(timestamp=time.time() + 365 * 86_400)
     clean_registries(queue)
     assert registry.get_job_ids() == [job.id]
-    assert ledger.check([claimed.lease]) == [(True, False)]
+    assert store.check([claimed.lease]) == [(True, False)]
 
 
-def test_a_claim_takes_away_a_time_to_live(site: Site, ledger: RQStore) -> None:
+def test_a_claim_removes_the_ttl_of_the_hash(site: Site, store: RQStore) -> None:
     job = site.submit()
     site.redis.expire(f"rq:job:{job.id}", 5)  # RQ does so for jobs with a ttl
-    ledger.claim({"fake": 1})
+    store.claim({"fake": 1})
     assert site.redis.ttl(f"rq:job:{job.id}") == -1
 
 
@@ -146,18 +146,18 @@ def test_a_settled_job_leaves_what_rq_would_leave(
 ) -> None:
     site.submit(id="mine", **orders)
     site.burst()
-    ours = _settled_books(site)
+    ours = _settled_keys(site)
 
     site.redis.flushall()
     queue.enqueue(task, job_id="mine")
     SimpleWorker([queue], connection=site.redis, serializer=JSONSerializer).work(burst=True)
-    assert ours == _settled_books(site)
+    assert ours == _settled_keys(site)
 
 
-def _settled_books(site: Site) -> dict[str, Any]:
-    """The books without names of workers and locks, and without what only one kind of job has."""
+def _settled_keys(site: Site) -> dict[str, Any]:
+    """The keys without worker names, locks and fields that only one of the two writes."""
     found = {}
-    for key, value in books(site, "mine", "-").items():
+    for key, value in rq_keys(site, "mine", "-").items():
         if key.startswith("rq:worker:"):
             counters = ("successful_job_count", "failed_job_count", "total_working_time")
             found["rq:worker:WORKER"] = value & set(counters)
@@ -168,7 +168,7 @@ def _settled_books(site: Site) -> dict[str, Any]:
     return found
 
 
-def test_rq_reads_an_answer(site: Site, queue: Queue) -> None:
+def test_rq_reads_a_result(site: Site, queue: Queue) -> None:
     job = site.submit("say it")
     site.burst()
     rq_job = fetch(site, job)
@@ -184,7 +184,7 @@ def test_rq_reads_an_answer(site: Site, queue: Queue) -> None:
     assert 0 < site.redis.ttl(results_key(job.id)) <= 86_400
 
 
-def test_a_failed_job_is_failed_for_rq_with_our_sentence(site: Site, queue: Queue) -> None:
+def test_rq_sees_a_failed_job_with_its_message(site: Site, queue: Queue) -> None:
     job = site.submit(refuse=1)
     site.burst()
     rq_job = fetch(site, job)
@@ -207,14 +207,14 @@ def test_a_failed_job_can_be_queued_again_with_rq(site: Site, queue: Queue) -> N
     assert job.status().value == "failed"
 
 
-def test_registries_forget_what_has_expired(site: Site, queue: Queue) -> None:
+def test_expired_entries_leave_the_registries(site: Site, queue: Queue) -> None:
     site.redis.zadd("rq:finished:chat:fake", {"long-gone": time.time() - 10})
     job = site.submit()
     site.burst()
     assert site.redis.zrange("rq:finished:chat:fake", 0, -1) == [job.id.encode()]
 
 
-def test_a_result_ttl_of_nothing_keeps_nothing(site: Site) -> None:
+def test_a_result_ttl_of_zero_keeps_nothing(site: Site) -> None:
     job = site.submit()
     site.redis.hset(f"rq:job:{job.id}", "result_ttl", 0)
     site.burst()
@@ -223,7 +223,7 @@ def test_a_result_ttl_of_nothing_keeps_nothing(site: Site) -> None:
 
 
 @pytest.mark.parametrize("keep", [None, 0])
-def test_a_job_that_waited_for_ours_is_queued(site: Site, queue: Queue, keep: int | None) -> None:
+def test_a_dependent_job_is_queued(site: Site, queue: Queue, keep: int | None) -> None:
     job = site.submit()
     if keep is not None:
         site.redis.hset(f"rq:job:{job.id}", "result_ttl", keep)
@@ -242,11 +242,11 @@ def rq(site: Site, *words: str) -> str:
     return done.stdout
 
 
-def test_rq_info_shows_us_and_changes_nothing(busy: tuple[Site, list[Job]]) -> None:
+def test_rq_info_lists_the_worker_and_changes_nothing(busy: tuple[Site, list[Job]]) -> None:
     site, jobs = busy
-    said = rq(site, "info", "--raw")
-    assert f"queue {QUEUE} 0" in said
-    assert " busy" in said
+    output = rq(site, "info", "--raw")
+    assert f"queue {QUEUE} 0" in output
+    assert " busy" in output
     assert "8 executing" in rq(site, "info")
     for job in jobs:
         assert fetch(site, job).is_started
@@ -257,7 +257,7 @@ def test_rq_info_shows_us_and_changes_nothing(busy: tuple[Site, list[Job]]) -> N
     assert len(CanceledJobRegistry(QUEUE, connection=site.redis).get_job_ids()) == 8
 
 
-def test_rq_sees_the_worker_work_and_leave(busy: tuple[Site, list[Job]]) -> None:
+def test_rq_sees_the_worker_busy_idle_and_gone(busy: tuple[Site, list[Job]]) -> None:
     site, jobs = busy
     (worker,) = Worker.all(connection=site.redis)
     assert worker.get_state() == "busy"
@@ -270,7 +270,7 @@ def test_rq_sees_the_worker_work_and_leave(busy: tuple[Site, list[Job]]) -> None
     wait_until(lambda: not Worker.all(connection=site.redis))
 
 
-def test_rq_can_stop_one_of_eight(busy: tuple[Site, list[Job]]) -> None:
+def test_rq_stops_one_of_eight_jobs(busy: tuple[Site, list[Job]]) -> None:
     site, jobs = busy
     send_stop_job_command(site.redis, jobs[3].id, serializer=JSONSerializer)
     wait_until(lambda: jobs[3].status().over)
@@ -278,7 +278,7 @@ def test_rq_can_stop_one_of_eight(busy: tuple[Site, list[Job]]) -> None:
     assert {job.status().value for job in jobs if job is not jobs[3]} == {"started"}
 
 
-def test_what_rq_cancels_is_dropped_and_nothing_is_written(busy: tuple[Site, list[Job]]) -> None:
+def test_a_job_cancelled_with_rq_is_dropped_without_a_result(busy: tuple[Site, list[Job]]) -> None:
     site, jobs = busy
     cancel_job(jobs[0].id, connection=site.redis, serializer=JSONSerializer)
     wait_until(lambda: json.loads(_lease(site))["jobs"] == 7)
@@ -291,7 +291,7 @@ def _lease(site: Site) -> bytes:
     return site.redis.get(key) or b'{"jobs": null}'
 
 
-def test_a_suspended_worker_takes_nothing(site: Site) -> None:
+def test_a_suspended_worker_claims_nothing(site: Site) -> None:
     suspend(site.redis)
     site.worker()
     wait_until(lambda: Worker.all(connection=site.redis))
@@ -302,7 +302,7 @@ def test_a_suspended_worker_takes_nothing(site: Site) -> None:
     assert job.result(timeout=30).text == text_of(job.request)
 
 
-def test_a_stock_worker_says_what_to_run_instead(site: Site, queue: Queue) -> None:
+def test_a_stock_worker_fails_the_job_with_a_hint(site: Site, queue: Queue) -> None:
     job = site.submit()
     stock = SimpleWorker([queue], connection=site.redis, serializer=JSONSerializer)
     stock.work(burst=True)
@@ -310,14 +310,14 @@ def test_a_stock_worker_says_what_to_run_instead(site: Site, queue: Queue) -> No
         job.result(timeout=1)
 
 
-def test_rq_times_are_read(site: Site, ledger: RQStore) -> None:
+def test_times_in_rq_format_are_read(site: Site, store: RQStore) -> None:
     before = now().timestamp()
     site.submit()
-    (claimed,) = ledger.claim({"fake": 1})
+    (claimed,) = store.claim({"fake": 1})
     assert before - 1 < claimed.enqueued_at < claimed.claimed_at + 1
 
 
-def test_a_backend_is_told_in_the_order_of_the_queue(site: Site) -> None:
+def test_jobs_start_in_the_order_of_the_queue(site: Site) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(30)])
     backend = site.burst(FakeBackend(max_batch=4))
     assert backend.begun == [job.id for job in jobs]

@@ -1,4 +1,4 @@
-"""The books: who holds a job may end or return it, once; nobody else changes anything."""
+"""Only the holder of a lease settles or returns its job, and only once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from worker.queue.rq_store import MAX_LOST, RQStore, Settlement
 QUEUE = "rq:queue:chat:fake"
 
 
-def ledger(site: Site, name: str, *, alive: bool = True) -> RQStore:
-    """The books in the name of a worker that holds its lease, or has lost it."""
+def store(site: Site, name: str, *, alive: bool = True) -> RQStore:
+    """The store in the name of a worker whose own lease is valid, or has expired."""
     if alive:
         site.redis.set(keys.worker(name), "{}")
     return RQStore(site.redis, ["fake"], name, f"rq:worker:{name}")
@@ -26,23 +26,23 @@ def ledger(site: Site, name: str, *, alive: bool = True) -> RQStore:
 
 @pytest.fixture
 def a(site: Site) -> RQStore:
-    return ledger(site, "a")
+    return store(site, "a")
 
 
 @pytest.fixture
 def b(site: Site) -> RQStore:
-    return ledger(site, "b")
+    return store(site, "b")
 
 
-def claim(books: RQStore, count: int = 1) -> list[ClaimedJob]:
-    return books.claim({"fake": count})
+def claim(by: RQStore, count: int = 1) -> list[ClaimedJob]:
+    return by.claim({"fake": count})
 
 
-def end(claimed: ClaimedJob, code: Any = "timeout") -> Settlement:
-    return Reporter("a", "host", {}).refused(claimed, JobError(code, "so it is"))
+def ended(claimed: ClaimedJob, code: Any = "timeout") -> Settlement:
+    return Reporter("a", "host", {}).refused(claimed, JobError(code, "as the test wants"))
 
 
-def everything(site: Site) -> dict[bytes, bytes]:
+def dump(site: Site) -> dict[bytes, bytes]:
     return {key: site.redis.dump(key) for key in site.redis.scan_iter("*")}
 
 
@@ -60,45 +60,45 @@ def test_a_lost_lease_changes_nothing(site: Site, a: RQStore, b: RQStore) -> Non
     site.redis.delete(keys.worker("a"))
     assert b.reclaim(old.lease, "a")
     (new,) = claim(b)
-    before = everything(site)
-    assert a.settle([end(old)]) == [False]
+    before = dump(site)
+    assert a.settle([ended(old)]) == [False]
     a.give_back([old.lease])
-    assert a.retry(old.lease, 5)  # nothing to do about it any more
+    assert a.retry(old.lease, 5)  # True: another worker has the job
     assert a.reclaim(old.lease, None)
     assert a.check([old.lease, new.lease]) == [(False, False), (True, False)]
-    assert everything(site) == before
+    assert dump(site) == before
 
 
 def test_a_job_is_settled_once(site: Site, a: RQStore) -> None:
     site.submit()
     (claimed,) = claim(a)
-    assert a.settle([end(claimed)]) == [True]
-    before = everything(site)
-    assert a.settle([end(claimed)]) == [False]  # sent again after a lost connection
-    assert everything(site) == before
+    assert a.settle([ended(claimed)]) == [True]
+    before = dump(site)
+    assert a.settle([ended(claimed)]) == [False]  # as repeated after a lost connection
+    assert dump(site) == before
     assert site.redis.xlen(keys.outbox("default")) == 1
 
 
-def test_one_lost_lease_does_not_hold_up_the_others(site: Site, a: RQStore) -> None:
+def test_a_lost_lease_does_not_affect_other_settlements(site: Site, a: RQStore) -> None:
     jobs = site.submit_many(["a", "b", "c"])
     claimed = claim(a, 3)
     a.give_back([claimed[1].lease])
-    assert a.settle([end(one) for one in claimed]) == [True, False, True]
+    assert a.settle([ended(one) for one in claimed]) == [True, False, True]
     assert [job.status().value for job in jobs] == ["failed", "queued", "failed"]
 
 
-def test_a_living_worker_keeps_its_jobs(site: Site, a: RQStore, b: RQStore) -> None:
+def test_an_alive_worker_keeps_its_jobs(site: Site, a: RQStore, b: RQStore) -> None:
     site.submit()
     (claimed,) = claim(a)
-    before = everything(site)
+    before = dump(site)
     assert b.reclaim(claimed.lease, "a")
-    assert b.settle([end(claimed, "worker_lost")], absent="a") == [False]
-    assert everything(site) == before
+    assert b.settle([ended(claimed, "worker_lost")], dead="a") == [False]
+    assert dump(site) == before
 
 
 def test_two_reapers_return_a_job_once(site: Site, b: RQStore) -> None:
     job = site.submit()
-    dead, c = ledger(site, "dead", alive=False), ledger(site, "c")
+    dead, c = store(site, "dead", alive=False), store(site, "c")
     (claimed,) = claim(dead)
     (seen,) = b.started("chat:fake")
     assert (seen.lease, seen.worker, seen.alive) == (claimed.lease, "dead", False)
@@ -108,37 +108,37 @@ def test_two_reapers_return_a_job_once(site: Site, b: RQStore) -> None:
     assert site.hash(job)["chatjobs_lost"] == "1"
 
 
-def test_a_job_is_given_to_three_workers(site: Site, b: RQStore) -> None:
+def test_a_job_is_reclaimed_from_two_dead_workers_at_most(site: Site, b: RQStore) -> None:
     site.submit()
     for lost in range(1, MAX_LOST + 1):
-        (claimed,) = claim(ledger(site, f"dead{lost}", alive=False))
+        (claimed,) = claim(store(site, f"dead{lost}", alive=False))
         assert b.reclaim(claimed.lease, f"dead{lost}") == (lost < MAX_LOST)
     assert b.check([claimed.lease]) == [(True, False)]  # still to be settled
 
 
-def test_jobs_go_back_in_their_order_before_those_that_wait(site: Site, a: RQStore) -> None:
+def test_returned_jobs_keep_their_order_at_the_front(site: Site, a: RQStore) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(6)])
     claimed = claim(a, 4)
     a.give_back([one.lease for one in claimed])
     assert waiting(site) == ids(jobs)
-    assert site.hash(jobs[0])["chatjobs_attempt"] == "1"  # its number stays: it may have spoken
+    assert site.hash(jobs[0])["chatjobs_attempt"] == "1"  # kept: the attempt may have published
     assert not site.redis.exists("rq:wip:chat:fake", f"rq:executions:{jobs[0].id}")
     assert not list(site.redis.scan_iter("rq:execution:*"))
     claim(a, 2)
     assert site.hash(jobs[0])["chatjobs_attempt"] == "2"
 
 
-def test_an_attempt_that_was_not_begun_does_not_count(site: Site, a: RQStore) -> None:
+def test_an_attempt_that_has_not_started_does_not_count(site: Site, a: RQStore) -> None:
     job = site.submit()
     (claimed,) = claim(a)
-    a.give_back([claimed.lease], begun=False)
+    a.give_back([claimed.lease], uncount=True)
     assert site.hash(job)["chatjobs_attempt"] == "0"
     (again,) = claim(a)
     assert again.lease.attempt == 1
     assert again.lease != claimed.lease
 
 
-def test_the_order_of_claims_is_kept_in_the_books(site: Site, a: RQStore) -> None:
+def test_started_jobs_are_in_the_order_of_their_claims(site: Site, a: RQStore) -> None:
     names = [f"{i:02}" for i in range(30)]
     for name in reversed(names):
         site.submit(id=name)
@@ -147,7 +147,7 @@ def test_the_order_of_claims_is_kept_in_the_books(site: Site, a: RQStore) -> Non
     assert [one.lease.job for one in a.started("chat:fake")] == names[::-1]
 
 
-def test_a_retry_goes_to_the_back_until_none_is_left(site: Site, a: RQStore) -> None:
+def test_a_retry_goes_to_the_end_until_none_is_left(site: Site, a: RQStore) -> None:
     first, second = site.submit_many(["a", "b"])
     (claimed,) = claim(a)
     assert a.retry(claimed.lease, 1)
@@ -159,21 +159,21 @@ def test_a_retry_goes_to_the_back_until_none_is_left(site: Site, a: RQStore) -> 
 
 
 @pytest.mark.parametrize("over", ["finished", "failed", "canceled", "stopped"])
-def test_an_id_that_was_queued_twice_is_run_once(site: Site, a: RQStore, over: str) -> None:
+def test_an_id_queued_twice_runs_once(site: Site, a: RQStore, over: str) -> None:
     job, next_one = site.submit_many(["a", "b"])
     site.redis.lpush(QUEUE, job.id)
     (claimed,) = claim(a)
     assert [one.lease.job for one in claim(a)] == [next_one.id]
-    assert a.settle([end(claimed)]) == [True]
+    assert a.settle([ended(claimed)]) == [True]
     site.redis.hset(f"rq:job:{job.id}", "status", over)
     site.redis.rpush(QUEUE, job.id)
     assert claim(a) == []
     assert waiting(site) == []
 
 
-def test_a_job_that_was_left_as_started_is_taken(site: Site, a: RQStore) -> None:
+def test_a_started_job_without_execution_is_claimed(site: Site, a: RQStore) -> None:
     job = site.submit()
-    site.redis.hset(f"rq:job:{job.id}", "status", "started")  # by a stock worker that died
+    site.redis.hset(f"rq:job:{job.id}", "status", "started")  # as left by a dead stock worker
     assert [one.lease.job for one in claim(a)] == [job.id]
 
 
@@ -185,11 +185,11 @@ def test_a_cancellation_is_seen(site: Site, a: RQStore) -> None:
     assert a.check([claimed.lease]) == [(True, True)]
 
 
-def test_a_job_that_was_deleted_leaves_its_row_and_no_hash(site: Site, a: RQStore) -> None:
+def test_a_deleted_job_leaves_its_row_and_no_hash(site: Site, a: RQStore) -> None:
     job = site.submit()
     (claimed,) = claim(a)
     site.redis.delete(f"rq:job:{job.id}")
-    assert a.settle([end(claimed)]) == [True]
+    assert a.settle([ended(claimed)]) == [True]
     assert not site.redis.exists(f"rq:job:{job.id}", results_key(job.id))
     assert site.redis.xlen(keys.outbox("default")) == 1
     assert not site.redis.exists("rq:failed:chat:fake")

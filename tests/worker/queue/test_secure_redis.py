@@ -1,4 +1,4 @@
-"""Redis behind TLS, with a user who may do no more than the job needs: the whole way of a job."""
+"""A job from submit to row on a Redis behind TLS, with users of minimal permissions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ USERS = re.findall(
 
 
 class TLSProxy:
-    """Ends TLS in front of a plain port, as stunnel or a cloud's endpoint does."""
+    """Terminates TLS in front of a plain port, as stunnel does."""
 
     def __init__(self, target: int, certificate: trustme.LeafCert) -> None:
         self._target = target
@@ -75,7 +75,7 @@ def authority() -> trustme.CA:
 
 @pytest.fixture
 def server() -> Iterator[EmbeddedRedis]:
-    """Only named users get in."""
+    """A server without access for the default user."""
     with EmbeddedRedis(port=0) as started:
         admin: Any = redis.Redis.from_url(started.url)
         for name, rights in [*USERS, ("stranger", "~mine:* +@all")]:
@@ -99,7 +99,7 @@ def trusted(authority: trustme.CA, tmp_path: Path) -> Path:
     return path
 
 
-def test_a_job_goes_through_tls_as_users_of_few_rights(
+def test_a_job_runs_over_tls_with_minimal_permissions(
     proxy: TLSProxy, trusted: Path, tmp_path: Path
 ) -> None:
     at = f"localhost:{proxy.port}/0?ssl_ca_certs={trusted}"
@@ -122,16 +122,16 @@ def test_a_job_goes_through_tls_as_users_of_few_rights(
         doomed.result(timeout=60)
     assert caught.value.code == "cancelled"
     assert worker.stop() == 0
-    assert PASSWORD not in worker.said
+    assert PASSWORD not in worker.output
     assert {row["status"] for row in site.rows()} == {"ok", "cancelled"}
     as_worker.close()
 
 
-def test_what_is_wrong_with_the_connection_is_one_sentence(
+def test_a_connection_error_is_one_sentence(
     proxy: TLSProxy, trusted: Path, server: EmbeddedRedis
 ) -> None:
     ca = f"?ssl_ca_certs={trusted}"
-    for url, says in (
+    for url, reason in (
         (f"rediss://producer:{IN_URL}@localhost:{proxy.port}/0", "certificate verify failed"),
         (f"rediss://producer:wrong@localhost:{proxy.port}/0{ca}", "refused the login"),
         (f"redis://nobody:x@127.0.0.1:{server.port}/0", "refused the login"),
@@ -140,6 +140,6 @@ def test_what_is_wrong_with_the_connection_is_one_sentence(
     ):
         with Client(url) as client, pytest.raises(JobError) as caught:
             client.submit({"model": "fake", "messages": [{"role": "user", "content": "hi"}]})
-        assert says in caught.value.message
+        assert reason in caught.value.message
         assert "\n" not in caught.value.message
         assert "wrong@" not in caught.value.message

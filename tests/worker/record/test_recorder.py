@@ -1,4 +1,4 @@
-"""Outbox → files: each row once, whoever dies or freezes between which two steps."""
+"""Outbox → files: each row once, whichever process dies or freezes between two steps."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ RUN = "r1"
 
 
 def fill(site: Site, count: int, first: int = 0, text: str = "hi") -> None:
-    """Rows on their way, as settled jobs leave them."""
+    """Put rows into the outbox, as settled jobs do."""
     pipeline = site.redis.pipeline()
     for number in range(first, first + count):
         request = {
@@ -55,7 +55,7 @@ def files(site: Site) -> dict[str, list[int]]:
 
 @pytest.fixture
 def make(site: Site) -> Iterator[Any]:
-    """`make("a")`: a recorder by name, that is driven step by step."""
+    """`make("a")`: a recorder with this name, to be called step by step."""
     made = []
 
     def recorder(name: str, **options: Any) -> Recorder:
@@ -74,22 +74,22 @@ def make(site: Site) -> Iterator[Any]:
 def test_a_part_is_due_by_rows_or_by_age(site: Site, make: Any) -> None:
     patient = make("a", idle=lambda: False, part_seconds=600.0)
     fill(site, 10)
-    assert not patient._round()
+    assert not patient._write_due_parts()
     time.sleep(0.2)
-    assert make("b", idle=lambda: False, part_seconds=0.1)._round()
+    assert make("b", idle=lambda: False, part_seconds=0.1)._write_due_parts()
     assert numbers(site) == list(range(10))
     fill(site, module.PART_ROWS + 7, first=10)
-    assert patient._round()
+    assert patient._write_due_parts()
     assert len(numbers(site)) == module.PART_ROWS + 10
     assert site.redis.xlen(keys.outbox(RUN)) == 7
 
 
-def test_a_part_is_no_larger_than_its_limit(
+def test_a_part_has_at_most_part_bytes(
     site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PART_BYTES", 400_000)
     fill(site, 1000, text="x" * 1000)
-    make("a")._round()
+    make("a")._write_due_parts()
     assert numbers(site) == list(range(1000))
     counts = [len(rows) for rows in files(site).values()]
     assert len(counts) > 3
@@ -98,40 +98,40 @@ def test_a_part_is_no_larger_than_its_limit(
 
 def test_nothing_is_left_in_redis_when_all_is_written(site: Site, make: Any) -> None:
     fill(site, 3)
-    make("a")._round()
+    make("a")._write_due_parts()
     assert not site.redis.exists(keys.outbox(RUN), keys.parts(RUN), keys.OUTBOXES)
     fill(site, 3, first=3)
-    make("a")._round()
+    make("a")._write_due_parts()
     assert numbers(site) == list(range(6))
 
 
 def test_two_recorders_share_the_parts(site: Site, make: Any) -> None:
     a, b = make("a", plan_seconds=60), make("b", plan_seconds=60)
     fill(site, 4)
-    first = a._next(RUN)
-    assert b._next(RUN) is None
+    first = a._plan_next(RUN)
+    assert b._plan_next(RUN) is None
     fill(site, 4, first=4)
-    second = b._next(RUN)
-    b._make(second)
-    a._make(first)
+    second = b._plan_next(RUN)
+    b._execute(second)
+    a._execute(first)
     assert [sorted(rows) for rows in files(site).values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-# --- death and frost ------------------------------------------------------------------------------
+# --- death and freezing ---------------------------------------------------------------------------
 
 
 def test_a_frozen_recorder_writes_the_same_file_again(site: Site, make: Any) -> None:
     a, b = make("a"), make("b")
     fill(site, 5)
-    plan = a._next(RUN)
-    values = a._parts.rows(plan)
+    plan = a._plan_next(RUN)
+    values = a._plans.rows(plan)
     rows = [row for value in values for row in module._rows(value, plan)]
-    time.sleep(0.3)  # a freezes, its plan is free
-    assert b._round()
+    time.sleep(0.3)  # a is frozen, its plan expires
+    assert b._write_due_parts()
     before = files(site)
     fill(site, 5, first=5)
-    assert b._round()
-    a._write(plan, rows)  # a goes on
+    assert b._write_due_parts()
+    a._write(plan, rows)  # a continues
     a._commit(plan)
     assert files(site).items() >= before.items()
     assert numbers(site) == list(range(10))
@@ -140,24 +140,22 @@ def test_a_frozen_recorder_writes_the_same_file_again(site: Site, make: Any) -> 
 def test_a_frozen_recorder_that_reads_late_writes_nothing(site: Site, make: Any) -> None:
     a, b = make("a"), make("b")
     fill(site, 5)
-    plan = a._next(RUN)
+    plan = a._plan_next(RUN)
     time.sleep(0.3)
-    assert b._round()
+    assert b._write_due_parts()
     before = files(site)
-    a._make(plan)
+    a._execute(plan)
     assert files(site) == before
 
 
 @pytest.mark.parametrize("fault", ["planned", "durable", "written", "renamed"])
-def test_a_recorder_that_dies_is_followed_by_one_that_makes_the_same_file(
-    site: Site, fault: str
-) -> None:
+def test_the_next_recorder_writes_the_file_of_a_dead_one(site: Site, fault: str) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(20)], run=RUN)
     first = site.worker(fault=fault)
     assert first.wait() == -9
     started = [key for key in site.redis.hkeys(keys.parts(RUN)) if key != b"cursor"]
     assert len(started) == 1
-    while site.redis.keys(keys.worker("*")):  # its jobs are returned when its lease is over
+    while site.redis.keys(keys.worker("*")):  # its jobs are returned when its lease expires
         time.sleep(0.05)
     site.worker(burst=True).wait()
     assert all(job.result(timeout=1) for job in jobs)
@@ -165,10 +163,10 @@ def test_a_recorder_that_dies_is_followed_by_one_that_makes_the_same_file(
     site.assert_settled(jobs, RUN)
 
 
-# --- trouble --------------------------------------------------------------------------------------
+# --- errors ---------------------------------------------------------------------------------------
 
 
-def test_a_full_disk_keeps_the_rows_and_is_said_once(
+def test_a_full_disk_keeps_the_rows_and_is_logged_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -193,7 +191,7 @@ def test_a_full_disk_keeps_the_rows_and_is_said_once(
     site.assert_settled(jobs, RUN)
 
 
-def test_an_entry_that_is_no_row_stops_no_other(
+def test_an_invalid_entry_does_not_stop_others(
     site: Site, make: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(site, 2)
@@ -201,13 +199,13 @@ def test_an_entry_that_is_no_row_stops_no_other(
     site.redis.xadd(keys.outbox(RUN), {"row": b"[]"})
     site.redis.xadd(keys.outbox(RUN), {"other": b"\xff"})
     fill(site, 2, first=2)
-    make("a")._round()
+    make("a")._write_due_parts()
     assert numbers(site) == [0, 1, 2, 3]
-    assert len([one for one in caplog.records if "is no row" in one.getMessage()]) == 3
+    assert len([one for one in caplog.records if "invalid outbox entry" in one.getMessage()]) == 3
     assert not site.redis.exists(keys.outbox(RUN))
 
 
-def test_a_row_that_does_not_fit_stops_no_other(
+def test_a_row_that_does_not_fit_does_not_stop_others(
     site: Site, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     fill(site, 3)
@@ -217,24 +215,24 @@ def test_a_row_that_does_not_fit_stops_no_other(
         return [{**row, "attempt": "one"} if row["row_index"] == 1 else row for row in rows]
 
     monkeypatch.setattr(module, "rows_of", odd)
-    make("a")._round()
+    make("a")._write_due_parts()
     assert numbers(site) == [0, 2]
     assert "job-1" in caplog.text
 
 
 @pytest.mark.parametrize("run", ["../outside", "/abs", "a/b", ""])
-def test_a_run_that_is_no_folder_name_is_left_alone(site: Site, make: Any, run: str) -> None:
+def test_a_run_that_is_no_valid_folder_name_is_ignored(site: Site, make: Any, run: str) -> None:
     site.redis.sadd(keys.OUTBOXES, run)
     site.redis.xadd(keys.outbox(run), {"row": "{}"})
-    assert not make("a")._round()
+    assert not make("a")._write_due_parts()
     assert not site.folder.exists()
 
 
-# --- Redis' own disk ------------------------------------------------------------------------------
+# --- durability of Redis --------------------------------------------------------------------------
 
 
 class Commands:
-    """A connection that notes the commands it carries, with answers for some."""
+    """A connection that records commands, with fixed replies for some."""
 
     def __init__(self, real: Any, **answers: Any) -> None:
         self._real, self._answers, self.seen = real, answers, []
@@ -280,7 +278,7 @@ def test_a_file_waits_until_redis_has_synced(
     assert bool(a._redis.seen) == bool(aof)
 
 
-def test_with_an_append_only_file_rows_come_through(tmp_path: Path) -> None:
+def test_rows_are_written_with_an_append_only_file(tmp_path: Path) -> None:
     with EmbeddedRedis(append_only=True) as server:
         site = Site(server.url, tmp_path / "results")
         jobs = site.submit_many([f"q{i}" for i in range(30)], run=RUN)
@@ -289,30 +287,30 @@ def test_with_an_append_only_file_rows_come_through(tmp_path: Path) -> None:
         site.close()
 
 
-def test_the_connection_is_never_replaced_in_secret(site: Site, make: Any) -> None:
-    """Redis would answer WAITAOF at once on a new connection, which has written nothing."""
+def test_the_connection_never_reconnects(site: Site, make: Any) -> None:
+    """On a new connection, which has written nothing, WAITAOF would return at once."""
     a = make("a")
     mine = a._redis.client_id()
     fill(site, 1)
     site.redis.client_kill_filter(_id=str(mine))
     with pytest.raises(redis.ConnectionError):
-        a._next(RUN)
-    assert a._next(RUN) is not None
+        a._plan_next(RUN)
+    assert a._plan_next(RUN) is not None
 
 
-def test_a_full_redis_can_be_emptied(site: Site, make: Any) -> None:
+def test_rows_are_written_while_redis_is_full(site: Site, make: Any) -> None:
     fill(site, 5)
     site.redis.config_set("maxmemory", "1")
     try:
         with pytest.raises(redis.OutOfMemoryError):
             fill(site, 1)
-        assert make("a")._round()
+        assert make("a")._write_due_parts()
     finally:
         site.redis.config_set("maxmemory", "0")
     assert numbers(site) == list(range(5))
 
 
-def test_an_older_redis_gets_scripts_that_it_knows(site: Site) -> None:
+def test_an_older_redis_gets_scripts_without_flags(site: Site) -> None:
     class Old:
         def __init__(self) -> None:
             self.scripts: list[str] = []
@@ -328,20 +326,20 @@ def test_an_older_redis_gets_scripts_that_it_knows(site: Site) -> None:
     assert not any(text.startswith("#!") for text in old.scripts)
 
 
-def test_finishing_waits_for_a_part_that_its_recorder_left(site: Site, make: Any) -> None:
+def test_finishing_waits_for_the_part_of_a_dead_recorder(site: Site, make: Any) -> None:
     fill(site, 3)
-    assert make("dead", plan_seconds=0.6)._next(RUN) is not None
+    assert make("dead", plan_seconds=0.6)._plan_next(RUN) is not None
     last = make("last", plan_seconds=0.6)
     last.start()
-    assert last.finish(20.0, hurried=lambda: False, with_others=True)
+    assert last.finish(20.0, aborted=lambda: False, with_others=True)
     assert numbers(site) == [0, 1, 2]
 
 
-def test_a_hurry_leaves_the_rows_in_redis(site: Site, make: Any) -> None:
+def test_an_abort_leaves_the_rows_in_redis(site: Site, make: Any) -> None:
     fill(site, 3)
-    make("dead", plan_seconds=60)._next(RUN)
+    make("dead", plan_seconds=60)._plan_next(RUN)
     last = make("last")
     last.start()
-    assert not last.finish(60.0, hurried=lambda: True, with_others=True)
+    assert not last.finish(60.0, aborted=lambda: True, with_others=True)
     wait_until(lambda: not last._thread.is_alive())
     assert site.redis.xlen(keys.outbox(RUN)) == 3

@@ -1,0 +1,51 @@
+"""Commands to the worker over pub/sub: chatjobs' to all workers, and RQ's to this one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import redis
+
+from jobs import keys
+
+
+@dataclass(frozen=True, slots=True)
+class Cancel:
+    """Stop a job, if this worker runs it."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True)
+class Shutdown:
+    """Stop the worker."""
+
+
+class Control:
+    """A subscription to the channel of all workers and to the worker's own RQ channel."""
+
+    def __init__(self, client: redis.Redis, channel: str) -> None:
+        self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
+        self._channels = (keys.CONTROL, channel)
+
+    def subscribe(self) -> None:
+        self._pubsub.subscribe(*self._channels)
+
+    def commands(self) -> Iterator[Cancel | Shutdown]:
+        """The commands that have arrived; messages of any other form are skipped."""
+        while (message := self._pubsub.get_message()) is not None:
+            try:
+                content = json.loads(message["data"])
+                job = content.get("job") or content.get("job_id")
+                command = content.get("op") or content.get("command")
+            except (ValueError, RecursionError, AttributeError, TypeError):
+                continue
+            if command in ("cancel", "stop-job") and isinstance(job, str):
+                yield Cancel(job)
+            elif command == "shutdown":
+                yield Shutdown()
+
+    def close(self) -> None:
+        self._pubsub.close()

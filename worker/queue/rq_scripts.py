@@ -1,0 +1,82 @@
+"""The Lua scripts that move a job between RQ's keys, and their KEYS and ARGV by name.
+
+The keys are those of RQ 2.12, so RQ's tools read them (rq/job.py, rq/executions.py, rq/registry.py
+and rq/results.py). A started job is a member `<job>:<execution>` of `rq:wip:<queue>`: the lease of
+this attempt. The script that ends or returns the job removes it; a script that does not find it
+changes nothing.
+
+Each tuple lists the names of the `unpack` line of its script, in the same order. What follows a
+tuple of arguments is the script's variable-length tail.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jobs import lua
+from jobs.stream.entries import END_LUA
+
+CLAIM = lua.load("worker.queue", "claim")
+SETTLE = lua.load("worker.queue", "settle", END_LUA)
+RETURN = lua.load("worker.queue", "return")
+
+
+class ClaimArgs(NamedTuple):
+    worker: str
+    execution_prefix: str
+    now_text: str
+    now_seconds: float
+    score: float
+
+
+class SettleKeys(NamedTuple):
+    job: str
+    wip: str
+    execution: str
+    executions: str
+    registry: str
+    results: str
+    outbox: str
+    outboxes: str
+    log: str
+    live: str
+    worker: str
+    absent_lease: str
+
+
+class SettleArgs(NamedTuple):
+    job_id: str
+    execution_id: str
+    check_absent: int
+    status: str
+    ended_at: str
+    keep: int
+    registry_score: int | str
+    error: str
+    row: str
+    run: str
+    end_id: str
+    end_payload: str
+    counter: str
+    max_results: int
+    now: int
+    working_time: float
+
+
+class ReturnKeys(NamedTuple):
+    job: str
+    wip: str
+    execution: str
+    executions: str
+    queue: str
+    absent_lease: str
+
+
+class ReturnArgs(NamedTuple):
+    job_id: str
+    execution_id: str
+    check_absent: int
+    push: str
+    counter: str
+    limit: int
+    uncount: int

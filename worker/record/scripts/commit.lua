@@ -1,0 +1,24 @@
+-- Drops a plan and its outbox entries, once their part is written.
+--
+-- KEYS  outbox: stream of the rows of the run
+--       plans: hash of the plans of the run, see plan.lua
+--       outboxes: set of the runs that have rows in their outbox
+-- ARGV  name: name of the part
+--       first, last: ids of its first and last entry
+--       run: name of the run
+-- Returns 1 if the plan was there, 0 if another recorder has committed it.
+--
+-- Atomic: the server runs the whole script before any other command. All its writes are removals,
+-- which a full Redis accepts. The plan goes first: a plan that is gone is never committed again.
+local outbox, plans, outboxes = unpack(KEYS)
+local name, first, last, run = unpack(ARGV)
+
+if redis.call('HDEL', plans, name) == 0 then return 0 end
+for _, entry in ipairs(redis.call('XRANGE', outbox, first, last)) do
+  redis.call('XDEL', outbox, entry[1])
+end
+if redis.call('XLEN', outbox) == 0 and redis.call('HLEN', plans) <= 1 then
+  redis.call('DEL', outbox, plans)
+  redis.call('SREM', outboxes, run)
+end
+return 1

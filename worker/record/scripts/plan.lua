@@ -1,0 +1,66 @@
+-- Plans the next part of a run, or takes over a plan that its recorder has left.
+--
+-- KEYS  outbox: stream of the rows of the run
+--       plans: hash with one plan (JSON) per part in progress, by part name, and under `cursor` the
+--         id of the last outbox entry that a plan covers
+-- ARGV  recorder: name of the recorder that asks
+--       hold_seconds: time that the plan belongs to it
+--       max_rows, max_bytes: entries of a part and bytes of their values, at most
+--       due_rows, due_seconds: number of entries, or age of the oldest one, from which a part is due
+-- Returns {name, first id, last id, count} of a part to write; {} if none is due.
+--
+-- Only the first entry is read until a part is due: reading a long outbox blocks the server.
+--
+-- Atomic: the server runs the whole script before any other command, so two recorders never plan
+-- the same entries. The cursor is written before the plan: both are writes to one hash, which run
+-- even when Redis is full (flag allow-oom, set by the caller on Redis 7).
+local outbox, plans = unpack(KEYS)
+local recorder, hold_seconds, max_rows, max_bytes, due_rows, due_seconds = unpack(ARGV)
+max_rows, max_bytes = tonumber(max_rows), tonumber(max_bytes)
+due_rows, due_seconds = tonumber(due_rows), tonumber(due_seconds)
+
+local time = redis.call('TIME')
+local now = time[1] + time[2] / 1e6
+
+local function hold(name, plan)
+  plan.till, plan.owner = now + hold_seconds, recorder
+  redis.call('HSET', plans, name, cjson.encode(plan))
+  return {name, plan.first, plan.last, plan.count}
+end
+
+local cursor
+local fields = redis.call('HGETALL', plans)
+for i = 1, #fields, 2 do
+  local name, value = fields[i], fields[i + 1]
+  if name == 'cursor' then
+    cursor = value
+  else
+    local plan = cjson.decode(value)
+    if now > plan.till or plan.owner == recorder then return hold(name, plan) end
+  end
+end
+
+local function read(count)
+  local entries = redis.call('XRANGE', outbox, cursor and '(' .. cursor or '-', '+', 'COUNT', count)
+  if #entries > 0 then cursor = entries[#entries][1] end
+  return entries
+end
+
+local entries = read(1)
+if #entries == 0 then return {} end
+local first = entries[1][1]
+local age = now - string.match(first, '^(%d+)') / 1000
+if age < due_seconds and redis.call('XLEN', outbox) < due_rows then return {} end
+
+local count, size = 0, 0
+while #entries > 0 and count < max_rows and size < max_bytes do
+  count = count + #entries
+  for _, entry in ipairs(entries) do
+    for _, text in ipairs(entry[2]) do size = size + #text end
+  end
+  if count < max_rows and size < max_bytes then entries = read(math.min(100, max_rows - count)) end
+end
+if age < due_seconds and count < due_rows and size < max_bytes then return {} end
+
+redis.call('HSET', plans, 'cursor', cursor)
+return hold('part-' .. first .. '-' .. cursor, {first = first, last = cursor, count = count})
