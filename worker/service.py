@@ -19,12 +19,12 @@ from jobs.client.connection import connect, redis_failure
 from jobs.errors import JobError, invalid
 from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
-from worker.queue.attempt import Reporter
+from worker.queue.attempt import SettlementBuilder
 from worker.queue.attempts import Attempts
-from worker.queue.control import Control
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
+from worker.queue.rq_control import Control
 from worker.queue.rq_presence import RQPresence, worker_key
 from worker.queue.rq_store import RQStore
 from worker.queue.watchdog import Watchdog
@@ -33,7 +33,7 @@ from worker.record.recorder import PART_SECONDS, Recorder, check_folder
 logger = logging.getLogger(__name__)
 
 FINISH_SECONDS = 30.0  # how long the last rows may take to reach the disk
-HANG_SECONDS = 120.0  # an engine that has work and makes no step for this long hangs
+HANG_SECONDS = 120.0  # an engine with work that makes no step for this long counts as hung
 SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)
 PLAN_LEASES = 2.5  # a recorder holds the plan of a part for this many worker leases
 
@@ -76,7 +76,7 @@ def serve(
         store = RQStore(client, list(named), name, worker_key(name))
         presence = RQPresence(client, store.queues, name, lease_seconds)
         provenance = {name: asdict(model) for name, model in named.items()}
-        reporter = Reporter(name, socket.gethostname(), provenance)
+        settlements = SettlementBuilder(name, socket.gethostname(), provenance)
         publisher = Publisher(StreamWriter(client))
         loop = WorkerLoop(
             backend,
@@ -84,9 +84,9 @@ def serve(
             store,
             presence,
             Control(client, presence.control_channel),
-            Attempts(backend, named, store, publisher, reporter),
+            Attempts(backend, named, store, publisher, settlements),
             Watchdog(backend, hang_seconds),
-            Reaper(store, reporter, name),
+            Reaper(store, settlements, name),
             grace=grace,
             burst=burst,
             on_idle=recorder.wake,

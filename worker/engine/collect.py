@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -37,7 +38,7 @@ class CollectingSink:
 
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
-        self._deltas: list[Delta] = []
+        self._deltas: deque[Delta] = deque()  # extended by the thread that steps
 
     def deltas(self, deltas: Sequence[Delta]) -> None:
         self._deltas.extend(deltas)
@@ -47,7 +48,9 @@ class CollectingSink:
 
     def take(self) -> list[Delta]:
         """Returns the deltas since the last call."""
-        taken, self._deltas = self._deltas, []
+        taken = []
+        while self._deltas:
+            taken.append(self._deltas.popleft())
         return taken
 
     def completion(self) -> ChatCompletion:

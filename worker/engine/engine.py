@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
@@ -49,7 +49,6 @@ class EngineCore:
         max_batch: int,
         context: int,
         cache_bytes: int,
-        on_work: Callable[[], None] = lambda: None,
     ) -> None:
         self.info: ModelInfo = resident.info
         self.tokenizer: Tokenizer = resident.tokenizer
@@ -70,7 +69,7 @@ class EngineCore:
         self._resident = resident
         self._scheduler = Scheduler(self.pool, max_batch, STEP_TOKENS[self.device.type])
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
-        self._on_work = on_work  # called when there is something to step
+        self._closed = False
 
     @classmethod
     def load(
@@ -83,7 +82,6 @@ class EngineCore:
         context: int | None,
         cache_bytes: int | None,
         download_dir: Path | None,
-        on_work: Callable[[], None] = lambda: None,
     ) -> EngineCore:
         """Load a model; None means the default, see `worker.engine.local.Engine.load`.
         Raises JobError."""
@@ -103,7 +101,6 @@ class EngineCore:
             max_batch=max_batch or MAX_BATCH[place.type],
             context=context or longest,
             cache_bytes=devices.cache_limit(place) if cache_bytes is None else cache_bytes,
-            on_work=on_work,
         )
 
     @property
@@ -131,6 +128,7 @@ class EngineCore:
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
         """Check a request and queue its sequences; events go to `sink` on the stepping thread.
         Raises JobError if the request can't run."""
+        self.require_open()
         prompt = self.prompts.build(request)
         generation = ChatGeneration(
             request,
@@ -146,8 +144,8 @@ class EngineCore:
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences for the next step."""
+        self.require_open()
         self._submitted.extend(sequences)
-        self._on_work()
 
     def plan(self, sampling: Sampling, prompt: SequenceOf[int]) -> SamplingPlan:
         """Fill in the defaults of a prompt's sampling options. Raises JobError."""
@@ -171,13 +169,19 @@ class EngineCore:
             batch, rows = self._prepare(scheduled)
             logits = self._forward(batch)
             sampled = self._sample(logits, rows)
-            self._commit(sampled)
+            self._commit(rows, sampled)
         except Exception as error:  # one bad sequence must not fail the others
             self._recover(error)
         return True
 
+    def require_open(self) -> None:
+        """Raises JobError (cancelled) after `close`."""
+        if self._closed:
+            raise JobError("cancelled", "the engine was closed")
+
     def close(self) -> None:
         """Fail all sequences and free the device's memory."""
+        self._closed = True
         self._update_queue()
         self._scheduler.fail_all(JobError("cancelled", "the engine was closed"))
         self.pool.close()
@@ -210,11 +214,10 @@ class EngineCore:
         return self.model(batch, self.pool.layers)
 
     def _sample(self, logits: Tensor, rows: list[Scheduled]) -> list[tuple[Sequence, Sampled]]:
-        """Draw the next token of each sequence that has no pending tokens left."""
+        """Draw the next token of each sequence whose pending tokens were all in this step."""
         ready, ready_rows = [], []
         for row, (sequence, count) in enumerate(rows):
-            sequence.computed += count
-            if not sequence.pending:
+            if count == sequence.pending:
                 ready.append(sequence)
                 ready_rows.append(row)
         if not ready:
@@ -223,8 +226,10 @@ class EngineCore:
             logits = logits[ready_rows]
         return list(zip(ready, sample(logits, [s.draw for s in ready]), strict=True))
 
-    def _commit(self, sampled: list[tuple[Sequence, Sampled]]) -> None:
-        """Append the tokens to their sequences and remove those that ended."""
+    def _commit(self, rows: list[Scheduled], sampled: list[tuple[Sequence, Sampled]]) -> None:
+        """Count the computed tokens, append the new ones and remove the sequences that ended."""
+        for sequence, count in rows:
+            sequence.computed += count
         for sequence, token in sampled:
             if token.finite:
                 self.tokens_generated += 1

@@ -57,7 +57,6 @@ class EngineHost:
             context=context,
             cache_bytes=cache_bytes,
             download_dir=download_dir,
-            on_work=self._work.set,
         )
         self._commands: deque[Command] = deque()
         self._closing = False
@@ -103,7 +102,9 @@ class EngineHost:
         return self._engine(model).room
 
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
-        return self._engine(request.model).submit(request, sink)
+        generation = self._engine(request.model).submit(request, sink)
+        self._work.set()
+        return generation
 
     def close(self) -> None:
         self._closing = True
@@ -163,8 +164,8 @@ class EngineHost:
                     if sleeps == IDLE_SLEEPS:
                         trim_heap()
         except Exception as error:
-            # A step handles the errors of its sequences, so this is a defect. The service sees that
-            # the thread is dead and stops renewing its lease.
+            # A step handles the errors of its sequences, so this is a defect. The worker's watchdog
+            # finds the thread dead; the worker then returns its jobs and ends.
             self._error = f"{type(error).__name__}: {error}"
             logger.exception("the engine thread died")
 

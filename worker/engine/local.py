@@ -45,7 +45,7 @@ class Engine:
         self.tokenizer = core.tokenizer
         self.context_length = core.context_length
         self._core = core
-        self._lock = threading.Lock()  # held by whoever steps, scores or closes
+        self._lock = threading.Lock()  # held while stepping, scoring or closing
 
     @classmethod
     def load(
@@ -163,8 +163,8 @@ class Engine:
         return self._core.prompts.build(request).token_ids
 
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
-        """Queue a request without waiting; `sink` is called by whoever steps. Raises JobError if
-        the request can't run."""
+        """Queue a request without waiting; `sink` is called on the thread that steps.
+        Raises JobError if the request can't run."""
         return self._core.submit(request, sink)
 
     def step(self) -> bool:
@@ -187,6 +187,7 @@ class Engine:
                 one.cancel()
 
     def _ids(self, values: SequenceOf[int], name: str = "prompt", *, minimum: int = 1) -> list[int]:
+        self._core.require_open()
         ids = token_ids(values, self._core.vocab_size, name)
         if len(ids) < minimum:
             raise invalid(f"a {name} needs at least one token", name)

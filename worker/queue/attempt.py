@@ -91,19 +91,19 @@ def worker_lost(lease: Lease) -> JobError:
     """The error of a job that is not given to another worker."""
     return JobError(
         "worker_lost",
-        f"{lease.attempt} workers have run job {lease.job} and the last three died: it is not "
-        "tried again; look at their logs, and at what is special about this request",
+        f"job {lease.job} was attempted {lease.attempt} times and its last three workers died: it "
+        "is not retried; check their logs and this request",
     )
 
 
-class Reporter(NamedTuple):
+class SettlementBuilder(NamedTuple):
     """Makes the settlements of ended jobs, in the name of one worker."""
 
     worker: str
     host: str
     provenance: Mapping[str, dict[str, Any]]  # of each model, by its name
 
-    def ended(self, attempt: Attempt) -> Settlement:
+    def for_attempt(self, attempt: Attempt) -> Settlement:
         """The settlement of an attempt that has an outcome."""
         outcome, error = attempt.outcome or Outcome(), attempt.error
         answer = outcome.completion or outcome.partial
@@ -133,7 +133,7 @@ class Reporter(NamedTuple):
         row = outbox.encode(entry)
         return Settlement(attempt.claimed, entry["run"], row, completion, error)
 
-    def refused(self, claimed: ClaimedJob, error: JobError) -> Settlement:
+    def for_error(self, claimed: ClaimedJob, error: JobError) -> Settlement:
         """The settlement of a job that is not run, or not run again."""
         entry = outbox.outbox_entry(
             claimed.lease.job,

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from jobs.errors import JobError
 from jobs.stream.delta import Delta
 from worker.backend import Backend, ModelInfo, Outcome
-from worker.queue.attempt import Attempt, Reporter, admit
+from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.publisher import Publisher
 from worker.queue.rq_job import ClaimedJob, Lease
 from worker.queue.rq_store import RQStore, Settlement
@@ -66,10 +66,10 @@ class Attempts:
         models: Mapping[str, ModelInfo],
         store: RQStore,
         publisher: Publisher,
-        reporter: Reporter,
+        settlements: SettlementBuilder,
     ) -> None:
         self._backend, self._models = backend, models
-        self._store, self._publisher, self._reporter = store, publisher, reporter
+        self._store, self._publisher, self._settlements = store, publisher, settlements
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._running: dict[str, Attempt] = {}
         self._ended: list[Attempt] = []  # of those, with an outcome
@@ -94,7 +94,7 @@ class Attempts:
         """Start or refuse a claimed job. Returns the number of sequences it adds to the batch."""
         stale = self._running.get(claimed.lease.job)
         if stale is not None:  # this process was suspended, and the job came back to it
-            self.drop(stale, JobError("cancelled", "the lease was lost"))
+            self.drop(stale)
         try:
             attempt = admit(claimed, self._models)
             self._running[claimed.lease.job] = attempt
@@ -108,9 +108,9 @@ class Attempts:
             self._refuse(claimed, JobError("internal", f"{type(error).__name__}: {error}"))
         return 0
 
-    def drop(self, attempt: Attempt, reason: JobError) -> None:
+    def drop(self, attempt: Attempt) -> None:
         """Stop and forget an attempt whose lease is lost."""
-        attempt.stop(reason)
+        attempt.stop(JobError("cancelled", "the lease was lost"))
         self._forget(attempt)
 
     def wake(self) -> None:
@@ -161,11 +161,11 @@ class Attempts:
 
     def _settlement(self, attempt: Attempt) -> Settlement:
         try:
-            return self._reporter.ended(attempt)
+            return self._settlements.for_attempt(attempt)
         except Exception as error:  # an outcome that has no row fails only its own job
             logger.exception("the outcome of job %s could not be encoded", attempt.lease.job)
             reason = JobError("internal", f"{type(error).__name__}: {error}")
-            return self._reporter.refused(attempt.claimed, reason)
+            return self._settlements.for_error(attempt.claimed, reason)
 
     def _requeue(self, attempt: Attempt) -> bool:
         """Return a job to its queue after a retryable error, if it has a retry left."""
@@ -179,7 +179,7 @@ class Attempts:
 
     def _refuse(self, claimed: ClaimedJob, error: JobError) -> None:
         self._running.pop(claimed.lease.job, None)
-        self._refused.append(self._reporter.refused(claimed, error))
+        self._refused.append(self._settlements.for_error(claimed, error))
 
     def _is_running(self, attempt: Attempt) -> bool:
         return self._running.get(attempt.lease.job) is attempt

@@ -15,8 +15,8 @@ import redis
 from jobs.errors import JobError
 from worker.backend import Backend, ModelInfo
 from worker.queue.attempts import Attempts
-from worker.queue.control import Cancel, Control
 from worker.queue.reaper import Reaper
+from worker.queue.rq_control import Cancel, Control
 from worker.queue.rq_job import ClaimedJob, Lease
 from worker.queue.rq_presence import RQPresence
 from worker.queue.rq_store import MAX_LOST, RQStore
@@ -34,7 +34,7 @@ RETRY_SECONDS = (0.1, 5.0)  # pause after a Redis error: the first, the longest
 
 
 class WorkerLoop:
-    """`run` is the worker's whole life; the other parts of the worker are handed in.
+    """`run` serves until the worker is stopped. Its collaborators are constructor arguments.
 
     models: by each name that has queues. grace: seconds that running jobs get after the first
     request to stop. burst: end when no job is queued, or started by any worker. on_idle: called
@@ -87,7 +87,7 @@ class WorkerLoop:
                 try:
                     self._attempts.publish()
                     self._settle()
-                    self._obey_control()
+                    self._handle_commands()
                     self._renew_lease()
                     self._reap()
                     self._enforce_deadlines()
@@ -95,10 +95,10 @@ class WorkerLoop:
                 except redis.RedisError as error:
                     self._wait_for_redis(error)
                 else:
-                    self._note_redis_works()
+                    self._reset_retry()
             crashed = False
         finally:
-            self._leave(crashed)
+            self._shut_down(crashed)
 
     # --- stages of a round ------------------------------------------------------------------------
 
@@ -108,7 +108,7 @@ class WorkerLoop:
             if not self._attempts:
                 self._on_idle()
 
-    def _obey_control(self) -> None:
+    def _handle_commands(self) -> None:
         for command in self._control.commands():
             if isinstance(command, Cancel):
                 self._cancel(command.job)
@@ -183,7 +183,7 @@ class WorkerLoop:
             self._next_poll = now + self._poll_pause
             self._poll_pause = min(1.5 * self._poll_pause, POLL_SECONDS[1])
 
-    # --- their parts ------------------------------------------------------------------------------
+    # --- helpers ----------------------------------------------------------------------------------
 
     def _finished(self) -> bool:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
@@ -217,7 +217,7 @@ class WorkerLoop:
         for attempt, (held, cancelled) in zip(attempts, checked, strict=True):
             if not held:
                 logger.warning("lost the lease of job %s: dropping it", attempt.lease.job)
-                self._attempts.drop(attempt, JobError("cancelled", "the lease was lost"))
+                self._attempts.drop(attempt)
             elif cancelled:
                 self._cancel(attempt.lease.job)
 
@@ -246,12 +246,12 @@ class WorkerLoop:
         while (left := until - time.monotonic()) > 0 and not self.aborted:
             self._attempts.take(left)
 
-    def _note_redis_works(self) -> None:
+    def _reset_retry(self) -> None:
         if self._retry_pause is not None:
             logger.info("Redis is back")
             self._retry_pause = None
 
-    def _leave(self, crashed: bool) -> None:
+    def _shut_down(self, crashed: bool) -> None:
         """Return the jobs that have not ended and sign off. A crash counts against its jobs."""
         unfinished = len(self._attempts)
         for attempt in self._attempts:

@@ -47,7 +47,7 @@ class StreamBuffer:
 
 
 class Publisher:
-    """Writes the streams of all running jobs. Used only by the service's thread."""
+    """Writes the streams of all running jobs. Used only by the loop's thread."""
 
     def __init__(self, writer: StreamWriter) -> None:
         self._writer = writer

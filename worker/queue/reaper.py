@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Collection, Sequence
 
-from worker.queue.attempt import Reporter, worker_lost
+from worker.queue.attempt import SettlementBuilder, worker_lost
 from worker.queue.rq_job import Lease
 from worker.queue.rq_store import RQStore
 
@@ -15,8 +15,8 @@ logger = logging.getLogger(__name__)
 class Reaper:
     """Works in the name of `worker`, on the queues of `store`."""
 
-    def __init__(self, store: RQStore, reporter: Reporter, worker: str) -> None:
-        self._store, self._reporter, self._worker = store, reporter, worker
+    def __init__(self, store: RQStore, settlements: SettlementBuilder, worker: str) -> None:
+        self._store, self._settlements, self._worker = store, settlements, worker
 
     def reap(self, known: Collection[Lease]) -> None:
         """Return the jobs of workers whose lease has expired, and jobs claimed by this worker that
@@ -42,5 +42,5 @@ class Reaper:
 
     def _reclaim(self, lease: Lease, dead: str | None) -> None:
         if not self._store.reclaim(lease, dead):
-            refused = self._reporter.refused(self._store.read(lease), worker_lost(lease))
+            refused = self._settlements.for_error(self._store.read(lease), worker_lost(lease))
             self._store.settle([refused], dead=dead)

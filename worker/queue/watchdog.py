@@ -1,4 +1,4 @@
-"""Whether the engine is alive and making progress, and the numbers it reports."""
+"""Detects a dead or hung engine, and collects its load figures."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from worker.backend import Backend
 
 
 class Watchdog:
-    """Checks a backend. An engine that has work and makes no step for `hang_seconds` hangs.
+    """Checks a backend. An engine with work that makes no step for `hang_seconds` is hung.
 
     `report`: start time of the worker and, after a check, device, memory and load of the engine.
     """

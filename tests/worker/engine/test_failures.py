@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -128,3 +129,21 @@ def test_an_overflowing_dtype_is_named(tmp_path: Path, largest: float, says: str
     engine = Engine.load(str(path), device="cpu", dtype="fp16")
     with pytest.raises(JobError, match=says):
         engine.generate([PROMPT], Sampling(temperature=0, max_tokens=8))
+
+
+def test_a_closed_engine_refuses_every_call(path: Path) -> None:
+    engine = Engine.load(str(path), device="cpu", dtype="fp32")
+    engine.close()
+    greedy = Sampling(temperature=0, max_tokens=1)
+    calls: list[Callable[[], object]] = [
+        lambda: engine.chat(ask()),
+        lambda: next(engine.stream(ask())),
+        lambda: engine.generate([PROMPT], greedy),
+        lambda: next(engine.generate_stream(PROMPT, greedy)),
+        lambda: engine.score(PROMPT, PROMPT),
+        lambda: engine.prompt_logits(PROMPT),
+    ]
+    for call in calls:
+        with pytest.raises(JobError, match="the engine was closed") as caught:
+            call()
+        assert caught.value.code == "cancelled"

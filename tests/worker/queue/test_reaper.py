@@ -6,7 +6,7 @@ import pytest
 
 from jobs import JobError, keys
 from tests.worker.site import Site
-from worker.queue.attempt import Reporter
+from worker.queue.attempt import SettlementBuilder
 from worker.queue.reaper import Reaper
 from worker.queue.rq_store import MAX_LOST, RQStore
 
@@ -20,7 +20,7 @@ def store(site: Site, name: str) -> RQStore:
 @pytest.fixture
 def reaper(site: Site) -> Reaper:
     site.redis.set(keys.worker("w1"), "{}")
-    return Reaper(store(site, "w1"), Reporter("w1", "host", {}), "w1")
+    return Reaper(store(site, "w1"), SettlementBuilder("w1", "host", {}), "w1")
 
 
 def waiting(site: Site) -> list[str]:
@@ -57,7 +57,7 @@ def test_a_job_fails_when_too_many_workers_died_with_it(site: Site, reaper: Reap
         assert waiting(site) == [job.id]
         store(site, f"dead{lost}").claim({"fake": 1})
         reaper.reap(set())
-    with pytest.raises(JobError, match="the last three died") as failure:
+    with pytest.raises(JobError, match="its last three workers died") as failure:
         job.result(timeout=1)
     assert failure.value.code == "worker_lost"
     assert waiting(site) == []

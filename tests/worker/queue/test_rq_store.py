@@ -10,7 +10,7 @@ from jobs import JobError, keys
 from jobs.client.client import Job
 from jobs.client.rq_format import results_key
 from tests.worker.site import Site
-from worker.queue.attempt import Reporter
+from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_store import MAX_LOST, RQStore, Settlement
 
@@ -39,7 +39,7 @@ def claim(by: RQStore, count: int = 1) -> list[ClaimedJob]:
 
 
 def ended(claimed: ClaimedJob, code: Any = "timeout") -> Settlement:
-    return Reporter("a", "host", {}).refused(claimed, JobError(code, "as the test wants"))
+    return SettlementBuilder("a", "host", {}).for_error(claimed, JobError(code, "as the test wants"))
 
 
 def dump(site: Site) -> dict[bytes, bytes]:

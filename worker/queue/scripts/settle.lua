@@ -1,6 +1,6 @@
 -- Ends a started job: "finished", "failed" or "canceled". Writes RQ's status, registry and result,
--- the row in the outbox and the end of the token stream. The caller loads this script behind the
--- Lua function end_stream (jobs.stream.entries.END_LUA).
+-- the row in the outbox and the end of the token stream. The caller prepends the Lua
+-- function end_stream (jobs.stream.entries.END_LUA).
 --
 -- KEYS  job: hash of the job
 --       wip: sorted set of the started jobs of its queue

@@ -10,7 +10,7 @@ import pytest
 
 from jobs import keys
 from tests.worker.site import Site, wait_until
-from worker.queue.control import Cancel, Control, Shutdown
+from worker.queue.rq_control import Cancel, Control, Shutdown
 
 CHANNEL = "rq:pubsub:w1"
 
