@@ -1,8 +1,8 @@
 """A child process that cannot outlive this one.
 
 The child runs in a session of its own, so that Ctrl-C at the terminal reaches only this process,
-which then stops the child. A guard, a small shell process, kills the child if this process dies
-without stopping it, for example by SIGKILL.
+which then stops the child. If this process dies without stopping it, for example by SIGKILL, a
+guard, a small shell process, terminates the child, and kills it after two seconds.
 """
 
 from __future__ import annotations
@@ -12,7 +12,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 # Standard input of the guard is a pipe from this process: `read` returns when this process ends.
-GUARD = 'read _; kill -9 "$1" 2>/dev/null; [ -z "$2" ] || rm -rf "$2"'
+GUARD = """
+read _
+kill "$1" 2>/dev/null
+tries=0
+while kill -0 "$1" 2>/dev/null && [ "$tries" -lt 20 ]; do sleep 0.1; tries=$((tries + 1)); done
+kill -9 "$1" 2>/dev/null
+[ -z "$2" ] || rm -rf "$2"
+"""
 
 
 class ChildProcess:

@@ -40,7 +40,7 @@ class Delta:
             content=wire.get("c") or "",
             reasoning=wire.get("r") or "",
             logprobs=tuple(TokenLogprob.model_validate(token) for token in wire.get("l") or ()),
-            finish_reason=wire.get("f"),
+            finish_reason=wire.get("f") or None,
         )
 
 

@@ -96,7 +96,11 @@ class EngineHost:
         return self._execute(partial(self._load, reference))
 
     def unload(self, name: str) -> None:
-        self._execute(partial(self._unload, name))
+        unload = partial(self._unload, name)
+        if self._thread.is_alive():
+            self._execute(unload)
+        else:
+            unload()
 
     def room(self, model: str) -> int:
         return self._engine(model).room

@@ -39,7 +39,8 @@ def claim(by: RQStore, count: int = 1) -> list[ClaimedJob]:
 
 
 def ended(claimed: ClaimedJob, code: Any = "timeout") -> Settlement:
-    return SettlementBuilder("a", "host", {}).for_error(claimed, JobError(code, "as the test wants"))
+    error = JobError(code, "as the test wants")
+    return SettlementBuilder("a", "host", {}).for_error(claimed, error)
 
 
 def dump(site: Site) -> dict[bytes, bytes]:
