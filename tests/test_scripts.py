@@ -17,7 +17,7 @@ SCRIPTS = sorted(
 
 
 def test_scripts_are_found() -> None:
-    assert {"enqueue", "cancel"} <= {path.stem for path in SCRIPTS}
+    assert {"rq_enqueue", "rq_cancel"} <= {path.stem for path in SCRIPTS}
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

@@ -8,6 +8,7 @@ from typing import Any
 
 from jobs import keys, lua
 from jobs.client.rq_format import (
+    FAILURE_SECONDS,
     format_time,
     job_key,
     queue_key,
@@ -17,12 +18,11 @@ from jobs.client.rq_format import (
 )
 from jobs.client.state import JobState, Status, read_state, unknown
 from jobs.client.steps import Steps, command, retry
-from jobs.client.submit import FAILURE_SECONDS
 from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
 
-CANCEL = lua.load("jobs.client", "cancel", END_LUA)
+CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA)
 
 
 def cancel(job_id: str) -> Steps[bool]:
@@ -39,7 +39,7 @@ def cancel(job_id: str) -> Steps[bool]:
 
 
 def _run_script(state: JobState) -> Steps[bytes]:
-    """The reply of cancel.lua; `again` if the job has changed since `state` was read."""
+    """The reply of rq_cancel.lua; `again` if the job has changed since `state` was read."""
     error = JobError("cancelled", f"job {state.id} was cancelled before it was run")
     now = time.time()
     row = outbox.outbox_entry(

@@ -16,15 +16,21 @@ from redis import Redis
 
 from jobs import keys, lua
 from jobs.api.request import ChatRequest
-from jobs.client.rq_format import QUEUES_KEY, job_key, queue_key, queued_job, results_key
+from jobs.client.rq_format import (
+    BULK_RESULT_SECONDS,
+    FAILURE_SECONDS,
+    QUEUES_KEY,
+    RESULT_SECONDS,
+    job_key,
+    queue_key,
+    queued_job,
+    results_key,
+)
 from jobs.errors import InvalidRequest, JobError, invalid
 
-RESULT_SECONDS = 86_400  # how long the result of an interactive job stays in Redis
-BULK_RESULT_SECONDS = 3_600  # bulk results are rows in Parquet by then
-FAILURE_SECONDS = 7 * 86_400
 BATCH = 500  # jobs per round trip
 
-ENQUEUE = lua.load("jobs.client", "enqueue")
+ENQUEUE = lua.load("jobs.client", "rq_enqueue")
 
 
 def parse_many(requests: Iterable[ChatRequest | dict[str, Any]]) -> list[ChatRequest]:
@@ -67,7 +73,7 @@ class _NewJob(NamedTuple):
     fields: dict[str, Any]  # of the job's hash
 
     def script_keys(self) -> list[str]:
-        """KEYS of enqueue.lua."""
+        """KEYS of rq_enqueue.lua."""
         return [
             job_key(self.id),
             queue_key(self.queue),
@@ -77,7 +83,7 @@ class _NewJob(NamedTuple):
         ]
 
     def script_args(self) -> list[Any]:
-        """ARGV of enqueue.lua."""
+        """ARGV of rq_enqueue.lua."""
         fields_and_values = [part for item in self.fields.items() for part in item]
         return [self.id, self.fields["created_at"], self.fields["data"], *fields_and_values]
 
