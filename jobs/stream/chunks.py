@@ -16,7 +16,7 @@ class ChunkBuilder:
     """Builds the chunks of one answer.
 
     The first delta of each choice carries the role. Empty fields are omitted. Only the usage chunk
-    has a `system_fingerprint`: a follower learns it with the completion.
+    has a `system_fingerprint`: followers receive it with the completion.
     """
 
     def __init__(self, job_id: str | None, model: str, created: int) -> None:
