@@ -38,7 +38,7 @@ _LAZY = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs redis or pyarrow with its first use, so that `import jobs` stays fast."""
+    """Import what needs redis or pyarrow on first use, so that `import jobs` stays fast."""
     if name in _LAZY:
         from importlib import import_module
 

@@ -55,7 +55,7 @@ class JobError(Exception):
 
 
 class InvalidRequest(JobError, ValueError):
-    """A request that can't be run without a change; also a ValueError."""
+    """The request is invalid: it can't run without a change."""
 
 
 def invalid(message: str, param: str | None = None) -> InvalidRequest:

@@ -12,7 +12,7 @@ RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 
 TASK = "worker.tasks.chat_completion"  # function name of every chatjobs job
 
-CONTROL = "chatjobs:control"  # pub/sub: load, unload, cancel
+CONTROL = "chatjobs:control"  # pub/sub: cancel
 OUTBOXES = "chatjobs:outboxes"  # set: runs that have an outbox
 
 

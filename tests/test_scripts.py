@@ -1,37 +1,102 @@
-"""Every Lua script has a header that documents it, and compiles."""
+"""Every Lua script is documented in its header, compiles, and takes what Python passes to it."""
 
 from __future__ import annotations
 
+import re
 from itertools import takewhile
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
 
+from jobs.client import cancel, submit
+from jobs.stream import writer
 from jobs.stream.entries import END_LUA
+from worker.queue import rq_scripts
+from worker.record import part_plans
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(
     path for package in ("jobs", "worker") for path in ROOT.glob(f"{package}/**/scripts/*.lua")
 )
 
+# The text of each script, a table that it unpacks, and the names that Python gives its elements.
+CASES = [
+    (submit.ENQUEUE, "KEYS", submit.EnqueueKeys),
+    (submit.ENQUEUE, "ARGV", submit.EnqueueArgs),
+    (cancel.CANCEL, "KEYS", cancel.CancelKeys),
+    (cancel.CANCEL, "ARGV", cancel.CancelArgs),
+    (writer.APPEND, "KEYS", writer.AppendKeys),
+    (writer.APPEND, "ARGV", writer.AppendArgs),
+    (rq_scripts.CLAIM, "ARGV", rq_scripts.ClaimArgs),
+    (rq_scripts.SETTLE, "KEYS", rq_scripts.SettleKeys),
+    (rq_scripts.SETTLE, "ARGV", rq_scripts.SettleArgs),
+    (rq_scripts.RETURN, "KEYS", rq_scripts.ReturnKeys),
+    (rq_scripts.RETURN, "ARGV", rq_scripts.ReturnArgs),
+    (part_plans.PLAN, "KEYS", part_plans.PlanKeys),
+    (part_plans.PLAN, "ARGV", part_plans.PlanArgs),
+    (part_plans.COMMIT, "KEYS", part_plans.CommitKeys),
+    (part_plans.COMMIT, "ARGV", part_plans.CommitArgs),
+]
+NAMES = [names.__name__ for _, _, names in CASES]
+
+
+def header_of(text: str) -> str:
+    return "\n".join(takewhile(lambda line: line.startswith("--"), text.splitlines()))
+
+
+def unpacked(script: str, table: str) -> list[tuple[str, ...]]:
+    """The names of each `local a, b, … = unpack(TABLE)`."""
+    lines = re.findall(rf"^local ([\w,\s]+?) = unpack\({table}\)$", script, re.MULTILINE)
+    return [tuple(re.split(r",\s*", names)) for names in lines]
+
 
 def test_scripts_are_found() -> None:
-    assert {"enqueue", "cancel"} <= {path.stem for path in SCRIPTS}
+    assert {"rq_enqueue", "rq_cancel"} <= {path.stem for path in SCRIPTS}
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_opens_with_a_header_that_describes_it(path: Path) -> None:
     text = path.read_text()
-    header = "\n".join(takewhile(lambda line: line.startswith("--"), text.splitlines()))
-    assert "Returns" in header
+    header = header_of(text)
     if header.startswith("-- Prelude"):  # defines functions for other scripts
         assert "KEYS" not in text and "ARGV" not in text
-    else:
-        assert "KEYS" in header and "ARGV" in header
+        return
+    _, _, description = header.partition("\n--\n")
+    parts = re.findall(r"^-- (KEYS  |ARGV  |Returns |Atomic: )", description, re.MULTILINE)
+    assert parts == ["KEYS  ", "ARGV  ", "Returns ", "Atomic: "]
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_compiles(path: Path, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         client.script_load(END_LUA + path.read_text())
+
+
+@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
+def test_each_unpacked_table_has_names_in_python(path: Path) -> None:
+    text = path.read_text()
+    tables = {table for table in ("KEYS", "ARGV") if unpacked(text, table)}
+    assert tables == {table for script, table, _ in CASES if script.endswith(text)}
+
+
+@pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
+def test_a_script_takes_what_python_passes(script: str, table: str, names: Any) -> None:
+    assert unpacked(script, table) == [names._fields]
+
+
+@pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
+def test_the_variable_tail_follows_the_named_elements(script: str, table: str, names: Any) -> None:
+    for name, first in re.findall(rf"(\w+) = \{{unpack\({table}, (\d+)\)\}}", script):
+        assert int(first) == len(names._fields) + 1
+        assert f"{name}…: " in script
+    assert script.count(f"({table}, ") == script.count(f"= {{unpack({table}, ")
+
+
+@pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
+def test_the_header_lists_the_names_in_order(script: str, table: str, names: Any) -> None:
+    body = script.removeprefix(END_LUA)
+    (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
+    listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)
+    assert tuple(", ".join(listed).split(", ")) == names._fields

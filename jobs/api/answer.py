@@ -56,6 +56,11 @@ class Choice(Wire):
     logprobs: ChoiceLogprobs | None = None
 
 
+def completion_id(job_id: str | None) -> str:
+    """Id of the answer and of its chunks. None: a request that is not a job."""
+    return f"chatcmpl-{job_id or 'local'}"
+
+
 class ChatCompletion(Wire):
     """The complete answer to a request. Validates as openai.types.chat.ChatCompletion."""
 

@@ -75,7 +75,7 @@ def _no_lone_surrogates(value: str) -> str:
     except UnicodeEncodeError as error:
         escape = f"\\u{ord(value[error.start]):04x}"
         raise ValueError(
-            f"{escape} at {error.start} is half a character (a lone surrogate): "
+            f"{escape} at {error.start} is a lone surrogate, which is not valid Unicode: "
             "send valid Unicode text"
         ) from None
     return value

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from typing import NamedTuple
 
 from jobs import keys, lua
 from jobs.client.rq_format import (
+    FAILURE_SECONDS,
     format_time,
     job_key,
     queue_key,
@@ -17,12 +18,40 @@ from jobs.client.rq_format import (
 )
 from jobs.client.state import JobState, Status, read_state, unknown
 from jobs.client.steps import Steps, command, retry
-from jobs.client.submit import FAILURE_SECONDS
 from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
 
-CANCEL = lua.load("jobs.client", "cancel", END_LUA)
+CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA)
+
+
+# The names of the `unpack` lines of rq_cancel.lua, in the same order.
+
+
+class CancelKeys(NamedTuple):
+    job: str
+    queue: str
+    registry: str
+    results: str
+    outbox: str
+    outboxes: str
+    log: str
+    live: str
+
+
+class CancelArgs(NamedTuple):
+    job_id: str
+    expected_attempt: int
+    error: str
+    row: str
+    run: str
+    end_id: str
+    end_payload: str
+    ended_at: str
+    now: int
+    keep: int
+    control_channel: str
+    control_message: str
 
 
 def cancel(job_id: str) -> Steps[bool]:
@@ -39,7 +68,7 @@ def cancel(job_id: str) -> Steps[bool]:
 
 
 def _run_script(state: JobState) -> Steps[bytes]:
-    """The reply of cancel.lua; `again` if the job has changed since `state` was read."""
+    """The reply of rq_cancel.lua; `again` if the job has changed since `state` was read."""
     error = JobError("cancelled", f"job {state.id} was cancelled before it was run")
     now = time.time()
     row = outbox.outbox_entry(
@@ -51,31 +80,31 @@ def _run_script(state: JobState) -> Steps[bytes]:
         enqueued_at=state.enqueued_at,
         finished_at=now,
     )
-    script_keys = [
-        job_key(state.id),
-        queue_key(state.queue),
-        registry_key(state.queue, "canceled"),
-        keys.log(state.id),
-        keys.live(state.id),
-        results_key(state.id),
-        keys.outbox(row["run"]),
-        keys.OUTBOXES,
-    ]
-    script_args: list[Any] = [
-        state.id,
-        state.attempt,
-        json.dumps(error.to_dict()),
-        outbox.encode(row),
-        row["run"],
-        end_id(state.attempt),
-        end_payload("cancelled", error=error),
-        format_time(),
-        int(now),
-        state.failure_ttl or FAILURE_SECONDS,
-        keys.CONTROL,
-        json.dumps({"op": "cancel", "job": state.id}),
-        *result_fields(state.id, "canceled", error=str(error)),
-    ]
-    call = command("eval", CANCEL, len(script_keys), *script_keys, *script_args)
+    script_keys = CancelKeys(
+        job=job_key(state.id),
+        queue=queue_key(state.queue),
+        registry=registry_key(state.queue, "canceled"),
+        results=results_key(state.id),
+        outbox=keys.outbox(row["run"]),
+        outboxes=keys.OUTBOXES,
+        log=keys.log(state.id),
+        live=keys.live(state.id),
+    )
+    script_args = CancelArgs(
+        job_id=state.id,
+        expected_attempt=state.attempt,
+        error=json.dumps(error.to_dict()),
+        row=outbox.encode(row),
+        run=row["run"],
+        end_id=end_id(state.attempt),
+        end_payload=end_payload("cancelled", error=error),
+        ended_at=format_time(),
+        now=int(now),
+        keep=state.failure_ttl or FAILURE_SECONDS,
+        control_channel=keys.CONTROL,
+        control_message=json.dumps({"op": "cancel", "job": state.id}),
+    )
+    result = result_fields(state.id, "canceled", error=str(error))
+    call = command("eval", CANCEL, len(script_keys), *script_keys, *script_args, *result)
     reply: bytes = yield from retry(call)
     return reply

@@ -26,7 +26,7 @@ class Client:
     """Submits chat-completion jobs and finds them again. May be shared by threads.
 
     `url` is redis://, rediss:// or unix://; by default $CHATJOBS_REDIS_URL, else the local server.
-    Connects with the first call; if Redis can't be reached, that call raises JobError (internal).
+    Connects on the first call; if Redis can't be reached, that call raises JobError (internal).
     """
 
     def __init__(self, url: str | None = None) -> None:
@@ -86,7 +86,7 @@ class Job:
     def stream(self, after: str | None = None) -> Iterator[ChatChunk]:
         """The chunks of the answer, from the start to the end, as they are generated.
 
-        `after` is the `cursor` of an earlier chunk: the stream resumes behind it. A chunk with
+        `after` is the `cursor` of an earlier chunk: the stream resumes after it. A chunk with
         `reset` means that the job has started again: discard all chunks before it. Any number of
         readers may follow a job. A job that doesn't stream gives its whole answer at the end.
         """

@@ -28,7 +28,7 @@ def redis_url(url: str | None = None) -> str:
 
 
 def connect(url: str | None = None) -> redis.Redis:
-    """A client for `url` (redis://, rediss://, unix://). Connects with the first command.
+    """A client for `url` (redis://, rediss://, unix://). Connects on the first command.
 
     Raises InvalidRequest for an invalid URL.
     """

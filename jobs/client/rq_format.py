@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from redis import Redis
 from rq import Queue
+from rq.exceptions import AbandonedJobError
 from rq.job import Job, JobStatus
 from rq.registry import (
     BaseRegistry,
@@ -32,6 +33,15 @@ ERROR = "chatjobs_error"  # JobError.to_dict() as JSON, of a failed or cancelled
 ATTEMPT = "chatjobs_attempt"  # attempts so far
 CANCEL = "chatjobs_cancel"  # 1 if a running job must stop
 
+# Fields of a job's hash that clients read.
+CHANGING_FIELDS = ("status", ATTEMPT, ERROR)
+FIXED_FIELDS = ("data", "origin", "created_at", "enqueued_at", "failure_ttl")
+
+# Seconds that RQ keeps a job that has ended, with its result.
+RESULT_SECONDS = 86_400  # interactive jobs
+BULK_RESULT_SECONDS = 3_600  # bulk results are rows in Parquet by then
+FAILURE_SECONDS = 7 * 86_400
+
 MAX_DATA = 64 * 2**20  # bytes of a job's data, decompressed
 MAX_DEPTH = 100  # levels of nested JSON, well below the recursion limit of Python's json
 
@@ -48,6 +58,19 @@ _RESULT_TYPES: dict[End, Result.Type] = {
     "finished": Result.Type.SUCCESSFUL,
     "failed": Result.Type.FAILED,
     "canceled": Result.Type.STOPPED,
+}
+
+StatusName = Literal["queued", "started", "finished", "failed", "cancelled", "unknown"]
+_STATUSES: dict[bytes, StatusName] = {
+    b"created": "queued",
+    b"queued": "queued",
+    b"deferred": "queued",
+    b"scheduled": "queued",
+    b"started": "started",
+    b"finished": "finished",
+    b"failed": "failed",
+    b"stopped": "cancelled",
+    b"canceled": "cancelled",
 }
 
 
@@ -105,6 +128,11 @@ def parse_time(value: bytes | None) -> float | None:
         return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
     except (ValueError, OverflowError):
         return None
+
+
+def read_status(value: bytes | None) -> StatusName:
+    """The client's status for RQ's status; "unknown" if it is absent or not one of RQ's."""
+    return _STATUSES.get(value or b"", "unknown")
 
 
 def queued_job(
@@ -166,6 +194,12 @@ def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]
     return func if isinstance(func, str) else None, args, kwargs
 
 
+def request_of(kwargs: dict[str, Any]) -> dict[str, Any] | None:
+    """The keyword argument `request` of a job's call; None unless it is a JSON object."""
+    request = kwargs.get("request")
+    return request if isinstance(request, dict) else None
+
+
 def result_fields(
     job_id: str,
     end: End,
@@ -199,6 +233,11 @@ def read_result(job_id: str, entry_id: bytes, fields: dict[bytes, bytes]) -> tup
         serializer=JSONSerializer,
     )
     return result.return_value, result.exc_string
+
+
+def is_abandoned(failure: str) -> bool:
+    """Whether RQ's clean-up failed the job because its worker died. `failure`: failure text."""
+    return AbandonedJobError.__name__ in failure
 
 
 def _deeper_than(value: Any, limit: int) -> bool:

@@ -11,21 +11,14 @@ from pydantic import ValidationError
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
-from jobs.client.rq_format import (
-    ATTEMPT,
-    ERROR,
-    decode_call,
-    job_key,
-    parse_time,
-    read_result,
-    results_key,
-)
+from jobs.client import rq_format
+from jobs.client.rq_format import ATTEMPT, CHANGING_FIELDS, ERROR, FIXED_FIELDS, parse_time
 from jobs.client.steps import Steps, command, retry
 from jobs.errors import ErrorCode, JobError, invalid
 
 
 class Status(StrEnum):
-    """Where a job is, in fewer values than RQ has."""
+    """State of a job. Several RQ statuses map to one value."""
 
     QUEUED = "queued"  # waits for a worker, for the first time or again
     STARTED = "started"  # a worker runs it
@@ -38,22 +31,6 @@ class Status(StrEnum):
     def over(self) -> bool:
         """Whether the job has ended."""
         return self in (Status.FINISHED, Status.FAILED, Status.CANCELLED)
-
-
-_FROM_RQ = {
-    b"created": Status.QUEUED,
-    b"queued": Status.QUEUED,
-    b"deferred": Status.QUEUED,
-    b"scheduled": Status.QUEUED,
-    b"started": Status.STARTED,
-    b"finished": Status.FINISHED,
-    b"failed": Status.FAILED,
-    b"stopped": Status.CANCELLED,
-    b"canceled": Status.CANCELLED,
-}
-
-_CHANGING = ("status", ATTEMPT, ERROR)
-_FIXED = ("data", "origin", "created_at", "enqueued_at", "failure_ttl")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +53,13 @@ def read_state(
     job_id: str, *, full: bool = False, deadline: float | None = None
 ) -> Steps[JobState]:
     """The job's state now; `full` also reads what never changes. An absent job is UNKNOWN."""
-    fields = _CHANGING + _FIXED if full else _CHANGING
-    values = yield from retry(command("hmget", job_key(job_id), fields), deadline)
+    fields = CHANGING_FIELDS + FIXED_FIELDS if full else CHANGING_FIELDS
+    values = yield from retry(command("hmget", rq_format.job_key(job_id), fields), deadline)
     found = {name: value for name, value in zip(fields, values, strict=True) if value}
     created_at = parse_time(found.get("created_at"))
     return JobState(
         id=job_id,
-        status=_FROM_RQ.get(found.get("status", b""), Status.UNKNOWN),
+        status=Status(rq_format.read_status(found.get("status"))),
         attempt=int(found.get(ATTEMPT, 0)),
         error=_error(found.get(ERROR)),
         request=_request(found.get("data", b"")),
@@ -94,7 +71,7 @@ def read_state(
 
 
 def read_status(job_id: str) -> Steps[Status]:
-    """Where the job is now."""
+    """The job's status."""
     state = yield from read_state(job_id)
     return state.status
 
@@ -111,9 +88,11 @@ def read_outcome(state: JobState, deadline: float | None = None) -> Steps[ChatCo
     """The completion of a job that is over. Raises its JobError if it has none."""
     if state.error is not None and state.status is not Status.FINISHED:
         raise state.error
-    newest = command("xrevrange", results_key(state.id), count=1)
+    newest = command("xrevrange", rq_format.results_key(state.id), count=1)
     entries = yield from retry(newest, deadline)
-    value, failure = read_result(state.id, *entries[0]) if entries else (None, None)
+    value, failure = None, None
+    if entries:
+        value, failure = rq_format.read_result(state.id, *entries[0])
     if state.status is Status.CANCELLED:
         raise JobError("cancelled", f"job {state.id} was cancelled")
     if state.status is Status.FAILED:
@@ -139,7 +118,7 @@ def _foreign_failure(job_id: str, text: str | None) -> JobError:
     """The error of a job that one of RQ's tools failed, instead of a chatjobs worker."""
     lines = (text or "").strip().splitlines()
     reason = lines[-1] if lines else "no reason was recorded"
-    code: ErrorCode = "worker_lost" if "AbandonedJobError" in reason else "internal"
+    code: ErrorCode = "worker_lost" if rq_format.is_abandoned(reason) else "internal"
     return JobError(code, f"job {job_id} failed: {reason}")
 
 
@@ -148,10 +127,9 @@ def _error(value: bytes | None) -> JobError | None:
 
 
 def _request(data: bytes) -> dict[str, Any]:
-    """The keyword argument `request` of the job's call; {} if it has none."""
+    """The request in the field `data` of a job's hash; {} if there is none."""
     try:
-        _, _, kwargs = decode_call(data)
+        _, _, kwargs = rq_format.decode_call(data)
     except ValueError:
         return {}
-    request = kwargs.get("request")
-    return request if isinstance(request, dict) else {}
+    return rq_format.request_of(kwargs) or {}

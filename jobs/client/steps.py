@@ -1,4 +1,4 @@
-"""Exchanges with Redis that are written once and run both by threads and by asyncio.
+"""Redis protocols shared by the sync and async clients.
 
 An exchange is a generator ("steps"). It yields a `Call`, a function of the connection, and is sent
 the reply, or has the Redis error thrown in. With `Emit(value)` it hands a value to the caller at
@@ -31,7 +31,7 @@ class Emit(NamedTuple, Generic[T]):
 
 
 class Connection:
-    """What the calls of one exchange work with: a client, and a subscription of its own.
+    """Context of one exchange: a Redis client and its own pub/sub subscription.
 
     With an asyncio client, whatever waits returns an awaitable.
     """
@@ -42,7 +42,7 @@ class Connection:
 
     @property
     def pubsub(self) -> Any:
-        """The subscription, opened with its first use."""
+        """The subscription, opened on first use."""
         if self._pubsub is None:
             self._pubsub = self.redis.pubsub()
         return self._pubsub

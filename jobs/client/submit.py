@@ -10,21 +10,45 @@ import secrets
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Any, NamedTuple
 
 from redis import Redis
 
 from jobs import keys, lua
 from jobs.api.request import ChatRequest
-from jobs.client.rq_format import QUEUES_KEY, job_key, queue_key, queued_job, results_key
+from jobs.client.rq_format import (
+    BULK_RESULT_SECONDS,
+    FAILURE_SECONDS,
+    QUEUES_KEY,
+    RESULT_SECONDS,
+    job_key,
+    queue_key,
+    queued_job,
+    results_key,
+)
 from jobs.errors import InvalidRequest, JobError, invalid
 
-RESULT_SECONDS = 86_400  # how long the result of an interactive job stays in Redis
-BULK_RESULT_SECONDS = 3_600  # bulk results are rows in Parquet by then
-FAILURE_SECONDS = 7 * 86_400
 BATCH = 500  # jobs per round trip
 
-ENQUEUE = lua.load("jobs.client", "enqueue")
+ENQUEUE = lua.load("jobs.client", "rq_enqueue")
+
+
+# The names of the `unpack` lines of rq_enqueue.lua, in the same order.
+
+
+class EnqueueKeys(NamedTuple):
+    job: str
+    queue: str
+    queues: str
+    log: str
+    results: str
+
+
+class EnqueueArgs(NamedTuple):
+    job_id: str
+    created_at: str
+    data: bytes
 
 
 def parse_many(requests: Iterable[ChatRequest | dict[str, Any]]) -> list[ChatRequest]:
@@ -66,20 +90,21 @@ class _NewJob(NamedTuple):
     queue: str
     fields: dict[str, Any]  # of the job's hash
 
-    def script_keys(self) -> list[str]:
-        """KEYS of enqueue.lua."""
-        return [
-            job_key(self.id),
-            queue_key(self.queue),
-            QUEUES_KEY,
-            keys.log(self.id),
-            results_key(self.id),
-        ]
+    def script_keys(self) -> EnqueueKeys:
+        return EnqueueKeys(
+            job=job_key(self.id),
+            queue=queue_key(self.queue),
+            queues=QUEUES_KEY,
+            log=keys.log(self.id),
+            results=results_key(self.id),
+        )
 
     def script_args(self) -> list[Any]:
-        """ARGV of enqueue.lua."""
-        fields_and_values = [part for item in self.fields.items() for part in item]
-        return [self.id, self.fields["created_at"], self.fields["data"], *fields_and_values]
+        """The named arguments, then field, value, … of the hash."""
+        named = EnqueueArgs(
+            job_id=self.id, created_at=self.fields["created_at"], data=self.fields["data"]
+        )
+        return [*named, *chain.from_iterable(self.fields.items())]
 
 
 def _new_job(redis: Redis, request: ChatRequest) -> _NewJob:

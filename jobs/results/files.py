@@ -1,6 +1,6 @@
 """Result data sets on disk: writing the files of a run, and `Results`, which reads them.
 
-    <results>/<run>/run.json                 configuration and versions
+    <results>/<run>/run.json                 run id, schema version, engine and versions
     <results>/<run>/README.md                data-set card, for load_dataset(<run>)
     <results>/<run>/samples/part-….parquet   complete files, all with schema.py's SCHEMA
     <results>/<run>/_tmp/                    unfinished files
@@ -45,8 +45,8 @@ configs:
 ---
 # {run}
 
-Chat completions written by chatjobs: one row per answer in `samples/`, the configuration in
-`run.json`. Files in `samples/` are always complete.
+Chat completions written by chatjobs: one row per answer in `samples/`, the versions of the engine
+and of torch in `run.json`. Files in `samples/` are always complete.
 
     from datasets import load_dataset
     rows = load_dataset("{run}", split="train")
@@ -84,9 +84,9 @@ def write_part(path_tmp: Path, path_final: Path, table: pa.Table) -> None:
     _sync_folder(path_final.parent)
 
 
-def write_run_card(run_dir: Path, config: dict[str, Any]) -> None:
-    """Write `config` to run.json, and the data-set card. Each file is replaced atomically."""
-    text = json.dumps(config, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
+def write_run_card(run_dir: Path, content: dict[str, Any]) -> None:
+    """Write `content` to run.json, and the data-set card. Each file is replaced atomically."""
+    text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
     _write_text(run_dir, RUN_FILE, text)
     _write_text(run_dir, CARD_FILE, CARD.format(run=run_dir.name))
 
@@ -115,10 +115,13 @@ class Results:
         return self.root / run
 
     def config(self, run: str) -> dict[str, Any]:
-        """Content of run.json; {} if it doesn't exist yet."""
+        """Content of run.json: run_id, schema_version, engine, engine_version, torch_version.
+
+        {} if the file doesn't exist yet.
+        """
         file = self.path(run) / RUN_FILE
-        config: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
-        return config
+        content: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
+        return content
 
     def dataset(self, run: str) -> ds.Dataset:
         """The run's rows as a pyarrow data set, which selects and filters lazily."""

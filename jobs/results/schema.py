@@ -64,10 +64,7 @@ KEY = [
     _optional("session", TEXT, "session given by the user"),
     _optional("tags", pa.list_(TEXT), "tags given by the user"),
     # Reserved for scoring, like is_greedy and scored_bytes below; null today.
-    _optional("sample_id", TEXT, "key of the sample in its data set"),
     _optional("dataset", TEXT, "data set of the sample"),
-    _optional("dataset_revision", TEXT, "revision of the data set"),
-    _optional("dataset_split", TEXT, "split of the data set"),
 ]
 INPUT = [
     _optional("messages", MESSAGES, "the conversation; parts of a message's content are joined"),

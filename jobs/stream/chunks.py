@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from jobs.api.answer import ChatCompletion, ChoiceLogprobs
+from jobs.api.answer import ChatCompletion, ChoiceLogprobs, completion_id
 from jobs.api.chunk import ChatChunk, ChoiceDelta, ChunkChoice
 from jobs.stream.delta import Delta
 
@@ -16,11 +16,11 @@ class ChunkBuilder:
     """Builds the chunks of one answer.
 
     The first delta of each choice carries the role. Empty fields are omitted. Only the usage chunk
-    has a `system_fingerprint`: a follower learns it with the completion.
+    has a `system_fingerprint`: followers receive it with the completion.
     """
 
-    def __init__(self, job_id: str, model: str, created: int) -> None:
-        self._id = f"chatcmpl-{job_id}"
+    def __init__(self, job_id: str | None, model: str, created: int) -> None:
+        self._id = completion_id(job_id)
         self._model, self._created = model, created
         self._introduced: set[int] = set()  # choices whose role has been sent
 

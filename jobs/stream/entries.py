@@ -26,7 +26,9 @@ from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
 from jobs.stream.delta import Delta
 
-END_SEQ = 2**53 - 1  # seq of the end entry: largest integer that a double holds without ambiguity
+# Seq of the end entry: the largest integer n such that a double represents all integers up to n
+# exactly.
+END_SEQ = 2**53 - 1
 
 # Lua function `end_stream(log, live, id, payload)`, a prelude for scripts that settle a job.
 # `id` is end_id(attempt), `payload` is end_payload(…).

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from redis import Redis
 
@@ -13,6 +14,21 @@ LOG_ENTRIES = 2**16  # approximate length of a log; followers of a longer one ge
 LOG_SECONDS = 3600  # expiry of a log after its last entry; end_stream.lua shortens it at the end
 
 APPEND = lua.load("jobs.stream", "append")
+
+
+# The names of the `unpack` lines of append.lua, in the same order.
+
+
+class AppendKeys(NamedTuple):
+    log: str
+    live: str
+
+
+class AppendArgs(NamedTuple):
+    entry_id: str
+    payload: str
+    expire_seconds: int
+    max_entries: int
 
 
 class StreamWriter:
@@ -33,8 +49,13 @@ class StreamWriter:
         pipeline = self._redis.pipeline(transaction=False)
         for entry in entries:
             self._append(
-                keys=[keys.log(entry.job), keys.live(entry.job)],
-                args=[entry.id, entry.payload(), LOG_SECONDS, LOG_ENTRIES],
+                keys=AppendKeys(log=keys.log(entry.job), live=keys.live(entry.job)),
+                args=AppendArgs(
+                    entry_id=entry.id,
+                    payload=entry.payload(),
+                    expire_seconds=LOG_SECONDS,
+                    max_entries=LOG_ENTRIES,
+                ),
                 client=pipeline,
             )
         return [reply == 1 for reply in pipeline.execute()]

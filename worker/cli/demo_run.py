@@ -1,4 +1,4 @@
-"""The demo: bulk jobs and one streamed job on a private Redis, with the model that ships here.
+"""The demo: bulk jobs and one streamed job on a private Redis, with the bundled model.
 
 A child process runs the worker; it is replaced if it is killed, as a supervisor would do.
 """

@@ -17,7 +17,7 @@ from jobs.cli.failures import Unavailable
 
 MODEL = "demo"
 STOP_SECONDS = 20.0
-MAX_WORKERS = 10  # more deaths than this are no accident
+MAX_WORKERS = 10  # workers started before the demo gives up
 
 
 class WorkerProcess:

@@ -13,7 +13,7 @@ PLAIN_LINE_SECONDS = 2.0
 
 
 class RowProgress:
-    """A context manager; call `update` as often as you like."""
+    """A context manager; `update` may be called at any rate."""
 
     def __init__(self, total: int) -> None:
         self._total = total

@@ -17,6 +17,7 @@ from jobs.api.answer import (
     TokenLogprob,
     TopLogprob,
     Usage,
+    completion_id,
 )
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
@@ -173,7 +174,7 @@ class ChatGeneration:
         generated = sum(len(choice.token_ids) for choice in self._choices)
         reasoning = sum(choice.reasoning_tokens for choice in self._choices)
         return ChatCompletion(
-            id=f"chatcmpl-{self._request.job.id}" if self._request.job.id else "chatcmpl-local",
+            id=completion_id(self._request.job.id),
             created=self._created,
             model=self._request.model,
             choices=[

@@ -89,7 +89,7 @@ class Engine:
         iterating."""
         sink = CollectingSink()
         chat = self.submit(request, sink)
-        chunks = ChunkBuilder(request.job.id or "local", request.model, int(time.time()))
+        chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
         try:
             while not chat.done:
                 self.step()

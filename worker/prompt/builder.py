@@ -65,7 +65,7 @@ class PromptBuilder:
             text.encode()
         except UnicodeEncodeError:  # from tools or chat_template_kwargs, which are free JSON
             raise invalid(
-                "the prompt contains half a character (a lone surrogate): send valid Unicode",
+                "the prompt contains a lone surrogate, which is not valid Unicode: send valid text",
                 "messages",
             ) from None
         # The template itself writes the BOS token if the model needs one.

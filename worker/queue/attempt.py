@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jobs import keys
 from jobs.api.request import ChatRequest
+from jobs.client.rq_format import request_of
 from jobs.errors import JobError, invalid
 from jobs.results import outbox
 from worker.backend import Handle, ModelInfo, Outcome
@@ -63,8 +64,8 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
         raise claimed.fault
     if claimed.func != keys.TASK:
         raise invalid(f"this queue runs only {keys.TASK}, the job names {claimed.func!r}", "func")
-    content = claimed.kwargs.get("request")
-    if claimed.args or len(claimed.kwargs) != 1 or not isinstance(content, dict):
+    content = request_of(claimed.kwargs)
+    if claimed.args or len(claimed.kwargs) != 1 or content is None:
         raise invalid(
             f"{keys.TASK} takes one keyword argument, request, which is a JSON object", "request"
         )

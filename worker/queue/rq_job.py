@@ -11,8 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs import keys
-from jobs.client.rq_format import CANCEL, decode_call, parse_time
-from jobs.client.submit import FAILURE_SECONDS, RESULT_SECONDS
+from jobs.client.rq_format import (
+    CANCEL,
+    FAILURE_SECONDS,
+    RESULT_SECONDS,
+    decode_call,
+    parse_time,
+    request_of,
+)
 from jobs.errors import JobError, invalid
 
 LOST = "chatjobs_lost"  # field of the job hash: workers that died while they ran it
@@ -56,8 +62,7 @@ class ClaimedJob:
     @property
     def request(self) -> dict[str, Any]:
         """The request as submitted; {} if the call has none."""
-        request = self.kwargs.get("request")
-        return request if isinstance(request, dict) else {}
+        return request_of(self.kwargs) or {}
 
 
 def read(lease: Lease, values: Sequence[bytes | None], claimed_at: float) -> ClaimedJob:

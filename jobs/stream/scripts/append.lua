@@ -1,21 +1,27 @@
--- Append an entry to a job's token stream and publish it.
+-- Appends an entry to the token stream of a job and publishes it.
 --
--- KEYS: log, live
--- ARGV: entry id, payload (JSON), seconds until the log expires, approximate length of the log
+-- KEYS  log: replay log of the token stream
+--       live: pub/sub channel of the token stream
+-- ARGV  entry_id: id of the entry
+--       payload: its field `d`, JSON
+--       expire_seconds: seconds until the log expires
+--       max_entries: approximate maximum length of the log
 -- Returns 1 if the entry is in the log, 0 if the log refused it.
 --
--- Atomic: XADD is the first write, and nothing else is written or published unless it succeeds.
 -- Idempotent: the client library resends a script when the connection breaks before the reply, so
 -- an entry that is already there with the same payload counts as written.
+--
+-- Atomic: the server runs the whole script before any other command. XADD is the first write, and
+-- nothing else is written or published unless it succeeds.
 local log, live = unpack(KEYS)
-local id, payload, seconds, length = unpack(ARGV)
+local entry_id, payload, expire_seconds, max_entries = unpack(ARGV)
 
-local added = redis.pcall('XADD', log, 'MAXLEN', '~', length, id, 'd', payload)
+local added = redis.pcall('XADD', log, 'MAXLEN', '~', max_entries, entry_id, 'd', payload)
 if type(added) == 'table' and added.err then
   if not string.find(added.err, 'equal or smaller', 1, true) then return added end
-  local present = redis.call('XRANGE', log, id, id)
+  local present = redis.call('XRANGE', log, entry_id, entry_id)
   return (present[1] and present[1][2][2] == payload) and 1 or 0
 end
-redis.call('EXPIRE', log, seconds)
-redis.call('PUBLISH', live, '{"id":"' .. id .. '","d":' .. payload .. '}')
+redis.call('EXPIRE', log, expire_seconds)
+redis.call('PUBLISH', live, '{"id":"' .. entry_id .. '","d":' .. payload .. '}')
 return 1

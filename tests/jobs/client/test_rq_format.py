@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import zlib
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from rq.executions import Execution, ExecutionRegistry
 from rq.job import Job as RQJob
+from rq.job import JobStatus
 from rq.registry import FailedJobRegistry, StartedJobRegistry
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from jobs import Client
+from jobs import Client, JobError
 from jobs.client import rq_format
 from jobs.client.state import Status
 
@@ -89,3 +90,29 @@ def test_a_result_is_read_back() -> None:
         for name, value in zip(pairs[::2], pairs[1::2], strict=True)
     }
     assert rq_format.read_result("j1", b"1-0", fields) == ({"a": 1}, None)
+
+
+@pytest.mark.parametrize("status", JobStatus, ids=str)
+def test_each_status_of_rq_is_known_to_clients(status: JobStatus) -> None:
+    assert Status(rq_format.read_status(status.value.encode())) is not Status.UNKNOWN
+
+
+def test_a_status_that_rq_does_not_have_is_unknown() -> None:
+    assert rq_format.read_status(None) == rq_format.read_status(b"lost") == "unknown"
+
+
+def test_every_status_name_is_a_status() -> None:
+    assert set(get_args(rq_format.StatusName)) == set(Status)
+
+
+def test_a_job_abandoned_by_rq_has_lost_its_worker(client: Client) -> None:
+    job = client.submit(REQUEST)
+    rq_job = RQJob.fetch(job.id, connection=client.redis, serializer=JSONSerializer)
+    failure = rq_format.result_fields(job.id, "failed", error="rq.exceptions.AbandonedJobError: x")
+    client.redis.xadd(
+        rq_format.results_key(job.id), dict(zip(failure[::2], failure[1::2], strict=True))
+    )
+    rq_job.set_status(JobStatus.FAILED)
+    with pytest.raises(JobError, match="AbandonedJobError") as caught:
+        job.result(timeout=1)
+    assert caught.value.code == "worker_lost"

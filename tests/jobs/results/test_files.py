@@ -31,7 +31,7 @@ def results(tmp_path: Path) -> Results:
     write_part(run / "_tmp/a.parquet", run / "samples/part-a.parquet", table_of(full))
     bare = [row for i in range(20, 25) for row in rows_of(error_entry(i, f"b{i}"))]
     write_part(run / "_tmp/b.parquet", run / "samples/part-b.parquet", table_of(bare))
-    write_run_card(run, {"run": "r1", "state": "finished"})
+    write_run_card(run, {"run_id": "r1", "engine": "chatjobs"})
     return Results(tmp_path)
 
 
@@ -175,12 +175,12 @@ def test_an_unknown_column_is_refused_with_the_names_of_the_columns(results):
 
 
 def test_a_run_without_rows_is_an_empty_table(tmp_path):
-    write_run_card(tmp_path / "new", {"state": "running"})
+    write_run_card(tmp_path / "new", {"run_id": "new", "engine": "chatjobs"})
     results = Results(tmp_path)
     assert results.runs() == ["new"]
     assert results.table("new").num_rows == 0
     assert results.table("new").schema.equals(SCHEMA)
-    assert results.config("new") == {"state": "running"}
+    assert results.config("new") == {"run_id": "new", "engine": "chatjobs"}
 
 
 def test_infinite_and_missing_logprobs_are_kept(tmp_path):

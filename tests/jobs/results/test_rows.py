@@ -66,14 +66,7 @@ def test_a_completion_gives_one_row_with_all_its_facts():
 
 
 # Columns that scoring will write; all others must have a value for some job.
-RESERVED_FOR_SCORING = (
-    "sample_id",
-    "dataset",
-    "dataset_revision",
-    "dataset_split",
-    "is_greedy",
-    "scored_bytes",
-)
+RESERVED_FOR_SCORING = ("dataset", "is_greedy", "scored_bytes")
 
 
 def test_every_column_is_written_or_reserved_for_scoring():

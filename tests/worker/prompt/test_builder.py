@@ -310,12 +310,12 @@ def test_a_lone_surrogate_is_refused(tmp_path: Path) -> None:
     with pytest.raises(JobError) as caught:
         request({"role": "user", "content": "a\ud83d"})
     assert caught.value.param == "messages[0].content"
-    assert "\\ud83d at 1 is half a character" in caught.value.message
+    assert "\\ud83d at 1 is a lone surrogate" in caught.value.message
     wanted = request(HELLO, chat_template_kwargs={"name": "\ud83d"})
     with pytest.raises(JobError) as caught:
         rendered("{{ name }}", wanted, tmp_path)
     assert caught.value.code == "invalid_request"
-    assert "half a character" in caught.value.message
+    assert "lone surrogate" in caught.value.message
 
 
 def test_a_prompt_must_leave_room_in_the_context(tmp_path: Path) -> None:
