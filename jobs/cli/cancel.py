@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import click
 
+from jobs.cli.failures import Failure
 from jobs.cli.options import client, quiet_option, redis_option
 
 
@@ -13,9 +14,20 @@ from jobs.cli.options import client, quiet_option, redis_option
 @redis_option
 def cancel(job_ids: tuple[str, ...], quiet: bool, redis_url: str) -> None:
     """Cancel queued or running jobs. Their rows keep the text generated so far."""
+    from jobs import JobError
+
+    failed = 0
     with client(redis_url) as connected:
         for job_id in job_ids:
-            job = connected.job(job_id)
-            job.cancel()
+            try:
+                job = connected.job(job_id)
+                job.cancel()
+                status = job.status()
+            except JobError as error:
+                failed += 1
+                click.echo(f"{job_id}: {error.message}", err=True)
+                continue
             if not quiet:
-                click.echo(f"{job_id} {job.status()}", err=True)
+                click.echo(f"{job_id} {status}", err=True)
+    if failed:
+        raise Failure(f"{failed} of {len(job_ids)} jobs could not be cancelled")

@@ -69,4 +69,4 @@ def submit(
         else:
             click.echo(job.id)
     if not quiet:
-        click.echo(f"{len(valid)} jobs enqueued", err=True)
+        click.echo(f"{len(valid)} job{'s' * (len(valid) != 1)} enqueued", err=True)

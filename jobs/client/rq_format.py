@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Sequence
+from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
 from typing import Any, Literal
@@ -198,6 +199,18 @@ def request_of(kwargs: dict[str, Any]) -> dict[str, Any] | None:
     """The keyword argument `request` of a job's call; None unless it is a JSON object."""
     request = kwargs.get("request")
     return request if isinstance(request, dict) else None
+
+
+def submitted_request(data: bytes) -> dict[str, Any]:
+    """The request in a job's data, for readers that do not run it: the row of a cancelled job keeps
+    also a request that a worker would refuse. {} if there is none. Never raises."""
+    with suppress(zlib.error):  # RQ reads uncompressed data as well
+        data = zlib.decompress(data)
+    try:
+        _, _, _, kwargs = json.loads(data)
+        return request_of(kwargs) or {}
+    except (ValueError, TypeError, AttributeError, RecursionError):
+        return {}
 
 
 def result_fields(

@@ -62,7 +62,7 @@ def read_state(
         status=Status(rq_format.read_status(found.get("status"))),
         attempt=int(found.get(ATTEMPT, 0)),
         error=_error(found.get(ERROR)),
-        request=_request(found.get("data", b"")),
+        request=rq_format.submitted_request(found.get("data", b"")),
         queue=found.get("origin", b"").decode("utf-8", "replace"),
         created_at=created_at or 0.0,
         enqueued_at=parse_time(found.get("enqueued_at")) or created_at,
@@ -124,12 +124,3 @@ def _foreign_failure(job_id: str, text: str | None) -> JobError:
 
 def _error(value: bytes | None) -> JobError | None:
     return JobError.from_dict(json.loads(value)) if value else None
-
-
-def _request(data: bytes) -> dict[str, Any]:
-    """The request in the field `data` of a job's hash; {} if there is none."""
-    try:
-        _, _, kwargs = rq_format.decode_call(data)
-    except ValueError:
-        return {}
-    return rq_format.request_of(kwargs) or {}

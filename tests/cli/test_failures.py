@@ -114,6 +114,18 @@ def test_an_unknown_job_exits_with_1(run: Run, redis_url: str) -> None:
         assert "Traceback" not in result.output
 
 
+def test_an_unknown_job_does_not_keep_the_others_from_being_cancelled(
+    run: Run, redis_url: str
+) -> None:
+    with Client(redis_url) as client:
+        job = client.submit({"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
+        result = run("cancel", "never-was", job.id, "bad id", "--redis", redis_url)
+        assert result.exit_code == 1
+        assert job.status() == "cancelled"
+    assert "no job 'never-was'" in result.stderr
+    assert result.stderr.splitlines()[-1] == "error: 2 of 3 jobs could not be cancelled"
+
+
 def test_an_invalid_line_enqueues_nothing(run: Run, redis_url: str, tmp_path: Path) -> None:
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a"}\n{"prompt": "b", "temperature": "hot"}\n')

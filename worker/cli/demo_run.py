@@ -36,7 +36,7 @@ def run_demo(count: int, run_id: str, folder: Path) -> None:
         raise click.UsageError(f"run {run_id} already exists in {folder}: choose another --run")
     with EmbeddedRedis() as server, Client(server.url) as client:
         client.submit_many(requests)
-        click.echo(f"{count} jobs enqueued for run {run_id}", err=True)
+        click.echo(f"{count} job{'s' * (count != 1)} enqueued for run {run_id}", err=True)
         with WorkerProcess(server.url, folder) as worker:
             _wait_until_ready(client, worker)
             table = _wait_for_rows(client, worker, results, run_id, count)

@@ -15,7 +15,7 @@ from rq.registry import FailedJobRegistry, StartedJobRegistry
 from rq.results import Result
 from rq.serializers import JSONSerializer
 
-from jobs import Client, JobError
+from jobs import Client, JobError, keys
 from jobs.client import rq_format
 from jobs.client.state import Status
 
@@ -116,3 +116,30 @@ def test_a_job_abandoned_by_rq_has_lost_its_worker(client: Client) -> None:
     with pytest.raises(JobError, match="AbandonedJobError") as caught:
         job.result(timeout=1)
     assert caught.value.code == "worker_lost"
+
+
+IN_A_RUN = {"model": "demo", "messages": [], "job": {"run": "sums", "row": 4}}
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        ["f", "instance", [], {"request": IN_A_RUN}],
+        ["f", None, {}, {"request": IN_A_RUN}],
+        ["f", None, [DEEP], {"request": IN_A_RUN}],
+    ],
+)
+def test_a_cancelled_job_keeps_its_run_where_a_worker_would_refuse_it(
+    client: Client, call: list[Any]
+) -> None:
+    data = json.dumps(call).encode()
+    with pytest.raises(ValueError):
+        rq_format.decode_call(data)
+    fields: Any = {"data": data, "status": b"queued", "origin": b"chat:demo"}
+    client.redis.hset(rq_format.job_key("foreign"), mapping=fields)
+    client.redis.rpush(rq_format.queue_key("chat:demo"), "foreign")
+    assert client.job("foreign").cancel()
+    entries: Any = client.redis.xrange(keys.outbox("sums"))
+    ((_, content),) = entries
+    row = json.loads(content[b"row"])
+    assert (row["run"], row["row_index"], row["request"]) == ("sums", 4, IN_A_RUN)
