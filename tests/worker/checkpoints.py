@@ -16,6 +16,7 @@ from tests.worker.tokenizers import make_tokenizer, save_tokenizer
 
 FAMILIES = (
     "llama",
+    "qwen2",
     "qwen3",
     "qwen3_moe",
     "qwen3_next",
@@ -53,6 +54,7 @@ _DELTA: dict[str, Any] = {
 _SHARED = {"shared_expert_intermediate_size": 24}
 _FIELDS: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 8},
+    "qwen2": {},
     "qwen3": {},
     "qwen3_moe": {**_EXPERTS, "norm_topk_prob": True},
     "qwen3_next": {**_DELTA, **_EXPERTS, **_SHARED},
@@ -84,6 +86,7 @@ _AROUND: dict[str, dict[str, Any]] = {
 }
 _CLASSES = {
     "llama": "Llama",
+    "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",

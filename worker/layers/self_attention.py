@@ -27,8 +27,9 @@ class HeadShape:
 class SelfAttention:
     """out(softmax(scale · q kᵀ) v). With `norm`, queries and keys are normalised per head.
 
-    `scale` defaults to dim^-0.5. `gated` (Qwen3-Next, Qwen3.5): the query projection holds, per
-    head, the query followed by a gate; the head's output is multiplied by sigmoid(gate).
+    `out_bias` defaults to `bias`, `scale` to dim^-0.5. `gated` (Qwen3-Next, Qwen3.5): the query
+    projection holds, per head, the query followed by a gate; the head's output is multiplied by
+    sigmoid(gate).
     """
 
     def __init__(
@@ -38,15 +39,17 @@ class SelfAttention:
         linears: LinearFactory,
         *,
         bias: bool = False,
+        out_bias: bool | None = None,
         norm: MakeNorm | None = None,
         scale: float | None = None,
         gated: bool = False,
     ) -> None:
         self._shape, self._bias, self._gated = shape, bias, gated
+        self._out_bias = bias if out_bias is None else out_bias
         self._scale = shape.dim**-0.5 if scale is None else scale
         q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
         self._qkv = linears.column(hidden, 2 * q if gated else q, kv, kv, bias=bias)
-        self._out = linears.row(q, hidden, bias=bias)
+        self._out = linears.row(q, hidden, bias=self._out_bias)
         self._q_norm = norm(shape.dim) if norm else None
         self._k_norm = norm(shape.dim) if norm else None
 
@@ -76,7 +79,7 @@ class SelfAttention:
         }
         for name, (linear, part) in projections.items():
             slots[f"{prefix}.{name}.weight"] = linear.weight_slot(part)
-            if self._bias:
+            if self._out_bias if linear is self._out else self._bias:
                 slots[f"{prefix}.{name}.bias"] = linear.bias_slot(part)
         if self._q_norm is not None and self._k_norm is not None:
             slots[f"{prefix}.q_norm.weight"] = self._q_norm.weight_slot()

@@ -6,6 +6,7 @@ from __future__ import annotations
 from worker.models.gemma3 import GEMMA3
 from worker.models.llama import LLAMA
 from worker.models.model import Family
+from worker.models.qwen2 import QWEN2
 from worker.models.qwen3 import QWEN3
 from worker.models.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from worker.models.qwen3_moe import QWEN3_MOE
@@ -15,6 +16,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3,
     "llama": LLAMA,
+    "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5_MOE,

@@ -57,10 +57,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_scaling": {"rope_type": "dynamic", "rope_theta": 5e3, "factor": 2.0},
         },
     ),
-    "qwen3 sliding": (
-        "qwen3",
-        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
-    ),
+    **{
+        f"{family} sliding": (
+            family,
+            {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+        )
+        for family in ("qwen2", "qwen3")
+    },
     "qwen3_moe free weights, every other layer": (
         "qwen3_moe",
         {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []},
@@ -233,6 +236,7 @@ def test_a_changed_constant_changes_the_logits(name: str, tmp_path: Path) -> Non
 MISREAD: dict[str, tuple[str, str]] = {
     "norm offset": ("gemma3_text", "input_layernorm.weight"),
     "transposed weight": ("llama", "self_attn.q_proj.weight"),
+    "query bias": ("qwen2", "self_attn.q_proj.bias"),
 }
 
 
