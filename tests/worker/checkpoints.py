@@ -23,6 +23,8 @@ FAMILIES = (
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "gemma3_text",
+    "mistral",
+    "ministral",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -67,6 +69,12 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 20,
         "tie_word_embeddings": True,
     },
+    "mistral": {"sliding_window": 9},
+    "ministral": {
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+    },
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -93,6 +101,8 @@ _CLASSES = {
     "qwen3_5_text": "Qwen3_5",
     "qwen3_5_moe_text": "Qwen3_5Moe",
     "gemma3_text": "Gemma3",
+    "mistral": "Mistral",
+    "ministral": "Ministral",
 }
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from worker.models.gemma3 import GEMMA3
 from worker.models.llama import LLAMA
+from worker.models.mistral import MINISTRAL, MISTRAL
 from worker.models.model import Family
 from worker.models.qwen2 import QWEN2
 from worker.models.qwen3 import QWEN3
@@ -16,6 +17,8 @@ FAMILIES: dict[str, Family] = {
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3,
     "llama": LLAMA,
+    "ministral": MINISTRAL,
+    "mistral": MISTRAL,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen3_5": QWEN3_5,

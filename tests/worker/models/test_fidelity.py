@@ -64,6 +64,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         )
         for family in ("qwen2", "qwen3")
     },
+    "mistral full": ("mistral", {"sliding_window": None}),
     "qwen3_moe free weights, every other layer": (
         "qwen3_moe",
         {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []},
@@ -208,6 +209,7 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
     "router normalisation": ("qwen3_moe", {"norm_topk_prob": False}),
     "experts per token": ("qwen3_moe", {"num_experts_per_tok": 3}),
     "window": ("gemma3_text", {"sliding_window": 5}),
+    "window of all layers": ("mistral", {"sliding_window": 5}),
     "score scale": ("gemma3_text", {"query_pre_attn_scalar": 64}),
     "layer kinds": ("qwen3_5_text", {"rms_norm_eps": 1e-3}),
     "activation": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
