@@ -25,6 +25,7 @@ FAMILIES = (
     "gemma3_text",
     "mistral",
     "ministral",
+    "mixtral",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -75,6 +76,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "layer_types": ["sliding_attention", "full_attention"] * 2,
         "num_hidden_layers": 4,
     },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -103,6 +105,7 @@ _CLASSES = {
     "gemma3_text": "Gemma3",
     "mistral": "Mistral",
     "ministral": "Ministral",
+    "mixtral": "Mixtral",
 }
 
 

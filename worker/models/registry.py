@@ -6,6 +6,7 @@ from __future__ import annotations
 from worker.models.gemma3 import GEMMA3
 from worker.models.llama import LLAMA
 from worker.models.mistral import MINISTRAL, MISTRAL
+from worker.models.mixtral import MIXTRAL
 from worker.models.model import Family
 from worker.models.qwen2 import QWEN2
 from worker.models.qwen3 import QWEN3
@@ -19,6 +20,7 @@ FAMILIES: dict[str, Family] = {
     "llama": LLAMA,
     "ministral": MINISTRAL,
     "mistral": MISTRAL,
+    "mixtral": MIXTRAL,
     "qwen2": QWEN2,
     "qwen3": QWEN3,
     "qwen3_5": QWEN3_5,

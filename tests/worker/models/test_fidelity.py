@@ -207,6 +207,7 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
     "theta": ("llama", {"rope_theta": 9e3, "rope_parameters": None}),
     "eps": ("qwen3", {"rms_norm_eps": 1e-2}),
     "router normalisation": ("qwen3_moe", {"norm_topk_prob": False}),
+    "experts per token, other names": ("mixtral", {"num_experts_per_tok": 3}),
     "experts per token": ("qwen3_moe", {"num_experts_per_tok": 3}),
     "window": ("gemma3_text", {"sliding_window": 5}),
     "window of all layers": ("mistral", {"sliding_window": 5}),
