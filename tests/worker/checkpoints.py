@@ -26,6 +26,7 @@ FAMILIES = (
     "mistral",
     "ministral",
     "mixtral",
+    "qwen2_moe",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -77,6 +78,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "num_hidden_layers": 4,
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {**_EXPERTS, **_SHARED, "norm_topk_prob": True},
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -106,6 +108,7 @@ _CLASSES = {
     "mistral": "Mistral",
     "ministral": "Ministral",
     "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2Moe",
 }
 
 

@@ -9,6 +9,7 @@ from worker.models.mistral import MINISTRAL, MISTRAL
 from worker.models.mixtral import MIXTRAL
 from worker.models.model import Family
 from worker.models.qwen2 import QWEN2
+from worker.models.qwen2_moe import QWEN2_MOE
 from worker.models.qwen3 import QWEN3
 from worker.models.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from worker.models.qwen3_moe import QWEN3_MOE
@@ -22,6 +23,7 @@ FAMILIES: dict[str, Family] = {
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
     "qwen2": QWEN2,
+    "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,
     "qwen3_5": QWEN3_5,
     "qwen3_5_moe": QWEN3_5_MOE,

@@ -69,6 +69,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "qwen3_moe",
         {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []},
     ),
+    "qwen2_moe no biases, sliding, dense first": (
+        "qwen2_moe",
+        {
+            **{"qkv_bias": False, "norm_topk_prob": False, "mlp_only_layers": [0]},
+            **{"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+        },
+    ),
     "qwen3_moe gelu": ("qwen3_moe", {"hidden_act": "gelu_pytorch_tanh"}),
     **{f"llama {act}": ("llama", {"hidden_act": act}) for act in ("gelu", "gelu_new", "relu")},
     "qwen3 with more rows than tokens": ("qwen3", {"vocab_size": 700}),
@@ -208,6 +215,7 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
     "eps": ("qwen3", {"rms_norm_eps": 1e-2}),
     "router normalisation": ("qwen3_moe", {"norm_topk_prob": False}),
     "experts per token, other names": ("mixtral", {"num_experts_per_tok": 3}),
+    "unnormalised router": ("qwen2_moe", {"norm_topk_prob": False}),
     "experts per token": ("qwen3_moe", {"num_experts_per_tok": 3}),
     "window": ("gemma3_text", {"sliding_window": 5}),
     "window of all layers": ("mistral", {"sliding_window": 5}),
