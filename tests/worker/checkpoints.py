@@ -27,6 +27,7 @@ FAMILIES = (
     "ministral",
     "mixtral",
     "qwen2_moe",
+    "phi3",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -79,6 +80,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     },
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {**_EXPERTS, **_SHARED, "norm_topk_prob": True},
+    "phi3": {"head_dim": 8},
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -109,6 +111,7 @@ _CLASSES = {
     "ministral": "Ministral",
     "mixtral": "Mixtral",
     "qwen2_moe": "Qwen2Moe",
+    "phi3": "Phi3",
 }
 
 

@@ -29,7 +29,7 @@ class SelfAttention:
 
     `out_bias` defaults to `bias`, `scale` to dim^-0.5. `gated` (Qwen3-Next, Qwen3.5): the query
     projection holds, per head, the query followed by a gate; the head's output is multiplied by
-    sigmoid(gate).
+    sigmoid(gate). `merged`: checkpoints have q, k and v in one tensor, `qkv_proj`.
     """
 
     def __init__(
@@ -43,8 +43,9 @@ class SelfAttention:
         norm: MakeNorm | None = None,
         scale: float | None = None,
         gated: bool = False,
+        merged: bool = False,
     ) -> None:
-        self._shape, self._bias, self._gated = shape, bias, gated
+        self._shape, self._bias, self._gated, self._merged = shape, bias, gated, merged
         self._out_bias = bias if out_bias is None else out_bias
         self._scale = shape.dim**-0.5 if scale is None else scale
         q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
@@ -70,6 +71,11 @@ class SelfAttention:
         return self._out(output)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
+        if self._merged:
+            return {
+                f"{prefix}.qkv_proj.weight": self._qkv.merged_slot(),
+                f"{prefix}.o_proj.weight": self._out.weight_slot(),
+            }
         slots = {}
         projections = {
             "q_proj": (self._qkv, 0),

@@ -8,6 +8,7 @@ from worker.models.llama import LLAMA
 from worker.models.mistral import MINISTRAL, MISTRAL
 from worker.models.mixtral import MIXTRAL
 from worker.models.model import Family
+from worker.models.phi3 import PHI3
 from worker.models.qwen2 import QWEN2
 from worker.models.qwen2_moe import QWEN2_MOE
 from worker.models.qwen3 import QWEN3
@@ -22,6 +23,7 @@ FAMILIES: dict[str, Family] = {
     "ministral": MINISTRAL,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
+    "phi3": PHI3,
     "qwen2": QWEN2,
     "qwen2_moe": QWEN2_MOE,
     "qwen3": QWEN3,

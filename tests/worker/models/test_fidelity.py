@@ -64,6 +64,18 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         )
         for family in ("qwen2", "qwen3")
     },
+    "phi3 longrope, three quarters rotated": (
+        "phi3",
+        {
+            **{"num_attention_heads": 2, "head_dim": 16, "partial_rotary_factor": 0.75},
+            **{"max_position_embeddings": 512, "original_max_position_embeddings": 120},
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0 + 0.1 * i for i in range(6)],
+                "long_factor": [2.0 + i for i in range(6)],
+            },
+        },
+    ),
     "mistral full": ("mistral", {"sliding_window": None}),
     "qwen3_moe free weights, every other layer": (
         "qwen3_moe",
@@ -215,6 +227,10 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
     "eps": ("qwen3", {"rms_norm_eps": 1e-2}),
     "router normalisation": ("qwen3_moe", {"norm_topk_prob": False}),
     "experts per token, other names": ("mixtral", {"num_experts_per_tok": 3}),
+    "merged tensors, fewer rotated": (
+        "phi3",
+        {"partial_rotary_factor": 0.5, "rope_parameters": None},
+    ),
     "unnormalised router": ("qwen2_moe", {"norm_topk_prob": False}),
     "experts per token": ("qwen3_moe", {"num_experts_per_tok": 3}),
     "window": ("gemma3_text", {"sliding_window": 5}),
@@ -241,6 +257,24 @@ def test_a_changed_constant_changes_the_logits(name: str, tmp_path: Path) -> Non
     (path / "config.json").write_text(json.dumps({**config, **change}))
     wrong = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
     assert relative(wrong, right) > 1e-3
+
+
+def test_su_is_an_old_name_of_longrope(tmp_path: Path) -> None:
+    """In the first Phi-3 checkpoints, which transformers 5.23 can't read."""
+    import json
+
+    family, overrides = CASES["phi3 longrope, three quarters rotated"]
+    path = make_checkpoint(tmp_path, family, **overrides)
+    config = json.loads((path / "config.json").read_text())
+    prompt = list(range(5, 45))
+    right = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
+    rope = config.pop("rope_parameters")
+    old = {key: rope[key] for key in ("short_factor", "long_factor")}
+    config["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    config["rope_scaling"] = {"type": "su", **old}
+    (path / "config.json").write_text(json.dumps(config))
+    old_name = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
+    assert torch.equal(old_name, right)
 
 
 # Weights that are loaded wrongly, where the shape does not reveal it.
