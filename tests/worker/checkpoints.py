@@ -28,10 +28,11 @@ FAMILIES = (
     "mixtral",
     "qwen2_moe",
     "phi3",
+    "gemma2",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-ZERO_CENTRED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"}
+ZERO_CENTRED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma2", "gemma3_text"}
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -81,6 +82,14 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
     "qwen2_moe": {**_EXPERTS, **_SHARED, "norm_topk_prob": True},
     "phi3": {"head_dim": 8},
+    "gemma2": {
+        "num_hidden_layers": 4,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True,
+    },
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -112,6 +121,7 @@ _CLASSES = {
     "mixtral": "Mixtral",
     "qwen2_moe": "Qwen2Moe",
     "phi3": "Phi3",
+    "gemma2": "Gemma2",
 }
 
 

@@ -3,6 +3,7 @@ here."""
 
 from __future__ import annotations
 
+from worker.models.gemma2 import GEMMA2
 from worker.models.gemma3 import GEMMA3
 from worker.models.llama import LLAMA
 from worker.models.mistral import MINISTRAL, MISTRAL
@@ -17,6 +18,7 @@ from worker.models.qwen3_moe import QWEN3_MOE
 from worker.models.qwen3_next import QWEN3_NEXT
 
 FAMILIES: dict[str, Family] = {
+    "gemma2": GEMMA2,
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3,
     "llama": LLAMA,

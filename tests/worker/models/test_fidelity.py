@@ -76,6 +76,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "gemma2 without caps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
     "mistral full": ("mistral", {"sliding_window": None}),
     "qwen3_moe free weights, every other layer": (
         "qwen3_moe",
@@ -231,6 +235,8 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"partial_rotary_factor": 0.5, "rope_parameters": None},
     ),
+    "score cap": ("gemma2", {"attn_logit_softcapping": 2.5}),
+    "logit cap": ("gemma2", {"final_logit_softcapping": 4.0}),
     "unnormalised router": ("qwen2_moe", {"norm_topk_prob": False}),
     "experts per token": ("qwen3_moe", {"num_experts_per_tok": 3}),
     "window": ("gemma3_text", {"sliding_window": 5}),
