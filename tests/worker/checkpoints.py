@@ -29,6 +29,7 @@ FAMILIES = (
     "qwen2_moe",
     "phi3",
     "gemma2",
+    "granite",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -90,6 +91,13 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "final_logit_softcapping": 5.0,
         "tie_word_embeddings": True,
     },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.4,
+        "head_dim": 8,
+    },
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -122,6 +130,7 @@ _CLASSES = {
     "qwen2_moe": "Qwen2Moe",
     "phi3": "Phi3",
     "gemma2": "Gemma2",
+    "granite": "Granite",
 }
 
 
