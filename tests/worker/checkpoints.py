@@ -30,6 +30,7 @@ FAMILIES = (
     "phi3",
     "gemma2",
     "granite",
+    "smollm3",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -98,6 +99,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "attention_multiplier": 0.4,
         "head_dim": 8,
     },
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 2},
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -131,6 +133,7 @@ _CLASSES = {
     "phi3": "Phi3",
     "gemma2": "Gemma2",
     "granite": "Granite",
+    "smollm3": "SmolLM3",
 }
 
 

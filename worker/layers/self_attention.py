@@ -29,8 +29,8 @@ class SelfAttention:
 
     `out_bias` defaults to `bias`, `scale` to dim^-0.5. `gated` (Qwen3-Next, Qwen3.5): the query
     projection holds, per head, the query followed by a gate; the head's output is multiplied by
-    sigmoid(gate). `cap` limits scores to (-cap, cap) with tanh. `merged`: checkpoints have q, k
-    and v in one tensor, `qkv_proj`.
+    sigmoid(gate). `cap` limits scores to (-cap, cap) with tanh. Without `rotary`, positions have
+    no effect (NoPE). `merged`: checkpoints have q, k and v in one tensor, `qkv_proj`.
     """
 
     def __init__(
@@ -45,11 +45,12 @@ class SelfAttention:
         scale: float | None = None,
         cap: float | None = None,
         gated: bool = False,
+        rotary: bool = True,
         merged: bool = False,
     ) -> None:
         self._shape, self._bias, self._gated, self._merged = shape, bias, gated, merged
         self._out_bias = bias if out_bias is None else out_bias
-        self._cap = cap
+        self._cap, self._rotary = cap, rotary
         self._scale = shape.dim**-0.5 if scale is None else scale
         q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
         self._qkv = linears.column(hidden, 2 * q if gated else q, kv, kv, bias=bias)
@@ -68,7 +69,9 @@ class SelfAttention:
             q, gate = q.reshape(-1, shape.heads, 2 * shape.dim).chunk(2, dim=-1)
         if self._q_norm is not None and self._k_norm is not None:
             q, k = self._q_norm(q), self._k_norm(k)
-        output = attend(rotate(q), rotate(k), v, cache, batch, self._scale, self._cap)
+        if self._rotary:
+            q, k = rotate(q), rotate(k)
+        output = attend(q, k, v, cache, batch, self._scale, self._cap)
         if self._gated:
             output = output * gate.reshape(output.shape).sigmoid()
         return self._out(output)

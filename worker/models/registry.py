@@ -17,6 +17,7 @@ from worker.models.qwen3 import QWEN3
 from worker.models.qwen3_5 import QWEN3_5, QWEN3_5_MOE
 from worker.models.qwen3_moe import QWEN3_MOE
 from worker.models.qwen3_next import QWEN3_NEXT
+from worker.models.smollm3 import SMOLLM3
 
 FAMILIES: dict[str, Family] = {
     "gemma2": GEMMA2,
@@ -37,4 +38,5 @@ FAMILIES: dict[str, Family] = {
     "qwen3_5_text": QWEN3_5,
     "qwen3_moe": QWEN3_MOE,
     "qwen3_next": QWEN3_NEXT,
+    "smollm3": SMOLLM3,
 }

@@ -80,6 +80,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "gemma2",
         {"attn_logit_softcapping": None, "final_logit_softcapping": None},
     ),
+    "smollm3 sliding, biases": (
+        "smollm3",
+        {
+            **{"no_rope_layers": [1, 0, 0, 1, 1], "attention_bias": True, "mlp_bias": True},
+            **{"use_sliding_window": True, "sliding_window": 7},
+        },
+    ),
     "mistral full": ("mistral", {"sliding_window": None}),
     "qwen3_moe free weights, every other layer": (
         "qwen3_moe",
@@ -241,6 +248,7 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
     "attention multiplier": ("granite", {"attention_multiplier": 0.6}),
     "embedding multiplier": ("granite", {"embedding_multiplier": 4.0}),
     "logit divisor": ("granite", {"logits_scaling": 3.0}),
+    "layers without rotary positions": ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
     "unnormalised router": ("qwen2_moe", {"norm_topk_prob": False}),
     "experts per token": ("qwen3_moe", {"num_experts_per_tok": 3}),
     "window": ("gemma3_text", {"sliding_window": 5}),
