@@ -31,6 +31,8 @@ FAMILIES = (
     "gemma2",
     "granite",
     "smollm3",
+    "olmo2",
+    "olmo3",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -100,6 +102,8 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "head_dim": 8,
     },
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    "olmo2": {"head_dim": 8},
+    "olmo3": {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": 9},
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -134,6 +138,8 @@ _CLASSES = {
     "gemma2": "Gemma2",
     "granite": "Granite",
     "smollm3": "SmolLM3",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
 }
 
 

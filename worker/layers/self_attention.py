@@ -25,7 +25,8 @@ class HeadShape:
 
 
 class SelfAttention:
-    """out(softmax(scale · q kᵀ) v). With `norm`, queries and keys are normalised per head.
+    """out(softmax(scale · q kᵀ) v). With `norm`, queries and keys are normalised, per head or
+    whole.
 
     `out_bias` defaults to `bias`, `scale` to dim^-0.5. `gated` (Qwen3-Next, Qwen3.5): the query
     projection holds, per head, the query followed by a gate; the head's output is multiplied by
@@ -42,6 +43,7 @@ class SelfAttention:
         bias: bool = False,
         out_bias: bool | None = None,
         norm: MakeNorm | None = None,
+        norm_per_head: bool = True,
         scale: float | None = None,
         cap: float | None = None,
         gated: bool = False,
@@ -55,8 +57,9 @@ class SelfAttention:
         q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
         self._qkv = linears.column(hidden, 2 * q if gated else q, kv, kv, bias=bias)
         self._out = linears.row(q, hidden, bias=self._out_bias)
-        self._q_norm = norm(shape.dim) if norm else None
-        self._k_norm = norm(shape.dim) if norm else None
+        self._norm_per_head = norm_per_head
+        self._q_norm = norm(shape.dim if norm_per_head else q) if norm else None
+        self._k_norm = norm(shape.dim if norm_per_head else kv) if norm else None
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: KVCache, batch: Batch) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -68,7 +71,11 @@ class SelfAttention:
         if self._gated:
             q, gate = q.reshape(-1, shape.heads, 2 * shape.dim).chunk(2, dim=-1)
         if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
+            if self._norm_per_head:
+                q, k = self._q_norm(q), self._k_norm(k)
+            else:
+                q = self._q_norm(q.flatten(1)).view(q.shape)
+                k = self._k_norm(k.flatten(1)).view(k.shape)
         if self._rotary:
             q, k = rotate(q), rotate(k)
         output = attend(q, k, v, cache, batch, self._scale, self._cap)

@@ -10,6 +10,7 @@ from worker.models.llama import LLAMA
 from worker.models.mistral import MINISTRAL, MISTRAL
 from worker.models.mixtral import MIXTRAL
 from worker.models.model import Family
+from worker.models.olmo import OLMO2, OLMO3
 from worker.models.phi3 import PHI3
 from worker.models.qwen2 import QWEN2
 from worker.models.qwen2_moe import QWEN2_MOE
@@ -28,6 +29,8 @@ FAMILIES: dict[str, Family] = {
     "ministral": MINISTRAL,
     "mistral": MISTRAL,
     "mixtral": MIXTRAL,
+    "olmo2": OLMO2,
+    "olmo3": OLMO3,
     "phi3": PHI3,
     "qwen2": QWEN2,
     "qwen2_moe": QWEN2_MOE,

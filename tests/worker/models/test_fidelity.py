@@ -87,6 +87,19 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             **{"use_sliding_window": True, "sliding_window": 7},
         },
     ),
+    "olmo3 both ropes": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_theta": 300.0, "rope_type": "yarn"} | ROPE["yarn"],
+            },
+        },
+    ),
+    "olmo3 old fields": (
+        "olmo3",
+        {"rope_theta": 300.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
     "mistral full": ("mistral", {"sliding_window": None}),
     "qwen3_moe free weights, every other layer": (
         "qwen3_moe",
@@ -249,6 +262,7 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
     "embedding multiplier": ("granite", {"embedding_multiplier": 4.0}),
     "logit divisor": ("granite", {"logits_scaling": 3.0}),
     "layers without rotary positions": ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
+    "window of three layers in four": ("olmo3", {"sliding_window": 5}),
     "unnormalised router": ("qwen2_moe", {"norm_topk_prob": False}),
     "experts per token": ("qwen3_moe", {"num_experts_per_tok": 3}),
     "window": ("gemma3_text", {"sliding_window": 5}),
