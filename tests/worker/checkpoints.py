@@ -33,6 +33,7 @@ FAMILIES = (
     "smollm3",
     "olmo2",
     "olmo3",
+    "glm4",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
@@ -104,6 +105,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 2},
     "olmo2": {"head_dim": 8},
     "olmo3": {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": 9},
+    "glm4": {"attention_bias": True},
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -140,6 +142,7 @@ _CLASSES = {
     "smollm3": "SmolLM3",
     "olmo2": "Olmo2",
     "olmo3": "Olmo3",
+    "glm4": "Glm4",
 }
 
 

@@ -100,6 +100,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "olmo3",
         {"rope_theta": 300.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
     ),
+    "glm4 no biases, all rotated": (
+        "glm4",
+        {"attention_bias": False, "partial_rotary_factor": 1.0},
+    ),
     "mistral full": ("mistral", {"sliding_window": None}),
     "qwen3_moe free weights, every other layer": (
         "qwen3_moe",
@@ -263,6 +267,10 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
     "logit divisor": ("granite", {"logits_scaling": 3.0}),
     "layers without rotary positions": ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
     "window of three layers in four": ("olmo3", {"sliding_window": 5}),
+    "partial rotary in pairs": (
+        "glm4",
+        {"partial_rotary_factor": 0.25, "rope_parameters": None},
+    ),
     "unnormalised router": ("qwen2_moe", {"norm_topk_prob": False}),
     "experts per token": ("qwen3_moe", {"num_experts_per_tok": 3}),
     "window": ("gemma3_text", {"sliding_window": 5}),
