@@ -36,7 +36,12 @@ FAMILIES = (
     "glm4",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
-WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
+WRAPPED = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
 ZERO_CENTRED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma2", "gemma3_text"}
 
 _SIZES: dict[str, Any] = {
@@ -78,7 +83,7 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 20,
         "tie_word_embeddings": True,
     },
-    "mistral": {"sliding_window": 9},
+    "mistral": {"sliding_window": None},
     "ministral": {
         "sliding_window": 9,
         "layer_types": ["sliding_attention", "full_attention"] * 2,
@@ -120,6 +125,13 @@ _AROUND: dict[str, dict[str, Any]] = {
         "image_token_index": 3,
         "mm_tokens_per_image": 4,
     },
+    "mistral3": {
+        "vision_config": {
+            **{"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16},
+            **{"num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8},
+            **{"image_size": 16, "patch_size": 8},
+        },
+    },
     "qwen3_5": {"vision_config": _QWEN_VISION},
     "qwen3_5_moe": {"vision_config": _QWEN_VISION},
 }
@@ -133,6 +145,7 @@ _CLASSES = {
     "qwen3_5_moe_text": "Qwen3_5Moe",
     "gemma3_text": "Gemma3",
     "mistral": "Mistral",
+    "mistral3": "Mistral3",
     "ministral": "Ministral",
     "mixtral": "Mixtral",
     "qwen2_moe": "Qwen2Moe",
@@ -169,7 +182,7 @@ def make_checkpoint(
     end = tokenizer.token_to_id("<|im_end|>")
     pad = tokenizer.token_to_id("<|endoftext|>")
     text = WRAPPED.get(family, family)
-    prefix = _CLASSES[text]
+    prefix = _CLASSES.get(family, _CLASSES[text])
     fields = {
         **_SIZES,
         **_FIELDS[text],
@@ -181,7 +194,8 @@ def make_checkpoint(
     }
     transformers.utils.logging.disable_progress_bar()
     if family in WRAPPED:
-        config = getattr(transformers, f"{prefix}Config")(text_config=fields, **_AROUND[family])
+        inner = {"model_type": text, **fields}
+        config = getattr(transformers, f"{prefix}Config")(text_config=inner, **_AROUND[family])
         model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
     else:
         suffix = "TextConfig" if family.endswith("_text") else "Config"

@@ -104,7 +104,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4",
         {"attention_bias": False, "partial_rotary_factor": 1.0},
     ),
-    "mistral full": ("mistral", {"sliding_window": None}),
+    "mistral sliding": ("mistral", {"sliding_window": 9}),
     "qwen3_moe free weights, every other layer": (
         "qwen3_moe",
         {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []},
@@ -160,11 +160,12 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "-"))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     family, overrides = CASES[request.param]
     path = make_checkpoint(tmp_path_factory.mktemp("model"), family, **overrides)
-    reference: Any = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    loader: Any = AutoModelForImageTextToText if family in WRAPPED else AutoModelForCausalLM
+    reference = loader.from_pretrained(path, attn_implementation="eager")
     reference.eval()
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     generator = torch.Generator().manual_seed(1)
