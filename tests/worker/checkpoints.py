@@ -16,16 +16,33 @@ from tests.worker.tokenizers import make_tokenizer, save_tokenizer
 
 FAMILIES = (
     "llama",
+    "qwen2",
     "qwen3",
     "qwen3_moe",
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "gemma3_text",
+    "mistral",
+    "ministral",
+    "mixtral",
+    "qwen2_moe",
+    "phi3",
+    "gemma2",
+    "granite",
+    "smollm3",
+    "olmo2",
+    "olmo3",
+    "glm4",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
-WRAPPED = {"gemma3": "gemma3_text", "qwen3_5": "qwen3_5_text", "qwen3_5_moe": "qwen3_5_moe_text"}
-ZERO_CENTRED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma3_text"}
+WRAPPED = {
+    "gemma3": "gemma3_text",
+    "mistral3": "mistral",
+    "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
+}
+ZERO_CENTRED = {"qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "gemma2", "gemma3_text"}
 
 _SIZES: dict[str, Any] = {
     "hidden_size": 32,
@@ -53,6 +70,7 @@ _DELTA: dict[str, Any] = {
 _SHARED = {"shared_expert_intermediate_size": 24}
 _FIELDS: dict[str, dict[str, Any]] = {
     "llama": {"head_dim": 8},
+    "qwen2": {},
     "qwen3": {},
     "qwen3_moe": {**_EXPERTS, "norm_topk_prob": True},
     "qwen3_next": {**_DELTA, **_EXPERTS, **_SHARED},
@@ -65,6 +83,34 @@ _FIELDS: dict[str, dict[str, Any]] = {
         "query_pre_attn_scalar": 20,
         "tie_word_embeddings": True,
     },
+    "mistral": {"sliding_window": None},
+    "ministral": {
+        "sliding_window": 9,
+        "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "num_hidden_layers": 4,
+    },
+    "mixtral": {"num_local_experts": 4, "num_experts_per_tok": 2},
+    "qwen2_moe": {**_EXPERTS, **_SHARED, "norm_topk_prob": True},
+    "phi3": {"head_dim": 8},
+    "gemma2": {
+        "num_hidden_layers": 4,
+        "sliding_window": 8,
+        "query_pre_attn_scalar": 20,
+        "attn_logit_softcapping": 3.0,
+        "final_logit_softcapping": 5.0,
+        "tie_word_embeddings": True,
+    },
+    "granite": {
+        "embedding_multiplier": 3.0,
+        "logits_scaling": 2.0,
+        "residual_multiplier": 0.5,
+        "attention_multiplier": 0.4,
+        "head_dim": 8,
+    },
+    "smollm3": {"num_hidden_layers": 4, "no_rope_layer_interval": 2},
+    "olmo2": {"head_dim": 8},
+    "olmo3": {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": 9},
+    "glm4": {"attention_bias": True},
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -79,17 +125,37 @@ _AROUND: dict[str, dict[str, Any]] = {
         "image_token_index": 3,
         "mm_tokens_per_image": 4,
     },
+    "mistral3": {
+        "vision_config": {
+            **{"model_type": "pixtral", "hidden_size": 16, "intermediate_size": 16},
+            **{"num_hidden_layers": 1, "num_attention_heads": 2, "head_dim": 8},
+            **{"image_size": 16, "patch_size": 8},
+        },
+    },
     "qwen3_5": {"vision_config": _QWEN_VISION},
     "qwen3_5_moe": {"vision_config": _QWEN_VISION},
 }
 _CLASSES = {
     "llama": "Llama",
+    "qwen2": "Qwen2",
     "qwen3": "Qwen3",
     "qwen3_moe": "Qwen3Moe",
     "qwen3_next": "Qwen3Next",
     "qwen3_5_text": "Qwen3_5",
     "qwen3_5_moe_text": "Qwen3_5Moe",
     "gemma3_text": "Gemma3",
+    "mistral": "Mistral",
+    "mistral3": "Mistral3",
+    "ministral": "Ministral",
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen2Moe",
+    "phi3": "Phi3",
+    "gemma2": "Gemma2",
+    "granite": "Granite",
+    "smollm3": "SmolLM3",
+    "olmo2": "Olmo2",
+    "olmo3": "Olmo3",
+    "glm4": "Glm4",
 }
 
 
@@ -116,7 +182,7 @@ def make_checkpoint(
     end = tokenizer.token_to_id("<|im_end|>")
     pad = tokenizer.token_to_id("<|endoftext|>")
     text = WRAPPED.get(family, family)
-    prefix = _CLASSES[text]
+    prefix = _CLASSES.get(family, _CLASSES[text])
     fields = {
         **_SIZES,
         **_FIELDS[text],
@@ -128,7 +194,8 @@ def make_checkpoint(
     }
     transformers.utils.logging.disable_progress_bar()
     if family in WRAPPED:
-        config = getattr(transformers, f"{prefix}Config")(text_config=fields, **_AROUND[family])
+        inner = {"model_type": text, **fields}
+        config = getattr(transformers, f"{prefix}Config")(text_config=inner, **_AROUND[family])
         model = getattr(transformers, f"{prefix}ForConditionalGeneration")(config)
     else:
         suffix = "TextConfig" if family.endswith("_text") else "Config"

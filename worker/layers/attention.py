@@ -18,25 +18,40 @@ from worker.layers.kv_cache import KVCache
 MIN_BLOCK, MAX_BLOCK, BLOCK_SCORES = 16, 64, 2**21
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, cache: KVCache, batch: Batch, scale: float) -> Tensor:
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KVCache,
+    batch: Batch,
+    scale: float,
+    cap: float | None = None,
+) -> Tensor:
     """softmax(scale · q kᵀ + mask) v. Appends k and v to the cache.
 
     q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], RoPE applied; query head h
-    reads kv head h // (heads / kv_heads). Returns [tokens, heads * head_dim].
+    reads kv head h // (heads / kv_heads). `cap` limits scores to (-cap, cap) with tanh, before the
+    mask. Returns [tokens, heads * head_dim].
     """
     outputs = []
     done = 0
     if batch.decode is not None:
         done = batch.decode.size
-        outputs.append(_attend_decode(q[:done], k[:done], v[:done], cache, batch, scale))
+        outputs.append(_attend_decode(q[:done], k[:done], v[:done], cache, batch, scale, cap))
     for chunk in batch.chunks:
         rows = slice(chunk.row, chunk.row + chunk.length)
-        outputs.append(_attend_chunk(q[rows], k[rows], v[rows], cache, chunk, scale))
+        outputs.append(_attend_chunk(q[rows], k[rows], v[rows], cache, chunk, scale, cap))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
 def _attend_decode(
-    q: Tensor, k: Tensor, v: Tensor, cache: KVCache, batch: Batch, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KVCache,
+    batch: Batch,
+    scale: float,
+    cap: float | None,
 ) -> Tensor:
     group = batch.decode
     assert group is not None
@@ -45,21 +60,31 @@ def _attend_decode(
     keys, values = cache.append_decode(k, v, batch)  # [slots, kv_heads, columns, head_dim]
     grouped = group.spread(q).view(-1, kv_heads, heads // kv_heads, dim)
     scores = torch.matmul(grouped, keys.transpose(-1, -2)).float()  # [slots, kv, r, columns]
+    if cap is not None:
+        scores, scale = torch.tanh(scores * (scale / cap)), cap
     scores = torch.add(batch.decode_mask(keys.shape[2]), scores, alpha=scale)
     weights = torch.softmax(scores, dim=-1).to(values.dtype)
     return group.collect(torch.matmul(weights, values).view(-1, heads * dim))
 
 
 def _attend_chunk(
-    q: Tensor, k: Tensor, v: Tensor, cache: KVCache, chunk: Chunk, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: KVCache,
+    chunk: Chunk,
+    scale: float,
+    cap: float | None,
 ) -> Tensor:
     length, heads, dim = q.shape
     kv_heads = k.shape[1]
     keys, values = cache.append_chunk(k, v, chunk)  # [kv_heads, n, head_dim]
     repeats = heads // kv_heads
     grouped = q.view(length, kv_heads, repeats, dim).permute(1, 2, 0, 3)  # [kv, r, length, dim]
-    run = _fused if q.device.type == "cuda" else _by_blocks
-    out = run(grouped, keys, values, cache.window, scale)
+    if q.device.type == "cuda" and cap is None:
+        out = _fused(grouped, keys, values, cache.window, scale)
+    else:
+        out = _by_blocks(grouped, keys, values, cache.window, scale, cap)
     return out.permute(2, 0, 1, 3).reshape(length, heads * dim)
 
 
@@ -76,7 +101,14 @@ def _fused(q: Tensor, keys: Tensor, values: Tensor, window: int | None, scale: f
     )
 
 
-def _by_blocks(q: Tensor, keys: Tensor, values: Tensor, window: int | None, scale: float) -> Tensor:
+def _by_blocks(
+    q: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    window: int | None,
+    scale: float,
+    cap: float | None = None,
+) -> Tensor:
     """The same by plain matrix products, over blocks of queries and the keys that they see."""
     kv_heads, repeats, length, dim = q.shape
     seen = keys.shape[1]
@@ -91,7 +123,10 @@ def _by_blocks(q: Tensor, keys: Tensor, values: Tensor, window: int | None, scal
         scores = torch.matmul(queries, keys[:, low:high].transpose(-1, -2)).float()
         scores = scores.view(kv_heads, repeats, end - start, high - low)
         hidden = _chunk_mask(end - start, high - low, window, q.device).logical_not()
-        scores = scores.mul_(scale).masked_fill_(hidden, float("-inf"))
+        scores = scores.mul_(scale)
+        if cap is not None:
+            scores = scores.div_(cap).tanh_().mul_(cap)
+        scores = scores.masked_fill_(hidden, float("-inf"))
         weights = torch.softmax(scores, dim=-1).to(values.dtype)
         output = torch.matmul(weights.view(kv_heads, -1, high - low), values[:, low:high])
         outputs.append(output.view(kv_heads, repeats, end - start, dim))

@@ -56,6 +56,15 @@ class Linear:
 
         return WeightSlot((self.parts[part], self.in_features), load)
 
+    def merged_slot(self) -> WeightSlot:
+        """Slot of a checkpoint tensor [out_features, in_features] that holds all parts in order."""
+
+        def load(tensor: Tensor) -> None:
+            for part, rows in enumerate(tensor.split(self.parts)):
+                self._weight.load_part(part, rows)
+
+        return WeightSlot((self.out_features, self.in_features), load)
+
     def bias_slot(self, part: int = 0) -> WeightSlot:
         """Slot of one merged bias [parts[part]]."""
         assert self._bias is not None

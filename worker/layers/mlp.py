@@ -28,7 +28,10 @@ ACTIVATIONS: dict[str, Activation] = {
 
 
 class GatedMLP:
-    """x [..., hidden] → [..., hidden] through `inner` gated channels."""
+    """x [..., hidden] → [..., hidden] through `inner` gated channels.
+
+    `merged`: checkpoints have gate and up in one tensor, `gate_up_proj`.
+    """
 
     def __init__(
         self,
@@ -38,8 +41,9 @@ class GatedMLP:
         *,
         act: Activation = F.silu,
         bias: bool = False,
+        merged: bool = False,
     ) -> None:
-        self._inner, self._act, self._bias = inner, act, bias
+        self._inner, self._act, self._bias, self._merged = inner, act, bias, merged
         self._gate_up = linears.column(hidden, inner, inner, bias=bias)
         self._down = linears.row(inner, hidden, bias=bias)
 
@@ -48,6 +52,11 @@ class GatedMLP:
         return self._down(self._act(gate) * up)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
+        if self._merged:
+            return {
+                f"{prefix}.gate_up_proj.weight": self._gate_up.merged_slot(),
+                f"{prefix}.down_proj.weight": self._down.weight_slot(),
+            }
         projections = {
             "gate_proj": (self._gate_up, 0),
             "up_proj": (self._gate_up, 1),

@@ -25,10 +25,13 @@ class HeadShape:
 
 
 class SelfAttention:
-    """out(softmax(scale · q kᵀ) v). With `norm`, queries and keys are normalised per head.
+    """out(softmax(scale · q kᵀ) v). With `norm`, queries and keys are normalised, per head or
+    whole.
 
-    `scale` defaults to dim^-0.5. `gated` (Qwen3-Next, Qwen3.5): the query projection holds, per
-    head, the query followed by a gate; the head's output is multiplied by sigmoid(gate).
+    `out_bias` defaults to `bias`, `scale` to dim^-0.5. `gated` (Qwen3-Next, Qwen3.5): the query
+    projection holds, per head, the query followed by a gate; the head's output is multiplied by
+    sigmoid(gate). `cap` limits scores to (-cap, cap) with tanh. Without `rotary`, positions have
+    no effect (NoPE). `merged`: checkpoints have q, k and v in one tensor, `qkv_proj`.
     """
 
     def __init__(
@@ -38,17 +41,25 @@ class SelfAttention:
         linears: LinearFactory,
         *,
         bias: bool = False,
+        out_bias: bool | None = None,
         norm: MakeNorm | None = None,
+        norm_per_head: bool = True,
         scale: float | None = None,
+        cap: float | None = None,
         gated: bool = False,
+        rotary: bool = True,
+        merged: bool = False,
     ) -> None:
-        self._shape, self._bias, self._gated = shape, bias, gated
+        self._shape, self._bias, self._gated, self._merged = shape, bias, gated, merged
+        self._out_bias = bias if out_bias is None else out_bias
+        self._cap, self._rotary = cap, rotary
         self._scale = shape.dim**-0.5 if scale is None else scale
         q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
         self._qkv = linears.column(hidden, 2 * q if gated else q, kv, kv, bias=bias)
-        self._out = linears.row(q, hidden, bias=bias)
-        self._q_norm = norm(shape.dim) if norm else None
-        self._k_norm = norm(shape.dim) if norm else None
+        self._out = linears.row(q, hidden, bias=self._out_bias)
+        self._norm_per_head = norm_per_head
+        self._q_norm = norm(shape.dim if norm_per_head else q) if norm else None
+        self._k_norm = norm(shape.dim if norm_per_head else kv) if norm else None
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: KVCache, batch: Batch) -> Tensor:
         """x [tokens, hidden] → [tokens, hidden]."""
@@ -60,13 +71,24 @@ class SelfAttention:
         if self._gated:
             q, gate = q.reshape(-1, shape.heads, 2 * shape.dim).chunk(2, dim=-1)
         if self._q_norm is not None and self._k_norm is not None:
-            q, k = self._q_norm(q), self._k_norm(k)
-        output = attend(rotate(q), rotate(k), v, cache, batch, self._scale)
+            if self._norm_per_head:
+                q, k = self._q_norm(q), self._k_norm(k)
+            else:
+                q = self._q_norm(q.flatten(1)).view(q.shape)
+                k = self._k_norm(k.flatten(1)).view(k.shape)
+        if self._rotary:
+            q, k = rotate(q), rotate(k)
+        output = attend(q, k, v, cache, batch, self._scale, self._cap)
         if self._gated:
             output = output * gate.reshape(output.shape).sigmoid()
         return self._out(output)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
+        if self._merged:
+            return {
+                f"{prefix}.qkv_proj.weight": self._qkv.merged_slot(),
+                f"{prefix}.o_proj.weight": self._out.weight_slot(),
+            }
         slots = {}
         projections = {
             "q_proj": (self._qkv, 0),
@@ -76,7 +98,7 @@ class SelfAttention:
         }
         for name, (linear, part) in projections.items():
             slots[f"{prefix}.{name}.weight"] = linear.weight_slot(part)
-            if self._bias:
+            if self._out_bias if linear is self._out else self._bias:
                 slots[f"{prefix}.{name}.bias"] = linear.bias_slot(part)
         if self._q_norm is not None and self._k_norm is not None:
             slots[f"{prefix}.q_norm.weight"] = self._q_norm.weight_slot()

@@ -7,21 +7,15 @@ query_pre_attn_scalar^-0.5.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from worker.layers.batch import Batch
-from worker.layers.cache import LayerCache
 from worker.layers.mlp import ACTIVATIONS, Activation, GatedMLP
-from worker.layers.norm import Norm
-from worker.layers.rope import Rope, RopeConfig, Rotation
+from worker.layers.rope import Rope, RopeConfig
 from worker.layers.self_attention import HeadShape, SelfAttention
-from worker.layers.weight import WeightSlot
 from worker.models.fields import Fields, read_head_shape, read_layer_kinds, read_rope
 from worker.models.model import Decoder, Family, Placement
+from worker.models.sandwich import SandwichLayer
 
 SLIDING, FULL = "sliding_attention", "full_attention"
 
@@ -102,35 +96,6 @@ def _ropes(fields: Fields, head_dim: int) -> dict[str, RopeConfig]:
         FULL: read_rope(Fields(full, fields.where), head_dim, theta=1_000_000.0),
         SLIDING: read_rope(Fields(sliding, fields.where), head_dim, theta=10_000.0),
     }
-
-
-@dataclass(frozen=True)
-class SandwichLayer:
-    """x += norm(attention(norm(x))); x += norm(mlp(norm(x)))."""
-
-    input_norm: Norm
-    attention: SelfAttention
-    post_attention_norm: Norm
-    pre_mlp_norm: Norm
-    mlp: GatedMLP
-    post_mlp_norm: Norm
-    rope: Rope
-    make_cache: Callable[[], LayerCache]
-
-    def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        attended = self.attention(self.input_norm(x), rotate, cache, batch)
-        x = x + self.post_attention_norm(attended)
-        return x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
-
-    def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
-        return {
-            f"{prefix}.input_layernorm.weight": self.input_norm.weight_slot(),
-            f"{prefix}.post_attention_layernorm.weight": self.post_attention_norm.weight_slot(),
-            f"{prefix}.pre_feedforward_layernorm.weight": self.pre_mlp_norm.weight_slot(),
-            f"{prefix}.post_feedforward_layernorm.weight": self.post_mlp_norm.weight_slot(),
-            **self.attention.weight_map(f"{prefix}.self_attn"),
-            **self.mlp.weight_map(f"{prefix}.mlp"),
-        }
 
 
 def gemma3(fields: Fields, tied: bool, place: Placement) -> Decoder:

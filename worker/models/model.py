@@ -141,7 +141,7 @@ class Decoder:
     """embedding → layers → norm → head.
 
     `embed_scale`, rounded to the model's dtype, multiplies the embeddings. `logit_cap` limits the
-    logits to (-cap, cap) with tanh. Gemma uses both.
+    logits to (-cap, cap) with tanh. Gemma uses both. Granite divides the logits by `logit_divisor`.
     """
 
     def __init__(
@@ -156,9 +156,10 @@ class Decoder:
         place: Placement,
         embed_scale: float | None = None,
         logit_cap: float | None = None,
+        logit_divisor: float = 1.0,
     ) -> None:
         self.vocab_size, self.context_length = vocab_size, context_length
-        self._logit_cap = logit_cap
+        self._logit_cap, self._logit_divisor = logit_cap, logit_divisor
         self._embed_scale = embed_scale and torch.tensor(embed_scale).to(place.dtype).item()
         self._embed = Embedding(vocab_size, hidden_size, place.dtype, place.device)
         self._layers, self._norm = layers, norm
@@ -173,6 +174,8 @@ class Decoder:
         for layer, cache in zip(self._layers, caches, strict=True):
             x = layer(x, rotations[layer.rope], cache, batch)
         logits = self._head(self._norm(batch.select_logits_rows(x)))
+        if self._logit_divisor != 1.0:
+            logits = logits / self._logit_divisor
         if self._logit_cap is not None:
             logits = torch.tanh(logits / self._logit_cap) * self._logit_cap
         return logits

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from worker.layers.mlp import GatedMLP
-from worker.layers.rope import Rope
 from worker.layers.self_attention import SelfAttention
 from worker.models.fields import Fields
 from worker.models.mixture import ExpertsConfig
-from worker.models.model import Decoder, Family, FeedForward, Placement, PreNormLayer
-from worker.models.qwen3_config import Qwen3Config
+from worker.models.model import Decoder, Family, FeedForward, Mixer, Placement
+from worker.models.pre_norm import PreNormConfig, pre_norm, windows_from_layer
 
 # Defaults of fields that a config.json may omit, equal to transformers'.
 DEFAULTS = {
@@ -28,37 +27,25 @@ def qwen3_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
     # expert.
     fixed = {"layer_types": None, "max_window_layers": 0, "shared_expert_intermediate_size": 0}
     fields = Fields({**DEFAULTS, **fields.values, **fixed}, fields.where)
-    config, mixture = Qwen3Config.read(fields), ExpertsConfig.read(fields)
-    linears, norm = place.linears, place.norm(config.rms_norm_eps)
-    rope = Rope(config.rope, place.dtype, place.device)
+    config = PreNormConfig.read(fields, windows_from_layer(fields))
+    mixture = ExpertsConfig.read(fields)
     hidden = config.hidden_size
 
-    def layer(index: int, window: int | None) -> PreNormLayer:
-        mlp: FeedForward = (
-            mixture.sparse_mlp(hidden, place)
-            if mixture.sparse[index]
-            else GatedMLP(hidden, config.intermediate_size, linears, act=config.hidden_act)
-        )
-        return PreNormLayer(
-            input_norm=norm(hidden),
-            mixer=SelfAttention(
-                hidden, config.attention, linears, bias=config.attention_bias, norm=norm
-            ),
-            post_norm=norm(hidden),
-            mlp=mlp,
-            rope=rope,
-            make_cache=lambda: place.kv_cache(config.attention, window),
+    def make_mixer(index: int) -> Mixer:
+        return SelfAttention(
+            hidden,
+            config.attention,
+            place.linears,
+            bias=config.attention_bias,
+            norm=place.norm(config.rms_norm_eps),
         )
 
-    return Decoder(
-        vocab_size=config.vocab_size,
-        hidden_size=hidden,
-        layers=[layer(index, window) for index, window in enumerate(config.windows)],
-        norm=norm(hidden),
-        tied=tied,
-        context_length=config.rope.context,
-        place=place,
-    )
+    def make_mlp(index: int) -> FeedForward:
+        if mixture.sparse[index]:
+            return mixture.sparse_mlp(hidden, place)
+        return GatedMLP(hidden, config.intermediate_size, place.linears, act=config.hidden_act)
+
+    return pre_norm(config, tied, place, make_mixer=make_mixer, make_mlp=make_mlp)
 
 
 QWEN3_MOE = Family(qwen3_moe)

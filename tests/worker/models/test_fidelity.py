@@ -57,13 +57,64 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             "rope_scaling": {"rope_type": "dynamic", "rope_theta": 5e3, "factor": 2.0},
         },
     ),
-    "qwen3 sliding": (
-        "qwen3",
-        {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+    **{
+        f"{family} sliding": (
+            family,
+            {"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 1},
+        )
+        for family in ("qwen2", "qwen3")
+    },
+    "phi3 longrope, three quarters rotated": (
+        "phi3",
+        {
+            **{"num_attention_heads": 2, "head_dim": 16, "partial_rotary_factor": 0.75},
+            **{"max_position_embeddings": 512, "original_max_position_embeddings": 120},
+            "rope_scaling": {
+                "type": "longrope",
+                "short_factor": [1.0 + 0.1 * i for i in range(6)],
+                "long_factor": [2.0 + i for i in range(6)],
+            },
+        },
     ),
+    "gemma2 without caps": (
+        "gemma2",
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None},
+    ),
+    "smollm3 sliding, biases": (
+        "smollm3",
+        {
+            **{"no_rope_layers": [1, 0, 0, 1, 1], "attention_bias": True, "mlp_bias": True},
+            **{"use_sliding_window": True, "sliding_window": 7},
+        },
+    ),
+    "olmo3 both ropes": (
+        "olmo3",
+        {
+            "rope_parameters": {
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+                "full_attention": {"rope_theta": 300.0, "rope_type": "yarn"} | ROPE["yarn"],
+            },
+        },
+    ),
+    "olmo3 old fields": (
+        "olmo3",
+        {"rope_theta": 300.0, "rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+    ),
+    "glm4 no biases, all rotated": (
+        "glm4",
+        {"attention_bias": False, "partial_rotary_factor": 1.0},
+    ),
+    "mistral sliding": ("mistral", {"sliding_window": 9}),
     "qwen3_moe free weights, every other layer": (
         "qwen3_moe",
         {"norm_topk_prob": False, "decoder_sparse_step": 2, "mlp_only_layers": []},
+    ),
+    "qwen2_moe no biases, sliding, dense first": (
+        "qwen2_moe",
+        {
+            **{"qkv_bias": False, "norm_topk_prob": False, "mlp_only_layers": [0]},
+            **{"use_sliding_window": True, "sliding_window": 7, "max_window_layers": 2},
+        },
     ),
     "qwen3_moe gelu": ("qwen3_moe", {"hidden_act": "gelu_pytorch_tanh"}),
     **{f"llama {act}": ("llama", {"hidden_act": act}) for act in ("gelu", "gelu_new", "relu")},
@@ -109,11 +160,12 @@ class Pair(NamedTuple):
 
 @pytest.fixture(scope="module", params=CASES, ids=lambda name: name.replace(" ", "-"))
 def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Pair:
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
 
     family, overrides = CASES[request.param]
     path = make_checkpoint(tmp_path_factory.mktemp("model"), family, **overrides)
-    reference: Any = AutoModelForCausalLM.from_pretrained(path, attn_implementation="eager")
+    loader: Any = AutoModelForImageTextToText if family in WRAPPED else AutoModelForCausalLM
+    reference = loader.from_pretrained(path, attn_implementation="eager")
     reference.eval()
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     generator = torch.Generator().manual_seed(1)
@@ -203,8 +255,27 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
     "theta": ("llama", {"rope_theta": 9e3, "rope_parameters": None}),
     "eps": ("qwen3", {"rms_norm_eps": 1e-2}),
     "router normalisation": ("qwen3_moe", {"norm_topk_prob": False}),
+    "experts per token, other names": ("mixtral", {"num_experts_per_tok": 3}),
+    "merged tensors, fewer rotated": (
+        "phi3",
+        {"partial_rotary_factor": 0.5, "rope_parameters": None},
+    ),
+    "score cap": ("gemma2", {"attn_logit_softcapping": 2.5}),
+    "logit cap": ("gemma2", {"final_logit_softcapping": 4.0}),
+    "residual multiplier": ("granite", {"residual_multiplier": 0.6}),
+    "attention multiplier": ("granite", {"attention_multiplier": 0.6}),
+    "embedding multiplier": ("granite", {"embedding_multiplier": 4.0}),
+    "logit divisor": ("granite", {"logits_scaling": 3.0}),
+    "layers without rotary positions": ("smollm3", {"no_rope_layers": [1, 1, 1, 0]}),
+    "window of three layers in four": ("olmo3", {"sliding_window": 5}),
+    "partial rotary in pairs": (
+        "glm4",
+        {"partial_rotary_factor": 0.25, "rope_parameters": None},
+    ),
+    "unnormalised router": ("qwen2_moe", {"norm_topk_prob": False}),
     "experts per token": ("qwen3_moe", {"num_experts_per_tok": 3}),
     "window": ("gemma3_text", {"sliding_window": 5}),
+    "window of all layers": ("mistral", {"sliding_window": 5}),
     "score scale": ("gemma3_text", {"query_pre_attn_scalar": 64}),
     "layer kinds": ("qwen3_5_text", {"rms_norm_eps": 1e-3}),
     "activation": ("llama", {"hidden_act": "gelu_pytorch_tanh"}),
@@ -229,10 +300,29 @@ def test_a_changed_constant_changes_the_logits(name: str, tmp_path: Path) -> Non
     assert relative(wrong, right) > 1e-3
 
 
+def test_su_is_an_old_name_of_longrope(tmp_path: Path) -> None:
+    """In the first Phi-3 checkpoints, which transformers 5.23 can't read."""
+    import json
+
+    family, overrides = CASES["phi3 longrope, three quarters rotated"]
+    path = make_checkpoint(tmp_path, family, **overrides)
+    config = json.loads((path / "config.json").read_text())
+    prompt = list(range(5, 45))
+    right = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
+    rope = config.pop("rope_parameters")
+    old = {key: rope[key] for key in ("short_factor", "long_factor")}
+    config["partial_rotary_factor"] = rope["partial_rotary_factor"]
+    config["rope_scaling"] = {"type": "su", **old}
+    (path / "config.json").write_text(json.dumps(config))
+    old_name = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
+    assert torch.equal(old_name, right)
+
+
 # Weights that are loaded wrongly, where the shape does not reveal it.
 MISREAD: dict[str, tuple[str, str]] = {
     "norm offset": ("gemma3_text", "input_layernorm.weight"),
     "transposed weight": ("llama", "self_attn.q_proj.weight"),
+    "query bias": ("qwen2", "self_attn.q_proj.bias"),
 }
 
 
@@ -293,7 +383,8 @@ def test_stacked_experts_are_the_same_model(family: str, tmp_path: Path) -> None
 def test_bf16_is_as_close_to_float32_as_the_reference_in_bf16(family: str, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    path = make_checkpoint(tmp_path, family, dtype="bfloat16")
+    # All experts of a mixture run: rounding must not decide which ones.
+    path = make_checkpoint(tmp_path, family, dtype="bfloat16", num_experts_per_tok=4)
     prompt = list(range(5, 69))
     with torch.no_grad():
         exact = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)

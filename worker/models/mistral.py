@@ -1,0 +1,46 @@
+"""Mistral (Jiang et al. 2023) and Ministral: Llama's layers with a sliding window.
+
+Mistral's window applies to every layer; Ministral has sliding and full layers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from worker.models.fields import Fields
+from worker.models.model import Decoder, Family, Placement
+from worker.models.pre_norm import SLIDING, PreNormConfig, one_window, pre_norm, windows_by_kind
+
+# Defaults of fields that a config.json may omit, equal to transformers'.
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 32_000,
+    "hidden_size": 4096,
+    "intermediate_size": 14_336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131_072,
+    "sliding_window": 4096,
+}
+
+
+def mistral(fields: Fields, tied: bool, place: Placement) -> Decoder:
+    """Mistral with empty weights."""
+    fields = _read(fields)
+    return pre_norm(PreNormConfig.read(fields, one_window(fields)), tied, place)
+
+
+def ministral(fields: Fields, tied: bool, place: Placement) -> Decoder:
+    """Ministral with empty weights."""
+    fields = _read(fields)
+    fields.integer("head_dim")  # transformers has no default
+    windows = windows_by_kind(fields, [SLIDING] * fields.layers())
+    return pre_norm(PreNormConfig.read(fields, windows), tied, place)
+
+
+def _read(fields: Fields) -> Fields:
+    """The family has no biases: transformers ignores attention_bias."""
+    return Fields({**DEFAULTS, **fields.values, "attention_bias": False}, fields.where)
+
+
+MISTRAL, MINISTRAL = Family(mistral), Family(ministral)
