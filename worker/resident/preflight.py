@@ -34,7 +34,7 @@ class Preflight:
     parameters: int
     dtype: torch.dtype
     device: torch.device
-    context_length: int  # positions that the model was trained for
+    context_length: int  # positions that the config gives, with their stretch
     longest: int  # tokens of one sequence whose cache fits beside the weights
     free_bytes: int  # of the device, now
 
