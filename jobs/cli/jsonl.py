@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.api.request import ChatRequest
+from jobs.api.wire import describe
 from jobs.errors import InvalidRequest, invalid
 
 BATCH_URL = "/v1/chat/completions"
@@ -72,8 +73,10 @@ def _object(line: bytes) -> dict[str, Any]:
         raise invalid(f"not UTF-8 text: {error.reason} at byte {error.start}") from None
     except (ValueError, RecursionError) as error:
         raise invalid(f"not JSON: {error}") from None
+    if isinstance(data, list):
+        raise invalid("expected a JSON object, got an array: write each request on its own line")
     if not isinstance(data, dict):
-        raise invalid("expected a JSON object")
+        raise invalid(f"expected a JSON object, got {describe(data)}")
     return data
 
 

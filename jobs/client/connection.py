@@ -54,7 +54,7 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     server = (
         options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     )
-    reason = " ".join(str(error).split()) or type(error).__name__
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if isinstance(error, redis.AuthenticationError):
         return JobError("internal", f"Redis at {server} refused the login: {reason}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):

@@ -168,10 +168,16 @@ def queued_job(
     return job.to_dict()
 
 
+def data_size(fields: dict[str, Any]) -> int:
+    """Bytes of the data of a queued job, decompressed."""
+    return len(zlib.decompress(fields["data"]))
+
+
 def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]:
     """Function name, args and kwargs from the field `data` of a job's hash.
 
-    Raises ValueError unless RQ's JSON serializer wrote it. Nothing is imported or unpickled.
+    Raises ValueError unless it is a call in JSON within the limits of a job. Nothing is imported or
+    unpickled.
     """
     unpack = zlib.decompressobj()
     try:
@@ -180,7 +186,7 @@ def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]
     except zlib.error:  # RQ reads uncompressed data as well
         text, rest = data[:MAX_DATA], data[MAX_DATA:]
     if rest:
-        raise ValueError(f"it is larger than {MAX_DATA} bytes")
+        raise ValueError(f"it is larger than {MAX_DATA / 1e6:.1f} MB, the limit of a job")
     try:
         call = json.loads(text.decode())
     except RecursionError:

@@ -20,8 +20,10 @@ from jobs.api.request import ChatRequest
 from jobs.client.rq_format import (
     BULK_RESULT_SECONDS,
     FAILURE_SECONDS,
+    MAX_DATA,
     QUEUES_KEY,
     RESULT_SECONDS,
+    data_size,
     job_key,
     queue_key,
     queued_job,
@@ -70,6 +72,7 @@ def enqueue(redis: Redis, requests: Sequence[ChatRequest]) -> list[str]:
     """
     # All are serialised before the first one is sent.
     jobs = [_new_job(redis, request) for request in requests]
+    _check_sizes(jobs)
     _check_ids(redis, [request.job.id for request in requests if request.job.id is not None])
     script = redis.register_script(ENQUEUE)
     taken: list[str] = []
@@ -128,6 +131,18 @@ def _new_job(redis: Redis, request: ChatRequest) -> _NewJob:
 def _new_id() -> str:
     """A job id of 32 hex digits that sorts by creation time."""
     return f"{time.time_ns() // 1000:014x}{secrets.token_hex(9)}"
+
+
+def _check_sizes(jobs: Sequence[_NewJob]) -> None:
+    """Raises InvalidRequest for a request that no worker would read."""
+    for number, job in enumerate(jobs):
+        size = data_size(job.fields)
+        if size > MAX_DATA:
+            which = f"request {number}" if len(jobs) > 1 else "the request"
+            raise invalid(
+                f"{which} has {size / 1e6:.1f} MB as JSON, and a job holds at most "
+                f"{MAX_DATA / 1e6:.1f} MB: shorten it; nothing was enqueued"
+            )
 
 
 def _check_ids(redis: Redis, ids: Sequence[str]) -> None:

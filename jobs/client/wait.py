@@ -34,8 +34,9 @@ def wait_for_result(job_id: str, timeout: float | None) -> Steps[ChatCompletion]
             if seconds <= 0:
                 raise JobError(
                     "timeout",
-                    f"job {job_id} is still {state.status.value} after {timeout:g} s; it is not "
-                    "cancelled, and its result can be requested again",
+                    f"job {job_id} has not ended after {timeout:g} s (status: "
+                    f"{state.status.value}); it is not cancelled, and its result can be requested "
+                    "again",
                 )
         since = newest[0][0] if newest else "0-0"
         wait = command("xread", {results: since}, block=max(1, int(seconds * 1000)))

@@ -151,3 +151,12 @@ def test_any_object_is_either_valid_or_an_error(row: dict[str, Any]) -> None:
 def test_any_bytes_are_either_valid_or_an_error(line: bytes) -> None:
     valid, invalid = read_requests([line], DEMO)
     assert len(valid) + len(invalid) == (1 if line.strip() else 0)
+
+
+def test_what_is_not_an_object_is_named() -> None:
+    request = {"messages": [{"role": "user", "content": "hi"}]}
+    assert str(rejected(lines([request])[0])) == (
+        "line 1: expected a JSON object, got an array: write each request on its own line"
+    )
+    assert str(rejected(b"null")) == "line 1: expected a JSON object, got null"
+    assert str(rejected(b'"text"')) == "line 1: expected a JSON object, got 'text'"

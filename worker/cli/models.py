@@ -34,7 +34,8 @@ def check(
     """Describe MODEL (a folder, a hub repo id or 'demo') and check whether it fits.
 
     Reads the configuration, the tokenizer and the headers of the weight files. Of a model on the
-    hub, only the small files are downloaded. Exit code 1 if it doesn't fit, 3 if it can't run.
+    hub, only the small files and these headers are downloaded. Exit code 1 if it doesn't fit, 3 if
+    it can't run.
     """
     need_torch()
     from jobs import JobError
@@ -48,8 +49,8 @@ def check(
         source = find(reference, download_dir)
         model = describe(source)
         downloaded = not source.needs_download
-        with source.weights() if downloaded else nullcontext() as checkpoint:
-            found = preflight(model, place, dtype, checkpoint)
+        with source.weights() if downloaded else nullcontext(source.headers()) as headers:
+            found = preflight(model, place, dtype, headers)
     except JobError as error:
         raise refusal(error) from None
     if as_json:
@@ -71,6 +72,7 @@ def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
         "parameters": found.parameters,
         "dtype": found.dtype_name,
         "weight_bytes": found.weight_bytes,
+        "dequantised_from": "fp8" if found.model.config.quantization else None,
         "context_length": found.context_length,
         "longest_sequence": found.longest,
         "chat_template": found.model.template is not None,
@@ -94,6 +96,7 @@ def _show(found: Preflight, downloaded: bool) -> None:
         "family": found.model.config.model_type,
         "parameters": f"{found.parameters:,}",
         "weights": f"{_size(found.weight_bytes)} in {found.dtype_name}"
+        + (", dequantised from FP8" if found.model.config.quantization else "")
         + ("" if downloaded else ", not downloaded yet"),
         "context": context,
         "template": "yes" if found.model.template else "none: chat requests will be refused",

@@ -46,7 +46,8 @@ from worker.cli.options import (
     "--context",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Maximum tokens of prompt and answer together. [default: the model's]",
+    help="Maximum tokens of prompt and answer together; beyond the model's, with a warning, if its "
+    "config doesn't stretch the positions. [default: the model's]",
 )
 @click.option(
     "--max-batch",

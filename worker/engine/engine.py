@@ -32,6 +32,7 @@ logger = logging.getLogger(__name__)
 
 MAX_BATCH = {"cpu": 16, "cuda": 128}  # sequences that run together
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # maximum number of tokens per step
+MAX_CONTEXT = 10_000_000  # several times the largest published context
 SLOTS_PER_QUEUED = 2  # batch slots per queued sequence, see `EngineCore.room`
 
 
@@ -90,10 +91,8 @@ class EngineCore:
         if place.type == "cpu":
             share_cores(resident.info.weight_bytes)
         longest = resident.model.context_length
-        if context is not None and not 1 < context <= longest:
-            raise invalid(
-                f"context must be 2 to {longest} for this model, got {context}", "context"
-            )
+        if context is not None:
+            _check_context(context, resident)
         if max_batch is not None and max_batch < 1:
             raise invalid(f"max_batch must be at least 1, got {max_batch}", "max_batch")
         return cls(
@@ -256,3 +255,19 @@ class EngineCore:
             reason = JobError("internal", f"the engine failed: {type(error).__name__}: {error}")
         sequence.fail(reason)
         self._scheduler.remove(sequence, poisoned=True)
+
+
+def _check_context(context: int, resident: ResidentModel) -> None:
+    """Refuse a context beyond a stretch that the config states; warn beyond plain positions."""
+    model = resident.model
+    most = model.context_length if model.stretched else MAX_CONTEXT
+    if not 1 < context <= most:
+        raise invalid(f"context must be 2 to {most} for this model, got {context}", "context")
+    if context > model.context_length:
+        logger.warning(
+            "%s: context %d exceeds the %d positions of its config.json: answers may degrade "
+            "beyond them, unless rope_scaling in config.json stretches the positions",
+            resident.info.reference,
+            context,
+            model.context_length,
+        )

@@ -62,8 +62,9 @@ class Engine:
         """Load a model: a folder, a Hugging Face repo id (`org/name[@revision]`) or `demo`.
 
         dtype: auto, bf16, fp16 or fp32. max_batch: maximum number of sequences that run together.
-        context: maximum tokens per sequence, by default and at most the model's own. cache_bytes:
-        limit of the KV cache. download_dir: where models of the hub are stored, by default the hub
+        context: maximum tokens per sequence, by default the model's own; a model whose config
+        doesn't stretch its positions may go beyond, with a warning. cache_bytes: limit of the KV
+        cache. download_dir: where models of the hub are stored, by default the hub
         library's cache. Raises JobError.
         """
         core = EngineCore.load(

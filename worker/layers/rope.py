@@ -41,9 +41,20 @@ class RopeConfig:
 
     @property
     def context(self) -> int:
-        """Maximum length of a sequence in tokens."""
-        stretch = self.scaling["factor"] if self.kind == "dynamic" else 1
-        return int(self.max_positions * stretch)
+        """Maximum length of a sequence in tokens, by vLLM's rule: linear and dynamic stretch
+        max_position_embeddings, yarn stretches the original positions. max_position_embeddings of
+        llama3 and longrope is stretched already."""
+        factor = self.scaling.get("factor")
+        if factor and self.kind in ("linear", "dynamic"):
+            return int(self.max_positions * factor)
+        if factor and self.kind == "yarn":
+            return int(self.original * factor)
+        return self.max_positions
+
+    @property
+    def stretched(self) -> bool:
+        """Whether the config stretches the context beyond the positions of the pretraining."""
+        return self.kind != "default"
 
     @property
     def original(self) -> int:
@@ -72,6 +83,7 @@ class Rope:
 
     def __init__(self, config: RopeConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype = config, dtype
+        self.stretched = config.stretched
         exponents = torch.arange(0, config.dim, 2, dtype=torch.float32) / config.dim
         wavelengths = config.theta**exponents  # [dim / 2], divided by 2 pi
         plain = 1.0 / wavelengths

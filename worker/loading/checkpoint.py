@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
@@ -43,30 +43,54 @@ class TensorHeader:
     end: int
 
 
-class Checkpoint:
+class Headers:
+    """The tensors of a model by name, as the headers of its weight files declare them. `folder`
+    names the model in errors."""
+
+    def __init__(self, folder: Path, tensors: Mapping[str, TensorHeader]) -> None:
+        self.folder, self.tensors = folder, tensors
+
+    def dtype(self, quantised: Container[str] = ()) -> torch.dtype | None:
+        """The dtype of most values; None if it is a `quantised` one. Raises JobError if it isn't
+        supported."""
+        sizes: dict[str, int] = {}
+        for header in self.tensors.values():
+            sizes[header.dtype] = sizes.get(header.dtype, 0) + prod(header.shape)
+        most = max(sizes, key=lambda name: sizes[name])
+        if most in quantised:
+            return None
+        if most not in FROM_SAFETENSORS:
+            raise JobError(
+                "unsupported_model",
+                f"{self.folder} stores its weights as {most}; supported: "
+                f"{', '.join(FROM_SAFETENSORS)}",
+            )
+        return FROM_SAFETENSORS[most]
+
+
+class Checkpoint(Headers):
     """The tensors of a folder by name. Raises JobError.
 
     Use as a context manager: files are opened on the first read of a tensor and closed at the end.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
         self._files = ExitStack()
         self._open: dict[Path, Any] = {}
         self._touched = 0  # bytes read since pages were last dropped
         self._last = ""  # name of the last tensor read
-        self.tensors: dict[str, TensorHeader] = {}
         if present(folder / SINGLE):  # takes precedence over an index, as in transformers
-            self.tensors = _read_header(folder / SINGLE)
+            tensors = read_header(folder / SINGLE)
         elif present(folder / INDEX):
-            self._read_shards()
+            tensors = _read_shards(folder)
         else:
             raise JobError(
                 "model_not_found",
                 f"{folder} has no weights: neither {SINGLE} nor {INDEX} exists; download the model "
                 "again, or convert it to safetensors",
             )
-        if not self.tensors:
+        super().__init__(folder, tensors)
+        if not tensors:
             single = present(folder / SINGLE)
             raise _broken(folder / (SINGLE if single else INDEX), "it contains no tensors")
 
@@ -81,20 +105,6 @@ class Checkpoint:
     ) -> None:
         self._files.close()
         release(self._open)
-
-    def dtype(self) -> torch.dtype:
-        """The dtype of most values. Raises JobError if it isn't a supported one."""
-        sizes: dict[str, int] = {}
-        for header in self.tensors.values():
-            sizes[header.dtype] = sizes.get(header.dtype, 0) + prod(header.shape)
-        most = max(sizes, key=lambda name: sizes[name])
-        if most not in FROM_SAFETENSORS:
-            raise JobError(
-                "unsupported_model",
-                f"{self.folder} stores its weights as {most}; supported: "
-                f"{', '.join(FROM_SAFETENSORS)}",
-            )
-        return FROM_SAFETENSORS[most]
 
     def read(self, name: str) -> torch.Tensor:
         """One tensor, as a view of the mapped file; pages are read on access."""
@@ -125,36 +135,50 @@ class Checkpoint:
                 digest.update(file.read(min(SAMPLE_BYTES, header.end - header.begin)))
         return digest.hexdigest()[:32]
 
-    def _read_shards(self) -> None:
-        shards: dict[str, dict[str, TensorHeader]] = {}
-        for name, file in _weight_map(self.folder).items():
-            if file not in shards:
-                shards[file] = _read_header(self._shard(file))
-            if name not in shards[file]:
-                fact = f"tensor {name} is not in {file}, where the index puts it"
-                raise _broken(self.folder / INDEX, fact)
-            self.tensors[name] = shards[file][name]
-
-    def _shard(self, file: str) -> Path:
-        path = self.folder / file
-        try:
-            exists = path.is_file()
-        except OSError as error:  # a name that is too long
-            raise _broken(path, f"it cannot be opened ({error.strerror})") from None
-        if not exists:
-            raise JobError(
-                "model_not_found",
-                f"{self.folder / INDEX} names the shard {file}, which does not exist: download the "
-                "model again",
-            )
-        return path
-
 
 def weight_files(folder: Path) -> list[str]:
     """The names of a model's weight files, existing or not. Raises JobError for a broken index."""
     if present(folder / SINGLE) or not present(folder / INDEX):
         return [SINGLE]
     return sorted(set(_weight_map(folder).values()))
+
+
+def combine(
+    folder: Path, read: Callable[[str], Mapping[str, TensorHeader]]
+) -> dict[str, TensorHeader]:
+    """The tensors that the index names, from the headers that `read` returns for a shard's name.
+
+    Raises JobError("unsupported_model") if a shard lacks a tensor that the index puts there.
+    """
+    shards: dict[str, Mapping[str, TensorHeader]] = {}
+    tensors = {}
+    for name, file in _weight_map(folder).items():
+        if file not in shards:
+            shards[file] = read(file)
+        if name not in shards[file]:
+            fact = f"tensor {name} is not in {file}, where the index puts it"
+            raise _broken(folder / INDEX, fact)
+        tensors[name] = shards[file][name]
+    return tensors
+
+
+def _read_shards(folder: Path) -> dict[str, TensorHeader]:
+    return combine(folder, lambda file: read_header(_shard(folder, file)))
+
+
+def _shard(folder: Path, file: str) -> Path:
+    path = folder / file
+    try:
+        exists = path.is_file()
+    except OSError as error:  # a name that is too long
+        raise _broken(path, f"it cannot be opened ({error.strerror})") from None
+    if not exists:
+        raise JobError(
+            "model_not_found",
+            f"{folder / INDEX} names the shard {file}, which does not exist: download the "
+            "model again",
+        )
+    return path
 
 
 def _weight_map(folder: Path) -> dict[str, str]:
@@ -172,7 +196,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
     return shards
 
 
-def _read_header(path: Path) -> dict[str, TensorHeader]:
+def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one file, checked against its size."""
     try:
         size = path.stat().st_size

@@ -12,10 +12,16 @@ import torch
 from jobs.errors import JobError
 from worker.loading.dtypes import FROM_CONFIG
 from worker.loading.files import present, read_json
+from worker.loading.quantization import Fp8, read_quantization
 from worker.models.fields import Fields
 from worker.models.model import Family
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
+GGUF = ".gguf"
+NO_GGUF = (
+    "GGUF is not supported: give the folder or the hub repo id of the original model, which has a "
+    "config.json and safetensors files"
+)
 
 
 @dataclass(frozen=True)
@@ -43,6 +49,8 @@ class ModelConfig:
     tied: bool
     eos_token_ids: frozenset[int]
     dtype: torch.dtype  # of the weights, according to the config
+    quantization: Fp8 | None = None
+    wrapper: str | None = None  # the unsupported model_type around this text model
 
 
 def read_config(folder: Path, reference: str, supported: Mapping[str, Family]) -> ModelConfig:
@@ -51,6 +59,8 @@ def read_config(folder: Path, reference: str, supported: Mapping[str, Family]) -
     Raises JobError("unsupported_model"), "model_not_found" if there is no config.json.
     """
     path = folder / CONFIG
+    if not present(path) and any(file.suffix.lower() == GGUF for file in folder.iterdir()):
+        raise JobError("unsupported_model", f"{folder} has GGUF files and no {CONFIG}: {NO_GGUF}")
     if not present(path):
         raise JobError(
             "model_not_found",
@@ -73,12 +83,10 @@ def read_config(folder: Path, reference: str, supported: Mapping[str, Family]) -
             f"unsupported model_type '{model_type}' in {reference} (architectures {names}); "
             f"supported: {known}",
         )
-    for holder in (outer, fields):
-        if holder.values.get("quantization_config") is not None:
-            method = (holder.inner("quantization_config") or holder).values.get("quant_method")
-            raise holder.error(
-                f"quantization_config ({method}) is not supported: use the unquantised checkpoint"
-            )
+    quantization = read_quantization(outer)
+    if wrapped is not None:
+        quantization = quantization or read_quantization(wrapped)
+    given = outer.text("model_type")
     return ModelConfig(
         model_type=model_type,
         fields=fields,
@@ -88,6 +96,8 @@ def read_config(folder: Path, reference: str, supported: Mapping[str, Family]) -
         ),
         eos_token_ids=_ids(outer, "eos_token_id") | _ids(fields, "eos_token_id"),
         dtype=_dtype(outer) or _dtype(fields) or torch.float32,
+        quantization=quantization,
+        wrapper=None if given in supported else given,
     )
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import JobError
-from worker.loading.checkpoint import Checkpoint
+from worker.loading.checkpoint import Checkpoint, Headers
 from worker.loading.config import GenerationDefaults, ModelConfig, read_config, read_defaults
 from worker.loading.files import present, read_json, read_text
 from worker.loading.tokenizer import Tokenizer
@@ -90,6 +90,9 @@ class FolderSource:
 
     def download_weights(self) -> None:
         """Nothing to do: the folder is local."""
+
+    def headers(self) -> Headers:
+        return self.weights()
 
     def weights(self) -> Checkpoint:
         return Checkpoint(self.path)

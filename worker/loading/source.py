@@ -12,8 +12,8 @@ from typing import Protocol
 
 from jobs.errors import JobError
 from worker.demo import MODEL_DIR
-from worker.loading.checkpoint import Checkpoint
-from worker.loading.config import GenerationDefaults, ModelConfig
+from worker.loading.checkpoint import Checkpoint, Headers
+from worker.loading.config import GGUF, NO_GGUF, GenerationDefaults, ModelConfig
 from worker.loading.folder import FolderSource
 from worker.loading.hub import REPO_ID, HubSource
 from worker.loading.tokenizer import Tokenizer
@@ -60,6 +60,9 @@ class ModelSource(Protocol):
     def download_weights(self) -> None:
         """Fetch the weights that are missing. Does nothing for a local model."""
 
+    def headers(self) -> Headers:
+        """The headers of the weights, without downloading these."""
+
     def weights(self) -> Checkpoint:
         """The weights with their headers read and checked; use as a context manager."""
 
@@ -80,6 +83,8 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
         is_folder = exists = False
     if is_folder and reference:
         return FolderSource(path, reference, path.resolve().name)
+    if exists and path.suffix.lower() == GGUF and reference:
+        raise JobError("unsupported_model", f"{reference} is a GGUF file: {NO_GGUF}")
     if exists and reference:
         raise JobError(
             "model_not_found", f"{reference} is a file: give the folder that contains it"

@@ -17,7 +17,9 @@ from torch import Tensor
 
 from jobs.errors import JobError
 from worker.layers.weight import StackedPlace, WeightSlot
-from worker.loading.checkpoint import Checkpoint
+from worker.loading.checkpoint import Checkpoint, Headers, TensorHeader
+from worker.loading.dtypes import FROM_SAFETENSORS
+from worker.loading.quantization import ALTERNATIVE, FP8, Fp8
 
 logger = logging.getLogger(__name__)
 
@@ -44,19 +46,32 @@ class TensorSource:
     name: str
     shape: tuple[int, ...]  # of the checkpoint tensor
     stacked: StackedPlace | None = None
+    scale: str | None = None  # name of the tensor that holds its scales
+    fp8: Fp8 | None = None
 
     def read(self, checkpoint: Checkpoint) -> Tensor:
-        """The values, as a view of the mapped file."""
+        """The values, as a view of the mapped file, or dequantised."""
         tensor = checkpoint.read(self.name)
-        return tensor if self.stacked is None else tensor[self.stacked.index][self.stacked.rows]
+        if self.stacked is not None:
+            tensor = tensor[self.stacked.index]
+        if self.fp8 is not None and self.scale is not None:
+            scale = checkpoint.read(self.scale)
+            per_expert = self.stacked is not None and scale.dim() > 0 and scale.numel() > 1
+            tensor = self.fp8.dequantise(
+                tensor, scale[self.stacked.index] if self.stacked and per_expert else scale
+            )
+        return tensor if self.stacked is None else tensor[self.stacked.rows]
 
 
-def sources(checkpoint: Checkpoint) -> dict[str, TensorSource]:
+def sources(checkpoint: Headers, fp8: Fp8 | None = None) -> dict[str, TensorSource]:
     """The text model's tensors by name without wrapper prefix. Raises JobError."""
     found: dict[str, TensorSource] = {}
+    unread: dict[str, str] = {}  # tensors of other dtypes
     for name, header in checkpoint.tensors.items():
-        if IGNORED.match(name):
+        if IGNORED.match(name) or (fp8 and fp8.is_scale(name, checkpoint.tensors)):
             continue
+        if header.dtype not in FROM_SAFETENSORS and (fp8 is None or header.dtype != FP8):
+            unread[name] = header.dtype
         plain = name
         for prefix, replacement in PREFIXES:
             if name.startswith(prefix):
@@ -64,16 +79,50 @@ def sources(checkpoint: Checkpoint) -> dict[str, TensorSource]:
                 break
         if plain in found:
             raise _stored_twice(checkpoint, plain, found[plain].name, name)
-        found[plain] = TensorSource(name, header.shape)
+        found[plain] = _source(checkpoint, name, header, fp8)
+    if unread:
+        raise _quantised(checkpoint, unread)
     return found
 
 
-def check(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> dict[str, TensorSource]:
+def _source(checkpoint: Headers, name: str, header: TensorHeader, fp8: Fp8 | None) -> TensorSource:
+    if fp8 is None or header.dtype != FP8:
+        return TensorSource(name, header.shape)
+    scale = fp8.scale_of(name, checkpoint.tensors)
+    where = f"{checkpoint.folder}: tensor {name} is stored as {FP8}"
+    if scale is None:
+        raise JobError("unsupported_model", f"{where} without a scale: {ALTERNATIVE}")
+    stored = checkpoint.tensors[scale]
+    if not fp8.fits(header.shape, stored.shape) or stored.dtype not in FROM_SAFETENSORS:
+        raise JobError(
+            "unsupported_model",
+            f"{where} {list(header.shape)}, and its scale {scale} as {stored.dtype} "
+            f"{list(stored.shape)} doesn't fit the quantization_config: {ALTERNATIVE}",
+        )
+    return TensorSource(name, header.shape, scale=scale, fp8=fp8)
+
+
+def _quantised(checkpoint: Headers, unread: Mapping[str, str]) -> JobError:
+    """The error for tensors that hold no plain floats, which only quantised checkpoints have."""
+    name = min(unread)
+    hint = "its config.json has no quantization_config for them; " if FP8 in unread.values() else ""
+    return JobError(
+        "unsupported_model",
+        f"{checkpoint.folder} stores {len(unread)} of its {len(checkpoint.tensors)} tensors as "
+        f"{', '.join(sorted(set(unread.values())))}, such as {name}, like a quantised checkpoint; "
+        f"{hint}supported: {', '.join(FROM_SAFETENSORS)}, and {FP8} with a quantization_config: "
+        f"{ALTERNATIVE}",
+    )
+
+
+def check(
+    slots: Mapping[str, WeightSlot], checkpoint: Headers, fp8: Fp8 | None = None
+) -> dict[str, TensorSource]:
     """Compare names and shapes without reading weights. Returns the source of each slot's tensor.
 
     Raises JobError("unsupported_model").
     """
-    stored = sources(checkpoint)
+    stored = sources(checkpoint, fp8)
     if HEAD in stored and HEAD not in slots:
         del stored[HEAD]  # tied: the file has a copy of the embedding
     where = checkpoint.folder
@@ -108,9 +157,9 @@ def check(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> dict[str, 
     return found
 
 
-def load(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> None:
+def load(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint, fp8: Fp8 | None = None) -> None:
     """Read every tensor into its slot. Raises JobError("unsupported_model")."""
-    found = check(slots, checkpoint)
+    found = check(slots, checkpoint, fp8)
     ignored = sum(bool(IGNORED.match(name)) for name in checkpoint.tensors)
     if ignored:
         logger.info(
@@ -118,6 +167,13 @@ def load(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint) -> None:
             checkpoint.folder,
             ignored,
             "" if ignored == 1 else "s",
+        )
+    dequantised = len({source.name for source in found.values() if source.fp8 is not None})
+    if dequantised:
+        logger.info(
+            "%s: %d FP8 tensors are dequantised while they are loaded",
+            checkpoint.folder,
+            dequantised,
         )
     for name, slot in slots.items():
         slot.load(found[name].read(checkpoint))
@@ -135,6 +191,8 @@ def blame(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) -> str:
         if time.monotonic() > deadline:
             return f"its weights hold NaN or {kind} overflows; check the files or {other}"
         tensor = checkpoint.read(name)
+        if tensor.dtype.itemsize == 1:  # FP8, which torch doesn't compare
+            tensor = tensor.float()
         if not tensor.isfinite().all():
             what = "NaN" if tensor.isnan().any() else "infinity"
             return f"tensor {name} in {header.file} holds {what}; download the model again"
@@ -143,10 +201,10 @@ def blame(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) -> str:
     return f"all weights are finite: a computation overflows {kind}; {other}"
 
 
-def is_tied(configured: bool, checkpoint: Checkpoint) -> bool:
+def is_tied(configured: bool, checkpoint: Headers, fp8: Fp8 | None = None) -> bool:
     """Whether the head uses the embedding's weight. A head in the files takes precedence over the
-    config, unless the config ties the two and they are equal."""
-    found = sources(checkpoint)
+    config, unless the config ties the two and they are equal. Headers alone can't be compared."""
+    found = sources(checkpoint, fp8)
     if HEAD not in found:
         if not configured:
             raise JobError(
@@ -157,11 +215,13 @@ def is_tied(configured: bool, checkpoint: Checkpoint) -> bool:
         return True
     if not configured or EMBEDDING not in found:
         return False
+    if not isinstance(checkpoint, Checkpoint):
+        return True
     head, embedding = found[HEAD].read(checkpoint), found[EMBEDDING].read(checkpoint)
     return head.shape == embedding.shape and bool((head == embedding).all())
 
 
-def _stored_twice(checkpoint: Checkpoint, name: str, first: str, second: str) -> JobError:
+def _stored_twice(checkpoint: Headers, name: str, first: str, second: str) -> JobError:
     return JobError(
         "unsupported_model", f"{checkpoint.folder} has {name} twice: as {first} and as {second}"
     )

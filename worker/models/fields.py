@@ -174,6 +174,11 @@ def _check_scaling(config: RopeConfig, rope: Fields) -> None:
         )
     if config.kind in ("linear", "dynamic", "llama3"):
         rope.number("factor")
+    if config.kind in ("linear", "dynamic", "yarn"):
+        most = MAX_INTEGER / max(config.max_positions, config.original)
+        factor = rope.number("factor", 1.0)
+        if factor > most:
+            raise rope.error(f"field 'factor' must be at most {most:.0f}, got {factor:g}")
     if config.kind == "llama3":
         low, high = rope.number("low_freq_factor"), rope.number("high_freq_factor")
         if low >= high:

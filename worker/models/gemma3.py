@@ -131,7 +131,7 @@ def gemma3(fields: Fields, tied: bool, place: Placement) -> Decoder:
         layers=[layer(kind) for kind in config.layer_kinds],
         norm=norm(hidden),
         tied=tied,
-        context_length=config.ropes[FULL].context,
+        context_length=config.ropes[FULL].max_positions,  # stretched already
         place=place,
         embed_scale=hidden**0.5,
         logit_cap=config.final_logit_softcapping,

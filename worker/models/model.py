@@ -55,6 +55,7 @@ class Model(Protocol):
 
     vocab_size: int  # rows of the head
     context_length: int  # longest supported sequence
+    stretched: bool  # the config stretches its RoPE, which fixes context_length
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         """One forward pass. `caches` come from `make_caches`. Returns float32 logits
@@ -164,6 +165,7 @@ class Decoder:
         self._embed = Embedding(vocab_size, hidden_size, place.dtype, place.device)
         self._layers, self._norm = layers, norm
         self._ropes = list(dict.fromkeys(layer.rope for layer in layers))
+        self.stretched = any(rope.stretched for rope in self._ropes)
         self._head = Head(self._embed, vocab_size, hidden_size, tied, place.linears)
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:

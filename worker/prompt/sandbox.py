@@ -22,6 +22,7 @@ from jobs.errors import JobError, invalid
 MAX_SECONDS = 2.0  # CPU time of one rendering
 MAX_WAIT = 60.0  # wall-clock time of one rendering, in seconds
 MAX_BYTES = 2 * 2**30  # address space of the child
+MAX_REASON = 300  # characters of a template's reason in an error message
 EXIT_SECONDS = 1.0  # how long a child that closed its output may take to exit
 
 
@@ -46,9 +47,9 @@ class Sandbox:
         line = json.dumps(request).encode() + b"\n"
         with self._lock:
             reply = self._exchange(line)
-        match reply:
-            case {"text": text}:
-                return str(text)
+        if "text" in reply:
+            return str(reply["text"])
+        match {kind: _shortened(str(reason)) for kind, reason in reply.items()}:
             case {"invalid": reason}:
                 raise _broken(f"is not valid Jinja ({reason})")
             case {"refused": reason}:
@@ -114,6 +115,14 @@ class Sandbox:
             stdout=subprocess.PIPE,
             start_new_session=True,
         )
+
+
+def _shortened(reason: str) -> str:
+    """One line of at most MAX_REASON characters: a template may quote whole messages."""
+    line = " ".join(reason.split())
+    if len(line) <= MAX_REASON:
+        return line
+    return f"{line[:MAX_REASON]}… ({len(line)} characters)"
 
 
 @cache

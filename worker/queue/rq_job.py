@@ -76,8 +76,8 @@ def read(lease: Lease, values: Sequence[bytes | None], claimed_at: float) -> Cla
         func, args, kwargs = decode_call(fields["data"] or b"")
     except ValueError as error:
         fault = invalid(
-            f"the job's data is not in the format of RQ's JSON serializer ({error}): enqueue "
-            f"{keys.TASK} with the keyword argument request, serializer json"
+            f"the job's data cannot be read as JSON: {error}; enqueue {keys.TASK} with the keyword "
+            "argument request and RQ's serializer json"
         )
     enqueued_at = parse_time(fields["enqueued_at"]) or parse_time(fields["created_at"])
     return ClaimedJob(

@@ -29,7 +29,7 @@ def choose_device(name: str) -> torch.device:
         return torch.device("cpu")
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if device.type != "cuda" or (device.index or 0) >= count:
-        raise invalid(f"device '{name}' is not there; possible: auto, {_possible()}", "device")
+        raise invalid(f"device '{name}' is not available; possible: auto, {_possible()}", "device")
     return torch.device("cuda", device.index or 0)
 
 

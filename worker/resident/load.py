@@ -73,7 +73,7 @@ def load(
     source = find(reference, download_dir)
     described = describe(source)
     if source.needs_download:
-        preflight(described, device, dtype, None).require_room()
+        preflight(described, device, dtype, source.headers()).require_room()
         source.download_weights()
     with source.weights() as checkpoint:
         checked = preflight(described, device, dtype, checkpoint)
@@ -81,7 +81,7 @@ def load(
         place = Placement(checked.dtype, device)
         config = described.config
         model = FAMILIES[config.model_type](config.fields, checked.tied, place)
-        weights.load(model.weight_map(), checkpoint)
+        weights.load(model.weight_map(), checkpoint, config.quantization)
         fingerprint = checkpoint.fingerprint()
     template = described.template
     return ResidentModel(

@@ -1,8 +1,7 @@
 """Checks whether a model can run here before any weight is read.
 
-The model is built on torch's `meta` device, where tensors have shapes and no memory. A hub model is
-checked twice: from its configuration alone before its weights are downloaded, then against the
-headers of the weight files.
+The model is built on torch's `meta` device, where tensors have shapes and no memory, and compared
+with the headers of the weight files. Of a hub model, the headers alone are fetched for this.
 """
 
 from __future__ import annotations
@@ -15,8 +14,9 @@ import torch
 
 from jobs.errors import JobError
 from worker.loading import weights
-from worker.loading.checkpoint import Checkpoint
+from worker.loading.checkpoint import Headers
 from worker.loading.dtypes import name_of
+from worker.loading.quantization import DEQUANTISED, FP8
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES
@@ -34,7 +34,7 @@ class Preflight:
     parameters: int
     dtype: torch.dtype
     device: torch.device
-    context_length: int  # positions that the model was trained for
+    context_length: int  # positions that the config gives, with their stretch
     longest: int  # tokens of one sequence whose cache fits beside the weights
     free_bytes: int  # of the device, now
 
@@ -65,18 +65,33 @@ class Preflight:
 
 
 def preflight(
-    model: ModelDescription, device: torch.device, dtype: str, checkpoint: Checkpoint | None
+    model: ModelDescription, device: torch.device, dtype: str, headers: Headers
 ) -> Preflight:
-    """Check everything that can be checked without reading weights.
+    """Check everything that can be checked without reading weights. `headers` may be a checkpoint.
 
-    checkpoint: the open weights; None if they aren't downloaded yet, so that config.json alone
-    decides. Raises JobError: model_not_found, unsupported_model, invalid_request.
+    Raises JobError: model_not_found, unsupported_model, invalid_request.
     """
+    try:
+        return _preflight(model, device, dtype, headers)
+    except JobError as error:
+        wrapper = model.config.wrapper
+        if wrapper is None or error.code != "unsupported_model":
+            raise
+        raise JobError(
+            "unsupported_model",
+            f"unsupported model_type '{wrapper}' in {model.source.reference}: its text model "
+            f"('{model.config.model_type}') can't be read on its own ({error.message}); supported: "
+            f"{', '.join(sorted(FAMILIES))}",
+        ) from None
+
+
+def _preflight(
+    model: ModelDescription, device: torch.device, dtype: str, headers: Headers
+) -> Preflight:
     config = model.config
-    if checkpoint is None:
-        stored, tied = config.dtype, config.tied
-    else:
-        stored, tied = checkpoint.dtype(), weights.is_tied(config.tied, checkpoint)
+    fp8 = config.quantization
+    tied = weights.is_tied(config.tied, headers, fp8)
+    stored = headers.dtype({FP8} if fp8 else ()) or DEQUANTISED
     chosen = devices.choose_dtype(dtype, stored, device)
     try:
         shape = FAMILIES[config.model_type](
@@ -87,8 +102,7 @@ def preflight(
         raise config.fields.error(f"its sizes make impossible tensors ({fact})") from None
     tokenizer = model.tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
-    if checkpoint is not None:
-        weights.check(slots, checkpoint)
+    weights.check(slots, headers, fp8)
     parameters = sum(prod(slot.shape) for slot in slots.values())
     caches, free = shape.make_caches(), devices.free_bytes(device)
     cache_bytes = devices.cache_share(free - parameters * chosen.itemsize, device)

@@ -62,6 +62,20 @@ def test_one_taken_id_of_many_enqueues_nothing(client: Client) -> None:
     assert client.redis.llen("rq:queue:chat:demo") == 1
 
 
+def test_a_request_that_no_worker_would_read_is_refused_with_its_size(client: Client) -> None:
+    large = {**REQUEST, "messages": [{"role": "user", "content": "x" * 98_000_000}]}
+    with pytest.raises(JobError) as caught:
+        client.submit(large)
+    assert caught.value.code == "invalid_request"
+    assert caught.value.message == (
+        "the request has 98.0 MB as JSON, and a job holds at most 67.1 MB: shorten it; nothing was "
+        "enqueued"
+    )
+    with pytest.raises(JobError, match=r"request 1 has 98\.0 MB as JSON"):
+        client.submit_many([REQUEST, large])
+    assert not client.redis.exists("rq:queue:chat:demo")
+
+
 def test_a_taken_id_is_refused_and_nothing_is_overwritten(client: Client) -> None:
     mine = {**REQUEST, "job": {"id": "mine"}}
     client.submit(mine)
@@ -100,6 +114,7 @@ def test_waiting_ends_at_its_timeout(client: Client) -> None:
     with pytest.raises(JobError) as caught:
         client.submit(REQUEST).result(timeout=0.2)
     assert caught.value.code == "timeout"
+    assert "has not ended after 0.2 s (status: queued); it is not cancelled" in caught.value.message
 
 
 def test_a_queued_job_is_cancelled_at_once_with_its_row(client: Client) -> None:

@@ -79,7 +79,11 @@ def test_a_malformed_header_is_named(folder: Path, header: object, fact: str) ->
 def test_an_unsupported_dtype_of_the_weights_is_named(folder: Path) -> None:
     entry = {"dtype": "I8", "shape": [8], "data_offsets": [0, 8]}
     set_header(folder, {"a": entry}, b"\0" * 8)
-    assert refusal(folder) == (f"{folder} stores its weights as I8; supported: F64, F32, F16, BF16")
+    assert refusal(folder) == (
+        f"{folder} stores 1 of its 1 tensors as I8, such as a, like a quantised checkpoint; "
+        "supported: F64, F32, F16, BF16, and F8_E4M3 with a quantization_config: use the "
+        "unquantised checkpoint"
+    )
 
 
 def test_overlapping_tensors_are_refused_when_they_are_read(folder: Path) -> None:

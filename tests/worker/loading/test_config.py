@@ -126,20 +126,39 @@ def test_an_invalid_generation_default_is_named(
     assert refusal(folder) == f"{file}: field '{field}' {what}"
 
 
+def _float(**changes: Any) -> dict[str, Any]:
+    weights = {"type": "float", "num_bits": 8, "strategy": "channel", **changes}
+    config = {"quant_method": "compressed-tensors", "config_groups": {"a": {"weights": weights}}}
+    return {"quantization_config": {**config, "format": "some"}}
+
+
+@pytest.mark.parametrize(
+    ("field", "named"),
+    [
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config (awq)"),
+        ({"quantization_config": {"bits": 4, "group_size": 64}}, "quantization_config (MLX)"),
+        ({"quantization": {"bits": 4, "group_size": 64}}, "quantization (MLX)"),
+        ({"quantization_config": {}}, "quantization_config (without quant_method)"),
+        ({"quantization_config": {"quant_method": "fp8", "fmt": "e5m2"}}, "fmt 'e5m2'"),
+        (_float(num_bits=4), "compressed-tensors with 4-bit float (some)"),
+        (_float(type="int"), "compressed-tensors with 8-bit int (some)"),
+        (_float(strategy="odd"), "compressed-tensors with the strategy 'odd'"),
+    ],
+)
 @pytest.mark.parametrize("where", ["config", "text_config"])
-def test_a_quantized_checkpoint_is_refused(folder: Path, where: str) -> None:
+def test_a_quantized_checkpoint_is_refused(
+    folder: Path, where: str, field: dict[str, Any], named: str
+) -> None:
     def quantize(config: dict[str, Any]) -> None:
         if where == "text_config":
             config["text_config"] = dict(config)
             config = config["text_config"]
-        config["quantization_config"] = {"quant_method": "fp8"}
+        config.update(field)
 
     edit_json(folder / "config.json", quantize)
     message = refusal(folder)
     assert message.startswith(str(folder / "config.json"))
-    assert message.endswith(
-        "quantization_config (fp8) is not supported: use the unquantised checkpoint"
-    )
+    assert message.endswith(f"{named} is not supported: use the unquantised checkpoint")
 
 
 def test_defaults_and_end_tokens_come_from_both_configs_and_the_template(folder: Path) -> None:

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from jobs import JobError
 from tests.worker.loading.folders import WEIGHTS, resident
-from worker.loading.checkpoint import Checkpoint
+from worker.loading.checkpoint import Checkpoint, Headers
 from worker.loading.folder import FolderSource
 from worker.resident import device as devices
 from worker.resident import load as loading
@@ -31,6 +31,10 @@ class RemoteSource(FolderSource):
 
     def download_weights(self) -> None:
         self.events.append("download")
+
+    def headers(self) -> Headers:
+        self.events.append("headers")
+        return super().weights()
 
     def weights(self) -> Checkpoint:
         self.events.append("open")
@@ -67,7 +71,7 @@ def test_weights_are_downloaded_after_the_first_check_and_opened_once(
     remote: RemoteSource,
 ) -> None:
     assert resident("org/tiny").info.family == "qwen3"
-    assert remote.events == ["download", "open"]
+    assert remote.events == ["headers", "download", "open"]
 
 
 def test_a_model_that_does_not_fit_is_not_downloaded(
@@ -77,7 +81,7 @@ def test_a_model_that_does_not_fit_is_not_downloaded(
     with pytest.raises(JobError) as caught:
         loading.load("org/tiny", torch.device("cpu"), "fp32")
     assert caught.value.code == "out_of_memory"
-    assert remote.events == []
+    assert remote.events == ["headers"]
 
 
 def test_model_info_matches_the_files(original: Path) -> None:

@@ -28,6 +28,17 @@ def test_a_file_is_not_a_folder(folder: Path) -> None:
     )
 
 
+def test_a_gguf_file_or_folder_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model-Q4_K_M.gguf"
+    file.write_bytes(b"GGUF")
+    advice = (
+        "GGUF is not supported: give the folder or the hub repo id of the original model, which "
+        "has a config.json and safetensors files"
+    )
+    assert refusal(file) == f"{file} is a GGUF file: {advice}"
+    assert refusal(tmp_path) == f"{tmp_path} has GGUF files and no config.json: {advice}"
+
+
 def test_a_link_loop_is_not_a_folder(tmp_path: Path) -> None:
     (tmp_path / "one").symlink_to(tmp_path / "two")
     (tmp_path / "two").symlink_to(tmp_path / "one")

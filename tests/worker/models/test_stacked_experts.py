@@ -31,7 +31,9 @@ class Checkpoint:
 
     @property
     def tensors(self) -> dict[str, Any]:
-        return {n: SimpleNamespace(shape=tuple(t.shape)) for n, t in self.values.items()}
+        return {
+            n: SimpleNamespace(shape=tuple(t.shape), dtype="F32") for n, t in self.values.items()
+        }
 
     def read(self, name: str) -> torch.Tensor:
         return self.values[name]

@@ -33,6 +33,14 @@ def refusal(source: str, messages: list[dict[str, Any]] | None = None) -> JobErr
     return caught.value
 
 
+def test_a_long_reason_of_a_template_is_cut() -> None:
+    source = "{{ raise_exception('no:\\n' ~ messages) }}"
+    message = refusal(source, [{"role": "user", "content": "y" * 100_000}]).message
+    assert message.startswith("the model's chat template refuses: no: [{")
+    assert message.endswith("yyy… (100037 characters)")
+    assert len(message) < 400
+
+
 @pytest.mark.parametrize(
     "source",
     ["{% for %}", "{{ x", "{% nonsense %}", NESTED, "{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}"],
