@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from jobs.api.request import ChatRequest, Message
+from jobs.api.message import Message
+from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker.loading.tokenizer import Tokenizer
 from worker.prompt.template import ChatTemplate
