@@ -8,6 +8,8 @@ from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from jobs.api.wire import Checked, Number, Text, describe
 
+BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
+
 
 class Sampling(Checked):
     """How tokens are sampled and when a completion ends.
@@ -28,7 +30,7 @@ class Sampling(Checked):
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Text | list[Text] | None = None
     stop_token_ids: list[Annotated[StrictInt, Field(ge=0)]] | None = None
-    bad_words: list[Annotated[Text, Field(min_length=1, max_length=256)]] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=1000)] | None = None
     allowed_token_ids: list[Annotated[StrictInt, Field(ge=0)]] | None = None
     include_stop_str_in_output: StrictBool | None = None  # also the text of a stop token
     skip_special_tokens: StrictBool | None = None  # None: true
