@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 import warnings
 from typing import Any
@@ -148,6 +149,13 @@ def test_an_answer_is_taken_back_as_history(message: Any, plain: dict[str, Any])
     assert sent["messages"] == [HELLO, plain, HELLO]
     assert ChatRequest.parse(sent).to_dict() == sent
     assert request_hash(sent) == request_hash(taken(plain, HELLO))
+
+
+def test_the_messages_of_the_caller_stay_as_they_are() -> None:
+    messages = [HELLO, {**CALLING, "content": ["a"], "reasoning": "r", "refusal": None}]
+    before = copy.deepcopy(messages)
+    ChatRequest(model="m", messages=messages)
+    assert messages == before
 
 
 def test_our_answer_with_tool_calls_is_taken_back() -> None:
