@@ -138,7 +138,7 @@ class EngineCore:
             self.plan(request, prompt.token_ids),
             prompt.token_ids,
             self.tokenizer,
-            self._resident.splitter_maker(prompt.text),
+            self._resident.splitter_maker(prompt),
             sink,
             fingerprint=self.info.fingerprint,
         )

@@ -13,10 +13,12 @@ from worker.prompt.template import ChatTemplate
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered request: its text and its token ids."""
+    """A rendered request: its text and its token ids. `continued`: text of the last message, if the
+    completion continues it."""
 
     text: str
     token_ids: list[int]
+    continued: str = ""
 
 
 class PromptBuilder:
@@ -79,7 +81,7 @@ class PromptBuilder:
                 "completion included: shorten the messages or use a model with a longer context",
                 "messages",
             )
-        return Prompt(text, token_ids)
+        return Prompt(text, token_ids, request.messages[-1].text if continued else "")
 
 
 def _check_supported(request: ChatRequest) -> None:

@@ -151,6 +151,22 @@ def test_an_answer_is_taken_back_as_history(message: Any, plain: dict[str, Any])
     assert request_hash(sent) == request_hash(taken(plain, HELLO))
 
 
+def test_the_hash_of_a_request_stays_the_same() -> None:
+    """Rows of earlier versions are found again by it."""
+    sent = taken(
+        {**CALLING, "reasoning_content": "r"},
+        {"role": "tool", "tool_call_id": "call_1", "content": "4"},
+        tools=[{"type": "function", "function": {"name": "f"}}],
+        temperature=0,
+        stop="x",
+        seed=7,
+        max_completion_tokens=9,
+        logprobs=True,
+        top_logprobs=0,
+    )
+    assert request_hash(sent) == "247ce85251ef1ebed2c1b2512fad0ae9596159519f6864408814754bb13c9df7"
+
+
 def test_the_messages_of_the_caller_stay_as_they_are() -> None:
     messages = [HELLO, {**CALLING, "content": ["a"], "reasoning": "r", "refusal": None}]
     before = copy.deepcopy(messages)

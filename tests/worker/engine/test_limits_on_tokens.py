@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from jobs.api.message import Message
 from jobs.api.sampling import Sampling
 from jobs.errors import InvalidRequest, JobError
 from tests.worker.engine.chat_requests import PROMPT, ask
@@ -129,6 +130,33 @@ def test_special_tokens_are_shown_on_request(engine: Engine) -> None:
         )
     ]
     assert shown == ["<|im_start|>"] * 2
+
+
+def continuing(text: str, **fields: Any) -> Any:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": text}]
+    return ask(temperature=0, ignore_eos=True, continue_final_message=True, **fields).model_copy(
+        update={"messages": [Message(**message) for message in messages]}
+    )
+
+
+def test_a_continued_message_goes_on_from_its_last_token(engine: Engine) -> None:
+    request = continuing("The answer", logit_bias={"7": 50})
+    ids = engine.prompt_ids(request)
+    assert engine.tokenizer.decode(ids[-20:]).endswith("The answer")
+    (same,) = engine.generate([ids], request.sampling())
+    assert engine.chat(request).text == same.text
+
+
+@pytest.mark.parametrize(
+    ("text", "reasons"),
+    [("<think>\nLet me see", True), ("<think>\nSo\n</think>\n\nIt is", False), ("It is", False)],
+)
+def test_reasoning_that_is_continued_stays_reasoning(
+    engine: Engine, text: str, reasons: bool
+) -> None:
+    message = engine.chat(continuing(text)).choices[0].message
+    assert bool(message.reasoning_content) is reasons
+    assert bool(message.content) is not reasons
 
 
 def test_the_row_records_the_limits_that_were_set(engine: Engine) -> None:
