@@ -6,7 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from jobs.api.request import ToolCall
+from jobs.api.message import ToolCall
 from jobs.api.wire import Wire
 
 FinishReason = Literal["stop", "length", "tool_calls"]

@@ -2,60 +2,31 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import warnings
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
+import pydantic
 from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
 
+from jobs.api.fields import IGNORED_IN_TOOL, drop_ignored, drop_unsupported
+from jobs.api.history import plain_messages
+from jobs.api.message import Message
 from jobs.api.sampling import Sampling
-from jobs.api.wire import Number, Text, Wire
+from jobs.api.wire import Number, Text, Wire, describe
+from jobs.errors import invalid
 from jobs.keys import JOB_ID, RUN_ID
 
 # Limits of free JSON; serializers and parsers have limits of their own beyond these.
 MAX_DEPTH = 64  # levels of nested lists and objects in one field
 MAX_BITS = 1024  # of an integer
 
-
-class TextPart(Wire):
-    """One part of a multi-part content. Text only: images and audio are not supported."""
-
-    type: Literal["text"]
-    text: Text
-
-
-class FunctionCall(Wire):
-    name: Text
-    arguments: Text  # JSON text
-
-
-class ToolCall(Wire):
-    id: Text
-    type: Literal["function"] = "function"
-    function: FunctionCall
-
-
-class Message(Wire):
-    """One message. Only an assistant message with tool calls may omit `content`."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text | list[TextPart] | None = None
-    reasoning_content: Text | None = None
-    name: Text | None = None
-    tool_call_id: Text | None = None
-    tool_calls: list[ToolCall] | None = None
-
-    @model_validator(mode="after")
-    def _has_content(self) -> Self:
-        if self.content is None and not (self.role == "assistant" and self.tool_calls):
-            raise ValueError(f"a {self.role} message needs content")
-        return self
-
-    @property
-    def text(self) -> str:
-        """The content as one string; parts are joined without a separator."""
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content or ""
+# A warning about a request names the line that made the request.
+_OWN_FOLDERS = tuple(
+    f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(pydantic.__file__).parent)
+)
 
 
 class StreamOptions(Wire):
@@ -97,29 +68,8 @@ class JobOptions(Wire):
     tags: list[Text] | None = None
 
 
-# Fields of OpenAI's API that have no effect with a local text model.
-IGNORED_FIELDS = frozenset(
-    (
-        "audio",
-        "modalities",
-        "moderation",
-        "parallel_tool_calls",
-        "prediction",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "reasoning_effort",
-        "safety_identifier",
-        "service_tier",
-        "store",
-        "verbosity",
-        "web_search_options",
-    )
-)
-
-
 class IgnoredFieldWarning(UserWarning):
-    """A field of OpenAI's API was given that has no effect."""
+    """A field of another API was given that has no effect."""
 
 
 class ChatRequest(Sampling):
@@ -139,28 +89,41 @@ class ChatRequest(Sampling):
     user: Text | None = None
     metadata: dict[Text, Text] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
+    enable_thinking: StrictBool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    add_generation_prompt: StrictBool | None = None  # None: unless continue_final_message
+    continue_final_message: StrictBool | None = None
+    truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None  # -1: to the context
     job: JobOptions = Field(default_factory=JobOptions)
 
     @model_validator(mode="before")
     @classmethod
-    def _check_limits(cls, data: Any) -> Any:
-        for name, value in data.items() if isinstance(data, dict) else ():
-            _check_json(value, MAX_DEPTH, str(name))
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _drop_ignored(cls, data: Any) -> Any:
+    def _take_other_forms(cls, data: Any) -> Any:
+        """Take the request as clients of OpenAI, vLLM and litellm send it."""
         if not isinstance(data, dict):
             return data
-        ignored = sorted(IGNORED_FIELDS & data.keys())
+        for name, value in data.items():
+            _check_json(value, MAX_DEPTH, str(name))
+        ignored: list[str] = []
+        data = drop_unsupported(data, ignored)
+        if "messages" in data:
+            data["messages"] = plain_messages(data["messages"], ignored)
+        if isinstance(data.get("tools"), list | tuple):
+            data["tools"] = [
+                drop_ignored(tool, IGNORED_IN_TOOL, f"tools[{number}]", ignored)
+                if isinstance(tool, dict)
+                else tool
+                for number, tool in enumerate(data["tools"])
+            ]
+        _merge_request_id(data)
         if ignored:
             warnings.warn(
-                f"fields without effect are ignored: {', '.join(ignored)}",
+                f"fields without effect are ignored: {', '.join(sorted(ignored))}",
                 IgnoredFieldWarning,
-                stacklevel=5,
+                stacklevel=_level_of_caller(),
             )
-            data = {key: value for key, value in data.items() if key not in ignored}
         return data
 
     @model_validator(mode="after")
@@ -174,6 +137,16 @@ class ChatRequest(Sampling):
             self.max_tokens, self.max_completion_tokens = self.max_completion_tokens, None
         return self
 
+    @model_validator(mode="after")
+    def _check_prompt_fields(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(
+                "continue_final_message and add_generation_prompt exclude each other: set only one"
+            )
+        if self.truncate_prompt_tokens == 0:
+            raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for the context")
+        return self
+
     @property
     def publishes(self) -> bool:
         """Whether the job's tokens are published to Redis as they are generated."""
@@ -182,6 +155,28 @@ class ChatRequest(Sampling):
     def sampling(self) -> Sampling:
         """The sampling fields alone."""
         return Sampling(**{name: getattr(self, name) for name in Sampling.model_fields})
+
+
+def _merge_request_id(data: dict[str, Any]) -> None:
+    """vLLM's request_id is job.id here."""
+    given, job = data.pop("request_id", None), data.get("job") or {}
+    options = job.model_dump() if isinstance(job, JobOptions) else job
+    if given is None or not isinstance(options, dict):
+        return
+    if options.get("id") not in (None, given):
+        raise invalid("request_id and job.id differ: set only one", "request_id")
+    if not (isinstance(given, str) and JOB_ID.fullmatch(given)):
+        fact = f"must have only letters, digits, '_' and '-', got {describe(given)}"
+        raise invalid(f"request_id: {fact}", "request_id")
+    data["job"] = {**options, "id": given}
+
+
+def _level_of_caller() -> int:
+    """The `stacklevel` of the first frame outside this package and pydantic."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_FOLDERS):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _check_json(value: Any, depth: int, field: str) -> None:

@@ -8,6 +8,8 @@ from pydantic import Field, StrictBool, StrictInt, model_validator
 
 from jobs.api.wire import Checked, Number, Text, describe
 
+BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
+
 
 class Sampling(Checked):
     """How tokens are sampled and when a completion ends.
@@ -28,6 +30,10 @@ class Sampling(Checked):
     seed: Annotated[StrictInt, Field(ge=-(2**63), lt=2**63)] | None = None
     stop: Text | list[Text] | None = None
     stop_token_ids: list[Annotated[StrictInt, Field(ge=0)]] | None = None
+    bad_words: Annotated[list[BadWord], Field(max_length=1000)] | None = None
+    allowed_token_ids: list[Annotated[StrictInt, Field(ge=0)]] | None = None
+    include_stop_str_in_output: StrictBool | None = None  # also the text of a stop token
+    skip_special_tokens: StrictBool | None = None  # None: true
     max_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     min_tokens: Annotated[StrictInt, Field(ge=0)] | None = None
     ignore_eos: StrictBool | None = None
@@ -46,10 +52,12 @@ class Sampling(Checked):
 
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        if self.top_logprobs is not None and not self.logprobs:
+        if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs requires logprobs: true")
         if "" in self.stop_strings:
             raise ValueError("stop: a stop string can't be empty")
+        if self.allowed_token_ids == []:
+            raise ValueError("allowed_token_ids is empty: no token could be generated")
         for key in self.logit_bias or {}:
             if not (key.isascii() and key.isdigit() and len(key) <= 10):
                 raise ValueError(f"logit_bias: keys must be token ids, got {describe(key)}")

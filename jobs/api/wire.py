@@ -106,6 +106,9 @@ def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> Invali
             len(f["loc"]),
         ),
     )
+    cause = fault.get("ctx", {}).get("error")
+    if isinstance(cause, InvalidRequest):
+        return cause
     path = ""
     for part in fault["loc"]:
         if isinstance(part, int):

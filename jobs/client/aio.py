@@ -33,7 +33,8 @@ class AsyncClient:
 
     async def submit(self, request: ChatRequest | dict[str, Any]) -> AsyncJob:
         """Enqueue one request. When this returns, the job is in Redis."""
-        job = await asyncio.to_thread(self._producer.submit, request)
+        parsed = ChatRequest.parse(request)  # here: its warnings name the caller's line
+        job = await asyncio.to_thread(self._producer.submit, parsed)
         return AsyncJob(self.redis, job.id, job.request)
 
     async def submit_many(self, requests: Iterable[ChatRequest | dict[str, Any]]) -> list[AsyncJob]:

@@ -45,6 +45,10 @@ _SAMPLING_FLOATS = (
 )
 _SAMPLING_EXTRA = (
     "logit_bias",
+    "bad_words",
+    "allowed_token_ids",
+    "include_stop_str_in_output",
+    "skip_special_tokens",
     "stop_token_ids",
     "min_tokens",
     "ignore_eos",

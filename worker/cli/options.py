@@ -20,12 +20,16 @@ device_option = click.option(
     metavar="D",
     help="cpu, cuda or cuda:N; auto selects the first GPU if there is one, else the CPU.",
 )
+# As in worker.loading.dtypes, which imports torch: `--help` must not.
+DTYPES = ("bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float")
 dtype_option = click.option(
     "--dtype",
-    type=click.Choice(["auto", "bf16", "fp16", "fp32"]),
+    type=click.Choice(["auto", *DTYPES]),
     default="auto",
     show_default=True,
-    help="Data type of weights and activations.",
+    metavar="T",
+    help="Data type of weights and activations: bf16, fp16 or fp32, also by torch's names such as "
+    "bfloat16 and half; auto takes the checkpoint's.",
 )
 
 download_option = click.option(

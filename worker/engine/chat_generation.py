@@ -102,7 +102,7 @@ class ChatGeneration:
                 prompt_ids,
                 plan,
                 choice.index,
-                Detokenizer(tokenizer),
+                Detokenizer(tokenizer, skip_special=plan.skip_special),
                 partial(self._on_token, choice),
             )
             for choice in self._choices

@@ -15,6 +15,7 @@ from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError, invalid
 from worker.backend import ModelInfo, Sink
+from worker.engine.bad_words import bad_word_ids
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.kv_pool import CachePool
 from worker.engine.sampler import Sampled, sample
@@ -134,7 +135,7 @@ class EngineCore:
             self.plan(request, prompt.token_ids),
             prompt.token_ids,
             self.tokenizer,
-            self._resident.splitter_maker(prompt.text),
+            self._resident.splitter_maker(prompt),
             sink,
             fingerprint=self.info.fingerprint,
         )
@@ -154,6 +155,7 @@ class EngineCore:
             prompt_length=len(prompt),
             context_length=self.context_length,
             vocab_size=self.vocab_size,
+            bad_word_ids=bad_word_ids(self.tokenizer, sampling.bad_words or ()),
         )
 
     @torch.inference_mode()  # caches grown by the scorer are inference tensors

@@ -22,8 +22,9 @@ from worker.backend import Sink
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.collect import CollectingSink, Generation, Token, generation
 from worker.engine.engine import EngineCore
+from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.scorer import token_ids
-from worker.engine.sequence import Sequence, TokenEvent
+from worker.engine.sequence import Listener, Sequence, TokenEvent
 from worker.text.detokenizer import Detokenizer
 
 
@@ -61,11 +62,11 @@ class Engine:
     ) -> Engine:
         """Load a model: a folder, a Hugging Face repo id (`org/name[@revision]`) or `demo`.
 
-        dtype: auto, bf16, fp16 or fp32. max_batch: maximum number of sequences that run together.
-        context: maximum tokens per sequence, by default the model's own; a model whose config
-        doesn't stretch its positions may go beyond, with a warning. cache_bytes: limit of the KV
-        cache. download_dir: where models of the hub are stored, by default the hub
-        library's cache. Raises JobError.
+        dtype: auto, bf16, fp16 or fp32, or torch's name of one. max_batch: maximum number of
+        sequences that run together. context: maximum tokens per sequence, by default the model's
+        own; a model whose config doesn't stretch its positions may go beyond, with a warning.
+        cache_bytes: limit of the KV cache. download_dir: where models of the hub are stored, by
+        default the hub library's cache. Raises JobError.
         """
         core = EngineCore.load(
             reference,
@@ -118,8 +119,7 @@ class Engine:
             plan = self._core.plan(options, ids)
             for choice in range(plan.n):
                 events.append([])
-                detokenizer = Detokenizer(self.tokenizer)
-                sequences.append(Sequence(ids, plan, choice, detokenizer, events[-1].append))
+                sequences.append(self._sequence(ids, plan, choice, events[-1].append))
         self._core.add(sequences)
         self._run(lambda: all(sequence.ended for sequence in sequences), sequences)
         return [generation(of_one) for of_one in events]
@@ -129,7 +129,7 @@ class Engine:
         ids = self._ids(prompt)
         plan = self._core.plan(sampling, ids)
         events: deque[TokenEvent] = deque()
-        sequence = Sequence(ids, plan, 0, Detokenizer(self.tokenizer), events.append)
+        sequence = self._sequence(ids, plan, 0, events.append)
         self._core.add([sequence])
         try:
             while events or not sequence.ended:
@@ -186,6 +186,12 @@ class Engine:
         finally:
             for one in started:
                 one.cancel()
+
+    def _sequence(
+        self, ids: list[int], plan: SamplingPlan, choice: int, listener: Listener
+    ) -> Sequence:
+        detokenizer = Detokenizer(self.tokenizer, skip_special=plan.skip_special)
+        return Sequence(ids, plan, choice, detokenizer, listener)
 
     def _ids(self, values: SequenceOf[int], name: str = "prompt", *, minimum: int = 1) -> list[int]:
         self._core.require_open()

@@ -76,7 +76,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
 
 
 def _adjust(logits: Tensor, draw: Draw) -> None:
-    """Bias, penalties and min_tokens, on one row [vocab], in place."""
+    """Bias, penalties, and the tokens that must not follow, on one row [vocab], in place."""
     plan, device = draw.plan, logits.device
     if plan.repetition_penalty != 1:
         window = [*draw.prompt_ids[-REPETITION_WINDOW:], *draw.output_ids][-REPETITION_WINDOW:]
@@ -93,8 +93,19 @@ def _adjust(logits: Tensor, draw: Draw) -> None:
         logits[ids] -= plan.presence_penalty + plan.frequency_penalty * times
     for token_id, bias in plan.logit_bias.items():
         logits[token_id] += bias
-    if len(draw.output_ids) < plan.min_tokens and plan.stop_ids:
-        logits[torch.tensor(sorted(plan.stop_ids), device=device)] = float("-inf")
+    excluded = set(plan.stop_ids) if len(draw.output_ids) < plan.min_tokens else set()
+    excluded |= {ids[-1] for ids in plan.bad_word_ids if _ends_with(draw.output_ids, ids[:-1])}
+    if excluded:
+        logits[torch.tensor(sorted(excluded), device=device)] = float("-inf")
+    if plan.allowed_ids is not None:
+        allowed = torch.tensor(plan.allowed_ids, device=device)
+        kept = logits[allowed]
+        logits.fill_(float("-inf"))
+        logits[allowed] = kept
+
+
+def _ends_with(ids: Sequence[int], ending: Sequence[int]) -> bool:
+    return not ending or list(ids[-len(ending) :]) == list(ending)
 
 
 def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jobs.api.sampling import Sampling
@@ -33,6 +33,11 @@ class SamplingPlan:
     logprobs: bool
     top_logprobs: int
     n: int
+    allowed_ids: tuple[int, ...] | None = None  # all other tokens are excluded; None: no limit
+    bad_words: tuple[str, ...] = ()
+    bad_word_ids: tuple[tuple[int, ...], ...] = ()  # the token sequences of bad_words
+    include_stop: bool = False  # keep the stop string or the stop token's text
+    skip_special: bool = True  # leave special tokens out of the text
 
     @property
     def greedy(self) -> bool:
@@ -44,6 +49,8 @@ class SamplingPlan:
         return bool(
             self.logit_bias
             or self.min_tokens
+            or self.allowed_ids is not None
+            or self.bad_word_ids
             or self.repetition_penalty != 1
             or self.presence_penalty
             or self.frequency_penalty
@@ -69,6 +76,11 @@ class SamplingPlan:
             n=self.n,
             logprobs=self.logprobs,
             top_logprobs=self.top_logprobs if self.logprobs else None,
+            # Only where they differ from their defaults, so that rows stay as short as they were.
+            allowed_token_ids=None if self.allowed_ids is None else list(self.allowed_ids),
+            bad_words=list(self.bad_words) or None,
+            include_stop_str_in_output=self.include_stop or None,
+            skip_special_tokens=None if self.skip_special else False,
         )
 
 
@@ -79,9 +91,14 @@ def plan_sampling(
     prompt_length: int,
     context_length: int,
     vocab_size: int,
+    bad_word_ids: Sequence[Sequence[int]] = (),
 ) -> SamplingPlan:
-    """Fill in the model's defaults, then OpenAI's. Raises JobError for ids outside the vocabulary
-    and for a prompt that fills the context."""
+    """Fill in the model's defaults, then OpenAI's.
+
+    `bad_word_ids`: the token sequences that write `sampling.bad_words`. Raises JobError for ids
+    outside the vocabulary, for a prompt that fills the context, and for limits that may leave no
+    token to generate.
+    """
     room = context_length - prompt_length
     if room < 1:
         raise JobError(
@@ -101,7 +118,11 @@ def plan_sampling(
     if not sampling.ignore_eos:
         stop_ids |= set(defaults.eos_token_ids)
     bias = {int(key): value for key, value in (sampling.logit_bias or {}).items()}
-    for field, ids in (("logit_bias", bias), ("stop_token_ids", sampling.stop_token_ids or ())):
+    for field, ids in (
+        ("logit_bias", bias),
+        ("stop_token_ids", sampling.stop_token_ids or ()),
+        ("allowed_token_ids", sampling.allowed_token_ids or ()),
+    ):
         outside = [i for i in ids if i >= vocab_size]
         if outside:
             raise invalid(
@@ -113,6 +134,14 @@ def plan_sampling(
             f"min_tokens is {sampling.min_tokens}, and the prompt of {prompt_length} tokens leaves "
             f"{room} of the context of {context_length}",
             "min_tokens",
+        )
+    blocked = {ids[-1] for ids in bad_word_ids} | (stop_ids if sampling.min_tokens else set())
+    allowed = set(sampling.allowed_token_ids or ())
+    if allowed <= blocked if allowed else len(blocked) >= vocab_size:
+        raise invalid(
+            "allowed_token_ids, bad_words and min_tokens may leave no token to generate: allow "
+            "further tokens",
+            "allowed_token_ids" if allowed else "bad_words",
         )
     return SamplingPlan(
         temperature=pick("temperature", 1.0),
@@ -131,4 +160,9 @@ def plan_sampling(
         logprobs=bool(sampling.logprobs),
         top_logprobs=sampling.top_logprobs or 0,
         n=sampling.n or 1,
+        allowed_ids=tuple(sorted(allowed)) or None,
+        bad_words=tuple(sampling.bad_words or ()),
+        bad_word_ids=tuple(map(tuple, bad_word_ids)),
+        include_stop=bool(sampling.include_stop_str_in_output),
+        skip_special=sampling.skip_special_tokens is not False,
     )

@@ -55,7 +55,7 @@ class Sequence:
         self.cancelled = False
         self.ended = False
         self._detokenizer = detokenizer
-        self._stops = StopStrings(list(plan.stop_strings))
+        self._stops = StopStrings(plan.stop_strings, include=plan.include_stop)
         self._listener = listener
 
     @property
@@ -83,7 +83,8 @@ class Sequence:
         plan = self.plan
         self.output_ids.append(sampled.token_id)
         may_stop = len(self.output_ids) >= plan.min_tokens
-        if sampled.token_id in plan.stop_ids:
+        at_stop_token = sampled.token_id in plan.stop_ids
+        if at_stop_token and not plan.include_stop:
             self._finish(sampled, "", "stop")
             return
         text, stopped = self._detokenizer.push(sampled.token_id), False
@@ -91,6 +92,8 @@ class Sequence:
             text, stopped = self._stops.push(text)
         if stopped:
             self._end(TokenEvent(sampled, text, "stop"))
+        elif at_stop_token:
+            self._finish(sampled, text, "stop")
         elif len(self.output_ids) >= plan.max_tokens:
             self._finish(sampled, text, "length")
         else:

@@ -11,18 +11,18 @@ class DType(NamedTuple):
     dtype: torch.dtype
     config: str  # in config.json, without a leading "torch."
     safetensors: str
-    option: str | None  # for --dtype; None: a checkpoint's own dtype only
+    options: tuple[str, ...]  # for --dtype; none: a checkpoint's own dtype only
 
 
 _TABLE = (
-    DType(torch.float64, "float64", "F64", None),
-    DType(torch.float32, "float32", "F32", "fp32"),
-    DType(torch.float16, "float16", "F16", "fp16"),
-    DType(torch.bfloat16, "bfloat16", "BF16", "bf16"),
+    DType(torch.float64, "float64", "F64", ()),
+    DType(torch.float32, "float32", "F32", ("fp32", "float32", "float")),
+    DType(torch.float16, "float16", "F16", ("fp16", "float16", "half")),
+    DType(torch.bfloat16, "bfloat16", "BF16", ("bf16", "bfloat16")),
 )
 FROM_CONFIG = {row.config: row.dtype for row in _TABLE}
 FROM_SAFETENSORS = {row.safetensors: row.dtype for row in _TABLE}
-FROM_OPTION = {row.option: row.dtype for row in reversed(_TABLE) if row.option is not None}
+FROM_OPTION = {name: row.dtype for row in reversed(_TABLE) for name in row.options}
 
 
 def name_of(dtype: torch.dtype) -> str:

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
-from typing import Any
 
-from jobs.api.request import ChatRequest, Message
+from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker.loading.tokenizer import Tokenizer
+from worker.prompt.conversation import before_mark, messages_for, variables_for
 from worker.prompt.template import ChatTemplate
-
-RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """A rendered request: its text and its token ids."""
+    """A rendered request: its text and its token ids. `continued`: text of the last message, if the
+    completion continues it."""
 
     text: str
     token_ids: list[int]
+    continued: str = ""
 
 
 class PromptBuilder:
@@ -41,18 +40,18 @@ class PromptBuilder:
                 "put a chat_template.jinja into its folder",
             )
         _check_supported(request)
-        variables = request.chat_template_kwargs or {}
-        reserved = sorted(RESERVED & variables.keys())
-        if reserved:
-            raise invalid(
-                f"chat_template_kwargs can't set {', '.join(reserved)}", "chat_template_kwargs"
-            )
         tools = None
         if request.tools and request.tool_choice != "none":
             tools = [tool.to_dict() for tool in request.tools]
-        parts = self._template.takes_parts
-        messages = [_plain(message, parts) for message in request.messages]
-        text = self._template.render(messages, tools, variables)
+        continued = bool(request.continue_final_message)
+        text = self._template.render(
+            messages_for(self._template, request),
+            tools,
+            variables_for(self._template, request),
+            add_generation_prompt=request.add_generation_prompt is not False and not continued,
+        )
+        if continued:
+            text = before_mark(text, request)
         most = self._context * self._tokenizer.longest_token
         if len(text) > most:  # checked first: tokenizing a huge text takes a lot of memory
             raise JobError(
@@ -70,6 +69,11 @@ class PromptBuilder:
             ) from None
         # The template itself writes the BOS token if the model needs one.
         token_ids = self._tokenizer.encode(text, add_special_tokens=False)
+        if request.truncate_prompt_tokens is not None:
+            last = request.truncate_prompt_tokens
+            if last < 0:
+                last = max(1, self._context - (request.max_tokens or 1))
+            token_ids = token_ids[-last:]
         if len(token_ids) >= self._context:
             raise JobError(
                 "context_length_exceeded",
@@ -77,7 +81,7 @@ class PromptBuilder:
                 "completion included: shorten the messages or use a model with a longer context",
                 "messages",
             )
-        return Prompt(text, token_ids)
+        return Prompt(text, token_ids, request.messages[-1].text if continued else "")
 
 
 def _check_supported(request: ChatRequest) -> None:
@@ -92,22 +96,3 @@ def _check_supported(request: ChatRequest) -> None:
             f"tool_choice {request.tool_choice!r} is not supported: only auto and none are",
             "tool_choice",
         )
-
-
-def _plain(message: Message, parts: bool) -> dict[str, Any]:
-    """A message in the form that templates expect. `parts`: keep a list of content parts; otherwise
-    their texts are joined."""
-    plain = message.to_dict()
-    if message.content is not None and not parts:  # an absent field stays absent, not null
-        plain["content"] = message.text
-    if message.reasoning_content is not None:
-        plain["thinking"] = message.reasoning_content  # some templates use this name
-    if plain["role"] == "developer":
-        plain["role"] = "system"  # OpenAI's newer name for the same role
-    for call in plain.get("tool_calls", []):
-        # Templates serialize the arguments with tojson, so they need the object, not its JSON text.
-        try:
-            call["function"]["arguments"] = json.loads(call["function"]["arguments"] or "{}")
-        except (ValueError, RecursionError):
-            continue
-    return plain

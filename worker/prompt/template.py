@@ -62,6 +62,10 @@ class ChatTemplate:
         }
         return self._sandbox.render(self._sources[name], values)
 
+    def mentions(self, word: str) -> bool:
+        """Whether a word occurs in any of the templates."""
+        return any(word in source for source in self._sources.values())
+
     def _probe(self) -> bool:
         """Whether the default template renders the texts of a list of content parts."""
         parts = [{"type": "text", "text": text} for text in ("a7q", "b7q")]

@@ -42,9 +42,10 @@ def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> to
         if checkpoint is torch.bfloat16 and device.type == "cuda" and not _cuda_bf16(device):
             return torch.float16
         return checkpoint
-    if name not in FROM_OPTION:
+    known = name.removeprefix("torch.")  # str(torch.bfloat16)
+    if known not in FROM_OPTION:
         raise invalid(f"unknown dtype '{name}'; possible: auto, {', '.join(FROM_OPTION)}", "dtype")
-    return FROM_OPTION[name]
+    return FROM_OPTION[known]
 
 
 def device_name(device: torch.device) -> str:

@@ -18,7 +18,7 @@ from worker.loading.source import ModelSource, find
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
-from worker.prompt.builder import PromptBuilder
+from worker.prompt.builder import Prompt, PromptBuilder
 from worker.prompt.template import ChatTemplate
 from worker.resident import device as devices
 from worker.resident.description import describe
@@ -44,12 +44,12 @@ class ResidentModel:
     def prompts(self, context: int) -> PromptBuilder:
         return PromptBuilder(self.info.name, self.tokenizer, self.template, context)
 
-    def splitter_maker(self, prompt: str) -> Callable[[], ReasoningSplitter] | None:
+    def splitter_maker(self, prompt: Prompt) -> Callable[[], ReasoningSplitter] | None:
         """Makes splitters for completions of this prompt; None if the model doesn't reason."""
         tags = self.tags
         if tags is None:
             return None
-        inside = prompt.rstrip().endswith(tags.opening)
+        inside = prompt.text.rstrip().endswith(tags.opening) or tags.left_open(prompt.continued)
         return lambda: ReasoningSplitter(tags, inside=inside)
 
     def not_finite(self, tokens: int) -> JobError:

@@ -1,10 +1,10 @@
 """Incremental detokenizer: token ids → text that never splits a character and never changes.
 
-The concatenated output equals what `tokenizers` decodes from the whole sequence without its special
-tokens. Tokens of a byte-level tokenizer are bytes, decoded as UTF-8 with U+FFFD for each maximal
-invalid part. SentencePiece tokens are text, with byte tokens for characters outside the vocabulary:
-a run of byte tokens decodes to text if the whole run is valid UTF-8, else to one U+FFFD per byte,
-so a run is held back until it ends.
+The concatenated output equals what `tokenizers` decodes from the whole sequence, by default without
+its special tokens. Tokens of a byte-level tokenizer are bytes, decoded as UTF-8 with U+FFFD for
+each maximal invalid part. SentencePiece tokens are text, with byte tokens for characters outside
+the vocabulary: a run of byte tokens decodes to text if the whole run is valid UTF-8, else to one
+U+FFFD per byte, so a run is held back until it ends.
 
 A completion keeps the space that begins its first word, unless the tokenizer's decoder drops the
 leading space of a text (Llama 2). The encoder of such a tokenizer prepends a space to every text,
@@ -22,18 +22,18 @@ REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """The text of one sequence."""
+    """The text of one sequence, with or without its special tokens."""
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+        self._tokenizer, self._skip_special = tokenizer, skip_special
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run = bytearray()  # bytes of consecutive byte tokens
         self._at_start = True  # no text has been returned yet
 
     def push(self, token_id: int) -> str:
-        """The text that the token completes; empty for special tokens."""
+        """The text that the token completes; empty for a special token that is skipped."""
         tokenizer = self._tokenizer
-        if tokenizer.is_special(token_id):
+        if self._skip_special and tokenizer.is_special(token_id):
             return ""
         if tokenizer.byte_level:
             return self._utf8.decode(tokenizer.token_bytes(token_id))

@@ -19,6 +19,11 @@ class ReasoningTags:
     opening: str
     closing: str
 
+    def left_open(self, text: str) -> bool:
+        """Whether the last reasoning block of a text is not closed."""
+        _, found, after = text.rpartition(self.opening)
+        return bool(found) and self.closing not in after
+
 
 def reasoning_tags(tokenizer: Tokenizer, template: str) -> ReasoningTags | None:
     """The tags of a reasoning model: both are in its vocabulary, or both are in its template. None

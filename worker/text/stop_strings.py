@@ -1,4 +1,4 @@
-"""Stop strings: matched across token boundaries and never returned, not even in part."""
+"""Stop strings: matched across token boundaries, and left out of the text or its last part."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ class StopStrings:
 
     If several are complete at the same character, the longest one is removed, so the result doesn't
     depend on how the text is cut into tokens. Stop strings apply to the whole text, including
-    reasoning.
+    reasoning. `include`: return the stop string as the end of the text, instead of removing it.
     """
 
-    def __init__(self, stops: Sequence[str]) -> None:
-        self._stops = tuple(stops)
+    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+        self._stops, self._include = tuple(stops), include
         self._held = ""  # suffix of the text that may be the beginning of a stop string
 
     def push(self, text: str) -> tuple[str, bool]:
-        """Add text; returns the text that is safe to show, and whether a stop string follows it."""
+        """Add text; returns the text that is safe to show, and whether a stop string ends it."""
         text = self._held + text
         found = [(at + len(stop), at) for stop in self._stops if (at := text.find(stop)) >= 0]
         if found:
             self._held = ""
-            return text[: min(found)[1]], True
+            end, start = min(found)
+            return text[: end if self._include else start], True
         held = max((overlap(text, stop) for stop in self._stops), default=0)
         self._held = text[len(text) - held :]
         return text[: len(text) - held], False

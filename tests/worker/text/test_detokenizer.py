@@ -74,9 +74,9 @@ def change_decoder(folder: Path, decoder: object) -> None:
     file.write_text(json.dumps(values), encoding="utf-8")
 
 
-def streamed(tokenizer: Tokenizer, ids: Sequence[int]) -> list[str]:
+def streamed(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special: bool = True) -> list[str]:
     """The text of each token, and last the text of finish()."""
-    detokenizer = Detokenizer(tokenizer)
+    detokenizer = Detokenizer(tokenizer, skip_special=skip_special)
     return [*(detokenizer.push(token_id) for token_id in ids), detokenizer.finish()]
 
 
@@ -102,6 +102,20 @@ def test_streamed_text_of_random_tokens_equals_the_decoded_text(
     byte = any_id.filter(lambda i: len(tokenizer.token_bytes(i)) == 1)
     ids = data.draw(st.lists(st.one_of(any_id, byte), max_size=30))
     assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@given(data=st.data())
+@settings(max_examples=200, deadline=None)
+def test_special_tokens_are_text_where_they_are_not_skipped(
+    tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
+) -> None:
+    tokenizer = tokenizers[kind]
+    every = range(tokenizer.vocab_size)
+    special = st.sampled_from([i for i in every if tokenizer.is_special(i)])
+    ids = data.draw(st.lists(st.one_of(st.sampled_from(every), special), max_size=20))
+    shown = "".join(streamed(tokenizer, ids, skip_special=False))
+    assert shown == tokenizer.decode(ids, skip_special_tokens=False)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,18 +12,18 @@ STOPS = st.lists(st.text(LETTERS, min_size=1, max_size=4), max_size=3)
 PIECES = st.lists(st.text(LETTERS, max_size=4), max_size=10)
 
 
-def naive(text: str, stops: list[str]) -> tuple[str, bool]:
+def naive(text: str, stops: list[str], *, include: bool = False) -> tuple[str, bool]:
     """The first character that completes a stop string ends the text."""
     for end in range(1, len(text) + 1):
         ending = [stop for stop in stops if text[:end].endswith(stop)]
         if ending:
-            return text[: end - max(map(len, ending))], True
+            return text[: end if include else end - max(map(len, ending))], True
     return text, False
 
 
-def watch(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
+def watch(pieces: list[str], stops: list[str], *, include: bool = False) -> tuple[list[str], bool]:
     """The text returned for each piece, and whether a stop string ended it."""
-    watcher, shown = StopStrings(stops), []
+    watcher, shown = StopStrings(stops, include=include), []
     for piece in pieces:
         text, stopped = watcher.push(piece)
         shown.append(text)
@@ -32,12 +32,12 @@ def watch(pieces: list[str], stops: list[str]) -> tuple[list[str], bool]:
     return [*shown, watcher.flush()], False
 
 
-@given(pieces=PIECES, stops=STOPS)
+@given(pieces=PIECES, stops=STOPS, include=st.booleans())
 def test_the_result_does_not_depend_on_how_the_text_is_cut(
-    pieces: list[str], stops: list[str]
+    pieces: list[str], stops: list[str], include: bool
 ) -> None:
-    shown, stopped = watch(pieces, stops)
-    assert ("".join(shown), stopped) == naive("".join(pieces), stops)
+    shown, stopped = watch(pieces, stops, include=include)
+    assert ("".join(shown), stopped) == naive("".join(pieces), stops, include=include)
 
 
 @given(pieces=PIECES, stops=STOPS)

@@ -1,0 +1,66 @@
+"""One message of a conversation, and its parts: text, tool calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, model_validator
+
+from jobs.api.wire import Text, Wire
+
+# Roles whose messages may have no content: a model may call tools or refuse instead, and a tool
+# may return nothing.
+MAY_BE_EMPTY = frozenset({"assistant", "tool", "function", "ipython"})
+
+
+class TextPart(Wire):
+    """One part of a multi-part content. Text only: images and audio are not supported."""
+
+    type: Literal["text"]
+    text: Text
+
+
+def _as_json_text(arguments: Any) -> Any:
+    """Arguments may be an object, as templates show them, or null."""
+    if arguments is None:
+        return "{}"
+    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+
+
+class FunctionCall(Wire):
+    name: Text
+    arguments: Annotated[Text, BeforeValidator(_as_json_text)]  # JSON text
+
+
+class ToolCall(Wire):
+    id: Text
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(Wire):
+    """One message. Only messages of the assistant and of tools may omit `content`.
+
+    `function` and `ipython` are other names of the role `tool`.
+    """
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
+    content: Text | list[TextPart] | None = None
+    reasoning_content: Text | None = None
+    name: Text | None = None
+    tool_call_id: Text | None = None
+    tool_calls: list[ToolCall] | None = None
+
+    @model_validator(mode="after")
+    def _has_content(self) -> Self:
+        if self.content is None and self.role not in MAY_BE_EMPTY:
+            raise ValueError(f"a {self.role} message needs content")
+        return self
+
+    @property
+    def text(self) -> str:
+        """The content as one string; parts are joined without a separator."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content or ""
