@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
-from jobs.errors import JobError, invalid
+from jobs.errors import JobError, failure_of, invalid
 from worker.backend import ModelInfo, Sink
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.kv_pool import CachePool
@@ -70,6 +71,8 @@ class EngineCore:
         self._resident = resident
         self._scheduler = Scheduler(self.pool, max_batch, STEP_TOKENS[self.device.type])
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
+        self._closed = False
+        self._door = threading.Lock()  # held to submit and to close: nothing enters a closed engine
         self._on_work = on_work  # called when there is something to step
 
     @classmethod
@@ -131,7 +134,9 @@ class EngineCore:
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
         """Check a request and queue its sequences; events go to `sink` on the stepping thread.
         Raises JobError if the request can't run."""
-        prompt = self.prompts.build(request)
+        prompt = self.prompts.build(request)  # may take seconds
+        if self._closed:
+            raise _closed()
         generation = ChatGeneration(
             request,
             self.plan(request, prompt.token_ids),
@@ -145,8 +150,11 @@ class EngineCore:
         return generation
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        """Queue sequences for the next step."""
-        self._submitted.extend(sequences)
+        """Queue sequences for the next step. Raises JobError if the engine is closed."""
+        with self._door:
+            if self._closed:
+                raise _closed()
+            self._submitted.extend(sequences)
         self._on_work()
 
     def plan(self, sampling: Sampling, prompt: SequenceOf[int]) -> SamplingPlan:
@@ -172,14 +180,19 @@ class EngineCore:
             logits = self._forward(batch)
             sampled = self._sample(logits, rows)
             self._commit(sampled)
-        except Exception as error:  # one bad sequence must not fail the others
+        except BaseException as error:  # one bad sequence must not fail the others
             self._recover(error)
         return True
 
     def close(self) -> None:
         """Fail all sequences and free the device's memory."""
+        with self._door:
+            if self._closed:
+                return
+            self._closed = True
         self._update_queue()
-        self._scheduler.fail_all(JobError("cancelled", "the engine was closed"))
+        self._scheduler.fail_all(_closed())
+        self.prompts.close()
         self.pool.close()
         del self.model, self.scorer, self._resident
         if self.device.type == "cuda":
@@ -235,8 +248,9 @@ class EngineCore:
                 sequence.fail(self._resident.not_finite(sequence.length))
                 self._scheduler.remove(sequence, poisoned=True)
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self, error: BaseException) -> None:
         """After a failed step: run its sequences one at a time; fail one that ran alone."""
+        failure = failure_of(error)
         running = self._scheduler.running
         if len(running) != 1:
             logger.warning("a step failed (%s); its sequences run again one at a time", error)
@@ -248,6 +262,10 @@ class EngineCore:
             reason = JobError("out_of_memory", f"{facts}; shorten the prompt or max_tokens")
         else:
             logger.error("a sequence failed in the engine", exc_info=error)
-            reason = JobError("internal", f"the engine failed: {type(error).__name__}: {error}")
+            reason = JobError("internal", f"the engine failed: {failure.message}")
         sequence.fail(reason)
         self._scheduler.remove(sequence, poisoned=True)
+
+
+def _closed() -> JobError:
+    return JobError("cancelled", "the engine was closed")

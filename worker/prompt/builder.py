@@ -9,6 +9,7 @@ from typing import Any
 from jobs.api.request import ChatRequest, Message
 from jobs.errors import JobError, invalid
 from worker.loading.tokenizer import Tokenizer
+from worker.prompt.encoder import PromptEncoder
 from worker.prompt.template import ChatTemplate
 
 RESERVED = frozenset({"messages", "tools", "add_generation_prompt"})
@@ -28,8 +29,8 @@ class PromptBuilder:
     def __init__(
         self, model: str, tokenizer: Tokenizer, template: ChatTemplate | None, context: int
     ) -> None:
-        self._model, self._tokenizer = model, tokenizer
-        self._template, self._context = template, context
+        self._model, self._template = model, template
+        self._encoder = PromptEncoder(tokenizer, context)
 
     def build(self, request: ChatRequest) -> Prompt:
         """Render and tokenize a request. Raises JobError if it can't be rendered, asks for an
@@ -53,31 +54,18 @@ class PromptBuilder:
         parts = self._template.takes_parts
         messages = [_plain(message, parts) for message in request.messages]
         text = self._template.render(messages, tools, variables)
-        most = self._context * self._tokenizer.longest_token
-        if len(text) > most:  # checked first: tokenizing a huge text takes a lot of memory
-            raise JobError(
-                "context_length_exceeded",
-                f"the prompt has {len(text)} characters and the context of {self._context} tokens "
-                f"holds at most {most}: shorten the messages or use a model with a longer context",
-                "messages",
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # from tools or chat_template_kwargs, which are free JSON
-            raise invalid(
-                "the prompt contains half a character (a lone surrogate): send valid Unicode",
-                "messages",
-            ) from None
         # The template itself writes the BOS token if the model needs one.
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-        if len(token_ids) >= self._context:
-            raise JobError(
-                "context_length_exceeded",
-                f"the prompt has {len(token_ids)} tokens and the context holds {self._context}, "
-                "completion included: shorten the messages or use a model with a longer context",
+        token_ids = self._encoder.encode(text)
+        if not token_ids:
+            raise invalid(
+                "the prompt has no tokens: the chat template renders these messages as empty text",
                 "messages",
             )
         return Prompt(text, token_ids)
+
+    def close(self) -> None:
+        """End the process that tokenizes long prompts."""
+        self._encoder.close()
 
 
 def _check_supported(request: ChatRequest) -> None:
