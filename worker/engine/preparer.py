@@ -82,6 +82,7 @@ class Preparer:
             waiting = list(self._waiting)
         for preparation in waiting:
             preparation.cancel()
+            preparation.engine.prompts.close()  # a long prompt may take seconds
         self._queue.put(None)
         self._thread.join()
 

@@ -80,10 +80,10 @@ class LimitedProcess:
         return reply
 
     def close(self) -> None:
-        """End the child. A later request starts another."""
-        with self._lock:
-            if self._process is not None:
-                self._end(self._process, 0)
+        """End the child, also while it works on a request. A later request starts another."""
+        process = self._process
+        if process is not None:
+            process.kill()
 
     def _start(self) -> subprocess.Popen[bytes]:
         # The new session keeps the terminal's Ctrl-C from the child. It exits when stdin closes.

@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import JobError
+from tests.worker.site import wait_until
 from tests.worker.sources import read_tokenizer
 from tests.worker.tokenizers import CORPUS, STYLES, Style, make_tokenizer, save_tokenizer
 from worker.loading.tokenizer import Tokenizer
@@ -104,8 +106,17 @@ def test_a_killed_child_is_replaced(tokenizer: Tokenizer) -> None:
     os.kill(pid, signal.SIGKILL)
     os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
     assert tokenize.encode(LONG) == expected
-    tokenize.close()
-    assert tokenize._child.pid is None
+
+
+def test_closing_ends_the_tokenizing_of_a_prompt(tokenizer: Tokenizer) -> None:
+    tokenize = PromptEncoder(tokenizer, 9_000_000)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(tokenize.encode, "1" * 5_000_000)
+        wait_until(lambda: tokenize._child.pid is not None)
+        tokenize.close()
+        with pytest.raises(JobError, match="tokenizes long prompts ended \\(-9\\): try again"):
+            running.result(60)
+    assert tokenize.encode(LONG) == tokenizer.encode(LONG)
 
 
 @pytest.mark.parametrize("style", STYLES)
