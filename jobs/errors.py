@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any, Literal, get_args
 
 ErrorCode = Literal[
@@ -61,3 +62,17 @@ class InvalidRequest(JobError, ValueError):
 def invalid(message: str, param: str | None = None) -> InvalidRequest:
     """An `invalid_request` error about `param`."""
     return InvalidRequest("invalid_request", message, param)
+
+
+def failure_of(error: BaseException) -> JobError:
+    """The error of a job during which `error` was raised.
+
+    For handlers of BaseException: a panic in a Rust library is not an Exception. KeyboardInterrupt
+    and SystemExit of the main thread are meant for the process and are raised again.
+    """
+    if isinstance(error, JobError):
+        return error
+    stops = isinstance(error, (KeyboardInterrupt, SystemExit))
+    if stops and threading.current_thread() is threading.main_thread():
+        raise error
+    return JobError("internal", f"{type(error).__name__}: {error}")

@@ -117,8 +117,8 @@ class Backend(Protocol):
         """Number of sequences (n for a request with n choices) that can be submitted now."""
 
     def submit(self, request: ChatRequest, sink: Sink) -> Handle:
-        """Check and queue a request without waiting. Raises JobError if it can't run; otherwise
-        the sink receives its events."""
+        """Queue a request without waiting. Raises JobError if its model is not loaded; otherwise
+        the sink receives its events, also an error of the request."""
 
     def close(self) -> None:
         """Stop the engine thread and free the device's memory."""

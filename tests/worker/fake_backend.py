@@ -5,6 +5,7 @@ The request's `metadata` controls it; all values are strings:
     words   number of words to generate (default 5)
     fail    error code to fail with, after the first word
     refuse  "1": `submit` raises an error
+    panic   "1": `submit` raises an exception that is not an Exception
     kill    "1": `submit` kills this process, as a faulty driver would
     die     "1": the engine thread ends
 """
@@ -23,6 +24,7 @@ from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from jobs.stream.delta import Delta
+from tests.worker.panics import panic
 from worker.backend import Health, MemoryUse, ModelInfo, Outcome, Sink
 
 
@@ -164,6 +166,8 @@ class FakeBackend:
             os.kill(os.getpid(), signal.SIGKILL)
         if control.get("refuse"):
             raise JobError("context_length_exceeded", "too long, requested by the test")
+        if control.get("panic"):
+            panic()
         handle = FakeHandle(request, sink)
         with self._lock:
             self._handles.append(handle)

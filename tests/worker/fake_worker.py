@@ -1,6 +1,7 @@
 """A real worker process around the fake backend: `python -m tests.worker.fake_worker JSON`.
 
-The JSON object holds arguments of `serve` and of `FakeBackend`. `fault` names the step of the
+The JSON object holds arguments of `serve` and of `FakeBackend`. `real`: use the real engine
+instead. `fault` names the step of the
 recorder after which the process kills itself: planned, durable, written (not renamed), renamed.
 """
 
@@ -16,6 +17,7 @@ from typing import Any
 
 from jobs import JobError
 from tests.worker.fake_backend import FakeBackend
+from worker.backend import Backend
 from worker.record import recorder
 from worker.service import serve
 
@@ -36,11 +38,18 @@ def arm(fault: str) -> None:
         recorder.Recorder._commit = die  # type: ignore[method-assign]
 
 
+def make_real() -> Backend:
+    from worker.engine.host import EngineHost
+
+    return EngineHost(device="cpu", dtype="fp32", max_batch=4)
+
+
 def main() -> int:
     options = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
     names = ("max_batch", "delay", "hangs")
-    backend = FakeBackend(**{name: options.pop(name) for name in names if name in options})
+    given = {name: options.pop(name) for name in names if name in options}
+    backend = make_real() if options.pop("real", False) else FakeBackend(**given)
     models = options.pop("models", ["fake"])
     arm(options.pop("fault", ""))
     options["results"] = Path(options["results"])

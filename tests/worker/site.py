@@ -31,7 +31,7 @@ def wait_until(condition: Callable[[], Any], failure: str = "") -> None:
 
 
 class WorkerProcess:
-    """A worker with a fake backend, as a process."""
+    """A worker as a process. It has a fake backend unless an option is `real`."""
 
     def __init__(self, url: str, results: Path, **options: Any) -> None:
         options = {**QUICK, "redis_url": url, "results": str(results), **options}
@@ -96,7 +96,7 @@ class Site:
             for name in ("id", "run", "priority", "ttl", "retries")
             if name in fields
         }
-        instructions = ("words", "fail", "kill", "die", "refuse")
+        instructions = ("words", "fail", "kill", "die", "refuse", "panic")
         metadata = {name: str(fields.pop(name)) for name in instructions if name in fields}
         request = {"model": "fake", "metadata": metadata, **fields}
         return self.client.submit_many(

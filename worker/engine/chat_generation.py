@@ -20,7 +20,7 @@ from jobs.api.answer import (
     completion_id,
 )
 from jobs.api.request import ChatRequest
-from jobs.errors import JobError
+from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 from worker.backend import Outcome, Sink
 from worker.engine.sampler import Sampled
@@ -121,10 +121,11 @@ class ChatGeneration:
             return
         try:
             self._add(choice, event)
-        except Exception as error:  # a defect of this project: it fails this request only
+        except BaseException as error:  # it fails this request only
+            reason = failure_of(error)
             logger.exception("a response could not be assembled")
             self.cancel()
-            fact = f"the response could not be assembled: {type(error).__name__}: {error}"
+            fact = f"the response could not be assembled: {reason.message}"
             self._end(Outcome(error=JobError("internal", fact)))
 
     def _add(self, choice: ChoiceState, event: TokenEvent) -> None:

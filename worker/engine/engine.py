@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import threading
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
-from jobs.errors import JobError, invalid
+from jobs.errors import JobError, failure_of, invalid
 from worker.backend import ModelInfo, Sink
 from worker.engine.bad_words import bad_word_ids
 from worker.engine.chat_generation import ChatGeneration
@@ -51,6 +52,7 @@ class EngineCore:
         max_batch: int,
         context: int,
         cache_bytes: int,
+        on_work: Callable[[], None] = lambda: None,
     ) -> None:
         self.info: ModelInfo = resident.info
         self.tokenizer: Tokenizer = resident.tokenizer
@@ -72,6 +74,9 @@ class EngineCore:
         self._scheduler = Scheduler(self.pool, max_batch, STEP_TOKENS[self.device.type])
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._closed = False
+        self._closed = False
+        self._door = threading.Lock()  # held to submit and to close: nothing enters a closed engine
+        self._on_work = on_work  # called when there is something to step
 
     @classmethod
     def load(
@@ -84,6 +89,7 @@ class EngineCore:
         context: int | None,
         cache_bytes: int | None,
         download_dir: Path | None,
+        on_work: Callable[[], None] = lambda: None,
     ) -> EngineCore:
         """Load a model; None means the default, see `worker.engine.local.Engine.load`.
         Raises JobError."""
@@ -101,6 +107,7 @@ class EngineCore:
             max_batch=max_batch or MAX_BATCH[place.type],
             context=context or longest,
             cache_bytes=devices.cache_limit(place) if cache_bytes is None else cache_bytes,
+            on_work=on_work,
         )
 
     @property
@@ -129,7 +136,8 @@ class EngineCore:
         """Check a request and queue its sequences; events go to `sink` on the stepping thread.
         Raises JobError if the request can't run."""
         self.require_open()
-        prompt = self.prompts.build(request)
+        prompt = self.prompts.build(request)  # may take seconds
+        self.require_open()
         generation = ChatGeneration(
             request,
             self.plan(request, prompt.token_ids),
@@ -143,9 +151,11 @@ class EngineCore:
         return generation
 
     def add(self, sequences: Iterable[Sequence]) -> None:
-        """Queue sequences for the next step."""
-        self.require_open()
-        self._submitted.extend(sequences)
+        """Queue sequences for the next step. Raises JobError if the engine is closed."""
+        with self._door:
+            self.require_open()
+            self._submitted.extend(sequences)
+        self._on_work()
 
     def plan(self, sampling: Sampling, prompt: SequenceOf[int]) -> SamplingPlan:
         """Fill in the defaults of a prompt's sampling options. Raises JobError."""
@@ -171,20 +181,24 @@ class EngineCore:
             logits = self._forward(batch)
             sampled = self._sample(logits, rows)
             self._commit(rows, sampled)
-        except Exception as error:  # one bad sequence must not fail the others
+        except BaseException as error:  # one bad sequence must not fail the others
             self._recover(error)
         return True
 
     def require_open(self) -> None:
         """Raises JobError (cancelled) after `close`."""
         if self._closed:
-            raise JobError("cancelled", "the engine was closed")
+            raise _closed()
 
     def close(self) -> None:
         """Fail all sequences and free the device's memory."""
-        self._closed = True
+        with self._door:
+            if self._closed:
+                return
+            self._closed = True
         self._update_queue()
-        self._scheduler.fail_all(JobError("cancelled", "the engine was closed"))
+        self._scheduler.fail_all(_closed())
+        self.prompts.close()
         self.pool.close()
         del self.model, self.scorer, self._resident
         if self.device.type == "cuda":
@@ -241,8 +255,9 @@ class EngineCore:
                 sequence.fail(self._resident.not_finite(sequence.length))
                 self._scheduler.remove(sequence, poisoned=True)
 
-    def _recover(self, error: Exception) -> None:
+    def _recover(self, error: BaseException) -> None:
         """After a failed step: run its sequences one at a time; fail one that ran alone."""
+        failure = failure_of(error)
         running = self._scheduler.running
         if len(running) != 1:
             logger.warning("a step failed (%s); its sequences run again one at a time", error)
@@ -254,9 +269,13 @@ class EngineCore:
             reason = JobError("out_of_memory", f"{facts}; shorten the prompt or max_tokens")
         else:
             logger.error("a sequence failed in the engine", exc_info=error)
-            reason = JobError("internal", f"the engine failed: {type(error).__name__}: {error}")
+            reason = JobError("internal", f"the engine failed: {failure.message}")
         sequence.fail(reason)
         self._scheduler.remove(sequence, poisoned=True)
+
+
+def _closed() -> JobError:
+    return JobError("cancelled", "the engine was closed")
 
 
 def _check_context(context: int, resident: ResidentModel) -> None:

@@ -1,4 +1,5 @@
-"""The backend of this project: the engines of one device, all stepped by one thread."""
+"""The backend of this project: the engines of one device, all stepped by one thread. A second
+thread prepares prompts for them."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ from pathlib import Path
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
 from worker.backend import Health, MemoryUse, ModelInfo, Sink
-from worker.engine.chat_generation import ChatGeneration
 from worker.engine.engine import EngineCore
+from worker.engine.preparer import Preparation, Preparer
 from worker.loading.pages import trim_heap
 from worker.resident import device as devices
 from worker.resident.process import tune
@@ -30,8 +31,8 @@ Command = tuple[Callable[[], ModelInfo], Future[ModelInfo]]
 class EngineHost:
     """Implements `worker.backend.Backend`. The loading options apply to all models.
 
-    The engine thread alone loads, steps and unloads. Other threads submit requests, send commands
-    and read counters.
+    The engine thread alone loads, steps and unloads; the preparer's thread renders and tokenizes.
+    Other threads submit requests, send commands and read counters.
     """
 
     name = "chatjobs"
@@ -57,21 +58,23 @@ class EngineHost:
             context=context,
             cache_bytes=cache_bytes,
             download_dir=download_dir,
+            on_work=self._work.set,
         )
         self._commands: deque[Command] = deque()
         self._closing = False
         self._error: str | None = None
         tune()
+        self._preparer = Preparer()
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
     def health(self) -> Health:
         engines = self._engines.values()
         return Health(
-            alive=self._thread.is_alive(),
-            progress=sum(engine.steps for engine in engines),
+            alive=self._thread.is_alive() and self._preparer.alive,
+            progress=sum(engine.steps for engine in engines) + self._preparer.prepared,
             running=sum(engine.running for engine in engines),
-            waiting=sum(engine.waiting for engine in engines),
+            waiting=sum(engine.waiting + self._preparer.sequences(engine) for engine in engines),
             tokens_generated=sum(engine.tokens_generated for engine in engines),
             error=self._error,
         )
@@ -103,17 +106,17 @@ class EngineHost:
             unload()
 
     def room(self, model: str) -> int:
-        return self._engine(model).room
+        engine = self._engine(model)
+        return max(0, engine.room - self._preparer.sequences(engine))
 
-    def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
-        generation = self._engine(request.model).submit(request, sink)
-        self._work.set()
-        return generation
+    def submit(self, request: ChatRequest, sink: Sink) -> Preparation:
+        return self._preparer.submit(self._engine(request.model), request, sink)
 
     def close(self) -> None:
         self._closing = True
         self._work.set()
         self._thread.join()
+        self._preparer.close()
         for name in list(self._engines):
             self._unload(name)
 
@@ -167,7 +170,7 @@ class EngineHost:
                     sleeps += 1
                     if sleeps == IDLE_SLEEPS:
                         trim_heap()
-        except Exception as error:
+        except BaseException as error:
             # A step handles the errors of its sequences, so this is a defect. The worker's watchdog
             # finds the thread dead; the worker then returns its jobs and ends.
             self._error = f"{type(error).__name__}: {error}"

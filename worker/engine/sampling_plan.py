@@ -10,6 +10,8 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError, invalid
 from worker.loading.config import GenerationDefaults
 
+GREEDY_BELOW = 1e-5  # temperature, as vLLM; logits divided by much less are not finite
+REPETITION_PENALTIES = 0.01, 100.0  # the range of requests; a model's default is clamped to it
 REPETITION_WINDOW = 64  # tokens that repetition_penalty covers, as llama.cpp's repeat_last_n
 
 
@@ -41,7 +43,7 @@ class SamplingPlan:
 
     @property
     def greedy(self) -> bool:
-        return self.temperature == 0
+        return self.temperature < GREEDY_BELOW
 
     @property
     def changes_logits(self) -> bool:
@@ -128,6 +130,7 @@ def plan_sampling(
             raise invalid(
                 f"{field}: the vocabulary has {vocab_size} tokens, got id {outside[0]}", field
             )
+    least, most = REPETITION_PENALTIES
     max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
     if (sampling.min_tokens or 0) > max_tokens:
         raise invalid(
@@ -148,7 +151,7 @@ def plan_sampling(
         top_p=pick("top_p", 1.0),
         top_k=max(0, int(pick("top_k", 0))),
         min_p=pick("min_p", 0.0),
-        repetition_penalty=pick("repetition_penalty", 1.0),
+        repetition_penalty=min(max(pick("repetition_penalty", 1.0), least), most),
         presence_penalty=sampling.presence_penalty or 0.0,
         frequency_penalty=sampling.frequency_penalty or 0.0,
         logit_bias=bias,

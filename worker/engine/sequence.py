@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from jobs.api.answer import FinishReason
-from jobs.errors import JobError
+from jobs.errors import JobError, failure_of
 from worker.engine.sampler import Draw, Sampled
 from worker.engine.sampling_plan import SamplingPlan
 from worker.text.detokenizer import Detokenizer
@@ -101,8 +101,14 @@ class Sequence:
 
     def fail(self, error: JobError) -> None:
         """End with an error, without a further token."""
-        if not self.ended:
-            self._end(TokenEvent(None, self._flush()[0], error=error))
+        if self.ended:
+            return
+        try:
+            text = self._flush()[0]
+        except BaseException as fault:  # the detokenizer may be what failed
+            failure_of(fault)
+            text = ""
+        self._end(TokenEvent(None, text, error=error))
 
     def _finish(self, sampled: Sampled, text: str, reason: FinishReason) -> None:
         rest, stopped = self._flush()

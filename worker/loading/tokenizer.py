@@ -15,7 +15,7 @@ from typing import Any
 
 from tokenizers import Tokenizer as HubTokenizer
 
-from jobs.errors import JobError
+from jobs.errors import JobError, failure_of, invalid
 from worker.loading.files import parse_object
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -38,10 +38,11 @@ class Tokenizer:
     def _build(self, values: dict[str, Any], text: str) -> None:
         try:
             self._inner = HubTokenizer.from_str(text)
-        except Exception as error:  # the library raises bare Exception
+        except BaseException as error:  # the library raises bare Exception, and panics
+            reason = " ".join(failure_of(error).message.removeprefix("Exception: ").split())
             raise JobError(
                 "unsupported_model",
-                f"{self._path} is not a tokenizer: {error}; download the model again",
+                f"{self._path} is not a tokenizer: {reason}; download the model again",
             ) from None
         # tokenizer.json may hold the truncation and padding of a training run.
         self._inner.no_truncation()
@@ -86,9 +87,18 @@ class Tokenizer:
         return limited
 
     def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
-        """Token ids of a text. Special tokens in the text are parsed as special tokens."""
-        ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        """Token ids of a text. Special tokens in the text are parsed as special tokens. Raises
+        JobError("invalid_request") for a text that has none."""
+        check_unicode(text)
+        try:
+            ids: list[int] = self._inner.encode(text, add_special_tokens=add_special_tokens).ids
+        except BaseException as error:  # the library panics
+            raise not_encodable(failure_of(error).message) from None
         return ids
+
+    def to_json(self) -> str:
+        """The content of its tokenizer.json, on one line."""
+        return json.dumps(self._json)
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Text of token ids."""
@@ -162,6 +172,25 @@ class Tokenizer:
         if not self._kinds:  # without a decoder, the library joins tokens with spaces
             return f" {piece}"
         return piece.replace(SPACE_MARK, " ") if "Replace" in self._kinds else piece
+
+
+def check_unicode(text: str) -> None:
+    """Raise JobError("invalid_request") for a lone surrogate, which JSON can carry."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise invalid(
+            "the text contains half a character (a lone surrogate): send valid Unicode", "messages"
+        ) from None
+
+
+def not_encodable(reason: str) -> JobError:
+    """The error of a text that makes the library fail, such as millions of spaces in a row."""
+    return invalid(
+        f"the model's tokenizer can't encode this text ({reason}): remove long runs of one "
+        "character, such as white space",
+        "messages",
+    )
 
 
 def _steps(decoder: Any) -> Iterable[dict[str, Any]]:

@@ -8,6 +8,7 @@ from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker.loading.tokenizer import Tokenizer
 from worker.prompt.conversation import before_mark, messages_for, variables_for
+from worker.prompt.encoder import PromptEncoder
 from worker.prompt.template import ChatTemplate
 
 
@@ -27,8 +28,8 @@ class PromptBuilder:
     def __init__(
         self, model: str, tokenizer: Tokenizer, template: ChatTemplate | None, context: int
     ) -> None:
-        self._model, self._tokenizer = model, tokenizer
-        self._template, self._context = template, context
+        self._model, self._template, self._context = model, template, context
+        self._encoder = PromptEncoder(tokenizer, context)
 
     def build(self, request: ChatRequest) -> Prompt:
         """Render and tokenize a request. Raises JobError if it can't be rendered, asks for an
@@ -52,36 +53,21 @@ class PromptBuilder:
         )
         if continued:
             text = before_mark(text, request)
-        most = self._context * self._tokenizer.longest_token
-        if len(text) > most:  # checked first: tokenizing a huge text takes a lot of memory
-            raise JobError(
-                "context_length_exceeded",
-                f"the prompt has {len(text)} characters and the context of {self._context} tokens "
-                f"holds at most {most}: shorten the messages or use a model with a longer context",
-                "messages",
-            )
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # from tools or chat_template_kwargs, which are free JSON
-            raise invalid(
-                "the prompt contains a lone surrogate, which is not valid Unicode: send valid text",
-                "messages",
-            ) from None
+        last = request.truncate_prompt_tokens
+        if last is not None and last < 0:
+            last = max(1, self._context - (request.max_tokens or 1))
         # The template itself writes the BOS token if the model needs one.
-        token_ids = self._tokenizer.encode(text, add_special_tokens=False)
-        if request.truncate_prompt_tokens is not None:
-            last = request.truncate_prompt_tokens
-            if last < 0:
-                last = max(1, self._context - (request.max_tokens or 1))
-            token_ids = token_ids[-last:]
-        if len(token_ids) >= self._context:
-            raise JobError(
-                "context_length_exceeded",
-                f"the prompt has {len(token_ids)} tokens and the context holds {self._context}, "
-                "completion included: shorten the messages or use a model with a longer context",
+        token_ids = self._encoder.encode(text, last)
+        if not token_ids:
+            raise invalid(
+                "the prompt has no tokens: the chat template renders these messages as empty text",
                 "messages",
             )
         return Prompt(text, token_ids, request.messages[-1].text if continued else "")
+
+    def close(self) -> None:
+        """End the process that tokenizes long prompts."""
+        self._encoder.close()
 
 
 def _check_supported(request: ChatRequest) -> None:

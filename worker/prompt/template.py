@@ -85,8 +85,8 @@ def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
             [{"role": "user", "content": "a"}, {"role": "assistant", "content": marker}],
             add_generation_prompt=False,
         )
+        _, _, after = text.rpartition(marker)
+        ids = tokenizer.encode(after.lstrip())
     except JobError:
         return None
-    _, _, after = text.rpartition(marker)
-    ids = tokenizer.encode(after.lstrip())
     return ids[0] if ids and tokenizer.is_special(ids[0]) else None

@@ -12,7 +12,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from jobs.errors import JobError
+from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 from worker.backend import Backend, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
@@ -103,9 +103,10 @@ class Attempts:
             return attempt.sequences
         except JobError as error:
             self._refuse(claimed, error)
-        except Exception as error:  # a bad job must not end the worker
+        except BaseException as error:  # a bad job must not end the worker
+            reason = failure_of(error)
             logger.exception("job %s could not be started", claimed.lease.job)
-            self._refuse(claimed, JobError("internal", f"{type(error).__name__}: {error}"))
+            self._refuse(claimed, reason)
         return 0
 
     def drop(self, attempt: Attempt) -> None:
@@ -162,9 +163,9 @@ class Attempts:
     def _settlement(self, attempt: Attempt) -> Settlement:
         try:
             return self._settlements.for_attempt(attempt)
-        except Exception as error:  # an outcome that has no row fails only its own job
+        except BaseException as error:  # an outcome that has no row fails only its own job
+            reason = failure_of(error)
             logger.exception("the outcome of job %s could not be encoded", attempt.lease.job)
-            reason = JobError("internal", f"{type(error).__name__}: {error}")
             return self._settlements.for_error(attempt.claimed, reason)
 
     def _requeue(self, attempt: Attempt) -> bool:

@@ -170,7 +170,7 @@ class WorkerLoop:
             model = self._models[self._store.model_of(job.lease)]
             if room[model] > 0:
                 room[model] -= self._attempts.start(job)
-                self._renew_lease()  # rendering a chat template may take seconds
+                self._renew_lease()  # starting many jobs may take seconds
             else:
                 surplus.append(job.lease)
         if surplus:

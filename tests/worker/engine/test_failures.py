@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import pytest
 import torch
@@ -13,14 +13,26 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import PROMPT, ask
+from tests.worker.panics import panic
 from worker import Engine
 from worker.backend import Outcome
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.collect import CollectingSink
 
 
+def fail() -> NoReturn:
+    raise RuntimeError("requested by the test")
+
+
+@pytest.mark.parametrize(
+    ("fail", "reason"), [(fail, "RuntimeError: requested by the test"), (panic, "PanicException")]
+)
 def test_a_response_that_cannot_be_assembled_fails_alone(
-    path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    fail: Callable[[], NoReturn],
+    reason: str,
 ) -> None:
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     expected = engine.chat(ask(seed=1)).text
@@ -28,7 +40,7 @@ def test_a_response_that_cannot_be_assembled_fails_alone(
 
     def outcome(chat: ChatGeneration) -> Outcome:
         if chat._plan.seed == 7:
-            raise RuntimeError("requested by the test")
+            fail()
         return whole(chat)
 
     monkeypatch.setattr(ChatGeneration, "_outcome", outcome)
@@ -38,11 +50,42 @@ def test_a_response_that_cannot_be_assembled_fails_alone(
     cancelled.cancel()
     while not all(chat.done for chat in (*chats, cancelled)):
         engine.step()
-    with pytest.raises(JobError, match="the response could not be assembled: RuntimeError"):
+    with pytest.raises(JobError, match=f"the response could not be assembled: {reason}"):
         sinks[0].completion()
     assert sinks[1].completion().text == expected
     assert engine._core.running == engine._core.waiting == 0
-    assert "requested by the test" in caplog.text
+    assert reason in caplog.text
+
+
+def test_a_detokenizer_that_panics_fails_its_sequence_only(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+    expected = engine.chat(ask(seed=1, temperature=1)).text
+    sinks = [CollectingSink(), CollectingSink()]
+    bad, good = (engine.submit(ask(seed=1, temperature=1), sink) for sink in sinks)
+    broken = bad.sequences[0]._detokenizer
+    monkeypatch.setattr(broken, "push", lambda _: panic())
+    monkeypatch.setattr(broken, "finish", panic)
+    while not (bad.done and good.done):
+        engine.step()
+    with pytest.raises(JobError, match="the engine failed: PanicException"):
+        sinks[0].completion()
+    assert sinks[1].completion().text == expected
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
+def test_an_interrupt_of_the_main_thread_is_not_taken_for_a_failed_job(
+    path: Path, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+
+    def interrupted(*_: object) -> NoReturn:
+        raise error
+
+    monkeypatch.setattr(engine._core, "model", interrupted)
+    with pytest.raises(error):
+        engine.chat(ask())
 
 
 def test_a_sequence_too_large_for_the_cache_fails_alone_with_the_numbers(path: Path) -> None:

@@ -11,11 +11,15 @@ import pytest
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
+from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import ask
+from tests.worker.panics import TRIGGER, make_fragile
+from tests.worker.site import wait_until
 from worker.backend import Outcome
 from worker.engine.collect import CollectingSink
 from worker.engine.engine import EngineCore
 from worker.engine.host import EngineHost
+from worker.prompt.builder import Prompt, PromptBuilder
 
 
 class WaitingSink(CollectingSink):
@@ -107,3 +111,49 @@ def test_commands_fail_once_the_engine_thread_has_died(
         host.unload(str(path))
     health = host.health()
     assert not health.alive and health.error == "RuntimeError: requested by the test"
+
+
+def test_a_prompt_on_which_the_tokenizer_panics_fails_alone(
+    host: EngineHost, tmp_path: Path
+) -> None:
+    make_fragile(make_checkpoint(tmp_path / "m"))
+    host.load(str(tmp_path / "m"))
+    sinks = [WaitingSink(), WaitingSink(), WaitingSink()]
+    for sink, text in zip(sinks, ("hello", TRIGGER, "hello"), strict=True):
+        host.submit(ask(text, seed=1), sink)
+    with pytest.raises(JobError, match="retry-limit-in-match") as caught:
+        sinks[1].wait()
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "messages")
+    assert sinks[0].wait().text == sinks[2].wait().text
+    assert host.health().alive
+
+
+def test_a_request_that_is_still_prepared_takes_room_and_can_be_cancelled(
+    host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = host.load(str(path))
+    build, release = PromptBuilder.build, threading.Event()
+
+    def slow(self: PromptBuilder, request: ChatRequest) -> Prompt:
+        assert release.wait(60)
+        return build(self, request)
+
+    monkeypatch.setattr(PromptBuilder, "build", slow)
+    request = ask(n=2, max_tokens=500, ignore_eos=True)
+    request = request.model_copy(update={"model": info.name})
+    room = host.room(info.name)
+    sinks = [WaitingSink(), WaitingSink(), WaitingSink()]
+    running, waiting, last = (host.submit(request, sink) for sink in sinks)
+    assert host.room(info.name) == room - 6
+    assert host.health().waiting == 6
+    running.cancel()
+    waiting.cancel()
+    release.set()
+    for sink in sinks[:2]:
+        with pytest.raises(JobError) as caught:
+            sink.wait()
+        assert caught.value.code == "cancelled"
+    last.cancel()
+    with pytest.raises(JobError):
+        sinks[2].wait()
+    wait_until(lambda: host.room(info.name) == room)

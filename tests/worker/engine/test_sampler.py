@@ -122,6 +122,37 @@ def test_greedy_takes_the_most_likely_token() -> None:
     assert draw(row, temperature=0) == int(row.argmax())
 
 
+@pytest.mark.parametrize("temperature", [9e-6, 1e-30, 1e-37, 1e-38, 1e-45, 5e-324])
+@pytest.mark.parametrize("fields", [{}, {"top_k": 5}, {"top_p": 0.5}, {"min_p": 0.1}])
+def test_tiny_temperatures_are_greedy(temperature: float, fields: dict[str, Any]) -> None:
+    row = logits(4, spread=20.0)
+    drawn = {draw(row, temperature=temperature, seed=seed, **fields) for seed in range(20)}
+    assert drawn == {int(row.argmax())}
+
+
+@pytest.mark.parametrize("temperature", [1e-5, 100])
+@pytest.mark.parametrize("penalty", [0.01, 100])
+def test_extreme_options_draw_finite_tokens(temperature: float, penalty: float) -> None:
+    row = logits(4, spread=1000.0)
+    fields = {"temperature": temperature, "repetition_penalty": penalty, "seed": 1}
+    (drawn,) = sample(row[None], [Draw(plan(**fields), 0, (5, 6), (7,))])
+    assert drawn.finite and 0 <= drawn.token_id < VOCAB
+
+
+@pytest.mark.parametrize(("given", "used"), [(1e-300, 0.01), (1e300, 100), (1.1, 1.1)])
+def test_a_repetition_penalty_of_the_model_is_clamped(given: float, used: float) -> None:
+    defaults = GenerationDefaults(repetition_penalty=given)
+    made = plan_sampling(
+        Sampling(), defaults, prompt_length=3, context_length=1000, vocab_size=VOCAB
+    )
+    assert made.repetition_penalty == used
+
+
+def test_a_repetition_penalty_that_overflows_is_refused_in_a_request() -> None:
+    with pytest.raises(ValueError, match="repetition_penalty"):
+        Sampling(repetition_penalty=1e-300)
+
+
 def test_repetition_penalty_looks_back_64_tokens_as_transformers_does_on_those() -> None:
     row = logits(4)
     old, recent = (7,), tuple(range(100, 164))

@@ -15,6 +15,13 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=1)
 
 
+@pytest.fixture(scope="module")
+def sharded_original(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(shutil.copytree(original, tmp_path_factory.mktemp("sharded") / "tiny"))
+    split(folder, 3)
+    return folder
+
+
 @pytest.fixture
 def folder(original: Path, tmp_path: Path) -> Path:
     """A copy of a valid model folder, to be damaged."""

@@ -318,6 +318,15 @@ def test_a_lone_surrogate_is_refused(tmp_path: Path) -> None:
     assert "lone surrogate" in caught.value.message
 
 
+@pytest.mark.parametrize("source", ["{# nothing #}", "{{ messages[0].content }}"])
+def test_a_prompt_of_no_tokens_is_refused(tmp_path: Path, source: str) -> None:
+    with pytest.raises(JobError) as caught:
+        rendered(source, request({"role": "user", "content": ""}), tmp_path)
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "messages")
+    assert caught.value.message.startswith("the prompt has no tokens")
+    assert not caught.value.retryable
+
+
 def test_a_prompt_must_leave_room_in_the_context(tmp_path: Path) -> None:
     folder = save(tmp_path, "qwen", CHATML)
     count = len(builder(folder).build(request(HELLO)).token_ids)

@@ -15,8 +15,11 @@ from rq.serializers import JSONSerializer
 from jobs import JobError, keys
 from jobs.client.client import Job
 from tests.worker.fake_backend import FakeBackend, text_of
+from tests.worker.panics import panic
 from tests.worker.site import Site
 from worker.backend import Outcome
+from worker.queue.attempt import Attempt, SettlementBuilder
+from worker.queue.rq_store import Settlement
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 GOOD = {"model": "fake", "messages": MESSAGES}
@@ -162,6 +165,36 @@ def test_a_job_enqueued_with_rq_is_served(site: Site) -> None:
     site.burst()
     answer: Any = job.return_value(refresh=True)
     assert answer["object"] == "chat.completion"
+
+
+def test_a_panic_in_submit_fails_only_its_job(site: Site) -> None:
+    bad = site.submit(panic=1, retries=0)
+    good = site.submit_many(["a", "b"])
+    site.burst()
+    with pytest.raises(JobError, match="PanicException") as caught:
+        bad.result(timeout=1)
+    assert caught.value.code == "internal"
+    assert [job.result(timeout=1).text for job in good] == [text_of(job.request) for job in good]
+    site.assert_settled([bad, *good])
+
+
+def test_a_panic_at_settlement_fails_only_its_job(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bad, good = site.submit("bad"), site.submit("good")
+    whole = SettlementBuilder.for_attempt
+
+    def for_attempt(self: SettlementBuilder, attempt: Attempt) -> Settlement:
+        if attempt.lease.job == bad.id:
+            panic()
+        return whole(self, attempt)
+
+    monkeypatch.setattr(SettlementBuilder, "for_attempt", for_attempt)
+    site.burst()
+    with pytest.raises(JobError, match="PanicException"):
+        bad.result(timeout=1)
+    assert good.result(timeout=1).text == text_of(good.request)
+    site.assert_settled([bad, good])
 
 
 def test_an_outcome_that_cannot_be_encoded_fails_only_its_job(site: Site) -> None:

@@ -1,0 +1,94 @@
+"""Prepares prompts on a thread of its own, so that a long prompt or a slow template stalls neither
+the worker's loop, which renews the lease, nor the engine thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import queue
+import threading
+
+from jobs.api.request import ChatRequest
+from jobs.errors import JobError, failure_of
+from worker.backend import Outcome, Sink
+from worker.engine.chat_generation import ChatGeneration
+from worker.engine.engine import EngineCore
+
+logger = logging.getLogger(__name__)
+
+
+class Preparation:
+    """The handle of a submitted request, from before its prompt is built."""
+
+    def __init__(self, engine: EngineCore, request: ChatRequest, sink: Sink) -> None:
+        self.engine, self.sequences = engine, request.n or 1
+        self._request, self._sink = request, sink
+        self._cancelled = threading.Event()
+        self._generation: ChatGeneration | None = None
+
+    def cancel(self) -> None:
+        """Stop as soon as possible. Thread-safe."""
+        self._cancelled.set()  # first: `run` looks at it after it has set the generation
+        generation = self._generation
+        if generation is not None:
+            generation.cancel()
+
+    def run(self) -> None:
+        """Build the prompt and queue the sequences; an error ends the request."""
+        try:
+            if self._cancelled.is_set():
+                raise JobError("cancelled", "the request was cancelled")
+            self._generation = self.engine.submit(self._request, self._sink)
+        except BaseException as error:
+            reason = failure_of(error)
+            if reason.code == "internal":
+                logger.exception("a prompt could not be prepared")
+            self._sink.ended(Outcome(error=reason))
+        else:
+            if self._cancelled.is_set():
+                self._generation.cancel()
+
+
+class Preparer:
+    """Runs preparations in the order of their submission."""
+
+    def __init__(self) -> None:
+        self.prepared = 0  # requests
+        self._waiting: dict[Preparation, None] = {}  # an ordered set, with the one that runs
+        self._lock = threading.Lock()  # held to change and to read it
+        self._queue: queue.SimpleQueue[Preparation | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._loop, name="prompts", daemon=True)
+        self._thread.start()
+
+    @property
+    def alive(self) -> bool:
+        return self._thread.is_alive()
+
+    def sequences(self, engine: EngineCore) -> int:
+        """Number of sequences that are on their way to an engine."""
+        with self._lock:
+            return sum(one.sequences for one in self._waiting if one.engine is engine)
+
+    def submit(self, engine: EngineCore, request: ChatRequest, sink: Sink) -> Preparation:
+        preparation = Preparation(engine, request, sink)
+        with self._lock:
+            self._waiting[preparation] = None
+        self._queue.put(preparation)
+        return preparation
+
+    def close(self) -> None:
+        """Cancel what waits and end the thread."""
+        with self._lock:
+            waiting = list(self._waiting)
+        for preparation in waiting:
+            preparation.cancel()
+            preparation.engine.prompts.close()  # a long prompt may take seconds
+        self._queue.put(None)
+        self._thread.join()
+
+    def _loop(self) -> None:
+        while (preparation := self._queue.get()) is not None:
+            preparation.run()
+            with self._lock:
+                del self._waiting[preparation]
+            self.prepared += 1

@@ -1,0 +1,97 @@
+"""Tokenizes prompts in bounded time and memory.
+
+A short prompt is tokenized here. A long one goes to a child process with limits, because the
+tokenizers library holds Python's lock while it works, needs hundreds of bytes per character, and
+panics on some texts. See counter.py for what that process does.
+"""
+
+from __future__ import annotations
+
+from jobs.errors import JobError
+from worker.loading.tokenizer import Tokenizer, check_unicode, not_encodable
+from worker.prompt.limited_process import Ended, LimitedProcess
+
+SHORT = 16_384  # characters of a prompt that is tokenized in this process
+MAX_SECONDS = 5.0  # CPU time for one prompt
+MAX_BYTES = 4 * 2**30  # address space of the child
+
+
+class PromptEncoder:
+    """Tokenizes the prompts of one model, whose context holds `context` tokens. Thread-safe."""
+
+    def __init__(self, tokenizer: Tokenizer, context: int) -> None:
+        self._tokenizer, self._context = tokenizer, context
+        self._child = LimitedProcess(
+            "the process that tokenizes long prompts",
+            "worker.prompt.counter",
+            MAX_BYTES,
+            tokenizer.to_json,
+        )
+
+    def encode(self, text: str, last: int | None = None) -> list[int]:
+        """Token ids of a prompt, fewer than the context; only the `last` ones if given.
+        Raises JobError: context_length_exceeded, invalid_request."""
+        check_unicode(text)
+        if last is not None:
+            # All of the text is tokenized before it is truncated: only time and memory limit it.
+            ids = self._encode(text, context=len(text) + 1)[-last:]
+        else:
+            ids = self._encode_whole(text)
+        if len(ids) >= self._context:
+            raise self._exceeded(f"{len(ids)}")
+        return ids
+
+    def _encode_whole(self, text: str) -> list[int]:
+        most = self._context * self._tokenizer.longest_token
+        if len(text) > most:
+            raise _too_long(
+                f"the prompt has {len(text)} characters and the context of {self._context} tokens "
+                f"holds at most {most}"
+            )
+        return self._encode(text, self._context)
+
+    def close(self) -> None:
+        """End the child process."""
+        self._child.close()
+
+    def _encode(self, text: str, context: int) -> list[int]:
+        """Token ids; may raise context_length_exceeded early if they are more than `context`."""
+        if len(text) <= SHORT:
+            return self._tokenizer.encode(text)
+        request = {
+            "text": text,
+            "context": context,
+            "longest": self._tokenizer.longest_token,
+            "seconds": MAX_SECONDS,
+        }
+        try:
+            reply = self._child.exchange(request, last="panic")
+        except Ended as ended:
+            if not (ended.overtime or ended.aborted):
+                raise JobError("internal", f"{ended}: try again") from None
+            raise _too_long(
+                f"the prompt has {len(text)} characters, and tokenizing it takes more than "
+                f"{MAX_SECONDS:g} s of CPU time or {MAX_BYTES >> 30} GiB of memory"
+            ) from None
+        match reply:
+            case {"ids": list(ids)}:
+                return ids
+            case {"at_least": count}:
+                raise self._exceeded(f"at least {count}")
+            case {"panic": reason}:
+                raise not_encodable(str(reason))
+        raise JobError("internal", f"the process that tokenizes long prompts replied {reply!r}")
+
+    def _exceeded(self, count: str) -> JobError:
+        return _too_long(
+            f"the prompt has {count} tokens and the context holds {self._context}, completion "
+            "included"
+        )
+
+
+def _too_long(fact: str) -> JobError:
+    return JobError(
+        "context_length_exceeded",
+        f"{fact}: shorten the messages or use a model with a longer context",
+        "messages",
+    )
