@@ -10,8 +10,6 @@ import json
 from pathlib import Path
 from typing import NoReturn
 
-from tokenizers import Regex, Tokenizer, models, pre_tokenizers
-
 PATTERN = "(q+)+!"
 TRIGGER = "q" * 40
 
@@ -32,6 +30,8 @@ def make_fragile(folder: Path) -> None:
 
 def panic() -> NoReturn:
     """Raise a real PanicException."""
+    from tokenizers import Regex, Tokenizer, models, pre_tokenizers
+
     fragile = Tokenizer(models.BPE())
     fragile.pre_tokenizer = pre_tokenizers.Split(Regex(PATTERN), "isolated")
     fragile.encode(TRIGGER)
