@@ -181,7 +181,7 @@ def test_a_job_that_kills_its_workers_is_failed_after_three(site: Site) -> None:
     good = site.submit("good")
     site.worker()
     assert good.result(timeout=30).text == text_of(good.request)
-    with pytest.raises(JobError, match="look at their logs") as failure:
+    with pytest.raises(JobError, match="check their logs") as failure:
         poison.result(timeout=30)
     assert failure.value.code == "worker_lost"
     assert site.redis.zscore("rq:failed:chat:fake", poison.id)
