@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.worker.checkpoints import make_checkpoint
 from tests.worker.site import Site
 
 
@@ -14,3 +15,9 @@ def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
     site = Site(redis_url, tmp_path / "results")
     yield site
     site.close()
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A valid model folder. Tests that damage it make a copy."""
+    return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=1)

@@ -7,12 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.checkpoints import make_checkpoint, split
-
-
-@pytest.fixture(scope="module")
-def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=1)
+from tests.worker.checkpoints import split
 
 
 @pytest.fixture(scope="module")
