@@ -1,0 +1,13 @@
+"""For the unit tests of applications: `FakeWorker` answers jobs without a server or a model."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+if not (find_spec("fakeredis") and find_spec("lupa")):
+    raise ImportError("jobs.testing needs fakeredis and lupa: pip install 'chatjobs[testing]'")
+
+from jobs.testing.answer import Answer, Reply
+from jobs.testing.fake_worker import Answers, FakeWorker
+
+__all__ = ["Answer", "Answers", "FakeWorker", "Reply"]

@@ -1,0 +1,191 @@
+"""Attempts at jobs in Redis: what a worker writes when it starts, streams, returns or ends a job.
+
+The keys and formats are those of a real worker, from the same functions; the lease, with which
+workers find the jobs of a dead one, is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from jobs import keys
+from jobs.api.answer import ChatCompletion
+from jobs.client.rq_format import (
+    ATTEMPT,
+    CANCEL,
+    ERROR,
+    FAILURE_SECONDS,
+    RESULT_SECONDS,
+    End,
+    decode_call,
+    format_time,
+    job_key,
+    parse_time,
+    queue_key,
+    queue_names,
+    registry_key,
+    request_of,
+    result_fields,
+    results_key,
+)
+from jobs.errors import JobError
+from jobs.results import outbox
+from jobs.stream.delta import Delta
+from jobs.stream.entries import END_LUA, EndReason, Entry, end_id, end_payload
+from jobs.stream.writer import StreamWriter
+
+WORKER = "fake-worker"
+END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2])"
+
+_STATUSES: dict[End, outbox.Status] = {"finished": "ok", "failed": "error", "canceled": "cancelled"}
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One attempt at a job. Times are seconds since the epoch."""
+
+    job: str
+    queue: str
+    number: int
+    request: dict[str, Any]  # as submitted
+    enqueued_at: float
+    started_at: float
+    keep: dict[End, int]  # seconds that the job is kept after its end
+
+
+class Attempts:
+    """Starts, streams and ends jobs in one Redis."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis
+        self._writer = StreamWriter(redis)
+
+    def waiting(self) -> list[str]:
+        """The jobs in all queues: interactive ones first, then in the order of submission."""
+        found = []
+        for queue in queue_names(self._redis):
+            for job in self._redis.lrange(queue_key(queue), 0, -1):
+                enqueued_at = parse_time(self._redis.hget(job_key(job.decode()), "enqueued_at"))
+                is_bulk = queue.startswith(keys.bulk_queue(""))
+                found.append((is_bulk, enqueued_at or 0.0, job.decode()))
+        return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
+
+    def start(self, job: str) -> Attempt:
+        """Take a job from its queue."""
+        key, now = job_key(job), time.time()
+        names = ("origin", "data", "enqueued_at", "result_ttl", "failure_ttl")
+        origin, data, enqueued_at, result_ttl, failure_ttl = self._redis.hmget(key, names)
+        pipeline = self._redis.pipeline()
+        pipeline.lrem(queue_key(origin.decode()), 1, job)
+        started = {"status": "started", "worker_name": WORKER, "started_at": format_time()}
+        pipeline.hset(key, mapping=started)
+        pipeline.hincrby(key, ATTEMPT, 1)
+        *_, number = pipeline.execute()
+        _, _, kwargs = decode_call(data)
+        failed = int(failure_ttl or FAILURE_SECONDS)
+        return Attempt(
+            job=job,
+            queue=origin.decode(),
+            number=number,
+            request=request_of(kwargs) or {},
+            enqueued_at=parse_time(enqueued_at) or now,
+            started_at=now,
+            keep={
+                "finished": int(result_ttl or RESULT_SECONDS),
+                "failed": failed,
+                "canceled": failed,
+            },
+        )
+
+    def write(self, attempt: Attempt, seq: int, deltas: Sequence[Delta]) -> bool:
+        """Append an entry to the token stream. False if the stream belongs to a later attempt."""
+        entry = Entry(attempt.job, attempt.number, seq, tuple(deltas))
+        return self._writer.write_many([entry])[0]
+
+    def is_cancelled(self, attempt: Attempt) -> bool:
+        """Whether a client has asked to stop the job."""
+        return bool(self._redis.hget(job_key(attempt.job), CANCEL))
+
+    def requeue(self, attempt: Attempt) -> None:
+        """Return the job to the end of its queue."""
+        pipeline = self._redis.pipeline()
+        pipeline.hset(job_key(attempt.job), "status", "queued")
+        pipeline.hdel(job_key(attempt.job), "worker_name", "started_at")
+        pipeline.rpush(queue_key(attempt.queue), attempt.job)
+        pipeline.execute()
+
+    def finish(self, attempt: Attempt, completion: ChatCompletion) -> None:
+        """End the job with its answer."""
+        answer = completion.to_dict()
+        payload = end_payload(completion.choices[0].finish_reason, answer.get("usage"))
+        self._end(attempt, "finished", payload, answer, None)
+
+    def fail(
+        self, attempt: Attempt, error: JobError, partial: ChatCompletion | None = None
+    ) -> None:
+        """End the job with an error; `partial` is what it had generated."""
+        cancelled = error.code == "cancelled"
+        reason: EndReason = "cancelled" if cancelled else "error"
+        payload = end_payload(reason, error=error)
+        answer = partial.to_dict() if partial is not None else None
+        self._end(attempt, "canceled" if cancelled else "failed", payload, answer, error)
+
+    def _end(
+        self,
+        attempt: Attempt,
+        end: End,
+        payload: str,
+        answer: dict[str, Any] | None,
+        error: JobError | None,
+    ) -> None:
+        now, keep = int(time.time()), attempt.keep[end]
+        row = self._row(attempt, _STATUSES[end], answer, error)
+        fields = result_fields(
+            attempt.job,
+            end,
+            answer=answer if error is None else None,
+            error=str(error) if error is not None else None,
+            worker=WORKER,
+            execution=f"{WORKER}-{attempt.number}",
+        )
+        job, results = job_key(attempt.job), results_key(attempt.job)
+        changed = {"status": end, "ended_at": format_time()}
+        if error is not None:
+            changed[ERROR] = json.dumps(error.to_dict())
+        pipeline = self._redis.pipeline()  # a transaction
+        pipeline.xadd(keys.outbox(row["run"]), {outbox.FIELD: outbox.encode(row)})
+        pipeline.sadd(keys.OUTBOXES, row["run"])
+        pipeline.hset(job, mapping=changed)
+        pipeline.zadd(registry_key(attempt.queue, end), {attempt.job: now + keep})
+        pipeline.xadd(results, dict(zip(fields[::2], fields[1::2], strict=True)))
+        pipeline.expire(job, keep)
+        pipeline.expire(results, keep)
+        names = (keys.log(attempt.job), keys.live(attempt.job))
+        pipeline.eval(END, len(names), *names, end_id(attempt.number), payload)
+        pipeline.execute()
+
+    def _row(
+        self,
+        attempt: Attempt,
+        status: outbox.Status,
+        answer: dict[str, Any] | None,
+        error: JobError | None,
+    ) -> outbox.OutboxEntry:
+        return outbox.outbox_entry(
+            attempt.job,
+            attempt.request,
+            status,
+            attempt=attempt.number,
+            completion=answer,
+            error=error.to_dict() if error is not None else None,
+            enqueued_at=attempt.enqueued_at,
+            started_at=attempt.started_at,
+            finished_at=time.time(),
+            worker=WORKER,
+        )

@@ -1,0 +1,285 @@
+"""FakeWorker: scripted answers reach clients as those of a real worker do."""
+
+from __future__ import annotations
+
+import math
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import ChatCompletion, ChatRequest, JobError, Results
+from jobs.api.answer import AssistantMessage, Choice, Usage
+from jobs.client.state import Status
+from jobs.testing import Answer, Answers, FakeWorker
+
+REQUEST: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "one two"}]}
+
+
+@pytest.fixture
+def worker() -> Iterator[FakeWorker]:
+    with FakeWorker("Hello big world") as worker:
+        yield worker
+
+
+def texts_of(answers: Answers, count: int) -> list[str]:
+    client = FakeWorker(answers).client()
+    return [job.result(timeout=5).text for job in client.submit_many([REQUEST] * count)]
+
+
+def test_one_answer_goes_to_all_requests(worker: FakeWorker) -> None:
+    client = worker.client()
+    job = client.submit({**REQUEST, "job": {"id": "mine"}})
+    completion = job.result(timeout=5)
+    assert completion.text == client.submit(REQUEST).result(timeout=5).text == "Hello big world"
+    assert (completion.id, completion.model) == ("chatcmpl-mine", "any")
+    assert completion.choices[0].finish_reason == "stop"
+    assert job.status() is Status.FINISHED
+    assert [request.messages[0].text for request in worker.requests] == ["one two"] * 2
+    assert worker.requests[0].job.id == "mine"
+
+
+def test_a_list_has_one_answer_per_request() -> None:
+    assert texts_of(["a", Answer("b"), ["c"]], 3) == ["a", "b", "c"]
+
+
+def test_a_request_too_many_fails_the_test() -> None:
+    client = FakeWorker(["a"]).client()
+    client.submit(REQUEST).result(timeout=5)
+    job = client.submit(REQUEST)
+    with pytest.raises(AssertionError, match="has 1 answers, and request 2 came: 'one two'"):
+        job.result(timeout=5)
+    assert job.status() is Status.FAILED
+
+
+def test_a_function_answers_each_request() -> None:
+    def reply(request: ChatRequest) -> str:
+        if request.temperature == 0:
+            raise JobError("context_length_exceeded", "too long", "messages")
+        return request.messages[-1].text.upper()
+
+    client = FakeWorker(reply).client()
+    assert client.submit(REQUEST).result(timeout=5).text == "ONE TWO"
+    with pytest.raises(JobError, match="too long") as caught:
+        client.submit({**REQUEST, "temperature": 0}).result(timeout=5)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+
+
+def test_a_mistake_in_the_function_is_raised_in_the_test() -> None:
+    def reply(request: ChatRequest) -> str:
+        assert request.temperature == 0, "the application must set temperature"
+        return ""
+
+    job = FakeWorker(reply).client().submit(REQUEST)
+    with pytest.raises(AssertionError, match="must set temperature"):
+        job.result(timeout=5)
+    with pytest.raises(JobError, match="AssertionError: the application must set temperature"):
+        job.result(timeout=5)
+
+
+def test_an_exception_is_the_error_of_the_job() -> None:
+    client = FakeWorker([JobError("timeout", "too slow"), ValueError("bad")]).client()
+    first, second = client.submit_many([REQUEST] * 2)
+    with pytest.raises(JobError, match="timeout: too slow"):
+        list(first.stream())
+    with pytest.raises(JobError, match="internal: ValueError: bad"):
+        second.result(timeout=5)
+    assert first.status() is second.status() is Status.FAILED
+
+
+def test_a_stream_has_one_chunk_per_word(worker: FakeWorker) -> None:
+    job = worker.client().submit({**REQUEST, "stream_options": {"include_usage": True}})
+    *chunks, usage = job.stream()
+    assert [chunk.text for chunk in chunks] == ["Hello ", "big ", "world"]
+    assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "stop"]
+    assert usage.usage == job.result(timeout=5).usage
+    assert usage.usage.model_dump(include={"prompt_tokens", "completion_tokens"}) == {
+        "prompt_tokens": 2,
+        "completion_tokens": 3,
+    }
+    assert [chunk.text for chunk in job.stream(after=chunks[0].cursor)] == ["big ", "world", ""]
+
+
+def test_a_list_of_strings_is_the_chunks_of_the_stream() -> None:
+    answer = Answer(["Hel", "lo"], reasoning=["I ", "think"], finish_reason="length")
+    job = FakeWorker(answer).client().submit(REQUEST)
+    deltas = [chunk.choices[0].delta for chunk in job.stream()]
+    assert [delta.reasoning_content for delta in deltas] == ["I ", "think", None, None]
+    assert [delta.content for delta in deltas] == [None, None, "Hel", "lo"]
+    completion = job.result(timeout=5)
+    assert completion.choices[0].finish_reason == "length"
+    assert completion.choices[0].message.reasoning_content == "I think"
+    assert completion.usage.completion_tokens == 4
+    assert completion.usage.completion_tokens_details.reasoning_tokens == 2
+
+
+def test_a_bulk_job_gives_its_answer_in_one_chunk(worker: FakeWorker) -> None:
+    job = worker.client().submit({**REQUEST, "job": {"priority": "bulk"}})
+    assert [chunk.text for chunk in job.stream()] == ["Hello big world"]
+
+
+def test_every_choice_gets_the_answer_or_one_of_its_own() -> None:
+    client = FakeWorker(["same", ["a a", Answer("b")]]).client()
+    request = {**REQUEST, "n": 2}
+    first, second = (job.result(timeout=5) for job in client.submit_many([request] * 2))
+    assert [choice.message.content for choice in first.choices] == ["same", "same"]
+    assert [choice.message.content for choice in second.choices] == ["a a", "b"]
+    assert second.usage.completion_tokens == 3
+
+
+def test_the_number_of_choices_must_be_that_of_the_request() -> None:
+    job = FakeWorker([["a", "b"]]).client().submit(REQUEST)
+    with pytest.raises(AssertionError, match="2 choices for a request with n=1"):
+        job.result(timeout=5)
+
+
+def test_tool_calls_reach_the_stream_and_the_result() -> None:
+    call = {"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    job = FakeWorker(Answer(tool_calls=[call])).client().submit(REQUEST)
+    (chunk,) = job.stream()
+    (choice,) = chunk.choices
+    assert choice.delta.tool_calls is not None
+    assert choice.delta.tool_calls[0]["function"] == call["function"]
+    assert choice.finish_reason == "tool_calls"
+    message = job.result(timeout=5).choices[0].message
+    assert message.content is None
+    assert message.tool_calls is not None
+    assert message.tool_calls[0].function.name == "add"
+
+
+def test_a_completion_is_taken_with_its_usage() -> None:
+    usage = Usage(prompt_tokens=7, completion_tokens=8, total_tokens=15)
+    choice = Choice(index=0, message=AssistantMessage(content="a b"), finish_reason="length")
+    given = ChatCompletion(id="x", created=1, model="m", choices=[choice], usage=usage)
+    job = FakeWorker(given).client().submit(REQUEST)
+    assert "".join(chunk.text for chunk in job.stream()) == "a b"
+    completion = job.result(timeout=5)
+    assert (completion.choices, completion.usage) == ([choice], usage)
+    assert completion.id == f"chatcmpl-{job.id}"
+
+
+def test_an_error_may_come_after_some_text() -> None:
+    error = JobError("out_of_memory", "the cache is full")
+    job = FakeWorker(Answer("one two", error=error)).client().submit(REQUEST)
+    received = []
+    with pytest.raises(JobError, match="the cache is full"):
+        received.extend(chunk.text for chunk in job.stream())
+    received = []
+    with pytest.raises(JobError):
+        for chunk in job.stream():
+            received.append(chunk.text)
+    assert received == ["one ", "two"]
+
+
+def test_a_retry_takes_the_next_answer_and_resets_the_stream() -> None:
+    error = JobError("internal", "first attempt")
+    worker = FakeWorker([Answer("old", error=error), "new"])
+    job = worker.client().submit({**REQUEST, "job": {"retries": 1}})
+    chunks = list(job.stream())
+    assert [(chunk.reset, chunk.text) for chunk in chunks] == [
+        (None, "old"),
+        (True, ""),
+        (None, "new"),
+    ]
+    assert len(worker.requests) == 2
+
+
+def test_a_job_is_queued_until_somebody_waits(worker: FakeWorker) -> None:
+    client = worker.client()
+    job, other = client.submit_many([REQUEST] * 2)
+    assert worker.requests == []
+    assert job.cancel()
+    with pytest.raises(JobError, match="cancelled before it was run"):
+        job.result(timeout=5)
+    assert other.status() is Status.QUEUED
+    assert worker.requests == []
+    assert other.result(timeout=5).text == "Hello big world"
+    assert len(worker.requests) == 1
+
+
+def test_polling_the_status_ends(worker: FakeWorker) -> None:
+    job = worker.client().submit(REQUEST)
+    seen = [job.status()]
+    while not seen[-1].over:
+        seen.append(job.status())
+    assert list(dict.fromkeys(seen)) == [Status.QUEUED, Status.STARTED, Status.FINISHED]
+
+
+def test_a_job_is_cancelled_in_the_middle_of_its_stream(worker: FakeWorker) -> None:
+    job = worker.client().submit(REQUEST)
+    received = []
+    with pytest.raises(JobError) as caught:
+        for chunk in job.stream():
+            received.append(chunk.text)
+            assert job.cancel()
+    assert caught.value.code == "cancelled"
+    assert received == ["Hello "]
+    assert job.status() is Status.CANCELLED
+    (row,) = worker.rows()
+    assert (row["status"], row["text"]) == ("cancelled", "Hello ")
+
+
+def test_jobs_that_nobody_waits_for_are_run(worker: FakeWorker) -> None:
+    jobs = worker.client().submit_many([REQUEST] * 3)
+    worker.run()
+    assert {job.status() for job in jobs} == {Status.FINISHED}
+    assert len(worker.requests) == 3
+
+
+def test_a_delay_is_waited_for_and_an_endless_one_lets_waiting_time_out() -> None:
+    worker = FakeWorker([Answer("late", delay=0.05), Answer(delay=math.inf)])
+    first, second = worker.client().submit_many([REQUEST] * 2)
+    with pytest.raises(JobError, match=r"has not ended after 0\.01 s"):
+        first.result(timeout=0.01)
+    worker.run()
+    assert (first.status(), second.status()) == (Status.FINISHED, Status.STARTED)
+    with pytest.raises(JobError, match=r"has not ended after 0\.01 s"):
+        second.result(timeout=0.01)
+    assert second.cancel()
+    worker.run()
+    assert second.status() is Status.CANCELLED
+
+
+def test_a_waiting_thread_notices_what_another_one_does() -> None:
+    worker = FakeWorker(Answer(delay=math.inf))
+    job = worker.client().submit(REQUEST)
+    while job.status() is not Status.STARTED:
+        pass
+    thread = threading.Thread(target=lambda: worker.client().job(job.id).cancel())
+    thread.start()
+    with pytest.raises(JobError, match="was cancelled"):
+        job.result(timeout=30)
+    thread.join()
+
+
+def test_threads_may_wait_side_by_side(worker: FakeWorker) -> None:
+    client, received = worker.client(), []
+
+    def ask() -> None:
+        received.append(client.submit(REQUEST).result(timeout=30).text)
+
+    threads = [threading.Thread(target=ask) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert received == ["Hello big world"] * 8
+
+
+def test_rows_are_those_of_parquet(worker: FakeWorker, tmp_path: Path) -> None:
+    options = {"run": "sums", "target": "3"}
+    rows = [{**REQUEST, "job": {**options, "row": row}} for row in range(2)]
+    worker.client().submit_many(rows)
+    worker.run()
+    assert [row["target"] for row in worker.rows("sums")] == ["3", "3"]
+    assert worker.rows() == []
+    worker.record(tmp_path)
+    table = Results(tmp_path).table(run="sums")
+    assert table.column("text").to_pylist() == ["Hello big world"] * 2
+    assert sorted(table.column("row_index").to_pylist()) == [0, 1]
+    assert worker.rows("sums") == []
+    worker.client().submit({**rows[0], "job": {**options, "row": 2}}).result(timeout=5)
+    worker.record(tmp_path)
+    assert Results(tmp_path).table(run="sums").num_rows == 3
