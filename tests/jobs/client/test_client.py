@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from typing import Any
@@ -12,9 +13,10 @@ from rq import Queue
 from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
-from jobs import AsyncClient, Client, JobError, keys
+from jobs import Client, JobError, keys
 from jobs.client.state import Status
-from tests.jobs.conftest import FakeWorker
+from jobs.testing import Answer, FakeWorker
+from tests.jobs.conftest import StepwiseWorker
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -85,7 +87,7 @@ def test_a_taken_id_is_refused_and_nothing_is_overwritten(client: Client) -> Non
     assert client.job("mine").request.messages[0].text == "hi"
 
 
-def test_any_client_can_wait_for_a_result(client: Client, worker: FakeWorker) -> None:
+def test_any_client_can_wait_for_a_result(client: Client, worker: StepwiseWorker) -> None:
     job = client.submit(REQUEST)
 
     def work() -> None:
@@ -101,10 +103,9 @@ def test_any_client_can_wait_for_a_result(client: Client, worker: FakeWorker) ->
     assert job.status() == Status.FINISHED
 
 
-def test_a_failed_job_raises_its_own_error(client: Client, worker: FakeWorker) -> None:
-    job = client.submit(REQUEST)
-    worker.start(job.id)
-    worker.fail(job.id, JobError("context_length_exceeded", "too long", "messages"))
+def test_a_failed_job_raises_its_own_error() -> None:
+    error = JobError("context_length_exceeded", "too long", "messages")
+    job = FakeWorker(error).client().submit(REQUEST)
     with pytest.raises(JobError, match="too long") as caught:
         job.result(timeout=5)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
@@ -131,9 +132,10 @@ def test_a_queued_job_is_cancelled_at_once_with_its_row(client: Client) -> None:
     assert not job.cancel()
 
 
-def test_a_running_job_is_asked_to_stop(client: Client, worker: FakeWorker) -> None:
+def test_a_running_job_is_asked_to_stop() -> None:
+    client = FakeWorker("one two").client()
     job = client.submit(REQUEST)
-    worker.start(job.id)
+    next(job.stream())
     assert job.cancel()
     assert client.redis.hget(RQJob.key_for(job.id), "chatjobs_cancel") == b"1"
     assert job.status() == Status.STARTED
@@ -157,15 +159,13 @@ def test_an_invalid_redis_url_is_refused() -> None:
         Client("http://localhost").submit(REQUEST)
 
 
-def test_the_asyncio_client_has_the_same_methods(redis_url: str, worker: FakeWorker) -> None:
+def test_the_asyncio_client_has_the_same_methods() -> None:
+    worker = FakeWorker(["forty-two", Answer(delay=math.inf)])
+
     async def main() -> None:
-        async with AsyncClient(redis_url) as client:
+        async with worker.async_client() as client:
             job = await client.submit(REQUEST)
             assert await job.status() == Status.QUEUED
-            worker.start(job.id)
-            worker.write(job.id, 1, 1, "forty-")
-            worker.write(job.id, 1, 2, "two", finish_reason="stop")
-            worker.finish(job.id, "forty-two")
             chunks = [chunk async for chunk in client.job(job.id).stream()]
             assert "".join(chunk.text for chunk in chunks) == "forty-two"
             assert (await job.result(timeout=5)).text == "forty-two"

@@ -2,76 +2,19 @@
 
 from __future__ import annotations
 
-import random
-import threading
 import time
-from itertools import count
 
 import pytest
 
-from jobs import Client, JobError, keys
+from jobs import JobError, keys
 from jobs.api.answer import TokenLogprob
-from jobs.api.chunk import ChatChunk
 from jobs.client import follow
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
-from jobs.stream.writer import APPEND
+from tests.jobs.stream.subscribers import Subscriber, client_url, subscribed, text_of
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 WITH_USAGE = {**REQUEST, "stream_options": {"include_usage": True}}
-TEXT = "The quick brown fox jumps over the lazy dog. Ünïcödé 🦊 too."
-
-
-def text_of(chunks) -> str:
-    """The text that a subscriber has after these chunks."""
-    text = ""
-    for chunk in chunks:
-        text = "" if chunk.reset else text + chunk.text
-    return text
-
-
-def cut(text: str, rng: random.Random) -> list[str]:
-    """The text in parts of random length."""
-    parts, at = [], 0
-    while at < len(text):
-        size = rng.randint(1, 5)
-        parts.append(text[at : at + size])
-        at += size
-    return parts
-
-
-class Subscriber(threading.Thread):
-    """Follows a job in a thread and collects its chunks."""
-
-    def __init__(self, url: str, job_id: str, after: str | None = None) -> None:
-        super().__init__(daemon=True)
-        self.chunks: list[ChatChunk] = []
-        self.error: JobError | None = None
-        self._args = url, job_id, after
-        self.start()
-
-    def run(self) -> None:
-        url, job_id, after = self._args
-        try:
-            with Client(url) as client:
-                for chunk in client.job(job_id).stream(after):
-                    self.chunks.append(chunk)
-        except JobError as error:
-            self.error = error
-
-    def end(self, seconds: float = 20) -> list:
-        self.join(seconds)
-        assert not self.is_alive(), "the stream did not end"
-        return self.chunks
-
-
-def subscribed(worker, job_id: str, number: int = 1) -> bool:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        if worker.redis.pubsub_numsub(keys.live(job_id))[0][1] >= number:
-            return True
-        time.sleep(0.01)
-    return False
 
 
 def test_a_subscriber_sees_tokens_as_they_are_written(client, worker):
@@ -103,10 +46,6 @@ def test_a_late_subscriber_sees_every_token_once(client, worker):
     assert chunks[-1].usage.prompt_tokens == 3
     assert chunks[-1].choices == []
     assert [chunk.text for chunk in job.stream()] == ["a", "b", "c", "d", ""]
-
-
-def client_url(client: Client) -> str:
-    return f"unix://{client.redis.connection_pool.connection_kwargs['path']}"
 
 
 def test_a_log_of_many_pages_is_read_whole(client, worker, monkeypatch):
@@ -306,96 +245,3 @@ def test_leaving_a_stream_early_frees_its_connection(client, worker):
     while worker.redis.pubsub_numsub(keys.live(job.id))[0][1]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-# --- random faults --------------------------------------------------------------------------------
-
-SILENT_APPEND = APPEND.replace("redis.call('PUBLISH', live, ", "local _ = (", 1)
-assert SILENT_APPEND != APPEND
-
-
-class ChaoticWorker(threading.Thread):
-    """Runs one job to its end over several attempts, with random faults."""
-
-    def __init__(self, worker, job_id: str, seed: int) -> None:
-        super().__init__(daemon=True)
-        self.worker, self.job_id, self.rng = worker, job_id, random.Random(seed)
-        self.silent = worker.redis.register_script(SILENT_APPEND)
-        self.refused = 0
-        self.text = ""
-        self.start()
-
-    def run(self) -> None:
-        rng = self.rng
-        attempts = rng.choice([1, 1, 2, 3])
-        zombies: list[tuple[int, count]] = []
-        for number in range(1, attempts + 1):
-            attempt = self.worker.start(self.job_id)
-            self.text = TEXT * rng.randint(1, 4) + str(rng.random())
-            parts = cut(self.text, rng)
-            if number < attempts:
-                parts = parts[: rng.randint(0, len(parts))]
-            elif rng.random() < 0.2:
-                parts = parts[: rng.randint(0, len(parts))]  # the last entries are lost
-            seqs = count(1)
-            for text in parts:
-                self.write(attempt, next(seqs), text)
-                if zombies and rng.random() < 0.2:
-                    old, old_seqs = rng.choice(zombies)
-                    self.refused += not self.worker.write(
-                        self.job_id, old, next(old_seqs), "ZOMBIE"
-                    )
-                if rng.random() < 0.3:
-                    time.sleep(rng.random() * 0.004)
-                if rng.random() < 0.02:
-                    self.worker.redis.client_kill_filter(_type="pubsub")
-                if rng.random() < 0.02:
-                    self.worker.redis.client_kill_filter(_type="normal", skipme=True)
-            zombies.append((attempt, seqs))
-            if number < attempts:
-                self.worker.requeue(self.job_id)
-        self.worker.finish(self.job_id, self.text, attempt=attempts)
-
-    def write(self, attempt: int, seq: int, text: str) -> None:
-        if self.rng.random() < 0.1:  # in the log, but its message is lost
-            entry = Entry(self.job_id, attempt, seq, (Delta(0, text),))
-            names = [keys.log(self.job_id), keys.live(self.job_id)]
-            self.silent(keys=names, args=[entry.id, entry.payload(), 60, 10_000])
-        else:
-            self.worker.write(self.job_id, attempt, seq, text)
-
-
-@pytest.mark.parametrize("seed", range(6))
-def test_every_subscriber_gets_the_whole_text_and_an_end_despite_faults(
-    client, worker, monkeypatch, seed
-):
-    monkeypatch.setattr(follow, "SILENCE_SECONDS", 0.3)
-    rng = random.Random(seed)
-    url = client_url(client)
-    for round_number in range(5):
-        job = client.submit(REQUEST)
-        subscribers = [Subscriber(url, job.id) for _ in range(2)]
-        chaos = ChaoticWorker(worker, job.id, seed * 100 + round_number)
-        resumed = []
-        while chaos.is_alive():
-            time.sleep(rng.random() * 0.03)
-            if len(subscribers) < 6:
-                subscribers.append(Subscriber(url, job.id))
-            seen = list(subscribers[0].chunks)
-            if seen and len(resumed) < 4:  # another process resumes from this cursor
-                cursor = seen[-1].cursor
-                resumed.append((seen, Subscriber(url, job.id, cursor)))
-        chaos.join()
-        for subscriber in subscribers:
-            chunks = subscriber.end()
-            assert subscriber.error is None
-            assert text_of(chunks) == chaos.text
-            cursors = [position(chunk) for chunk in chunks]
-            assert cursors == sorted(set(cursors))
-        for seen, rest in resumed:
-            assert text_of(seen + rest.end()) == chaos.text
-
-
-def position(chunk) -> tuple[int, int]:
-    attempt, seq = chunk.cursor.split("-")
-    return int(attempt), int(seq)

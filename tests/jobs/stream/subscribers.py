@@ -1,0 +1,55 @@
+"""Shared by the tests of token streams: subscribers in threads, and what they have received."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+from jobs import Client, JobError, keys
+from jobs.api.chunk import ChatChunk
+
+
+def text_of(chunks) -> str:
+    """The text that a subscriber has after these chunks."""
+    text = ""
+    for chunk in chunks:
+        text = "" if chunk.reset else text + chunk.text
+    return text
+
+
+def client_url(client: Client) -> str:
+    return f"unix://{client.redis.connection_pool.connection_kwargs['path']}"
+
+
+class Subscriber(threading.Thread):
+    """Follows a job in a thread and collects its chunks."""
+
+    def __init__(self, url: str, job_id: str, after: str | None = None) -> None:
+        super().__init__(daemon=True)
+        self.chunks: list[ChatChunk] = []
+        self.error: JobError | None = None
+        self._args = url, job_id, after
+        self.start()
+
+    def run(self) -> None:
+        url, job_id, after = self._args
+        try:
+            with Client(url) as client:
+                for chunk in client.job(job_id).stream(after):
+                    self.chunks.append(chunk)
+        except JobError as error:
+            self.error = error
+
+    def end(self, seconds: float = 20) -> list:
+        self.join(seconds)
+        assert not self.is_alive(), "the stream did not end"
+        return self.chunks
+
+
+def subscribed(worker, job_id: str, number: int = 1) -> bool:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if worker.redis.pubsub_numsub(keys.live(job_id))[0][1] >= number:
+            return True
+        time.sleep(0.01)
+    return False
