@@ -19,7 +19,7 @@ from jobs.cli.status import workers
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
 COMMAND = Path(sys.executable).parent / "chatjobs"
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def blocks() -> Iterator[tuple[str, str]]:
