@@ -136,6 +136,19 @@ class Attempts:
         answer = partial.to_dict() if partial is not None else None
         self._end(attempt, "canceled" if cancelled else "failed", payload, answer, error)
 
+    def runs(self) -> list[str]:
+        """The runs that have entries in their outbox, sorted."""
+        return sorted(run.decode() for run in self._redis.smembers(keys.OUTBOXES))
+
+    def take_entries(self, run: str) -> list[outbox.OutboxEntry]:
+        """Remove all entries from the outbox of a run."""
+        pipeline = self._redis.pipeline()
+        pipeline.xrange(keys.outbox(run))
+        pipeline.delete(keys.outbox(run))
+        pipeline.srem(keys.OUTBOXES, run)
+        found, *_ = pipeline.execute()
+        return [outbox.decode(fields[outbox.FIELD.encode()]) for _, fields in found]
+
     def _end(
         self,
         attempt: Attempt,

@@ -15,12 +15,14 @@ import fakeredis
 import redis.asyncio
 import redis.client
 
+from jobs import keys
 from jobs.client.aio import AsyncClient
 from jobs.client.client import Client
 from jobs.client.connection import DEFAULT_URL
 from jobs.client.rq_format import CHANGING_FIELDS
 from jobs.testing.stepper import Stepper
 
+OUTBOX = keys.outbox("")  # a client reads the newest entry to wait until it is in Parquet
 POLL_SECONDS = 0.05  # how long a command waits before it looks again for jobs of other threads
 
 
@@ -53,6 +55,11 @@ class _Redis(fakeredis.FakeRedis):
         if tuple(keys) == CHANGING_FIELDS:
             self._stepper.poll(name)
         return reply
+
+    def xrevrange(self, name: Any, *args: Any, **options: Any) -> Any:
+        if name.startswith(OUTBOX):
+            self._stepper.record()
+        return super().xrevrange(name, *args, **options)
 
     def xread(  # type: ignore[override]  # without the newer parameters
         self, streams: Any, count: int | None = None, block: int | None = None
@@ -96,6 +103,11 @@ class _AsyncRedis(fakeredis.FakeAsyncRedis):
         if tuple(keys) == CHANGING_FIELDS:
             self._stepper.poll(name)
         return reply
+
+    async def xrevrange(self, name: Any, *args: Any, **options: Any) -> Any:
+        if name.startswith(OUTBOX):
+            self._stepper.record()
+        return await super().xrevrange(name, *args, **options)
 
     async def xread(  # type: ignore[override]
         self, streams: Any, count: int | None = None, block: int | None = None

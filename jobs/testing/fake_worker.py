@@ -11,12 +11,11 @@ from typing import Any, Self
 
 import fakeredis
 
-from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.client.aio import AsyncClient
 from jobs.client.client import Client
-from jobs.results import outbox
+from jobs.results.outbox import DEFAULT_RUN
 from jobs.results.rows import Row, rows_of
 from jobs.testing.answer import Answer, Reply
 from jobs.testing.connections import connected_async_client, connected_client
@@ -72,28 +71,20 @@ class FakeWorker:
         while (pause := self._stepper.advance()) < math.inf:
             time.sleep(pause)
 
-    def rows(self, run: str = outbox.DEFAULT_RUN) -> list[Row]:
+    def rows(self, run: str = DEFAULT_RUN) -> list[Row]:
         """The rows of a run that would be in Parquet: one per choice of each job that has ended."""
-        entries = self._redis.xrange(keys.outbox(run))
-        return [
-            row
-            for _, fields in entries
-            for row in rows_of(outbox.decode(fields[outbox.FIELD.encode()]))
-        ]
+        return [row for entry in self._stepper.record().get(run, []) for row in rows_of(entry)]
 
     def record(self, results: str | Path) -> None:
-        """Write the rows of all jobs that have ended to Parquet, as `<results>/<run>/samples`."""
+        """Write the rows of all jobs that have ended to Parquet, as `<results>/<run>/samples`.
+        Rows that this method wrote before are replaced."""
         from jobs.results.files import TEMPORARY, table_of, write_part, write_run_card
 
-        for name in sorted(self._redis.smembers(keys.OUTBOXES)):
-            run = name.decode()
-            folder, part = Path(results) / run, f"part-{time.time_ns()}.parquet"
-            write_part(
-                folder / TEMPORARY / part, folder / "samples" / part, table_of(self.rows(run))
-            )
+        for run in self._stepper.record():
+            folder, part = Path(results) / run, "part-0.parquet"
+            table = table_of(self.rows(run))
+            write_part(folder / TEMPORARY / part, folder / "samples" / part, table)
             write_run_card(folder, {"run_id": run})
-            self._redis.delete(keys.outbox(run))
-            self._redis.srem(keys.OUTBOXES, run)
 
     def close(self) -> None:
         self._redis.close()

@@ -12,6 +12,7 @@ from redis import Redis
 
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, failure_of
+from jobs.results.outbox import OutboxEntry
 from jobs.testing.answer import Plan, Reply
 from jobs.testing.attempts import Attempt, Attempts
 
@@ -34,6 +35,7 @@ class Stepper:
         self._reply = reply
         self._running: list[_Running] = []
         self._retried: dict[str, int] = {}  # by job id
+        self._recorded: dict[str, list[OutboxEntry]] = {}  # by run
         self._steps = 0
         self._polled: dict[str, int] = {}  # key of a job: steps when its state was last read
         self._lock = threading.RLock()
@@ -64,6 +66,13 @@ class Stepper:
                 self.advance()
             else:
                 self._polled[key] = self._steps
+
+    def record(self) -> dict[str, list[OutboxEntry]]:
+        """Take the entries of ended jobs out of Redis, as a recorder does. Returns all so far."""
+        with self._lock:
+            for run in self._attempts.runs():
+                self._recorded.setdefault(run, []).extend(self._attempts.take_entries(run))
+            return self._recorded
 
     def _start(self, job: str) -> None:
         attempt = self._attempts.start(job)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jobs import ChatCompletion, ChatRequest, JobError, Results
+from jobs import ChatCompletion, ChatRequest, JobError, Results, keys
 from jobs.api.answer import AssistantMessage, Choice, Usage
 from jobs.client.state import Status
 from jobs.testing import Answer, Answers, FakeWorker
@@ -279,7 +279,14 @@ def test_rows_are_those_of_parquet(worker: FakeWorker, tmp_path: Path) -> None:
     table = Results(tmp_path).table(run="sums")
     assert table.column("text").to_pylist() == ["Hello big world"] * 2
     assert sorted(table.column("row_index").to_pylist()) == [0, 1]
-    assert worker.rows("sums") == []
     worker.client().submit({**rows[0], "job": {**options, "row": 2}}).result(timeout=5)
     worker.record(tmp_path)
     assert Results(tmp_path).table(run="sums").num_rows == 3
+
+
+def test_rows_leave_the_outbox_when_a_client_looks_for_them(worker: FakeWorker) -> None:
+    client = worker.client()
+    client.submit(REQUEST).result(timeout=5)
+    assert client.submit(REQUEST).cancel()
+    assert client.redis.xrevrange(keys.outbox("default"), count=1) == []
+    assert [row["status"] for row in worker.rows()] == ["ok", "cancelled"]
