@@ -179,7 +179,7 @@ def load(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint, fp8: Fp8 | Non
         slot.load(found[name].read(checkpoint))
 
 
-def blame(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) -> str:
+def find_non_finite(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) -> str:
     """Explain non-finite logits: names the first tensor that holds NaN or infinity, or that
     overflows `dtype`. Gives up after `seconds`. Raises JobError if a file can't be read."""
     kind = str(dtype).removeprefix("torch.")

@@ -25,7 +25,7 @@ from worker.resident.description import describe
 from worker.resident.preflight import Preflight, preflight
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 
-BLAME_SECONDS = 20.0  # limit of the search for a non-finite weight, which stalls the batch
+SEARCH_SECONDS = 20.0  # limit of the search for a non-finite weight, which stalls the batch
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,8 @@ class ResidentModel:
     def _non_finite_cause(self) -> str:
         try:
             with self.source.weights() as checkpoint:
-                return weights.blame(checkpoint, getattr(torch, self.info.dtype), BLAME_SECONDS)
+                dtype = getattr(torch, self.info.dtype)
+                return weights.find_non_finite(checkpoint, dtype, SEARCH_SECONDS)
         except JobError as error:
             return error.message
 
