@@ -35,7 +35,7 @@ class Sandbox:
 
     def render(self, template: str, values: Mapping[str, Any]) -> str:
         """Render a template with JSON values. Raises JobError: invalid_request if it rejects them,
-        unsupported_model if it is broken, leaves the sandbox or doesn't end."""
+        unsupported_model if it is broken, is blocked by the sandbox, or exceeds its limits."""
         return self._request(template, values)
 
     def _request(self, template: str, values: Mapping[str, Any] | None) -> str:
@@ -54,12 +54,12 @@ class Sandbox:
             case {"refused": reason}:
                 raise invalid(f"the model's chat template refuses: {reason}", "messages")
             case {"escaped": reason}:
-                raise _broken(f"leaves its sandbox: {reason}")
+                raise _broken(f"is blocked by the sandbox: {reason}")
             case {"failed": reason}:
                 fact = f"the model's chat template fails on these messages: {reason}"
                 raise invalid(fact, "messages")
             case {"endless": reason}:
-                raise _broken(f"doesn't seem to end: {reason}")
+                raise _broken(f"exceeds the limits of the sandbox: {reason}")
         raise JobError("internal", f"the process that renders chat templates replied {reply!r}")
 
 

@@ -44,7 +44,7 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
     ) -> str:
         """The prompt text. Raises JobError: invalid_request if the template rejects the messages,
-        unsupported_model if it is broken, leaves the sandbox or doesn't end."""
+        unsupported_model if it is broken, is blocked by the sandbox, or exceeds its limits."""
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
             raise JobError(
