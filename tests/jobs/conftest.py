@@ -29,7 +29,8 @@ def completion_of(job_id: str, *texts: str) -> ChatCompletion:
 
 
 class StepwiseWorker:
-    """One method per change that a worker makes in Redis; attempts by their numbers."""
+    """One method per change that a worker makes in Redis; attempts by their numbers. Rows leave the
+    outbox at once."""
 
     def __init__(self, url: str) -> None:
         self.redis = redis.Redis.from_url(url)
@@ -52,9 +53,15 @@ class StepwiseWorker:
 
     def finish(self, job_id: str, *texts: str, attempt: int = 1) -> None:
         self.attempts.finish(self._started[job_id, attempt], completion_of(job_id, *texts))
+        self._drop_rows()
 
     def fail(self, job_id: str, error: JobError, attempt: int = 1) -> None:
         self.attempts.fail(self._started[job_id, attempt], error)
+        self._drop_rows()
+
+    def _drop_rows(self) -> None:
+        for run in self.attempts.runs():
+            self.attempts.take_entries(run)
 
 
 @pytest.fixture
