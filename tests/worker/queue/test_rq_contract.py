@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from rq import Queue, SimpleWorker, Worker
-from rq.command import send_shutdown_command, send_stop_job_command
+from rq import Queue, SimpleWorker
 from rq.executions import Execution
-from rq.job import Job as RQJob
-from rq.job import JobStatus, cancel_job
+from rq.job import JobStatus
 from rq.registry import (
-    CanceledJobRegistry,
     FailedJobRegistry,
     FinishedJobRegistry,
     StartedJobRegistry,
@@ -25,42 +18,13 @@ from rq.registry import (
 )
 from rq.results import Result
 from rq.serializers import JSONSerializer
-from rq.suspension import resume, suspend
 from rq.utils import now
 
-from jobs import JobError
-from jobs.client.client import Job
 from jobs.client.rq_format import results_key
-from tests.worker.fake_backend import FakeBackend, text_of
-from tests.worker.site import Site, wait_until
+from tests.worker.fake_backend import FakeBackend
+from tests.worker.queue.rq_jobs import fetch
+from tests.worker.site import Site
 from worker.queue.rq_store import RQStore
-
-RQ = Path(sys.executable).parent / "rq"
-QUEUE = "chat:fake"
-
-
-@pytest.fixture
-def store(site: Site) -> RQStore:
-    return RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
-
-
-@pytest.fixture
-def queue(site: Site) -> Queue:
-    return Queue(QUEUE, connection=site.redis, serializer=JSONSerializer)
-
-
-@pytest.fixture
-def busy(site: Site) -> Iterator[tuple[Site, list[Job]]]:
-    """A worker with eight long jobs."""
-    jobs = site.submit_many([f"q{i}" for i in range(8)], words=10_000)
-    site.worker(delay=0.01)
-    wait_until(lambda: all(job.status().value == "started" for job in jobs))
-    wait_until(lambda: Worker.all(connection=site.redis)[0].get_current_job_id())
-    yield site, jobs
-
-
-def fetch(site: Site, job: Job) -> RQJob:
-    return RQJob.fetch(job.id, connection=site.redis, serializer=JSONSerializer)
 
 
 def rq_keys(site: Site, job_id: str, execution: str) -> dict[str, Any]:
@@ -232,82 +196,6 @@ def test_a_dependent_job_is_queued(site: Site, queue: Queue, keep: int | None) -
     assert waiting.get_status() == JobStatus.DEFERRED
     site.burst()
     assert after.job_ids == [waiting.id]
-
-
-# --- RQ's tools -----------------------------------------------------------------------------------
-
-
-def rq(site: Site, *words: str) -> str:
-    done = subprocess.run([RQ, *words, "-u", site.url], capture_output=True, text=True, check=True)
-    return done.stdout
-
-
-def test_rq_info_lists_the_worker_and_changes_nothing(busy: tuple[Site, list[Job]]) -> None:
-    site, jobs = busy
-    output = rq(site, "info", "--raw")
-    assert f"queue {QUEUE} 0" in output
-    assert " busy" in output
-    assert "8 executing" in rq(site, "info")
-    for job in jobs:
-        assert fetch(site, job).is_started
-        assert job.cancel()
-    wait_until(lambda: all(job.status().over for job in jobs))
-    assert {job.status().value for job in jobs} == {"cancelled"}
-    assert "jobs: 0 finished, 0 failed" in rq(site, "info")
-    assert len(CanceledJobRegistry(QUEUE, connection=site.redis).get_job_ids()) == 8
-
-
-def test_rq_sees_the_worker_busy_idle_and_gone(busy: tuple[Site, list[Job]]) -> None:
-    site, jobs = busy
-    (worker,) = Worker.all(connection=site.redis)
-    assert worker.get_state() == "busy"
-    assert worker.get_current_job_id() in {job.id for job in jobs}
-    assert worker.queue_names() == ["chat:fake", "bulk:fake"]
-    for job in jobs:
-        job.cancel()
-    wait_until(lambda: Worker.all(connection=site.redis)[0].get_state() == "idle")
-    send_shutdown_command(site.redis, worker.name)
-    wait_until(lambda: not Worker.all(connection=site.redis))
-
-
-def test_rq_stops_one_of_eight_jobs(busy: tuple[Site, list[Job]]) -> None:
-    site, jobs = busy
-    send_stop_job_command(site.redis, jobs[3].id, serializer=JSONSerializer)
-    wait_until(lambda: jobs[3].status().over)
-    assert jobs[3].status().value == "cancelled"
-    assert {job.status().value for job in jobs if job is not jobs[3]} == {"started"}
-
-
-def test_a_job_cancelled_with_rq_is_dropped_without_a_result(busy: tuple[Site, list[Job]]) -> None:
-    site, jobs = busy
-    cancel_job(jobs[0].id, connection=site.redis, serializer=JSONSerializer)
-    wait_until(lambda: json.loads(_lease(site))["jobs"] == 7)
-    assert fetch(site, jobs[0]).is_canceled
-    assert fetch(site, jobs[0]).latest_result() is None
-
-
-def _lease(site: Site) -> bytes:
-    (key,) = site.redis.scan_iter("chatjobs:worker:*")
-    return site.redis.get(key) or b'{"jobs": null}'
-
-
-def test_a_suspended_worker_claims_nothing(site: Site) -> None:
-    suspend(site.redis)
-    site.worker()
-    wait_until(lambda: Worker.all(connection=site.redis))
-    job = site.submit()
-    time.sleep(0.5)
-    assert job.status().value == "queued"
-    resume(site.redis)
-    assert job.result(timeout=30).text == text_of(job.request)
-
-
-def test_a_stock_worker_fails_the_job_with_a_hint(site: Site, queue: Queue) -> None:
-    job = site.submit()
-    stock = SimpleWorker([queue], connection=site.redis, serializer=JSONSerializer)
-    stock.work(burst=True)
-    with pytest.raises(JobError, match="chatjobs work"):
-        job.result(timeout=1)
 
 
 def test_times_in_rq_format_are_read(site: Site, store: RQStore) -> None:

@@ -6,67 +6,17 @@ import errno
 import logging
 import os
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
-import redis
 
 from jobs import keys
-from jobs.client.connection import connect
-from jobs.embedded import EmbeddedRedis
-from jobs.results import outbox
 from jobs.results.files import write_part
 from jobs.results.rows import rows_of
+from tests.worker.record.outboxes import RUN, files, fill, numbers
 from tests.worker.site import Site, wait_until
 from worker.record import recorder as module
-from worker.record.part_plans import PartPlans
-from worker.record.recorder import NotDurable, Recorder
-
-RUN = "r1"
-
-
-def fill(site: Site, count: int, first: int = 0, text: str = "hi") -> None:
-    """Put rows into the outbox, as settled jobs do."""
-    pipeline = site.redis.pipeline()
-    for number in range(first, first + count):
-        request = {
-            "model": "fake",
-            "messages": [{"role": "user", "content": text}],
-            "job": {"run": RUN, "row": number},
-        }
-        entry = outbox.outbox_entry(f"job-{number}", request, "error", attempt=1)
-        pipeline.xadd(keys.outbox(RUN), {outbox.FIELD: outbox.encode(entry)})
-    pipeline.sadd(keys.OUTBOXES, RUN)
-    pipeline.execute()
-
-
-def numbers(site: Site) -> list[int]:
-    return sorted(row["row_index"] for row in site.rows(RUN))
-
-
-def files(site: Site) -> dict[str, list[int]]:
-    """Rows of each part, by file name."""
-    found = (site.folder / RUN / "samples").glob("*")
-    return {file.name: pq.read_table(file)["row_index"].to_pylist() for file in sorted(found)}
-
-
-@pytest.fixture
-def make(site: Site) -> Iterator[Any]:
-    """`make("a")`: a recorder with this name, to be called step by step."""
-    made = []
-
-    def recorder(name: str, **options: Any) -> Recorder:
-        options = {"idle": lambda: True, "part_seconds": 0.0, "plan_seconds": 0.2, **options}
-        made.append(Recorder(connect(site.url), site.folder, name=name, **options))
-        return made[-1]
-
-    yield recorder
-    for one in made:
-        one._redis.close()
-
 
 # --- parts ----------------------------------------------------------------------------------------
 
@@ -228,102 +178,7 @@ def test_a_run_that_is_no_valid_folder_name_is_ignored(site: Site, make: Any, ru
     assert not site.folder.exists()
 
 
-# --- durability of Redis --------------------------------------------------------------------------
-
-
-class Commands:
-    """A connection that records commands, with fixed replies for some."""
-
-    def __init__(self, real: Any, **answers: Any) -> None:
-        self._real, self._answers, self.seen = real, answers, []
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
-
-    def execute_command(self, name: str, *words: Any) -> Any:
-        self.seen.append((name, *words))
-        answer = self._answers[name]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
-    def info(self, *_: Any) -> Any:
-        return {"aof_enabled": self._answers["aof"]}
-
-    def config_get(self, *_: Any) -> Any:
-        return {"appendfsync": self._answers["policy"]}
-
-
-@pytest.mark.parametrize(
-    ("aof", "reply", "policy", "waits"),
-    [
-        (0, None, "", False),
-        (1, [1, 0], "everysec", False),
-        (1, [0, 0], "everysec", True),
-        (1, [0, 0], "no", False),
-        (1, redis.ResponseError("unknown command"), "everysec", False),
-    ],
-)
-def test_a_file_waits_until_redis_has_synced(
-    make: Any, aof: int, reply: Any, policy: str, waits: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "FSYNC_SECONDS", 0.05)
-    a = make("a")
-    a._redis = Commands(a._redis, aof=aof, WAITAOF=reply, policy=policy)
-    if waits:
-        with pytest.raises(NotDurable):
-            a._wait_until_durable()
-    else:
-        a._wait_until_durable()
-    assert bool(a._redis.seen) == bool(aof)
-
-
-def test_rows_are_written_with_an_append_only_file(tmp_path: Path) -> None:
-    with EmbeddedRedis(append_only=True) as server:
-        site = Site(server.url, tmp_path / "results")
-        jobs = site.submit_many([f"q{i}" for i in range(30)], run=RUN)
-        site.burst()
-        site.assert_settled(jobs, RUN)
-        site.close()
-
-
-def test_the_connection_never_reconnects(site: Site, make: Any) -> None:
-    """On a new connection, which has written nothing, WAITAOF would return at once."""
-    a = make("a")
-    mine = a._redis.client_id()
-    fill(site, 1)
-    site.redis.client_kill_filter(_id=str(mine))
-    with pytest.raises(redis.ConnectionError):
-        a._plan_next(RUN)
-    assert a._plan_next(RUN) is not None
-
-
-def test_rows_are_written_while_redis_is_full(site: Site, make: Any) -> None:
-    fill(site, 5)
-    site.redis.config_set("maxmemory", "1")
-    try:
-        with pytest.raises(redis.OutOfMemoryError):
-            fill(site, 1)
-        assert make("a")._write_due_parts()
-    finally:
-        site.redis.config_set("maxmemory", "0")
-    assert numbers(site) == list(range(5))
-
-
-def test_an_older_redis_gets_scripts_without_flags(site: Site) -> None:
-    class Old:
-        def __init__(self) -> None:
-            self.scripts: list[str] = []
-
-        def info(self, *_: Any) -> Any:
-            return {"redis_version": "6.2.14"}
-
-        def register_script(self, text: str) -> None:
-            self.scripts.append(text)
-
-    old = Old()
-    PartPlans(old, "a", 1.0)  # type: ignore[arg-type]
-    assert not any(text.startswith("#!") for text in old.scripts)
+# --- the last recorder ----------------------------------------------------------------------------
 
 
 def test_finishing_waits_for_the_part_of_a_dead_recorder(site: Site, make: Any) -> None:
