@@ -100,18 +100,12 @@ class Handle(Protocol):
 class Backend(Protocol):
     """Keeps models loaded and generates with them on a thread of its own. Thread-safe."""
 
-    name: str
-
     def health(self) -> Health: ...
-
-    def models(self) -> list[ModelInfo]: ...
 
     def memory(self) -> MemoryUse: ...
 
     def load(self, reference: str) -> ModelInfo:
         """Load a model. Raises JobError."""
-
-    def unload(self, name: str) -> None: ...
 
     def room(self, model: str) -> int:
         """Number of sequences (n for a request with n choices) that can be submitted now."""

@@ -115,13 +115,10 @@ class FakeBackend:
     """Loads any model. `delay`: seconds per step; `hangs`: its thread blocks after the first word
     of any request."""
 
-    name = "fake"
-
     def __init__(self, max_batch: int = 8, delay: float = 0.001, hangs: bool = False) -> None:
         self.max_batch, self._delay, self._hangs = max_batch, delay, hangs
         self.peak = 0  # maximum number of concurrent sequences
         self.begun: list[str] = []  # ids of submitted jobs, in order
-        self._infos: dict[str, ModelInfo] = {}
         self._handles: list[FakeHandle] = []
         self._lock = threading.Lock()
         self._steps = self._tokens = 0
@@ -137,9 +134,6 @@ class FakeBackend:
         error = None if alive else "requested by the test"
         return Health(alive, self._steps, running, waiting, self._tokens, error)
 
-    def models(self) -> list[ModelInfo]:
-        return list(self._infos.values())
-
     def memory(self) -> MemoryUse:
         return MemoryUse("cpu", weights=1, cache=0, cache_limit=0, free=1)
 
@@ -149,12 +143,7 @@ class FakeBackend:
         info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "fake")
         info |= {"parameters": 1, "weight_bytes": 1, "context_length": 4096}
         info |= {"name": reference.rpartition("/")[2], "reference": reference}
-        loaded = ModelInfo(**info)
-        self._infos[loaded.name] = loaded
-        return loaded
-
-    def unload(self, name: str) -> None:
-        del self._infos[name]
+        return ModelInfo(**info)
 
     def room(self, model: str) -> int:
         with self._lock:

@@ -31,11 +31,9 @@ Command = tuple[Callable[[], ModelInfo], Future[ModelInfo]]
 class EngineHost:
     """Implements `worker.backend.Backend`. The loading options apply to all models.
 
-    The engine thread alone loads, steps and unloads; the preparer's thread renders and tokenizes.
+    The engine thread alone loads and steps; the preparer's thread renders and tokenizes.
     Other threads submit requests, send commands and read counters.
     """
-
-    name = "chatjobs"
 
     def __init__(
         self,
@@ -79,9 +77,6 @@ class EngineHost:
             error=self._error,
         )
 
-    def models(self) -> list[ModelInfo]:
-        return [engine.info for engine in self._engines.values()]
-
     def memory(self) -> MemoryUse:
         engines = self._engines.values()
         caches = [engine.cache_bytes for engine in engines]
@@ -98,13 +93,6 @@ class EngineHost:
         # cores and halve the speed, so the engine thread loads as well.
         return self._execute(partial(self._load, reference))
 
-    def unload(self, name: str) -> None:
-        unload = partial(self._unload, name)
-        if self._thread.is_alive():
-            self._execute(unload)
-        else:
-            unload()
-
     def room(self, model: str) -> int:
         engine = self._engine(model)
         return max(0, engine.room - self._preparer.sequences(engine))
@@ -117,8 +105,9 @@ class EngineHost:
         self._work.set()
         self._thread.join()
         self._preparer.close()
-        for name in list(self._engines):
-            self._unload(name)
+        engines, self._engines = self._engines, {}
+        for engine in engines.values():
+            engine.close()
 
     def _engine(self, name: str) -> EngineCore:
         engines = self._engines
@@ -148,12 +137,6 @@ class EngineHost:
     def _load(self, reference: str) -> ModelInfo:
         engine = self._load_engine(reference)
         self._engines = {**self._engines, engine.info.name: engine}
-        return engine.info
-
-    def _unload(self, name: str) -> ModelInfo:
-        engine = self._engine(name)
-        self._engines = {key: one for key, one in self._engines.items() if one is not engine}
-        engine.close()
         return engine.info
 
     def _loop(self) -> None:

@@ -1,4 +1,4 @@
-"""EngineHost: one thread loads, steps and unloads for any number of callers."""
+"""EngineHost: one thread loads and steps for any number of callers."""
 
 from __future__ import annotations
 
@@ -85,13 +85,13 @@ def test_many_threads_submit_and_one_thread_steps(
     assert not host.health().alive
 
 
-def test_unloading_fails_running_requests_and_frees_the_name(host: EngineHost, path: Path) -> None:
+def test_closing_fails_running_requests_and_drops_the_models(host: EngineHost, path: Path) -> None:
     info = host.load(str(path))
     sink = WaitingSink()
     request = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
     host.submit(request, sink)
-    host.unload(info.reference)
-    assert host.models() == []
+    wait_until(lambda: host.health().running)
+    host.close()
     with pytest.raises(JobError, match="the engine was closed") as caught:
         sink.wait()
     assert caught.value.code == "cancelled"
@@ -107,8 +107,9 @@ def test_commands_fail_once_the_engine_thread_has_died(
 
     monkeypatch.setattr(EngineCore, "step", broken)
     host.load(str(path))
+    wait_until(lambda: not host.health().alive)
     with pytest.raises(JobError, match="RuntimeError: requested by the test"):
-        host.unload(str(path))
+        host.load(str(path))
     health = host.health()
     assert not health.alive and health.error == "RuntimeError: requested by the test"
 
