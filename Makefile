@@ -3,6 +3,7 @@
 #   make demo    run 500 questions through queue, worker, stream and Parquet, then stream one answer
 #   make test    lint, types and tests; also separately: make lint, make types, make tests
 #   make bench   run the benchmarks
+#   make bench-peers  make the environment of the peers of bench.gguf, and run it
 #   make soak    run the tests that take hours under load and faults
 #   make clean   remove the environment and the caches, but no results
 
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench soak clean
+.PHONY: demo test lint types tests bench bench-peers soak clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -36,6 +37,9 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.memory
 
+bench-peers: $(VENV)/.ready-to-test .bench-peers/.ready
+	$(BIN)/python -m bench.gguf
+
 soak: $(VENV)/.ready-to-test
 	$(BIN)/pytest -m soak --timeout=0
 
@@ -54,3 +58,10 @@ $(VENV)/.ready: $(PINS) | $(BIN)/python
 $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[worker,embedded,test]'
 	@touch $@ $(VENV)/.ready
+
+# llama-cpp-python is compiled here, which takes minutes.
+.bench-peers/.ready: bench/peers/requirements.txt
+	$(PYTHON) -m venv .bench-peers
+	.bench-peers/bin/pip install --quiet -r bench/peers/requirements.txt
+	.bench-peers/bin/pip uninstall --quiet --yes torchvision
+	@touch $@

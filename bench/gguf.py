@@ -1,0 +1,122 @@
+"""Decode and prefill speed of bf16, Q8_0 and Q4_K_M beside llama.cpp and OpenVINO GenAI.
+
+    make bench-peers
+    python -m bench.gguf [--rounds 5] [--format Q8_0]
+
+A Qwen3-0.6B shape with random weights; our own quantiser makes the GGUF files, and llama.cpp reads
+the same files. OpenVINO's model is exported from the same checkpoint (fp16, which it runs in bf16,
+int8, int4). Decode-only tokens per second: prompts of 64 tokens, the time of 33 new tokens less the
+time of one, so that the context is 64 to 96. Prefill: prompt tokens per second of one new token.
+All contestants take turns in one run, with as many threads as torch has.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import ExitStack
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+import torch
+
+from bench.contestants import random_prompts
+from bench.harness import alternate, median, report, seconds
+from bench.peers.process import PeerProcess, export_openvino
+from bench.shapes import QWEN3_06B, random_checkpoint
+from jobs.api.sampling import Sampling
+from worker import Engine
+
+PROMPT, TOKENS = 64, 32
+FORMATS = {"bf16": ("BF16", "fp16"), "Q8_0": ("Q8_0", "int8"), "Q4_K_M": ("Q4_K_M", "int4")}
+
+# Seconds to prefill the prompts and to generate a number of tokens for each.
+Generate = Callable[[list[list[int]], int], float]
+
+
+def ours(engine: Engine) -> Generate:
+    def generate(prompts: list[list[int]], tokens: int) -> float:
+        sampling = Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
+        return seconds(lambda: engine.generate(prompts, sampling))
+
+    return generate
+
+
+def decode_rate(generate: Generate, prompts: list[list[int]]) -> float:
+    """Decode-only tokens per second."""
+    taken = generate(prompts, 1 + TOKENS) - generate(prompts, 1)
+    return len(prompts) * TOKENS / taken
+
+
+def prefill_rate(generate: Generate, prompts: list[list[int]]) -> float:
+    """Prompt tokens per second."""
+    return sum(map(len, prompts)) / generate(prompts, 1)
+
+
+def quantise(source: Path, kind: str, target: Path) -> Path:
+    """A GGUF file made by `chatjobs models quantize`."""
+    chatjobs = str(Path(sys.executable).with_name("chatjobs"))
+    command = [chatjobs, "models", "quantize", str(source), "--type", kind, "-o", str(target)]
+    subprocess.run(command, check=True)
+    return target
+
+
+def cells(batches: list[int]) -> dict[str, tuple[int, int, bool]]:
+    """Name → batch, prompt length, whether prefill is measured."""
+    decode = {f"decode {batch}": (batch, PROMPT, False) for batch in batches}
+    return decode | {"prefill 16 x 64": (16, 64, True), "prefill 1 x 512": (1, 512, True)}
+
+
+@click.command()
+@click.option("--rounds", default=5, show_default=True)
+@click.option("--format", "formats", multiple=True, type=click.Choice(list(FORMATS)))
+@click.option("--batches", default="1,8,16,32", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
+def main(rounds: int, formats: tuple[str, ...], batches: str, out: Path | None) -> None:
+    """Measure tokens per second: chatjobs, llama.cpp, OpenVINO GenAI."""
+    rows: list[dict[str, Any]] = []
+    threads = torch.get_num_threads()
+    with tempfile.TemporaryDirectory() as folder:
+        base = Path(folder)
+        source = random_checkpoint(base / "shape", "qwen3", QWEN3_06B)
+        for name in formats or FORMATS:
+            gguf_type, ov_format = FORMATS[name]
+            file = quantise(source, gguf_type, base / f"{gguf_type}.gguf")
+            exported = export_openvino(source, ov_format, base / ov_format)
+            with ExitStack() as stack:
+                engine = Engine.load(str(source if name == "bf16" else file), max_batch=32)
+                llama = stack.enter_context(PeerProcess("llama_cpp_peer.py", file, threads))
+                openvino = stack.enter_context(PeerProcess("openvino_peer.py", exported, threads))
+                contestants: dict[str, Generate] = {
+                    "chatjobs": ours(engine),
+                    "llama.cpp": llama.seconds,
+                    "OpenVINO": openvino.seconds,
+                }
+                for cell, (batch, length, prefill) in cells(
+                    [int(batch) for batch in batches.split(",")]
+                ).items():
+                    prompts = random_prompts(batch, length, engine.tokenizer.vocab_size)
+                    rate = prefill_rate if prefill else decode_rate
+                    runs = {
+                        who: partial(rate, generate, prompts)
+                        for who, generate in contestants.items()
+                    }
+                    figures = alternate(runs, rounds)
+                    rows.append({"format": name, "cell": cell, **_row(figures)})
+                engine.close()
+    title = f"Qwen3-0.6B shape, {threads} threads, tokens/s"
+    report(title, rows, "cpu", out)
+
+
+def _row(figures: dict[str, list[float]]) -> dict[str, Any]:
+    medians = {who: median(values) for who, values in figures.items()}
+    best = max(medians["llama.cpp"], medians["OpenVINO"])
+    return {**medians, "ours / better peer": medians["chatjobs"] / best}
+
+
+if __name__ == "__main__":
+    main()

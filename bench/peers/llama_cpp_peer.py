@@ -1,0 +1,108 @@
+"""llama.cpp through llama-cpp-python, as a child process that answers measurements on stdin.
+
+    python llama_cpp_peer.py MODEL.gguf THREADS
+
+Each line of stdin is a JSON object {"prompts": [[token id, …], …], "tokens": n}. The reply is a
+line {"seconds": s}: the time to prefill all prompts and to generate n tokens for each of them
+greedily, as one batch. This runs in an environment of its own, which has numpy and llama_cpp only.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Any
+
+import llama_cpp
+import numpy as np
+
+ROOM = 32  # cache positions beyond the prompt and the completion
+MICRO_BATCH = 512  # llama.cpp's default: tokens of one forward pass
+
+
+class Peer:
+    """One model file, and a context per shape of measurement."""
+
+    def __init__(self, path: str, threads: int) -> None:
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = 0
+        self._model = llama_cpp.llama_model_load_from_file(path.encode(), params)
+        if not self._model:
+            raise SystemExit(f"llama.cpp can't load {path}")
+        vocab = llama_cpp.llama_model_get_vocab(self._model)
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
+        self._threads = threads
+        self._shape: tuple[int, int] | None = None
+        self._context: Any = None
+
+    def measure(self, prompts: list[list[int]], tokens: int) -> float:
+        """Seconds of one greedy generation."""
+        context = self._context_for(len(prompts), len(prompts[0]) + tokens + ROOM)
+        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+        start = time.perf_counter()
+        last = self._prefill(context, prompts)
+        length = len(prompts[0])
+        for step in range(tokens - 1):
+            rows = [(last[seq], length + step, seq, True) for seq in range(len(prompts))]
+            last = self._decode(context, rows)
+        return time.perf_counter() - start
+
+    def _prefill(self, context: Any, prompts: list[list[int]]) -> list[int]:
+        """Greedy next tokens after all prompts."""
+        rows = [
+            (token, position, seq, position == len(prompt) - 1)
+            for seq, prompt in enumerate(prompts)
+            for position, token in enumerate(prompt)
+        ]
+        return self._decode(context, rows)
+
+    def _decode(self, context: Any, rows: list[tuple[int, int, int, bool]]) -> list[int]:
+        """One llama_decode of (token, position, sequence, wants logits); greedy tokens of the rows
+        that want logits."""
+        batch = llama_cpp.llama_batch_init(len(rows), 0, 1)
+        batch.n_tokens = len(rows)
+        for row, (token, position, seq, logits) in enumerate(rows):
+            batch.token[row], batch.pos[row] = token, position
+            batch.n_seq_id[row], batch.seq_id[row][0] = 1, seq
+            batch.logits[row] = logits
+        if llama_cpp.llama_decode(context, batch) != 0:
+            raise SystemExit("llama_decode failed")
+        greedy = []
+        for row, (_, _, _, logits) in enumerate(rows):
+            if logits:
+                pointer = llama_cpp.llama_get_logits_ith(context, row)
+                greedy.append(int(np.ctypeslib.as_array(pointer, (self._vocab_size,)).argmax()))
+        llama_cpp.llama_batch_free(batch)
+        return greedy
+
+    def _context_for(self, sequences: int, length: int) -> Any:
+        if self._shape != (sequences, length):
+            if self._context is not None:
+                llama_cpp.llama_free(self._context)
+            params = llama_cpp.llama_context_default_params()
+            params.n_ctx = sequences * -(-length // 256) * 256
+            params.n_batch, params.n_ubatch = max(2048, sequences * length), MICRO_BATCH
+            params.n_seq_max = sequences
+            params.n_threads = params.n_threads_batch = self._threads
+            self._context = llama_cpp.llama_init_from_model(self._model, params)
+            if not self._context:
+                raise SystemExit("llama.cpp can't make a context")
+            self._shape = (sequences, length)
+        return self._context
+
+
+def main() -> None:
+    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
+    llama_cpp.llama_log_set(quiet, None)
+    peer = Peer(sys.argv[1], int(sys.argv[2]))
+    print(json.dumps({"ready": True, "version": llama_cpp.__version__}), flush=True)
+    for line in sys.stdin:
+        asked = json.loads(line)
+        seconds = peer.measure(asked["prompts"], asked["tokens"])
+        print(json.dumps({"seconds": seconds}), flush=True)
+
+
+if __name__ == "__main__":
+    main()

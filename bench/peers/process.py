@@ -1,0 +1,71 @@
+"""Runs a peer engine in its own environment and measures it over a pipe."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import click
+
+ENVIRONMENT = Path(".bench-peers")  # made by `make bench-peers`
+PYTHON = ENVIRONMENT / "bin" / "python"
+HERE = Path(__file__).parent
+
+
+class PeerProcess:
+    """Runs `python <script> <model> <threads>`; a context manager. The protocol: llama_cpp_peer."""
+
+    def __init__(self, script: str, model: Path, threads: int) -> None:
+        if not PYTHON.exists():
+            raise click.ClickException(f"{ENVIRONMENT} is missing: run `make bench-peers` first")
+        self._script = script
+        self._process = subprocess.Popen(
+            [str(PYTHON), str(HERE / script), str(model), str(threads)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self.version: str = self._read()["version"]
+
+    def seconds(self, prompts: list[list[int]], tokens: int) -> float:
+        """Seconds to prefill all prompts and to generate `tokens` tokens for each of them."""
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
+        self._process.stdin.flush()
+        seconds: float = self._read()["seconds"]
+        return seconds
+
+    def _read(self) -> Any:
+        assert self._process.stdout is not None
+        line = self._process.stdout.readline()
+        if not line.startswith("{"):
+            raise click.ClickException(f"{self._script} ended: {line.strip() or 'no output'}")
+        return json.loads(line)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._process.terminate()
+        self._process.wait()
+
+
+def export_openvino(source: Path, weight_format: str, target: Path) -> Path:
+    """A model folder in OpenVINO's format: fp16, int8 or int4 weights, by optimum-intel."""
+    command = [str(ENVIRONMENT / "bin" / "optimum-cli"), "export", "openvino"]
+    options = ["--task", "text-generation-with-past", "--weight-format", weight_format]
+    done = subprocess.run(
+        [*command, "--model", str(source), *options, str(target)], capture_output=True, text=True
+    )
+    if done.returncode != 0:
+        raise click.ClickException(f"optimum-cli failed: {done.stderr.strip().splitlines()[-1]}")
+    return target
