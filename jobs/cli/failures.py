@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from typing import IO, TYPE_CHECKING, Any
 
 import click
@@ -26,16 +27,22 @@ def open_devnull() -> IO[str]:
 
 
 class Failure(click.ClickException):
-    """A job or a check failed: exit code 1. `error` is the JobError behind it."""
+    """A job or a check failed: exit code 1.
+
+    `error` is the JobError behind it; `lines` are printed before the message.
+    """
 
     prefix = click.style("error:", fg="red") + " "
 
-    def __init__(self, message: str, error: JobError | None = None) -> None:
+    def __init__(
+        self, message: str, error: JobError | None = None, lines: Sequence[str] = ()
+    ) -> None:
         super().__init__(message)
-        self.error = error
+        self.error, self.lines = error, list(lines)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(f"{self.prefix}{self.message}", file=file, err=True)
+        for line in [*self.lines, f"{self.prefix}{self.message}"]:
+            click.echo(line, file=file, err=True)
 
 
 class WrongInput(Failure):
@@ -59,7 +66,11 @@ class Interrupted(Failure):
 
 def as_json(shown: click.ClickException) -> str:
     """Return an exception as one JSON object, in the form of OpenAI's errors."""
-    message, error = shown.format_message(), getattr(shown, "error", None)
+    message, lines = shown.format_message(), []
+    error = None
+    if isinstance(shown, Failure):
+        error, lines = shown.error, shown.lines
+    content: dict[str, Any]
     if error is not None and error.code != "internal":
         content = error.to_dict() | {"message": message}
     else:
@@ -69,6 +80,8 @@ def as_json(shown: click.ClickException) -> str:
             "param": None,
             "code": CODES.get(shown.exit_code, "internal"),
         }
+    if lines:
+        content["lines"] = lines
     return json.dumps({"error": content}, ensure_ascii=False)
 
 
