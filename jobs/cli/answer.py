@@ -30,6 +30,11 @@ def _iso_format(value: datetime) -> str:
     return value.isoformat()
 
 
+def counted(count: int, noun: str) -> str:
+    """Return "1 row" or "2 rows"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def print_job(job: Job, notice: WaitNotice, *, as_json: bool, quiet: bool) -> ChatCompletion:
     """Print a job's stream until it ends and return its completion.
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import print_json
+from jobs.cli.answer import counted, print_json
 from jobs.cli.failures import Failure, WrongInput
 from jobs.cli.options import json_option, results_option
 
@@ -40,8 +40,9 @@ def results(run: str | None, as_json: bool, results: str) -> None:
         _print_summary(store, run)
     broken = sum(len(store.broken(name)) for name in (store.runs() if run is None else [run]))
     if broken:
-        files = "1 file" if broken == 1 else f"{broken} files"
-        raise Failure(f"{files} can't be read, and the rows there are missing above")
+        raise Failure(
+            f"{counted(broken, 'file')} can't be read, and the rows there are missing above"
+        )
 
 
 def _list_runs(store: Results, as_json: bool) -> None:

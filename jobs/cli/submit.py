@@ -8,7 +8,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import print_json
+from jobs.cli.answer import counted, print_json
 from jobs.cli.failures import Failure, Interrupted, WrongInput
 from jobs.cli.fields import fields_option
 from jobs.cli.options import check_run, client, json_option, quiet_option, redis_option
@@ -93,7 +93,7 @@ def submit(
                 f"interrupted; {len(submitted)} of {count} jobs are enqueued and go on"
             ) from None
         if not quiet:
-            click.echo(f"{count} job{'s' * (count != 1)} enqueued", err=True)
+            click.echo(f"{counted(count, 'job')} enqueued", err=True)
         if wait:
             _wait(connected, submitted, rows.unit, as_json, quiet)
 
@@ -192,9 +192,8 @@ def _invalid_rows(rows: RowFile, errors: list[InvalidLine], invalid: int, total:
     lines = [f"{rows.name}: {error.describe(rows.unit)}" for error in errors]
     if invalid > len(errors):
         lines.append(f"… and {invalid - len(errors)} more")
-    noun = rows.unit if total == 1 else f"{rows.unit}s"
     return WrongInput(
-        f"{invalid} of {total} {noun} {'is' if invalid == 1 else 'are'} invalid; "
+        f"{invalid} of {counted(total, rows.unit)} {'is' if invalid == 1 else 'are'} invalid; "
         "nothing was enqueued",
         lines=lines,
     )

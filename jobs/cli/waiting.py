@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Self, TypeVar
 
 import click
 
+from jobs.cli.answer import counted
+
 if TYPE_CHECKING:
     from redis import Redis
 
@@ -92,5 +94,4 @@ def reason(redis: Redis, job: Job) -> str:
     ahead = redis.lpos(queue_key(state.queue), job.id)
     if not isinstance(ahead, int):  # claimed since its state was read
         return ""
-    jobs = "1 other job" if ahead == 1 else f"{ahead} other jobs"
-    return f"job {job.id} is queued behind {jobs} for {model!r}"
+    return f"job {job.id} is queued behind {counted(ahead, 'other job')} for {model!r}"

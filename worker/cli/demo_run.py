@@ -14,7 +14,7 @@ import click
 import pyarrow as pa
 
 from jobs import ChatRequest, Client, Results
-from jobs.cli.answer import print_stream
+from jobs.cli.answer import counted, print_stream
 from jobs.cli.failures import Unavailable
 from jobs.cli.progress import RowProgress
 from jobs.cli.requests import InvalidLine, Overrides, read_requests
@@ -38,7 +38,7 @@ def run_demo(count: int, run_id: str, folder: Path) -> None:
         raise click.UsageError(f"run {run_id} already exists in {folder}: choose another --run")
     with EmbeddedRedis() as server, Client(server.url) as client:
         client.submit_many(requests)
-        click.echo(f"{count} job{'s' * (count != 1)} enqueued for run {run_id}", err=True)
+        click.echo(f"{counted(count, 'job')} enqueued for run {run_id}", err=True)
         with WorkerProcess(server.url, folder) as worker:
             _wait_until_ready(client, worker)
             table = _wait_for_rows(client, worker, results, run_id, count)
