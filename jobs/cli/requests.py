@@ -28,6 +28,7 @@ class RequestLine:
 
     number: int
     request: ChatRequest
+    size: int  # bytes, as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +73,21 @@ def read_requests(
             )
             if request.job.id and ids.setdefault(request.job.id, number) != number:
                 raise invalid(f"job.id: {unit} {ids[request.job.id]} has the same id", "job.id")
-            _check_size(request)
+            size = _checked_size(request)
         except InvalidRequest as error:
             yield InvalidLine(number, error)
         else:
-            yield RequestLine(number, request)
+            yield RequestLine(number, request, size)
 
 
-def _check_size(request: ChatRequest) -> None:
+def _checked_size(request: ChatRequest) -> int:
     size = len(json.dumps(request.to_dict())) + OVERHEAD
     if size > MAX_DATA:
         raise invalid(
             f"the request has {size / 1e6:.1f} MB as JSON, and a job holds at most "
             f"{MAX_DATA / 1e6:.1f} MB: shorten it"
         )
+    return size
 
 
 def _request_fields(data: dict[str, Any], overrides: Overrides) -> dict[str, Any]:

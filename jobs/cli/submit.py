@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MAX_REPORTED_LINES = 20
 CHUNK = 500  # requests in memory at once
+CHUNK_BYTES = 8 * 2**20  # and their size as JSON
 
 
 @click.command()
@@ -80,17 +81,20 @@ def submit(
     count, ids = _check(rows, overrides)
     with client(redis_url) as connected:
         _check_ids(connected, ids)
-        submitted: list[Submitted] = []
+        submitted: list[Submitted] = []  # with --wait
+        done = 0
         try:
             for one in _enqueue(connected, rows, overrides, count):
-                submitted.append(one)
-                if as_json and not wait:
+                done += 1
+                if wait:
+                    submitted.append(one)
+                elif as_json:
                     print_json(one.facts(rows.unit))
-                elif not wait:
+                else:
                     click.echo(one.job.id)
         except KeyboardInterrupt:
             raise Interrupted(
-                f"interrupted; {len(submitted)} of {count} jobs are enqueued and go on"
+                f"interrupted; {done} of {count} jobs are enqueued and go on"
             ) from None
         if not quiet:
             click.echo(f"{counted(count, 'job')} enqueued", err=True)
@@ -145,15 +149,28 @@ def _enqueue(
 ) -> Iterator[Submitted]:
     from jobs.cli.outcomes import Submitted
 
-    lines = islice(_valid(rows, overrides), count)
     done = 0
-    while chunk := list(islice(lines, CHUNK)):
+    for chunk in _chunks(islice(_valid(rows, overrides), count)):
         jobs = connected.submit_many([line.request for line in chunk])
         for line, job in zip(chunk, jobs, strict=True):
-            yield Submitted(line.number, job, line.request.job.custom_id)
+            # Another handle: that of submit_many holds the request.
+            yield Submitted(line.number, connected.job(job.id), line.request.job.custom_id)
         done += len(chunk)
     if done < count:
         raise _changed(rows)
+
+
+def _chunks(lines: Iterator[RequestLine]) -> Iterator[list[RequestLine]]:
+    chunk: list[RequestLine] = []
+    size = 0
+    for line in lines:
+        chunk.append(line)
+        size += line.size
+        if len(chunk) == CHUNK or size > CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
 
 
 def _valid(rows: RowFile, overrides: Overrides) -> Iterator[RequestLine]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -137,6 +139,23 @@ def test_many_rows_are_submitted_in_their_order(run: Run, redis_url: str) -> Non
     assert [request.messages[0].text for request in found] == [str(i) for i in range(count)]
     assert [request.job.row for request in found] == list(range(count))
     assert result.stderr == f"{count} jobs enqueued\n"
+
+
+def test_a_large_file_takes_little_memory(redis_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with path.open("w") as file:
+        for _ in range(75):  # 150 MB
+            file.write(json.dumps({"prompt": "a" * 2_000_000}) + "\n")
+    code = (
+        "import resource, sys\n"
+        f"sys.argv = ['chatjobs', 'submit', {str(path)!r}, '-m', 'm', '--redis', {redis_url!r}]\n"
+        "from jobs.cli import main\n"
+        "try: main()\n"
+        "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == 75
+    assert int(done.stderr.splitlines()[-1]) < 250_000  # KiB
 
 
 def test_a_taken_id_in_the_last_row_enqueues_nothing(run: Run, redis_url: str) -> None:
