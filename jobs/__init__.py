@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.api.answer import ChatCompletion
-from jobs.api.chunk import ChatChunk
-from jobs.api.request import ChatRequest
-from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 
 if TYPE_CHECKING:
+    from jobs.api.answer import ChatCompletion
+    from jobs.api.chunk import ChatChunk
+    from jobs.api.request import ChatRequest
+    from jobs.api.sampling import Sampling
     from jobs.client.aio import AsyncClient, AsyncJob
     from jobs.client.client import Client, Job
     from jobs.results.files import Results
@@ -31,14 +31,18 @@ __all__ = [
 _LAZY = {
     "AsyncClient": "jobs.client.aio",
     "AsyncJob": "jobs.client.aio",
+    "ChatChunk": "jobs.api.chunk",
+    "ChatCompletion": "jobs.api.answer",
+    "ChatRequest": "jobs.api.request",
     "Client": "jobs.client.client",
     "Job": "jobs.client.client",
     "Results": "jobs.results.files",
+    "Sampling": "jobs.api.sampling",
 }
 
 
 def __getattr__(name: str) -> Any:
-    """Import what needs redis or pyarrow on first use, so that `import jobs` stays fast."""
+    """Import what needs pydantic, redis or pyarrow on first use: `import jobs` stays fast."""
     if name in _LAZY:
         from importlib import import_module
 

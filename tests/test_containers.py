@@ -102,6 +102,15 @@ def test_the_worker_starts_after_redis_and_keeps_results_and_models(read: Any) -
     assert worker["command"][0] == "work"
 
 
+def test_the_readme_says_how_rows_leave_the_volume() -> None:
+    readme = (ROOT / "README.md").read_text()
+    worker = as_yaml(BASE)["services"]["worker"]
+    assert "results:/results" in worker["volumes"]
+    assert "CHATJOBS_RESULTS=/results" in (DOCKERFILE["worker"].last("ENV") or "").split()
+    assert "docker compose cp worker:/results ." in readme  # makes ./results of the examples
+    assert "'results/default/samples/*.parquet'" in readme
+
+
 @readers
 def test_the_dashboard_needs_its_profile(read: Any) -> None:
     services = read(BASE)["services"]

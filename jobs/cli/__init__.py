@@ -7,17 +7,12 @@ fast. The worker package adds `work`, `demo` and `models` through an entry-point
 from __future__ import annotations
 
 import sys
-from importlib.metadata import entry_points
+from typing import TYPE_CHECKING
 
-import click
+from jobs.cli.interrupts import exit_on_interrupt
 
-from jobs.cli.cancel import cancel
-from jobs.cli.chat import chat
-from jobs.cli.failures import INTERRUPTED, CommandGroup, context_settings, open_devnull
-from jobs.cli.follow import follow
-from jobs.cli.results import results
-from jobs.cli.status import status
-from jobs.cli.submit import submit
+if TYPE_CHECKING:
+    import click
 
 HELP = """\
 Chat-completion jobs on Redis queues, run by workers that keep their models loaded.
@@ -30,6 +25,18 @@ reader of stdout closed it.
 
 def build() -> click.Group:
     """Return the `chatjobs` group with the commands of all installed packages."""
+    from importlib.metadata import entry_points
+
+    import click
+
+    from jobs.cli.cancel import cancel
+    from jobs.cli.chat import chat
+    from jobs.cli.failures import CommandGroup, context_settings
+    from jobs.cli.follow import follow
+    from jobs.cli.results import results
+    from jobs.cli.status import status
+    from jobs.cli.submit import submit
+
     group = CommandGroup(name="chatjobs", help=HELP, context_settings=context_settings())
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
@@ -40,10 +47,9 @@ def build() -> click.Group:
 
 def main() -> None:
     """Run the command line; the console script `chatjobs` calls this."""
+    exit_on_interrupt()
+    from jobs.cli.failures import open_devnull
+
     if sys.stdout is None:  # started with stdout closed: keep the next open file off descriptor 1
         sys.stdout = open_devnull()
-    try:
-        build()(prog_name="chatjobs")
-    except KeyboardInterrupt:  # raised while a command was being imported
-        click.echo("interrupted", err=True)
-        sys.exit(INTERRUPTED)
+    build()(prog_name="chatjobs")

@@ -12,6 +12,13 @@ import click
 
 if TYPE_CHECKING:
     from jobs import ChatChunk, ChatCompletion, Job
+    from jobs.cli.waiting import WaitNotice
+
+RESTARTED = "\nthe worker stopped; the answer starts again on another worker"
+CUT = (
+    "the answer was cut at its token limit: max_tokens, or the model's context "
+    "(chatjobs chat -o max_tokens=N sets another limit)"
+)
 
 
 def print_json(value: Any) -> None:
@@ -23,39 +30,51 @@ def _iso_format(value: datetime) -> str:
     return value.isoformat()
 
 
-def print_job(job: Job, *, as_json: bool, reasoning: bool) -> ChatCompletion:
+def counted(count: int, noun: str) -> str:
+    """Return "1 row" or "2 rows"."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def print_job(job: Job, notice: WaitNotice, *, as_json: bool, quiet: bool) -> ChatCompletion:
     """Print a job's stream until it ends and return its completion.
 
-    With `as_json`: the chunks, then the completion. Raises the JobError of a failed job.
+    With `as_json`: the chunks, then the completion. `notice` says what the job waits for until its
+    first chunk. Raises the JobError of a failed job.
     """
+    notice.watch(job)
+    chunks = notice.until_first(job.stream())
     if as_json:
-        for chunk in job.stream():
+        for chunk in chunks:
             print_json(chunk.to_dict())
         completion = job.result()
         print_json(completion.to_dict())
     else:
-        print_stream(job.stream(), reasoning=reasoning)
+        print_stream(chunks, quiet=quiet)
         completion = job.result()
         print_other_choices(completion)
+        if not quiet and any(choice.finish_reason == "length" for choice in completion.choices):
+            click.echo(CUT, err=True)
     return completion
 
 
-def print_stream(chunks: Iterable[ChatChunk], *, reasoning: bool = True) -> None:
+def print_stream(chunks: Iterable[ChatChunk], *, quiet: bool = False) -> None:
     """Print the first choice while it arrives.
 
-    Content goes to stdout. Reasoning is dim; it goes to stdout on a terminal, else to stderr.
+    Content goes to stdout. Reasoning is dim; it goes to stdout on a terminal, else to stderr. With
+    `quiet`, only the content is printed.
     """
     terminal = sys.stdout.isatty()
 
     def write_reasoning(text: str) -> None:
-        if reasoning:
+        if not quiet:
             click.echo(click.style(text, dim=True), nl=False, err=not terminal)
 
     content = TextPrinter(lambda text: click.echo(text, nl=False))
     thoughts = TextPrinter(write_reasoning)
     for chunk in chunks:
         if chunk.reset:
-            click.echo("\nthe worker stopped; the answer starts again on another worker", err=True)
+            if not quiet:
+                click.echo(RESTARTED, err=True)
             content.restart()
             thoughts.restart()
         for choice in chunk.choices:
@@ -63,7 +82,7 @@ def print_stream(chunks: Iterable[ChatChunk], *, reasoning: bool = True) -> None
                 continue
             thoughts.add(choice.delta.reasoning_content or "")
             if choice.delta.content:
-                if reasoning and thoughts.printed and not content.printed:
+                if not quiet and thoughts.printed and not content.printed:
                     click.echo("\n", err=not terminal)
                 content.add(choice.delta.content)
     if content.printed:

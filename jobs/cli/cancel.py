@@ -21,13 +21,22 @@ def cancel(job_ids: tuple[str, ...], quiet: bool, redis_url: str) -> None:
         for job_id in job_ids:
             try:
                 job = connected.job(job_id)
-                job.cancel()
+                stopped = job.cancel()
                 status = job.status()
             except JobError as error:
                 failed += 1
                 click.echo(f"{job_id}: {error.message}", err=True)
                 continue
             if not quiet:
-                click.echo(f"{job_id} {status}", err=True)
+                click.echo(f"{job_id}: {_outcome(stopped, status)}", err=True)
     if failed:
         raise Failure(f"{failed} of {len(job_ids)} jobs could not be cancelled")
+
+
+def _outcome(stopped: bool, status: str) -> str:
+    """Say what the cancellation of a job did; `status` is the one after it."""
+    if stopped:
+        return "cancelled" if status == "cancelled" else "will be cancelled by its worker"
+    if status == "cancelled":
+        return "was already cancelled"
+    return f"had already {status}"  # finished or failed

@@ -2,54 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from jobs.cli.answer import print_job
+from jobs.cli.failures import Interrupted
+from jobs.cli.fields import fields_option
 from jobs.cli.options import Seconds, client, json_option, quiet_option, redis_option
+from jobs.cli.waiting import WaitNotice
 
 if TYPE_CHECKING:
     from jobs import ChatCompletion, ChatRequest, Client, Job
-
-RESERVED_FIELDS = {"model": "--model", "messages": "TEXT and --system"}
-
-
-def parse_fields(
-    _context: click.Context, _parameter: click.Parameter, pairs: tuple[str, ...]
-) -> dict[str, Any]:
-    """Parse `key=value` pairs; a value that is not valid JSON is taken as a string."""
-    fields: dict[str, Any] = {}
-    for pair in pairs:
-        key, equals, value = pair.partition("=")
-        if not equals:
-            raise click.BadParameter(f"{pair!r} is not KEY=VALUE")
-        if key in RESERVED_FIELDS:
-            raise click.BadParameter(f"{key} is set by {RESERVED_FIELDS[key]}")
-        try:
-            fields[key] = json.loads(value)
-        except ValueError:
-            fields[key] = value
-    return fields
 
 
 @click.command()
 @click.argument("text")
 @click.option("-m", "--model", required=True, metavar="M", help="Model that answers.")
 @click.option("-s", "--system", metavar="TEXT", help="System message.")
-@click.option(
-    "-o",
-    "--option",
-    "fields",
-    multiple=True,
-    callback=parse_fields,
-    metavar="KEY=VALUE",
-    help="Field of the chat request, such as temperature=0 or max_tokens=64; repeatable.",
-)
+@fields_option({"model": "--model", "messages": "TEXT and --system"})
 @click.option(
     "--wait",
     type=Seconds(min=0),
@@ -81,19 +54,38 @@ def chat(
     """
     if text == "-":
         text = sys.stdin.read()
+    if not text.strip():
+        raise click.UsageError("the question is empty: give TEXT, or - to read it from stdin")
     request = _request(model, system, text, fields)
-    with client(redis_url) as connected:
+    with client(redis_url) as connected, WaitNotice(connected.redis, quiet=quiet) as notice:
         started = time.monotonic()
         job = connected.submit(request)
         try:
+            notice.watch(job)
             _wait_for_worker(connected, job, model, wait)
-            completion = print_job(job, as_json=as_json, reasoning=not quiet)
+            completion = print_job(job, notice, as_json=as_json, quiet=quiet)
+        except KeyboardInterrupt:
+            if _cancel(job):
+                raise Interrupted(f"interrupted; job {job.id} is cancelled") from None
+            raise Interrupted(
+                f"interrupted; job {job.id} may go on: chatjobs cancel {job.id} stops it"
+            ) from None
         except BaseException:
-            with suppress(Exception):  # report what ended the wait, not a failed cancel
-                job.cancel()
+            _cancel(job)
             raise
         if verbose:
             _print_timings(completion, time.monotonic() - started)
+
+
+def _cancel(job: Job) -> bool:
+    """Cancel the job. False if that fails: what ended the wait is reported instead."""
+    from jobs import JobError
+
+    try:
+        job.cancel()
+    except JobError:
+        return False
+    return True
 
 
 def _request(model: str, system: str | None, text: str, fields: dict[str, Any]) -> ChatRequest:

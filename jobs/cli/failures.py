@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import os
 import sys
 import warnings
-from typing import IO, Any
+from collections.abc import Sequence
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-INTERRUPTED = 130  # 128 + SIGINT, as shells report it
+from jobs.cli.interrupts import INTERRUPTED
+
+if TYPE_CHECKING:
+    from jobs.errors import JobError
+
 STDOUT_CLOSED = 141  # 128 + SIGPIPE
+AS_JSON = "chatjobs.as_json"  # in the context's meta: the command line contains --json
+CODES = {2: "invalid_request", 3: "unavailable", INTERRUPTED: "interrupted"}  # by exit code
 
 
 def open_devnull() -> IO[str]:
@@ -19,16 +27,62 @@ def open_devnull() -> IO[str]:
 
 
 class Failure(click.ClickException):
-    """A job or a check failed: exit code 1."""
+    """A job or a check failed: exit code 1.
+
+    `error` is the JobError behind it; `lines` are printed before the message.
+    """
+
+    prefix = click.style("error:", fg="red") + " "
+
+    def __init__(
+        self, message: str, error: JobError | None = None, lines: Sequence[str] = ()
+    ) -> None:
+        super().__init__(message)
+        self.error, self.lines = error, list(lines)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        click.echo(click.style("error:", fg="red") + f" {self.message}", file=file, err=True)
+        for line in [*self.lines, f"{self.prefix}{self.message}"]:
+            click.echo(line, file=file, err=True)
+
+
+class WrongInput(Failure):
+    """The data that was given is wrong, as opposed to the command line."""
+
+    exit_code = 2
 
 
 class Unavailable(Failure):
     """Redis, a model, a device or the disk is unavailable."""
 
     exit_code = 3
+
+
+class Interrupted(Failure):
+    """Ctrl-C. The message says what goes on."""
+
+    exit_code = INTERRUPTED
+    prefix = ""
+
+
+def as_json(shown: click.ClickException) -> str:
+    """Return an exception as one JSON object, in the form of OpenAI's errors."""
+    message, lines = shown.format_message(), []
+    error = None
+    if isinstance(shown, Failure):
+        error, lines = shown.error, shown.lines
+    content: dict[str, Any]
+    if error is not None and error.code != "internal":
+        content = error.to_dict() | {"message": message}
+    else:
+        content = {
+            "message": message,
+            "type": "invalid_request_error" if shown.exit_code == 2 else "server_error",
+            "param": None,
+            "code": CODES.get(shown.exit_code, "internal"),
+        }
+    if lines:
+        content["lines"] = lines
+    return json.dumps({"error": content}, ensure_ascii=False)
 
 
 def context_settings() -> dict[str, Any]:
@@ -40,28 +94,44 @@ def context_settings() -> dict[str, Any]:
 
 
 class CommandGroup(click.Group):
-    """A group that lists commands in the order they were added and prints no traceback."""
+    """A group that lists commands in the order they were added and prints no traceback.
+
+    With --json, it prints an error as JSON.
+    """
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(self.commands)
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        options = args[: args.index("--")] if "--" in args else args
+        ctx.meta[AS_JSON] = "--json" in options
+        return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
         with warnings.catch_warnings():
             warnings.showwarning = _show_warning  # type: ignore[assignment]
             try:
-                return super().invoke(ctx)
-            except KeyboardInterrupt:
-                click.echo("interrupted", err=True)
-                ctx.exit(INTERRUPTED)
-            except BrokenPipeError:
-                sys.stdout = open_devnull()  # the interpreter flushes it at exit
-                ctx.exit(STDOUT_CLOSED)
-            except (click.ClickException, click.exceptions.Exit, click.Abort):
-                raise
-            except Exception as error:
-                if os.environ.get("CHATJOBS_DEBUG") == "1":
+                return self._invoke(ctx)
+            except click.ClickException as error:
+                if not ctx.meta[AS_JSON]:
                     raise
-                raise to_failure(error) from None
+                click.echo(as_json(error), err=True)
+                ctx.exit(error.exit_code)
+
+    def _invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            raise Interrupted("interrupted") from None
+        except BrokenPipeError:
+            sys.stdout = open_devnull()  # the interpreter flushes it at exit
+            ctx.exit(STDOUT_CLOSED)
+        except (click.ClickException, click.exceptions.Exit, click.Abort):
+            raise
+        except Exception as error:
+            if os.environ.get("CHATJOBS_DEBUG") == "1":
+                raise
+            raise to_failure(error) from None
 
 
 def to_failure(error: Exception) -> Failure:
@@ -69,7 +139,7 @@ def to_failure(error: Exception) -> Failure:
     from jobs.errors import JobError
 
     if isinstance(error, JobError):
-        return Failure(str(error))
+        return Failure(sentence(error), error)
     redis = sys.modules.get("redis")
     if redis is not None and isinstance(error, redis.RedisError):
         return Unavailable(f"Redis: {error}")
@@ -78,6 +148,12 @@ def to_failure(error: Exception) -> Failure:
     return Failure(
         f"unexpected {type(error).__name__}: {error} (CHATJOBS_DEBUG=1 shows the traceback)"
     )
+
+
+def sentence(error: JobError) -> str:
+    """The message of an error; its code follows where it says more than that there is an error."""
+    plain = error.code in ("invalid_request", "internal")
+    return error.message if plain else f"{error.message} ({error.code})"
 
 
 def _show_warning(message: Warning | str, *_: Any) -> None:

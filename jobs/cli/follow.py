@@ -5,11 +5,13 @@ from __future__ import annotations
 import click
 
 from jobs.cli.answer import print_job
-from jobs.cli.options import client, json_option, quiet_option, redis_option
+from jobs.cli.failures import Interrupted
+from jobs.cli.options import JobId, client, json_option, quiet_option, redis_option
+from jobs.cli.waiting import WaitNotice
 
 
 @click.command()
-@click.argument("job_id", metavar="JOB")
+@click.argument("job_id", metavar="JOB", type=JobId())
 @json_option
 @quiet_option
 @redis_option
@@ -18,5 +20,11 @@ def follow(job_id: str, as_json: bool, quiet: bool, redis_url: str) -> None:
 
     With --json: the chunks and then the completion, one JSON object per line.
     """
-    with client(redis_url) as connected:
-        print_job(connected.job(job_id), as_json=as_json, reasoning=not quiet)
+    with client(redis_url) as connected, WaitNotice(connected.redis, quiet=quiet) as notice:
+        try:
+            print_job(connected.job(job_id), notice, as_json=as_json, quiet=quiet)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; job {job_id} goes on: chatjobs follow {job_id} shows its answer, "
+                f"chatjobs cancel {job_id} stops it"
+            ) from None

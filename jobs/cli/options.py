@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from importlib.metadata import entry_points
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.decorators import FC
 
 from jobs.cli.failures import Unavailable
+from jobs.cli.interrupts import interrupts_raise
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -18,16 +19,34 @@ if TYPE_CHECKING:
 
 EMBEDDED = "embedded"
 
-redis_option = click.option(
-    "--redis",
-    "redis_url",
-    envvar="CHATJOBS_REDIS_URL",
-    default="redis://localhost:6379/0",
-    show_default=True,
-    show_envvar=True,
-    metavar="URL",
-    help="Redis server; 'embedded' starts a private one that stops with the command.",
-)
+
+def _check_redis(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if value == EMBEDDED:
+        raise click.BadParameter(
+            "a private Redis would have no worker and end with this command: start chatjobs work "
+            "--model M --redis embedded, and give the URL that it prints"
+        )
+    return value
+
+
+def make_redis_option(
+    help: str, callback: Callable[[click.Context, click.Parameter, str], str] | None = None
+) -> Callable[[FC], FC]:
+    """Return the option that selects the Redis server."""
+    return click.option(
+        "--redis",
+        "redis_url",
+        envvar="CHATJOBS_REDIS_URL",
+        default="redis://localhost:6379/0",
+        show_default=True,
+        show_envvar=True,
+        metavar="URL",
+        callback=callback,
+        help=help,
+    )
+
+
+redis_option = make_redis_option("Redis server.", _check_redis)
 results_option = click.option(
     "--results",
     envvar="CHATJOBS_RESULTS",
@@ -51,6 +70,23 @@ def check_run(ctx: click.Context, param: click.Parameter, value: str | None) -> 
     return value
 
 
+class JobId(click.ParamType[str]):
+    """The id of a job."""
+
+    name = "job"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        from jobs.keys import JOB_ID
+
+        if not JOB_ID.fullmatch(value):
+            self.fail(
+                f"{value!r} is not a job id: it has up to 200 letters, digits, '_' and '-'",
+                param,
+                ctx,
+            )
+        return str(value)
+
+
 class Seconds(click.FloatRange):
     """A number of seconds; NaN is rejected."""
 
@@ -72,29 +108,12 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only erro
 
 
 @contextmanager
-def server(url: str) -> Iterator[str]:
-    """Yield the URL of a reachable Redis; `embedded` starts a private one for the duration."""
-    if url == EMBEDDED:
-        from jobs import JobError
-
-        (plugin,) = entry_points(group="chatjobs.servers", name=EMBEDDED)
-        with ExitStack() as stack:
-            try:
-                embedded = stack.enter_context(plugin.load()())
-            except JobError as error:  # no server binary found
-                raise Unavailable(error.message) from None
-            yield embedded.url
-    else:
-        _check(url)
-        yield url
-
-
-@contextmanager
 def client(url: str) -> Iterator[Client]:
     """Yield a client of the Redis at `url`."""
     from jobs import Client
 
-    with server(url) as reachable, Client(reachable) as connected:
+    check_server(url)
+    with interrupts_raise(), Client(url) as connected:
         yield connected
 
 
@@ -103,16 +122,17 @@ def connection(url: str) -> Iterator[Redis]:
     """Yield a plain connection to the Redis at `url`, for reading."""
     from jobs.client.connection import connect
 
-    with server(url) as reachable, connect(reachable) as redis:
+    check_server(url)
+    with interrupts_raise(), connect(url) as redis:
         yield redis
 
 
-def _check(url: str) -> None:
+def check_server(url: str) -> None:
     """Raise with a hint for the user if no Redis answers at `url`."""
-    from redis import AuthenticationError, ConnectionError, RedisError, TimeoutError
+    from redis import RedisError
 
     from jobs import JobError
-    from jobs.client.connection import connect, redis_failure
+    from jobs.client.connection import connect, nothing_listens, redis_failure
 
     try:
         redis = connect(url)
@@ -122,8 +142,7 @@ def _check(url: str) -> None:
         redis.ping()
     except RedisError as error:
         message = redis_failure(redis, error).message
-        unreachable = isinstance(error, ConnectionError | TimeoutError)
-        if unreachable and not isinstance(error, AuthenticationError):
+        if nothing_listens(redis, error):
             message += (
                 "; start Redis (redis-server --appendonly yes, or: docker compose up -d redis) "
                 "or select another server with --redis URL"

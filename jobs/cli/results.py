@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import print_json
+from jobs.cli.answer import counted, print_json
+from jobs.cli.failures import Failure, WrongInput
 from jobs.cli.options import json_option, results_option
 
 if TYPE_CHECKING:
@@ -24,6 +25,11 @@ def results(run: str | None, as_json: bool, results: str) -> None:
     from jobs import Results
 
     store = Results(results)
+    if not store.root.is_dir():
+        raise WrongInput(
+            f"no folder {store.root}: run this where a worker has written its results, or select "
+            "their folder with --results DIR"
+        )
     if run is None:
         _list_runs(store, as_json)
     elif as_json:
@@ -32,6 +38,11 @@ def results(run: str | None, as_json: bool, results: str) -> None:
                 print_json(row)
     else:
         _print_summary(store, run)
+    broken = sum(len(store.broken(name)) for name in (store.runs() if run is None else [run]))
+    if broken:
+        raise Failure(
+            f"{counted(broken, 'file')} can't be read, and the rows there are missing above"
+        )
 
 
 def _list_runs(store: Results, as_json: bool) -> None:
@@ -44,7 +55,8 @@ def _list_runs(store: Results, as_json: bool) -> None:
     else:
         width = max(len(str(run["run"])) for run in runs)
         for run in runs:
-            click.echo(f"{run['run']:{width}}  {run['rows']:>8} rows")
+            unit = "row" if run["rows"] == 1 else "rows"
+            click.echo(f"{run['run']:{width}}  {run['rows']:>8} {unit}")
 
 
 def _print_summary(store: Results, run: str) -> None:

@@ -1,15 +1,27 @@
-"""`chatjobs submit`: enqueue the requests in a file and print the job ids."""
+"""`chatjobs submit`: enqueue the requests in a file; print the job ids, or wait for the answers."""
 
 from __future__ import annotations
 
-from typing import BinaryIO
+from collections.abc import Iterator
+from itertools import islice
+from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import print_json
+from jobs.cli.answer import counted, print_json
+from jobs.cli.failures import Failure, Interrupted, WrongInput
+from jobs.cli.fields import fields_option
 from jobs.cli.options import check_run, client, json_option, quiet_option, redis_option
 
+if TYPE_CHECKING:
+    from jobs import Client
+    from jobs.cli.outcomes import Submitted
+    from jobs.cli.requests import InvalidLine, Overrides, RequestLine
+    from jobs.cli.row_files import RowFile
+
 MAX_REPORTED_LINES = 20
+CHUNK = 500  # requests in memory at once
+CHUNK_BYTES = 8 * 2**20  # and their size as JSON
 
 
 @click.command()
@@ -28,45 +40,177 @@ MAX_REPORTED_LINES = 20
     type=click.Choice(["interactive", "bulk"]),
     help="Priority of all requests. [default: bulk with --run, else interactive]",
 )
+@fields_option({"model": "--model", "messages": "FILE", "job": "--run, --priority and FILE"})
+@click.option(
+    "--keep",
+    multiple=True,
+    metavar="COLUMN",
+    help="Unknown column to keep: it is written to the metadata of the results; repeatable, '*' "
+    "keeps all.",
+)
+@click.option("--wait", is_flag=True, help="Wait for the answers and print them as a table.")
 @json_option
 @quiet_option
 @redis_option
 def submit(
-    file: BinaryIO,
+    file: IO[bytes],
     model: str | None,
     run: str | None,
     priority: str | None,
+    fields: dict[str, Any],
+    keep: tuple[str, ...],
+    wait: bool,
     as_json: bool,
     quiet: bool,
     redis_url: str,
 ) -> None:
     """Enqueue the requests in FILE and print the job ids.
 
-    FILE has one JSON object per line; - is stdin. A line is a chat request, a row with messages,
-    prompt or text (and optionally custom_id, target and task), or a line of an OpenAI batch file.
-    If any line is invalid, nothing is enqueued.
-    """
-    from jobs.cli.jsonl import Overrides, read_requests
+    FILE is .csv, .parquet or else JSONL, one object per line; - is JSONL on stdin. A row is a chat
+    request, or has messages, prompt or text (and optionally custom_id, target and task), or is a
+    line of an OpenAI batch file. If any row is invalid, nothing is enqueued.
 
-    valid, invalid = read_requests(file, Overrides(model, run, priority))
-    name = getattr(file, "name", "<stdin>")
-    if invalid:
-        for error in invalid[:MAX_REPORTED_LINES]:
-            click.echo(f"{name}: {error}", err=True)
-        if len(invalid) > MAX_REPORTED_LINES:
-            click.echo(f"… and {len(invalid) - MAX_REPORTED_LINES} more", err=True)
-        raise click.UsageError(
-            f"{len(invalid)} of {len(valid) + len(invalid)} lines are invalid; nothing was enqueued"
-        )
-    if not valid:
-        raise click.UsageError(f"{name} contains no rows")
+    With --wait: exit code 1 if a job failed. With --json: one object per job, with --wait including
+    its completion or error.
+    """
+    from jobs.cli.requests import Overrides
+    from jobs.cli.row_files import RowFile
+
+    rows = RowFile(file, getattr(file, "name", "<stdin>"))
+    overrides = Overrides(model, run, priority, fields, keep)
+    count, ids = _check(rows, overrides)
     with client(redis_url) as connected:
-        jobs = connected.submit_many([line.request for line in valid])
-    for line, job in zip(valid, jobs, strict=True):
-        if as_json:
-            custom_id = line.request.job.custom_id
-            print_json({"id": job.id, "line": line.number, "custom_id": custom_id})
-        else:
-            click.echo(job.id)
-    if not quiet:
-        click.echo(f"{len(valid)} job{'s' * (len(valid) != 1)} enqueued", err=True)
+        _check_ids(connected, ids)
+        submitted: list[Submitted] = []  # with --wait
+        done = 0
+        try:
+            for one in _enqueue(connected, rows, overrides, count):
+                done += 1
+                if wait:
+                    submitted.append(one)
+                elif as_json:
+                    print_json(one.facts(rows.unit))
+                else:
+                    click.echo(one.job.id)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; {done} of {count} jobs are enqueued and go on"
+            ) from None
+        if not quiet:
+            click.echo(f"{counted(count, 'job')} enqueued", err=True)
+        if wait:
+            _wait(connected, submitted, rows.unit, as_json, quiet)
+
+
+def _check(rows: RowFile, overrides: Overrides) -> tuple[int, list[str]]:
+    """Return the number of requests in the file, and the job ids that they ask for. Raises
+    WrongInput, which names the first invalid rows."""
+    from jobs.cli.requests import KEEP_ALL, InvalidLine, read_requests
+    from jobs.errors import InvalidRequest
+
+    valid = invalid = 0
+    errors: list[InvalidLine] = []
+    ids: list[str] = []
+    absent = set(overrides.keep) - {KEEP_ALL}
+    try:
+        for line in read_requests(rows, overrides, rows.unit):
+            if isinstance(line, InvalidLine):
+                invalid += 1
+                if invalid <= MAX_REPORTED_LINES:
+                    errors.append(line)
+                continue
+            valid += 1
+            absent -= (line.request.metadata or {}).keys()
+            if line.request.job.id is not None:
+                ids.append(line.request.job.id)
+    except InvalidRequest as error:
+        raise WrongInput(f"{rows.name}: {error.message}") from None
+    if invalid:
+        raise _invalid_rows(rows, errors, invalid, valid + invalid)
+    if not valid:
+        raise WrongInput(f"{rows.name} contains no rows")
+    if absent:
+        raise WrongInput(
+            f"{rows.name}: no row has a value in the column {min(absent)!r} to keep; nothing was "
+            "enqueued"
+        )
+    return valid, ids
+
+
+def _check_ids(connected: Client, ids: list[str]) -> None:
+    """Check all ids before the first request is enqueued."""
+    for job_id in ids:
+        if connected.job(job_id).status() != "unknown":
+            raise WrongInput(f"job.id: {job_id!r} is taken by a job in Redis; nothing was enqueued")
+
+
+def _enqueue(
+    connected: Client, rows: RowFile, overrides: Overrides, count: int
+) -> Iterator[Submitted]:
+    from jobs.cli.outcomes import Submitted
+
+    done = 0
+    for chunk in _chunks(islice(_valid(rows, overrides), count)):
+        jobs = connected.submit_many([line.request for line in chunk])
+        for line, job in zip(chunk, jobs, strict=True):
+            # Another handle: that of submit_many holds the request.
+            yield Submitted(line.number, connected.job(job.id), line.request.job.custom_id)
+        done += len(chunk)
+    if done < count:
+        raise _changed(rows)
+
+
+def _chunks(lines: Iterator[RequestLine]) -> Iterator[list[RequestLine]]:
+    chunk: list[RequestLine] = []
+    size = 0
+    for line in lines:
+        chunk.append(line)
+        size += line.size
+        if len(chunk) == CHUNK or size > CHUNK_BYTES:
+            yield chunk
+            chunk, size = [], 0
+    if chunk:
+        yield chunk
+
+
+def _valid(rows: RowFile, overrides: Overrides) -> Iterator[RequestLine]:
+    """Yield the requests of a file that was checked."""
+    from jobs.cli.requests import InvalidLine, read_requests
+
+    for line in read_requests(rows, overrides, rows.unit):
+        if isinstance(line, InvalidLine):
+            raise _changed(rows)
+        yield line
+
+
+def _changed(rows: RowFile) -> Failure:
+    return Failure(f"{rows.name} was changed while it was read: not all of its rows are enqueued")
+
+
+def _wait(
+    connected: Client, submitted: list[Submitted], unit: str, as_json: bool, quiet: bool
+) -> None:
+    from jobs.cli.outcomes import Outcomes
+
+    outcomes = Outcomes(submitted, unit, as_json=as_json)
+    try:
+        failed = outcomes.wait(connected.redis, quiet=quiet)
+    except KeyboardInterrupt:
+        left = outcomes.print_rest()
+        raise Interrupted(
+            f"interrupted; {left} of {len(submitted)} jobs go on, their ids are on stdout: "
+            "chatjobs follow JOB shows an answer, chatjobs cancel JOB... stops them"
+        ) from None
+    if failed:
+        raise Failure(f"{failed} of {len(submitted)} jobs failed or were cancelled")
+
+
+def _invalid_rows(rows: RowFile, errors: list[InvalidLine], invalid: int, total: int) -> WrongInput:
+    lines = [f"{rows.name}: {error.describe(rows.unit)}" for error in errors]
+    if invalid > len(errors):
+        lines.append(f"… and {invalid - len(errors)} more")
+    return WrongInput(
+        f"{invalid} of {counted(total, rows.unit)} {'is' if invalid == 1 else 'are'} invalid; "
+        "nothing was enqueued",
+        lines=lines,
+    )

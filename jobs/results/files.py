@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import uuid
+import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -91,6 +92,10 @@ def write_run_card(run_dir: Path, content: dict[str, Any]) -> None:
     _write_text(run_dir, CARD_FILE, CARD.format(run=run_dir.name))
 
 
+class BrokenFileWarning(UserWarning):
+    """A Parquet file of a run can't be read: its rows are missing in what was asked for."""
+
+
 class Results:
     """Reads a folder of runs. `path` defaults to $CHATJOBS_RESULTS, then ./results."""
 
@@ -124,11 +129,16 @@ class Results:
         return content
 
     def dataset(self, run: str) -> ds.Dataset:
-        """The run's rows as a pyarrow data set, which selects and filters lazily."""
-        files = sorted(str(file) for file in (self.path(run) / SAMPLES).glob("*.parquet"))
-        if not files:
-            return ds.dataset(SCHEMA.empty_table())
-        return ds.dataset(files, schema=SCHEMA, format="parquet")
+        """The run's rows as a pyarrow data set, which selects and filters lazily.
+
+        A file that can't be read is skipped with a BrokenFileWarning.
+        """
+        return self._dataset(run, stacklevel=3)
+
+    def broken(self, run: str) -> dict[Path, str]:
+        """The run's files that can't be read, because their footer is damaged or missing, and why.
+        chatjobs itself writes whole files only."""
+        return _check(self._files(run))
 
     def table(self, run: str, columns: Sequence[str] | None = None) -> pa.Table:
         """The run's rows, one per choice, in no particular order. `columns`: only these."""
@@ -139,7 +149,31 @@ class Results:
                 f"no column {absent[0]!r} in results; columns are: {', '.join(SCHEMA.names)}",
                 "columns",
             )
-        return self.dataset(run).to_table(columns=names)
+        return self._dataset(run, stacklevel=3).to_table(columns=names)
+
+    def _files(self, run: str) -> list[Path]:
+        return sorted((self.path(run) / SAMPLES).glob("*.parquet"))
+
+    def _dataset(self, run: str, stacklevel: int) -> ds.Dataset:
+        files = self._files(run)
+        faults = _check(files)
+        for file, reason in faults.items():
+            warnings.warn(f"{file} is skipped: {reason}", BrokenFileWarning, stacklevel)
+        whole = [str(file) for file in files if file not in faults]
+        if not whole:
+            return ds.dataset(SCHEMA.empty_table())
+        return ds.dataset(whole, schema=SCHEMA, format="parquet")
+
+
+def _check(files: list[Path]) -> dict[Path, str]:
+    """The files whose footer can't be read, and why."""
+    faults = {}
+    for file in files:
+        try:
+            pq.read_metadata(file)
+        except (pa.ArrowException, OSError) as error:
+            faults[file] = " ".join(str(error).split())
+    return faults
 
 
 def _write_text(folder: Path, name: str, text: str) -> None:

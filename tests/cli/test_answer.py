@@ -33,8 +33,8 @@ def test_content_goes_to_stdout_and_reasoning_to_stderr(capsys: pytest.CaptureFi
     assert "17+25" in err
 
 
-def test_reasoning_can_be_suppressed(capsys: pytest.CaptureFixture[str]) -> None:
-    print_stream([chunk(reasoning="17+25"), chunk("42")], reasoning=False)
+def test_quiet_prints_only_the_content(capsys: pytest.CaptureFixture[str]) -> None:
+    print_stream([chunk(reasoning="17+25"), chunk("4"), chunk("42", reset=True)], quiet=True)
     assert capsys.readouterr() == ("42\n", "")
 
 

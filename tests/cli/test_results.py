@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pyarrow.parquet as pq
+
 from tests.cli.conftest import Run
 
 
@@ -44,5 +46,31 @@ def test_an_unknown_run_is_an_error_that_lists_the_runs(run: Run, finished_run: 
 
 
 def test_an_empty_folder_has_no_runs(run: Run, tmp_path: Path) -> None:
-    result = run("results", "--results", str(tmp_path / "none"))
+    result = run("results", "--results", str(tmp_path))
     assert (result.exit_code, result.stdout) == (0, "")
+    assert result.stderr == f"no runs in {tmp_path}\n"
+
+
+def test_one_row_is_not_called_rows(run: Run, finished_run: Path) -> None:
+    (part,) = (finished_run / "r1/samples").iterdir()
+    pq.write_table(pq.read_table(part).slice(0, 1), part)
+    assert run("results", "--results", str(finished_run)).stdout.split() == ["r1", "1", "row"]
+
+
+def test_a_broken_file_is_named_and_the_others_are_read(run: Run, finished_run: Path) -> None:
+    broken = finished_run / "r1/samples/part-b.parquet"
+    broken.write_bytes((finished_run / "r1/samples/part-a.parquet").read_bytes()[:-100])
+    words = ("--results", str(finished_run))
+    listed, summary, rows = (
+        run("results", *words),
+        run("results", "r1", *words),
+        run("results", "r1", "--json", *words),
+    )
+    assert listed.stdout.split() == ["r1", "3", "rows"]
+    assert "rows        3" in summary.stdout
+    assert len(rows.stdout.splitlines()) == 3
+    for result in (listed, summary, rows):
+        assert result.exit_code == 1
+        warning, error = result.stderr.splitlines()
+        assert str(broken) in warning
+        assert "1 file can't be read" in error

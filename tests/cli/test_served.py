@@ -56,6 +56,13 @@ def test_quiet_leaves_stderr_empty(spawn: Spawn, served: Served) -> None:
     assert process.communicate(timeout=60) == ("42\n", "")
 
 
+def test_an_answer_cut_at_its_limit_gets_a_hint(spawn: Spawn, served: Served) -> None:
+    words = ("chat", "-m", "demo", "-o", "max_tokens=2", "--redis", served.url, QUESTION)
+    hint = "the answer was cut at its token limit"
+    assert hint in spawn(*words).communicate(timeout=60)[1]
+    assert hint not in spawn(*words, "-q").communicate(timeout=60)[1]
+
+
 def test_a_closed_stdout_exits_with_141(served: Served) -> None:
     words = f"{COMMAND} chat -m demo 'Count to 20.' --redis {served.url} --json"
     piped = subprocess.run(
@@ -105,7 +112,7 @@ def test_submitted_jobs_can_be_followed_by_id(run: Run, served: Served) -> None:
     for job in result.stdout.split():
         assert run("follow", job, "-q", "--redis", served.url).stdout == "42\n"
     ended = run("cancel", job, "--redis", served.url)
-    assert (ended.exit_code, ended.stderr) == (0, f"{job} finished\n")
+    assert (ended.exit_code, ended.stderr) == (0, f"{job}: had already finished\n")
 
 
 def test_a_run_from_a_file_is_written_to_parquet(run: Run, served: Served) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import click
 
+from jobs.cli.interrupts import interrupts_raise
 from jobs.cli.options import check_run, results_option
 from worker.cli.options import need_torch
 
@@ -34,4 +35,5 @@ def demo(rows: int, run: str | None, results: str) -> None:
     need_torch()
     from worker.cli.demo_run import run_demo
 
-    run_demo(rows, run or time.strftime("demo-%Y%m%d-%H%M%S"), Path(results))
+    with interrupts_raise():
+        run_demo(rows, run or time.strftime("demo-%Y%m%d-%H%M%S"), Path(results))

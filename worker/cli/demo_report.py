@@ -12,6 +12,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from jobs.cli.answer import counted
 from jobs.results.files import SAMPLES
 
 
@@ -42,4 +43,5 @@ def print_throughput(rows: pa.Table, folder: Path) -> None:
     seconds = (pc.max(rows.column("finished_at")).as_py() - started).total_seconds()
     files = len(list((folder / SAMPLES).glob("*.parquet")))
     click.echo(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s")
-    click.echo(f"{rows.num_rows} rows in {files} files: {folder / SAMPLES}\n")
+    where = f"{counted(rows.num_rows, 'row')} in {counted(files, 'file')}"
+    click.echo(f"{where}: {folder / SAMPLES}\n")

@@ -6,6 +6,7 @@ A child process runs the worker; it is replaced if it is killed, as a supervisor
 from __future__ import annotations
 
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +14,15 @@ import click
 import pyarrow as pa
 
 from jobs import ChatRequest, Client, Results
-from jobs.cli.answer import print_stream
+from jobs.cli.answer import counted, print_stream
 from jobs.cli.failures import Unavailable
-from jobs.cli.jsonl import Overrides, read_requests
+from jobs.cli.progress import RowProgress
+from jobs.cli.requests import InvalidLine, Overrides, read_requests
+from jobs.cli.row_files import json_rows
 from jobs.cli.status import queues, workers
 from jobs.embedded import EmbeddedRedis
 from worker.cli.demo_report import print_accuracy, print_throughput
 from worker.cli.demo_worker import MODEL, WorkerProcess
-from worker.cli.row_progress import RowProgress
 from worker.demo import DATASET
 
 QUESTION = "What is 17 + 25?"
@@ -36,7 +38,7 @@ def run_demo(count: int, run_id: str, folder: Path) -> None:
         raise click.UsageError(f"run {run_id} already exists in {folder}: choose another --run")
     with EmbeddedRedis() as server, Client(server.url) as client:
         client.submit_many(requests)
-        click.echo(f"{count} job{'s' * (count != 1)} enqueued for run {run_id}", err=True)
+        click.echo(f"{counted(count, 'job')} enqueued for run {run_id}", err=True)
         with WorkerProcess(server.url, folder) as worker:
             _wait_until_ready(client, worker)
             table = _wait_for_rows(client, worker, results, run_id, count)
@@ -46,11 +48,14 @@ def run_demo(count: int, run_id: str, folder: Path) -> None:
 
 
 def _requests(count: int, run_id: str) -> list[ChatRequest]:
+    options = Overrides(model=MODEL, run=run_id, fields={"temperature": 0})
+    requests = []
     with DATASET.open("rb") as file:
-        valid, invalid = read_requests(file, Overrides(model=MODEL, run=run_id))
-    if invalid:
-        raise click.UsageError(str(invalid[0]))
-    return [line.request.model_copy(update={"temperature": 0.0}) for line in valid[:count]]
+        for line in islice(read_requests(json_rows(file), options), count):
+            if isinstance(line, InvalidLine):
+                raise line.error
+            requests.append(line.request)
+    return requests
 
 
 def _wait_until_ready(client: Client, worker: WorkerProcess) -> None:

@@ -2,19 +2,34 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from jobs.cli.failures import Unavailable
+from jobs.cli.failures import Failure, Unavailable, WrongInput, sentence
+from jobs.cli.options import EMBEDDED, check_server, make_redis_option
 
 if TYPE_CHECKING:
     from jobs import JobError
 
+DEVICE = re.compile(r"auto|cpu|cuda(:(0|[1-9][0-9]*))?")
+
+
+def _check_device(ctx: click.Context, param: click.Parameter, value: str) -> str:
+    if not DEVICE.fullmatch(value):
+        raise click.BadParameter(f"{value!r} is not a device: auto, cpu, cuda or cuda:N")
+    return value
+
+
 device_option = click.option(
     "--device",
+    callback=_check_device,
     default="auto",
     show_default=True,
     metavar="D",
@@ -40,14 +55,37 @@ download_option = click.option(
 )
 
 
+redis_option = make_redis_option(
+    "Redis server; 'embedded' starts a private one that stops with the command."
+)
+
+
+@contextmanager
+def server(url: str) -> Iterator[str]:
+    """Yield the URL of a reachable Redis; `embedded` starts a private one for the duration."""
+    if url != EMBEDDED:
+        check_server(url)
+        yield url
+        return
+    from jobs import JobError
+
+    (plugin,) = entry_points(group="chatjobs.servers", name=EMBEDDED)
+    with ExitStack() as stack:
+        try:
+            embedded = stack.enter_context(plugin.load()())
+        except JobError as error:  # no server binary found
+            raise Unavailable(error.message) from None
+        yield embedded.url
+
+
 def need_torch() -> None:
     """Raise with the command to install if torch is missing."""
     if find_spec("torch") is None:
         raise Unavailable("this command needs torch: pip install 'chatjobs[worker]'")
 
 
-def refusal(error: JobError) -> click.ClickException:
+def refusal(error: JobError) -> Failure:
     """Return the exit for a JobError at startup: wrong usage, or something is unavailable."""
     if error.code == "invalid_request" and error.param != "device":
-        return click.UsageError(error.message)
-    return Unavailable(str(error))
+        return WrongInput(error.message, error)
+    return Unavailable(sentence(error), error)

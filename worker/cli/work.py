@@ -10,20 +10,15 @@ from pathlib import Path
 
 import click
 
-from jobs.cli.options import (
-    EMBEDDED,
-    Seconds,
-    quiet_option,
-    redis_option,
-    results_option,
-    server,
-)
+from jobs.cli.options import EMBEDDED, Seconds, quiet_option, results_option
 from worker.cli.options import (
     device_option,
     download_option,
     dtype_option,
     need_torch,
+    redis_option,
     refusal,
+    server,
 )
 
 

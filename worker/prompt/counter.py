@@ -68,7 +68,10 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text does not need the pool of threads
     lines = iter(sys.stdin.buffer)
-    tokenizer = Tokenizer.from_str(next(lines).decode())
+    content = next(lines, None)
+    if content is None:  # the worker has ended
+        return
+    tokenizer = Tokenizer.from_str(content.decode())
     tokenizer.no_truncation()
     tokenizer.no_padding()
     for line in lines:
@@ -76,8 +79,11 @@ def main() -> None:
         signal.setitimer(signal.ITIMER_PROF, request["seconds"])  # SIGPROF ends the process
         reply = json.dumps(reply_to(tokenizer, request))
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(reply + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(reply + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # the worker has ended
+            os._exit(1)
         trim_heap()
 
 

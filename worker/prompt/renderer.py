@@ -19,6 +19,7 @@ The environment is that of transformers' `apply_chat_template`.
 from __future__ import annotations
 
 import json
+import os
 import resource
 import signal
 import sys
@@ -153,8 +154,11 @@ def main() -> None:
         except MemoryError:
             reply = json.dumps(OUT_OF_MEMORY)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        sys.stdout.write(reply + "\n")
-        sys.stdout.flush()
+        try:
+            sys.stdout.write(reply + "\n")
+            sys.stdout.flush()
+        except BrokenPipeError:  # the worker has ended
+            os._exit(1)
 
 
 if __name__ == "__main__":

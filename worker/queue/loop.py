@@ -63,6 +63,7 @@ class WorkerLoop:
         self._grace, self._burst, self._on_idle = grace, burst, on_idle
         self.aborted = False  # asked twice to stop
         self._stop_at: float | None = None  # end of the grace period
+        self._stop_logged = False
         self._next_renewal = self._next_reap = self._next_poll = 0.0  # monotonic, as all times here
         self._poll_pause = POLL_SECONDS[0]
         self._retry_pause: float | None = None  # set while Redis fails
@@ -84,6 +85,7 @@ class WorkerLoop:
         try:
             while not self._finished():
                 self._attempts.collect(self._collect_timeout())
+                self._log_stop()
                 try:
                     self._attempts.publish()
                     self._settle()
@@ -101,6 +103,17 @@ class WorkerLoop:
             self._shut_down(crashed)
 
     # --- stages of a round ------------------------------------------------------------------------
+
+    def _log_stop(self) -> None:
+        """Log the request to stop, once; not in `request_stop`, since signal handlers call it."""
+        if self._stop_at is not None and not self._stop_logged:
+            self._stop_logged = True
+            logger.info(
+                "stopping: no new jobs; jobs that are running: %d, with %g s to finish before they "
+                "return to their queues (a second signal returns them now)",
+                len(self._attempts),
+                self._grace,
+            )
 
     def _settle(self) -> None:
         if self._attempts.settle():
@@ -253,6 +266,7 @@ class WorkerLoop:
 
     def _shut_down(self, crashed: bool) -> None:
         """Return the jobs that have not ended and sign off. A crash counts against its jobs."""
+        self._log_stop()  # if the last round took longer than the grace period
         unfinished = len(self._attempts)
         for attempt in self._attempts:
             attempt.stop(JobError("cancelled", "the worker stops"))

@@ -16,7 +16,7 @@ import pytest
 
 from jobs import Results
 from jobs.errors import InvalidRequest
-from jobs.results.files import table_of, write_part, write_run_card
+from jobs.results.files import BrokenFileWarning, table_of, write_part, write_run_card
 from jobs.results.outbox import decode, encode
 from jobs.results.rows import rows_of
 from jobs.results.schema import SCHEMA, leaves
@@ -50,6 +50,19 @@ def test_results_reads_the_run_as_a_table(results):
     assert results.table(run="r1", columns=["text", "status"]).column_names == ["text", "status"]
     errors = results.dataset("r1").to_table(filter=ds.field("status") == "error")
     assert errors.num_rows == 5
+
+
+def test_a_broken_file_is_skipped_with_a_warning(results):
+    samples = results.path("r1") / "samples"
+    (samples / "part-c.parquet").write_bytes((samples / "part-b.parquet").read_bytes()[:-9])
+    (samples / "part-d.parquet").write_bytes(b"")
+    for read in (results.table, results.dataset):
+        with pytest.warns(BrokenFileWarning) as caught:
+            rows = read("r1").count_rows() if read == results.dataset else read("r1").num_rows
+        assert rows == 45
+        assert ["part-c" in str(w.message) for w in caught] == [True, False]
+        assert {w.filename for w in caught} == {__file__}
+    assert [file.name for file in results.broken("r1")] == ["part-c.parquet", "part-d.parquet"]
 
 
 def test_duckdb_reads_it(results):

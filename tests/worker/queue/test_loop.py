@@ -277,6 +277,15 @@ def test_a_backlog_of_rows_pauses_claiming(
     assert "claiming jobs again" in messages[paused:]
 
 
+def test_a_worker_that_is_stopped_logs_its_jobs_and_their_time(site: Site) -> None:
+    jobs = site.submit_many(["one", "two"], words=100_000)
+    worker = site.worker(grace=0.5)
+    wait_until(lambda: all(job.status() == "started" for job in jobs))
+    assert worker.stop() == 0
+    assert "stopping: no new jobs; jobs that are running: 2, with 0.5 s to finish" in worker.output
+    assert worker.output.count("stopping: ") == 1
+
+
 def test_the_lease_describes_the_worker(site: Site) -> None:
     worker = site.worker()
     wait_until(lambda: list(site.redis.scan_iter(keys.worker("*"))))

@@ -15,8 +15,10 @@ from typing import Any
 import pytest
 import redis
 import trustme
+from click.testing import CliRunner
 
 from jobs import AsyncClient, Client, JobError
+from jobs.cli import build
 from jobs.embedded import EmbeddedRedis
 from tests.worker.fake_backend import text_of
 from tests.worker.site import ROOT, Site
@@ -123,6 +125,7 @@ def test_a_job_runs_over_tls_with_minimal_permissions(
     assert caught.value.code == "cancelled"
     assert worker.stop() == 0
     assert PASSWORD not in worker.output
+    assert "CLIENT LIST" not in worker.output  # RQ warns if it may not call it
     assert {row["status"] for row in site.rows()} == {"ok", "cancelled"}
     as_worker.close()
 
@@ -143,3 +146,20 @@ def test_a_connection_error_is_one_sentence(
         assert reason in caught.value.message
         assert "\n" not in caught.value.message
         assert "wrong@" not in caught.value.message
+
+
+def test_a_certificate_that_is_not_trusted_gets_a_hint_about_tls(proxy: TLSProxy) -> None:
+    url = f"rediss://producer:{IN_URL}@localhost:{proxy.port}/0"
+    result = CliRunner().invoke(build(), ["status", "--redis", url])
+    assert result.exit_code == 3
+    assert f"TLS with Redis at localhost:{proxy.port} failed" in result.stderr
+    assert "?ssl_ca_certs=FILE" in result.stderr
+    assert "start Redis" not in result.stderr
+
+
+def test_a_missing_file_of_an_authority_is_not_a_missing_server(proxy: TLSProxy) -> None:
+    url = f"rediss://localhost:{proxy.port}/0?ssl_ca_certs=/nope.pem"
+    result = CliRunner().invoke(build(), ["status", "--redis", url])
+    assert result.exit_code == 3
+    assert "No such file" in result.stderr
+    assert "start Redis" not in result.stderr

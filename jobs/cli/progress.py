@@ -13,10 +13,10 @@ PLAIN_LINE_SECONDS = 2.0
 
 
 class RowProgress:
-    """A context manager; `update` may be called at any rate."""
+    """A context manager; `update` may be called at any rate. With `quiet`, nothing is printed."""
 
-    def __init__(self, total: int) -> None:
-        self._total = total
+    def __init__(self, total: int, *, quiet: bool = False) -> None:
+        self._total, self._quiet = total, quiet
         self._console = Console(stderr=True)
         self._bar = progress.Progress(
             progress.BarColumn(),
@@ -24,7 +24,7 @@ class RowProgress:
             progress.TextColumn("rows{task.fields[speed]}"),
             progress.TimeRemainingColumn(),
             console=self._console,
-            disable=not self._console.is_terminal,
+            disable=quiet or not self._console.is_terminal,
         )
         self._task = self._bar.add_task("", total=total, speed="")
         self._started = self._last_line = time.monotonic()
@@ -36,11 +36,17 @@ class RowProgress:
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
 
+    def note(self, text: str) -> None:
+        """Print a line above the bar."""
+        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+
     def update(self, done: int, tokens_per_second: float) -> None:
         speed = f", {tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
         self._bar.update(self._task, completed=done, speed=speed)
         now = time.monotonic()
-        if self._console.is_terminal or not done or now - self._last_line < PLAIN_LINE_SECONDS:
+        if self._quiet or self._console.is_terminal or not done:
+            return
+        if now - self._last_line < PLAIN_LINE_SECONDS:
             return
         self._last_line = now
         left = (self._total - done) * (now - self._started) / done

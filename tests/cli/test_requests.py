@@ -1,4 +1,4 @@
-"""Lines that `chatjobs submit` accepts, and the errors for all others."""
+"""Rows that `chatjobs submit` accepts, and the errors for all others."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from typing import Any
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jobs.cli.jsonl import InvalidLine, Overrides, RequestLine, read_requests
+from jobs.cli.requests import InvalidLine, Overrides, RequestLine
+from jobs.cli.requests import read_requests as read
+from jobs.cli.row_files import json_rows
 
 DEMO = Overrides(model="demo")
 
 
 def lines(*rows: Any) -> list[bytes]:
     return [json.dumps(row).encode() + b"\n" for row in rows]
+
+
+def read_requests(
+    content: list[bytes], overrides: Overrides
+) -> tuple[list[RequestLine], list[InvalidLine]]:
+    """The valid and the invalid lines."""
+    found = list(read(json_rows(content), overrides))
+    valid = [line for line in found if isinstance(line, RequestLine)]
+    return valid, [line for line in found if isinstance(line, InvalidLine)]
 
 
 def accepted(row: Any, overrides: Overrides = DEMO) -> RequestLine:
@@ -97,16 +108,16 @@ def test_errors_name_line_number_and_field() -> None:
         (2, "temperature"),
         (3, "topp"),
     ]
-    assert str(invalid[0]).startswith("line 2: temperature: ")
+    assert invalid[0].describe("line").startswith("line 2: temperature: ")
 
 
 def test_errors_say_what_is_wrong_with_the_line() -> None:
-    assert "not JSON" in str(rejected(b'{"prompt": '))
-    assert "not JSON" in str(rejected(b"[" * 100_000))
-    assert "JSON object" in str(rejected(b"[1, 2]"))
-    assert "not UTF-8" in str(rejected(b'{"prompt": "\xff"}'))
-    assert "'messages' is required" in str(rejected(b"{}"))
-    assert "job: expected an object" in str(rejected(b'{"prompt": "a", "job": 3}'))
+    assert "not JSON" in rejected(b'{"prompt": ').describe("line")
+    assert "not JSON" in rejected(b"[" * 100_000).describe("line")
+    assert "JSON object" in rejected(b"[1, 2]").describe("line")
+    assert "not UTF-8" in rejected(b'{"prompt": "\xff"}').describe("line")
+    assert "'messages' is required" in rejected(b"{}").describe("line")
+    assert "job: expected an object" in rejected(b'{"prompt": "a", "job": 3}').describe("line")
 
 
 def test_a_batch_line_for_another_endpoint_is_rejected() -> None:
@@ -155,8 +166,8 @@ def test_any_bytes_are_either_valid_or_an_error(line: bytes) -> None:
 
 def test_what_is_not_an_object_is_named() -> None:
     request = {"messages": [{"role": "user", "content": "hi"}]}
-    assert str(rejected(lines([request])[0])) == (
+    assert rejected(lines([request])[0]).describe("line") == (
         "line 1: expected a JSON object, got an array: write each request on its own line"
     )
-    assert str(rejected(b"null")) == "line 1: expected a JSON object, got null"
-    assert str(rejected(b'"text"')) == "line 1: expected a JSON object, got 'text'"
+    assert rejected(b"null").describe("line") == "line 1: expected a JSON object, got null"
+    assert rejected(b'"text"').describe("line") == "line 1: expected a JSON object, got 'text'"

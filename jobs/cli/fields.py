@@ -1,0 +1,66 @@
+"""The option `-o KEY=VALUE`: fields of chat requests on the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
+from functools import cache
+from typing import Any
+
+import click
+from click.decorators import FC
+
+
+def fields_option(reserved: Mapping[str, str]) -> Callable[[FC], FC]:
+    """Return the option. `reserved`: fields that it refuses, with what sets them instead."""
+
+    def parse(ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]) -> dict[str, Any]:
+        fields: dict[str, Any] = {}
+        for pair in pairs:
+            name, equals, value = pair.partition("=")
+            if not equals:
+                raise click.BadParameter(f"{pair!r} is not KEY=VALUE")
+            if name in reserved:
+                raise click.BadParameter(f"{name} is set by {reserved[name]}")
+            if name not in request_fields():
+                raise click.BadParameter(unknown_field(name, request_fields()))
+            fields[name] = json_or_text(value)
+        return fields
+
+    return click.option(
+        "-o",
+        "--option",
+        "fields",
+        multiple=True,
+        callback=parse,
+        metavar="KEY=VALUE",
+        help="Field of the chat request, such as temperature=0 or max_tokens=64; repeatable.",
+    )
+
+
+def json_or_text(text: str) -> Any:
+    """Parse a value; what is not valid JSON is taken as a string."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return text
+
+
+@cache
+def request_fields() -> tuple[str, ...]:
+    """Return all names that a request may have at its top level, sorted; also refused ones, whose
+    error says what to do instead."""
+    from jobs.api.fields import IGNORED_FIELDS, REFUSED_FIELDS
+    from jobs.api.request import ChatRequest
+
+    return tuple(
+        sorted({*ChatRequest.model_fields, *IGNORED_FIELDS, *REFUSED_FIELDS, "request_id"})
+    )
+
+
+def unknown_field(name: str, known: tuple[str, ...]) -> str:
+    """Say that `name` is unknown, and what may be meant."""
+    close = get_close_matches(name, known, 1)
+    hint = f"did you mean '{close[0]}'?" if close else f"known fields: {', '.join(known)}"
+    return f"unknown field '{name}'; {hint}"

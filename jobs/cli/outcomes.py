@@ -1,0 +1,117 @@
+"""`chatjobs submit --wait`: waits for the submitted jobs and prints their outcomes."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs.cli.answer import print_json
+from jobs.cli.progress import RowProgress
+from jobs.cli.waiting import WaitNotice
+from jobs.errors import JobError
+
+if TYPE_CHECKING:
+    from redis import Redis
+
+    from jobs import ChatCompletion, Job
+
+PIPE_WIDTH = 160  # of the table, if stdout is not a terminal
+TEXT_WIDTH = 60  # characters of an answer in the table
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job and the row that it is from."""
+
+    number: int
+    job: Job
+    custom_id: str | None
+
+    def facts(self, unit: str) -> dict[str, Any]:
+        """Return what is known before the job has ended."""
+        return {"id": self.job.id, unit: self.number, "custom_id": self.custom_id}
+
+
+class Outcomes:
+    """The outcomes of jobs, in the order of their rows."""
+
+    def __init__(self, submitted: list[Submitted], unit: str, *, as_json: bool) -> None:
+        self._submitted, self._unit, self._as_json = submitted, unit, as_json
+        self._table: list[tuple[str, ...]] = []
+        self._done = self._failed = 0
+
+    def wait(self, redis: Redis, *, quiet: bool) -> int:
+        """Wait for all jobs and print their outcomes: JSON at once, the table at the end. Returns
+        how many have no completion."""
+        with (
+            RowProgress(len(self._submitted), quiet=quiet) as progress,
+            WaitNotice(redis, quiet=quiet, write=progress.note) as notice,
+        ):
+            for one in self._submitted:
+                notice.watch(one.job)
+                try:
+                    self._add(one, one.job.result())
+                except JobError as error:
+                    self._failed += 1
+                    self._add(one, error)
+                self._done += 1
+                progress.update(self._done, 0)
+        if not self._as_json:
+            self._print_table()
+        return self._failed
+
+    def print_rest(self) -> int:
+        """Print the ids of the jobs that were not waited for. Returns their number."""
+        rest = self._submitted[self._done :]
+        for one in rest:
+            if self._as_json:
+                print_json(one.facts(self._unit))
+            else:
+                click.echo(one.job.id)
+        return len(rest)
+
+    def _add(self, one: Submitted, outcome: ChatCompletion | JobError) -> None:
+        failed = isinstance(outcome, JobError)
+        status = "finished"
+        if isinstance(outcome, JobError):
+            status = "cancelled" if outcome.code == "cancelled" else "failed"
+        if self._as_json:
+            content = outcome.to_dict()
+            print_json(
+                one.facts(self._unit)
+                | {"status": status, "completion": None if failed else content}
+                | {"error": content if failed else None}
+            )
+            return
+        if isinstance(outcome, JobError):
+            tokens, text = "", outcome.message
+        else:
+            tokens = str(outcome.usage.completion_tokens) if outcome.usage else ""
+            text = outcome.text
+        text = " ".join(text.split())
+        if len(text) > TEXT_WIDTH:
+            text = f"{text[: TEXT_WIDTH - 1]}…"
+        self._table.append((str(one.number), one.custom_id or "", one.job.id, status, tokens, text))
+
+    def _print_table(self) -> None:
+        from rich import box
+        from rich.console import Console
+        from rich.table import Table
+        from rich.text import Text
+
+        names = (self._unit, "custom_id", "job", "status", "tokens", "answer")
+        shown = [
+            index
+            for index, name in enumerate(names)
+            if name != "custom_id" or any(row[index] for row in self._table)
+        ]
+        table = Table(box=box.SIMPLE)
+        for index in shown:
+            right = names[index] in (self._unit, "tokens")
+            table.add_column(names[index], justify="right" if right else "left")
+        for row in self._table:
+            table.add_row(*(Text(row[index]) for index in shown))  # Text: no markup of answers
+        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)

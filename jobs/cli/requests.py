@@ -1,0 +1,186 @@
+"""Rows of a file → chat requests, with the options of the command line."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from difflib import get_close_matches
+from typing import Any
+
+from jobs.api.fields import IGNORED_FIELDS, REFUSED_FIELDS
+from jobs.api.request import ChatRequest
+from jobs.cli.fields import request_fields
+from jobs.cli.row_files import Row
+from jobs.client.rq_format import MAX_DATA
+from jobs.errors import InvalidRequest, invalid
+
+BATCH_URL = "/v1/chat/completions"
+BATCH_FIELDS = ("custom_id", "method", "url", "body")
+ROW_FIELDS = ("prompt", "text", "custom_id", "target", "task")  # beside those of a request
+KEEP_ALL = "*"
+OVERHEAD = 1024  # bytes that a job has beside its request
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLine:
+    """A valid row."""
+
+    number: int
+    request: ChatRequest
+    size: int  # bytes, as JSON
+
+
+@dataclass(frozen=True, slots=True)
+class InvalidLine:
+    """A row that is not a valid request."""
+
+    number: int
+    error: InvalidRequest
+
+    def describe(self, unit: str) -> str:
+        """Return the error with the number of the row; `unit` is what the file has: lines, rows."""
+        named = not self.error.param or self.error.param in self.error.message
+        where = "" if named else f" [{self.error.param}]"
+        return f"{unit} {self.number}{where}: {self.error.message}"
+
+
+@dataclass(frozen=True, slots=True)
+class Overrides:
+    """Values from the command line; each replaces the value in the row.
+
+    `keep`: columns that go to the request's metadata, and so to the results; "*": all unknown ones.
+    """
+
+    model: str | None = None
+    run: str | None = None
+    priority: str | None = None
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    keep: tuple[str, ...] = ()
+
+
+def read_requests(
+    rows: Iterable[Row], overrides: Overrides, unit: str = "line"
+) -> Iterator[RequestLine | InvalidLine]:
+    """Yield the request of each row, or its error. `unit`: what the numbers count."""
+    ids: dict[str, int] = {}
+    for index, (number, data) in enumerate(rows):
+        try:
+            if isinstance(data, InvalidRequest):
+                raise data
+            request = ChatRequest.parse(
+                _override(_request_fields(data, overrides), overrides, index)
+            )
+            if request.job.id and ids.setdefault(request.job.id, number) != number:
+                raise invalid(f"job.id: {unit} {ids[request.job.id]} has the same id", "job.id")
+            size = _checked_size(request)
+        except InvalidRequest as error:
+            yield InvalidLine(number, error)
+        else:
+            yield RequestLine(number, request, size)
+
+
+def _checked_size(request: ChatRequest) -> int:
+    size = len(json.dumps(request.to_dict())) + OVERHEAD
+    if size > MAX_DATA:
+        raise invalid(
+            f"the request has {size / 1e6:.1f} MB as JSON, and a job holds at most "
+            f"{MAX_DATA / 1e6:.1f} MB: shorten it"
+        )
+    return size
+
+
+def _request_fields(data: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
+    """Return the fields of the request in a row.
+
+    A line of an OpenAI batch file holds them in `body`. Otherwise `prompt` or `text` becomes the
+    user message, `custom_id` and `target` move to `job`, and `task` moves to `metadata`.
+    """
+    batch = "body" in data
+    known = BATCH_FIELDS if batch else (*ROW_FIELDS, *request_fields())
+    kept = {name: value for name, value in data.items() if _is_kept(name, known, overrides.keep)}
+    data = {name: value for name, value in data.items() if name not in kept}
+    unknown = next((name for name in data if name not in known), None)
+    if unknown is not None:
+        raise _unknown(unknown, batch)
+    fields = _batch_body(data) if batch else _row_fields(data)
+    if kept:
+        fields["metadata"] = _with_kept(_mapping(fields, "metadata"), kept)
+    return fields
+
+
+def _is_kept(name: str, known: tuple[str, ...], keep: tuple[str, ...]) -> bool:
+    return name in keep or (KEEP_ALL in keep and name not in known)
+
+
+def _with_kept(metadata: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
+    """Metadata has only text: other values become JSON."""
+    twice = next((name for name in kept if name in metadata), None)
+    if twice is not None:
+        raise invalid(f"metadata.{twice}: there is also a column {twice!r} to keep", "metadata")
+    texts = {
+        name: value if isinstance(value, str) else json.dumps(value, default=str)
+        for name, value in kept.items()
+        if value is not None
+    }
+    return {**metadata, **texts}
+
+
+def _unknown(name: str, batch: bool) -> InvalidRequest:
+    keep = f"--keep {name} keeps it in the results"
+    if batch:
+        return invalid(
+            f"unknown field '{name}' in a batch line, which has {', '.join(BATCH_FIELDS)}; {keep}",
+            name,
+        )
+    offered = sorted(set(request_fields()) - {*IGNORED_FIELDS, *REFUSED_FIELDS, "messages"})
+    close = get_close_matches(name, ("messages", *ROW_FIELDS, *offered), 1)
+    if close:
+        return invalid(f"unknown field '{name}'; did you mean '{close[0]}'? ({keep})", name)
+    return invalid(
+        f"unknown field '{name}'; a row has messages, prompt or text, and may have "
+        f"{', '.join((*ROW_FIELDS[2:], *offered))}; {keep}",
+        name,
+    )
+
+
+def _row_fields(data: dict[str, Any]) -> dict[str, Any]:
+    fields = dict(data)
+    for name in ("prompt", "text"):
+        if name in fields and "messages" not in fields:
+            fields["messages"] = [{"role": "user", "content": fields.pop(name)}]
+    for name in ("custom_id", "target"):
+        if name in fields:
+            fields["job"] = {**_mapping(fields, "job"), name: fields.pop(name)}
+    if "task" in fields:
+        fields["metadata"] = {**_mapping(fields, "metadata"), "task": fields.pop("task")}
+    return fields
+
+
+def _batch_body(data: dict[str, Any]) -> dict[str, Any]:
+    if data.get("method", "POST") != "POST":
+        raise invalid(f"method: must be POST, got {data['method']!r}", "method")
+    if data.get("url", BATCH_URL) != BATCH_URL:
+        raise invalid(f"url: must be {BATCH_URL}, got {data['url']!r}", "url")
+    body = _mapping(data, "body")
+    return {**body, "job": {**_mapping(body, "job"), "custom_id": data.get("custom_id")}}
+
+
+def _mapping(data: dict[str, Any], name: str) -> dict[str, Any]:
+    value = data.get(name, {})
+    if not isinstance(value, dict):
+        raise invalid(f"{name}: expected an object, got {value!r}", name)
+    return value
+
+
+def _override(fields: dict[str, Any], overrides: Overrides, row: int) -> dict[str, Any]:
+    fields = {**fields, **overrides.fields}
+    job = dict(_mapping(fields, "job"))
+    if overrides.run is not None:
+        job = {"priority": "bulk", **job, "run": overrides.run, "row": row}
+    if overrides.priority is not None:
+        job["priority"] = overrides.priority
+    model = fields.get("model") if overrides.model is None else overrides.model
+    if model is None:
+        return {**fields, "job": job}
+    return {**fields, "model": model, "job": job}

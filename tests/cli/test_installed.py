@@ -1,0 +1,59 @@
+"""The installed command: its version, completion in shells, and how much it imports for help."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+
+from tests.cli.conftest import COMMAND
+
+
+def test_the_version_is_that_of_the_distribution() -> None:
+    printed = subprocess.check_output([COMMAND, "--version"], text=True)
+    assert printed == f"chatjobs, version {version('chatjobs')}\n"
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_shells_get_a_completion_script(shell: str) -> None:
+    environment = {**os.environ, "_CHATJOBS_COMPLETE": f"{shell}_source"}
+    script = subprocess.check_output([COMMAND], text=True, env=environment)
+    assert f"_CHATJOBS_COMPLETE={shell}_complete" in script
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("chatjobs su", {"plain,submit"}),
+        ("chatjobs models c", {"plain,check"}),
+        ("chatjobs submit --pri", {"plain,--priority"}),
+        ("chatjobs submit --priority ", {"plain,interactive", "plain,bulk"}),
+    ],
+)
+def test_commands_options_and_values_are_completed(line: str, expected: set[str]) -> None:
+    environment = {
+        **os.environ,
+        "_CHATJOBS_COMPLETE": "bash_complete",
+        "COMP_WORDS": line,
+        "COMP_CWORD": str(line.count(" ")),
+    }
+    completed = subprocess.check_output([COMMAND], text=True, env=environment)
+    assert set(completed.split()) == expected
+
+
+@pytest.mark.parametrize("words", ["--help", "submit --help", "work --help", "--version"])
+def test_help_imports_nothing_heavy(words: str) -> None:
+    code = (
+        "import sys\n"
+        f"sys.argv = ['chatjobs', *{words.split()!r}]\n"
+        "from jobs.cli import main\n"
+        "try: main()\n"
+        "except SystemExit: print(*sys.modules, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    heavy = {"pydantic", "redis", "rq", "rich", "pyarrow", "numpy", "torch", "jinja2", "asyncio"}
+    assert "click" in done.stderr.split()
+    assert not heavy & set(done.stderr.split())

@@ -1,0 +1,120 @@
+"""Ctrl-C at any moment: exit code 130 and no traceback; commands say what goes on."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from jobs import Client
+from tests.cli.conftest import Spawn
+from worker.demo import DATASET
+
+# Runs the command line, and sends SIGINT to itself when the module TARGET is imported.
+IMPORTING = """
+import importlib.abc, os, signal, sys
+class Interrupt(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == {target!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+sys.argv = ["chatjobs", *{words!r}]
+from jobs.cli import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("click", "--help"),
+        ("pydantic", "chat -m demo hi"),
+        ("redis", "status"),
+        ("pyarrow", "results --results ."),
+        ("worker.engine.host", "work -m demo --redis embedded"),
+        ("torch", "work -m demo --redis embedded"),
+        ("safetensors", "models check demo"),
+        ("rich", "demo"),
+    ],
+)
+def test_ctrl_c_while_modules_are_imported(target: str, words: str) -> None:
+    code = IMPORTING.format(target=target, words=words.split())
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in done.stderr
+
+
+def test_ctrl_c_while_a_model_is_loaded(redis_url: str, tmp_path: Path) -> None:
+    words = ["work", "-m", "demo", "--redis", redis_url, "--results", str(tmp_path)]
+    code = (
+        "import os, signal, sys\n"
+        "from worker.engine.host import EngineHost\n"
+        "load = EngineHost.load\n"
+        "def interrupted(self, reference):\n"
+        "    load(self, reference)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    return load(self, reference)\n"
+        "EngineHost.load = interrupted\n"
+        f"sys.argv = ['chatjobs', *{words!r}]\n"
+        "from jobs.cli import main; main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+    assert done.stderr.splitlines()[-1] == "interrupted"
+
+
+@pytest.mark.parametrize("module", ["renderer", "counter"])
+def test_a_child_of_a_dead_worker_prints_no_traceback(module: str) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", f"worker.prompt.{module}", str(2**31)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdin and process.stdout and process.stderr
+    process.stdout.close()
+    requests = [{"template": "a", "values": None, "seconds": 2}]
+    if module == "counter":
+        tokenizer = json.loads((DATASET.parent / "model/tokenizer.json").read_text())
+        requests = [tokenizer, {"text": "a", "context": 9, "longest": 9, "seconds": 2}]
+    process.stdin.write(b"".join(json.dumps(request).encode() + b"\n" for request in requests))
+    process.stdin.close()
+    assert process.stderr.read() == b""
+    assert process.wait(timeout=30) == 1
+
+
+def test_follow_says_what_it_waits_for_and_that_the_job_goes_on(
+    spawn: Spawn, redis_url: str
+) -> None:
+    with Client(redis_url) as client:
+        job = client.submit({"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
+        process = spawn("follow", job.id, "--redis", redis_url)
+        assert process.stderr is not None
+        assert "no worker serves 'm'" in process.stderr.readline()
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out) == (130, "")
+        assert err == (
+            f"interrupted; job {job.id} goes on: chatjobs follow {job.id} shows its answer, "
+            f"chatjobs cancel {job.id} stops it\n"
+        )
+        assert job.status() == "queued"
+
+
+def test_chat_says_what_it_waits_for_and_that_the_job_is_cancelled(
+    spawn: Spawn, redis_url: str
+) -> None:
+    process = spawn("chat", "-m", "m", "-o", 'job={"id": "mine"}', "--redis", redis_url, "hi")
+    assert process.stderr is not None
+    assert "no worker serves 'm'" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=20)
+    assert (process.returncode, err) == (130, "interrupted; job mine is cancelled\n")
+    with Client(redis_url) as client:
+        assert client.job("mine").status() == "cancelled"

@@ -1,0 +1,142 @@
+"""JSONL, CSV and Parquet files as rows."""
+
+from __future__ import annotations
+
+import io
+import os
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.cli.row_files import RowFile, csv_rows
+from jobs.errors import InvalidRequest
+
+
+def csv_of(text: str | bytes) -> list[Any]:
+    """Numbers and data of a CSV file; of an invalid row the message."""
+    content = text.encode() if isinstance(text, str) else text
+    return [
+        (number, data.message if isinstance(data, InvalidRequest) else data)
+        for number, data in csv_rows(io.BytesIO(content))
+    ]
+
+
+def test_csv_parses_fields_of_a_request_and_no_other_cell() -> None:
+    header = "prompt,target,custom_id,temperature,stop,seed,user,level"
+    (row,) = csv_of(f'{header}\n12,007,1,0.5,"[""a""]",,3,010\n')
+    assert row == (
+        2,
+        {
+            "prompt": "12",
+            "target": "007",
+            "custom_id": "1",
+            "temperature": 0.5,
+            "stop": ["a"],
+            "user": "3",
+            "level": "010",
+        },
+    )
+
+
+def test_csv_takes_what_spreadsheets_write() -> None:
+    rows = csv_of('\ufeffprompt,target\r\n"two\nlines, ""quoted""",a\r\n\r\nnext,b\r\n')
+    assert rows == [
+        (2, {"prompt": 'two\nlines, "quoted"', "target": "a"}),
+        (5, {"prompt": "next", "target": "b"}),
+    ]
+
+
+def test_csv_takes_long_cells() -> None:
+    ((_, row),) = csv_of("prompt\n" + "a" * 500_000)
+    assert len(row["prompt"]) == 500_000
+
+
+@pytest.mark.parametrize(
+    ("text", "number", "message"),
+    [
+        ("prompt,target\na\n", 2, "1 cells, but the header has 2"),
+        ("prompt,prompt\na,b\n", 1, "the header has two columns 'prompt'"),
+        ('prompt\n"a\n', 2, "not CSV: unexpected end of data"),
+        (b"prompt\nok\n\xff\n", 3, "not UTF-8 text"),
+    ],
+)
+def test_csv_that_is_broken_is_named(text: str | bytes, number: int, message: str) -> None:
+    line, error = csv_of(text)[-1]
+    assert line == number
+    assert message in error
+
+
+def write(path: Path) -> None:
+    messages = pa.list_(
+        pa.struct([("role", pa.string()), ("content", pa.string()), ("name", pa.string())])
+    )
+    rows = [
+        {"messages": [{"role": "user", "content": f"{i}"}], "temperature": None, "level": i}
+        for i in range(1000)
+    ]
+    schema = pa.schema(
+        [("messages", messages), ("temperature", pa.float64()), ("level", pa.int64())]
+    )
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), path)
+
+
+def test_parquet_nulls_are_fields_that_are_not_given(tmp_path: Path) -> None:
+    write(tmp_path / "rows.PARQUET")
+    with (tmp_path / "rows.PARQUET").open("rb") as file:
+        rows = RowFile(file, file.name)
+        assert rows.unit == "row"
+        for _ in range(2):  # as `submit` reads it
+            found = list(rows)
+            assert len(found) == 1000
+            assert found[1] == (2, {"messages": [{"role": "user", "content": "1"}], "level": 1})
+
+
+def test_what_is_no_parquet_file_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "rows.parquet").write_text("prompt\n")
+    with (tmp_path / "rows.parquet").open("rb") as file, pytest.raises(InvalidRequest):
+        list(RowFile(file, file.name))
+
+
+def endless(line: bytes) -> Any:
+    """A file that never ends: reading all of it would never return."""
+
+    class Endless(io.RawIOBase):
+        def readable(self) -> bool:
+            return True
+
+        def seekable(self) -> bool:
+            return True
+
+        def seek(self, offset: int, whence: int = 0) -> int:
+            return 0
+
+        def tell(self) -> int:
+            return 0
+
+        def readinto(self, buffer: Any) -> int:
+            filled = (line * (len(buffer) // len(line) + 1))[: len(buffer) // len(line) * len(line)]
+            buffer[: len(filled)] = filled
+            return len(filled)
+
+    return io.BufferedReader(Endless())
+
+
+@pytest.mark.parametrize(
+    ("name", "line"), [("rows.jsonl", b'{"prompt": "a"}\n'), ("rows.csv", b"prompt\n")]
+)
+def test_rows_are_read_as_a_stream(name: str, line: bytes) -> None:
+    assert len(list(islice(RowFile(endless(line), name), 1000))) == 1000
+
+
+def test_a_pipe_is_read_twice(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.write(writing, b'{"prompt": "a"}\n{"prompt": "b"}\n')
+    os.close(writing)
+    with open(reading, "rb") as file:
+        rows = RowFile(file, "-")
+        assert list(rows) == list(rows)
+        assert len(list(rows)) == 2

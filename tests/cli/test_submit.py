@@ -1,0 +1,249 @@
+"""`chatjobs submit`: its options, its errors, and --wait."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs import Client
+from jobs.cli.status import workers
+from jobs.cli.submit import CHUNK
+from tests.cli.conftest import Run, Spawn
+from tests.worker.site import Site, wait_until
+
+
+def requests_of(result: Any, redis_url: str) -> list[Any]:
+    """The requests of the jobs whose ids were printed."""
+    assert result.exit_code == 0, result.output
+    with Client(redis_url) as client:
+        return [client.job(job).request for job in result.stdout.split()]
+
+
+def test_options_apply_to_all_requests(run: Run, redis_url: str) -> None:
+    options = ("-o", "temperature=0", "-o", 'stop=["a"]', "-o", "reasoning_effort=low")
+    lines = '{"prompt": "a", "temperature": 1}\n{"prompt": "b"}'
+    words = ("submit", "-", "-m", "m", *options, "--redis", redis_url)
+    for request in requests_of(run(*words, input=lines), redis_url):
+        assert (request.temperature, request.stop, request.reasoning_effort) == (0, ["a"], "low")
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("temprature=0", "unknown field 'temprature'; did you mean 'temperature'?"),
+        ("foo=0", "unknown field 'foo'; known fields: "),
+        ("model=x", "model is set by --model"),
+        ("job={}", "job is set by --run, --priority and FILE"),
+        ("temperature", "'temperature' is not KEY=VALUE"),
+    ],
+)
+def test_a_wrong_option_is_wrong_usage(run: Run, option: str, message: str) -> None:
+    result = run("submit", "-", "-m", "m", "-o", option, input='{"prompt": "a"}')
+    assert result.exit_code == 2
+    assert message in " ".join(result.stderr.split())
+
+
+def test_csv_and_parquet_files_are_taken(run: Run, redis_url: str, tmp_path: Path) -> None:
+    rows = {"prompt": ["1", "2"], "target": ["one", "two"], "temperature": [0, 1]}
+    (tmp_path / "a.csv").write_text("prompt,target,temperature\n1,one,0\n2,two,1\n")
+    pq.write_table(pa.table(rows), tmp_path / "a.parquet")
+    for name in ("a.csv", "a.parquet"):
+        result = run("submit", str(tmp_path / name), "-m", "m", "--redis", redis_url)
+        found = requests_of(result, redis_url)
+        assert [request.messages[0].text for request in found] == ["1", "2"]
+        assert [request.job.target for request in found] == ["one", "two"]
+        assert [request.temperature for request in found] == [0, 1]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.jsonl", "a.parquet"])
+def test_unknown_columns_are_refused_or_kept(
+    run: Run, redis_url: str, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    rows = [{"prompt": "a", "level": "007", "source": "x"}]
+    if name == "a.csv":
+        path.write_text("prompt,level,source\na,007,x\n")
+    elif name == "a.jsonl":
+        path.write_text(json.dumps(rows[0]))
+    else:
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    words = ("submit", str(path), "-m", "m", "--redis", redis_url)
+    result = run(*words)
+    assert result.exit_code == 2
+    assert "unknown field 'level'" in result.stderr
+    assert "--keep level keeps it in the results" in result.stderr
+    for keep in (("--keep", "level", "--keep", "source"), ("--keep", "*")):
+        (request,) = requests_of(run(*words, *keep), redis_url)
+        assert request.metadata == {"level": "007", "source": "x"}
+    result = run(*words, "--keep", "*", "--keep", "nope")
+    assert result.exit_code == 2
+    assert "no row has a value in the column 'nope'" in result.stderr
+
+
+def test_values_that_are_kept_become_text(run: Run, redis_url: str) -> None:
+    line = '{"prompt": "a", "n_steps": 3, "tags_": ["b"], "none": null, "task": "t"}'
+    words = ("submit", "-", "-m", "m", "--keep", "*", "--redis", redis_url)
+    (request,) = requests_of(run(*words, input=line), redis_url)
+    assert request.metadata == {"n_steps": "3", "tags_": '["b"]', "task": "t"}
+
+
+def test_a_known_column_that_is_kept_is_not_read(run: Run, redis_url: str) -> None:
+    words = ("submit", "-", "-m", "m", "--keep", "text", "--redis", redis_url)
+    line = '{"prompt": "a", "text": "b"}'
+    (request,) = requests_of(run(*words, input=line), redis_url)
+    assert request.messages[0].text == "a"
+    assert request.metadata == {"text": "b"}
+
+
+def test_an_unknown_field_gets_the_fields_that_a_row_may_have(run: Run) -> None:
+    result = run("submit", "-", "-m", "m", input='{"foo": 1}')
+    assert result.exit_code == 2
+    for name in ("messages", "prompt", "text", "custom_id", "target", "task", "temperature"):
+        assert name in result.stderr
+    assert "'prompt'?" in run("submit", "-", "-m", "m", input='{"promt": "a"}').stderr
+
+
+def test_errors_in_the_data_show_no_usage_and_no_second_line_number(run: Run) -> None:
+    result = run("submit", "-", "-m", "m", input='{"prompt": "a"}\n{"prompt"\n')
+    assert result.exit_code == 2
+    assert result.stderr == (
+        "<stdin>: line 2: not JSON: Expecting ':' delimiter at column 10\n"
+        "error: 1 of 2 lines is invalid; nothing was enqueued\n"
+    )
+    assert "Usage" not in run("submit", "-", "-m", "m", input="").stderr
+
+
+def test_errors_in_the_data_are_json_with_json(run: Run) -> None:
+    result = run("submit", "-", "-m", "m", "--json", input='{"foo": 1}')
+    assert (result.exit_code, result.stdout) == (2, "")
+    error = json.loads(result.stderr)["error"]
+    assert error["message"] == "1 of 1 line is invalid; nothing was enqueued"
+    assert error["lines"][0].startswith("<stdin>: line 1: unknown field 'foo'")
+
+
+def test_many_rows_are_submitted_in_their_order(run: Run, redis_url: str) -> None:
+    count = 2 * CHUNK + 7
+    lines = "\n".join(json.dumps({"prompt": str(i)}) for i in range(count))
+    result = run("submit", "-", "-m", "m", "--run", "r", "--redis", redis_url, input=lines)
+    found = requests_of(result, redis_url)
+    assert [request.messages[0].text for request in found] == [str(i) for i in range(count)]
+    assert [request.job.row for request in found] == list(range(count))
+    assert result.stderr == f"{count} jobs enqueued\n"
+
+
+def test_a_large_file_takes_little_memory(redis_url: str, tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    with path.open("w") as file:
+        for _ in range(75):  # 150 MB
+            file.write(json.dumps({"prompt": "a" * 2_000_000}) + "\n")
+    code = (
+        "import resource, sys\n"
+        f"sys.argv = ['chatjobs', 'submit', {str(path)!r}, '-m', 'm', '--redis', {redis_url!r}]\n"
+        "from jobs.cli import main\n"
+        "try: main()\n"
+        "finally: print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(done.stdout.split()) == 75
+    assert int(done.stderr.splitlines()[-1]) < 250_000  # KiB
+
+
+def test_a_taken_id_in_the_last_row_enqueues_nothing(run: Run, redis_url: str) -> None:
+    with Client(redis_url) as client:
+        message = {"role": "user", "content": "Hi"}
+        client.submit({"model": "m", "messages": [message], "job": {"id": "mine"}})
+    rows: list[Any] = [{"prompt": str(i)} for i in range(CHUNK)]
+    rows.append({"prompt": "last", "job": {"id": "mine"}})
+    lines = "\n".join(map(json.dumps, rows))
+    result = run("submit", "-", "-m", "m", "--redis", redis_url, input=lines)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert "'mine' is taken" in result.stderr
+    status = json.loads(run("status", "--json", "--redis", redis_url).stdout)
+    assert [queue["queued"] for queue in status["queues"]] == [1]
+
+
+@pytest.fixture
+def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
+    """A Redis, and workers with scripted answers for the model `fake`."""
+    found = Site(redis_url, tmp_path / "results")
+    yield found
+    found.close()
+
+
+ROWS = (
+    {"prompt": "one", "custom_id": "a", "metadata": {"words": "3"}},
+    {"prompt": "two", "metadata": {"fail": "out_of_memory"}},
+    {"prompt": "[red]three", "metadata": {"words": "100"}},
+)
+LINES = "\n".join(map(json.dumps, ROWS))
+
+
+def test_wait_prints_a_table_of_the_results(run: Run, site: Site) -> None:
+    site.worker()
+    words = ("submit", "-", "-m", "fake", "--wait", "--redis", site.url)
+    result = run(*words, input=LINES)
+    assert result.exit_code == 1
+    assert result.stderr.splitlines()[0] == "3 jobs enqueued"
+    assert result.stderr.splitlines()[-1] == "error: 1 of 3 jobs failed or were cancelled"
+    header, _, *rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
+    assert header == ["line", "custom_id", "job", "status", "tokens", "answer"]
+    assert rows[0][:2] == ["1", "a"]
+    assert [row[0] for row in rows] == ["1", "2", "3"]
+    assert ["finished" in row for row in rows] == [True, False, True]
+    assert "failed" in rows[1]
+    assert rows[2][-1].endswith("…")
+
+
+def test_wait_with_json_prints_completions_and_errors(run: Run, site: Site) -> None:
+    site.worker()
+    words = ("submit", "-", "-m", "fake", "--wait", "--json", "-q", "--redis", site.url)
+    result = run(*words, input=LINES)
+    found = [json.loads(line) for line in result.stdout.splitlines()]
+    assert [one["line"] for one in found] == [1, 2, 3]
+    assert [one["status"] for one in found] == ["finished", "failed", "finished"]
+    assert found[0]["completion"]["choices"][0]["message"]["content"]
+    assert found[0]["error"] is found[1]["completion"] is None
+    assert found[1]["error"]["code"] == "out_of_memory"
+    (line,) = result.stderr.splitlines()
+    assert "1 of 3 jobs failed" in json.loads(line)["error"]["message"]
+
+
+def test_wait_says_what_it_waits_for_and_what_goes_on(
+    spawn: Spawn, redis_url: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "rows.jsonl"
+    path.write_text(LINES)
+    process = spawn("submit", str(path), "-m", "none", "--wait", "--redis", redis_url)
+    assert process.stderr is not None
+    assert process.stderr.readline() == "3 jobs enqueued\n"
+    assert "no worker serves 'none'" in process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert "interrupted; 3 of 3 jobs go on" in err
+    assert "Traceback" not in err
+    with Client(redis_url) as client:
+        assert [client.job(job).status() for job in out.split()] == ["queued"] * 3
+
+
+def test_a_job_behind_others_says_how_many(spawn: Spawn, site: Site) -> None:
+    site.worker()
+    site.submit_many(["long"] * 40, words=100_000)
+    last = site.submit("last")
+    wait_until(lambda: any(workers(site.redis)))
+    process = spawn("follow", last.id, "--redis", site.url)
+    assert process.stderr is not None
+    notice = process.stderr.readline()
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=20)
+    assert re.search(rf"job {last.id} is queued behind \d+ other jobs? for 'fake'", notice)

@@ -1,0 +1,114 @@
+"""Wrong usage exits with 2 and says what is possible; with --json, errors are JSON on stderr."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs import Client
+from tests.cli.conftest import UNREACHABLE, Run
+
+
+@pytest.mark.parametrize("words", ["work -m demo", "models check demo"])
+@pytest.mark.parametrize("device", ["gpu", "tpu", "mps", "cuda:x", "cuda:-1", ""])
+def test_an_unknown_device_exits_with_2(run: Run, words: str, device: str) -> None:
+    result = run(*words.split(), "--device", device)
+    assert result.exit_code == 2
+    assert f"{device!r} is not a device: auto, cpu, cuda or cuda:N" in result.stderr
+
+
+def test_an_invalid_job_id_exits_with_2(run: Run) -> None:
+    result = run("follow", "a b")
+    assert result.exit_code == 2
+    assert "'a b' is not a job id" in result.stderr
+
+
+def test_a_missing_results_folder_exits_with_2(run: Run, tmp_path: Path) -> None:
+    for words in (("results",), ("results", "r1")):
+        result = run(*words, "--results", str(tmp_path / "nope"))
+        assert result.exit_code == 2
+        assert f"no folder {tmp_path / 'nope'}" in result.stderr
+        assert "--results" in result.stderr
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_an_empty_question_exits_with_2(run: Run, text: str) -> None:
+    assert run("chat", "-m", "demo", text).exit_code == 2
+    result = run("chat", "-m", "demo", "-", input=text)
+    assert result.exit_code == 2
+    assert "the question is empty" in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words", ["chat -m demo hi", "submit - -m demo", "status", "follow j", "cancel j"]
+)
+def test_a_private_redis_is_refused_where_nothing_would_serve_it(run: Run, words: str) -> None:
+    result = run(*words.split(), "--redis", "embedded", input='{"prompt": "a"}')
+    assert result.exit_code == 2
+    assert "chatjobs work --model M --redis embedded" in result.stderr
+    assert "'embedded'" not in run(words.split()[0], "--help").stdout
+
+
+def test_an_unknown_option_of_the_redis_url_is_named(run: Run) -> None:
+    result = run("status", "--redis", "redis://me:secret@h/0?foo=hidden")
+    assert result.exit_code == 2
+    assert "unknown option 'foo'" in result.stderr
+    assert "secret" not in result.output
+    assert "hidden" not in result.output
+
+
+def error_of(stderr: str) -> dict[str, Any]:
+    """The JSON error, which is the only line."""
+    (line,) = stderr.splitlines()
+    error = json.loads(line)["error"]
+    assert error.keys() >= {"message", "type", "param", "code"}
+    assert isinstance(error["message"], str)
+    return dict(error)
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "kind", "name"),
+    [
+        ("status --json", 3, "server_error", "unavailable"),
+        ("status --json --nope", 2, "invalid_request_error", "invalid_request"),
+        ("follow --json a/b", 2, "invalid_request_error", "invalid_request"),
+        ("chat --json hi", 2, "invalid_request_error", "invalid_request"),
+        ("statsu --json", 2, "invalid_request_error", "invalid_request"),
+        ("models check ./nope --json", 3, "invalid_request_error", "model_not_found"),
+        ("results r2 --json --results /", 1, "invalid_request_error", "invalid_request"),
+    ],
+)
+def test_errors_are_json_with_json(run: Run, words: str, code: int, kind: str, name: str) -> None:
+    result = run(*words.split())
+    assert (result.exit_code, result.stdout) == (code, "")
+    error = error_of(result.stderr)
+    assert (error["type"], error["code"]) == (kind, name)
+
+
+def test_the_error_of_a_job_is_json_with_json(run: Run, redis_url: str) -> None:
+    result = run("chat", "-m", "no", "--wait", "0", "-q", "--json", "--redis", redis_url, "hi")
+    assert result.exit_code == 1
+    error = error_of(result.stderr)
+    assert (error["code"], error["param"]) == ("model_not_found", "model")
+
+
+def test_a_question_that_looks_like_the_option_gets_no_json(run: Run) -> None:
+    result = run("chat", "-m", "demo", "--redis", UNREACHABLE, "--", "--json")
+    assert result.stderr.startswith("error: can't reach Redis")
+
+
+def test_messages_have_no_internal_prefix(run: Run, redis_url: str) -> None:
+    result = run("follow", "never-was", "--redis", redis_url)
+    assert result.stderr.startswith("error: no job 'never-was' in Redis")
+    assert run("results", "r2", "--results", "/").stderr.startswith("error: no run 'r2'")
+
+
+def test_cancel_says_what_happened(run: Run, redis_url: str) -> None:
+    with Client(redis_url) as client:
+        job = client.submit({"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
+        assert run("cancel", job.id, "--redis", redis_url).stderr == f"{job.id}: cancelled\n"
+        again = run("cancel", job.id, "--redis", redis_url)
+        assert (again.exit_code, again.stderr) == (0, f"{job.id}: was already cancelled\n")
