@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
-from jobs.api.request import ChatRequest
+from jobs.api.request import ChatRequest, IgnoredFieldWarning
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 
@@ -22,6 +22,7 @@ __all__ = [
     "ChatCompletion",
     "ChatRequest",
     "Client",
+    "IgnoredFieldWarning",
     "Job",
     "JobError",
     "Results",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from types import TracebackType
 from typing import Any, Self
@@ -10,6 +9,7 @@ from typing import Any, Self
 import redis.asyncio
 
 from jobs.api.answer import ChatCompletion
+from jobs.api.caller import run_in_thread
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.client.cancel import cancel
@@ -18,6 +18,7 @@ from jobs.client.connection import connect_async
 from jobs.client.follow import follow_async
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import run_async
+from jobs.client.submit import RequestInput
 from jobs.client.wait import wait_for_result
 
 
@@ -31,15 +32,14 @@ class AsyncClient:
         self._producer = Client(url)  # enqueueing blocks, so it runs in a thread
         self.redis = connect_async(url)
 
-    async def submit(self, request: ChatRequest | dict[str, Any]) -> AsyncJob:
+    async def submit(self, request: RequestInput) -> AsyncJob:
         """Enqueue one request. When this returns, the job is in Redis."""
-        parsed = ChatRequest.parse(request)  # here: its warnings name the caller's line
-        job = await asyncio.to_thread(self._producer.submit, parsed)
+        job = await run_in_thread(self._producer.submit, request)
         return AsyncJob(self.redis, job.id, job.request)
 
-    async def submit_many(self, requests: Iterable[ChatRequest | dict[str, Any]]) -> list[AsyncJob]:
+    async def submit_many(self, requests: Iterable[RequestInput]) -> list[AsyncJob]:
         """Enqueue many requests in few round trips; all are checked before any is enqueued."""
-        jobs = await asyncio.to_thread(self._producer.submit_many, requests)
+        jobs = await run_in_thread(self._producer.submit_many, requests)
         return [AsyncJob(self.redis, job.id, job.request) for job in jobs]
 
     def job(self, job_id: str) -> AsyncJob:

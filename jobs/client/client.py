@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 from redis import Redis, RedisError
 
@@ -16,7 +16,7 @@ from jobs.client.connection import connect, redis_failure
 from jobs.client.follow import follow
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import run_sync
-from jobs.client.submit import enqueue, parse_many
+from jobs.client.submit import RequestInput, enqueue, parse_many
 from jobs.client.wait import wait_for_result
 from jobs.errors import invalid
 from jobs.keys import JOB_ID
@@ -32,7 +32,7 @@ class Client:
     def __init__(self, url: str | None = None) -> None:
         self.redis = connect(url)
 
-    def submit(self, request: ChatRequest | dict[str, Any]) -> Job:
+    def submit(self, request: RequestInput) -> Job:
         """Enqueue one request. When this returns, the job is in Redis.
 
         Raises InvalidRequest, naming the field, for a bad request or a `job.id` that is taken.
@@ -41,7 +41,7 @@ class Client:
         (job_id,) = self._enqueue([parsed])
         return Job(self.redis, job_id, parsed)
 
-    def submit_many(self, requests: Iterable[ChatRequest | dict[str, Any]]) -> list[Job]:
+    def submit_many(self, requests: Iterable[RequestInput]) -> list[Job]:
         """Enqueue many requests in few round trips; all are checked before any is enqueued."""
         parsed = parse_many(requests)
         job_ids = self._enqueue(parsed)
