@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import redis.asyncio
 
@@ -17,9 +17,11 @@ from jobs.client.client import Client, check_id
 from jobs.client.connection import connect_async
 from jobs.client.follow import follow_async
 from jobs.client.state import Status, read_request, read_status
-from jobs.client.steps import run_async
+from jobs.client.steps import iterate_async, run_async
 from jobs.client.submit import RequestInput
 from jobs.client.wait import wait_for_result
+from jobs.client.wait_many import follow_ends, gather_outcomes, wait_for_rows
+from jobs.errors import JobError
 
 
 class AsyncClient:
@@ -45,6 +47,37 @@ class AsyncClient:
     def job(self, job_id: str) -> AsyncJob:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
         return AsyncJob(self.redis, job_id)
+
+    async def as_completed(
+        self, jobs: Iterable[AsyncJob], timeout: float | None = None
+    ) -> AsyncIterator[AsyncJob]:
+        """The jobs as they end, see `Client.as_completed`."""
+        by_id = {job.id: job for job in jobs}
+        async for job_id in iterate_async(follow_ends(by_id, timeout), self.redis):
+            yield by_id[job_id]
+
+    @overload
+    async def gather(
+        self,
+        *jobs: AsyncJob,
+        timeout: float | None = None,
+        return_exceptions: Literal[False] = False,
+    ) -> list[ChatCompletion]: ...
+    @overload
+    async def gather(
+        self, *jobs: AsyncJob, timeout: float | None = None, return_exceptions: bool
+    ) -> list[ChatCompletion | JobError]: ...
+    async def gather(
+        self, *jobs: AsyncJob, timeout: float | None = None, return_exceptions: bool = False
+    ) -> list[Any]:
+        """The completions of all jobs in the order of the arguments, see `Client.gather`."""
+        ids = [job.id for job in jobs]
+        return await run_async(gather_outcomes(ids, timeout, return_exceptions), self.redis)
+
+    async def wait_for_rows(self, jobs: Iterable[AsyncJob], timeout: float | None = None) -> None:
+        """Wait until the rows of all jobs are in Parquet, see `Client.wait_for_rows`."""
+        requests = {job.id: job._request for job in jobs}
+        await run_async(wait_for_rows(requests, timeout), self.redis)
 
     async def close(self) -> None:
         await self.redis.aclose()
