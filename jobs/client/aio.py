@@ -13,6 +13,7 @@ from jobs.api.caller import run_in_thread
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.client.cancel import cancel
+from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client, check_id
 from jobs.client.connection import connect_async
 from jobs.client.follow import follow_async
@@ -33,6 +34,7 @@ class AsyncClient:
     def __init__(self, url: str | None = None) -> None:
         self._producer = Client(url)  # enqueueing blocks, so it runs in a thread
         self.redis = connect_async(url)
+        self.chat = AsyncChat(self)  # await client.chat.completions.create(...)
 
     async def submit(self, request: RequestInput) -> AsyncJob:
         """Enqueue one request. When this returns, the job is in Redis."""

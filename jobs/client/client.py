@@ -12,6 +12,7 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.client.cancel import cancel
+from jobs.client.chat_completions import Chat
 from jobs.client.connection import connect, redis_failure
 from jobs.client.follow import follow
 from jobs.client.state import Status, read_request, read_status
@@ -32,6 +33,7 @@ class Client:
 
     def __init__(self, url: str | None = None) -> None:
         self.redis = connect(url)
+        self.chat = Chat(self)  # client.chat.completions.create(...), as in the openai package
 
     def submit(self, request: RequestInput) -> Job:
         """Enqueue one request. When this returns, the job is in Redis.
