@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    model_validator,
+)
 
 from jobs.api.caller import warn_caller
 from jobs.api.fields import IGNORED_IN_TOOL, drop_ignored, drop_unsupported
@@ -24,6 +33,20 @@ if TYPE_CHECKING:
 # Limits of free JSON; serializers and parsers have limits of their own beyond these.
 MAX_DEPTH = 64  # levels of nested lists and objects in one field
 MAX_BITS = 1024  # of an integer
+
+
+MAX_NAME = 1000  # characters of a model's name
+
+
+def _model_name(name: str) -> str:
+    """A name that a model can have; a job for another name would wait forever."""
+    if len(name) > MAX_NAME:
+        raise ValueError(f"a name has at most {MAX_NAME} characters, got {len(name)}")
+    if name != name.strip():
+        raise ValueError(f"{describe(name)} begins or ends with a space: remove it")
+    if any(unicodedata.category(character) == "Cc" for character in name):
+        raise ValueError(f"{describe(name)} contains a control character: remove it")
+    return name
 
 
 class StreamOptions(Wire):
@@ -108,7 +131,7 @@ class ChatRequest(Sampling):
         user, metadata            kept with the request
     """
 
-    model: Annotated[Text, Field(min_length=1)]
+    model: Annotated[Text, Field(min_length=1), AfterValidator(_model_name)]
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
