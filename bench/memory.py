@@ -18,11 +18,11 @@ from pathlib import Path
 import click
 
 from bench.harness import report
-from bench.overhead import demo_requests
 from bench.shapes import QWEN3_06B, random_checkpoint
 from jobs import ChatRequest, Client
 from jobs.cli.status import workers
 from jobs.embedded import EmbeddedRedis
+from worker.cli.demo_run import demo_requests
 from worker.demo import MODEL_DIR
 
 MIB = 2**20

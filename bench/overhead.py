@@ -19,19 +19,11 @@ import click
 
 from bench.harness import alternate, median, report, seconds
 from jobs import ChatRequest, Client, Results, Sampling
-from jobs.cli.jsonl import Overrides, read_requests
 from jobs.embedded import EmbeddedRedis
 from worker import Engine
-from worker.demo import DATASET
+from worker.cli.demo_run import demo_requests
 
 SECONDS = 120.0  # time limit of a round
-
-
-def demo_requests() -> list[ChatRequest]:
-    """The demo data set as requests with temperature 0."""
-    with DATASET.open("rb") as file:
-        rows, _ = read_requests(file, Overrides(model="demo", run="demo"))
-    return [row.request.model_copy(update={"temperature": 0.0}) for row in rows]
 
 
 @click.command()

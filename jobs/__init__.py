@@ -9,7 +9,7 @@ from jobs.errors import JobError
 if TYPE_CHECKING:
     from jobs.api.answer import ChatCompletion
     from jobs.api.chunk import ChatChunk
-    from jobs.api.request import ChatRequest
+    from jobs.api.request import ChatRequest, IgnoredFieldWarning
     from jobs.api.sampling import Sampling
     from jobs.client.aio import AsyncClient, AsyncJob
     from jobs.client.client import Client, Job
@@ -22,6 +22,7 @@ __all__ = [
     "ChatCompletion",
     "ChatRequest",
     "Client",
+    "IgnoredFieldWarning",
     "Job",
     "JobError",
     "Results",
@@ -35,6 +36,7 @@ _LAZY = {
     "ChatCompletion": "jobs.api.answer",
     "ChatRequest": "jobs.api.request",
     "Client": "jobs.client.client",
+    "IgnoredFieldWarning": "jobs.api.request",
     "Job": "jobs.client.client",
     "Results": "jobs.results.files",
     "Sampling": "jobs.api.sampling",

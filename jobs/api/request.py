@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-import os
-import sys
-import warnings
-from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+import unicodedata
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-import pydantic
-from pydantic import ConfigDict, Field, StrictBool, StrictInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StrictBool,
+    StrictInt,
+    model_validator,
+)
 
+from jobs.api.caller import warn_caller
 from jobs.api.fields import IGNORED_IN_TOOL, drop_ignored, drop_unsupported
 from jobs.api.history import plain_messages
 from jobs.api.message import Message
@@ -19,14 +25,28 @@ from jobs.api.wire import Number, Text, Wire, describe
 from jobs.errors import invalid
 from jobs.keys import JOB_ID, RUN_ID
 
+if TYPE_CHECKING:
+    from typing import Unpack
+
+    from jobs.api.params import RequestFields
+
 # Limits of free JSON; serializers and parsers have limits of their own beyond these.
 MAX_DEPTH = 64  # levels of nested lists and objects in one field
 MAX_BITS = 1024  # of an integer
 
-# A warning about a request names the line that made the request.
-_OWN_FOLDERS = tuple(
-    f"{folder}{os.sep}" for folder in (Path(__file__).parents[1], Path(pydantic.__file__).parent)
-)
+
+MAX_NAME = 1000  # characters of a model's name
+
+
+def _model_name(name: str) -> str:
+    """A name that a model can have; a job for another name would wait forever."""
+    if len(name) > MAX_NAME:
+        raise ValueError(f"a name has at most {MAX_NAME} characters, got {len(name)}")
+    if name != name.strip():
+        raise ValueError(f"{describe(name)} begins or ends with a space: remove it")
+    if any(unicodedata.category(character) == "Cc" for character in name):
+        raise ValueError(f"{describe(name)} contains a control character: remove it")
+    return name
 
 
 class StreamOptions(Wire):
@@ -73,12 +93,45 @@ class IgnoredFieldWarning(UserWarning):
 
 
 class ChatRequest(Sampling):
-    """One chat completion to run: OpenAI's fields, vLLM's extensions, and the queue's under `job`.
+    """One chat completion to run.
 
-    Raises InvalidRequest, naming the field, if a value is invalid.
+        ChatRequest(model="demo", messages=[{"role": "user", "content": "Hi"}], temperature=0)
+
+    Raises InvalidRequest, naming the field, if a value is invalid. All fields but `model` and
+    `messages` are optional. docs/requests.md describes each of them.
+
+    The conversation:
+        model                     a name that a worker serves
+        messages                  dicts with role and content, as in OpenAI's API
+        tools, tool_choice        functions that the model may call
+
+    Sampling; by default as the model's generation_config.json says, else as OpenAI's API:
+        temperature, top_p, top_k, min_p, seed
+        repetition_penalty, presence_penalty, frequency_penalty
+        logit_bias, bad_words, allowed_token_ids
+
+    The end of the answer:
+        max_tokens, max_completion_tokens, min_tokens
+        stop, stop_token_ids, include_stop_str_in_output, ignore_eos
+
+    What is returned:
+        n                         number of answers
+        logprobs, top_logprobs    log-probabilities of the tokens
+        skip_special_tokens, response_format
+        stream                    publish the tokens as they are generated
+        stream_options            {"include_usage": True}: end the stream with the token counts
+
+    The prompt:
+        chat_template_kwargs, enable_thinking, reasoning_effort
+        add_generation_prompt, continue_final_message, truncate_prompt_tokens
+
+    The job:
+        job                       id, run, row, custom_id, target, session, priority, ttl, retries,
+                                  tags
+        user, metadata            kept with the request
     """
 
-    model: Annotated[Text, Field(min_length=1)]
+    model: Annotated[Text, Field(min_length=1), AfterValidator(_model_name)]
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
@@ -98,12 +151,17 @@ class ChatRequest(Sampling):
     truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None  # -1: to the context
     job: JobOptions = Field(default_factory=JobOptions)
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **fields: Unpack[RequestFields]) -> None: ...
+
     @model_validator(mode="before")
     @classmethod
     def _take_other_forms(cls, data: Any) -> Any:
         """Take the request as clients of OpenAI, vLLM and litellm send it."""
         if not isinstance(data, dict):
             return data
+        data = {name: _as_list(value) for name, value in data.items()}
         for name, value in data.items():
             _check_json(value, MAX_DEPTH, str(name))
         ignored: list[str] = []
@@ -119,11 +177,8 @@ class ChatRequest(Sampling):
             ]
         _merge_request_id(data)
         if ignored:
-            warnings.warn(
-                f"fields without effect are ignored: {', '.join(sorted(ignored))}",
-                IgnoredFieldWarning,
-                stacklevel=_level_of_caller(),
-            )
+            names = ", ".join(sorted(ignored))
+            warn_caller(f"fields without effect are ignored: {names}", IgnoredFieldWarning)
         return data
 
     @model_validator(mode="after")
@@ -171,12 +226,12 @@ def _merge_request_id(data: dict[str, Any]) -> None:
     data["job"] = {**options, "id": given}
 
 
-def _level_of_caller() -> int:
-    """The `stacklevel` of the first frame outside this package and pydantic."""
-    level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_OWN_FOLDERS):
-        level, frame = level + 1, frame.f_back
-    return level
+def _as_list(value: Any) -> Any:
+    """Python's other collections, such as a generator of messages, as a list."""
+    other = isinstance(value, Iterable) and not isinstance(
+        value, str | bytes | bytearray | Mapping | BaseModel
+    )
+    return list(value) if other else value
 
 
 def _check_json(value: Any, depth: int, field: str) -> None:

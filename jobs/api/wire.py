@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from inspect import Parameter, Signature
 from typing import Annotated, Any, Self
 
 from pydantic import (
@@ -44,8 +46,19 @@ class Checked(Wire):
             raise to_invalid_request(error, type(self)) from None
 
     @classmethod
+    def __pydantic_init_subclass__(cls, **options: Any) -> None:
+        """Give help() the names of the fields; pydantic's own signature contains its internals."""
+        super().__pydantic_init_subclass__(**options)
+        required = [name for name, field in cls.model_fields.items() if field.is_required()]
+        optional = [name for name in cls.model_fields if name not in required]
+        cls.__signature__ = Signature(
+            [Parameter(name, Parameter.KEYWORD_ONLY) for name in required]
+            + [Parameter(name, Parameter.KEYWORD_ONLY, default=None) for name in optional]
+        )
+
+    @classmethod
     def parse(cls, data: Any) -> Self:
-        """Construct from a JSON object (dict, str or bytes). Raises InvalidRequest."""
+        """Construct from a JSON object (mapping, str or bytes). Raises InvalidRequest."""
         if isinstance(data, str | bytes | bytearray):
             try:
                 data = json.loads(data)
@@ -53,7 +66,7 @@ class Checked(Wire):
                 raise invalid(f"the request is not valid JSON: {error}") from None
         if isinstance(data, cls):
             return data
-        if not isinstance(data, dict):
+        if not isinstance(data, Mapping):
             raise invalid(f"a request must be a JSON object, got {describe(data)}")
         bad = next((key for key in data if not isinstance(key, str)), None)
         if bad is not None:

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 import redis.asyncio
 
 from jobs.api.answer import ChatCompletion
+from jobs.api.caller import run_in_thread
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.client.cancel import cancel
+from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client, check_id
 from jobs.client.connection import connect_async
 from jobs.client.follow import follow_async
 from jobs.client.state import Status, read_request, read_status
-from jobs.client.steps import run_async
+from jobs.client.steps import iterate_async, run_async
+from jobs.client.submit import RequestInput
 from jobs.client.wait import wait_for_result
+from jobs.client.wait_many import follow_ends, gather_outcomes, wait_for_rows
+from jobs.errors import JobError
 
 
 class AsyncClient:
@@ -30,21 +34,52 @@ class AsyncClient:
     def __init__(self, url: str | None = None) -> None:
         self._producer = Client(url)  # enqueueing blocks, so it runs in a thread
         self.redis = connect_async(url)
+        self.chat = AsyncChat(self)  # await client.chat.completions.create(...)
 
-    async def submit(self, request: ChatRequest | dict[str, Any]) -> AsyncJob:
+    async def submit(self, request: RequestInput) -> AsyncJob:
         """Enqueue one request. When this returns, the job is in Redis."""
-        parsed = ChatRequest.parse(request)  # here: its warnings name the caller's line
-        job = await asyncio.to_thread(self._producer.submit, parsed)
+        job = await run_in_thread(self._producer.submit, request)
         return AsyncJob(self.redis, job.id, job.request)
 
-    async def submit_many(self, requests: Iterable[ChatRequest | dict[str, Any]]) -> list[AsyncJob]:
+    async def submit_many(self, requests: Iterable[RequestInput]) -> list[AsyncJob]:
         """Enqueue many requests in few round trips; all are checked before any is enqueued."""
-        jobs = await asyncio.to_thread(self._producer.submit_many, requests)
+        jobs = await run_in_thread(self._producer.submit_many, requests)
         return [AsyncJob(self.redis, job.id, job.request) for job in jobs]
 
     def job(self, job_id: str) -> AsyncJob:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
         return AsyncJob(self.redis, job_id)
+
+    async def as_completed(
+        self, jobs: Iterable[AsyncJob], timeout: float | None = None
+    ) -> AsyncIterator[AsyncJob]:
+        """The jobs as they end, see `Client.as_completed`."""
+        by_id = {job.id: job for job in jobs}
+        async for job_id in iterate_async(follow_ends(by_id, timeout), self.redis):
+            yield by_id[job_id]
+
+    @overload
+    async def gather(
+        self,
+        *jobs: AsyncJob,
+        timeout: float | None = None,
+        return_exceptions: Literal[False] = False,
+    ) -> list[ChatCompletion]: ...
+    @overload
+    async def gather(
+        self, *jobs: AsyncJob, timeout: float | None = None, return_exceptions: bool
+    ) -> list[ChatCompletion | JobError]: ...
+    async def gather(
+        self, *jobs: AsyncJob, timeout: float | None = None, return_exceptions: bool = False
+    ) -> list[Any]:
+        """The completions of all jobs in the order of the arguments, see `Client.gather`."""
+        ids = [job.id for job in jobs]
+        return await run_async(gather_outcomes(ids, timeout, return_exceptions), self.redis)
+
+    async def wait_for_rows(self, jobs: Iterable[AsyncJob], timeout: float | None = None) -> None:
+        """Wait until the rows of all jobs are in Parquet, see `Client.wait_for_rows`."""
+        requests = {job.id: job._request for job in jobs}
+        await run_async(wait_for_rows(requests, timeout), self.redis)
 
     async def close(self) -> None:
         await self.redis.aclose()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, overload
 
 from redis import Redis, RedisError
 
@@ -12,13 +12,15 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.client.cancel import cancel
+from jobs.client.chat_completions import Chat
 from jobs.client.connection import connect, redis_failure
 from jobs.client.follow import follow
 from jobs.client.state import Status, read_request, read_status
-from jobs.client.steps import run_sync
-from jobs.client.submit import enqueue, parse_many
+from jobs.client.steps import iterate_sync, run_sync
+from jobs.client.submit import RequestInput, enqueue, parse_many
 from jobs.client.wait import wait_for_result
-from jobs.errors import invalid
+from jobs.client.wait_many import follow_ends, gather_outcomes, wait_for_rows
+from jobs.errors import JobError, invalid
 from jobs.keys import JOB_ID
 
 
@@ -31,8 +33,9 @@ class Client:
 
     def __init__(self, url: str | None = None) -> None:
         self.redis = connect(url)
+        self.chat = Chat(self)  # client.chat.completions.create(...), as in the openai package
 
-    def submit(self, request: ChatRequest | dict[str, Any]) -> Job:
+    def submit(self, request: RequestInput) -> Job:
         """Enqueue one request. When this returns, the job is in Redis.
 
         Raises InvalidRequest, naming the field, for a bad request or a `job.id` that is taken.
@@ -41,7 +44,7 @@ class Client:
         (job_id,) = self._enqueue([parsed])
         return Job(self.redis, job_id, parsed)
 
-    def submit_many(self, requests: Iterable[ChatRequest | dict[str, Any]]) -> list[Job]:
+    def submit_many(self, requests: Iterable[RequestInput]) -> list[Job]:
         """Enqueue many requests in few round trips; all are checked before any is enqueued."""
         parsed = parse_many(requests)
         job_ids = self._enqueue(parsed)
@@ -53,6 +56,44 @@ class Client:
     def job(self, job_id: str) -> Job:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
         return Job(self.redis, job_id)
+
+    def as_completed(self, jobs: Iterable[Job], timeout: float | None = None) -> Iterator[Job]:
+        """The jobs as they end, each once, also those that fail: `job.result()` has the outcome.
+
+        Raises JobError `timeout` when some have not ended `timeout` seconds after the first step.
+        """
+        by_id = {job.id: job for job in jobs}
+        for job_id in iterate_sync(follow_ends(by_id, timeout), self.redis):
+            yield by_id[job_id]
+
+    @overload
+    def gather(
+        self, *jobs: Job, timeout: float | None = None, return_exceptions: Literal[False] = False
+    ) -> list[ChatCompletion]: ...
+    @overload
+    def gather(
+        self, *jobs: Job, timeout: float | None = None, return_exceptions: bool
+    ) -> list[ChatCompletion | JobError]: ...
+    def gather(
+        self, *jobs: Job, timeout: float | None = None, return_exceptions: bool = False
+    ) -> list[Any]:
+        """The completions of all jobs, in the order of the arguments.
+
+        The first job that fails raises its JobError, and the others go on; with
+        `return_exceptions` its error takes the place of its completion. Raises JobError `timeout`
+        when some have not ended after `timeout` seconds.
+        """
+        ids = [job.id for job in jobs]
+        return run_sync(gather_outcomes(ids, timeout, return_exceptions), self.redis)
+
+    def wait_for_rows(self, jobs: Iterable[Job], timeout: float | None = None) -> None:
+        """Wait until all jobs have ended and their rows are in Parquet, a few seconds later.
+
+        Failed and cancelled jobs have a row too. Raises JobError `timeout`, which says whether jobs
+        have not ended or rows are not written yet.
+        """
+        requests = {job.id: job._request for job in jobs}
+        run_sync(wait_for_rows(requests, timeout), self.redis)
 
     def close(self) -> None:
         self.redis.close()

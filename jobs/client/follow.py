@@ -10,6 +10,7 @@ follower.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import AsyncIterator, Iterator
 
 import redis
@@ -29,6 +30,7 @@ from jobs.client.steps import (
     iterate_sync,
     retry,
 )
+from jobs.errors import JobError
 from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
 
@@ -37,23 +39,34 @@ ACKNOWLEDGE_SECONDS = 5.0  # limit for the reply to SUBSCRIBE
 PAGE = 500  # log entries per read
 
 
-def follow(client: redis.Redis, job_id: str, after: str | None = None) -> Iterator[ChatChunk]:
+def follow(
+    client: redis.Redis, job_id: str, after: str | None = None, *, timeout: float | None = None
+) -> Iterator[ChatChunk]:
     """Yields the chunks of a job from the start, or after the cursor of an earlier chunk.
 
-    Raises JobError if the job fails, is cancelled or does not exist.
+    Raises JobError if the job fails, is cancelled or does not exist, and `timeout` if no chunk
+    comes for `timeout` seconds.
     """
-    return iterate_sync(follow_steps(job_id, after), client)
+    return iterate_sync(follow_steps(job_id, after, timeout), client)
 
 
 def follow_async(
-    client: redis.asyncio.Redis, job_id: str, after: str | None = None
+    client: redis.asyncio.Redis,
+    job_id: str,
+    after: str | None = None,
+    *,
+    timeout: float | None = None,
 ) -> AsyncIterator[ChatChunk]:
     """Like `follow`, with asyncio."""
-    return iterate_async(follow_steps(job_id, after), client)
+    return iterate_async(follow_steps(job_id, after, timeout), client)
 
 
-def follow_steps(job_id: str, after: str | None) -> Emitting[ChatChunk]:
+def follow_steps(
+    job_id: str, after: str | None, timeout: float | None = None
+) -> Emitting[ChatChunk]:
     """The steps that `follow` and `follow_async` share."""
+    silence = SILENCE_SECONDS if timeout is None else min(SILENCE_SECONDS, timeout)
+    position, since = (0, 0), time.monotonic()
     state = yield from read_state(job_id, full=True)
     cursor = StreamCursor(job_id, state.request, int(state.created_at), after)
     subscribed = False
@@ -63,8 +76,14 @@ def follow_steps(job_id: str, after: str | None) -> Emitting[ChatChunk]:
         state = yield from _catch_up(cursor, job_id)
         if state.status.over:
             break
+        if cursor.position != position:
+            position, since = cursor.position, time.monotonic()
+        elif timeout is not None and time.monotonic() - since >= timeout:
+            raise JobError(
+                "timeout", f"no chunk of job {job_id} for {timeout:g} s (status: {state.status})"
+            )
         if subscribed:
-            subscribed = yield from _follow_live(cursor, job_id)
+            subscribed = yield from _follow_live(cursor, job_id, silence)
         else:
             yield lambda connection: connection.sleep(PAUSE_SECONDS)
     completion = yield from read_outcome(state)
@@ -103,12 +122,12 @@ def _catch_up(cursor: StreamCursor, job_id: str) -> Steps[JobState]:
             return state
 
 
-def _follow_live(cursor: StreamCursor, job_id: str) -> Steps[bool]:
-    """Emit entries as they are published, until the log must be read again. Returns False if the
-    subscription is lost."""
+def _follow_live(cursor: StreamCursor, job_id: str, silence: float) -> Steps[bool]:
+    """Emit entries as they are published, until the log must be read again: after a gap, or after
+    `silence` seconds without a message. Returns False if the subscription is lost."""
     while True:
         try:
-            message = yield _listen(SILENCE_SECONDS)
+            message = yield _listen(silence)
         except (redis.ConnectionError, redis.TimeoutError):
             return False
         if message is None or message["type"] != "message":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
@@ -55,6 +56,11 @@ def read_state(
     """The job's state now; `full` also reads what never changes. An absent job is UNKNOWN."""
     fields = CHANGING_FIELDS + FIXED_FIELDS if full else CHANGING_FIELDS
     values = yield from retry(command("hmget", rq_format.job_key(job_id), fields), deadline)
+    return parse_state(job_id, fields, values)
+
+
+def parse_state(job_id: str, fields: Sequence[str], values: Sequence[bytes | None]) -> JobState:
+    """The state in some fields of the job's hash."""
     found = {name: value for name, value in zip(fields, values, strict=True) if value}
     created_at = parse_time(found.get("created_at"))
     return JobState(

@@ -9,13 +9,14 @@ from __future__ import annotations
 import secrets
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from redis import Redis
 
 from jobs import keys, lua
+from jobs.api.params import RequestFields
 from jobs.api.request import ChatRequest
 from jobs.client.rq_format import (
     BULK_RESULT_SECONDS,
@@ -30,6 +31,8 @@ from jobs.client.rq_format import (
     results_key,
 )
 from jobs.errors import InvalidRequest, JobError, invalid
+
+RequestInput: TypeAlias = ChatRequest | RequestFields | Mapping[str, Any]
 
 BATCH = 500  # jobs per round trip
 
@@ -53,7 +56,7 @@ class EnqueueArgs(NamedTuple):
     data: bytes
 
 
-def parse_many(requests: Iterable[ChatRequest | dict[str, Any]]) -> list[ChatRequest]:
+def parse_many(requests: Iterable[RequestInput]) -> list[ChatRequest]:
     """All requests, checked. Raises InvalidRequest, naming the number of the bad one."""
     parsed = []
     for number, request in enumerate(requests):

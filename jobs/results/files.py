@@ -128,8 +128,10 @@ class Results:
         content: dict[str, Any] = json.loads(file.read_text("utf-8")) if file.exists() else {}
         return content
 
-    def dataset(self, run: str) -> ds.Dataset:
-        """The run's rows as a pyarrow data set, which selects and filters lazily.
+    # pyarrow has no types, and pyright reports unknown types in the caller's code, but not Any.
+
+    def dataset(self, run: str) -> Any:
+        """The run's rows as a pyarrow.dataset.Dataset, which selects and filters lazily.
 
         A file that can't be read is skipped with a BrokenFileWarning.
         """
@@ -140,8 +142,9 @@ class Results:
         chatjobs itself writes whole files only."""
         return _check(self._files(run))
 
-    def table(self, run: str, columns: Sequence[str] | None = None) -> pa.Table:
-        """The run's rows, one per choice, in no particular order. `columns`: only these."""
+    def table(self, run: str, columns: Sequence[str] | None = None) -> Any:
+        """The run's rows as a pyarrow.Table, one per choice, in no particular order. `columns`:
+        only these."""
         names = None if columns is None else list(columns)
         absent = [name for name in names or () if name not in SCHEMA.names]
         if absent:

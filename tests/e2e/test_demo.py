@@ -11,10 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from jobs import ChatRequest, Client, Results
-from jobs.cli.jsonl import Overrides, read_requests
+from jobs import Client, Results
 from jobs.embedded import EmbeddedRedis
-from worker.demo import DATASET
+from worker.cli.demo_run import demo_requests
 
 COMMAND = Path(sys.executable).with_name("chatjobs")
 SECONDS = 120.0
@@ -25,12 +24,6 @@ def start_worker(url: str, results: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([COMMAND, *words])
 
 
-def demo_requests(run: str, count: int) -> list[ChatRequest]:
-    with DATASET.open("rb") as file:
-        rows, _ = read_requests(file, Overrides(model="demo", run=run))
-    return [row.request.model_copy(update={"temperature": 0.0}) for row in rows[:count]]
-
-
 def finished(results: Results, run: str) -> int:
     return results.dataset(run).count_rows() if run in results.runs() else 0
 
@@ -39,7 +32,7 @@ def finished(results: Results, run: str) -> int:
 def test_a_killed_worker_neither_loses_nor_duplicates_rows(tmp_path: Path) -> None:
     count, results = 160, Results(tmp_path)
     with EmbeddedRedis() as redis, Client(redis.url) as client:
-        jobs = client.submit_many(demo_requests("killed", count))
+        jobs = client.submit_many(demo_requests(count, "killed"))
         worker = start_worker(redis.url, tmp_path)
         jobs[count // 4].result(timeout=SECONDS)
         worker.kill()

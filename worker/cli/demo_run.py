@@ -32,7 +32,7 @@ STALL_SECONDS = 120.0  # the demo fails after this long without a finished job
 
 def run_demo(count: int, run_id: str, folder: Path) -> None:
     """Run the first `count` questions as run `run_id`, print the results, stream one answer."""
-    requests = _requests(count, run_id)
+    requests = demo_requests(count, run_id)
     results = Results(folder)
     if run_id in results.runs():
         raise click.UsageError(f"run {run_id} already exists in {folder}: choose another --run")
@@ -47,7 +47,8 @@ def run_demo(count: int, run_id: str, folder: Path) -> None:
             _stream_answer(client)
 
 
-def _requests(count: int, run_id: str) -> list[ChatRequest]:
+def demo_requests(count: int = 500, run_id: str = "demo") -> list[ChatRequest]:
+    """The first `count` rows of the demo data set as greedy requests."""
     options = Overrides(model=MODEL, run=run_id, fields={"temperature": 0})
     requests = []
     with DATASET.open("rb") as file:

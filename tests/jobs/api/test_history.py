@@ -169,7 +169,10 @@ def test_the_hash_of_a_request_stays_the_same() -> None:
 
 
 def test_the_messages_of_the_caller_stay_as_they_are() -> None:
-    messages = [HELLO, {**CALLING, "content": ["a"], "reasoning": "r", "refusal": None}]
+    messages: list[dict[str, Any]] = [
+        HELLO,
+        {**CALLING, "content": ["a"], "reasoning": "r", "refusal": None},
+    ]
     before = copy.deepcopy(messages)
     ChatRequest(model="m", messages=messages)
     assert messages == before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -155,3 +156,15 @@ def test_answers_validate_as_openai_types() -> None:
     )
     assert OpenAIChunk.model_validate(chunk.to_dict()).choices[0].delta.content == "a"
     assert chunk.to_dict()["choices"][0]["finish_reason"] is None
+
+
+def test_messages_may_come_from_a_generator_or_a_tuple() -> None:
+    expected = ChatRequest.parse(GOOD).to_dict()
+    assert (
+        ChatRequest(model="demo", messages=(one for one in GOOD["messages"])).to_dict() == expected
+    )
+    assert ChatRequest(model="demo", messages=tuple(GOOD["messages"])).to_dict() == expected
+
+
+def test_a_request_may_be_any_mapping() -> None:
+    assert ChatRequest.parse(MappingProxyType(GOOD)).to_dict() == ChatRequest.parse(GOOD).to_dict()

@@ -1,0 +1,121 @@
+"""The keyword arguments of a request, for type checkers and editors.
+
+`ChatRequest` validates the values when it is made; nothing here is read at run time, except the
+names of `CompletionFields`.
+"""
+
+# Without `from __future__ import annotations`: it would hide `Required` at run time.
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal, Required, TypeAlias, TypedDict
+
+from pydantic import BaseModel
+
+
+class MessageFields(TypedDict, total=False):
+    """One message of a conversation."""
+
+    role: Required[
+        Literal["system", "developer", "user", "assistant", "tool", "function", "ipython"]
+    ]
+    content: str | Sequence[str | Mapping[str, object]] | None
+    reasoning_content: str | None
+    name: str | None
+    tool_call_id: str | None
+    tool_calls: Sequence[Mapping[str, object]] | None
+
+
+# A dict with these keys, one with the fields of another API, such as openai's parameter types, or a
+# message of an answer.
+MessageInput: TypeAlias = MessageFields | Mapping[str, object] | BaseModel
+
+
+class JobFields(TypedDict, total=False):
+    """How the request is queued, and what is recorded with its result."""
+
+    id: str | None
+    run: str | None
+    row: int | None
+    custom_id: str | None
+    target: str | None
+    session: str | None
+    priority: Literal["interactive", "bulk"]
+    ttl: float | None
+    retries: int
+    tags: Sequence[str] | None
+
+
+class OpenAIFields(TypedDict, total=False):
+    """The fields of OpenAI's chat completions that have an effect."""
+
+    model: Required[str]
+    messages: Required[Iterable[MessageInput]]
+    frequency_penalty: float | None
+    logit_bias: Mapping[str, float] | Mapping[int, float] | None
+    logprobs: bool | None
+    max_completion_tokens: int | None
+    max_tokens: int | None
+    metadata: Mapping[str, str] | None
+    n: int | None
+    presence_penalty: float | None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None
+    response_format: Mapping[str, object] | BaseModel | None
+    seed: int | None
+    stop: str | Sequence[str] | None
+    stream_options: Mapping[str, object] | BaseModel | None
+    temperature: float | None
+    tool_choice: str | Mapping[str, object] | None
+    tools: Iterable[Mapping[str, object] | BaseModel] | None
+    top_logprobs: int | None
+    top_p: float | None
+    user: str | None
+
+
+class RequestFields(OpenAIFields, total=False):
+    """All fields of a `ChatRequest`."""
+
+    add_generation_prompt: bool | None
+    allowed_token_ids: Sequence[int] | None
+    bad_words: Sequence[str] | None
+    chat_template_kwargs: Mapping[str, Any] | None
+    continue_final_message: bool | None
+    enable_thinking: bool | None
+    ignore_eos: bool | None
+    include_stop_str_in_output: bool | None
+    job: JobFields | Mapping[str, object] | BaseModel
+    min_p: float | None
+    min_tokens: int | None
+    repetition_penalty: float | None
+    request_id: str | None
+    skip_special_tokens: bool | None
+    stop_token_ids: Sequence[int] | None
+    stream: bool | None
+    top_k: int | None
+    truncate_prompt_tokens: int | None
+
+
+class CompletionFields(OpenAIFields, total=False):
+    """The arguments of openai's `chat.completions.create`, except `stream`.
+
+    Those of type `object` have no effect here: `ChatRequest` ignores or refuses them.
+    """
+
+    audio: object
+    function_call: object
+    functions: object
+    modalities: object
+    moderation: object
+    parallel_tool_calls: object
+    prediction: object
+    prompt_cache_key: object
+    prompt_cache_options: object
+    prompt_cache_retention: object
+    safety_identifier: object
+    service_tier: object
+    store: object
+    verbosity: object
+    web_search_options: object
+    extra_headers: Mapping[str, object] | None
+    extra_query: Mapping[str, object] | None
+    extra_body: Mapping[str, Any] | None
+    timeout: float | None

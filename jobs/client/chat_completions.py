@@ -1,0 +1,260 @@
+"""`client.chat.completions.create`, with the arguments and the answers of the openai package.
+
+Each call is a job of its own. A caller that stops waiting cancels it, so that no worker spends time
+on an answer that nobody reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
+
+from jobs.api.answer import ChatCompletion
+from jobs.api.caller import warn_caller
+from jobs.api.chunk import ChatChunk
+from jobs.api.params import CompletionFields
+from jobs.api.request import ChatRequest, IgnoredFieldWarning
+from jobs.client.follow import follow, follow_async
+from jobs.errors import JobError
+
+if TYPE_CHECKING:
+    from jobs.client.aio import AsyncClient, AsyncJob
+    from jobs.client.client import Client, Job
+
+
+class Chat:
+    """`client.chat`: the attribute `completions`."""
+
+    def __init__(self, client: Client) -> None:
+        self.completions = Completions(client)
+
+
+class Completions:
+    """`client.chat.completions`: the method `create`."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+
+    @overload
+    def create(
+        self, *, stream: Literal[False] | None = None, **fields: Unpack[CompletionFields]
+    ) -> ChatCompletion: ...
+    @overload
+    def create(
+        self, *, stream: Literal[True], **fields: Unpack[CompletionFields]
+    ) -> ChatStream: ...
+    @overload
+    def create(
+        self, *, stream: bool, **fields: Unpack[CompletionFields]
+    ) -> ChatCompletion | ChatStream: ...
+    def create(self, *, stream: bool | None = None, **fields: Any) -> ChatCompletion | ChatStream:
+        """Run one request and return its answer, or with `stream` its chunks.
+
+        The arguments are those of openai's method of this name. `extra_body` takes all other
+        fields of a ChatRequest, such as top_k and job. `timeout`: seconds until the answer, or with
+        `stream` from one chunk to the next; None: no limit. Raises JobError.
+        """
+        call = _read_call(bool(stream), fields)
+        job = self._client.submit(call.request)
+        if stream:
+            return ChatStream(job, follow(self._client.redis, job.id, timeout=call.timeout))
+        try:
+            return job.result(call.timeout)
+        except BaseException as error:
+            if _leaves_job_running(error):
+                with suppress(JobError):
+                    job.cancel()
+            raise
+
+
+class ChatStream:
+    """The chunks of one answer, as they are generated: an iterator, as openai's `Stream`.
+
+    Closing it before its end, or leaving its `with` block, cancels the job.
+    """
+
+    def __init__(self, job: Job, chunks: Iterator[ChatChunk]) -> None:
+        self.job = job
+        self._chunks = chunks
+        self._over = self._begun = False
+
+    def __iter__(self) -> Iterator[ChatChunk]:
+        return self
+
+    def __next__(self) -> ChatChunk:
+        if self._over:
+            raise StopIteration
+        try:
+            chunk = next(self._chunks)
+            while chunk.reset and not self._begun:
+                chunk = next(self._chunks)
+            if chunk.reset:
+                raise _restarted(self.job.id)
+        except StopIteration:
+            self._over = True
+            raise
+        except JobError as error:
+            if _leaves_job_running(error) or error.code == "worker_lost":
+                self.close()
+            self._over = True
+            raise
+        self._begun = True
+        return chunk
+
+    def close(self) -> None:
+        """Stop reading; the job is cancelled unless it has ended."""
+        if not self._over:
+            self._over = True
+            with suppress(JobError):
+                self.job.cancel()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+
+class AsyncChat:
+    """`client.chat` of an AsyncClient: the attribute `completions`."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self.completions = AsyncCompletions(client)
+
+
+class AsyncCompletions:
+    """`client.chat.completions` of an AsyncClient: the method `create`."""
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+
+    @overload
+    async def create(
+        self, *, stream: Literal[False] | None = None, **fields: Unpack[CompletionFields]
+    ) -> ChatCompletion: ...
+    @overload
+    async def create(
+        self, *, stream: Literal[True], **fields: Unpack[CompletionFields]
+    ) -> AsyncChatStream: ...
+    @overload
+    async def create(
+        self, *, stream: bool, **fields: Unpack[CompletionFields]
+    ) -> ChatCompletion | AsyncChatStream: ...
+    async def create(
+        self, *, stream: bool | None = None, **fields: Any
+    ) -> ChatCompletion | AsyncChatStream:
+        """Run one request, see `Completions.create`."""
+        call = _read_call(bool(stream), fields)
+        job = await self._client.submit(call.request)
+        if stream:
+            chunks = follow_async(self._client.redis, job.id, timeout=call.timeout)
+            return AsyncChatStream(job, chunks)
+        try:
+            return await job.result(call.timeout)
+        except BaseException as error:
+            if _leaves_job_running(error):
+                with suppress(JobError):
+                    await job.cancel()
+            raise
+
+
+class AsyncChatStream:
+    """`ChatStream` for asyncio, as openai's `AsyncStream`."""
+
+    def __init__(self, job: AsyncJob, chunks: AsyncIterator[ChatChunk]) -> None:
+        self.job = job
+        self._chunks = chunks
+        self._over = self._begun = False
+
+    def __aiter__(self) -> AsyncIterator[ChatChunk]:
+        return self
+
+    async def __anext__(self) -> ChatChunk:
+        if self._over:
+            raise StopAsyncIteration
+        try:
+            chunk = await anext(self._chunks)
+            while chunk.reset and not self._begun:
+                chunk = await anext(self._chunks)
+            if chunk.reset:
+                raise _restarted(self.job.id)
+        except StopAsyncIteration:
+            self._over = True
+            raise
+        except JobError as error:
+            if _leaves_job_running(error) or error.code == "worker_lost":
+                await self.close()
+            self._over = True
+            raise
+        self._begun = True
+        return chunk
+
+    async def close(self) -> None:
+        """Stop reading; the job is cancelled unless it has ended."""
+        if not self._over:
+            self._over = True
+            with suppress(JobError):
+                await self.job.cancel()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+class _Call(NamedTuple):
+    request: ChatRequest
+    timeout: float | None
+
+
+def _read_call(stream: bool, fields: dict[str, Any]) -> _Call:
+    """The arguments of `create`, checked. Raises TypeError, as Python does, and InvalidRequest."""
+    for name in fields:
+        if name not in CompletionFields.__annotations__:
+            hint = "" if name not in ChatRequest.model_fields else ": put it into extra_body"
+            raise TypeError(f"create() got an unexpected keyword argument {name!r}{hint}")
+    for name in sorted(CompletionFields.__required_keys__ - fields.keys()):
+        raise TypeError(f"create() missing the required keyword argument {name!r}")
+    given = {name: value for name, value in fields.items() if not _is_not_given(value)}
+    timeout = given.pop("timeout", None)
+    if isinstance(timeout, bool) or not isinstance(timeout, float | int | None):
+        raise TypeError(f"create() takes a timeout in seconds, got {timeout!r}")
+    without_effect = [name for name in ("extra_headers", "extra_query") if given.pop(name, None)]
+    if without_effect:
+        names = " and ".join(without_effect)
+        warn_caller(f"there is no HTTP request: {names} are ignored", IgnoredFieldWarning)
+    extra = given.pop("extra_body", None) or {}
+    body = {**given, **extra, "stream": stream}
+    return _Call(ChatRequest.parse(body), timeout)
+
+
+def _is_not_given(value: Any) -> bool:
+    """openai's NOT_GIVEN and omit stand for arguments that are absent."""
+    kind = type(value)
+    return kind.__name__ in ("NotGiven", "Omit") and kind.__module__.partition(".")[0] == "openai"
+
+
+def _leaves_job_running(error: BaseException) -> bool:
+    """Whether the caller stops waiting: a time limit, Ctrl-C or a cancelled task."""
+    return error.code == "timeout" if isinstance(error, JobError) else True
+
+
+def _restarted(job_id: str) -> JobError:
+    return JobError(
+        "worker_lost",
+        f"job {job_id} started again on another worker after a part of its answer was read: repeat "
+        "the request, or follow it with Job.stream, whose chunks say where it starts again",
+    )

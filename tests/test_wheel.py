@@ -1,0 +1,244 @@
+"""The wheel, installed into an empty environment without the repository, and an editable install.
+
+The environments hold exactly what the requirements of the distribution name: their packages are
+links to those of this environment, so that nothing is downloaded.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+import tomllib
+from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import Distribution, distribution
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from jobs import Client
+from jobs.cli.status import workers
+from tests.test_readme import README, blocks
+
+pytestmark = pytest.mark.timeout(600)
+
+ROOT = Path(__file__).parent.parent
+BIN = Path(sys.executable).parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]
+SEPARATOR = "--- next block ---"
+READERS = ("datasets", "duckdb", "pandas", "polars")
+# A block that uses a reader is code of that library as well, and some have no types.
+WITH_READER = re.compile(rf"\b(?:{'|'.join(READERS)}|rows)\b")
+
+
+def requirements(*extras: str) -> list[str]:
+    """The packages that the distribution with these extras requires."""
+    optional = PROJECT["optional-dependencies"]
+    return [*PROJECT["dependencies"], *(one for extra in extras for one in optional[extra])]
+
+
+def closure(names: Iterable[str]) -> list[Distribution]:
+    """The distributions of these requirements, with all that they require."""
+    found: dict[str, Distribution] = {}
+    todo = [Requirement(name) for name in names]
+    seen: set[tuple[str, frozenset[str]]] = set()
+    while todo:
+        one = todo.pop()
+        if (key := (one.name.lower(), frozenset(one.extras))) in seen:
+            continue
+        seen.add(key)
+        found[one.name.lower()] = package = distribution(one.name)
+        for text in package.requires or ():
+            further = Requirement(text)
+            extras = [{"extra": extra} for extra in ("", *one.extras)]
+            if further.marker is None or any(further.marker.evaluate(extra) for extra in extras):
+                todo.append(further)
+    return list(found.values())
+
+
+class Environment:
+    """A virtual environment with links to some packages of this one."""
+
+    def __init__(self, folder: Path, names: Iterable[str]) -> None:
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder], check=True)
+        self.bin = folder / "bin"
+        self.python = self.bin / "python"
+        (site,) = folder.glob("lib/python*/site-packages")
+        for package in closure(names):
+            for top in {file.parts[0] for file in package.files or ()} - {"..", "__pycache__"}:
+                if not (site / top).exists():
+                    (site / top).symlink_to(Path(str(package.locate_file(top))).resolve())
+
+    def install(self, *arguments: str | Path) -> None:
+        """Install into it without an index and without dependencies."""
+        pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
+        subprocess.run([*pip, "--no-deps", "--no-index", *arguments], check=True)
+
+    def check_types(self, script: Path, *options: str) -> None:
+        """mypy and pyright, each strict and without a plugin. `options`: of mypy."""
+        config = script.with_name("pyrightconfig.json")
+        config.write_text(
+            '{"typeCheckingMode": "strict", "reportUnnecessaryTypeIgnoreComment": true}'
+        )
+        mypy = [f"{BIN}/mypy", "--strict", "--config-file=", "--cache-dir=/dev/null", *options]
+        self.run([*mypy, "--python-executable", self.python, script], script.parent)
+        pyright = [f"{BIN}/pyright", "--project", str(config)]
+        self.run([*pyright, "--pythonpath", self.python, script], script.parent)
+
+    def run(self, command: Sequence[str | Path], folder: Path, **variables: str) -> str:
+        """stdout of the command; fails with its output unless it exits with 0."""
+        inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+        done = subprocess.run(
+            command, cwd=folder, env={**inherited, **variables}, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files of the distribution, apart from the repository."""
+    folder = tmp_path_factory.mktemp("source")
+    for name in ("jobs", "worker"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """The wheel, with its extras `worker` and `embedded` and the readers of the README."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
+    subprocess.run(build, check=True, capture_output=True)  # the wheel is built from the sdist
+    environment = Environment(folder / "venv", [*requirements("worker", "embedded"), *READERS])
+    (wheel,) = folder.glob("*.whl")
+    environment.install(wheel)
+    return environment
+
+
+@pytest.fixture
+def served(installed: Environment, redis_url: str, tmp_path: Path) -> Iterator[dict[str, str]]:
+    """The variables of a Redis with a worker for the demo model, in the folder `tmp_path`."""
+    variables = {"CHATJOBS_REDIS_URL": redis_url, "HF_HOME": str(tmp_path / "hf")}
+    inherited = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    worker = subprocess.Popen(
+        [installed.bin / "chatjobs", "work", "--model", "demo"],
+        cwd=tmp_path,
+        env={**inherited, **variables},
+    )
+    with Client(redis_url) as client:
+        while not workers(client.redis):
+            assert worker.poll() is None, "the worker did not start"
+            time.sleep(0.1)
+    yield variables
+    worker.terminate()
+    assert worker.wait(timeout=60) == 0
+
+
+def test_the_readme_as_one_script_passes_with_the_wheel(
+    installed: Environment, served: dict[str, str], tmp_path: Path
+) -> None:
+    """As it is pasted, without a pause. A line between two blocks separates their output."""
+    headings, codes = zip(*blocks(), strict=True)
+    script = tmp_path / "readme.py"
+    script.write_text(f"\nprint({SEPARATOR!r})\n".join(codes))
+    output = installed.run([installed.python, script], tmp_path, **served)
+    printed: dict[str, list[str]] = {}
+    for heading, text in zip(headings, output.split(f"{SEPARATOR}\n"), strict=True):
+        printed.setdefault(heading, []).append(text)
+    assert printed["Enqueue"] == ["42\n"]
+    assert printed["Follow"] == ["42"]
+    assert "42" in printed["Read Parquet"][1]
+    assert printed["Code for the openai package"] == ["5"]
+    assert printed["Many jobs"][0].startswith("['1', '2', '3']\n")
+    assert printed["Many jobs"][0].count(" finished\n") == 3
+    assert printed["Errors"][0].startswith("invalid_request top_p: ")
+    assert printed["asyncio"] == ["42\n"]
+    assert "ok" in printed["Runs"][1]  # DuckDB
+    assert printed["Runs"][-1] == "100\n"
+
+
+def test_the_wheel_alone_holds_no_repository(installed: Environment, tmp_path: Path) -> None:
+    code = "import jobs, worker; print(jobs.__file__, worker.__file__)"
+    for path in installed.run([installed.python, "-c", code], tmp_path).split():
+        assert Path(path).is_relative_to(installed.bin.parent)
+
+
+def test_the_examples_type_check_with_the_wheel(installed: Environment, tmp_path: Path) -> None:
+    examples = [code for _, code in blocks() if not WITH_READER.search(code)]
+    assert len(examples) >= 9
+    script = tmp_path / "examples.py"
+    script.write_text("\n".join(examples) + EXAMPLES)
+    installed.check_types(script)
+
+
+def test_an_editable_install_is_found_by_type_checkers(source: Path, tmp_path: Path) -> None:
+    environment = Environment(tmp_path / "venv", [*requirements(), "setuptools"])
+    environment.install("--no-build-isolation", "--editable", source)
+    script = tmp_path / "script.py"
+    script.write_text("from jobs import ChatRequest\n\nprint(ChatRequest.__name__)\n")
+    environment.check_types(script, "--follow-imports=skip")  # found, with its py.typed
+    assert environment.run([environment.python, script], tmp_path) == "ChatRequest\n"
+
+
+def test_the_readme_names_what_each_reader_needs() -> None:
+    for name in READERS:
+        assert f"pip install {name}" in README
+
+
+# What applications write, beyond the examples of the README.
+EXAMPLES = """
+from jobs import AsyncClient, AsyncJob, ChatCompletion, ChatRequest, Client, Job, JobError, Results
+
+history = [{"role": "user", "content": "Hi"}]
+first = ChatRequest(model="demo", messages=history, temperature=0, stop=["a"], top_k=5)
+second = ChatRequest(
+    model="demo",
+    messages=[{"role": "system", "content": "Be brief"}, {"role": "user", "content": "Hi"}],
+    logit_bias={5: 1.5},
+    job={"run": "sums", "row": 1},
+)
+
+
+def enqueue(client: Client) -> list[ChatCompletion]:
+    job: Job = client.submit({"model": "demo", "messages": history, "temperature": 0})
+    plain = {"model": "demo", "messages": history, "job": {"run": "sums"}}
+    jobs = client.submit_many([first, plain])
+    for chunk in job.stream():
+        print(chunk.text)
+    client.wait_for_rows(jobs, timeout=60)
+    outcomes = client.gather(*jobs, return_exceptions=True)
+    print([one.message if isinstance(one, JobError) else one.text for one in outcomes])
+    return client.gather(*client.as_completed(jobs))
+
+
+def ask(client: Client) -> str:
+    answer = client.chat.completions.create(model="demo", messages=history, seed=1)
+    with client.chat.completions.create(model="demo", messages=history, stream=True) as stream:
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    return (answer.choices[0].message.content or "") + text
+
+
+async def ask_async(client: AsyncClient) -> ChatCompletion:
+    job: AsyncJob = await client.submit(first)
+    async for ended in client.as_completed([job]):
+        print(ended.id)
+    stream = await client.chat.completions.create(model="demo", messages=history, stream=True)
+    async for chunk in stream:
+        print(chunk.text)
+    (completion,) = await client.gather(job)
+    return completion
+
+
+def misspell() -> None:
+    ChatRequest(model="demo", messages=history, temprature=0)  # type: ignore[call-arg]
+
+
+print(Results("results").runs())
+"""
