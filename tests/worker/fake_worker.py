@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +41,11 @@ def arm(fault: str) -> None:
 
 def make_real(script: list[list[int]] | None) -> Backend:
     from tests.worker.scripted import scripted
-    from worker.engine import engine
     from worker.engine.host import EngineHost
 
     if script is not None:
-        engine.sample = scripted(script)
+        module: Any = import_module("worker.engine.engine")
+        module.sample = scripted(script)
     return EngineHost(device="cpu", dtype="fp32", max_batch=4)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 from jobs.errors import JobError, invalid
 from worker.loading.source import ModelSource
 from worker.loading.tokenizer import Tokenizer
-from worker.prompt.sandbox import shared_sandbox
+from worker.prompt.sandbox import REMEDY, WHOSE, shared_sandbox
 
 # A tool that shows whether a template takes tools, and how it writes a call.
 PROBE_TOOL: dict[str, Any] = {
@@ -74,7 +74,8 @@ class ChatTemplate:
         try:
             return cls({"default": text}, model.special_tokens)
         except JobError as error:
-            raise invalid(f"chat template {path}: {error.message}", "chat_template") from None
+            fact = error.message.removeprefix(WHOSE).removesuffix(REMEDY)
+            raise invalid(f"chat template {path}{fact}", "chat_template") from None
 
     @cached_property
     def takes_tools(self) -> bool:

@@ -58,8 +58,8 @@ class QwenXml:
         start = len(text) - len(body)
         head = _FUNCTION.match(body)
         if head is None:
-            cut = FUNCTION.startswith(body) or _CUT_FUNCTION.fullmatch(body)
-            raise Unfinished if cut else Malformed
+            opens = FUNCTION.startswith(body) or _CUT_FUNCTION.fullmatch(body)
+            raise Unfinished if opens else Malformed
         name = head[1].strip()
         arguments, at = self._arguments(name, body, head.end())
         if not body.startswith(END, at):

@@ -397,7 +397,17 @@ def test_template_files_have_the_precedence_of_transformers(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source, encoding="utf-8")
     wanted = request(HELLO, tools=tools)
-    assert builder(tmp_path).build(wanted).text == expected(tmp_path, wanted)
+    source = open_folder(tmp_path)
+    own = PromptBuilder("m", source.tokenizer, ChatTemplate.of(source), 4096, hides_tools=True)
+    assert own.build(wanted).text == expected(tmp_path, wanted)
+
+
+def test_tools_that_the_template_ignores_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="the chat template of model org/m ignores them") as caught:
+        rendered(CHATML, request(HELLO, tools=TOOLS), tmp_path)
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "tools")
+    hidden = request(HELLO, tools=TOOLS, tool_choice="none")
+    assert rendered(CHATML, hidden, tmp_path) == expected(tmp_path, request(HELLO))
 
 
 def test_the_legacy_file_is_used_if_there_is_no_other(tmp_path: Path) -> None:

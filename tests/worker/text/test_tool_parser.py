@@ -10,6 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from worker.cli.options import TOOL_PARSERS
 from worker.text.tool_call import Call
 from worker.text.tool_parser import SYNTAXES, ToolParser
 
@@ -326,3 +327,7 @@ def test_a_long_call_is_read_a_limited_number_of_times(
     _, calls = parse(syntax, *head, *([unit] * units), *tail)
     assert [call.name for call in calls] == ["get_weather"]
     assert len([length for length in lengths if length > 256]) < 150
+
+
+def test_the_command_line_offers_every_syntax() -> None:
+    assert sorted(SYNTAXES) == sorted(TOOL_PARSERS)
