@@ -397,8 +397,8 @@ def test_template_files_have_the_precedence_of_transformers(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source, encoding="utf-8")
     wanted = request(HELLO, tools=tools)
-    source = open_folder(tmp_path)
-    own = PromptBuilder("m", source.tokenizer, ChatTemplate.of(source), 4096, hides_tools=True)
+    model = open_folder(tmp_path)
+    own = PromptBuilder("m", model.tokenizer, ChatTemplate.of(model), 4096, hides_tools=True)
     assert own.build(wanted).text == expected(tmp_path, wanted)
 
 
