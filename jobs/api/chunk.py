@@ -5,14 +5,21 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from jobs.api.answer import ChoiceLogprobs, FinishReason, Usage
+from jobs.api.message import ToolCall
 from jobs.api.wire import Wire
+
+
+class ToolCallDelta(ToolCall):
+    """One tool call of a streamed answer. A call is streamed as a whole, when it is complete."""
+
+    index: int  # among the calls of the answer
 
 
 class ChoiceDelta(Wire):
     role: Literal["assistant"] | None = None
     content: str | None = None
     reasoning_content: str | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[ToolCallDelta] | None = None
 
 
 class ChunkChoice(Wire):

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
 
 from jobs.api.answer import ChatCompletion, ChoiceLogprobs, completion_id
 from jobs.api.chunk import ChatChunk, ChoiceDelta, ChunkChoice
 from jobs.stream.delta import Delta
-
-ToolCalls = list[dict[str, Any]]
 
 
 class ChunkBuilder:
@@ -24,16 +21,9 @@ class ChunkBuilder:
         self._model, self._created = model, created
         self._introduced: set[int] = set()  # choices whose role has been sent
 
-    def chunk(
-        self,
-        deltas: Iterable[Delta],
-        cursor: str | None = None,
-        tool_calls: Mapping[int, ToolCalls] | None = None,
-    ) -> ChatChunk:
-        """A chunk with one choice per delta; `tool_calls` by choice."""
-        calls = tool_calls or {}
-        choices = [self._choice(delta, calls.get(delta.choice)) for delta in deltas]
-        return self._chunk(choices, cursor)
+    def chunk(self, deltas: Iterable[Delta], cursor: str | None = None) -> ChatChunk:
+        """A chunk with one choice per delta."""
+        return self._chunk([self._choice(delta) for delta in deltas], cursor)
 
     def usage(self, completion: ChatCompletion, cursor: str | None = None) -> ChatChunk:
         """The closing chunk for `stream_options.include_usage`: token counts, no choices."""
@@ -57,7 +47,7 @@ class ChunkBuilder:
         """Send the role of each choice again, for a new attempt."""
         self._introduced.clear()
 
-    def _choice(self, delta: Delta, tool_calls: ToolCalls | None) -> ChunkChoice:
+    def _choice(self, delta: Delta) -> ChunkChoice:
         first = delta.choice not in self._introduced
         self._introduced.add(delta.choice)
         return ChunkChoice(
@@ -66,7 +56,7 @@ class ChunkBuilder:
                 role="assistant" if first else None,
                 content=delta.content or None,
                 reasoning_content=delta.reasoning or None,
-                tool_calls=tool_calls or None,
+                tool_calls=list(delta.tool_calls) or None,
             ),
             finish_reason=delta.finish_reason,
             logprobs=ChoiceLogprobs(content=list(delta.logprobs)) if delta.logprobs else None,

@@ -7,12 +7,12 @@ returns chunks. `jobs.client.follow` drives it.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jobs.api.answer import ChatCompletion, Choice
-from jobs.api.chunk import ChatChunk
-from jobs.stream.chunks import ChunkBuilder, ToolCalls
+from jobs.api.chunk import ChatChunk, ToolCallDelta
+from jobs.stream.chunks import ChunkBuilder
 from jobs.stream.delta import Delta, join
 from jobs.stream.entries import END_SEQ, Entry, Position, parse_position
 
@@ -26,7 +26,16 @@ class _Choice:
     content: str = ""
     reasoning: str = ""
     logprobs: int = 0
+    calls: list[str] = field(default_factory=list)  # ids of tool calls
     finished: bool = False
+
+    def is_prefix_of(self, choice: Choice) -> bool:
+        message = choice.message
+        return (
+            (message.content or "").startswith(self.content)
+            and (message.reasoning_content or "").startswith(self.reasoning)
+            and [call.id for call in message.tool_calls or ()][: len(self.calls)] == self.calls
+        )
 
 
 class StreamCursor:
@@ -97,29 +106,16 @@ class StreamCursor:
         if attempt != self.position[0]:
             self._start_over()
         is_prefix = self._text_is_known and all(
-            (choice.message.content or "").startswith(self._choice(choice.index).content)
-            and (choice.message.reasoning_content or "").startswith(
-                self._choice(choice.index).reasoning
-            )
-            for choice in completion.choices
+            self._choice(choice.index).is_prefix_of(choice) for choice in completion.choices
         )
         if self._held is not None and not is_prefix:
             self._held = -1  # of no attempt: forces a reset
         chunks = self._reset(attempt, 0)
-        deltas: list[Delta] = []
-        tool_calls: dict[int, ToolCalls] = {}
-        for choice in completion.choices:
-            calls = [
-                {"index": number, **call.to_dict()}
-                for number, call in enumerate(choice.message.tool_calls or [])
-            ]
-            tail = self._tail(choice)
-            if tail is not None or calls:
-                deltas.append(tail or Delta(choice.index))
-                tool_calls[choice.index] = calls
+        tails = [self._tail(choice) for choice in completion.choices]
+        deltas = [tail for tail in tails if tail is not None]
         if deltas:
             seq = TAIL_SEQ if self._usage else END_SEQ
-            chunks.append(self._chunks.chunk(deltas, f"{attempt}-{seq}", tool_calls))
+            chunks.append(self._chunks.chunk(deltas, f"{attempt}-{seq}"))
         return chunks
 
     def _reset(self, attempt: int, seq: int) -> list[ChatChunk]:
@@ -144,6 +140,7 @@ class StreamCursor:
             known.content += delta.content
             known.reasoning += delta.reasoning
             known.logprobs += len(delta.logprobs)
+            known.calls += [call.id for call in delta.tool_calls]
             known.finished = known.finished or delta.finish_reason is not None
 
     def _tail(self, choice: Choice) -> Delta | None:
@@ -152,7 +149,12 @@ class StreamCursor:
         content = (message.content or "")[len(known.content) :]
         reasoning = (message.reasoning_content or "")[len(known.reasoning) :]
         tokens = (choice.logprobs.content or [])[known.logprobs :] if choice.logprobs else []
-        if known.finished and not (content or reasoning or tokens):
+        calls = tuple(
+            ToolCallDelta(index=index, **dict(call))
+            for index, call in enumerate(message.tool_calls or ())
+            if index >= len(known.calls)
+        )
+        if known.finished and not (content or reasoning or tokens or calls):
             return None
         finish_reason = None if known.finished else choice.finish_reason
-        return Delta(choice.index, content, reasoning, tuple(tokens), finish_reason)
+        return Delta(choice.index, content, reasoning, tuple(tokens), finish_reason, calls)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from jobs.api.answer import FinishReason, TokenLogprob
+from jobs.api.chunk import ToolCallDelta
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +19,10 @@ class Delta:
     reasoning: str = ""
     logprobs: tuple[TokenLogprob, ...] = ()
     finish_reason: FinishReason | None = None
+    tool_calls: tuple[ToolCallDelta, ...] = ()
 
     def to_wire(self) -> dict[str, Any]:
-        """JSON object with short keys: i, c, r, l, f. Empty fields are omitted."""
+        """JSON object with short keys: i, c, r, l, f, t. Empty fields are omitted."""
         wire: dict[str, Any] = {"i": self.choice}
         if self.content:
             wire["c"] = self.content
@@ -30,6 +32,8 @@ class Delta:
             wire["l"] = [token.to_dict() for token in self.logprobs]
         if self.finish_reason:
             wire["f"] = self.finish_reason
+        if self.tool_calls:
+            wire["t"] = [call.to_dict() for call in self.tool_calls]
         return wire
 
     @classmethod
@@ -41,6 +45,7 @@ class Delta:
             reasoning=wire.get("r") or "",
             logprobs=tuple(TokenLogprob.model_validate(token) for token in wire.get("l") or ()),
             finish_reason=wire.get("f") or None,
+            tool_calls=tuple(ToolCallDelta.model_validate(call) for call in wire.get("t") or ()),
         )
 
 
@@ -62,4 +67,5 @@ def _joined(parts: list[Delta]) -> Delta:
         reasoning="".join([part.reasoning for part in parts]),
         logprobs=tuple([token for part in parts for token in part.logprobs]),
         finish_reason=reasons[-1] if reasons else None,
+        tool_calls=tuple([call for part in parts for call in part.tool_calls]),
     )

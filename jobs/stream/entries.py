@@ -4,7 +4,8 @@ Each entry of the replay log `keys.log(job)` (a Redis stream) has the id `<attem
 field `d`, a JSON object. The same object is published on the channel `keys.live(job)` as
 `{"id": "<attempt>-<seq>", "d": {…}}`. `d` has one of two forms:
 
-    {"p": [{"i": 0, "c": "text", "r": "reasoning", "l": [TokenLogprob…], "f": "stop"}, …]}
+    {"p": [{"i": 0, "c": "text", "r": "reasoning", "l": [TokenLogprob…], "f": "stop",
+      "t": [ToolCallDelta…]}, …]}
     {"end": "stop|length|tool_calls|cancelled|error", "usage": {…}, "error": {…}}
 
 The first form holds the output of one or more engine steps, one `Delta` per choice. Its seq starts

@@ -168,6 +168,22 @@ def test_work_without_torch_exits_with_3_and_a_hint() -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        (("--chat-template", "/not/there"), "'/not/there' does not exist"),
+        (("--chat-template", __file__, "--model", "other"), "--chat-template is for one model"),
+        (("--tool-parser", "mistral"), "'hermes', 'llama3_json', 'pythonic', 'qwen3_coder'"),
+    ],
+)
+def test_wrong_chat_options_of_work_exit_with_2(
+    run: Run, words: tuple[str, ...], message: str
+) -> None:
+    result = run("work", "--model", "demo", *words)
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert message in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
         (("--model", "demo", "--device", "cuda:99"), "cuda:99"),
         (("--model", "./not/there"), "not/there"),
     ],

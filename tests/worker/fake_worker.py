@@ -1,8 +1,8 @@
 """A real worker process around the fake backend: `python -m tests.worker.fake_worker JSON`.
 
 The JSON object holds arguments of `serve` and of `FakeBackend`. `real`: use the real engine
-instead. `fault` names the step of the
-recorder after which the process kills itself: planned, durable, written (not renamed), renamed.
+instead; `script`: token ids with which it answers, one list per choice. `fault` names the step of
+the recorder after which the process kills itself: planned, durable, written (not renamed), renamed.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import logging
 import os
 import signal
 import sys
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -38,9 +39,13 @@ def arm(fault: str) -> None:
         recorder.Recorder._commit = die  # type: ignore[method-assign]
 
 
-def make_real() -> Backend:
+def make_real(script: list[list[int]] | None) -> Backend:
+    from tests.worker.scripted import scripted
     from worker.engine.host import EngineHost
 
+    if script is not None:
+        module: Any = import_module("worker.engine.engine")
+        module.sample = scripted(script)
     return EngineHost(device="cpu", dtype="fp32", max_batch=4)
 
 
@@ -49,7 +54,8 @@ def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
     names = ("max_batch", "delay", "hangs")
     given = {name: options.pop(name) for name in names if name in options}
-    backend = make_real() if options.pop("real", False) else FakeBackend(**given)
+    script = options.pop("script", None)
+    backend = make_real(script) if options.pop("real", False) else FakeBackend(**given)
     models = options.pop("models", ["fake"])
     arm(options.pop("fault", ""))
     options["results"] = Path(options["results"])

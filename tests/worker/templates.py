@@ -176,6 +176,75 @@ GEMMA = """\
     {{'<start_of_turn>model\\n'}}
 {%- endif -%}
 """
+QWEN_CODER = """\
+{%- if messages[0]["role"] == "system" %}
+{{- "<|im_start|>system\\n" + messages[0]["content"] }}
+{%- elif tools %}
+{{- "<|im_start|>system\\nYou are Qwen." }}
+{%- endif %}
+{%- if tools is iterable and tools | length > 0 %}
+{{- "\\n\\nTools:\\n<tools>" }}
+{%- for tool in tools %}
+{{- "\\n<function>\\n<name>" ~ tool.function.name ~ "</name>\\n</function>" }}
+{%- endfor %}
+{{- "\\n</tools>" }}
+{%- endif %}
+{%- if messages[0]["role"] == "system" or tools %}{{- "<|im_end|>\\n" }}{%- endif %}
+{%- for message in messages if message.role != "system" %}
+{%- if message.role == "assistant" and message.tool_calls %}
+{{- "<|im_start|>assistant" }}
+{%- if message.content is string and message.content | trim %}
+{{- "\\n" + message.content | trim + "\\n" }}
+{%- endif %}
+{%- for call in message.tool_calls %}
+{{- "\\n<tool_call>\\n<function=" + call.function.name + ">\\n" }}
+{%- for key, value in call.function.arguments | items %}
+{{- "<parameter=" + key + ">\\n" }}
+{{- value | tojson if value is mapping or value is iterable and value is not string else value }}
+{{- "\\n</parameter>\\n" }}
+{%- endfor %}
+{{- "</function>\\n</tool_call>" }}
+{%- endfor %}
+{{- "<|im_end|>\\n" }}
+{%- elif message.role == "tool" %}
+{{- "<|im_start|>user\\n<tool_response>\\n" + message.content + "\\n</tool_response>" }}
+{{- "<|im_end|>\\n" }}
+{%- else %}
+{{- "<|im_start|>" + message.role + "\\n" + message.content + "<|im_end|>\\n" }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<|im_start|>assistant\\n" }}{%- endif %}
+"""
+# As people write them for Gemma 3, with the prompt of Google's documentation.
+GEMMA_TOOLS = """\
+{{- bos_token }}
+{%- set prefix -%}
+{%- if tools -%}
+You have access to functions. To call them, answer with [name(parameter=value), ...]: \
+{{ tools | tojson }}
+
+{% endif -%}
+{%- endset -%}
+{%- for message in messages %}
+{{- "<start_of_turn>" + ("model" if message.role == "assistant" else "user") + "\\n" }}
+{{- prefix if loop.first else "" }}
+{%- if message.tool_calls %}
+{{- "[" }}
+{%- for call in message.tool_calls %}
+{{- call.function.name + "(" }}
+{%- for key, value in call.function.arguments | items %}
+{{- key + "=" + (value | tojson) + ("" if loop.last else ", ") }}
+{%- endfor %}
+{{- ")" + ("" if loop.last else ", ") }}
+{%- endfor %}
+{{- "]" }}
+{%- else %}
+{{- message.content | trim }}
+{%- endif %}
+{{- "<end_of_turn>\\n" }}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- "<start_of_turn>model\\n" }}{%- endif %}
+"""
 TEMPLATES: dict[Style, str] = {
     "llama2": LLAMA2,
     "llama3": LLAMA3,

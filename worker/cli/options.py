@@ -37,6 +37,8 @@ device_option = click.option(
 )
 # As in worker.loading.dtypes, which imports torch: `--help` must not.
 DTYPES = ("bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float")
+# As in worker.text.tool_parser.
+TOOL_PARSERS = ("hermes", "llama3_json", "pythonic", "qwen3_coder")
 dtype_option = click.option(
     "--dtype",
     type=click.Choice(["auto", *DTYPES]),

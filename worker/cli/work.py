@@ -12,6 +12,7 @@ import click
 
 from jobs.cli.options import EMBEDDED, Seconds, quiet_option, results_option
 from worker.cli.options import (
+    TOOL_PARSERS,
     device_option,
     download_option,
     dtype_option,
@@ -58,6 +59,19 @@ from worker.cli.options import (
     metavar="S",
     help="Seconds that running jobs may continue after SIGTERM.",
 )
+@click.option(
+    "--chat-template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Jinja chat template to use instead of the model's own.",
+)
+@click.option(
+    "--tool-parser",
+    type=click.Choice(TOOL_PARSERS),
+    metavar="NAME",
+    help="Syntax of tool calls in answers: hermes, llama3_json, pythonic or qwen3_coder. [default: "
+    "the one that the chat template writes]",
+)
 @click.option("--burst", is_flag=True, help="Exit when the queues are empty.")
 @quiet_option
 def work(
@@ -69,6 +83,8 @@ def work(
     download_dir: Path | None,
     context: int | None,
     max_batch: int | None,
+    chat_template: Path | None,
+    tool_parser: str | None,
     grace: float,
     burst: bool,
     quiet: bool,
@@ -78,6 +94,11 @@ def work(
     After SIGTERM or Ctrl-C the worker takes no new jobs; running jobs may continue for --grace
     seconds, then they are requeued. A second signal stops the worker at once. No job is lost.
     """
+    if chat_template is not None and len(models) > 1:
+        raise click.UsageError(
+            f"--chat-template is for one model, and --model names {len(models)}: start a worker "
+            "for each"
+        )
     need_torch()
     from jobs import JobError
     from worker.engine.host import EngineHost
@@ -94,6 +115,8 @@ def work(
                 max_batch=max_batch,
                 context=context,
                 download_dir=download_dir,
+                chat_template=chat_template,
+                tool_parser=tool_parser,
             )
             if not quiet:
                 click.echo(f"device: {backend.device}", err=True)

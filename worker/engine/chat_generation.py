@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import time
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -19,6 +20,8 @@ from jobs.api.answer import (
     Usage,
     completion_id,
 )
+from jobs.api.chunk import ToolCallDelta
+from jobs.api.message import FunctionCall, ToolCall
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
@@ -27,8 +30,9 @@ from worker.engine.sampler import Sampled
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.loading.tokenizer import Tokenizer
+from worker.text.answer import AnswerReader
 from worker.text.detokenizer import Detokenizer
-from worker.text.reasoning import ReasoningSplitter
+from worker.text.tool_call import Call
 
 logger = logging.getLogger(__name__)
 
@@ -38,9 +42,10 @@ class ChoiceState:
     """What one choice has generated so far."""
 
     index: int
-    splitter: ReasoningSplitter | None
+    reader: AnswerReader
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
+    tool_calls: list[ToolCallDelta] = field(default_factory=list)
     reasoning_tokens: int = 0
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
@@ -48,28 +53,36 @@ class ChoiceState:
 
     def add(self, event: TokenEvent, logprob: TokenLogprob | None) -> Delta:
         """Append an event; returns what it added."""
-        content, reasoning = event.text, ""
-        if self.splitter is not None:
-            thinking = self.splitter.inside
-            content, reasoning = self.splitter.push(event.text)
-            if event.last:
-                more_content, more_reasoning = self.splitter.flush()
-                content, reasoning = content + more_content, reasoning + more_reasoning
-            self.reasoning_tokens += thinking and event.sampled is not None
+        self.reasoning_tokens += self.reader.reasons and event.sampled is not None
+        part = self.reader.push(event.text, last=event.last)
+        calls = tuple(
+            _delta_of(call, index) for index, call in enumerate(part.calls, len(self.tool_calls))
+        )
         if event.sampled is not None:
             self.token_ids.append(event.sampled.token_id)
         if logprob is not None:
             self.logprobs.append(logprob)
-        self.content.append(content)
-        self.reasoning.append(reasoning)
+        self.content.append(part.content)
+        self.reasoning.append(part.reasoning)
+        self.tool_calls += calls
         self.finish_reason = event.finish_reason
+        if self.tool_calls and self.finish_reason == "stop":
+            self.finish_reason = "tool_calls"
         new = (logprob,) if logprob is not None else ()
-        return Delta(self.index, content, reasoning, new, event.finish_reason)
+        return Delta(self.index, part.content, part.reasoning, new, self.finish_reason, calls)
 
     def message(self) -> AssistantMessage:
+        content = "".join(self.content)
         return AssistantMessage(
-            content="".join(self.content), reasoning_content="".join(self.reasoning) or None
+            content=None if self.tool_calls and not content else content,
+            reasoning_content="".join(self.reasoning) or None,
+            tool_calls=[ToolCall(id=c.id, function=c.function) for c in self.tool_calls] or None,
         )
+
+
+def _delta_of(call: Call, index: int) -> ToolCallDelta:
+    function = FunctionCall(name=call.name, arguments=call.arguments)
+    return ToolCallDelta(id=f"call_{uuid.uuid4().hex[:24]}", function=function, index=index)
 
 
 class ChatGeneration:
@@ -84,7 +97,7 @@ class ChatGeneration:
         plan: SamplingPlan,
         prompt_ids: list[int],
         tokenizer: Tokenizer,
-        make_splitter: Callable[[], ReasoningSplitter] | None,
+        make_reader: Callable[[], AnswerReader],
         sink: Sink,
         *,
         fingerprint: str,
@@ -94,15 +107,13 @@ class ChatGeneration:
         self._tokenizer, self._sink = tokenizer, sink
         self._fingerprint = fingerprint
         self._created = int(time.time())
-        self._choices = [
-            ChoiceState(i, make_splitter() if make_splitter else None) for i in range(plan.n)
-        ]
+        self._choices = [ChoiceState(i, make_reader()) for i in range(plan.n)]
         self.sequences = [
             Sequence(
                 prompt_ids,
                 plan,
                 choice.index,
-                Detokenizer(tokenizer, skip_special=plan.skip_special),
+                Detokenizer(tokenizer, skip_special=plan.skip_special, shown=choice.reader.markers),
                 partial(self._on_token, choice),
             )
             for choice in self._choices
@@ -135,7 +146,9 @@ class ChatGeneration:
         if event.sampled is not None and event.sampled.logprob is not None:
             logprob = self._logprob(event.sampled)
         delta = choice.add(event, logprob)
-        if delta.content or delta.reasoning or delta.logprobs or delta.finish_reason:
+        if any(
+            (delta.content, delta.reasoning, delta.logprobs, delta.tool_calls, delta.finish_reason)
+        ):
             self._sink.deltas((delta,))
         if not event.last:
             return

@@ -74,7 +74,6 @@ class EngineCore:
         self._scheduler = Scheduler(self.pool, max_batch, STEP_TOKENS[self.device.type])
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._closed = False
-        self._closed = False
         self._door = threading.Lock()  # held to submit and to close: nothing enters a closed engine
         self._on_work = on_work  # called when there is something to step
 
@@ -89,12 +88,14 @@ class EngineCore:
         context: int | None,
         cache_bytes: int | None,
         download_dir: Path | None,
+        chat_template: Path | None = None,
+        tool_parser: str | None = None,
         on_work: Callable[[], None] = lambda: None,
     ) -> EngineCore:
         """Load a model; None means the default, see `worker.engine.local.Engine.load`.
         Raises JobError."""
         place = devices.choose_device(device)
-        resident = load(reference, place, dtype, download_dir)
+        resident = load(reference, place, dtype, download_dir, chat_template, tool_parser)
         if place.type == "cpu":
             share_cores(resident.info.weight_bytes)
         longest = resident.model.context_length
@@ -143,7 +144,7 @@ class EngineCore:
             self.plan(request, prompt.token_ids),
             prompt.token_ids,
             self.tokenizer,
-            self._resident.splitter_maker(prompt),
+            self._resident.reader_maker(request, prompt),
             sink,
             fingerprint=self.info.fingerprint,
         )

@@ -44,6 +44,8 @@ class EngineHost:
         context: int | None = None,
         cache_bytes: int | None = None,
         download_dir: Path | None = None,
+        chat_template: Path | None = None,
+        tool_parser: str | None = None,
     ) -> None:
         self.device = devices.choose_device(device)
         self._engines: dict[str, EngineCore] = {}  # replaced, never changed: any thread may read
@@ -56,6 +58,8 @@ class EngineHost:
             context=context,
             cache_bytes=cache_bytes,
             download_dir=download_dir,
+            chat_template=chat_template,
+            tool_parser=tool_parser,
             on_work=self._work.set,
         )
         self._commands: deque[Command] = deque()

@@ -59,6 +59,8 @@ class Engine:
         context: int | None = None,
         cache_bytes: int | None = None,
         download_dir: Path | None = None,
+        chat_template: str | Path | None = None,
+        tool_parser: str | None = None,
     ) -> Engine:
         """Load a model: a folder, a Hugging Face repo id (`org/name[@revision]`) or `demo`.
 
@@ -66,7 +68,9 @@ class Engine:
         sequences that run together. context: maximum tokens per sequence, by default the model's
         own; a model whose config doesn't stretch its positions may go beyond, with a warning.
         cache_bytes: limit of the KV cache. download_dir: where models of the hub are stored, by
-        default the hub library's cache. Raises JobError.
+        default the hub library's cache. chat_template: file with a chat template to use instead of
+        the model's own. tool_parser: syntax of the model's tool calls (hermes, llama3_json,
+        pythonic or qwen3_coder), by default the one that its template writes. Raises JobError.
         """
         core = EngineCore.load(
             reference,
@@ -76,6 +80,8 @@ class Engine:
             context=context,
             cache_bytes=cache_bytes,
             download_dir=download_dir,
+            chat_template=None if chat_template is None else Path(chat_template),
+            tool_parser=tool_parser,
         )
         return cls(core)
 

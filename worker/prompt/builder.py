@@ -23,12 +23,23 @@ class Prompt:
 
 
 class PromptBuilder:
-    """Renders and tokenizes the requests of one model. Thread-safe."""
+    """Renders and tokenizes the requests of one model. Thread-safe.
+
+    `hides_tools`: requests may have tools although the template ignores them, because the worker
+    was told how the model writes calls; their messages then describe the tools.
+    """
 
     def __init__(
-        self, model: str, tokenizer: Tokenizer, template: ChatTemplate | None, context: int
+        self,
+        model: str,
+        tokenizer: Tokenizer,
+        template: ChatTemplate | None,
+        context: int,
+        *,
+        hides_tools: bool = False,
     ) -> None:
         self._model, self._template, self._context = model, template, context
+        self._hides_tools = hides_tools
         self._encoder = PromptEncoder(tokenizer, context)
 
     def build(self, request: ChatRequest) -> Prompt:
@@ -43,6 +54,13 @@ class PromptBuilder:
         _check_supported(request)
         tools = None
         if request.tools and request.tool_choice != "none":
+            if not (self._template.takes_tools or self._hides_tools):
+                raise invalid(
+                    f"tools are not supported: the chat template of model {self._model} ignores "
+                    "them, so the model would not see them; remove them, or start the worker with "
+                    "--chat-template FILE or --tool-parser NAME",
+                    "tools",
+                )
             tools = [tool.to_dict() for tool in request.tools]
         continued = bool(request.continue_final_message)
         text = self._template.render(

@@ -92,7 +92,7 @@ def _plain(message: Message, template: ChatTemplate) -> dict[str, Any]:
     template handles them."""
     plain = message.to_dict()
     plain["role"] = _role(message.role, template)
-    if message.content is None and not message.tool_calls:
+    if message.content is None and (not message.tool_calls or template.calls_need_content):
         plain["content"] = ""
     elif message.content is not None and not template.takes_parts:
         plain["content"] = message.text  # an absent field stays absent, not null

@@ -14,6 +14,8 @@ from worker.prompt.limited_process import Ended, LimitedProcess
 
 MAX_SECONDS = 2.0  # CPU time of one rendering
 MAX_BYTES = 2 * 2**30  # address space of the child
+WHOSE = "the model's chat template"
+REMEDY = "; put a valid chat_template.jinja into its folder"
 MAX_REASON = 300  # characters of a template's reason in an error message
 
 
@@ -78,7 +80,4 @@ def shared_sandbox() -> Sandbox:
 
 
 def _broken(fact: str) -> JobError:
-    return JobError(
-        "unsupported_model",
-        f"the model's chat template {fact}; put a valid chat_template.jinja into its folder",
-    )
+    return JobError("unsupported_model", f"{WHOSE} {fact}{REMEDY}")

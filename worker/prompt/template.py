@@ -5,12 +5,39 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from functools import cached_property
+from pathlib import Path
 from typing import Any
 
-from jobs.errors import JobError
+from jobs.errors import JobError, invalid
 from worker.loading.source import ModelSource
 from worker.loading.tokenizer import Tokenizer
-from worker.prompt.sandbox import shared_sandbox
+from worker.prompt.sandbox import REMEDY, WHOSE, shared_sandbox
+
+# A tool that shows whether a template takes tools, and how it writes a call.
+PROBE_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "find_place",
+        "description": "Find a place.",
+        "parameters": {
+            "type": "object",
+            "properties": {"place": {"type": "string", "description": "Its name."}},
+            "required": ["place"],
+        },
+    },
+}
+PROBE_QUESTION = {"role": "user", "content": "a7q"}
+PROBE_CALL: dict[str, Any] = {
+    "role": "assistant",
+    "tool_calls": [
+        {
+            "id": "call00001",  # some templates want nine characters
+            "type": "function",
+            "function": {"name": "find_place", "arguments": {"place": "Atlantis"}},
+        }
+    ],
+}
 
 
 class ChatTemplate:
@@ -34,6 +61,41 @@ class ChatTemplate:
         """The templates of a model; None if it has none. Raises JobError."""
         sources = model.chat_templates
         return cls(sources, model.special_tokens) if sources else None
+
+    @classmethod
+    def from_file(cls, path: Path, model: ModelSource) -> ChatTemplate:
+        """A template that takes the place of the model's own. Raises JobError."""
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            reason = "is not UTF-8 text" if isinstance(error, ValueError) else "can't be read"
+            detail = getattr(error, "strerror", None) or error
+            raise invalid(f"chat template {path} {reason}: {detail}", "chat_template") from None
+        try:
+            return cls({"default": text}, model.special_tokens)
+        except JobError as error:
+            fact = error.message.removeprefix(WHOSE).removesuffix(REMEDY)
+            raise invalid(f"chat template {path}{fact}", "chat_template") from None
+
+    @cached_property
+    def takes_tools(self) -> bool:
+        """Whether tools change what the template renders. One that fails on the probe may take
+        others, so it counts as taking them."""
+        messages = [PROBE_QUESTION]
+        try:
+            return self.render(messages, [PROBE_TOOL]) != self.render(messages)
+        except JobError:
+            return True
+
+    @cached_property
+    def calls_need_content(self) -> bool:
+        """Whether an answer of tool calls alone must have an empty content instead of none, as for
+        Qwen3's first template."""
+        try:
+            self.render([PROBE_QUESTION, PROBE_CALL], [PROBE_TOOL], add_generation_prompt=False)
+        except JobError:
+            return True
+        return False
 
     def render(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from worker.loading.config import GenerationDefaults, ModelConfig
 from worker.loading.source import ModelSource
@@ -21,10 +22,14 @@ class ModelDescription:
     defaults: GenerationDefaults
 
 
-def describe(source: ModelSource) -> ModelDescription:
-    """Read and check the small files. Raises JobError: model_not_found, unsupported_model."""
-    config, tokenizer = source.config, source.tokenizer
-    template, defaults = ChatTemplate.of(source), source.defaults
+def describe(source: ModelSource, chat_template: Path | None = None) -> ModelDescription:
+    """Read and check the small files; `chat_template`: instead of the model's own. Raises JobError:
+    model_not_found, unsupported_model, invalid_request."""
+    config, tokenizer, defaults = source.config, source.tokenizer, source.defaults
+    if chat_template is None:
+        template = ChatTemplate.of(source)
+    else:
+        template = ChatTemplate.from_file(chat_template, source)
     if template is not None:
         end = end_of_turn(template, tokenizer)
         if end is not None:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from jobs.api.request import ChatRequest
 from jobs.errors import JobError
 from worker.backend import ModelInfo
 from worker.loading import weights
@@ -23,6 +24,8 @@ from worker.prompt.template import ChatTemplate
 from worker.resident import device as devices
 from worker.resident.description import describe
 from worker.resident.preflight import Preflight, preflight
+from worker.resident.tools import parser_maker, tool_syntax
+from worker.text.answer import AnswerReader
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 
 SEARCH_SECONDS = 20.0  # limit of the search for a non-finite weight, which stalls the batch
@@ -40,17 +43,21 @@ class ResidentModel:
     template: ChatTemplate | None
     defaults: GenerationDefaults
     tags: ReasoningTags | None
+    tool_syntax: str | None  # of the calls in answers
 
     def prompts(self, context: int) -> PromptBuilder:
-        return PromptBuilder(self.info.name, self.tokenizer, self.template, context)
+        hides_tools = self.tool_syntax is not None
+        return PromptBuilder(
+            self.info.name, self.tokenizer, self.template, context, hides_tools=hides_tools
+        )
 
-    def splitter_maker(self, prompt: Prompt) -> Callable[[], ReasoningSplitter] | None:
-        """Makes splitters for completions of this prompt; None if the model doesn't reason."""
-        tags = self.tags
+    def reader_maker(self, request: ChatRequest, prompt: Prompt) -> Callable[[], AnswerReader]:
+        """Makes readers for the completions of a request."""
+        make_parser, tags = parser_maker(self.tool_syntax, request), self.tags
         if tags is None:
-            return None
+            return lambda: AnswerReader(parser=make_parser())
         inside = prompt.text.rstrip().endswith(tags.opening) or tags.left_open(prompt.continued)
-        return lambda: ReasoningSplitter(tags, inside=inside)
+        return lambda: AnswerReader(ReasoningSplitter(tags, inside=inside), make_parser())
 
     def not_finite(self, tokens: int) -> JobError:
         """The error for non-finite logits, naming the non-finite weight if there is one."""
@@ -68,11 +75,18 @@ class ResidentModel:
 
 
 def load(
-    reference: str, device: torch.device, dtype: str, download_dir: Path | None = None
+    reference: str,
+    device: torch.device,
+    dtype: str,
+    download_dir: Path | None = None,
+    chat_template: Path | None = None,
+    tool_parser: str | None = None,
 ) -> ResidentModel:
     """Check everything that can be checked, then read the weights. Raises JobError."""
     source = find(reference, download_dir)
-    described = describe(source)
+    described = describe(source, chat_template)
+    template = described.template
+    syntax = tool_syntax(template, tool_parser, reference)
     if source.needs_download:
         preflight(described, device, dtype, source.headers()).require_room()
         source.download_weights()
@@ -84,7 +98,6 @@ def load(
         model = FAMILIES[config.model_type](config.fields, checked.tied, place)
         weights.load(model.weight_map(), checkpoint, config.quantization)
         fingerprint = checkpoint.fingerprint()
-    template = described.template
     return ResidentModel(
         info=_info(checked, fingerprint),
         source=source,
@@ -94,6 +107,7 @@ def load(
         template=template,
         defaults=described.defaults,
         tags=reasoning_tags(checked.tokenizer, template.source) if template else None,
+        tool_syntax=syntax,
     )
 
 

@@ -5,11 +5,17 @@ from __future__ import annotations
 from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, TokenLogprob, Usage
+from jobs.api.chunk import ToolCallDelta
+from jobs.api.message import FunctionCall, ToolCall
 from jobs.stream.chunks import ChunkBuilder
 from jobs.stream.cursor import StreamCursor
-from jobs.stream.delta import Delta
+from jobs.stream.delta import Delta, join
 from jobs.stream.entries import Entry
 
+F, G = (
+    ToolCallDelta(index=i, id=f"call_{i}", function=FunctionCall(name=name, arguments='{"a": 1}'))
+    for i, name in enumerate("fg")
+)
 COMPLETION = ChatCompletion(
     id="chatcmpl-j",
     created=5,
@@ -42,7 +48,7 @@ def test_the_first_delta_of_each_choice_carries_the_role():
 def test_a_chunk_has_all_of_a_delta_and_omits_empty_fields():
     builder = ChunkBuilder("j", "demo", 5)
     token = TokenLogprob(token="a", logprob=-1.0)
-    full = builder.chunk([Delta(0, "a", "hm", (token,), "stop")], "1-1", {0: [{"index": 0}]})
+    full = builder.chunk([Delta(0, "a", "hm", (token,), "stop", (F,))], "1-1")
     assert full.to_dict() == {
         "id": "chatcmpl-j",
         "object": "chat.completion.chunk",
@@ -56,7 +62,14 @@ def test_a_chunk_has_all_of_a_delta_and_omits_empty_fields():
                     "role": "assistant",
                     "content": "a",
                     "reasoning_content": "hm",
-                    "tool_calls": [{"index": 0}],
+                    "tool_calls": [
+                        {
+                            "index": 0,
+                            "id": "call_0",
+                            "type": "function",
+                            "function": {"name": "f", "arguments": '{"a": 1}'},
+                        }
+                    ],
                 },
                 "finish_reason": "stop",
                 "logprobs": {"content": [{"token": "a", "logprob": -1.0, "top_logprobs": []}]},
@@ -73,6 +86,7 @@ def test_every_kind_of_chunk_is_valid_for_openai():
         builder.chunk([Delta(0)]),
         builder.chunk([Delta(0, "a", logprobs=(TokenLogprob(token="a", logprob=-1.0),))]),
         builder.chunk([Delta(0, finish_reason="stop")]),
+        builder.chunk([Delta(0, finish_reason="tool_calls", tool_calls=(F, G))]),
         builder.reset("2-0"),
         builder.usage(COMPLETION),
     ):
@@ -97,3 +111,64 @@ def test_a_follower_gets_the_chunks_of_an_in_process_stream():
         {**chunk.to_dict(), "cursor": None} for chunk in local
     ]
     assert local[-1].system_fingerprint == "f00"
+
+
+def calling(*calls: ToolCallDelta, content: str | None = None) -> ChatCompletion:
+    """A completion with these calls."""
+    completion = COMPLETION.model_copy(deep=True)
+    plain = [ToolCall(id=call.id, function=call.function) for call in calls]
+    message = AssistantMessage(content=content, tool_calls=plain)
+    completion.choices = [Choice(index=0, message=message, finish_reason="tool_calls")]
+    return completion
+
+
+def call_ids(chunks) -> list[str]:
+    """The calls that a subscriber has after these chunks."""
+    ids: list[str] = []
+    for chunk in chunks:
+        ids = [] if chunk.reset else ids
+        ids += [c.id for choice in chunk.choices for c in choice.delta.tool_calls or ()]
+    return ids
+
+
+DELTAS = [Delta(0, "a"), Delta(0, tool_calls=(F,)), Delta(0, tool_calls=(G,)), Delta(0, "b")]
+ENTRIES = [Entry("j", 1, seq, (delta,)) for seq, delta in enumerate(DELTAS, 1)]
+
+
+def test_each_cursor_resumes_after_its_tool_calls():
+    completion = calling(F, G, content="ab")
+    whole = StreamCursor("j", {}, 5)
+    chunks = [chunk for entry in ENTRIES for chunk in whole.take(entry)]
+    chunks += whole.complete(completion, 1)
+    assert call_ids(chunks) == ["call_0", "call_1"]
+    for number, chunk in enumerate(chunks):
+        resumed = StreamCursor("j", {}, 5, chunk.cursor)
+        rest = [chunk for entry in ENTRIES for chunk in resumed.take(entry)]
+        rest += resumed.complete(completion, 1)
+        assert call_ids([*chunks[: number + 1], *rest]) == ["call_0", "call_1"]
+        assert not any(chunk.reset for chunk in rest)
+
+
+def test_calls_that_the_log_lacks_come_with_the_completion():
+    for known in range(len(ENTRIES) + 1):
+        cursor = StreamCursor("j", {}, 5)
+        chunks = [chunk for entry in ENTRIES[:known] for chunk in cursor.take(entry)]
+        chunks += cursor.complete(calling(F, G, content="ab"), 1)
+        assert call_ids(chunks) == ["call_0", "call_1"]
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+def test_calls_of_another_attempt_are_reset():
+    cursor = StreamCursor("j", {}, 5)
+    chunks = [chunk for entry in ENTRIES[:2] for chunk in cursor.take(entry)]
+    chunks += cursor.take(Entry("j", 2, 1, (Delta(0, tool_calls=(G,)),)))
+    assert call_ids(chunks) == ["call_1"]
+    other = StreamCursor("j", {}, 5)
+    chunks = [chunk for entry in ENTRIES[:2] for chunk in other.take(entry)]
+    chunks += other.complete(calling(G), 2)
+    assert call_ids(chunks) == ["call_1"]
+
+
+def test_joined_deltas_keep_all_calls():
+    (joined,) = join(DELTAS)
+    assert joined == Delta(0, "ab", tool_calls=(F, G))

@@ -7,11 +7,14 @@ import json
 import pytest
 
 from jobs.api.answer import TokenLogprob, TopLogprob
+from jobs.api.chunk import ToolCallDelta
+from jobs.api.message import FunctionCall
 from jobs.stream.delta import Delta, join
 from jobs.stream.entries import Entry
 
 A = TokenLogprob(token="a", logprob=-1.0, bytes=[97])
 B = TokenLogprob(token="b", logprob=-2.0, top_logprobs=[TopLogprob(token="c", logprob=-0.5)])
+CALL = ToolCallDelta(index=1, id="call_1", function=FunctionCall(name="f", arguments="{}"))
 
 
 @pytest.mark.parametrize(
@@ -22,7 +25,8 @@ B = TokenLogprob(token="b", logprob=-2.0, top_logprobs=[TopLogprob(token="c", lo
         (Delta(0, reasoning="hm"), {"i", "r"}),
         (Delta(0, logprobs=(A, B)), {"i", "l"}),
         (Delta(0, finish_reason="length"), {"i", "f"}),
-        (Delta(3, "x", "y", (A,), "stop"), {"i", "c", "r", "l", "f"}),
+        (Delta(0, tool_calls=(CALL,)), {"i", "t"}),
+        (Delta(3, "x", "y", (A,), "stop", (CALL,)), {"i", "c", "r", "l", "f", "t"}),
     ],
 )
 def test_a_delta_survives_its_wire_form_which_omits_empty_fields(delta, names):

@@ -14,11 +14,16 @@ from tests.worker.prompt.requests import (
     TOOLS,
     builder,
     expected,
+    rendered,
     request,
     save,
     template,
 )
+from tests.worker.sources import open_folder
+from tests.worker.templates import CHATML
 from tests.worker.tokenizers import save_tokenizer
+from worker.prompt.builder import PromptBuilder
+from worker.prompt.template import ChatTemplate
 
 
 def test_a_model_without_a_template_is_refused_with_the_remedy(tmp_path: Path) -> None:
@@ -64,7 +69,17 @@ def test_template_files_have_the_precedence_of_transformers(
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(source, encoding="utf-8")
     wanted = request(HELLO, tools=tools)
-    assert builder(tmp_path).build(wanted).text == expected(tmp_path, wanted)
+    model = open_folder(tmp_path)
+    own = PromptBuilder("m", model.tokenizer, ChatTemplate.of(model), 4096, hides_tools=True)
+    assert own.build(wanted).text == expected(tmp_path, wanted)
+
+
+def test_tools_that_the_template_ignores_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="the chat template of model org/m ignores them") as caught:
+        rendered(CHATML, request(HELLO, tools=TOOLS), tmp_path)
+    assert (caught.value.code, caught.value.param) == ("invalid_request", "tools")
+    hidden = request(HELLO, tools=TOOLS, tool_choice="none")
+    assert rendered(CHATML, hidden, tmp_path) == expected(tmp_path, request(HELLO))
 
 
 def test_the_legacy_file_is_used_if_there_is_no_other(tmp_path: Path) -> None:

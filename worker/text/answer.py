@@ -1,0 +1,49 @@
+"""Reads the text of one completion: reasoning, content and tool calls."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from worker.text.reasoning import ReasoningSplitter
+from worker.text.tool_call import Call
+from worker.text.tool_parser import ToolParser
+
+
+class Part(NamedTuple):
+    """What a piece of text added to an answer."""
+
+    content: str = ""
+    reasoning: str = ""
+    calls: tuple[Call, ...] = ()
+
+
+class AnswerReader:
+    """Incremental reader. `splitter`: None if the model doesn't reason; `parser`: None if calls are
+    not looked for. There are no calls within reasoning."""
+
+    def __init__(
+        self, splitter: ReasoningSplitter | None = None, parser: ToolParser | None = None
+    ) -> None:
+        self._splitter, self._parser = splitter, parser
+        self.markers = parser.markers if parser is not None else ()  # special tokens to be shown
+
+    @property
+    def reasons(self) -> bool:
+        """Whether the text so far ends within the reasoning."""
+        return self._splitter is not None and self._splitter.inside
+
+    def push(self, text: str, *, last: bool) -> Part:
+        """Add text; returns what no later text can change, or all of the rest if it is the last."""
+        content, reasoning = text, ""
+        if self._splitter is not None:
+            content, reasoning = self._splitter.push(text)
+            if last:
+                more, thoughts = self._splitter.flush()
+                content, reasoning = content + more, reasoning + thoughts
+        if self._parser is None:
+            return Part(content, reasoning)
+        content, calls = self._parser.push(content)
+        if last:
+            more, found = self._parser.flush()
+            content, calls = content + more, calls + found
+        return Part(content, reasoning, tuple(calls))
