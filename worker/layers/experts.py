@@ -15,31 +15,48 @@ from torch import Tensor
 from worker.layers.expert_weights import ExpertFactory
 from worker.layers.linear import LinearFactory
 from worker.layers.mlp import Activation, Gate, GatedMLP, gated_by
-from worker.layers.weight import StackedPlace, WeightSlot
+from worker.layers.weight import Parameter, StackedPlace, WeightSlot
 
 # Name of a stacked tensor under the experts' prefix → the parts of its rows, in order.
 StackedNames = Mapping[str, tuple[str, ...]]
 
 
 class Router:
-    """The top k of a float32 softmax over all experts, renormalised to sum 1 if `normalise`."""
+    """The top k of a float32 softmax over all experts. With `normalise` they are scaled to sum 1,
+    which equals a softmax over the selected logits."""
 
     def __init__(
-        self, hidden: int, experts: int, top_k: int, normalise: bool, linears: LinearFactory
+        self,
+        hidden: int,
+        experts: int,
+        top_k: int,
+        normalise: bool,
+        linears: LinearFactory,
+        *,
+        bias: bool = False,
     ) -> None:
         self._linear = linears.replicated(hidden, experts)
+        self._bias = (
+            Parameter(experts, dtype=torch.float32, device=linears.device) if bias else None
+        )
         self._top_k, self._normalise = top_k, normalise
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] → weights and expert indices, both [tokens, top_k]."""
-        probs = torch.softmax(self._linear(x), dim=-1, dtype=torch.float32)
+        logits = self._linear(x).float()
+        if self._bias is not None:
+            logits = logits + self._bias.value
+        probs = torch.softmax(logits, dim=-1)
         weights, experts = probs.topk(self._top_k, dim=-1)
         if self._normalise:
             weights = weights / weights.sum(-1, keepdim=True)
         return weights.to(x.dtype), experts
 
-    def weight_slot(self) -> WeightSlot:
-        return self._linear.weight_slot()
+    def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
+        slots = {f"{prefix}.weight": self._linear.weight_slot()}
+        if self._bias is not None:
+            slots[f"{prefix}.bias"] = self._bias.slot()
+        return slots
 
 
 class Experts:
@@ -140,7 +157,7 @@ class SparseMLP:
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         slots = {
-            f"{prefix}.gate.weight": self._router.weight_slot(),
+            **self._router.weight_map(f"{prefix}.gate"),
             **self._experts.weight_map(f"{prefix}.experts"),
         }
         if self._shared is not None and self._shared_gate is not None:
