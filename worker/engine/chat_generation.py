@@ -28,7 +28,7 @@ from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.loading.tokenizer import Tokenizer
 from worker.text.detokenizer import Detokenizer
-from worker.text.reasoning import ReasoningSplitter
+from worker.text.reasoning import Splitter
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ class ChoiceState:
     """What one choice has generated so far."""
 
     index: int
-    splitter: ReasoningSplitter | None
+    splitter: Splitter | None
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     reasoning_tokens: int = 0
@@ -84,7 +84,7 @@ class ChatGeneration:
         plan: SamplingPlan,
         prompt_ids: list[int],
         tokenizer: Tokenizer,
-        make_splitter: Callable[[], ReasoningSplitter] | None,
+        make_splitter: Callable[[], Splitter] | None,
         sink: Sink,
         *,
         fingerprint: str,
@@ -102,7 +102,11 @@ class ChatGeneration:
                 prompt_ids,
                 plan,
                 choice.index,
-                Detokenizer(tokenizer, skip_special=plan.skip_special),
+                Detokenizer(
+                    tokenizer,
+                    skip_special=plan.skip_special,
+                    shown=choice.splitter.markers if choice.splitter else (),
+                ),
                 partial(self._on_token, choice),
             )
             for choice in self._choices

@@ -23,7 +23,8 @@ from worker.prompt.template import ChatTemplate
 from worker.resident import device as devices
 from worker.resident.description import describe
 from worker.resident.preflight import Preflight, preflight
-from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
+from worker.text.harmony import HarmonySplitter, writes_harmony
+from worker.text.reasoning import ReasoningSplitter, ReasoningTags, Splitter, reasoning_tags
 
 BLAME_SECONDS = 20.0  # limit of the search for a non-finite weight, which stalls the batch
 
@@ -40,12 +41,15 @@ class ResidentModel:
     template: ChatTemplate | None
     defaults: GenerationDefaults
     tags: ReasoningTags | None
+    harmony: bool  # completions are in the harmony format
 
     def prompts(self, context: int) -> PromptBuilder:
         return PromptBuilder(self.info.name, self.tokenizer, self.template, context)
 
-    def splitter_maker(self, prompt: Prompt) -> Callable[[], ReasoningSplitter] | None:
+    def splitter_maker(self, prompt: Prompt) -> Callable[[], Splitter] | None:
         """Makes splitters for completions of this prompt; None if the model doesn't reason."""
+        if self.harmony:
+            return lambda: HarmonySplitter(prompt.text)
         tags = self.tags
         if tags is None:
             return None
@@ -93,6 +97,7 @@ def load(
         template=template,
         defaults=described.defaults,
         tags=reasoning_tags(checked.tokenizer, template.source) if template else None,
+        harmony=writes_harmony(checked.tokenizer),
     )
 
 

@@ -15,6 +15,7 @@ back as a message therefore gives the same prompt tokens.
 from __future__ import annotations
 
 import codecs
+from collections.abc import Collection
 
 from worker.loading.tokenizer import SPACE_MARK, Tokenizer
 
@@ -22,10 +23,14 @@ REPLACEMENT = "\ufffd"
 
 
 class Detokenizer:
-    """The text of one sequence, with or without its special tokens."""
+    """The text of one sequence, with or without its special tokens. `shown`: special tokens that
+    are never left out."""
 
-    def __init__(self, tokenizer: Tokenizer, *, skip_special: bool = True) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, *, skip_special: bool = True, shown: Collection[str] = ()
+    ) -> None:
         self._tokenizer, self._skip_special = tokenizer, skip_special
+        self._shown = {tokenizer.id_of(token) for token in shown}
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")
         self._run = bytearray()  # bytes of consecutive byte tokens
         self._at_start = True  # no text has been returned yet
@@ -33,7 +38,8 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """The text that the token completes; empty for a special token that is skipped."""
         tokenizer = self._tokenizer
-        if self._skip_special and tokenizer.is_special(token_id):
+        skipped = self._skip_special and token_id not in self._shown
+        if skipped and tokenizer.is_special(token_id):
             return ""
         if tokenizer.byte_level:
             return self._utf8.decode(tokenizer.token_bytes(token_id))
