@@ -245,9 +245,22 @@ You have access to functions. To call them, answer with [name(parameter=value), 
 {%- endfor %}
 {%- if add_generation_prompt %}{{- "<start_of_turn>model\\n" }}{%- endif %}
 """
+HARMONY = """\
+{{- '<|start|>system<|message|>Reasoning: ' + (reasoning_effort or 'medium') + '<|end|>' }}
+{%- for message in messages %}
+{%- if message.role == 'assistant' %}
+{{- '<|start|>assistant<|channel|>final<|message|>' + message.content }}
+{{- '<|return|>' if loop.last else '<|end|>' }}
+{%- else %}
+{{- '<|start|>' + message.role + '<|message|>' + message.content + '<|end|>' }}
+{%- endif %}
+{%- endfor %}
+{%- if add_generation_prompt %}{{- '<|start|>assistant' }}{%- endif %}
+"""
 TEMPLATES: dict[Style, str] = {
     "llama2": LLAMA2,
     "llama3": LLAMA3,
     "qwen": QWEN_TEMPLATE,
     "gemma": GEMMA,
+    "harmony": HARMONY,
 }

@@ -20,7 +20,7 @@ from tokenizers import (
     trainers,
 )
 
-Style = Literal["llama2", "llama3", "qwen", "gemma"]
+Style = Literal["llama2", "llama3", "qwen", "gemma", "harmony"]
 STYLES: tuple[Style, ...] = ("llama2", "llama3", "qwen", "gemma")
 
 CORPUS = (
@@ -38,6 +38,14 @@ LETTERS_3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+# o200k_harmony, of gpt-oss.
+_LETTER, _CASE = r"[^\r\n\p{L}\p{N}]?", (r"\p{Lu}\p{Lt}", r"\p{Ll}")
+_UPPER, _LOWER = (rf"[{case}\p{{Lm}}\p{{Lo}}\p{{M}}]" for case in _CASE)
+_SUFFIX = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+LETTERS_O200K = (
+    rf"{_LETTER}{_UPPER}*{_LOWER}+{_SUFFIX}|{_LETTER}{_UPPER}+{_LOWER}*{_SUFFIX}"
+    r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 LETTERS_1 = LETTERS_3.replace(r"\p{N}{1,3}", r"\p{N}")
 
 SPECIAL: dict[Style, tuple[str, ...]] = {
@@ -53,12 +61,17 @@ SPECIAL: dict[Style, tuple[str, ...]] = {
     ),
     "qwen": ("<|endoftext|>", "<|im_start|>", "<|im_end|>"),
     "gemma": ("<pad>", "<eos>", "<bos>", "<unk>", "<start_of_turn>", "<end_of_turn>"),
+    "harmony": (
+        *("<|startoftext|>", "<|endoftext|>", "<|return|>", "<|constrain|>", "<|channel|>"),
+        *("<|start|>", "<|end|>", "<|message|>", "<|call|>"),
+    ),
 }
 VISIBLE: dict[Style, tuple[str, ...]] = {
     "llama2": (),
     "llama3": (),
     "qwen": ("<tool_call>", "</tool_call>", "<think>", "</think>"),
     "gemma": (),
+    "harmony": (),
 }
 NAMED: dict[Style, dict[str, str]] = {
     "llama2": {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"},
@@ -70,6 +83,7 @@ NAMED: dict[Style, dict[str, str]] = {
         "unk_token": "<unk>",
         "pad_token": "<pad>",
     },
+    "harmony": {"bos_token": "<|startoftext|>", "eos_token": "<|return|>"},
 }
 
 
@@ -81,7 +95,7 @@ def make_tokenizer(style: Style) -> Tokenizer:
 
 @cache
 def _tokenizer_json(style: Style) -> str:
-    build = _byte_level if style in ("llama3", "qwen") else _sentencepiece
+    build = _byte_level if style in ("llama3", "qwen", "harmony") else _sentencepiece
     tokenizer: Tokenizer = build(style)
     text: str = tokenizer.to_str()
     return text
@@ -89,7 +103,8 @@ def _tokenizer_json(style: Style) -> str:
 
 def _byte_level(style: Style) -> Tokenizer:
     tokenizer = Tokenizer(models.BPE())
-    split = Regex(LETTERS_3 if style == "llama3" else LETTERS_1)
+    patterns = {"llama3": LETTERS_3, "qwen": LETTERS_1, "harmony": LETTERS_O200K}
+    split = Regex(patterns[style])
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
             pre_tokenizers.Split(split, "isolated"),
@@ -97,13 +112,13 @@ def _byte_level(style: Style) -> Tokenizer:
         ]
     )
     vocab, merges = _train(tokenizer, 400, pre_tokenizers.ByteLevel.alphabet())
-    tokenizer.model = models.BPE(vocab=vocab, merges=merges, ignore_merges=style == "llama3")
+    tokenizer.model = models.BPE(vocab=vocab, merges=merges, ignore_merges=style != "qwen")
     tokenizer.decoder = decoders.ByteLevel()
     _add_tokens(tokenizer, style)
     if style == "qwen":
         tokenizer.normalizer = normalizers.NFC()
         tokenizer.post_processor = processors.ByteLevel(trim_offsets=False)
-    else:
+    elif style == "llama3":
         tokenizer.post_processor = processors.Sequence(
             [processors.ByteLevel(trim_offsets=False), _begin_with(tokenizer, "<|begin_of_text|>")]
         )

@@ -62,7 +62,7 @@ def check(
 
 
 def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
-    source = found.model.source
+    source, quantization = found.model.source, found.model.config.quantization
     return {
         "model": source.name,
         "revision": source.revision,
@@ -72,7 +72,7 @@ def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
         "parameters": found.parameters,
         "dtype": found.dtype_name,
         "weight_bytes": found.weight_bytes,
-        "dequantised_from": "fp8" if found.model.config.quantization else None,
+        "dequantised_from": quantization.name.lower() if quantization else None,
         "context_length": found.context_length,
         "longest_sequence": found.longest,
         "chat_template": found.model.template is not None,
@@ -87,6 +87,7 @@ def _show(found: Preflight, downloaded: bool) -> None:
     from worker.resident.device import device_name
 
     source, device = found.model.source, found.device
+    quantization = found.model.config.quantization
     revision = f" at {source.revision}" if source.revision else ""
     context = f"{found.context_length:,} tokens"
     if found.longest < found.context_length:
@@ -96,7 +97,7 @@ def _show(found: Preflight, downloaded: bool) -> None:
         "family": found.model.config.model_type,
         "parameters": f"{found.parameters:,}",
         "weights": f"{_size(found.weight_bytes)} in {found.dtype_name}"
-        + (", dequantised from FP8" if found.model.config.quantization else "")
+        + (f", dequantised from {quantization.name}" if quantization else "")
         + ("" if downloaded else ", not downloaded yet"),
         "context": context,
         "template": "yes" if found.model.template else "none: chat requests will be refused",

@@ -12,7 +12,7 @@ import torch
 from jobs.errors import JobError
 from worker.loading.dtypes import FROM_CONFIG
 from worker.loading.files import present, read_json
-from worker.loading.quantization import Fp8, read_quantization
+from worker.loading.quantization import Quantization, read_quantization
 from worker.models.fields import Fields
 from worker.models.model import Family
 
@@ -49,7 +49,7 @@ class ModelConfig:
     tied: bool
     eos_token_ids: frozenset[int]
     dtype: torch.dtype  # of the weights, according to the config
-    quantization: Fp8 | None = None
+    quantization: Quantization | None = None
     wrapper: str | None = None  # the unsupported model_type around this text model
 
 

@@ -19,7 +19,7 @@ from jobs.errors import JobError
 from worker.layers.weight import StackedPlace, WeightSlot
 from worker.loading.checkpoint import Checkpoint, Headers, TensorHeader
 from worker.loading.dtypes import FROM_SAFETENSORS
-from worker.loading.quantization import ALTERNATIVE, FP8, Fp8
+from worker.loading.quantization import ALTERNATIVE, FP8, Mxfp4, Quantization
 
 logger = logging.getLogger(__name__)
 
@@ -44,85 +44,96 @@ class TensorSource:
     """The checkpoint tensor that holds a slot's values, or stacks them with others'."""
 
     name: str
-    shape: tuple[int, ...]  # of the checkpoint tensor
+    shape: tuple[int, ...]  # of the checkpoint tensor, dequantised
     stacked: StackedPlace | None = None
     scale: str | None = None  # name of the tensor that holds its scales
-    fp8: Fp8 | None = None
+    quantization: Quantization | None = None
 
     def read(self, checkpoint: Checkpoint) -> Tensor:
         """The values, as a view of the mapped file, or dequantised."""
         tensor = checkpoint.read(self.name)
         if self.stacked is not None:
             tensor = tensor[self.stacked.index]
-        if self.fp8 is not None and self.scale is not None:
+        if self.quantization is not None and self.scale is not None:
             scale = checkpoint.read(self.scale)
             per_expert = self.stacked is not None and scale.dim() > 0 and scale.numel() > 1
-            tensor = self.fp8.dequantise(
+            tensor = self.quantization.dequantise(
                 tensor, scale[self.stacked.index] if self.stacked and per_expert else scale
             )
         return tensor if self.stacked is None else tensor[self.stacked.rows]
 
 
-def sources(checkpoint: Headers, fp8: Fp8 | None = None) -> dict[str, TensorSource]:
+def sources(
+    checkpoint: Headers, quantization: Quantization | None = None
+) -> dict[str, TensorSource]:
     """The text model's tensors by name without wrapper prefix. Raises JobError."""
     found: dict[str, TensorSource] = {}
     unread: dict[str, str] = {}  # tensors of other dtypes
     for name, header in checkpoint.tensors.items():
-        if IGNORED.match(name) or (fp8 and fp8.is_scale(name, checkpoint.tensors)):
+        if IGNORED.match(name) or (
+            quantization and quantization.is_scale(name, checkpoint.tensors)
+        ):
             continue
-        if header.dtype not in FROM_SAFETENSORS and (fp8 is None or header.dtype != FP8):
+        quantised = quantization is not None and header.dtype == quantization.dtype
+        if header.dtype not in FROM_SAFETENSORS and not quantised:
             unread[name] = header.dtype
-        plain = name
+        plain = quantization.weight_name(name) if quantization and quantised else name
         for prefix, replacement in PREFIXES:
             if name.startswith(prefix):
-                plain = replacement + name.removeprefix(prefix)
+                plain = replacement + plain.removeprefix(prefix)
                 break
         if plain in found:
             raise _stored_twice(checkpoint, plain, found[plain].name, name)
-        found[plain] = _source(checkpoint, name, header, fp8)
+        found[plain] = _source(checkpoint, name, header, quantization)
     if unread:
         raise _quantised(checkpoint, unread)
     return found
 
 
-def _source(checkpoint: Headers, name: str, header: TensorHeader, fp8: Fp8 | None) -> TensorSource:
-    if fp8 is None or header.dtype != FP8:
+def _source(
+    checkpoint: Headers, name: str, header: TensorHeader, quantization: Quantization | None
+) -> TensorSource:
+    if quantization is None or header.dtype != quantization.dtype:
         return TensorSource(name, header.shape)
-    scale = fp8.scale_of(name, checkpoint.tensors)
-    where = f"{checkpoint.folder}: tensor {name} is stored as {FP8}"
+    scale = quantization.scale_of(name, checkpoint.tensors)
+    where = f"{checkpoint.folder}: tensor {name} is stored as {header.dtype}"
     if scale is None:
         raise JobError("unsupported_model", f"{where} without a scale: {ALTERNATIVE}")
     stored = checkpoint.tensors[scale]
-    if not fp8.fits(header.shape, stored.shape) or stored.dtype not in FROM_SAFETENSORS:
+    fits = quantization.fits(header.shape, stored.shape)
+    if not fits or stored.dtype not in quantization.scale_dtypes:
         raise JobError(
             "unsupported_model",
             f"{where} {list(header.shape)}, and its scale {scale} as {stored.dtype} "
             f"{list(stored.shape)} doesn't fit the quantization_config: {ALTERNATIVE}",
         )
-    return TensorSource(name, header.shape, scale=scale, fp8=fp8)
+    shape = quantization.weight_shape(header.shape)
+    return TensorSource(name, shape, scale=scale, quantization=quantization)
 
 
 def _quantised(checkpoint: Headers, unread: Mapping[str, str]) -> JobError:
     """The error for tensors that hold no plain floats, which only quantised checkpoints have."""
     name = min(unread)
-    hint = "its config.json has no quantization_config for them; " if FP8 in unread.values() else ""
+    readable = {FP8, Mxfp4.dtype} & set(unread.values())
+    hint = "its config.json has no quantization_config for them; " if readable else ""
     return JobError(
         "unsupported_model",
         f"{checkpoint.folder} stores {len(unread)} of its {len(checkpoint.tensors)} tensors as "
         f"{', '.join(sorted(set(unread.values())))}, such as {name}, like a quantised checkpoint; "
-        f"{hint}supported: {', '.join(FROM_SAFETENSORS)}, and {FP8} with a quantization_config: "
+        f"{hint}supported: {', '.join(FROM_SAFETENSORS)}, and {FP8} or {Mxfp4.dtype} "
+        f"({Mxfp4.name}) with a quantization_config: "
         f"{ALTERNATIVE}",
     )
 
 
 def check(
-    slots: Mapping[str, WeightSlot], checkpoint: Headers, fp8: Fp8 | None = None
+    slots: Mapping[str, WeightSlot], checkpoint: Headers, quantization: Quantization | None = None
 ) -> dict[str, TensorSource]:
     """Compare names and shapes without reading weights. Returns the source of each slot's tensor.
 
     Raises JobError("unsupported_model").
     """
-    stored = sources(checkpoint, fp8)
+    stored = sources(checkpoint, quantization)
     if HEAD in stored and HEAD not in slots:
         del stored[HEAD]  # tied: the file has a copy of the embedding
     where = checkpoint.folder
@@ -149,17 +160,22 @@ def check(
         source = found[name]
         shape = slot.shape if source.stacked is None else source.stacked.shape
         if source.shape != shape:
+            has = "has shape" if source.quantization is None else "dequantises to"
             raise JobError(
                 "unsupported_model",
-                f"{where}: tensor {source.name} has shape {list(source.shape)}, "
+                f"{where}: tensor {source.name} {has} {list(source.shape)}, "
                 f"its config.json requires {list(shape)}",
             )
     return found
 
 
-def load(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint, fp8: Fp8 | None = None) -> None:
+def load(
+    slots: Mapping[str, WeightSlot],
+    checkpoint: Checkpoint,
+    quantization: Quantization | None = None,
+) -> None:
     """Read every tensor into its slot. Raises JobError("unsupported_model")."""
-    found = check(slots, checkpoint, fp8)
+    found = check(slots, checkpoint, quantization)
     ignored = sum(bool(IGNORED.match(name)) for name in checkpoint.tensors)
     if ignored:
         logger.info(
@@ -168,12 +184,13 @@ def load(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint, fp8: Fp8 | Non
             ignored,
             "" if ignored == 1 else "s",
         )
-    dequantised = len({source.name for source in found.values() if source.fp8 is not None})
-    if dequantised:
+    dequantised = {source.name for source in found.values() if source.quantization is not None}
+    if quantization is not None and dequantised:
         logger.info(
-            "%s: %d FP8 tensors are dequantised while they are loaded",
+            "%s: %d %s tensors are dequantised while they are loaded",
             checkpoint.folder,
-            dequantised,
+            len(dequantised),
+            quantization.name,
         )
     for name, slot in slots.items():
         slot.load(found[name].read(checkpoint))
@@ -201,10 +218,12 @@ def find_non_finite(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) 
     return f"all weights are finite: a computation overflows {kind}; {other}"
 
 
-def is_tied(configured: bool, checkpoint: Headers, fp8: Fp8 | None = None) -> bool:
+def is_tied(
+    configured: bool, checkpoint: Headers, quantization: Quantization | None = None
+) -> bool:
     """Whether the head uses the embedding's weight. A head in the files takes precedence over the
     config, unless the config ties the two and they are equal. Headers alone can't be compared."""
-    found = sources(checkpoint, fp8)
+    found = sources(checkpoint, quantization)
     if HEAD not in found:
         if not configured:
             raise JobError(

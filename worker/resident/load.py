@@ -26,6 +26,7 @@ from worker.resident.description import describe
 from worker.resident.preflight import Preflight, preflight
 from worker.resident.tools import parser_maker, tool_syntax
 from worker.text.answer import AnswerReader
+from worker.text.harmony import HarmonySplitter, writes_harmony
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 
 SEARCH_SECONDS = 20.0  # limit of the search for a non-finite weight, which stalls the batch
@@ -44,6 +45,7 @@ class ResidentModel:
     defaults: GenerationDefaults
     tags: ReasoningTags | None
     tool_syntax: str | None  # of the calls in answers
+    harmony: bool  # completions are in the harmony format
 
     def prompts(self, context: int) -> PromptBuilder:
         hides_tools = self.tool_syntax is not None
@@ -54,6 +56,8 @@ class ResidentModel:
     def reader_maker(self, request: ChatRequest, prompt: Prompt) -> Callable[[], AnswerReader]:
         """Makes readers for the completions of a request."""
         make_parser, tags = parser_maker(self.tool_syntax, request), self.tags
+        if self.harmony:
+            return lambda: AnswerReader(HarmonySplitter(prompt.text), make_parser())
         if tags is None:
             return lambda: AnswerReader(parser=make_parser())
         inside = prompt.text.rstrip().endswith(tags.opening) or tags.left_open(prompt.continued)
@@ -108,6 +112,7 @@ def load(
         defaults=described.defaults,
         tags=reasoning_tags(checked.tokenizer, template.source) if template else None,
         tool_syntax=syntax,
+        harmony=writes_harmony(checked.tokenizer),
     )
 
 

@@ -16,7 +16,7 @@ from jobs.errors import JobError
 from worker.loading import weights
 from worker.loading.checkpoint import Headers
 from worker.loading.dtypes import name_of
-from worker.loading.quantization import DEQUANTISED, FP8
+from worker.loading.quantization import DEQUANTISED
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES
@@ -89,9 +89,9 @@ def _preflight(
     model: ModelDescription, device: torch.device, dtype: str, headers: Headers
 ) -> Preflight:
     config = model.config
-    fp8 = config.quantization
-    tied = weights.is_tied(config.tied, headers, fp8)
-    stored = headers.dtype({FP8} if fp8 else ()) or DEQUANTISED
+    quantization = config.quantization
+    tied = weights.is_tied(config.tied, headers, quantization)
+    stored = headers.dtype({quantization.dtype} if quantization else ()) or DEQUANTISED
     chosen = devices.choose_dtype(dtype, stored, device)
     try:
         shape = FAMILIES[config.model_type](
@@ -102,7 +102,7 @@ def _preflight(
         raise config.fields.error(f"its sizes make impossible tensors ({fact})") from None
     tokenizer = model.tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
-    weights.check(slots, headers, fp8)
+    weights.check(slots, headers, quantization)
     parameters = sum(prod(slot.shape) for slot in slots.values())
     caches, free = shape.make_caches(), devices.free_bytes(device)
     cache_bytes = devices.cache_share(free - parameters * chosen.itemsize, device)

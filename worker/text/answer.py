@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from worker.text.reasoning import ReasoningSplitter
+from worker.text.reasoning import Splitter
 from worker.text.tool_call import Call
 from worker.text.tool_parser import ToolParser
 
@@ -21,11 +21,10 @@ class AnswerReader:
     """Incremental reader. `splitter`: None if the model doesn't reason; `parser`: None if calls are
     not looked for. There are no calls within reasoning."""
 
-    def __init__(
-        self, splitter: ReasoningSplitter | None = None, parser: ToolParser | None = None
-    ) -> None:
+    def __init__(self, splitter: Splitter | None = None, parser: ToolParser | None = None) -> None:
         self._splitter, self._parser = splitter, parser
-        self.markers = parser.markers if parser is not None else ()  # special tokens to be shown
+        readers = [reader for reader in (splitter, parser) if reader is not None]
+        self.markers = [marker for reader in readers for marker in reader.markers]  # to be shown
 
     @property
     def reasons(self) -> bool:

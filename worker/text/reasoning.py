@@ -6,7 +6,9 @@ none directly after the block.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Protocol
 
 from worker.loading.tokenizer import Tokenizer
 from worker.text.stop_strings import overlap
@@ -35,12 +37,27 @@ def reasoning_tags(tokenizer: Tokenizer, template: str) -> ReasoningTags | None:
     return None
 
 
+class Splitter(Protocol):
+    """Separates the reasoning of one completion from its content."""
+
+    markers: Collection[str]  # the special tokens that it must see
+
+    @property
+    def inside(self) -> bool: ...
+
+    def push(self, text: str) -> tuple[str, str]: ...
+
+    def flush(self) -> tuple[str, str]: ...
+
+
 class ReasoningSplitter:
     """Incremental splitter for the text of one completion.
 
     `inside`: the prompt already contains the opening tag. Only a block at the start of the
     completion is split off; if it is never closed, the whole text is reasoning.
     """
+
+    markers: Collection[str] = ()
 
     def __init__(self, tags: ReasoningTags, *, inside: bool) -> None:
         self._tags = tags

@@ -141,7 +141,9 @@ def test_tool_calls_reach_the_stream_and_the_result() -> None:
     (chunk,) = job.stream()
     (choice,) = chunk.choices
     assert choice.delta.tool_calls is not None
-    assert choice.delta.tool_calls[0]["function"] == call["function"]
+    (delta,) = choice.delta.tool_calls
+    assert delta.function is not None
+    assert delta.function.model_dump() == call["function"]
     assert choice.finish_reason == "tool_calls"
     message = job.result(timeout=5).choices[0].message
     assert message.content is None

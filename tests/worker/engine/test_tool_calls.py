@@ -279,7 +279,7 @@ def test_special_tokens_of_a_syntax_are_seen(
         ({"chat_template": "{folder}/model.safetensors"}, "is not UTF-8 text"),
         (
             {"chat_template": "{folder}/bad.jinja"},
-            r"^chat template /.*/bad\.jinja is not valid Jinja \([^;]*\)$",
+            r"^invalid_request: chat template /.*/bad\.jinja is not valid Jinja \([^;]*\)$",
         ),
     ],
 )
