@@ -11,6 +11,7 @@ from worker.layers.linear import LinearFactory
 from worker.layers.weight import WeightSlot
 
 Activation = Callable[[Tensor], Tensor]
+Gate = Callable[[Tensor, Tensor], Tensor]  # gate and up channels → channels of the down projection
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -25,6 +26,11 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": F.relu,
 }
+
+
+def gated_by(act: Activation) -> Gate:
+    """act(gate) * up."""
+    return lambda gate, up: act(gate) * up
 
 
 class GatedMLP:
