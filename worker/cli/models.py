@@ -1,4 +1,4 @@
-"""`chatjobs models`: checks whether a model runs here, without its weights, and quantises models."""
+"""`chatjobs models`: checks whether a model runs here without its weights; quantises models."""
 
 from __future__ import annotations
 

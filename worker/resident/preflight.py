@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jobs.errors import JobError
+from worker.layers.weight import WeightSlot
 from worker.loading import weights
-from worker.loading.checkpoint import Headers
+from worker.loading.checkpoint import Headers, TensorHeader
 from worker.loading.dtypes import name_of
 from worker.loading.quantization import DEQUANTISED, FP8
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES
+from worker.quantise.compression import Compression
 from worker.resident import device as devices
 from worker.resident.description import ModelDescription
 
@@ -32,15 +35,12 @@ class Preflight:
     tokenizer: Tokenizer  # limited to the ids that the model has
     tied: bool
     parameters: int
+    weight_bytes: int  # in memory
     dtype: torch.dtype
     device: torch.device
     context_length: int  # positions that the config gives, with their stretch
     longest: int  # tokens of one sequence whose cache fits beside the weights
     free_bytes: int  # of the device, now
-
-    @property
-    def weight_bytes(self) -> int:
-        return self.parameters * self.dtype.itemsize
 
     @property
     def dtype_name(self) -> str:
@@ -65,14 +65,19 @@ class Preflight:
 
 
 def preflight(
-    model: ModelDescription, device: torch.device, dtype: str, headers: Headers
+    model: ModelDescription,
+    device: torch.device,
+    dtype: str,
+    headers: Headers,
+    compression: Compression | None = None,
 ) -> Preflight:
     """Check everything that can be checked without reading weights. `headers` may be a checkpoint.
+    Weights that are not quantised in the files are compressed while they are loaded.
 
     Raises JobError: model_not_found, unsupported_model, invalid_request.
     """
     try:
-        return _preflight(model, device, dtype, headers)
+        return _preflight(model, device, dtype, headers, compression)
     except JobError as error:
         wrapper = model.config.wrapper
         if wrapper is None or error.code != "unsupported_model":
@@ -86,7 +91,11 @@ def preflight(
 
 
 def _preflight(
-    model: ModelDescription, device: torch.device, dtype: str, headers: Headers
+    model: ModelDescription,
+    device: torch.device,
+    dtype: str,
+    headers: Headers,
+    compression: Compression | None,
 ) -> Preflight:
     config = model.config
     fp8 = config.quantization
@@ -102,15 +111,20 @@ def _preflight(
         raise config.fields.error(f"its sizes make impossible tensors ({fact})") from None
     tokenizer = model.tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
-    weights.check(slots, headers, fp8)
+    found = weights.check(slots, headers, fp8)
     parameters = sum(prod(slot.shape) for slot in slots.values())
+    weight_bytes = sum(
+        _bytes(slot, headers.tensors[found[name].name], chosen, compression)
+        for name, slot in slots.items()
+    )
     caches, free = shape.make_caches(), devices.free_bytes(device)
-    cache_bytes = devices.cache_share(free - parameters * chosen.itemsize, device)
+    cache_bytes = devices.cache_share(free - weight_bytes, device)
     return Preflight(
         model=model,
         tokenizer=tokenizer,
         tied=tied,
         parameters=parameters,
+        weight_bytes=weight_bytes,
         dtype=chosen,
         device=device,
         context_length=shape.context_length,
@@ -121,3 +135,16 @@ def _preflight(
         ),
         free_bytes=free,
     )
+
+
+def _bytes(
+    slot: WeightSlot, header: TensorHeader, dtype: torch.dtype, compression: Compression | None
+) -> int:
+    """What a slot's tensor takes in memory."""
+    values = prod(slot.shape)
+    if slot.quantised and header.blocks:
+        per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[header.dtype]]
+        return values // per_block * size
+    if slot.quantised and compression is not None and compression.fits(slot.shape):
+        return compression.bytes_for(values)
+    return values * dtype.itemsize
