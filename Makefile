@@ -1,6 +1,7 @@
 # Every target first installs what it needs in .venv, unless it is installed already.
 #
-#   make demo    run 500 questions through queue, worker, stream and Parquet, then stream one answer
+#   make demo    run 500 questions through queue, worker, stream and Parquet, then stream one answer;
+#                MODEL=demo:Q4_K_M quantises the model first
 #   make test    lint, types and tests; also separately: make lint, make types, make tests
 #   make bench   run the benchmarks
 #   make soak    run the tests that take hours under load and faults
@@ -9,6 +10,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
 .PHONY: demo test lint types tests bench soak clean
@@ -16,7 +18,7 @@ PINS := pyproject.toml constraints.txt
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
-	$(BIN)/chatjobs demo
+	$(BIN)/chatjobs demo --model $(MODEL)
 
 test: lint types tests
 

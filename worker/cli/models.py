@@ -11,7 +11,14 @@ import click
 from jobs.cli.answer import print_json
 from jobs.cli.failures import Failure
 from jobs.cli.options import json_option
-from worker.cli.options import device_option, download_option, dtype_option, need_torch, refusal
+from worker.cli.options import (
+    KINDS,
+    device_option,
+    download_option,
+    dtype_option,
+    need_torch,
+    refusal,
+)
 
 if TYPE_CHECKING:
     from worker.resident.preflight import Preflight
@@ -59,13 +66,6 @@ def check(
         _show(found, downloaded)
     if found.obstacle is not None:
         raise Failure(found.obstacle)
-
-
-# As in worker.quantise.mix, which imports gguf: `--help` must not.
-KINDS = (
-    *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
-    *("BF16", "F16"),
-)
 
 
 @models.command()

@@ -67,8 +67,8 @@ class Engine:
         in memory with 8 bits, in GGUF's Q8_0 blocks; those of a GGUF file stay as they are.
         max_batch: maximum number of sequences that run together. context: maximum tokens per
         sequence, by default the model's own; a model whose config doesn't stretch its positions may
-        go beyond, with a warning. cache_bytes: limit of the KV cache. download_dir: where models of the hub are stored, by
-        default the hub library's cache. Raises JobError.
+        go beyond, with a warning. cache_bytes: limit of the KV cache. download_dir: where models of
+        the hub are stored, by default the hub library's cache. Raises JobError.
         """
         core = EngineCore.load(
             reference,
