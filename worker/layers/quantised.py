@@ -11,8 +11,9 @@ from torch import Tensor
 
 from worker.layers.quantised_blocks import dequantise
 
-# Values that are dequantised at a time: the temporary tensors stay in the processor's cache.
-CHUNK = 1 << 18
+# Values that are dequantised at a time. The temporary tensors stay in the cache of one core, and
+# torch starts no threads for them, which would wait for each other after every operation.
+CHUNK = 1 << 15
 
 
 @dataclass(frozen=True, eq=False, slots=True)
