@@ -251,9 +251,9 @@ def changed(
         count = heads if ".q_proj." in name else kv_heads
         per_head = tensor.shape[0] // count
         tensor = tensor.reshape(count, 2, per_head // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
-    if architecture in ZERO_CENTRED and name.endswith("norm.weight"):
-        if "linear_attn" not in name:
-            tensor = tensor + 1
+    plain_norm = name.endswith("norm.weight") and "linear_attn" not in name
+    if architecture in ZERO_CENTRED and plain_norm:
+        tensor = tensor + 1
     if "linear_attn" in name:
         return linear_attention(name, tensor, architecture, config)
     if name.endswith("shared_expert_gate.weight"):
