@@ -32,6 +32,8 @@ class Preflight:
     tokenizer: Tokenizer  # limited to the ids that the model has
     tied: bool
     parameters: int
+    weight_bytes: int
+    blocks: tuple[str, ...]  # GGUF's quantised types that stay as they are in memory
     dtype: torch.dtype
     device: torch.device
     context_length: int  # positions that the config gives, with their stretch
@@ -39,12 +41,13 @@ class Preflight:
     free_bytes: int  # of the device, now
 
     @property
-    def weight_bytes(self) -> int:
-        return self.parameters * self.dtype.itemsize
-
-    @property
     def dtype_name(self) -> str:
         return name_of(self.dtype)
+
+    @property
+    def formats(self) -> str:
+        """How the weights are held in memory: "bfloat16, Q4_K, Q6_K"."""
+        return ", ".join((self.dtype_name, *self.blocks))
 
     @property
     def obstacle(self) -> str | None:
@@ -54,7 +57,7 @@ class Preflight:
         need, free = self.weight_bytes / 2**30, self.free_bytes / 2**30
         return (
             f"{self.model.source.reference} needs {need:.1f} GiB for its weights in "
-            f"{self.dtype_name} and {self.device} has {free:.1f} GiB free: use a smaller model, "
+            f"{self.formats} and {self.device} has {free:.1f} GiB free: use a smaller model, "
             "another dtype or another device"
         )
 
@@ -102,15 +105,24 @@ def _preflight(
         raise config.fields.error(f"its sizes make impossible tensors ({fact})") from None
     tokenizer = model.tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
-    weights.check(slots, headers, fp8)
+    weight_bytes, blocks = 0, set()
+    for name, source in weights.check(slots, headers, fp8).items():
+        stored_tensor, slot = headers.tensors[source.name], slots[name]
+        if stored_tensor.blocks and slot.quantised:
+            weight_bytes += stored_tensor.end - stored_tensor.begin
+            blocks.add(stored_tensor.dtype)
+        else:
+            weight_bytes += prod(slot.shape) * chosen.itemsize
     parameters = sum(prod(slot.shape) for slot in slots.values())
     caches, free = shape.make_caches(), devices.free_bytes(device)
-    cache_bytes = devices.cache_share(free - parameters * chosen.itemsize, device)
+    cache_bytes = devices.cache_share(free - weight_bytes, device)
     return Preflight(
         model=model,
         tokenizer=tokenizer,
         tied=tied,
         parameters=parameters,
+        weight_bytes=weight_bytes,
+        blocks=tuple(sorted(blocks)),
         dtype=chosen,
         device=device,
         context_length=shape.context_length,
