@@ -141,8 +141,10 @@ def write_config(writer: gguf.GGUFWriter, architecture: str, config: dict[str, A
         )
         writer.add_full_attention_interval(config.get("full_attention_interval", 4))
     if architecture in TILED:  # positions of images, which text has none of
-        dim = int(head_dim * partial) // 2
-        writer.add_rope_dimension_sections([dim, 0, 0, 0])
+        dim = int(head_dim * partial) // 2  # time, height and width take turns
+        writer.add_rope_dimension_sections(
+            [dim - dim // 3 - (dim + 1) // 3, (dim + 1) // 3, dim // 3, 0]
+        )
     write_windows_and_scales(writer, architecture, config)
 
 

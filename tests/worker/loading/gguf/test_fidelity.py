@@ -31,12 +31,19 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def test_the_model_is_that_of_the_safetensors_and_of_llama_cpp(name: str, tmp_path: Path) -> None:
     checkpoint = make_model(tmp_path / "m", name)
     expected = load(checkpoint).prompt_logits(PROMPT)
-    greedy = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True)
     for kind in KINDS:
         engine = load(make_file(checkpoint, tmp_path / f"{kind}.gguf", kind))
-        logits, recorded = engine.prompt_logits(PROMPT), RECORDED[f"{name} {kind}"]
+        recorded = RECORDED[f"{name} {kind}"]
+        theirs, tokens = torch.tensor(recorded["logits"]), recorded["tokens"]
+        logits = engine.prompt_logits([*PROMPT, *tokens[:-1]])
+        last = logits[len(PROMPT) - 1]
+        assert relative(last[: len(theirs)], theirs) < (1e-3 if kind == "F32" else 1e-2)
         if kind == "F32":
-            assert relative(logits, expected) < (1e-5 if name in ROUNDED else 1e-6)
-        theirs = torch.tensor(recorded["logits"])
-        assert relative(logits[-1, : len(theirs)], theirs) < 1e-2
-        assert engine.generate([PROMPT], greedy)[0].token_ids == recorded["tokens"]
+            assert relative(logits[: len(PROMPT)], expected) < (1e-5 if name in ROUNDED else 1e-6)
+            greedy = Sampling(temperature=0, max_tokens=COUNT, ignore_eos=True)
+            assert engine.generate([PROMPT], greedy)[0].token_ids == tokens
+            continue
+        # llama.cpp rounds activations to float16 as well: a near tie may fall the other way.
+        chosen = logits[len(PROMPT) - 1 :].gather(1, torch.tensor(tokens)[:, None])[:, 0]
+        best = logits[len(PROMPT) - 1 :].amax(1)
+        assert bool((best - chosen <= 1e-3 * best.abs()).all())
