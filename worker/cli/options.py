@@ -32,6 +32,13 @@ dtype_option = click.option(
     "bfloat16 and half; auto takes the checkpoint's.",
 )
 
+quantize_option = click.option(
+    "--quantize",
+    type=click.Choice(["q8"]),
+    help="Quantise the weights while they are loaded: q8 stores them with 8 bits, which halves the "
+    "memory of bf16 weights. Weights of GGUF files stay as they are.",
+)
+
 download_option = click.option(
     "--download-dir",
     type=click.Path(file_okay=False, path_type=Path),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -52,3 +53,5 @@ class QuantisedTensor:
 
 # What a checkpoint holds: plain floats or quantised blocks. Both can be indexed by rows.
 Weight = Tensor | QuantisedTensor
+# Stores a plain matrix in fewer bytes; returns it as it is if that is not possible.
+Compress = Callable[[Tensor], Weight]

@@ -51,7 +51,7 @@ class WeightSlot:
 
 
 class Parameter:
-    """A plain tensor that one checkpoint tensor fills (norm weights, embeddings)."""
+    """A plain tensor that one checkpoint tensor fills (norm weights)."""
 
     def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
         self.value = torch.empty(0, dtype=dtype, device=device)
@@ -61,6 +61,4 @@ class Parameter:
         return WeightSlot(self._shape, self._load)
 
     def _load(self, tensor: torch.Tensor) -> None:
-        # A tensor that has the right dtype already is kept as it is. On the CPU that is a view of
-        # the mapped file: only the rows that are used become resident.
         self.value = tensor.to(device=self.value.device, dtype=self.value.dtype)
