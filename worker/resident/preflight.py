@@ -36,6 +36,7 @@ class Preflight:
     tied: bool
     parameters: int
     weight_bytes: int  # in memory
+    blocks: tuple[str, ...]  # GGUF's quantised types that stay as they are in memory
     dtype: torch.dtype
     device: torch.device
     context_length: int  # positions that the config gives, with their stretch
@@ -47,6 +48,11 @@ class Preflight:
         return name_of(self.dtype)
 
     @property
+    def formats(self) -> str:
+        """How the weights are held in memory: "bfloat16, Q4_K, Q6_K"."""
+        return ", ".join((self.dtype_name, *self.blocks))
+
+    @property
     def obstacle(self) -> str | None:
         """Why the weights don't fit on the device, and what to do; None if they fit."""
         if self.weight_bytes <= self.free_bytes:
@@ -54,7 +60,7 @@ class Preflight:
         need, free = self.weight_bytes / 2**30, self.free_bytes / 2**30
         return (
             f"{self.model.source.reference} needs {need:.1f} GiB for its weights in "
-            f"{self.dtype_name} and {self.device} has {free:.1f} GiB free: use a smaller model, "
+            f"{self.formats} and {self.device} has {free:.1f} GiB free: use a smaller model, "
             "another dtype or another device"
         )
 
@@ -117,6 +123,8 @@ def _preflight(
         _bytes(slot, headers.tensors[found[name].name], chosen, compression)
         for name, slot in slots.items()
     )
+    kept = (headers.tensors[found[name].name] for name in slots if slots[name].quantised)
+    blocks = {header.dtype for header in kept if header.blocks}
     caches, free = shape.make_caches(), devices.free_bytes(device)
     cache_bytes = devices.cache_share(free - weight_bytes, device)
     return Preflight(
@@ -125,6 +133,7 @@ def _preflight(
         tied=tied,
         parameters=parameters,
         weight_bytes=weight_bytes,
+        blocks=tuple(sorted(blocks)),
         dtype=chosen,
         device=device,
         context_length=shape.context_length,
