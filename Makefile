@@ -41,7 +41,10 @@ bench: $(VENV)/.ready-to-test
 
 oracle: $(VENV)/.ready-to-test .oracle/.ready
 	$(BIN)/python -m tests.worker.loading.gguf.record .oracle/bin/python
-	$(BIN)/pytest tests/worker/loading/gguf
+	$(BIN)/python -m tests.worker.quantise.answers make .oracle/files
+	.oracle/bin/python -m tests.worker.quantise.answers record .oracle/files
+	.oracle/bin/python -m tests.worker.quantise.record_llama_cpp
+	$(BIN)/pytest tests/worker/loading/gguf tests/worker/quantise
 
 soak: $(VENV)/.ready-to-test
 	$(BIN)/pytest -m soak --timeout=0
@@ -64,5 +67,5 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 
 .oracle/.ready: Makefile
 	$(PYTHON) -m venv .oracle
-	.oracle/bin/pip install --quiet llama-cpp-python==0.3.36
+	.oracle/bin/pip install --quiet llama-cpp-python==0.3.36 gguf==0.19.0
 	@touch $@

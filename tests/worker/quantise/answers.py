@@ -13,6 +13,7 @@ import sys
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
+from shutil import rmtree
 from typing import Any
 
 RECORDED = Path(__file__).with_name("llama_cpp_answers.json")
@@ -113,6 +114,7 @@ def main(command: str, folder: Path) -> None:
         from worker.loading.source import find
         from worker.quantise.model import quantise_model
 
+        rmtree(folder, ignore_errors=True)
         for name in FILES:
             write(name, folder / name)
             model = find(str(folder / name / "model"))

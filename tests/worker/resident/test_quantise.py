@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from gguf import GGMLQuantizationType
+from safetensors.torch import save_file
 
 from jobs import JobError, Sampling
 from tests.worker.checkpoints import make_checkpoint
@@ -20,6 +22,7 @@ from worker.quantise.blocks import quantise
 from worker.quantise.model import quantise_model
 
 PROMPT = [5, 260, 17, 40, 9, 301]
+NORMS = ("input", "post_attention")
 FAMILIES = ("qwen3", "qwen3_moe", "gemma3_text")
 WIDE = {"query_pre_attn_scalar": 16}  # gemma3's, for its file
 
@@ -81,7 +84,7 @@ def mapped():
 
 def run(model):
     engine = Engine.load(model, device="cpu", dtype="bf16", context=64, max_batch=1)
-    engine.generate([[5, 6, 7, 8] * 4], Sampling(temperature=0, max_tokens=4, ignore_eos=True))
+    engine.generate([[5, 6, 7, 8] * 4], Sampling(temperature=0, max_tokens=2, ignore_eos=True))
     return engine
 
 first = run(sys.argv[2])  # a small model: what torch and the kernels take
@@ -98,9 +101,7 @@ def test_a_file_takes_little_more_memory_than_its_size(
     """Counted: all resident pages of the file's mapping, and the anonymous memory that loading it
     and generating adds to a process that has run another model. The cache of 64 tokens is in it."""
     monkeypatch.setattr(model, "quantise", first_rows_repeated)
-    sizes = {"hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": layers}
-    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
-    large = make_checkpoint(tmp_path / "large", "llama", dtype="bfloat16", **sizes, **heads)
+    large = large_checkpoint(tmp_path / "large", layers)
     small = make_checkpoint(tmp_path / "small")
     file, tiny = tmp_path / "large.gguf", tmp_path / "small.gguf"
     quantise_model(find(str(large)), kind, file, lambda done, total: None)
@@ -114,6 +115,28 @@ def test_a_file_takes_little_more_memory_than_its_size(
     size = file.stat().st_size
     assert size > 90 * 2**20
     assert 0.8 * size < int(done.stdout) < 1.15 * size
+
+
+def large_checkpoint(path: Path, layers: int) -> Path:
+    """A model of `layers` times 17 million parameters; each tensor repeats a few random rows."""
+    make_checkpoint(path, "llama", dtype="bfloat16")
+    config = json.loads((path / "config.json").read_text())
+    hidden, inner, vocab = 1024, 4096, config["vocab_size"]
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+    (path / "config.json").write_text(json.dumps(config | sizes | heads))
+    shapes = {"model.embed_tokens": (vocab, hidden), "lm_head": (vocab, hidden)}
+    for layer in (f"model.layers.{index}" for index in range(layers)):
+        shapes |= {f"{layer}.self_attn.{one}_proj": (hidden, hidden) for one in "qkvo"}
+        shapes |= {f"{layer}.mlp.{one}_proj": (inner, hidden) for one in ("gate", "up")}
+        shapes[f"{layer}.mlp.down_proj"] = (hidden, inner)
+    norms = [f"model.layers.{index}.{kind}_layernorm" for index in range(layers) for kind in NORMS]
+    tensors = {f"{name}.weight": torch.ones(hidden).bfloat16() for name in (*norms, "model.norm")}
+    for name, (rows, columns) in shapes.items():
+        few = (torch.randn(32, columns) * 0.02).bfloat16()
+        tensors[f"{name}.weight"] = few.repeat(-(-rows // 32), 1)[:rows].clone()
+    save_file(tensors, path / "model.safetensors")
+    return path
 
 
 def first_rows_repeated(tensor: torch.Tensor, kind: GGMLQuantizationType) -> QuantisedTensor:
