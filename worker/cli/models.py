@@ -109,7 +109,7 @@ def quantize(
     with ShareProgress("quantising") as progress:
         try:
             source = find(reference, download_dir)
-            target = output or Path(f"{source.name}-{kind}.gguf")
+            target = output or Path(f"{Path(source.name).name}-{kind}.gguf")
             written = quantise_model(source, kind, target, progress.update, replace=force)
         except JobError as error:
             raise refusal(error) from None

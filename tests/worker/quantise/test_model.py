@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from gguf import GGUFReader
+from gguf import GGUFReader, GGUFWriter
 
 from jobs import JobError, Sampling
 from tests.worker.checkpoints import make_checkpoint
@@ -176,6 +177,21 @@ def test_a_failure_leaves_no_file(tmp_path: Path) -> None:
     save_file(tensors, folder / "model.safetensors")
     with pytest.raises(JobError, match=r"values of blk\.1\.ffn_up\.weight are not all finite"):
         quantise_model(find(str(folder)), "Q8_0", tmp_path / "it.gguf", quiet)
+    assert [path.name for path in tmp_path.iterdir()] == ["it"]
+
+
+def test_a_full_disk_is_one_sentence_and_leaves_no_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    source = find(str(make_checkpoint(tmp_path / "it")))
+    monkeypatch.setattr(GGUFWriter, "write_tensor_data", full)
+    output = tmp_path / "it.gguf"
+    with pytest.raises(JobError) as refused:
+        quantise_model(source, "Q8_0", output, quiet)
+    assert refused.value.message == f"{output} cannot be written: No space left on device"
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
 
 
