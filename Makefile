@@ -1,23 +1,26 @@
 # Every target first installs what it needs in .venv, unless it is installed already.
 #
-#   make demo    run 500 questions through queue, worker, stream and Parquet, then stream one answer
+#   make demo    run 500 questions through queue, worker, stream and Parquet, then stream one answer;
+#                MODEL=demo:Q4_K_M quantises the model first
 #   make test    lint, types and tests; also separately: make lint, make types, make tests
 #   make bench   run the benchmarks
 #   make bench-peers  make the environment of the peers of bench.gguf, and run it
+#   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make soak    run the tests that take hours under load and faults
 #   make clean   remove the environment and the caches, but no results
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench bench-peers soak clean
+.PHONY: demo test lint types tests bench bench-peers oracle soak clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
-	$(BIN)/chatjobs demo
+	$(BIN)/chatjobs demo --model $(MODEL)
 
 test: lint types tests
 
@@ -40,11 +43,18 @@ bench: $(VENV)/.ready-to-test
 bench-peers: $(VENV)/.ready-to-test .bench-peers/.ready
 	$(BIN)/python -m bench.gguf
 
+oracle: $(VENV)/.ready-to-test .oracle/.ready
+	$(BIN)/python -m tests.worker.loading.gguf.record .oracle/bin/python
+	$(BIN)/python -m tests.worker.quantise.answers make .oracle/files
+	.oracle/bin/python -m tests.worker.quantise.answers record .oracle/files
+	.oracle/bin/python -m tests.worker.quantise.record_llama_cpp
+	$(BIN)/pytest tests/worker/loading/gguf tests/worker/quantise
+
 soak: $(VENV)/.ready-to-test
 	$(BIN)/pytest -m soak --timeout=0
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .oracle build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	    .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -64,4 +74,9 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 	$(PYTHON) -m venv .bench-peers
 	.bench-peers/bin/pip install --quiet -r bench/peers/requirements.txt
 	.bench-peers/bin/pip uninstall --quiet --yes torchvision
+	@touch $@
+
+.oracle/.ready: Makefile
+	$(PYTHON) -m venv .oracle
+	.oracle/bin/pip install --quiet llama-cpp-python==0.3.36 gguf==0.19.0
 	@touch $@

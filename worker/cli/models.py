@@ -1,4 +1,4 @@
-"""`chatjobs models`: describes a model and checks whether it runs here, without its weights."""
+"""`chatjobs models`: checks whether a model runs here without its weights; quantises models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import click
 from jobs.cli.answer import print_json
 from jobs.cli.failures import Failure
 from jobs.cli.options import json_option
-from worker.cli.options import device_option, download_option, dtype_option, need_torch, refusal
+from worker.cli.options import (
+    KINDS,
+    device_option,
+    download_option,
+    dtype_option,
+    need_torch,
+    refusal,
+)
 
 if TYPE_CHECKING:
     from worker.resident.preflight import Preflight
@@ -19,7 +26,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def models() -> None:
-    """Inspect models without loading them."""
+    """Inspect and convert models without loading them."""
 
 
 @models.command()
@@ -31,7 +38,7 @@ def models() -> None:
 def check(
     reference: str, device: str, dtype: str, download_dir: Path | None, as_json: bool
 ) -> None:
-    """Describe MODEL (a folder, a hub repo id or 'demo') and check whether it fits.
+    """Describe MODEL (a folder, a GGUF file, a hub repo id or 'demo') and check whether it fits.
 
     Reads the configuration, the tokenizer and the headers of the weight files. Of a model on the
     hub, only the small files and these headers are downloaded. Exit code 1 if it doesn't fit, 3 if
@@ -61,6 +68,66 @@ def check(
         raise Failure(found.obstacle)
 
 
+@models.command()
+@click.argument("reference", metavar="MODEL")
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(KINDS, case_sensitive=False),
+    default="Q4_K_M",
+    show_default=True,
+    help="As llama.cpp names them: Q8_0 loses least, Q4_0 takes least memory.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="[default: MODEL-TYPE.gguf in this folder]",
+)
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@download_option
+@json_option
+def quantize(
+    reference: str,
+    kind: str,
+    output: Path | None,
+    force: bool,
+    download_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Write MODEL (a folder, a hub repo id or 'demo') as a GGUF file with quantised weights.
+
+    MODEL has unquantised weights in safetensors files. llama.cpp reads the file as well.
+    """
+    need_torch()
+    from jobs import JobError
+    from worker.cli.share_progress import ShareProgress
+    from worker.loading.source import find
+    from worker.quantise.model import quantise_model
+
+    with ShareProgress("quantising") as progress:
+        try:
+            source = find(reference, download_dir)
+            target = output or Path(f"{Path(source.name).name}-{kind}.gguf")
+            written = quantise_model(source, kind, target, progress.update, replace=force)
+        except JobError as error:
+            raise refusal(error) from None
+    if as_json:
+        print_json(
+            {
+                "model": source.name,
+                "file": str(written.path),
+                "type": written.kind,
+                "parameters": written.parameters,
+                "bytes": written.bytes,
+            }
+        )
+    else:
+        size, bits = _size(written.bytes), 8 * written.bytes / written.parameters
+        click.echo(f"{written.path}: {size}, {written.kind}, {bits:.2f} bits per weight")
+
+
 def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
     source, quantization = found.model.source, found.model.config.quantization
     return {
@@ -72,6 +139,7 @@ def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
         "parameters": found.parameters,
         "dtype": found.dtype_name,
         "weight_bytes": found.weight_bytes,
+        "quantised_types": list(found.blocks),
         "dequantised_from": quantization.name.lower() if quantization else None,
         "context_length": found.context_length,
         "longest_sequence": found.longest,
@@ -96,7 +164,7 @@ def _show(found: Preflight, downloaded: bool) -> None:
         "model": f"{source.name}{revision}",
         "family": found.model.config.model_type,
         "parameters": f"{found.parameters:,}",
-        "weights": f"{_size(found.weight_bytes)} in {found.dtype_name}"
+        "weights": f"{_size(found.weight_bytes)} in {found.formats}"
         + (f", dequantised from {quantization.name}" if quantization else "")
         + ("" if downloaded else ", not downloaded yet"),
         "context": context,

@@ -17,6 +17,7 @@ from worker.cli.options import (
     download_option,
     dtype_option,
     need_torch,
+    quantize_option,
     redis_option,
     refusal,
     server,
@@ -37,6 +38,7 @@ from worker.cli.options import (
 @results_option
 @device_option
 @dtype_option
+@quantize_option
 @download_option
 @click.option(
     "--context",
@@ -80,6 +82,7 @@ def work(
     results: str,
     device: str,
     dtype: str,
+    quantize: str | None,
     download_dir: Path | None,
     context: int | None,
     max_batch: int | None,
@@ -112,6 +115,7 @@ def work(
             backend = EngineHost(
                 device=device,
                 dtype=dtype,
+                quantize=quantize,
                 max_batch=max_batch,
                 context=context,
                 download_dir=download_dir,

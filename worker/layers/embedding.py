@@ -7,31 +7,49 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers.linear import Linear, LinearFactory
-from worker.layers.weight import Parameter, WeightSlot
+from worker.layers.quantised import Compress, QuantisedTensor, Weight
+from worker.layers.weight import WeightSlot
 
 
 class Embedding:
-    """A table [vocab, hidden] indexed by token id."""
+    """A table [vocab, hidden] indexed by token id. Of a quantised table, only the rows that are
+    used are dequantised."""
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        compress: Compress | None = None,
     ) -> None:
-        self._shape = (vocab_size, hidden_size)
-        self._table = Parameter(*self._shape, dtype=dtype, device=device)
+        self._shape, self._dtype, self._device = (vocab_size, hidden_size), dtype, device
+        self._compress = compress
+        self._table: Weight = torch.empty(0, dtype=dtype, device=device)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [tokens] → [tokens, hidden]."""
-        return F.embedding(ids, self._table.value)
+        if isinstance(self._table, QuantisedTensor):
+            return self._table[ids].dequantise(self._dtype)
+        return F.embedding(ids, self._table)
 
     def slot(self, *also: WeightSlot) -> WeightSlot:
         """Slot of the table. The same tensor also fills the slots `also` (a tied head)."""
 
         def load(tensor: Tensor) -> None:
-            self._table.slot().load(tensor)
-            for other in also:
-                other.load(tensor)
+            keep(tensor if self._compress is None else self._compress(tensor))
 
-        return WeightSlot(self._shape, load)
+        def keep(table: Weight) -> None:
+            # A tensor that has the right dtype already is kept as it is. On the CPU that is a view
+            # of the mapped file: only the rows that are used become resident.
+            if isinstance(table, QuantisedTensor):
+                self._table = table.to(self._device)
+            else:
+                self._table = table.to(device=self._device, dtype=self._dtype)
+            for other in also:
+                other.fill(self._table)
+
+        return WeightSlot(self._shape, load, load_quantised=keep)
 
 
 class Head:

@@ -1,4 +1,5 @@
-"""Finds a model by its reference: `demo`, a local folder, or a hub repo id (`org/name[@revision]`).
+"""Finds a model by its reference: `demo`, a local folder or GGUF file, or a hub repo id
+(`org/name[:quantisation][@revision]`).
 
 A ModelSource is opened once and read by everything that needs a part of the model. Its small parts
 (configuration, tokenizer, chat templates) are read at most once each.
@@ -6,6 +7,7 @@ A ModelSource is opened once and read by everything that needs a part of the mod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -13,10 +15,17 @@ from typing import Protocol
 from jobs.errors import JobError
 from worker.demo import MODEL_DIR
 from worker.loading.checkpoint import Checkpoint, Headers
-from worker.loading.config import GGUF, NO_GGUF, GenerationDefaults, ModelConfig
+from worker.loading.config import GenerationDefaults, ModelConfig
 from worker.loading.folder import FolderSource
-from worker.loading.hub import REPO_ID, HubSource
+from worker.loading.gguf.files import SUFFIX, parts_of, pick, stem_of
+from worker.loading.gguf.hub import GgufHubSource
+from worker.loading.gguf.source import GgufSource
+from worker.loading.hub import HubSource
+from worker.loading.safetensors_files import INDEX, SINGLE
 from worker.loading.tokenizer import Tokenizer
+
+# org/name[:quantisation][@revision]
+REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+(?P<quantisation>:[\w.-]+)?(@[\w./-]+)?")
 
 
 class ModelSource(Protocol):
@@ -82,17 +91,31 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
     except (OSError, RuntimeError):  # a name that is too long, or the home of an unknown user
         is_folder = exists = False
     if is_folder and reference:
-        return FolderSource(path, reference, path.resolve().name)
-    if exists and path.suffix.lower() == GGUF and reference:
-        raise JobError("unsupported_model", f"{reference} is a GGUF file: {NO_GGUF}")
+        return _in_folder(path, reference)
+    if exists and path.suffix.lower() == SUFFIX and reference:
+        parts = [path.with_name(name) for name in parts_of(path.name)]
+        return GgufSource(parts, reference, stem_of(path.name))
     if exists and reference:
         raise JobError(
-            "model_not_found", f"{reference} is a file: give the folder that contains it"
+            "model_not_found",
+            f"{reference} is a file: give a GGUF file, or the folder that contains it",
         )
-    if not REPO_ID.fullmatch(reference):
+    repo = REPO_ID.fullmatch(reference)
+    if repo is None:
         raise JobError(
             "model_not_found",
-            f"no folder '{reference}': give a model folder, a hub repo id such as Qwen/Qwen3-0.6B, "
-            "or demo",
+            f"no folder '{reference}': give a model folder, a GGUF file, a hub repo id such as "
+            "Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B-GGUF:Q8_0, or demo",
         )
-    return HubSource.open(reference, download_dir)
+    source = None if repo["quantisation"] else HubSource.open(reference, download_dir)
+    return source or GgufHubSource.open(reference, download_dir)
+
+
+def _in_folder(path: Path, reference: str) -> ModelSource:
+    """The model in a folder: safetensors files, else its GGUF file."""
+    name = path.resolve().name
+    files = {file.name for file in path.iterdir()}
+    if {SINGLE, INDEX} & files or not any(file.lower().endswith(SUFFIX) for file in files):
+        return FolderSource(path, reference, name)
+    parts = [path / part for part in parts_of(pick(files, "", f"folder {reference}"))]
+    return GgufSource(parts, reference, name)
