@@ -32,7 +32,7 @@ from worker.cli.options import (
     multiple=True,
     required=True,
     metavar="M",
-    help="Model to load and serve: 'demo', a folder or a repository id; repeatable.",
+    help="Model to load and serve: 'demo', a folder, a GGUF file or a repository id; repeatable.",
 )
 @redis_option
 @results_option

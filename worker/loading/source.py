@@ -114,7 +114,10 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
 def _in_folder(path: Path, reference: str) -> ModelSource:
     """The model in a folder: safetensors files, else its GGUF file."""
     name = path.resolve().name
-    files = {file.name for file in path.iterdir()}
+    try:
+        files = {file.name for file in path.iterdir()}
+    except OSError as error:
+        raise JobError("model_not_found", f"{path} cannot be read: {error.strerror}") from None
     if {SINGLE, INDEX} & files or not any(file.lower().endswith(SUFFIX) for file in files):
         return FolderSource(path, reference, name)
     parts = [path / part for part in parts_of(pick(files, "", f"folder {reference}"))]

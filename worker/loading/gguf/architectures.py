@@ -13,6 +13,7 @@ from worker.loading.gguf import dense, mixtures
 from worker.loading.gguf.header import Tensors
 from worker.loading.gguf.metadata import ARCHITECTURE, Metadata
 from worker.loading.gguf.rope import ReadFactors, rope_fields
+from worker.models.fields import MAX_LAYERS
 
 EMBEDDING, HEAD = "token_embd.weight", "output.weight"
 
@@ -53,7 +54,7 @@ def config_fields(metadata: Metadata, tensors: Tensors, factors: ReadFactors) ->
     head_dim = metadata.size("attention.key_length", max(1, hidden // heads))
     if metadata.size("attention.value_length", head_dim) != head_dim:
         raise metadata.error("heads of keys and values differ in size, which is not supported")
-    blocks = metadata.size("block_count")
+    blocks = metadata.size("block_count", maximum=MAX_LAYERS)
     predicting = metadata.size("nextn_predict_layers", 0, minimum=0)
     if predicting >= blocks:
         raise metadata.error(f"all of its {blocks} blocks predict further tokens")

@@ -36,35 +36,34 @@ class DeltaNetRows:
         part = name.split(".", 2)[2]
         if part in ("ssm_in.weight", "ssm_ba.weight"):
             return self._grouped(part, whole)
-        heads, rows, both = self._heads(), self._value_rows(), self._qkv_rows()
-        orders = {
-            "attn_qkv.weight": ("in_proj_qkv.weight", both),
-            "attn_gate.weight": ("in_proj_z.weight", rows),
-            "ssm_beta.weight": ("in_proj_b.weight", heads),
-            "ssm_alpha.weight": ("in_proj_a.weight", heads),
-            "ssm_dt.bias": ("dt_bias", heads),
-            "ssm_a": ("A_log", heads),
-            "ssm_conv1d.weight": ("conv1d.weight", both),
+        values = self.value_heads * self.value_dim
+        both = 2 * self.key_heads * self.key_dim + values
+        names = {
+            "attn_qkv.weight": ("in_proj_qkv.weight", both, self._qkv_rows),
+            "attn_gate.weight": ("in_proj_z.weight", values, self._value_rows),
+            "ssm_beta.weight": ("in_proj_b.weight", self.value_heads, self._heads),
+            "ssm_alpha.weight": ("in_proj_a.weight", self.value_heads, self._heads),
+            "ssm_dt.bias": ("dt_bias", self.value_heads, self._heads),
+            "ssm_a": ("A_log", self.value_heads, self._heads),
+            "ssm_conv1d.weight": ("conv1d.weight", both, self._qkv_rows),
         }
-        if part == "ssm_out.weight":
-            columns = self._value_rows()
-            if not self.tiled or whole.shape[-1] != len(columns):
-                return {"out_proj.weight": whole}
-            return {"out_proj.weight": whole.changed(lambda values: values[:, columns])}
         if part == "ssm_norm.weight":
             return {"norm.weight": whole}
-        if part not in orders:
+        if part == "ssm_out.weight":
+            if not self.tiled or whole.shape[-1] != values:
+                return {"out_proj.weight": whole}
+            columns = self._value_rows()
+            return {"out_proj.weight": whole.changed(lambda weight: weight[:, columns])}
+        if part not in names:
             return None
-        ours, order = orders[part]
-        piece = whole
-        if self.tiled and whole.shape[0] == len(order):
-            piece = whole.with_rows(order)
+        ours, rows, order = names[part]
+        # Rows of another number are reported with the shapes.
+        piece = whole.with_rows(order()) if self.tiled and whole.shape[0] == rows else whole
         if part == "ssm_a":
-            piece = piece.changed(lambda values: (-values).log())
+            piece = piece.changed(lambda decays: (-decays).log())
         if part == "ssm_conv1d.weight" and len(whole.shape) == 2:
-            piece = piece.changed(
-                lambda values: values[:, None], (whole.shape[0], 1, whole.shape[1])
-            )
+            channels, kernel = whole.shape
+            piece = piece.changed(lambda weight: weight[:, None], (channels, 1, kernel))
         return {ours: piece}
 
     def _heads(self) -> Tensor:
@@ -86,7 +85,7 @@ class DeltaNetRows:
         sizes = [self.key_dim, self.key_dim, shared * self.value_dim, shared * self.value_dim]
         if part == "ssm_ba.weight":
             sizes = [shared, shared]
-        if whole.shape[0] != self.key_heads * sum(sizes):
+        if whole.shape[0] != self.key_heads * sum(sizes) or min(sizes) == 0:
             return None
         rows = torch.arange(whole.shape[0]).view(self.key_heads, -1)
         split = [group.flatten() for group in rows.split(sizes, dim=1)]

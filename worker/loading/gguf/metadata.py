@@ -24,15 +24,18 @@ class Metadata(Fields):
         """The key of a hyperparameter."""
         return f"{self.architecture}.{name}"
 
-    def size(self, name: str, default: Any = REQUIRED, *, minimum: int = 1) -> int:
+    def size(
+        self, name: str, default: Any = REQUIRED, *, minimum: int = 1, maximum: int | None = None
+    ) -> int:
         """A whole-number hyperparameter. An array with a value per layer must repeat one value."""
         key = self.key(name)
         value = self.values.get(key)
         if isinstance(value, list):
             if len(set(value)) != 1:
                 raise self.error(f"{key} differs between layers, which is not supported")
-            return Fields({key: value[0]}, self.where).integer(key, default, minimum=minimum)
-        return self.integer(key, default, minimum=minimum)
+            repeated = Fields({key: value[0]}, self.where)
+            return repeated.integer(key, default, minimum=minimum, maximum=maximum)
+        return self.integer(key, default, minimum=minimum, maximum=maximum)
 
     def scale(self, name: str, default: Any = REQUIRED, *, or_zero: bool = True) -> float:
         """A hyperparameter that is a number of at least 0."""

@@ -56,10 +56,13 @@ def _hybrid(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     plan = [(index + 1) % interval != 0 for index in range(layers)]
     recurrent = metadata.flags("attention.recurrent_layers", layers) or plan
     value_heads, inner = metadata.size("ssm.time_step_rank"), metadata.size("ssm.inner_size")
+    key_heads = metadata.size("ssm.group_count")
     if inner % value_heads:
         raise metadata.error(f"{value_heads} heads can't share {inner} channels of a delta net")
+    if value_heads % key_heads:
+        raise metadata.error(f"{value_heads} value heads can't share {key_heads} key heads")
     return {
-        "linear_num_key_heads": metadata.size("ssm.group_count"),
+        "linear_num_key_heads": key_heads,
         "linear_num_value_heads": value_heads,
         "linear_key_head_dim": metadata.size("ssm.state_size"),
         "linear_value_head_dim": inner // value_heads,

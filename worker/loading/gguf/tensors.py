@@ -21,6 +21,7 @@ from worker.loading.gguf.header import StoredTensor, Tensors
 from worker.loading.gguf.names import names_of
 from worker.loading.gguf.pieces import Piece
 from worker.loading.gguf.rope import FACTORS
+from worker.models.fields import MAX_EXPERTS
 
 LAYER = re.compile(r"blk\.(\d+)\.")
 SUFFIX = re.compile(r"\.(weight|bias)$")
@@ -82,7 +83,8 @@ class Presented:
         if stored.name in FACTORS or (index is not None and index >= self._layers):
             return  # read with the configuration, or of multi-token prediction
         whole = Piece.whole(stored)
-        if EXPERTS.fullmatch(stored.name) and len(stored.shape) == 3:
+        stacked = len(stored.shape) == 3 and stored.shape[0] <= MAX_EXPERTS
+        if EXPERTS.fullmatch(stored.name) and stacked:
             yield from self._experts(whole)
             return
         if index in self._linear and self._delta is not None:
@@ -107,7 +109,8 @@ class Presented:
         if self._architecture.zero_centred and part.endswith("norm"):
             piece = piece.changed(lambda values: values - 1)
         elif self._architecture.permuted and part in ("q_proj", "k_proj"):
-            piece = piece.with_rows(self._halves(part))
+            if piece.shape[0] == self._rows(part) and self._fields["head_dim"] % 2 == 0:
+                piece = piece.with_rows(self._halves(part))
         elif part == "shared_expert_gate" and len(piece.shape) == 1:
             piece = piece.changed(lambda values: values[None], (1, *piece.shape))
         return ours + suffix[0], piece
@@ -115,9 +118,14 @@ class Presented:
     def _halves(self, part: str) -> Tensor:
         """The order of rows that puts the channels of each head that rotate together half a head
         apart: [0, 2, 4, …, 1, 3, 5, …]."""
+        dim = self._fields["head_dim"]
+        heads = torch.arange(self._rows(part)).view(-1, dim // 2, 2)  # [heads, pairs, 2]
+        return heads.transpose(1, 2).flatten()
+
+    def _rows(self, part: str) -> int:
         heads = "num_attention_heads" if part == "q_proj" else "num_key_value_heads"
-        rows = torch.arange(self._fields[heads] * self._fields["head_dim"])
-        return rows.view(self._fields[heads], -1, 2).transpose(1, 2).flatten()
+        rows: int = self._fields[heads] * self._fields["head_dim"]
+        return rows
 
     def _experts(self, whole: Piece) -> Iterator[tuple[str, Piece]]:
         """One tensor for each expert and projection, of [experts, rows, columns]."""
@@ -136,10 +144,8 @@ class Presented:
 
     def _fused(self, whole: Piece, layer: int, suffix: str) -> Iterator[tuple[str, Piece]]:
         """Queries, keys and values that are stored in one tensor."""
-        dim = self._fields["head_dim"]
-        queries = self._fields["num_attention_heads"] * dim
-        values = self._fields["num_key_value_heads"] * dim
-        if whole.shape[0] != queries + 2 * values:
+        queries, values = self._rows("q_proj"), self._rows("v_proj")
+        if whole.shape[0] != queries + 2 * values or self._fields["head_dim"] % 2:
             yield whole.stored.name, whole
             return
         start = 0
