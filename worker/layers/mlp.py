@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import elementwise, library
 from worker.layers.linear import LinearFactory
 from worker.layers.weight import WeightSlot
 
@@ -25,6 +26,16 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": F.relu,
 }
+# Activations that the kernels compute together with the product.
+FUSED = {F.silu: "silu", gelu_tanh: "gelu_tanh"}
+
+
+def gated(gate_up: Tensor, act: Activation) -> Tensor:
+    """act(gate) * up, from gate and up side by side: [rows, 2 * inner] → [rows, inner]."""
+    if act in FUSED and library.serves(gate_up):
+        return elementwise.gated_activation(gate_up, FUSED[act])
+    gate, up = gate_up.chunk(2, dim=-1)
+    return act(gate) * up
 
 
 class GatedMLP:
@@ -43,13 +54,12 @@ class GatedMLP:
         bias: bool = False,
         merged: bool = False,
     ) -> None:
-        self._inner, self._act, self._bias, self._merged = inner, act, bias, merged
+        self._act, self._bias, self._merged = act, bias, merged
         self._gate_up = linears.column(hidden, inner, inner, bias=bias)
         self._down = linears.row(inner, hidden, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).split(self._inner, dim=-1)
-        return self._down(self._act(gate) * up)
+        return self._down(gated(self._gate_up(x), self._act))
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         if self._merged:
