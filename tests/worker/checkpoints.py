@@ -34,6 +34,7 @@ FAMILIES = (
     "olmo2",
     "olmo3",
     "glm4",
+    "gpt_oss",
 )
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {
@@ -111,6 +112,16 @@ _FIELDS: dict[str, dict[str, Any]] = {
     "olmo2": {"head_dim": 8},
     "olmo3": {"head_dim": 8, "num_hidden_layers": 4, "sliding_window": 9},
     "glm4": {"attention_bias": True},
+    "gpt_oss": {
+        "sliding_window": 9,
+        "num_local_experts": 4,
+        "num_experts_per_tok": 2,
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 5e3, "factor": 8.0, "truncate": False},
+            "original_max_position_embeddings": 64,
+        },
+        "swiglu_limit": 1.5,
+    },
 }
 _QWEN_VISION = {
     **{"depth": 1, "hidden_size": 16, "intermediate_size": 16, "num_heads": 2},
@@ -156,6 +167,7 @@ _CLASSES = {
     "olmo2": "Olmo2",
     "olmo3": "Olmo3",
     "glm4": "Glm4",
+    "gpt_oss": "GptOss",
 }
 
 

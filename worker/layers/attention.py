@@ -2,7 +2,8 @@
 
 The decode group runs as one batched product over its slot range; each chunk runs alone. On CPUs
 plain matrix products are faster than fused attention: several times for single queries, 1.5 to 3.5
-times for a block of queries over the keys that it sees.
+times for a block of queries over the keys that it sees. On CUDA chunks use fused attention, except
+with score caps or sinks, which it does not have.
 """
 
 from __future__ import annotations
@@ -26,21 +27,25 @@ def attend(
     batch: Batch,
     scale: float,
     cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """softmax(scale · q kᵀ + mask) v. Appends k and v to the cache.
 
     q [tokens, heads, head_dim], k and v [tokens, kv_heads, head_dim], RoPE applied; query head h
     reads kv head h // (heads / kv_heads). `cap` limits scores to (-cap, cap) with tanh, before the
-    mask. Returns [tokens, heads * head_dim].
+    mask. `sinks` [heads] are one more score per head, which takes part in the softmax as it is and
+    has no value. Returns [tokens, heads * head_dim].
     """
     outputs = []
     done = 0
     if batch.decode is not None:
         done = batch.decode.size
-        outputs.append(_attend_decode(q[:done], k[:done], v[:done], cache, batch, scale, cap))
+        outputs.append(
+            _attend_decode(q[:done], k[:done], v[:done], cache, batch, scale, cap, sinks)
+        )
     for chunk in batch.chunks:
         rows = slice(chunk.row, chunk.row + chunk.length)
-        outputs.append(_attend_chunk(q[rows], k[rows], v[rows], cache, chunk, scale, cap))
+        outputs.append(_attend_chunk(q[rows], k[rows], v[rows], cache, chunk, scale, cap, sinks))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
 
 
@@ -52,6 +57,7 @@ def _attend_decode(
     batch: Batch,
     scale: float,
     cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     group = batch.decode
     assert group is not None
@@ -63,7 +69,8 @@ def _attend_decode(
     if cap is not None:
         scores, scale = torch.tanh(scores * (scale / cap)), cap
     scores = torch.add(batch.decode_mask(keys.shape[2]), scores, alpha=scale)
-    weights = torch.softmax(scores, dim=-1).to(values.dtype)
+    last = None if sinks is None else sinks.view(kv_heads, heads // kv_heads, 1)
+    weights = _softmax(scores, last).to(values.dtype)
     return group.collect(torch.matmul(weights, values).view(-1, heads * dim))
 
 
@@ -75,16 +82,17 @@ def _attend_chunk(
     chunk: Chunk,
     scale: float,
     cap: float | None,
+    sinks: Tensor | None,
 ) -> Tensor:
     length, heads, dim = q.shape
     kv_heads = k.shape[1]
     keys, values = cache.append_chunk(k, v, chunk)  # [kv_heads, n, head_dim]
     repeats = heads // kv_heads
     grouped = q.view(length, kv_heads, repeats, dim).permute(1, 2, 0, 3)  # [kv, r, length, dim]
-    if q.device.type == "cuda" and cap is None:
+    if q.device.type == "cuda" and cap is None and sinks is None:
         out = _fused(grouped, keys, values, cache.window, scale)
     else:
-        out = _by_blocks(grouped, keys, values, cache.window, scale, cap)
+        out = _by_blocks(grouped, keys, values, cache.window, scale, cap, sinks)
     return out.permute(2, 0, 1, 3).reshape(length, heads * dim)
 
 
@@ -108,11 +116,13 @@ def _by_blocks(
     window: int | None,
     scale: float,
     cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """The same by plain matrix products, over blocks of queries and the keys that they see."""
     kv_heads, repeats, length, dim = q.shape
     seen = keys.shape[1]
     rows = max(MIN_BLOCK, min(MAX_BLOCK, BLOCK_SCORES // (kv_heads * repeats * seen)))
+    last = None if sinks is None else sinks.view(kv_heads, repeats, 1, 1)
     before = seen - length  # position of the first query among the keys
     outputs = []
     for start in range(0, length, rows):
@@ -127,10 +137,19 @@ def _by_blocks(
         if cap is not None:
             scores = scores.div_(cap).tanh_().mul_(cap)
         scores = scores.masked_fill_(hidden, float("-inf"))
-        weights = torch.softmax(scores, dim=-1).to(values.dtype)
-        output = torch.matmul(weights.view(kv_heads, -1, high - low), values[:, low:high])
+        weights = _softmax(scores, last).to(values.dtype)
+        output = torch.matmul(weights.reshape(kv_heads, -1, high - low), values[:, low:high])
         outputs.append(output.view(kv_heads, repeats, end - start, dim))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=2)
+
+
+def _softmax(scores: Tensor, last: Tensor | None) -> Tensor:
+    """Softmax over the columns of scores [..., columns]. `last` [..., 1] is one more column, which
+    takes part and is dropped."""
+    if last is None:
+        return torch.softmax(scores, dim=-1)
+    last = last.float().expand(*scores.shape[:-1], 1)
+    return torch.softmax(torch.cat([scores, last], dim=-1), dim=-1)[..., :-1]
 
 
 def _chunk_mask(length: int, seen: int, window: int | None, device: torch.device) -> Tensor:

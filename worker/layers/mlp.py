@@ -12,6 +12,7 @@ from worker.layers.linear import LinearFactory
 from worker.layers.weight import WeightSlot
 
 Activation = Callable[[Tensor], Tensor]
+Gate = Callable[[Tensor, Tensor], Tensor]  # gate and up channels → channels of the down projection
 
 
 def gelu_tanh(x: Tensor) -> Tensor:
@@ -36,6 +37,11 @@ def gated(gate_up: Tensor, act: Activation) -> Tensor:
         return elementwise.gated_activation(gate_up, FUSED[act])
     gate, up = gate_up.chunk(2, dim=-1)
     return act(gate) * up
+
+
+def gated_by(act: Activation) -> Gate:
+    """act(gate) * up."""
+    return lambda gate, up: act(gate) * up
 
 
 class GatedMLP:

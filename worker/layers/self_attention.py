@@ -12,7 +12,7 @@ from worker.layers.kv_cache import KVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm
 from worker.layers.rope import Rotation
-from worker.layers.weight import WeightSlot
+from worker.layers.weight import Parameter, WeightSlot
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,8 @@ class SelfAttention:
     `out_bias` defaults to `bias`, `scale` to dim^-0.5. `gated` (Qwen3-Next, Qwen3.5): the query
     projection holds, per head, the query followed by a gate; the head's output is multiplied by
     sigmoid(gate). `cap` limits scores to (-cap, cap) with tanh. Without `rotary`, positions have
-    no effect (NoPE). `merged`: checkpoints have q, k and v in one tensor, `qkv_proj`.
+    no effect (NoPE). `merged`: checkpoints have q, k and v in one tensor, `qkv_proj`. `sinks`
+    (gpt-oss): a learned score per head takes part in the softmax and has no value.
     """
 
     def __init__(
@@ -49,6 +50,7 @@ class SelfAttention:
         gated: bool = False,
         rotary: bool = True,
         merged: bool = False,
+        sinks: bool = False,
     ) -> None:
         self._shape, self._bias, self._gated, self._merged = shape, bias, gated, merged
         self._out_bias = bias if out_bias is None else out_bias
@@ -57,6 +59,9 @@ class SelfAttention:
         q, kv = shape.heads * shape.dim, shape.kv_heads * shape.dim
         self._qkv = linears.column(hidden, 2 * q if gated else q, kv, kv, bias=bias)
         self._out = linears.row(q, hidden, bias=self._out_bias)
+        self._sinks = (
+            Parameter(shape.heads, dtype=linears.dtype, device=linears.device) if sinks else None
+        )
         self._norm_per_head = norm_per_head
         self._q_norm = norm(shape.dim if norm_per_head else q) if norm else None
         self._k_norm = norm(shape.dim if norm_per_head else kv) if norm else None
@@ -78,7 +83,8 @@ class SelfAttention:
                 k = self._k_norm(k.flatten(1)).view(k.shape)
         if self._rotary:
             q, k = rotate(q), rotate(k)
-        output = attend(q, k, v, cache, batch, self._scale, self._cap)
+        sinks = None if self._sinks is None else self._sinks.value
+        output = attend(q, k, v, cache, batch, self._scale, self._cap, sinks)
         if self._gated:
             output = output * gate.reshape(output.shape).sigmoid()
         return self._out(output)
@@ -100,6 +106,8 @@ class SelfAttention:
             slots[f"{prefix}.{name}.weight"] = linear.weight_slot(part)
             if self._out_bias if linear is self._out else self._bias:
                 slots[f"{prefix}.{name}.bias"] = linear.bias_slot(part)
+        if self._sinks is not None:
+            slots[f"{prefix}.sinks"] = self._sinks.slot()
         if self._q_norm is not None and self._k_norm is not None:
             slots[f"{prefix}.q_norm.weight"] = self._q_norm.weight_slot()
             slots[f"{prefix}.k_norm.weight"] = self._k_norm.weight_slot()

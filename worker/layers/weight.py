@@ -14,7 +14,7 @@ import torch
 
 @dataclass(frozen=True, slots=True)
 class StackedPlace:
-    """Place of a slot's tensor in a checkpoint tensor of shape [count, rows, columns] that stacks
+    """Place of a slot's tensor in a checkpoint tensor of shape [count, rows, ...] that stacks
     several of them: `tensor[index, rows]`."""
 
     name: str

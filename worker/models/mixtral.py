@@ -10,7 +10,7 @@ from torch import Tensor
 from worker.layers.experts import SparseMLP
 from worker.layers.weight import WeightSlot
 from worker.models.fields import Fields
-from worker.models.mixture import ExpertsConfig
+from worker.models.mixture import ALL_SPARSE, ExpertsConfig
 from worker.models.model import Decoder, Family, FeedForward, Placement
 from worker.models.pre_norm import PreNormConfig, one_window, pre_norm
 
@@ -55,11 +55,9 @@ def mixtral(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Mixtral with empty weights. All layers are sparse; router weights always sum to 1."""
     fields = fields.with_defaults(DEFAULTS)
     fixed = {
+        **ALL_SPARSE,
         "moe_intermediate_size": fields.integer("intermediate_size"),
         "norm_topk_prob": True,
-        "mlp_only_layers": [],
-        "decoder_sparse_step": 1,
-        "shared_expert_intermediate_size": 0,
         "attention_bias": False,
     }
     fields = Fields({**fields.values, **fixed}, fields.where)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from worker.layers.experts import SparseMLP
 from worker.layers.mlp import ACTIVATIONS, Activation
@@ -12,6 +13,12 @@ from worker.models.model import Placement
 # Checkpoints may stack all experts of a layer in one tensor per projection, as Qwen3.5-MoE is
 # published: [experts, 2 * inner, hidden] and [experts, hidden, inner]. Tensor → parts of its rows.
 STACKED_EXPERTS = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+# The fields of families without dense layers and without a shared expert.
+ALL_SPARSE: dict[str, Any] = {
+    "mlp_only_layers": [],
+    "decoder_sparse_step": 1,
+    "shared_expert_intermediate_size": 0,
+}
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from worker.models.gemma2 import GEMMA2
 from worker.models.gemma3 import GEMMA3
 from worker.models.glm4 import GLM4
+from worker.models.gpt_oss import GPT_OSS
 from worker.models.granite import GRANITE
 from worker.models.llama import LLAMA
 from worker.models.mistral import MINISTRAL, MISTRAL
@@ -26,6 +27,7 @@ FAMILIES: dict[str, Family] = {
     "gemma3": GEMMA3,
     "gemma3_text": GEMMA3,
     "glm4": GLM4,
+    "gpt_oss": GPT_OSS,
     "granite": GRANITE,
     "llama": LLAMA,
     "ministral": MINISTRAL,

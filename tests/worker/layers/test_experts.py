@@ -1,11 +1,17 @@
-"""Experts as single MLPs and as one grouped product compute the same."""
+"""All layouts of the experts compute the same."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from worker.layers import experts
+from worker.layers import expert_weights
+from worker.layers.expert_weights import (
+    ExpertFactory,
+    ExpertWeights,
+    GroupedWeights,
+    SeparateWeights,
+)
 from worker.layers.experts import SparseMLP
 from worker.layers.linear import LinearFactory
 from worker.layers.mlp import ACTIVATIONS
@@ -41,7 +47,46 @@ def test_grouped_experts_equal_single_ones(
 ) -> None:
     weights: dict[str, torch.Tensor] = {}
     single = made(weights, act)
-    monkeypatch.setattr(experts, "runs_grouped", lambda device: True)
+    monkeypatch.setattr(expert_weights, "runs_grouped", lambda device: True)
     grouped = made(weights, act)
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens))
     torch.testing.assert_close(grouped(x), single(x), atol=1e-4, rtol=1e-4)
+
+
+COUNTS = [2, 0, 1, 4, 0]
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("parts", [(INNER, INNER), (6,)])
+def test_each_row_is_multiplied_with_the_weight_of_its_expert(
+    parts: tuple[int, ...], bias: bool, grouped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expert_weights, "runs_grouped", lambda device: grouped)
+    factory = ExpertFactory(COUNT, LinearFactory(torch.float32, torch.device("cpu")))
+    weights: ExpertWeights
+    if len(parts) == 1:
+        weights = factory.row(HIDDEN, *parts, bias=bias)
+    else:
+        weights = factory.column(HIDDEN, *parts, bias=bias)
+    assert isinstance(weights, GroupedWeights if grouped else SeparateWeights)
+    random = torch.Generator().manual_seed(2)
+    full = torch.randn(COUNT, sum(parts), HIDDEN, generator=random)
+    biases = torch.randn(COUNT, sum(parts), generator=random) * bias
+    for expert in range(COUNT):
+        start = 0
+        for part, rows in enumerate(parts):
+            slot = weights.weight_slot(expert, part)
+            assert slot.shape == (rows, HIDDEN)
+            slot.load(full[expert, start : start + rows])
+            if bias:
+                slot = weights.bias_slot(expert, part)
+                assert slot.shape == (rows,)
+                slot.load(biases[expert, start : start + rows])
+            start += rows
+    x = torch.randn(sum(COUNTS), HIDDEN, generator=random)
+    owners = [expert for expert, count in enumerate(COUNTS) for _ in range(count)]
+    expected = torch.stack(
+        [full[owner] @ row + biases[owner] for owner, row in zip(owners, x, strict=True)]
+    )
+    torch.testing.assert_close(weights(x, torch.tensor(COUNTS)), expected, atol=1e-4, rtol=1e-4)

@@ -152,24 +152,36 @@ def test_su_is_an_old_name_of_longrope(tmp_path: Path) -> None:
 
 
 # Weights that are loaded wrongly, where the shape does not reveal it.
-MISREAD: dict[str, tuple[str, str]] = {
-    "norm offset": ("gemma3_text", "input_layernorm.weight"),
-    "transposed weight": ("llama", "self_attn.q_proj.weight"),
-    "query bias": ("qwen2", "self_attn.q_proj.bias"),
+def _transposed(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.T
+
+
+def _offset(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor + 1
+
+
+def _rolled(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.roll(1, dims=-1)
+
+
+MISREAD: dict[str, tuple[str, str, Callable[[torch.Tensor], torch.Tensor]]] = {
+    "norm offset": ("gemma3_text", "input_layernorm.weight", _offset),
+    "transposed weight": ("llama", "self_attn.q_proj.weight", _transposed),
+    "query bias": ("qwen2", "self_attn.q_proj.bias", _offset),
+    "sinks": ("gpt_oss", "self_attn.sinks", _offset),
+    "bias of the router": ("gpt_oss", "mlp.router.bias", _rolled),
+    "gate and up in turn": ("gpt_oss", "mlp.experts.gate_up_proj", _rolled),
+    "bias of the experts": ("gpt_oss", "mlp.experts.down_proj_bias", _offset),
 }
 
 
 @pytest.mark.parametrize("name", MISREAD, ids=lambda name: name.replace(" ", "-"))
 def test_a_wrongly_loaded_weight_changes_the_logits(name: str, tmp_path: Path) -> None:
-    family, ending = MISREAD[name]
+    family, ending, change = MISREAD[name]
     path = make_checkpoint(tmp_path, family)
     prompt = list(range(5, 45))
     right = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
-    edit_weights(
-        path,
-        lambda tensor: tensor.T if tensor.dim() == 2 else tensor + 1,
-        [key for key in load_file(path / WEIGHTS) if key.endswith(ending)],
-    )
+    edit_weights(path, change, [key for key in load_file(path / WEIGHTS) if key.endswith(ending)])
     wrong = Engine.load(str(path), device="cpu", dtype="fp32").prompt_logits(prompt)
     assert relative(wrong, right) > 1e-3
 

@@ -97,6 +97,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "glm4",
         {"attention_bias": False, "partial_rotary_factor": 1.0},
     ),
+    "gpt_oss no biases, full layers first, plain rope": (
+        "gpt_oss",
+        {
+            "attention_bias": False,
+            "layer_types": ["full_attention", "full_attention", "sliding_attention"],
+            "rope_parameters": {"rope_type": "default", "rope_theta": 300.0},
+        },
+    ),
     "mistral sliding": ("mistral", {"sliding_window": 9}),
     "qwen3_moe free weights, every other layer": (
         "qwen3_moe",
@@ -151,6 +159,8 @@ DISTURBED: dict[str, tuple[str, dict[str, Any]]] = {
         "phi3",
         {"partial_rotary_factor": 0.5, "rope_parameters": None},
     ),
+    "clamp of the gate": ("gpt_oss", {"swiglu_limit": 1.0}),
+    "slope of the gate": ("gpt_oss", {"swiglu_alpha": 1.0}),
     "score cap": ("gemma2", {"attn_logit_softcapping": 2.5}),
     "logit cap": ("gemma2", {"final_logit_softcapping": 4.0}),
     "residual multiplier": ("granite", {"residual_multiplier": 0.6}),

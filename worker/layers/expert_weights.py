@@ -1,0 +1,128 @@
+"""Storage of the projections of a mixture's experts: the interface, and two layouts.
+
+A layout holds one projection of all experts of a layer, or several that are merged (gate, up). On
+the CPU each expert has a linear of its own; on CUDA one grouped product runs them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from worker.layers.linear import Linear, LinearFactory
+from worker.layers.weight import WeightSlot
+
+
+class ExpertWeights(Protocol):
+    """One linear per expert, yₑ = xₑ Wₑᵀ + bₑ, in some layout. Every Wₑ is [sum(parts),
+    in_features], merged from one or more checkpoint tensors as in `Linear`."""
+
+    def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
+        """x [rows, in_features], the rows of each expert together, in the order of the experts;
+        counts [experts], the rows of each → [rows, sum(parts)]."""
+
+    def weight_slot(self, expert: int, part: int = 0) -> WeightSlot:
+        """Slot of one merged tensor of an expert [parts[part], in_features]."""
+
+    def bias_slot(self, expert: int, part: int = 0) -> WeightSlot:
+        """Slot of one merged bias of an expert [parts[part]]."""
+
+
+class SeparateWeights:
+    """One `Linear` per expert, in the layout that the linear chooses."""
+
+    def __init__(self, linears: Sequence[Linear]) -> None:
+        self._linears = linears
+
+    def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
+        pieces = zip(self._linears, x.split(counts.tolist()), strict=True)
+        return torch.cat([linear(rows) for linear, rows in pieces if len(rows)])
+
+    def weight_slot(self, expert: int, part: int = 0) -> WeightSlot:
+        return self._linears[expert].weight_slot(part)
+
+    def bias_slot(self, expert: int, part: int = 0) -> WeightSlot:
+        return self._linears[expert].bias_slot(part)
+
+
+class GroupedWeights:
+    """One tensor [experts, sum(parts), in_features], read by one grouped product."""
+
+    def __init__(
+        self,
+        experts: int,
+        in_features: int,
+        parts: tuple[int, ...],
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> None:
+        self._parts = parts
+        shape = (experts, sum(parts), in_features)
+        self._weight = torch.empty(shape, dtype=dtype, device=device)
+        self._bias = torch.zeros(shape[:2], dtype=dtype, device=device) if bias else None
+
+    def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
+        ends = counts.cumsum(0).to(torch.int32)
+        y = F.grouped_mm(x, self._weight.transpose(1, 2), offs=ends)
+        if self._bias is None:
+            return y
+        return y + self._bias.repeat_interleave(counts, dim=0, output_size=len(x))
+
+    def weight_slot(self, expert: int, part: int = 0) -> WeightSlot:
+        return self._slot(self._weight[expert], part)
+
+    def bias_slot(self, expert: int, part: int = 0) -> WeightSlot:
+        assert self._bias is not None
+        return self._slot(self._bias[expert], part)
+
+    def _slot(self, merged: Tensor, part: int) -> WeightSlot:
+        start = sum(self._parts[:part])
+        target = merged[start : start + self._parts[part]]
+
+        def load(tensor: Tensor) -> None:
+            target.copy_(tensor)
+
+        return WeightSlot(tuple(target.shape), load)
+
+
+@dataclass(frozen=True)
+class ExpertFactory:
+    """Makes the projections of the `experts` of one layer, with the methods of `LinearFactory`."""
+
+    experts: int
+    linears: LinearFactory
+
+    def column(self, in_features: int, *out_features: int, bias: bool = False) -> ExpertWeights:
+        """Split by output features. Several `out_features` are merged into one product."""
+
+        def linear() -> Linear:
+            return self.linears.column(in_features, *out_features, bias=bias)
+
+        return self._make(linear, in_features, out_features, bias)
+
+    def row(self, in_features: int, out_features: int, *, bias: bool = False) -> ExpertWeights:
+        """Split by input features."""
+
+        def linear() -> Linear:
+            return self.linears.row(in_features, out_features, bias=bias)
+
+        return self._make(linear, in_features, (out_features,), bias)
+
+    def _make(
+        self, linear: Callable[[], Linear], in_features: int, parts: tuple[int, ...], bias: bool
+    ) -> ExpertWeights:
+        dtype, device = self.linears.dtype, self.linears.device
+        if runs_grouped(device):
+            return GroupedWeights(self.experts, in_features, parts, bias, dtype, device)
+        return SeparateWeights([linear() for _ in range(self.experts)])
+
+
+def runs_grouped(device: torch.device) -> bool:
+    """Whether the grouped product is the faster layout."""
+    return device.type == "cuda"

@@ -1,0 +1,159 @@
+"""gpt-oss (OpenAI, 2025): sliding and full layers in turn with attention sinks, and in every layer
+a mixture of experts with biases and a clamped gate.
+
+Checkpoints stack the experts: [experts, in, out], the channels of gate and up in turn.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from worker.layers.experts import Experts, Router
+from worker.layers.mlp import Gate
+from worker.layers.self_attention import SelfAttention
+from worker.layers.weight import StackedPlace, WeightSlot
+from worker.models.fields import Fields
+from worker.models.mixture import ALL_SPARSE, ExpertsConfig
+from worker.models.model import Decoder, Family, FeedForward, Mixer, Placement
+from worker.models.pre_norm import FULL, SLIDING, PreNormConfig, pre_norm, windows_by_kind
+
+# Defaults of fields that a config.json may omit, equal to transformers'.
+DEFAULTS: dict[str, Any] = {
+    "vocab_size": 201_088,
+    "hidden_size": 2880,
+    "intermediate_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "max_position_embeddings": 131_072,
+    "rms_norm_eps": 1e-5,
+    "num_experts": 128,  # num_local_experts in published files
+    "num_experts_per_tok": 4,
+}
+ROPE: dict[str, Any] = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+    "original_max_position_embeddings": 4096,
+}
+
+
+def clamped(slope: float, limit: float) -> Gate:
+    """(up + 1) · gate · sigmoid(slope · gate), with gate at most `limit` and up within ±limit."""
+
+    def gated(gate: Tensor, up: Tensor) -> Tensor:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (up + 1) * gate * torch.sigmoid(slope * gate)
+
+    return gated
+
+
+class GptOssMLP:
+    """A router with a bias, and experts with biases, by the names of gpt-oss' checkpoints."""
+
+    def __init__(self, hidden: int, config: ExpertsConfig, gate: Gate, place: Placement) -> None:
+        self._count = config.num_experts
+        self._router = Router(
+            hidden,
+            self._count,
+            config.num_experts_per_tok,
+            config.norm_topk_prob,
+            place.linears,
+            bias=True,
+        )
+        self._experts = Experts(
+            self._count,
+            hidden,
+            config.moe_intermediate_size,
+            place.linears,
+            gate,
+            stacked={},
+            bias=True,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self._experts(x, *self._router(x))
+
+    def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
+        slots = self._router.weight_map(f"{prefix}.router")
+        for index in range(self._count):
+            for name, slot in self._expert_slots(index).items():
+                stack = f"{prefix}.experts.{name}"
+                place = StackedPlace(stack, (self._count, *slot.shape), index, slice(None))
+                slots[f"{prefix}.experts.{index}.{name}"] = replace(slot, stacked=place)
+        return slots
+
+    def _expert_slots(self, index: int) -> dict[str, WeightSlot]:
+        """The slots of one expert, in the layout of its part of the stacked tensors."""
+        gate_up, down = self._experts.gate_up, self._experts.down
+        weights = (gate_up.weight_slot(index, part) for part in (0, 1))
+        biases = (gate_up.bias_slot(index, part) for part in (0, 1))
+        return {
+            "gate_up_proj": _transposed(_in_turn(*weights)),
+            "gate_up_proj_bias": _in_turn(*biases),
+            "down_proj": _transposed(down.weight_slot(index)),
+            "down_proj_bias": down.bias_slot(index),
+        }
+
+
+def _in_turn(gate: WeightSlot, up: WeightSlot) -> WeightSlot:
+    """Slot of a tensor that holds the rows of gate and up in turn."""
+    rows, *rest = gate.shape
+
+    def load(tensor: Tensor) -> None:
+        gate.load(tensor[::2])
+        up.load(tensor[1::2])
+
+    return WeightSlot((2 * rows, *rest), load)
+
+
+def _transposed(slot: WeightSlot) -> WeightSlot:
+    """Slot of a tensor [in, out]."""
+
+    def load(tensor: Tensor) -> None:
+        slot.load(tensor.T.contiguous())
+
+    return WeightSlot(slot.shape[::-1], load)
+
+
+def gpt_oss(fields: Fields, tied: bool, place: Placement) -> Decoder:
+    """gpt-oss with empty weights. All layers are sparse; router weights always sum to 1."""
+    fields = fields.with_defaults(DEFAULTS)
+    if fields.inner("rope_scaling") is None and fields.inner("rope_parameters") is None:
+        fields = Fields({**fields.values, "rope_parameters": ROPE}, fields.where)
+    inner = fields.integer("intermediate_size")
+    fixed = {**ALL_SPARSE, "moe_intermediate_size": inner, "norm_topk_prob": True}
+    fields = Fields({**fields.values, **fixed}, fields.where)
+    plan = [FULL if i % 2 else SLIDING for i in range(fields.layers())]
+    config = PreNormConfig.read(fields, windows_by_kind(fields, plan), theta=150_000.0)
+    mixture = ExpertsConfig.read(fields)
+    gate = clamped(
+        fields.number("swiglu_alpha", 1.702, or_zero=True),
+        fields.number("swiglu_limit", 7.0, or_zero=True),
+    )
+
+    def make_mixer(index: int) -> Mixer:
+        return SelfAttention(
+            config.hidden_size,
+            config.attention,
+            place.linears,
+            bias=config.attention_bias,
+            sinks=True,
+        )
+
+    def make_mlp(index: int) -> FeedForward:
+        return GptOssMLP(config.hidden_size, mixture, gate, place)
+
+    return pre_norm(config, tied, place, make_mixer=make_mixer, make_mlp=make_mlp)
+
+
+GPT_OSS = Family(gpt_oss)
