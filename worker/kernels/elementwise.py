@@ -66,18 +66,21 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
     return x.contiguous(), x.shape[-1]
 
 
-def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
-    """activation(gate) * up, from [rows, 2 * inner] → [rows, inner]."""
-    gate_up = gate_up.contiguous()
-    rows, inner = gate_up.shape[0], gate_up.shape[1] // 2
-    out = torch.empty(rows, inner, dtype=gate_up.dtype)
+def gated_activation(gate: Tensor, up: Tensor, kind: str) -> Tensor:
+    """activation(gate) * up, [rows, inner]. Both may be halves of one tensor."""
+    if gate.stride() != up.stride() or gate.stride(1) != 1:
+        gate, up = gate.contiguous(), up.contiguous()
+    rows, inner = gate.shape
+    out = torch.empty(rows, inner, dtype=gate.dtype)
     library.require().gated_activation(
-        gate_up.data_ptr(),
+        gate.data_ptr(),
+        up.data_ptr(),
+        gate.stride(0),
         out.data_ptr(),
         rows,
         inner,
         ACTIVATIONS[kind],
-        TYPE_CODES[gate_up.dtype],
+        TYPE_CODES[gate.dtype],
         torch.get_num_threads(),
     )
     return out
@@ -86,20 +89,20 @@ def gated_activation(gate_up: Tensor, kind: str) -> Tensor:
 def prepare_queries_and_keys(
     q: Tensor,
     k: Tensor,
-    norms: tuple[Tensor, Tensor, float] | None,
+    norms: tuple[tuple[Tensor, float], tuple[Tensor, float]] | None,
     rotation: tuple[Tensor, Tensor] | None,
 ) -> tuple[Tensor, Tensor]:
     """Norm per head and rotary positions. q [rows, heads, dim] and k [rows, kv_heads, dim], with
     adjacent heads → the same shapes, contiguous.
 
-    `norms`: the weights [dim] of q and k, and eps. `rotation`: cos and signed sin [rows, 1, turned]
-    for the first `turned` channels, in the dtype of q.
+    `norms`: the weight [dim] and eps of each, with one dtype. `rotation`: cos and signed sin
+    [rows, 1, turned] for the first `turned` channels, in the dtype of q.
     """
     (rows, heads, dim), kv_heads = q.shape, k.shape[1]
     q, k = _adjacent(q), _adjacent(k)
     q_out = torch.empty(rows, heads, dim, dtype=q.dtype)
     k_out = torch.empty(rows, kv_heads, dim, dtype=q.dtype)
-    q_norm, k_norm, eps = norms or (None, None, 0.0)
+    (q_norm, q_eps), (k_norm, k_eps) = norms or ((None, 0.0), (None, 0.0))
     cos, sin = (part.contiguous() for part in rotation) if rotation else (None, None)
     library.require().prepare_queries_and_keys(
         q.data_ptr(),
@@ -108,7 +111,8 @@ def prepare_queries_and_keys(
         k.stride(0),
         None if q_norm is None else q_norm.data_ptr(),
         None if k_norm is None else k_norm.data_ptr(),
-        eps,
+        q_eps,
+        k_eps,
         None if cos is None else cos.data_ptr(),
         None if sin is None else sin.data_ptr(),
         0 if cos is None else cos.shape[-1],

@@ -22,8 +22,9 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 # Parameters of the exported functions in order: p pointer, l int64, i int, f float.
 SIGNATURES = {
     "rms_norm": "plppp plifi ii",
-    "gated_activation": "pplii ii",
-    "prepare_queries_and_keys": "plplp pfppi pplii iiii",
+    "gated_activation": "pplp lii ii",
+    "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
+    "attend_decode": "plplpl pp ppp p lll iii ff ii",
     "greatest": "pppll i",
     "widen_all": "ppli",
 }
@@ -36,6 +37,7 @@ class Library:
     rms_norm: Callable[..., None]
     gated_activation: Callable[..., None]
     prepare_queries_and_keys: Callable[..., None]
+    attend_decode: Callable[..., None]
     greatest: Callable[..., None]
     widen_all: Callable[..., None]
 

@@ -31,17 +31,15 @@ ACTIVATIONS: dict[str, Activation] = {
 FUSED = {F.silu: "silu", gelu_tanh: "gelu_tanh"}
 
 
-def gated(gate_up: Tensor, act: Activation) -> Tensor:
-    """act(gate) * up, from gate and up side by side: [rows, 2 * inner] → [rows, inner]."""
-    if act in FUSED and library.serves(gate_up):
-        return elementwise.gated_activation(gate_up, FUSED[act])
-    gate, up = gate_up.chunk(2, dim=-1)
-    return act(gate) * up
-
-
 def gated_by(act: Activation) -> Gate:
     """act(gate) * up."""
-    return lambda gate, up: act(gate) * up
+
+    def gate_by(gate: Tensor, up: Tensor) -> Tensor:
+        if act in FUSED and library.serves(gate):
+            return elementwise.gated_activation(gate, up, FUSED[act])
+        return act(gate) * up
+
+    return gate_by
 
 
 class GatedMLP:
@@ -60,12 +58,13 @@ class GatedMLP:
         bias: bool = False,
         merged: bool = False,
     ) -> None:
-        self._act, self._bias, self._merged = act, bias, merged
+        self._gate, self._bias, self._merged = gated_by(act), bias, merged
         self._gate_up = linears.column(hidden, inner, inner, bias=bias)
         self._down = linears.row(inner, hidden, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self._down(gated(self._gate_up(x), self._act))
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(self._gate(gate, up))
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         if self._merged:

@@ -57,18 +57,19 @@ INLINE Floats activate(Floats x, int kind) {
 constexpr int GATE_PIECE = 1024;  // channels per unit of work
 
 template <typename T>
-void gate_rows(const T* gate_up, T* out, int64_t rows, int inner, int kind, int threads) {
+void gate_rows(const T* gates, const T* ups, int64_t stride, T* out, int64_t rows, int inner,
+               int kind, int threads) {
     const int pieces = (inner + GATE_PIECE - 1) / GATE_PIECE;
 #pragma omp parallel for num_threads(threads) if (rows * inner >= SERIAL)
     for (int64_t unit = 0; unit < rows * pieces; unit++) {
         int64_t row = unit / pieces;
         int start = (int)(unit % pieces) * GATE_PIECE;
         int end = start + GATE_PIECE < inner ? start + GATE_PIECE : inner;
-        const T* gate = gate_up + row * 2 * inner;
+        const T *gate = gates + row * stride, *up = ups + row * stride;
         for (int i = start; i < end; i += LANES) {
             int n = end - i;
-            Floats up = load_up_to(gate + inner + i, n);
-            store_up_to(out + row * inner + i, activate(load_up_to(gate + i, n), kind) * up, n);
+            Floats value = activate(load_up_to(gate + i, n), kind) * load_up_to(up + i, n);
+            store_up_to(out + row * inner + i, value, n);
         }
     }
 }
@@ -111,7 +112,7 @@ struct Heads {
     void *q_out, *k_out;           // contiguous
     int64_t rows;
     int heads, kv_heads, dim, turned;
-    float eps;
+    float q_eps, k_eps;
     int threads;
 };
 
@@ -127,10 +128,10 @@ void prepare_heads(const Heads& h) {
         T* q_out = (T*)h.q_out + row * h.heads * h.dim;
         T* k_out = (T*)h.k_out + row * h.kv_heads * h.dim;
         for (int i = 0; i < h.heads; i++)
-            prepare_head(q + i * h.dim, (const W*)h.q_norm, h.eps, cos, sin, q_out + i * h.dim,
+            prepare_head(q + i * h.dim, (const W*)h.q_norm, h.q_eps, cos, sin, q_out + i * h.dim,
                          h.turned, h.dim);
         for (int i = 0; i < h.kv_heads; i++)
-            prepare_head(k + i * h.dim, (const W*)h.k_norm, h.eps, cos, sin, k_out + i * h.dim,
+            prepare_head(k + i * h.dim, (const W*)h.k_norm, h.k_eps, cos, sin, k_out + i * h.dim,
                          h.turned, h.dim);
     }
 }
@@ -189,24 +190,26 @@ EXPORT void rms_norm(const void* x, int64_t stride, const void* delta, const voi
                        (bf16*)total, (bf16*)out, rows, size, eps, threads);
 }
 
-// out [rows, inner] = activation(gate) * up, from gate_up [rows, 2 * inner].
-EXPORT void gated_activation(const void* gate_up, void* out, int64_t rows, int inner, int kind,
-                             int type, int threads) {
+// out [rows, inner] = activation(gate) * up, with `stride` between rows of gate and of up.
+EXPORT void gated_activation(const void* gate, const void* up, int64_t stride, void* out,
+                             int64_t rows, int inner, int kind, int type, int threads) {
     if (type == FLOAT32)
-        gate_rows((const float*)gate_up, (float*)out, rows, inner, kind, threads);
+        gate_rows((const float*)gate, (const float*)up, stride, (float*)out, rows, inner, kind,
+                  threads);
     else
-        gate_rows((const bf16*)gate_up, (bf16*)out, rows, inner, kind, threads);
+        gate_rows((const bf16*)gate, (const bf16*)up, stride, (bf16*)out, rows, inner, kind,
+                  threads);
 }
 
 // Queries and keys of all rows: norm per head, then rotary positions.
 EXPORT void prepare_queries_and_keys(const void* q, int64_t q_stride, const void* k,
                                      int64_t k_stride, const void* q_norm, const void* k_norm,
-                                     float eps, const void* cos, const void* sin, int turned,
-                                     void* q_out, void* k_out, int64_t rows, int heads,
-                                     int kv_heads, int dim, int type, int weight_type,
-                                     int threads) {
-    Heads h{q,     k,     q_stride, k_stride, q_norm, k_norm, cos, sin, q_out,
-            k_out, rows,  heads,    kv_heads, dim,    turned, eps, threads};
+                                     float q_eps, float k_eps, const void* cos,
+                                     const void* sin, int turned, void* q_out, void* k_out,
+                                     int64_t rows, int heads, int kv_heads, int dim, int type,
+                                     int weight_type, int threads) {
+    Heads h{q,     k,    q_stride, k_stride, q_norm, k_norm, cos,   sin,   q_out,
+            k_out, rows, heads,    kv_heads, dim,    turned, q_eps, k_eps, threads};
     if (type == FLOAT32)
         prepare_heads<float, float>(h);
     else if (weight_type == FLOAT32)
