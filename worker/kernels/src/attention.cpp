@@ -98,8 +98,23 @@ INLINE Floats sums_of_16(const Floats* x) {
 // bf16 products in pairs, summed in float32.
 template <int G>
 struct Products<G, bf16> {
+    static constexpr int PANEL = 8 / G;  // registers of values side by side: 16 sums in registers
+
     static void scores(const bf16* q, const bf16* keys, int count, int dim,
                        float (*out)[BLOCK]) {
+        // With a constant size the compiler keeps the queries in registers.
+        if (dim == 128)
+            scores_of<128>(q, keys, count, 128, out);
+        else if (dim == 64)
+            scores_of<64>(q, keys, count, 64, out);
+        else
+            scores_of<0>(q, keys, count, dim, out);
+    }
+
+    template <int DIM>
+    static void scores_of(const bf16* q, const bf16* keys, int count, int given,
+                          float (*out)[BLOCK]) {
+        const int dim = DIM ? DIM : given;
         for (int start = 0; start < count; start += LANES) {
             Floats partial[G][LANES];
             for (int j = 0; j < LANES; j++) {
@@ -120,41 +135,58 @@ struct Products<G, bf16> {
         }
     }
 
-    // Two columns at a time: their channels are interleaved, so that one instruction multiplies
-    // with a pair of weights. `sums` stay in the order that interleaving gives, see `finish`.
     static void add_values(float (*weights)[BLOCK], const bf16* values, int count, int dim,
                            float* sums) {
-        const int width = padded(dim);
         bf16 rounded[G][BLOCK];
         for (int g = 0; g < G; g++) {
             for (int j = count; j < BLOCK; j++) weights[g][j] = 0.0f;
             for (int j = 0; j < BLOCK; j += LANES) store(rounded[g] + j, load(weights[g] + j));
         }
-        for (int i = 0; i < dim; i += PAIRS) {
-            Floats low[G], high[G];
-            for (int g = 0; g < G; g++) {
-                low[g] = load(sums + g * width + i);
-                high[g] = load(sums + g * width + i + LANES);
+        int i = 0;
+        for (; i + PANEL * PAIRS <= dim; i += PANEL * PAIRS)
+            add_panel<PANEL>(rounded, values, count, dim, i, sums);
+        for (; i < dim; i += PAIRS) add_panel<1>(rounded, values, count, dim, i, sums);
+    }
+
+    // Channels from `start` on, two columns at a time: they are interleaved, so that one instruction
+    // multiplies with a pair of weights. `sums` stay in the order that this gives, see `finish`.
+    template <int WIDE>
+    static void add_panel(const bf16 (*weights)[BLOCK], const bf16* values, int count, int dim,
+                          int start, float* sums) {
+        Floats low[G][WIDE], high[G][WIDE];
+        float* first_sum = sums + start;
+        const int width = padded(dim);
+        for (int g = 0; g < G; g++)
+            for (int n = 0; n < WIDE; n++) {
+                low[g][n] = load(first_sum + g * width + n * PAIRS);
+                high[g][n] = load(first_sum + g * width + n * PAIRS + LANES);
             }
-            for (int j = 0; j < count; j += 2) {
-                const bf16* first = values + (int64_t)j * dim + i;
-                const bf16* second = j + 1 < count ? first + dim : first;
-                __m512i a = load_pairs(first, dim - i), b = load_pairs(second, dim - i);
+        for (int j = 0; j < count; j += 2) {
+            const bf16* first = values + (int64_t)j * dim + start;
+            const bf16* second = j + 1 < count ? first + dim : first;
+            __m512bh pair[G];
+            for (int g = 0; g < G; g++) {
+                int32_t both;
+                memcpy(&both, weights[g] + j, sizeof both);
+                pair[g] = (__m512bh)_mm512_set1_epi32(both);
+            }
+            for (int n = 0; n < WIDE; n++) {
+                const int left = WIDE > 1 ? PAIRS : dim - start;
+                __m512i a = load_pairs(first + n * PAIRS, left);
+                __m512i b = load_pairs(second + n * PAIRS, left);
                 __m512bh even = (__m512bh)_mm512_unpacklo_epi16(a, b);
                 __m512bh odd = (__m512bh)_mm512_unpackhi_epi16(a, b);
                 for (int g = 0; g < G; g++) {
-                    int32_t both;
-                    memcpy(&both, rounded[g] + j, sizeof both);
-                    __m512bh pair = (__m512bh)_mm512_set1_epi32(both);
-                    low[g] = _mm512_dpbf16_ps(low[g], pair, even);
-                    high[g] = _mm512_dpbf16_ps(high[g], pair, odd);
+                    low[g][n] = _mm512_dpbf16_ps(low[g][n], pair[g], even);
+                    high[g][n] = _mm512_dpbf16_ps(high[g][n], pair[g], odd);
                 }
             }
-            for (int g = 0; g < G; g++) {
-                store(sums + g * width + i, low[g]);
-                store(sums + g * width + i + LANES, high[g]);
-            }
         }
+        for (int g = 0; g < G; g++)
+            for (int n = 0; n < WIDE; n++) {
+                store(first_sum + g * width + n * PAIRS, low[g][n]);
+                store(first_sum + g * width + n * PAIRS + LANES, high[g][n]);
+            }
     }
 
     static void finish(const float* sums, float factor, int dim, bf16* out) {
