@@ -1,4 +1,4 @@
-"""`chatjobs models`: describes a model and checks whether it runs here, without its weights."""
+"""`chatjobs models`: checks whether a model runs here, without its weights, and quantises models."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @click.group()
 def models() -> None:
-    """Inspect models without loading them."""
+    """Inspect and convert models without loading them."""
 
 
 @models.command()
@@ -59,6 +59,73 @@ def check(
         _show(found, downloaded)
     if found.obstacle is not None:
         raise Failure(found.obstacle)
+
+
+# As in worker.quantise.mix, which imports gguf: `--help` must not.
+KINDS = (
+    *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
+    *("BF16", "F16"),
+)
+
+
+@models.command()
+@click.argument("reference", metavar="MODEL")
+@click.option(
+    "--type",
+    "kind",
+    type=click.Choice(KINDS, case_sensitive=False),
+    default="Q4_K_M",
+    show_default=True,
+    help="As llama.cpp names them: Q8_0 loses least, Q4_0 takes least memory.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="[default: MODEL-TYPE.gguf in this folder]",
+)
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@download_option
+@json_option
+def quantize(
+    reference: str,
+    kind: str,
+    output: Path | None,
+    force: bool,
+    download_dir: Path | None,
+    as_json: bool,
+) -> None:
+    """Write MODEL (a folder, a hub repo id or 'demo') as a GGUF file with quantised weights.
+
+    MODEL has unquantised weights in safetensors files. llama.cpp reads the file as well.
+    """
+    need_torch()
+    from jobs import JobError
+    from worker.cli.share_progress import ShareProgress
+    from worker.loading.source import find
+    from worker.quantise.model import quantise_model
+
+    with ShareProgress("quantising") as progress:
+        try:
+            source = find(reference, download_dir)
+            target = output or Path(f"{source.name}-{kind}.gguf")
+            written = quantise_model(source, kind, target, progress.update, replace=force)
+        except JobError as error:
+            raise refusal(error) from None
+    if as_json:
+        print_json(
+            {
+                "model": source.name,
+                "file": str(written.path),
+                "type": written.kind,
+                "parameters": written.parameters,
+                "bytes": written.bytes,
+            }
+        )
+    else:
+        size, bits = _size(written.bytes), 8 * written.bytes / written.parameters
+        click.echo(f"{written.path}: {size}, {written.kind}, {bits:.2f} bits per weight")
 
 
 def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from worker.layers.batch import Batch
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import RMSNorm
+from worker.layers.quantised import Weight
 from worker.layers.recurrent_cache import RecurrentCache
 from worker.layers.rope import Rotation
 from worker.layers.weight import WeightSlot
@@ -160,21 +161,30 @@ class GatedDeltaNet:
         per_key = shape.value_heads // shape.key_heads
         values = per_key * shape.value_dim
 
-        def load_qkvz(tensor: Tensor) -> None:
-            rows = tensor.view(shape.key_heads, -1, hidden)
+        def load_qkvz(tensor: Weight) -> None:
+            rows = torch.arange(tensor.shape[0]).view(shape.key_heads, -1)
             q, k, v, z = rows.split((shape.key_dim, shape.key_dim, values, values), dim=1)
-            self._in.weight_slot(0).load(torch.cat([p.reshape(-1, hidden) for p in (q, k, v)]))
-            self._in.weight_slot(1).load(z.reshape(-1, hidden))
+            fill(tensor, 0, q, k, v)
+            fill(tensor, 1, z)
 
-        def load_ba(tensor: Tensor) -> None:
-            b, a = tensor.view(shape.key_heads, 2 * per_key, hidden).split(per_key, dim=1)
-            self._in.weight_slot(2).load(b.reshape(-1, hidden))
-            self._in.weight_slot(3).load(a.reshape(-1, hidden))
+        def load_ba(tensor: Weight) -> None:
+            rows = torch.arange(tensor.shape[0]).view(shape.key_heads, 2 * per_key)
+            b, a = rows.split(per_key, dim=1)
+            fill(tensor, 2, b)
+            fill(tensor, 3, a)
+
+        def fill(tensor: Weight, part: int, *rows: Tensor) -> None:
+            order = torch.cat([row.flatten() for row in rows]).to(tensor.device)
+            self._in.weight_slot(part).fill(tensor[order])
 
         rows = shape.channels + shape.values
         return {
-            f"{prefix}.in_proj_qkvz.weight": WeightSlot((rows, hidden), load_qkvz),
-            f"{prefix}.in_proj_ba.weight": WeightSlot((2 * shape.value_heads, hidden), load_ba),
+            f"{prefix}.in_proj_qkvz.weight": WeightSlot(
+                (rows, hidden), load_qkvz, load_quantised=load_qkvz
+            ),
+            f"{prefix}.in_proj_ba.weight": WeightSlot(
+                (2 * shape.value_heads, hidden), load_ba, load_quantised=load_ba
+            ),
         }
 
     def _load_conv(self, tensor: Tensor) -> None:

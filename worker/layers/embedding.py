@@ -8,31 +8,42 @@ from torch.nn import functional as F
 
 from worker.kernels import elementwise, library
 from worker.layers.linear import Linear, LinearFactory
-from worker.layers.weight import Parameter, WeightSlot
+from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.weight import WeightSlot
 
 
 class Embedding:
-    """A table [vocab, hidden] indexed by token id."""
+    """A table [vocab, hidden] indexed by token id. Of a quantised table, only the rows that are
+    used are dequantised."""
 
     def __init__(
         self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
     ) -> None:
-        self._shape = (vocab_size, hidden_size)
-        self._table = Parameter(*self._shape, dtype=dtype, device=device)
+        self._shape, self._dtype, self._device = (vocab_size, hidden_size), dtype, device
+        self._table: Weight = torch.empty(0, dtype=dtype, device=device)
 
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [tokens] → [tokens, hidden]."""
-        return F.embedding(ids, self._table.value)
+        if isinstance(self._table, QuantisedTensor):
+            return self._table[ids].dequantise(self._dtype)
+        return F.embedding(ids, self._table)
 
     def slot(self, *also: WeightSlot) -> WeightSlot:
         """Slot of the table. The same tensor also fills the slots `also` (a tied head)."""
 
         def load(tensor: Tensor) -> None:
-            self._table.slot().load(tensor)
-            for other in also:
-                other.load(tensor)
+            # A tensor that has the right dtype already is kept as it is. On the CPU that is a view
+            # of the mapped file: only the rows that are used become resident.
+            keep(tensor.to(device=self._device, dtype=self._dtype))
 
-        return WeightSlot(self._shape, load)
+        def keep(table: Weight) -> None:
+            self._table = table
+            for other in also:
+                other.fill(table)
+
+        return WeightSlot(
+            self._shape, load, load_quantised=lambda tensor: keep(tensor.to(self._device))
+        )
 
 
 class Head:

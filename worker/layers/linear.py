@@ -1,11 +1,13 @@
 """Linear layers: shape, split direction and checkpoint slots. The storage is a `LinearWeight`.
 
 A model makes its linears through `LinearFactory`, whose methods name the direction in which tensor
-parallelism may split the weight. All linears are computed whole at present.
+parallelism may split the weight. All linears are computed whole at present. The factory chooses a
+linear's storage when its checkpoint tensors are there, by what they hold.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -13,8 +15,13 @@ import torch
 from torch import Tensor
 
 from worker.layers import packing
-from worker.layers.linear_weight import DenseWeight, LinearWeight
+from worker.layers.linear_weight import DenseWeight, LinearWeight, merge
+from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.quantised_weight import QuantisedWeight
 from worker.layers.weight import WeightSlot
+
+# Makes the storage of a linear from the tensors that are merged in it, in order.
+Store = Callable[[Sequence[Weight]], LinearWeight]
 
 
 class Split(Enum):
@@ -37,33 +44,42 @@ class Linear:
         in_features: int,
         parts: tuple[int, ...],
         split: Split,
-        weight: LinearWeight,
+        store: Store,
         bias: Tensor | None,
     ) -> None:
         self.in_features, self.out_features = in_features, sum(parts)
         self.parts, self.split = parts, split
-        self._weight, self._bias = weight, bias
+        self._store, self._bias = store, bias
+        self._arrived: dict[int, Weight] = {}  # until all parts are there
+        self._weight: LinearWeight | None = None
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, in_features] → [rows, out_features], in the layer's dtype."""
+        assert self._weight is not None, "the weight is not loaded"
         return self._weight(x, self._bias)
 
     def weight_slot(self, part: int = 0) -> WeightSlot:
         """Slot of one merged tensor [parts[part], in_features]."""
 
-        def load(tensor: Tensor) -> None:
-            self._weight.load_part(part, tensor)
+        def load(tensor: Weight) -> None:
+            self._arrived[part] = tensor
+            if len(self._arrived) == len(self.parts):
+                arrived, self._arrived = self._arrived, {}
+                self._weight = self._store([arrived[index] for index in range(len(self.parts))])
 
-        return WeightSlot((self.parts[part], self.in_features), load)
+        return WeightSlot((self.parts[part], self.in_features), load, load_quantised=load)
 
     def merged_slot(self) -> WeightSlot:
         """Slot of a checkpoint tensor [out_features, in_features] that holds all parts in order."""
 
-        def load(tensor: Tensor) -> None:
-            for part, rows in enumerate(tensor.split(self.parts)):
-                self._weight.load_part(part, rows)
+        def load(tensor: Weight) -> None:
+            start = 0
+            for part, rows in enumerate(self.parts):
+                self.weight_slot(part).fill(tensor[start : start + rows])
+                start += rows
 
-        return WeightSlot((self.out_features, self.in_features), load)
+        shape = (self.out_features, self.in_features)
+        return WeightSlot(shape, load, load_quantised=load)
 
     def bias_slot(self, part: int = 0) -> WeightSlot:
         """Slot of one merged bias [parts[part]]."""
@@ -97,7 +113,22 @@ class LinearFactory:
         return self._make(in_features, (out_features,), Split.REPLICATED, bias=False)
 
     def _make(self, in_features: int, parts: tuple[int, ...], split: Split, bias: bool) -> Linear:
-        layout = packing.PackedWeight if packing.supports(self.dtype, self.device) else DenseWeight
-        weight: LinearWeight = layout(in_features, parts, self.dtype, self.device)
         zeros = torch.zeros(sum(parts), dtype=self.dtype, device=self.device) if bias else None
-        return Linear(in_features, parts, split, weight, zeros)
+        return Linear(in_features, parts, split, self._store, zeros)
+
+    def _store(self, parts: Sequence[Weight]) -> LinearWeight:
+        plain = [part for part in parts if not isinstance(part, QuantisedTensor)]
+        if len(plain) < len(parts):
+            return QuantisedWeight([self._place(part) for part in parts])
+        merged = merge(plain, self.dtype, self.device)
+        if packing.supports(self.dtype, self.device):
+            return packing.PackedWeight(merged)
+        # On the CPU the tensor may be a view of the mapped file. Weights that every step reads are
+        # copied into memory of their own.
+        mapped = self.device.type == "cpu" and merged.data_ptr() == plain[0].data_ptr()
+        return DenseWeight(merged.clone() if mapped else merged)
+
+    def _place(self, part: Weight) -> Weight:
+        if isinstance(part, QuantisedTensor):
+            return part.to(self.device)
+        return part.to(device=self.device, dtype=self.dtype)

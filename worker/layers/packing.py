@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.layers.linear_weight import PartMerger
-
 # Rows of x that the layout is optimised for. Other row counts work, a little slower.
 PACKED_FOR_ROWS = 16
 # Larger row counts are padded to a multiple of this. oneDNN compiles a kernel per row count and
@@ -31,11 +29,11 @@ def supports(dtype: torch.dtype, device: torch.device) -> bool:
 class PackedWeight:
     """[out_features, in_features] in oneDNN's blocked layout."""
 
-    def __init__(
-        self, in_features: int, parts: tuple[int, ...], dtype: torch.dtype, device: torch.device
-    ) -> None:
-        self._merger = PartMerger(in_features, parts, dtype, device)
-        self._weight = torch.empty(0)
+    def __init__(self, weight: Tensor) -> None:
+        """`weight` in the plain layout."""
+        self._weight: Tensor = torch.ops.mkldnn._reorder_linear_weight(
+            weight.contiguous(), PACKED_FOR_ROWS
+        )
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         rows = x.shape[0]
@@ -44,10 +42,3 @@ class PackedWeight:
             x = F.pad(x, (0, 0, 0, padding))
         y: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, bias, "none", [], "")
         return y[:rows] if padding else y
-
-    def load_part(self, part: int, tensor: Tensor) -> None:
-        merged = self._merger.add(part, tensor)
-        if merged is not None:
-            self._weight = torch.ops.mkldnn._reorder_linear_weight(
-                merged.contiguous(), PACKED_FOR_ROWS
-            )

@@ -1,7 +1,8 @@
 """Slots for checkpoint tensors: a slot checks a tensor's shape and stores its values on the device.
 
 A model declares `weight_map()`: checkpoint name → slot. The loader fills the slots one tensor at a
-time and does not know how a layer stores its weights.
+time and does not know how a layer stores its weights: a slot that cannot store quantised blocks
+gets their values.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+
+from worker.layers.quantised import QuantisedTensor, Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,15 +28,30 @@ class StackedPlace:
 
 @dataclass(frozen=True, slots=True)
 class WeightSlot:
-    """Place of one checkpoint tensor: the shape it must have, and the function that stores it."""
+    """Place of one checkpoint tensor: the shape it must have, and the functions that store it."""
 
     shape: tuple[int, ...]
     load: Callable[[torch.Tensor], None]
     stacked: StackedPlace | None = None  # read instead where the checkpoint lacks the slot's name
+    load_quantised: Callable[[QuantisedTensor], None] | None = None
+
+    @property
+    def quantised(self) -> bool:
+        """Whether quantised blocks are stored as they are."""
+        return self.load_quantised is not None
+
+    def fill(self, tensor: Weight) -> None:
+        """Store a checkpoint tensor of either kind."""
+        if not isinstance(tensor, QuantisedTensor):
+            self.load(tensor)
+        elif self.load_quantised is not None:
+            self.load_quantised(tensor)
+        else:
+            self.load(tensor.dequantise(torch.float32))
 
 
 class Parameter:
-    """A plain tensor that one checkpoint tensor fills (norm weights, embeddings)."""
+    """A plain tensor that one checkpoint tensor fills (norm weights)."""
 
     def __init__(self, *shape: int, dtype: torch.dtype, device: torch.device) -> None:
         self.value = torch.empty(0, dtype=dtype, device=device)
@@ -43,6 +61,4 @@ class Parameter:
         return WeightSlot(self._shape, self._load)
 
     def _load(self, tensor: torch.Tensor) -> None:
-        # A tensor that has the right dtype already is kept as it is. On the CPU that is a view of
-        # the mapped file: only the rows that are used become resident.
         self.value = tensor.to(device=self.value.device, dtype=self.value.dtype)

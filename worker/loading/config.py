@@ -117,6 +117,11 @@ def read_defaults(folder: Path, config: ModelConfig) -> GenerationDefaults:
     ends = config.eos_token_ids | _ids(fields, "eos_token_id")
     if not fields.boolean("do_sample", True):
         return GenerationDefaults(eos_token_ids=ends, temperature=0.0)
+    return sampling_defaults(fields, ends)
+
+
+def sampling_defaults(fields: Fields, ends: frozenset[int]) -> GenerationDefaults:
+    """The sampling fields of a generation_config.json. Raises JobError("unsupported_model")."""
 
     def number(name: str, kind: str, fits: Callable[[float], bool]) -> float | None:
         value = fields.values.get(name)

@@ -11,6 +11,7 @@ from jobs.errors import JobError
 from worker.loading.checkpoint import Checkpoint, Headers
 from worker.loading.config import GenerationDefaults, ModelConfig, read_config, read_defaults
 from worker.loading.files import present, read_json, read_text
+from worker.loading.safetensors_files import SafetensorsCheckpoint
 from worker.loading.tokenizer import Tokenizer
 from worker.models.registry import FAMILIES
 
@@ -95,7 +96,7 @@ class FolderSource:
         return self.weights()
 
     def weights(self) -> Checkpoint:
-        return Checkpoint(self.path)
+        return SafetensorsCheckpoint(self.path)
 
     @cached_property
     def _tokenizer_config(self) -> dict[str, Any]:

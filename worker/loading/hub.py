@@ -28,17 +28,17 @@ from huggingface_hub.errors import (
 )
 
 from jobs.errors import JobError
-from worker.loading.checkpoint import (
+from worker.loading.checkpoint import Headers, TensorHeader
+from worker.loading.config import CONFIG, GGUF, NO_GGUF
+from worker.loading.folder import FolderSource
+from worker.loading.safetensors_files import (
     INDEX,
     SINGLE,
-    Headers,
-    TensorHeader,
+    SafetensorsHeaders,
     combine,
     read_header,
     weight_files,
 )
-from worker.loading.config import CONFIG, GGUF, NO_GGUF
-from worker.loading.folder import FolderSource
 
 logger = logging.getLogger(__name__)
 
@@ -85,8 +85,8 @@ class HubSource(FolderSource):
         if not self.needs_download:
             return super().headers()
         if (self.path / INDEX).is_file():
-            return Headers(Path(self.reference), combine(self.path, self._header))
-        return Headers(Path(self.reference), self._header(SINGLE))
+            return SafetensorsHeaders(Path(self.reference), combine(self.path, self._header))
+        return SafetensorsHeaders(Path(self.reference), self._header(SINGLE))
 
     def _header(self, file: str) -> dict[str, TensorHeader]:
         if (self.path / file).is_file():
@@ -95,12 +95,11 @@ class HubSource(FolderSource):
             HfApi().parse_safetensors_file_metadata, self.name, file, revision=self.path.name
         )
         found = _reach(self.reference, fetch)
-        return {
-            name: TensorHeader(
-                Path(file), tensor.dtype, tuple(tensor.shape), *map(int, tensor.data_offsets)
-            )
-            for name, tensor in found.tensors.items()
-        }
+        headers = {}
+        for name, tensor in found.tensors.items():
+            begin, end = map(int, tensor.data_offsets)
+            headers[name] = TensorHeader(Path(file), tensor.dtype, tuple(tensor.shape), begin, end)
+        return headers
 
     def download_weights(self) -> None:
         """Download the weight files that are missing, from the commit of the small files."""

@@ -13,9 +13,12 @@ from typing import Protocol
 from jobs.errors import JobError
 from worker.demo import MODEL_DIR
 from worker.loading.checkpoint import Checkpoint, Headers
-from worker.loading.config import GGUF, NO_GGUF, GenerationDefaults, ModelConfig
+from worker.loading.config import GenerationDefaults, ModelConfig
 from worker.loading.folder import FolderSource
+from worker.loading.gguf.files import SUFFIX, parts_of, pick, stem_of
+from worker.loading.gguf.source import GgufSource
 from worker.loading.hub import REPO_ID, HubSource
+from worker.loading.safetensors_files import INDEX, SINGLE
 from worker.loading.tokenizer import Tokenizer
 
 
@@ -82,12 +85,14 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
     except (OSError, RuntimeError):  # a name that is too long, or the home of an unknown user
         is_folder = exists = False
     if is_folder and reference:
-        return FolderSource(path, reference, path.resolve().name)
-    if exists and path.suffix.lower() == GGUF and reference:
-        raise JobError("unsupported_model", f"{reference} is a GGUF file: {NO_GGUF}")
+        return _in_folder(path, reference)
+    if exists and path.suffix.lower() == SUFFIX and reference:
+        parts = [path.with_name(name) for name in parts_of(path.name)]
+        return GgufSource(parts, reference, stem_of(path.name))
     if exists and reference:
         raise JobError(
-            "model_not_found", f"{reference} is a file: give the folder that contains it"
+            "model_not_found",
+            f"{reference} is a file: give a GGUF file, or the folder that contains it",
         )
     if not REPO_ID.fullmatch(reference):
         raise JobError(
@@ -96,3 +101,13 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
             "or demo",
         )
     return HubSource.open(reference, download_dir)
+
+
+def _in_folder(path: Path, reference: str) -> ModelSource:
+    """The model in a folder: safetensors files, else its GGUF file."""
+    name = path.resolve().name
+    files = {file.name for file in path.iterdir()}
+    if {SINGLE, INDEX} & files or not any(file.lower().endswith(SUFFIX) for file in files):
+        return FolderSource(path, reference, name)
+    parts = [path / part for part in parts_of(pick(files, "", f"folder {reference}"))]
+    return GgufSource(parts, reference, name)

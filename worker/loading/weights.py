@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from jobs.errors import JobError
+from worker.layers.quantised import QuantisedTensor, Weight
 from worker.layers.weight import StackedPlace, WeightSlot
 from worker.loading.checkpoint import Checkpoint, Headers, TensorHeader
 from worker.loading.dtypes import FROM_SAFETENSORS
@@ -49,13 +50,14 @@ class TensorSource:
     scale: str | None = None  # name of the tensor that holds its scales
     fp8: Fp8 | None = None
 
-    def read(self, checkpoint: Checkpoint) -> Tensor:
-        """The values, as a view of the mapped file, or dequantised."""
+    def read(self, checkpoint: Checkpoint) -> Weight:
+        """The values, as a view of the mapped file. FP8 is dequantised."""
         tensor = checkpoint.read(self.name)
         if self.stacked is not None:
             tensor = tensor[self.stacked.index]
         if self.fp8 is not None and self.scale is not None:
             scale = checkpoint.read(self.scale)
+            assert isinstance(tensor, Tensor) and isinstance(scale, Tensor)
             per_expert = self.stacked is not None and scale.dim() > 0 and scale.numel() > 1
             tensor = self.fp8.dequantise(
                 tensor, scale[self.stacked.index] if self.stacked and per_expert else scale
@@ -70,7 +72,7 @@ def sources(checkpoint: Headers, fp8: Fp8 | None = None) -> dict[str, TensorSour
     for name, header in checkpoint.tensors.items():
         if IGNORED.match(name) or (fp8 and fp8.is_scale(name, checkpoint.tensors)):
             continue
-        if header.dtype not in FROM_SAFETENSORS and (fp8 is None or header.dtype != FP8):
+        if header.dtype not in checkpoint.readable and (fp8 is None or header.dtype != FP8):
             unread[name] = header.dtype
         plain = name
         for prefix, replacement in PREFIXES:
@@ -89,7 +91,7 @@ def _source(checkpoint: Headers, name: str, header: TensorHeader, fp8: Fp8 | Non
     if fp8 is None or header.dtype != FP8:
         return TensorSource(name, header.shape)
     scale = fp8.scale_of(name, checkpoint.tensors)
-    where = f"{checkpoint.folder}: tensor {name} is stored as {FP8}"
+    where = f"{checkpoint.location}: tensor {name} is stored as {FP8}"
     if scale is None:
         raise JobError("unsupported_model", f"{where} without a scale: {ALTERNATIVE}")
     stored = checkpoint.tensors[scale]
@@ -108,7 +110,7 @@ def _quantised(checkpoint: Headers, unread: Mapping[str, str]) -> JobError:
     hint = "its config.json has no quantization_config for them; " if FP8 in unread.values() else ""
     return JobError(
         "unsupported_model",
-        f"{checkpoint.folder} stores {len(unread)} of its {len(checkpoint.tensors)} tensors as "
+        f"{checkpoint.location} stores {len(unread)} of its {len(checkpoint.tensors)} tensors as "
         f"{', '.join(sorted(set(unread.values())))}, such as {name}, like a quantised checkpoint; "
         f"{hint}supported: {', '.join(FROM_SAFETENSORS)}, and {FP8} with a quantization_config: "
         f"{ALTERNATIVE}",
@@ -125,7 +127,7 @@ def check(
     stored = sources(checkpoint, fp8)
     if HEAD in stored and HEAD not in slots:
         del stored[HEAD]  # tied: the file has a copy of the embedding
-    where = checkpoint.folder
+    where = checkpoint.location
     found: dict[str, TensorSource] = {}
     for name, slot in slots.items():
         own = stored.get(name)
@@ -138,12 +140,14 @@ def check(
             found[name] = replace(stack, stacked=slot.stacked)
     missing = slots.keys() - found.keys()
     if missing:
-        raise JobError("unsupported_model", f"{where} lacks {_listed(missing)}")
+        names = map(checkpoint.label, missing)
+        raise JobError("unsupported_model", f"{where} lacks {_listed(names)}")
     used = {source.name for source in found.values()}
     unused = {name for name, source in stored.items() if source.name not in used}
     if unused:
+        names = map(checkpoint.label, unused)
         raise JobError(
-            "unsupported_model", f"{where} has {_listed(unused)} that the model does not use"
+            "unsupported_model", f"{where} has {_listed(names)} that the model does not use"
         )
     for name, slot in slots.items():
         source = found[name]
@@ -151,8 +155,8 @@ def check(
         if source.shape != shape:
             raise JobError(
                 "unsupported_model",
-                f"{where}: tensor {source.name} has shape {list(source.shape)}, "
-                f"its config.json requires {list(shape)}",
+                f"{where}: tensor {checkpoint.label(source.name)} has shape {list(source.shape)}, "
+                f"its {checkpoint.described_by} requires {list(shape)}",
             )
     return found
 
@@ -164,7 +168,7 @@ def load(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint, fp8: Fp8 | Non
     if ignored:
         logger.info(
             "%s: ignored %d tensor%s outside the text model (vision, multi-token prediction)",
-            checkpoint.folder,
+            checkpoint.location,
             ignored,
             "" if ignored == 1 else "s",
         )
@@ -172,11 +176,11 @@ def load(slots: Mapping[str, WeightSlot], checkpoint: Checkpoint, fp8: Fp8 | Non
     if dequantised:
         logger.info(
             "%s: %d FP8 tensors are dequantised while they are loaded",
-            checkpoint.folder,
+            checkpoint.location,
             dequantised,
         )
     for name, slot in slots.items():
-        slot.load(found[name].read(checkpoint))
+        slot.fill(found[name].read(checkpoint))
 
 
 def blame(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) -> str:
@@ -191,13 +195,16 @@ def blame(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) -> str:
         if time.monotonic() > deadline:
             return f"its weights hold NaN or {kind} overflows; check the files or {other}"
         tensor = checkpoint.read(name)
+        if isinstance(tensor, QuantisedTensor):
+            tensor = tensor.dequantise(torch.float32)
         if tensor.dtype.itemsize == 1:  # FP8, which torch doesn't compare
             tensor = tensor.float()
+        where = f"tensor {checkpoint.label(name)} in {header.file}"
         if not tensor.isfinite().all():
             what = "NaN" if tensor.isnan().any() else "infinity"
-            return f"tensor {name} in {header.file} holds {what}; download the model again"
+            return f"{where} holds {what}; download the model again"
         if not tensor.to(dtype).isfinite().all():
-            return f"tensor {name} in {header.file} overflows {kind}; {other}"
+            return f"{where} overflows {kind}; {other}"
     return f"all weights are finite: a computation overflows {kind}; {other}"
 
 
@@ -209,7 +216,7 @@ def is_tied(configured: bool, checkpoint: Headers, fp8: Fp8 | None = None) -> bo
         if not configured:
             raise JobError(
                 "unsupported_model",
-                f"{checkpoint.folder} lacks {HEAD}, and its config.json doesn't tie it to the "
+                f"{checkpoint.location} lacks {HEAD}, and its config.json doesn't tie it to the "
                 "embedding (tie_word_embeddings)",
             )
         return True
@@ -218,17 +225,19 @@ def is_tied(configured: bool, checkpoint: Headers, fp8: Fp8 | None = None) -> bo
     if not isinstance(checkpoint, Checkpoint):
         return True
     head, embedding = found[HEAD].read(checkpoint), found[EMBEDDING].read(checkpoint)
+    if not isinstance(head, Tensor) or not isinstance(embedding, Tensor):
+        return False
     return head.shape == embedding.shape and bool((head == embedding).all())
 
 
 def _stored_twice(checkpoint: Headers, name: str, first: str, second: str) -> JobError:
     return JobError(
-        "unsupported_model", f"{checkpoint.folder} has {name} twice: as {first} and as {second}"
+        "unsupported_model", f"{checkpoint.location} has {name} twice: as {first} and as {second}"
     )
 
 
 def _listed(names: Iterable[str]) -> str:
-    ordered = sorted(names)
+    ordered = sorted(set(names))
     shown = ", ".join(ordered[:4])
     more = f" and {len(ordered) - 4} more" if len(ordered) > 4 else ""
     return f"the tensor{'s' * (len(ordered) > 1)} {shown}{more}"

@@ -16,6 +16,7 @@ from torch import Tensor
 from worker.layers.batch import Batch
 from worker.layers.kv_cache import KVCache
 from worker.layers.mlp import GatedMLP
+from worker.layers.quantised import Weight
 from worker.layers.rope import Rope, Rotation
 from worker.layers.self_attention import SelfAttention
 from worker.layers.weight import WeightSlot
@@ -61,11 +62,12 @@ class PairedAttention:
         order = torch.arange(self.head_dim)
         order[: self.rotated] = order[: self.rotated].view(-1, 2).T.flatten()
 
-        def load(tensor: Tensor) -> None:
-            heads = tensor.unflatten(0, (-1, self.head_dim))  # [heads, head_dim, ...]
-            slot.load(heads[:, order.to(tensor.device)].flatten(0, 1))
+        def load(tensor: Weight) -> None:
+            starts = torch.arange(0, tensor.shape[0], self.head_dim)
+            rows = (starts[:, None] + order).flatten()
+            slot.fill(tensor[rows.to(tensor.device)])
 
-        return replace(slot, load=load)
+        return replace(slot, load=load, load_quantised=load)
 
 
 def glm4(fields: Fields, tied: bool, place: Placement) -> Decoder:

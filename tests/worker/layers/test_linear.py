@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Sequence
 
 import pytest
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers import packing
-from worker.layers.linear import Linear, LinearFactory, Split
-from worker.layers.linear_weight import DenseWeight, LinearWeight
+from worker.layers.linear import Linear, LinearFactory, Split, Store
+from worker.layers.linear_weight import DenseWeight, LinearWeight, merge
 from worker.layers.packing import PackedWeight
+from worker.layers.quantised import Weight
 
 CPU = torch.device("cpu")
 IN, PARTS = 24, (40, 8, 16)
@@ -31,13 +33,15 @@ def tensors(parts: tuple[int, ...]) -> list[torch.Tensor]:
 
 
 @pytest.fixture(params=LAYOUTS, ids=lambda name: name.replace(" ", "-"))
-def layout(
-    request: pytest.FixtureRequest,
-) -> tuple[Callable[[tuple[int, ...]], LinearWeight], torch.dtype]:
+def layout(request: pytest.FixtureRequest) -> tuple[Store, torch.dtype]:
     kind, dtype = LAYOUTS[request.param]
     if kind is PackedWeight and not packing.supports(dtype, CPU):
         pytest.skip("the CPU has no bf16 instructions")
-    return (lambda parts: kind(IN, parts, dtype, CPU)), dtype
+
+    def store(parts: Sequence[Weight]) -> LinearWeight:
+        return kind(merge([part for part in parts if isinstance(part, Tensor)], dtype, CPU))
+
+    return store, dtype
 
 
 def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
@@ -53,14 +57,14 @@ def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
 @pytest.mark.parametrize("parts", [(40,), PARTS], ids=["single", "merged"])
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
 def test_a_linear_equals_f_linear_of_its_concatenated_parts(
-    layout: tuple[Callable[[tuple[int, ...]], LinearWeight], torch.dtype],
+    layout: tuple[Store, torch.dtype],
     parts: tuple[int, ...],
     biased: bool,
     rows: int,
 ) -> None:
-    make, dtype = layout
+    store, dtype = layout
     zeros = torch.zeros(sum(parts), dtype=dtype) if biased else None
-    linear = Linear(IN, parts, Split.COLUMN, make(parts), zeros)
+    linear = Linear(IN, parts, Split.COLUMN, store, zeros)
     biases = [random(part, seed=90 + index) for index, part in enumerate(parts)]
     for index in reversed(range(len(parts))):  # checkpoints may have any order
         linear.weight_slot(index).load(tensors(parts)[index])
@@ -81,8 +85,7 @@ def test_packed_rows_do_not_depend_on_the_padding(
     them."""
     if not packing.supports(torch.bfloat16, CPU):
         pytest.skip("the CPU has no bf16 instructions")
-    weight = PackedWeight(IN, (40,), torch.bfloat16, CPU)
-    weight.load_part(0, tensors((40,))[0])
+    weight = PackedWeight(tensors((40,))[0].bfloat16())
     padded: list[int] = []
     pad = F.pad
 

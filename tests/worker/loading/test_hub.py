@@ -17,7 +17,7 @@ import pytest
 
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
-from worker.loading.checkpoint import Checkpoint
+from worker.loading.safetensors_files import SafetensorsCheckpoint
 
 REPO, WEIGHTS = "org/tiny", "model.safetensors"
 FIND = """
@@ -250,7 +250,7 @@ def test_shards_are_downloaded_by_the_names_in_the_index(site: Site) -> None:
     names = {file.name for file in folder.iterdir()}
     assert {"model.safetensors-00001-of-00002.safetensors", "odd.sft"} <= names
     assert "model-extra.safetensors" not in names
-    with Checkpoint(folder) as checkpoint:
+    with SafetensorsCheckpoint(folder) as checkpoint:
         assert len(checkpoint.tensors) == len(json.loads(text)["weight_map"])
 
 

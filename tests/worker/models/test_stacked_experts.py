@@ -27,7 +27,9 @@ class Checkpoint:
     """The tensors of a checkpoint in memory."""
 
     values: dict[str, torch.Tensor]
-    folder: Path = Path("the folder")
+    location: Path = Path("the folder")
+    described_by = "config.json"
+    readable = ("F32",)
 
     @property
     def tensors(self) -> dict[str, Any]:
@@ -37,6 +39,9 @@ class Checkpoint:
 
     def read(self, name: str) -> torch.Tensor:
         return self.values[name]
+
+    def label(self, name: str) -> str:
+        return name
 
 
 def make() -> SparseMLP:

@@ -1,0 +1,51 @@
+"""Values → blocks: the error beside llama.cpp's own quantiser, and special values."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGMLQuantizationType, quants
+
+from tests.worker.quantise.record_llama_cpp import RECORDED, TYPES, rms_error, samples
+from worker.quantise.blocks import quantise
+
+SIMPLE = [name for name in TYPES if not name.endswith("_K")]
+ERRORS = json.loads(RECORDED.read_text())["errors"]
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("sample", samples())
+def test_the_error_is_that_of_llama_cpp(name: str, sample: str) -> None:
+    """Within 2 %; llama.cpp's errors are recorded."""
+    kind, values = GGMLQuantizationType[name], samples()[sample]
+    blocks = quantise(torch.from_numpy(values), kind).blocks.numpy()
+    assert rms_error(values, blocks, kind) < 1.02 * ERRORS[name][sample]
+
+
+@pytest.mark.parametrize("name", SIMPLE)
+def test_simple_types_are_written_bit_for_bit_as_ggml_writes_them(name: str) -> None:
+    kind = GGMLQuantizationType[name]
+    values = np.concatenate(list(samples().values()))
+    values[3, :64] = 0
+    values[4, :32] = np.arange(32) / 254 - 16 / 254  # halves between two numbers of Q8_0
+    expected = quants.quantize(values, kind)
+    assert (quantise(torch.from_numpy(values), kind).blocks.numpy() == expected).all()
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("value", [0.0, 1e-30, 0.5, -0.5])
+def test_constant_values_are_kept(name: str, value: float) -> None:
+    tensor = torch.full((2, 256), value)
+    found = quantise(tensor, GGMLQuantizationType[name]).dequantise(torch.float32)
+    torch.testing.assert_close(found, tensor, rtol=0.02, atol=1e-6)
+
+
+def test_shapes_and_dtypes_of_the_values_are_free() -> None:
+    values = torch.randn(3, 5, 64).bfloat16()
+    found = quantise(values, GGMLQuantizationType.Q8_0)
+    assert found.shape == (3, 5, 64)
+    assert found.blocks.shape == (3, 5, 68)
+    torch.testing.assert_close(found.dequantise(torch.bfloat16), values, rtol=0.02, atol=0.02)

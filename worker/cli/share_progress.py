@@ -1,0 +1,45 @@
+"""Progress of one task on stderr: a bar on a terminal, otherwise a plain line every two seconds."""
+
+from __future__ import annotations
+
+import time
+from typing import Self
+
+import click
+from rich import progress
+from rich.console import Console
+
+PLAIN_LINE_SECONDS = 2.0
+
+
+class ShareProgress:
+    """A context manager; `update` may be called at any rate."""
+
+    def __init__(self, task: str) -> None:
+        self._name = task
+        console = Console(stderr=True)
+        self._plain = not console.is_terminal
+        self._bar = progress.Progress(
+            "{task.description}",
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TimeRemainingColumn(),
+            console=console,
+            disable=self._plain,
+        )
+        self._task = self._bar.add_task(task)
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Self:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.stop()
+
+    def update(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+        now = time.monotonic()
+        if self._plain and now - self._last_line >= PLAIN_LINE_SECONDS:
+            self._last_line = now
+            click.echo(f"{self._name}: {done / total:.0%}", err=True)

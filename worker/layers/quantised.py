@@ -1,0 +1,54 @@
+"""Tensors whose values are stored in GGUF's quantised blocks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
+
+from worker.layers.quantised_blocks import dequantise
+
+# Values that are dequantised at a time: the temporary tensors stay in the processor's cache.
+CHUNK = 1 << 18
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class QuantisedTensor:
+    """A tensor of `shape` [..., rows, columns], quantised along its last dimension.
+
+    `blocks` are the bytes of the rows, uint8 [*shape[:-1], bytes per row]. They may be a view of a
+    mapped file.
+    """
+
+    type: GGMLQuantizationType
+    shape: tuple[int, ...]
+    blocks: Tensor
+
+    @property
+    def device(self) -> torch.device:
+        return self.blocks.device
+
+    def __getitem__(self, index: int | slice | Tensor) -> QuantisedTensor:
+        """Rows, or one of the stacked matrices: `index` applies to the first dimension."""
+        assert len(self.shape) > 1, "values inside a row cannot be indexed"
+        blocks = self.blocks[index]
+        return QuantisedTensor(self.type, (*blocks.shape[:-1], self.shape[-1]), blocks)
+
+    def to(self, device: torch.device) -> QuantisedTensor:
+        return QuantisedTensor(self.type, self.shape, self.blocks.to(device))
+
+    def dequantise(self, dtype: torch.dtype) -> Tensor:
+        """The values, computed in float32 and rounded to `dtype`."""
+        values, size = GGML_QUANT_SIZES[self.type]
+        blocks = self.blocks.reshape(-1, size)
+        output = torch.empty(len(blocks), values, dtype=dtype, device=self.device)
+        step = max(1, CHUNK // values)
+        for start in range(0, len(blocks), step):
+            output[start : start + step] = dequantise(blocks[start : start + step], self.type)
+        return output.view(self.shape)
+
+
+# What a checkpoint holds: plain floats or quantised blocks. Both can be indexed by rows.
+Weight = Tensor | QuantisedTensor

@@ -1,0 +1,41 @@
+"""A linear's weight in quantised blocks, multiplied by torch: each product dequantises the weight
+again, a few of its rows at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from worker.layers.quantised import QuantisedTensor, Weight
+
+# Values of the weight that are dequantised for one product. More is no faster, and takes memory.
+CHUNK = 1 << 20
+
+
+class QuantisedWeight:
+    """[out_features, in_features] as the tensors that are merged along its rows, each in blocks of
+    its own type. Plain ones have the dtype and device of the layer."""
+
+    def __init__(self, parts: Sequence[Weight]) -> None:
+        self._pieces = [piece for part in parts for piece in _pieces(part)]
+        self._out_features = sum(part.shape[0] for part in parts)
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        y = x.new_empty(len(x), self._out_features)
+        start = 0
+        for piece in self._pieces:
+            end = start + piece.shape[0]
+            plain = piece.dequantise(x.dtype) if isinstance(piece, QuantisedTensor) else piece
+            y[:, start:end] = x @ plain.T
+            start = end
+        return y if bias is None else y.add_(bias)
+
+
+def _pieces(part: Weight) -> list[Weight]:
+    """`part` split by rows into views of at most CHUNK values."""
+    if not isinstance(part, QuantisedTensor):
+        return [part]
+    rows, columns = part.shape
+    step = max(1, CHUNK // columns)
+    return [part[start : start + step] for start in range(0, rows, step)]

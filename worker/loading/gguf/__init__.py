@@ -1,0 +1,1 @@
+"""GGUF files: header, configuration, tensors under the names of safetensors files, tokenizer."""

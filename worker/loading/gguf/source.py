@@ -1,0 +1,123 @@
+"""A model in a GGUF file: its configuration, tokenizer, chat templates and sampling defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from worker.loading.checkpoint import Checkpoint, Headers
+from worker.loading.config import GenerationDefaults, ModelConfig, sampling_defaults
+from worker.loading.files import present, read_text
+from worker.loading.gguf.architectures import config_fields, find_architecture
+from worker.loading.gguf.checkpoint import GgufCheckpoint, GgufHeaders, read_floats
+from worker.loading.gguf.files import join, read_local_header
+from worker.loading.gguf.header import Header
+from worker.loading.gguf.metadata import Metadata
+from worker.loading.gguf.tensors import Presented
+from worker.loading.gguf.tokenizer import build_tokenizer
+from worker.loading.gguf.vocabulary import Vocabulary
+from worker.loading.tokenizer import Tokenizer
+from worker.models.fields import Fields
+
+TOKENIZER = "tokenizer.json"
+TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
+SAMPLING = "general.sampling."
+# Names in generation_config.json → keys under SAMPLING.
+DEFAULTS = {
+    "temperature": "temp",
+    "top_p": "top_p",
+    "top_k": "top_k",
+    "min_p": "min_p",
+    "repetition_penalty": "penalty_repeat",
+}
+
+
+class GgufSource:
+    """Implements ModelSource. `parts`: all files of a split model in order, or one file. The
+    header is read when it is first needed, and only once."""
+
+    def __init__(
+        self, parts: Sequence[Path], reference: str, name: str, revision: str | None = None
+    ) -> None:
+        self.parts, self.path = parts, parts[0]
+        self.reference, self.name, self.revision = reference, name, revision
+
+    @cached_property
+    def config(self) -> ModelConfig:
+        fields = self._fields
+        return ModelConfig(
+            model_type=fields["model_type"],
+            fields=Fields(fields, str(self.path)),
+            tied=fields["tie_word_embeddings"],
+            eos_token_ids=self._vocabulary.ends,
+            dtype=torch.float32,
+        )
+
+    @cached_property
+    def defaults(self) -> GenerationDefaults:
+        values = {name: self._metadata.values.get(SAMPLING + key) for name, key in DEFAULTS.items()}
+        return sampling_defaults(Fields(values, str(self.path)), self.config.eos_token_ids)
+
+    @cached_property
+    def tokenizer(self) -> Tokenizer:
+        """The tokenizer.json beside the file if there is one, else from the metadata."""
+        beside = self.path.parent / TOKENIZER
+        if present(beside):
+            return Tokenizer(read_text(beside), beside)
+        return build_tokenizer(self._metadata, self._vocabulary)
+
+    @property
+    def special_tokens(self) -> Mapping[str, str]:
+        return self._vocabulary.names
+
+    @cached_property
+    def chat_templates(self) -> Mapping[str, str]:
+        """The default template and those that tokenizer.chat_templates names."""
+        metadata = self._metadata
+        sources = {}
+        if TEMPLATE in metadata.values:
+            sources["default"] = metadata.text(TEMPLATE)
+        for name in metadata.texts(TEMPLATES, []):
+            sources[name] = metadata.text(f"{TEMPLATE}.{name}")
+        return sources
+
+    @property
+    def needs_download(self) -> bool:
+        return False
+
+    def download_weights(self) -> None:
+        """Nothing to do: the files are local."""
+
+    def headers(self) -> Headers:
+        return GgufHeaders(self.path, self._header.tensors, self._presented)
+
+    def weights(self) -> Checkpoint:
+        return GgufCheckpoint(self.path, self._header.tensors, self._presented)
+
+    @cached_property
+    def _header(self) -> Header:
+        return join([read_local_header(part) for part in self.parts])
+
+    @cached_property
+    def _metadata(self) -> Metadata:
+        return Metadata(self._header.metadata, self.path)
+
+    @cached_property
+    def _vocabulary(self) -> Vocabulary:
+        return Vocabulary.read(self._metadata)
+
+    @cached_property
+    def _fields(self) -> dict[str, Any]:
+        return config_fields(self._metadata, self._header.tensors, self._factors)
+
+    @property
+    def _presented(self) -> Presented:
+        architecture, name = find_architecture(self._metadata), self._metadata.architecture
+        return Presented(architecture, name, self._fields, self._header.tensors)
+
+    def _factors(self, name: str) -> list[float] | None:
+        return read_floats(self._header.tensors, name)

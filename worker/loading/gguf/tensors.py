@@ -1,0 +1,151 @@
+"""Presents the tensors of a GGUF file under the names, shapes and values that safetensors files of
+the same model have.
+
+Undoes what the converter of llama.cpp does: queries and keys in pairs of neighbours, norms stored
+as 1 + w, experts stacked in one tensor, projections and heads of delta nets in another order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jobs.errors import JobError
+from worker.loading.gguf.architectures import Architecture
+from worker.loading.gguf.delta_net import DeltaNetRows
+from worker.loading.gguf.header import StoredTensor, Tensors
+from worker.loading.gguf.names import names_of
+from worker.loading.gguf.pieces import Piece
+from worker.loading.gguf.rope import FACTORS
+
+LAYER = re.compile(r"blk\.(\d+)\.")
+SUFFIX = re.compile(r"\.(weight|bias)$")
+EXPERTS = re.compile(r"(blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps)\.weight")
+FUSED = re.compile(r"(blk\.(\d+)\.attn_qkv)\.(weight|bias)")
+# The prefix of a layer's experts and the names of their projections.
+EXPERT_NAMES = {
+    "mixtral": ("block_sparse_moe.experts", {"gate": "w1", "down": "w2", "up": "w3"}),
+}
+DEFAULT_NAMES = ("mlp.experts", {part: f"{part}_proj" for part in ("gate", "up", "down")})
+LINEAR = "linear_attention"
+
+
+class Presented:
+    """The tensors of one model. `fields` are those of its config.json."""
+
+    def __init__(
+        self, architecture: Architecture, name: str, fields: dict[str, Any], tensors: Tensors
+    ) -> None:
+        self._architecture, self._fields, self._tensors = architecture, fields, tensors
+        self._layers: int = fields["num_hidden_layers"]
+        self._names = names_of(name, fields["model_type"], self._layers)
+        self._files = {ours: theirs for theirs, ours in self._names.items()}
+        kinds = fields.get("layer_types") or []
+        self._linear = {index for index, kind in enumerate(kinds) if kind == LINEAR}
+        self._delta = DeltaNetRows.of(fields, architecture.tiled) if self._linear else None
+
+    def pieces(self) -> dict[str, Piece]:
+        """The model's tensors by name. A tensor that no family has keeps its name."""
+        found: dict[str, Piece] = {}
+        for stored in self._tensors.values():
+            for name, piece in self._of(stored):
+                if name in found:
+                    both = f"{found[name].stored.name} and {stored.name}"
+                    raise JobError(
+                        "unsupported_model",
+                        f"{stored.file} has {name} twice: as {both}; download the model again",
+                    )
+                found[name] = piece
+        return found
+
+    def label(self, name: str) -> str:
+        """The name in the file of a tensor of the model."""
+        expert = re.fullmatch(r"model\.layers\.(\d+)\.(.+\.experts)\.\d+\.(\w+)\.weight", name)
+        if expert is not None:
+            parts = {ours: part for part, ours in self._expert_names[1].items()}
+            return f"blk.{expert[1]}.ffn_{parts.get(expert[3], expert[3])}_exps.weight"
+        suffix = SUFFIX.search(name)
+        base = name[: suffix.start()] if suffix else name
+        return self._files[base] + (suffix[0] if suffix else "") if base in self._files else name
+
+    @property
+    def _expert_names(self) -> tuple[str, dict[str, str]]:
+        return EXPERT_NAMES.get(self._fields["model_type"], DEFAULT_NAMES)
+
+    def _of(self, stored: StoredTensor) -> Iterator[tuple[str, Piece]]:
+        layer = LAYER.match(stored.name)
+        index = int(layer[1]) if layer else None
+        if stored.name in FACTORS or (index is not None and index >= self._layers):
+            return  # read with the configuration, or of multi-token prediction
+        whole = Piece.whole(stored)
+        if EXPERTS.fullmatch(stored.name) and len(stored.shape) == 3:
+            yield from self._experts(whole)
+            return
+        if index in self._linear and self._delta is not None:
+            found = self._delta.pieces(stored.name, whole)
+            if found is not None:
+                yield from ((f"model.layers.{index}.linear_attn.{n}", p) for n, p in found.items())
+                return
+        fused = FUSED.fullmatch(stored.name)
+        if fused is not None and self._fields["model_type"] != "phi3":
+            yield from self._fused(whole, int(fused[2]), fused[3])
+            return
+        yield self._plain(whole)
+
+    def _plain(self, piece: Piece) -> tuple[str, Piece]:
+        name = piece.stored.name
+        suffix = SUFFIX.search(name)
+        base = name[: suffix.start()] if suffix else name
+        if suffix is None or base not in self._names:
+            return name, piece
+        ours = self._names[base]
+        part = ours.rpartition(".")[2]
+        if self._architecture.zero_centred and part.endswith("norm"):
+            piece = piece.changed(lambda values: values - 1)
+        elif self._architecture.permuted and part in ("q_proj", "k_proj"):
+            piece = piece.with_rows(self._halves(part))
+        elif part == "shared_expert_gate" and len(piece.shape) == 1:
+            piece = piece.changed(lambda values: values[None], (1, *piece.shape))
+        return ours + suffix[0], piece
+
+    def _halves(self, part: str) -> Tensor:
+        """The order of rows that puts the channels of each head that rotate together half a head
+        apart: [0, 2, 4, …, 1, 3, 5, …]."""
+        heads = "num_attention_heads" if part == "q_proj" else "num_key_value_heads"
+        rows = torch.arange(self._fields[heads] * self._fields["head_dim"])
+        return rows.view(self._fields[heads], -1, 2).transpose(1, 2).flatten()
+
+    def _experts(self, whole: Piece) -> Iterator[tuple[str, Piece]]:
+        """One tensor for each expert and projection, of [experts, rows, columns]."""
+        found = EXPERTS.fullmatch(whole.stored.name)
+        assert found is not None
+        prefix, parts = self._expert_names
+        for index in range(whole.shape[0]):
+            name = f"model.layers.{found[2]}.{prefix}.{index}"
+            matrix = whole.one_matrix(index)
+            if found[3] != "gate_up":
+                yield f"{name}.{parts[found[3]]}.weight", matrix
+                continue
+            half = matrix.shape[0] // 2
+            yield f"{name}.{parts['gate']}.weight", matrix.with_rows(slice(None, half))
+            yield f"{name}.{parts['up']}.weight", matrix.with_rows(slice(half, None))
+
+    def _fused(self, whole: Piece, layer: int, suffix: str) -> Iterator[tuple[str, Piece]]:
+        """Queries, keys and values that are stored in one tensor."""
+        dim = self._fields["head_dim"]
+        queries = self._fields["num_attention_heads"] * dim
+        values = self._fields["num_key_value_heads"] * dim
+        if whole.shape[0] != queries + 2 * values:
+            yield whole.stored.name, whole
+            return
+        start = 0
+        for part, count in (("q_proj", queries), ("k_proj", values), ("v_proj", values)):
+            rows: slice | Tensor = slice(start, start + count)
+            if self._architecture.permuted and part != "v_proj":
+                rows = start + self._halves(part)
+            yield f"model.layers.{layer}.self_attn.{part}.{suffix}", whole.with_rows(rows)
+            start += count

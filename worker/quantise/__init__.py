@@ -1,0 +1,1 @@
+"""Quantises models: values → GGUF's blocks, and model folders → GGUF files."""
