@@ -25,7 +25,7 @@ PREBUILT = HERE / "prebuilt"
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
     *("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden"),
-    *("-fno-exceptions", "-fno-rtti", "-fno-math-errno"),
+    *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-ffp-contract=off"),
     *("-Wall", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12's own headers
 )
 COMPILE_SECONDS = 300.0

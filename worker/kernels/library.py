@@ -21,11 +21,14 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
 # Parameters of the exported functions in order: p pointer, l int64, i int, f float.
 SIGNATURES = {
+    "pack_rows": "ippll i",
+    "quantised_product": "ippppp llll ii",
     "rms_norm": "plppp plifi ii",
     "gated_activation": "pplp lii ii",
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
     "attend_decode": "plplpl pp ppp p lll iii ff ii",
     "greatest": "pppll i",
+    "round_activations": "plppp ll ii",
     "widen_all": "ppli",
 }
 _KINDS = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
@@ -34,7 +37,11 @@ _KINDS = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
 class Library:
     """The functions of one compiled library, with their parameter types."""
 
+    pack_rows: Callable[..., None]
+    packed_bytes: Callable[[int, int, int], int]
+    quantised_product: Callable[..., None]
     rms_norm: Callable[..., None]
+    round_activations: Callable[..., None]
     gated_activation: Callable[..., None]
     prepare_queries_and_keys: Callable[..., None]
     attend_decode: Callable[..., None]
@@ -51,6 +58,9 @@ class Library:
             function.argtypes = [_KINDS[kind] for kind in kinds.replace(" ", "")]
             function.restype = None
             setattr(self, name, function)
+        self.packed_bytes = self._handle.packed_bytes
+        self._handle.packed_bytes.argtypes = [c_int, c_int64, c_int64]
+        self._handle.packed_bytes.restype = c_int64
 
 
 @cache
