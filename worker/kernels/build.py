@@ -25,7 +25,13 @@ PREBUILT = HERE / "prebuilt"
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
     *("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden"),
-    *("-fno-exceptions", "-fno-rtti", "-fno-math-errno", "-ffp-contract=off"),
+    *(
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-threadsafe-statics",
+        "-fno-math-errno",
+        "-ffp-contract=off",
+    ),
     *("-Wall", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12's own headers
 )
 COMPILE_SECONDS = 300.0
@@ -41,17 +47,20 @@ class Level:
 
 
 def _level(name: str, *features: str) -> Level:
-    flags = tuple(f"-m{feature.replace('avx512_', 'avx512')}" for feature in features)
+    flags = tuple(
+        f"-m{feature.replace('avx512_', 'avx512').replace('_', '-')}" for feature in features
+    )
     return Level(name, frozenset(features), flags)
 
 
 AVX2 = _level("avx2", "avx2", "fma", "f16c")
-AVX512 = _level(
-    "avx512",
+AVX512_FEATURES = (
     *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
     *("avx512_vnni", "avx512_bf16"),
 )
-LEVELS = (AVX512, AVX2)  # best first
+AVX512 = _level("avx512", *AVX512_FEATURES)
+AMX = _level("amx", *AVX512_FEATURES, "amx_tile", "amx_int8")
+LEVELS = (AMX, AVX512, AVX2)  # best first
 
 
 class CannotBuild(Exception):

@@ -22,13 +22,13 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 # Parameters of the exported functions in order: p pointer, l int64, i int, f float.
 SIGNATURES = {
     "pack_rows": "ippll i",
-    "quantised_product": "ippppp llll ii",
+    "quantised_product": "ipppppp llll ii",
     "rms_norm": "plppp plifi ii",
     "gated_activation": "pplp lii ii",
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
     "attend_decode": "plplpl pp ppp p lll iii ff ii",
     "greatest": "pppll i",
-    "round_activations": "plppp ll ii",
+    "round_activations": "plpppp ll ii",
     "widen_all": "ppli",
 }
 _KINDS = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}

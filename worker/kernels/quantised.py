@@ -61,6 +61,7 @@ def linear(x: Tensor, parts: Sequence[PackedBlocks]) -> Tensor:
     values = torch.empty(rows, columns, dtype=torch.int8)
     scales = torch.empty(rows, columns // BLOCK)
     sums = torch.empty(rows, columns // BLOCK, 2, dtype=torch.int32)
+    minus_sums = torch.empty_like(scales)
     code = TYPE_CODES[x.dtype]
     kernels.round_activations(
         x.data_ptr(),
@@ -68,6 +69,7 @@ def linear(x: Tensor, parts: Sequence[PackedBlocks]) -> Tensor:
         values.data_ptr(),
         scales.data_ptr(),
         sums.data_ptr(),
+        minus_sums.data_ptr(),
         rows,
         columns,
         code,
@@ -83,6 +85,7 @@ def linear(x: Tensor, parts: Sequence[PackedBlocks]) -> Tensor:
             values.data_ptr(),
             scales.data_ptr(),
             sums.data_ptr(),
+            minus_sums.data_ptr(),
             y.data_ptr() + start * y.element_size(),
             outputs,
             rows,

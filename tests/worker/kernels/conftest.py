@@ -10,7 +10,7 @@ from worker.kernels import build, library
 from worker.kernels.library import Library
 
 
-@pytest.fixture(params=["avx512", "avx2"])
+@pytest.fixture(params=["amx", "avx512", "avx2"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """The library of one level, as the one that layers use."""
     level = next((one for one in build.usable_levels() if one.name == request.param), None)

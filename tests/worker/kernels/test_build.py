@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from worker.kernels import build
-from worker.kernels.build import AVX2, AVX512, CannotBuild
+from worker.kernels.build import AMX, AVX2, AVX512, CannotBuild
 
 REPORT = "from worker.kernels import library; print(library.description())"
 
@@ -34,6 +34,8 @@ def cpuinfo(path: Path, *flags: str) -> Path:
 
 
 def test_a_level_needs_all_its_features(tmp_path: Path) -> None:
+    tiles = cpuinfo(tmp_path / "tiles", *AMX.features, "sse2")
+    assert build.usable_levels(tiles) == [AMX, AVX512, AVX2]
     full = cpuinfo(tmp_path / "full", *AVX512.features, "sse2")
     assert build.usable_levels(full) == [AVX512, AVX2]
     no_bf16 = cpuinfo(tmp_path / "no_bf16", *(AVX512.features - {"avx512_bf16"}))

@@ -6,6 +6,13 @@
 // tiles add in the same order: a row's result is the same, bit for bit, in every batch.
 #include "simd.h"
 
+#include <cstdlib>
+
+#ifdef __AMX_INT8__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace {
 
 constexpr int BLOCK = 32;   // channels with one activation scale
@@ -161,6 +168,7 @@ struct Rounded {
     const int8_t* values;   // [rows, columns]
     const float* scales;    // [rows, blocks]
     const int32_t* sums;    // [rows, blocks, 2]: of the values of each half block
+    const float* minus_sums;  // [rows, blocks]: of the whole block, negated
     int64_t columns;
 
     int64_t blocks() const { return columns / BLOCK; }
@@ -172,24 +180,31 @@ constexpr int offset() {
     return F == Q4_0 ? 8 : F == Q6_K ? 32 : F == Q8_0 && !SIGNED_BYTES ? 128 : 0;
 }
 
-// Adds one block's product of a panel with a row to `total`. `a` and `b` are the integer sums of
-// the block (of its halves for Q6_K).
+// The weight scales of one block of a panel: of its halves for Q6_K, or scale and minimum.
+struct Scales {
+    Floats first, second;
+};
+
 template <int F>
-INLINE Floats add_block(Floats total, const Panel& p, int64_t block, Ints a, Ints b, float scale,
-                        int sum) {
-    const int64_t super = block / PER_SUPER;
-    if (F == Q4_0 || F == Q8_0)
-        return fma(to_floats(a), load_f16(p.d + block * PANEL) * all(scale), total);
-    Floats d = load_f16(p.d + super * PANEL);
+INLINE Scales scales_of(const Panel& p, int64_t block) {
+    if (F == Q4_0 || F == Q8_0) return {load_f16(p.d + block * PANEL), zeros()};
+    Floats d = load_f16(p.d + block / PER_SUPER * PANEL);
     if (F == Q6_K) {
         const int8_t* scales = (const int8_t*)p.scales + block * 2 * PANEL;
-        Floats value = to_floats(a) * (d * load_s8(scales));
-        value = fma(to_floats(b), d * load_s8(scales + PANEL), value);
-        return fma(value, all(scale), total);
+        return {d * load_s8(scales), d * load_s8(scales + PANEL)};
     }
-    Floats minimum = load_f16(p.dmin + super * PANEL) * load_u8(p.minima + block * PANEL);
-    Floats value = to_floats(a) * (d * load_u8(p.scales + block * PANEL));
-    value = fma(minimum, all((float)-sum), value);
+    Floats dmin = load_f16(p.dmin + block / PER_SUPER * PANEL);
+    return {d * load_u8(p.scales + block * PANEL), dmin * load_u8(p.minima + block * PANEL)};
+}
+
+// total + one block's product of a panel with a row. `a` and `b` are the integer sums of the block
+// (of its halves for Q6_K), without the offset of the weights.
+template <int F>
+INLINE Floats add_block(Floats total, const Scales& s, Ints a, Ints b, float scale,
+                        float minus_sum) {
+    if (F == Q4_0 || F == Q8_0) return fma(to_floats(a), s.first * all(scale), total);
+    Floats value = to_floats(a) * s.first;
+    value = fma(s.second, F == Q6_K ? to_floats(b) : all(minus_sum), value);
     return fma(value, all(scale), total);
 }
 
@@ -226,6 +241,7 @@ void tile(const uint8_t* packed, int64_t first_panel, const Rounded& x, int64_t 
     const int8_t* values = x.values + first_row * x.columns;
     const float* scales = x.scales + first_row * blocks;
     const int32_t* sums = x.sums + first_row * blocks * 2;
+    const float* minus_sums = x.minus_sums + first_row * blocks;
     Floats total[P][R];
     for (int p = 0; p < P; p++)
         for (int r = 0; r < R; r++) total[p][r] = zeros();
@@ -255,12 +271,11 @@ void tile(const uint8_t* packed, int64_t first_panel, const Rounded& x, int64_t 
         for (int p = 0; p < P; p++) {
             _mm_prefetch((const char*)(panels[p].quants + (b + AHEAD) * SHAPES[F].quants),
                          _MM_HINT_T0);
-            for (int r = 0; r < R; r++) {
-                const int32_t* half = sums + (r * blocks + b) * 2;
-                total[p][r] = add_block<F>(total[p][r], panels[p], b, dots[p][r][0],
+            const Scales weight = scales_of<F>(panels[p], b);
+            for (int r = 0; r < R; r++)
+                total[p][r] = add_block<F>(total[p][r], weight, dots[p][r][0],
                                            dots[p][r][HALVES - 1], scales[r * blocks + b],
-                                           half[0] + half[1]);
-            }
+                                           minus_sums[r * blocks + b]);
         }
     }
     for (int p = 0; p < P; p++)
@@ -288,14 +303,141 @@ void one_panel(const uint8_t* packed, int64_t panel, const Rounded& x, int64_t r
     if (row < rows) tile<F, 1, 1>(packed, panel, x, row, y);
 }
 
+// ---- Tiles of the matrix unit --------------------------------------------------------------------
+
+#ifdef __AMX_INT8__
+
+constexpr int TILE_ROWS = 16;   // rows of x that one instruction multiplies with a panel
+constexpr int IN_FLIGHT = 4;    // products that are started before the first is used
+constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(2)
+
+// The kernel grants the use of tile registers on request.
+bool tiles_are_allowed() {
+    static const bool allowed = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return allowed;
+}
+
+// Channels of one product: those with one weight scale.
+template <int F>
+constexpr int depth() {
+    return F == Q6_K ? BLOCK / 2 : BLOCK;
+}
+
+// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 quads of a panel.
+template <int F>
+void configure_tiles() {
+    struct alignas(64) {
+        uint8_t palette, start, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } config = {};
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) {
+        config.bytes[i] = i == 4 || i == 5 ? depth<F>() : VECTOR;
+        config.rows[i] = i < 6 ? TILE_ROWS : depth<F>() / QUAD;
+    }
+    _tile_loadconfig(&config);
+}
+
+// IN_FLIGHT products of TILE_ROWS rows of x with quads of a panel → sums [product][row][output].
+template <int F>
+INLINE void multiply_tiles(const int8_t* x, int64_t columns, const uint8_t* quads,
+                           int32_t (*sums)[TILE_ROWS * PANEL]) {
+    constexpr int K = depth<F>();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, x, columns);
+    _tile_loadd(6, quads, VECTOR);
+    _tile_dpbssd(0, 4, 6);
+    _tile_loadd(5, x + K, columns);
+    _tile_loadd(7, quads + K * PANEL, VECTOR);
+    _tile_dpbssd(1, 5, 7);
+    _tile_loadd(4, x + 2 * K, columns);
+    _tile_loadd(6, quads + 2 * K * PANEL, VECTOR);
+    _tile_dpbssd(2, 4, 6);
+    _tile_loadd(5, x + 3 * K, columns);
+    _tile_loadd(7, quads + 3 * K * PANEL, VECTOR);
+    _tile_dpbssd(3, 5, 7);
+    _tile_stored(0, sums[0], VECTOR);
+    _tile_stored(1, sums[1], VECTOR);
+    _tile_stored(2, sums[2], VECTOR);
+    _tile_stored(3, sums[3], VECTOR);
+}
+
+// y of one panel, whose quads are given as bytes, and TILE_ROWS rows.
+template <int F>
+void tile_rows_by_unit(const Panel& panel, const uint8_t* quads, const Rounded& x, int64_t row,
+                       int64_t panel_index, const Output& y) {
+    constexpr int HALVES = BLOCK / depth<F>(), AT_ONCE = IN_FLIGHT / HALVES;
+    const int64_t blocks = x.blocks();
+    alignas(64) int32_t products[IN_FLIGHT][TILE_ROWS * PANEL];
+    Floats total[TILE_ROWS];
+    for (int r = 0; r < TILE_ROWS; r++) total[r] = zeros();
+    for (int64_t first = 0; first < blocks; first += AT_ONCE) {
+        multiply_tiles<F>(x.values + row * x.columns + first * BLOCK, x.columns,
+                          quads + first * BLOCK * PANEL, products);
+        for (int i = 0; i < AT_ONCE; i++) {
+            const Scales weight = scales_of<F>(panel, first + i);
+            const int64_t at = row * blocks + first + i;
+            const int32_t *a = products[i * HALVES], *b = products[i * HALVES + HALVES - 1];
+            for (int r = 0; r < TILE_ROWS; r++)
+                total[r] = add_block<F>(total[r], weight, _mm512_load_si512(a + r * PANEL),
+                                        _mm512_load_si512(b + r * PANEL),
+                                        x.scales[at + r * blocks], x.minus_sums[at + r * blocks]);
+        }
+    }
+    for (int r = 0; r < TILE_ROWS; r++) y.put(row + r, panel_index, total[r]);
+}
+
+// All panels by the matrix unit, TILE_ROWS rows at a time; returns the number of rows done. Quads of
+// a panel are unpacked once for all rows, as signed bytes without offset.
+template <int F>
+int64_t product_by_tiles(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
+                         const Output& y, int threads) {
+    const int64_t blocks = x.blocks(), done = rows / TILE_ROWS * TILE_ROWS;
+    if (!done || blocks % IN_FLIGHT || !tiles_are_allowed()) return 0;
+#pragma omp parallel num_threads(threads)
+    {
+        uint8_t* unpacked = (uint8_t*)aligned_alloc(VECTOR, blocks * BLOCK * PANEL);
+        configure_tiles<F>();
+#pragma omp for schedule(static)
+        for (int64_t index = 0; index < panels; index++) {
+            const Panel panel = panel_at(packed, SHAPES[F], blocks, index);
+            for (int64_t b = 0; b < blocks; b++)
+                for (int c = 0; c < QUADS; c++)
+                    _mm512_store_si512(
+                        unpacked + (b * QUADS + c) * VECTOR,
+                        _mm512_sub_epi8(quad<F>(panel, b, c), _mm512_set1_epi8(offset<F>())));
+            for (int64_t row = 0; row < done; row += TILE_ROWS)
+                tile_rows_by_unit<F>(panel, unpacked, x, row, index, y);
+        }
+        _tile_release();
+        free(unpacked);
+    }
+    return done;
+}
+
+#else
+
+template <int F>
+int64_t product_by_tiles(const uint8_t*, const Rounded&, int64_t, int64_t, const Output&, int) {
+    return 0;
+}
+
+#endif
+
 template <int F>
 void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
              const Output& y, int threads) {
     constexpr int P = tile_panels<F>(), R = tile_rows<F>();
-    const int together = rows > FEW ? P : 1;
+    const int64_t done = product_by_tiles<F>(packed, x, rows, panels, y, threads);
+    if (done == rows) return;
+    const int together = rows - done > FEW ? P : 1;
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t first = 0; first < panels; first += together) {
-        int64_t row = 0;
+        int64_t row = done;
         if (together == P && first + P <= panels)
             for (; row + R <= rows; row += R) tile<F, P, R>(packed, first, x, row, y);
         for (int64_t panel = first; panel < first + together && panel < panels; panel++)
@@ -305,16 +447,24 @@ void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t pane
 
 // ---- Activations ---------------------------------------------------------------------------------
 
-INLINE int32_t sum_of(const int8_t* x, int count) {
-    int32_t total = 0;
-    for (int i = 0; i < count; i++) total += x[i];
-    return total;
+// Whole numbers within ±127 as bytes.
+#ifdef AVX512
+INLINE void store_bytes(int8_t* p, Floats x) {
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
 }
+#else
+INLINE void store_bytes(int8_t* p, Floats x) {
+    __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
+    words = _mm256_permute4x64_epi64(words, 0xd8);
+    __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(low, high));
+}
+#endif
 
 // One block: int8 values, their scale and the sums of both halves. A block with NaN or infinity
 // gets the scale NaN, which makes the row's products NaN.
 template <typename T>
-void round_block(const T* x, int8_t* values, float* scale, int32_t* sums) {
+void round_block(const T* x, int8_t* values, float* scale, int32_t* sums, float* minus_sum) {
     Floats parts[2] = {load(x), load(x + LANES)};
     Floats strange = (parts[0] - parts[0]) + (parts[1] - parts[1]);
     float highest = largest(larger(magnitude(parts[0]), magnitude(parts[1])));
@@ -323,23 +473,23 @@ void round_block(const T* x, int8_t* values, float* scale, int32_t* sums) {
     *scale = finite ? highest / 127.0f : NAN;
     if (!(factor < INFINITY)) factor = 0.0f;  // all values are denormal: they become zero
     for (int h = 0; h < 2; h++) {
-        float rounded[LANES];
-        store(rounded, finite ? nearest(parts[h] * all(factor)) : zeros());
-        for (int i = 0; i < LANES; i++) values[h * LANES + i] = (int8_t)rounded[i];
-        sums[h] = sum_of(values + h * LANES, LANES);
+        Floats rounded = finite ? nearest(parts[h] * all(factor)) : zeros();
+        store_bytes(values + h * LANES, rounded);
+        sums[h] = (int32_t)sum(rounded);
     }
+    *minus_sum = (float)-(sums[0] + sums[1]);
 }
 
 template <typename T>
 void round_rows(const T* x, int64_t stride, int8_t* values, float* scales, int32_t* sums,
-                int64_t rows, int64_t columns, int threads) {
+                float* minus_sums, int64_t rows, int64_t columns, int threads) {
     const int64_t blocks = columns / BLOCK;
 #pragma omp parallel for num_threads(threads) if (rows * columns >= SERIAL)
     for (int64_t row = 0; row < rows; row++)
         for (int64_t b = 0; b < blocks; b++) {
             int64_t at = row * blocks + b;
             round_block(x + row * stride + b * BLOCK, values + at * BLOCK, scales + at,
-                        sums + at * 2);
+                        sums + at * 2, minus_sums + at);
         }
 }
 
@@ -398,17 +548,22 @@ void unpack(int format, const uint8_t* p, Unpacked& out) {
 // Values of one row of a panel into one block of the panel: the inverse of `quad`.
 template <int F>
 void pack_values(const uint8_t* values, int row, uint8_t* quants, uint8_t* high) {
-    for (int c = 0; c < QUADS; c++)
-        for (int i = 0; i < QUAD; i++) {
-            const int value = values[c * QUAD + i], at = row * QUAD + i;
-            if (F == Q8_0) {
-                quants[c * VECTOR + at] = (uint8_t)value;
-                continue;
-            }
-            if (c < 4) quants[c * VECTOR + at] = value & 15 | (values[(c + 4) * QUAD + i] & 15) << 4;
-            if (F == Q5_K) high[at] |= value >> 4 << c;
-            if (F == Q6_K) high[c / 4 * VECTOR + at] |= value >> 4 << (c % 4 * 2);
+    for (int i = 0; i < QUAD; i++) {
+        const int at = row * QUAD + i;
+        if (F == Q8_0) {
+            for (int c = 0; c < QUADS; c++) quants[c * VECTOR + at] = values[c * QUAD + i];
+            continue;
         }
+        int bits[2] = {0, 0};
+        for (int c = 0; c < QUADS; c++) {
+            const int value = values[c * QUAD + i];
+            if (c < 4)
+                quants[c * VECTOR + at] = (value & 15) | (values[(c + 4) * QUAD + i] & 15) << 4;
+            bits[F == Q6_K ? c / 4 : 0] |= value >> 4 << (F == Q6_K ? c % 4 * 2 : c);
+        }
+        if (F == Q5_K || F == Q6_K) high[at] = (uint8_t)bits[0];
+        if (F == Q6_K) high[VECTOR + at] = (uint8_t)bits[1];
+    }
 }
 
 // One row of a panel, from the file's blocks.
@@ -463,22 +618,24 @@ EXPORT void pack_rows(int format, const uint8_t* blocks, uint8_t* packed, int64_
     }
 }
 
-// x [rows, columns] → int8 values, scales per 32, and sums per 16.
+// x [rows, columns] → int8 values, scales per 32, sums per 16, and negated sums per 32.
 EXPORT void round_activations(const void* x, int64_t stride, int8_t* values, float* scales,
-                              int32_t* sums, int64_t rows, int64_t columns, int type,
-                              int threads) {
+                              int32_t* sums, float* minus_sums, int64_t rows, int64_t columns,
+                              int type, int threads) {
     if (type == FLOAT32)
-        round_rows((const float*)x, stride, values, scales, sums, rows, columns, threads);
+        round_rows((const float*)x, stride, values, scales, sums, minus_sums, rows, columns,
+                   threads);
     else
-        round_rows((const bf16*)x, stride, values, scales, sums, rows, columns, threads);
+        round_rows((const bf16*)x, stride, values, scales, sums, minus_sums, rows, columns,
+                   threads);
 }
 
 // y [rows, outputs] = x Wᵀ with `y_stride` between rows.
 EXPORT void quantised_product(int format, const uint8_t* packed, const int8_t* values,
-                              const float* scales, const int32_t* sums, void* y, int64_t y_stride,
-                              int64_t rows, int64_t outputs, int64_t columns, int type,
+                              const float* scales, const int32_t* sums,
+                              const float* minus_sums, void* y, int64_t y_stride, int64_t rows, int64_t outputs, int64_t columns, int type,
                               int threads) {
-    Rounded x{values, scales, sums, columns};
+    Rounded x{values, scales, sums, minus_sums, columns};
     Output out{y, y_stride, type};
     const int64_t panels = outputs / PANEL;
     switch (format) {
