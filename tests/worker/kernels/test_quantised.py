@@ -41,10 +41,10 @@ def pack(weight: QuantisedTensor) -> quantised.PackedBlocks:
 
 def rounded(x: Tensor) -> Tensor:
     """x [rows, columns] with each 32 values rounded to 127 steps of their greatest."""
-    groups = x.double().unflatten(1, (-1, 32))
+    groups = x.unflatten(1, (-1, 32))
     highest = groups.abs().amax(-1, keepdim=True)
-    steps = (groups.float() * torch.nan_to_num(127 / highest.float(), posinf=0.0)).round()
-    return (steps.double() * highest / 127).flatten(1)
+    steps = (groups * (torch.full_like(highest, 127) / highest)).round()
+    return (steps.double() * highest.double() / 127).flatten(1)
 
 
 @examples
