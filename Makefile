@@ -3,6 +3,7 @@
 #   make demo    run 500 questions through queue, worker, stream and Parquet, then stream one answer
 #   make test    lint, types and tests; also separately: make lint, make types, make tests
 #   make bench   run the benchmarks
+#   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
 #   make soak    run the tests that take hours under load and faults
 #   make clean   remove the environment and the caches, but no results
 
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench soak clean
+.PHONY: demo test lint types tests bench sanitize soak clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -35,6 +36,14 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.families
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.memory
+
+# The kernels are compiled for this run: flags are part of the cache's key. Leaks are not reported:
+# the interpreter frees little at exit.
+sanitize: $(VENV)/.ready-to-test
+	CXXFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g -O1" \
+	    LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 \
+	    $(BIN)/pytest tests/worker/kernels --deselect tests/worker/kernels/test_build.py
 
 soak: $(VENV)/.ready-to-test
 	$(BIN)/pytest -m soak --timeout=0
