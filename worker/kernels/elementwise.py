@@ -148,11 +148,3 @@ def greatest(x: Tensor) -> tuple[Tensor, Tensor]:
         torch.get_num_threads(),
     )
     return values, indices
-
-
-def widen(x: Tensor) -> Tensor:
-    """bf16 → float32."""
-    x = x.contiguous()
-    out = torch.empty(x.shape)
-    library.require().widen_all(x.data_ptr(), out.data_ptr(), x.numel(), torch.get_num_threads())
-    return out

@@ -24,12 +24,13 @@ SIGNATURES = {
     "pack_rows": "ippll i",
     "quantised_product": "ipppppp llll ii",
     "rms_norm": "plppp plifi ii",
+    "delta_convolve": "pppl pp lil ii",
+    "delta_recur": "pppppp l iiii i",
     "gated_activation": "pplp lii ii",
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
     "attend_decode": "plplpl pp ppp p lll iii ff ii",
     "greatest": "pppll i",
     "round_activations": "plpppp ll ii",
-    "widen_all": "ppli",
 }
 _KINDS = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
 
@@ -42,11 +43,12 @@ class Library:
     quantised_product: Callable[..., None]
     rms_norm: Callable[..., None]
     round_activations: Callable[..., None]
+    delta_convolve: Callable[..., None]
+    delta_recur: Callable[..., None]
     gated_activation: Callable[..., None]
     prepare_queries_and_keys: Callable[..., None]
     attend_decode: Callable[..., None]
     greatest: Callable[..., None]
-    widen_all: Callable[..., None]
 
     def __init__(self, level: Level) -> None:
         self.level = level

@@ -6,7 +6,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.kernels import elementwise, library
 from worker.layers.linear import Linear, LinearFactory
 from worker.layers.quantised import QuantisedTensor, Weight
 from worker.layers.weight import WeightSlot
@@ -62,10 +61,7 @@ class Head:
 
     def __call__(self, x: Tensor) -> Tensor:
         """x [rows, hidden] → float32 logits [rows, vocab]."""
-        logits = self._linear(x)
-        if logits.dtype is torch.bfloat16 and library.serves(logits):
-            return elementwise.widen(logits)
-        return logits.float()
+        return self._linear(x).float()
 
     def weight_map(self, embedding_name: str, head_name: str) -> dict[str, WeightSlot]:
         """Slots of the embedding and the head by their checkpoint names."""

@@ -192,9 +192,3 @@ def test_greatest_of_a_row_without_finite_logits(kernels: Library) -> None:
     values, indices = elementwise.greatest(torch.full((2, 40), float("-inf")))
     assert values.tolist() == [float("-inf")] * 2
     assert indices.tolist() == [0, 0]
-
-
-@pytest.mark.parametrize("count", [1, 15, 16, 17, 40_000])
-def test_widen(kernels: Library, count: int) -> None:
-    x = random(1, count, dtype=torch.bfloat16)
-    assert torch.equal(elementwise.widen(x), x.float())

@@ -171,8 +171,6 @@ float find_greatest(const float* x, int64_t size, int64_t* index) {
     return best;
 }
 
-constexpr int64_t WIDEN_PIECE = 1 << 14;
-
 }  // namespace
 
 // out = rms_norm(x [rows, size] with `stride` between rows); with `delta` first total = x + delta.
@@ -224,15 +222,4 @@ EXPORT void greatest(const float* x, float* values, int64_t* indices, int64_t ro
 #pragma omp parallel for num_threads(threads) if (rows > 1 && rows * size >= SERIAL)
     for (int64_t row = 0; row < rows; row++)
         values[row] = find_greatest(x + row * size, size, indices + row);
-}
-
-// bf16 → float32.
-EXPORT void widen_all(const bf16* x, float* out, int64_t count, int threads) {
-    const int64_t pieces = (count + WIDEN_PIECE - 1) / WIDEN_PIECE;
-#pragma omp parallel for num_threads(threads) if (count >= SERIAL)
-    for (int64_t piece = 0; piece < pieces; piece++) {
-        int64_t end = (piece + 1) * WIDEN_PIECE < count ? (piece + 1) * WIDEN_PIECE : count;
-        for (int64_t i = piece * WIDEN_PIECE; i < end; i += LANES)
-            store_up_to(out + i, load_up_to(x + i, (int)(end - i)), (int)(end - i));
-    }
 }

@@ -192,11 +192,3 @@ INLINE Floats sigmoid(Floats x) { return all(1.0f) / (all(1.0f) + exponential(ze
 INLINE Floats hyperbolic_tangent(Floats x) {
     return all(1.0f) - all(2.0f) / (exponential(x + x) + all(1.0f));
 }
-
-INLINE float widen(float x) { return x; }
-INLINE float widen(bf16 x) {
-    uint32_t bits = (uint32_t)x.bits << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
