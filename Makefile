@@ -1,23 +1,26 @@
 # Every target first installs what it needs in .venv, unless it is installed already.
 #
-#   make demo    run 500 questions through queue, worker, stream and Parquet, then stream one answer
+#   make demo    run 500 questions through queue, worker, stream and Parquet, then stream one answer;
+#                MODEL=demo:Q4_K_M quantises the model first
 #   make test    lint, types and tests; also separately: make lint, make types, make tests
 #   make bench   run the benchmarks
 #   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
+#   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make soak    run the tests that take hours under load and faults
 #   make clean   remove the environment and the caches, but no results
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench sanitize soak clean
+.PHONY: demo test lint types tests bench oracle sanitize soak clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.ready
-	$(BIN)/chatjobs demo
+	$(BIN)/chatjobs demo --model $(MODEL)
 
 test: lint types tests
 
@@ -37,6 +40,13 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.memory
 
+oracle: $(VENV)/.ready-to-test .oracle/.ready
+	$(BIN)/python -m tests.worker.loading.gguf.record .oracle/bin/python
+	$(BIN)/python -m tests.worker.quantise.answers make .oracle/files
+	.oracle/bin/python -m tests.worker.quantise.answers record .oracle/files
+	.oracle/bin/python -m tests.worker.quantise.record_llama_cpp
+	$(BIN)/pytest tests/worker/loading/gguf tests/worker/quantise
+
 # The kernels are compiled for this run: flags are part of the cache's key. Leaks are not reported:
 # the interpreter frees little at exit.
 sanitize: $(VENV)/.ready-to-test
@@ -49,7 +59,7 @@ soak: $(VENV)/.ready-to-test
 	$(BIN)/pytest -m soak --timeout=0
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .oracle build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	    .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -63,3 +73,8 @@ $(VENV)/.ready: $(PINS) | $(BIN)/python
 $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 	$(BIN)/pip install --quiet -c constraints.txt -e '.[worker,embedded,test]'
 	@touch $@ $(VENV)/.ready
+
+.oracle/.ready: Makefile
+	$(PYTHON) -m venv .oracle
+	.oracle/bin/pip install --quiet llama-cpp-python==0.3.36 gguf==0.19.0
+	@touch $@

@@ -19,7 +19,7 @@ from typing import Any, Self
 
 API = re.compile(r"/api/models/(?P<repo>[^/]+/[^/]+)/(?P<what>revision|tree)/(?P<revision>[^/?]+)")
 FILE = re.compile(r"/(?P<repo>[^/]+/[^/]+)/resolve/(?P<revision>[^/]+)/(?P<path>[^?]+)")
-HEAD_OF_FILE = re.compile(r"bytes=0-(\d+)")
+PART_OF_FILE = re.compile(r"bytes=(\d+)-(\d+)")
 
 
 class Hub:
@@ -71,11 +71,11 @@ class Hub:
         self._aliases[old] = new
 
     def fetched(self) -> Counter[str]:
-        """How often each file's content was requested, its first bytes alone excepted."""
+        """How often each file's content was requested, limited parts of it excepted."""
         paths = [
             FILE.match(path)
             for method, path, wanted in self.requests
-            if method == "GET" and not HEAD_OF_FILE.fullmatch(wanted or "")
+            if method == "GET" and not PART_OF_FILE.fullmatch(wanted or "")
         ]
         return Counter(match["path"] for match in paths if match)
 
@@ -159,11 +159,11 @@ class Hub:
                 if file.suffix != ".safetensors":
                     etag = etag[:40]
                 headers = {"ETag": f'"{etag}"', "X-Repo-Commit": commit, "Accept-Ranges": "bytes"}
-                head = HEAD_OF_FILE.fullmatch(self.headers.get("Range") or "")
-                if head is not None:
-                    part = content[: int(head[1]) + 1]
-                    headers["Content-Range"] = f"bytes 0-{len(part) - 1}/{len(content)}"
-                    return self._send(206, headers, part)
+                asked = PART_OF_FILE.fullmatch(self.headers.get("Range") or "")
+                if asked is not None:
+                    begin, end = int(asked[1]), min(int(asked[2]) + 1, len(content))
+                    headers["Content-Range"] = f"bytes {begin}-{end - 1}/{len(content)}"
+                    return self._send(206, headers, content[begin:end])
                 wanted = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range") or "")
                 if wanted is None:
                     return self._send(200, headers, content, hub.take_drop(file.name, fetched))

@@ -40,3 +40,18 @@ def test_an_existing_run_is_refused(run: Run, finished_run: Path) -> None:
     result = run("demo", "--run", "r1", "--results", str(finished_run))
     assert result.exit_code == 2
     assert Results(finished_run).table("r1").num_rows == 3
+
+
+def test_the_model_can_be_quantised_first(spawn: Spawn, tmp_path: Path) -> None:
+    demo = spawn("demo", "--model", "demo:q8_0", "--rows", "20", "--results", str(tmp_path))
+    out, err = demo.communicate(timeout=120)
+    assert demo.returncode == 0, err
+    assert "demo-Q8_0.gguf: 8.6 bits per weight" in err
+    assert "serves demo-Q8_0 on" in err
+    assert out.endswith("> What is 17 + 25?\n42\n")
+
+
+def test_an_unknown_kind_is_refused(run: Run) -> None:
+    result = run("demo", "--model", "demo:Q9")
+    assert result.exit_code == 2
+    assert "give demo, or demo: and one of Q8_0," in result.stderr

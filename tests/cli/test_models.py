@@ -158,3 +158,43 @@ def test_the_output_of_a_worker_that_downloads(quiet: bool, folder: Path, tmp_pa
     assert ("serves org/tiny" in done.stderr) is not quiet
     assert "HTTP" not in done.stderr
     assert "hf_secret" not in done.stderr
+
+
+def test_quantize_writes_a_file_that_can_be_checked(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = run("models", "quantize", "demo", "--type", "q8_0")
+    assert done.exit_code == 0, done.stderr
+    assert done.stdout == "demo-Q8_0.gguf: 3.9 MiB, Q8_0, 8.60 bits per weight\n"
+    checked = run("models", "check", "demo-Q8_0.gguf", "--json")
+    facts = json.loads(checked.stdout)
+    assert (facts["family"], facts["fits"]) == ("qwen3", True)
+    assert 0 < (tmp_path / "demo-Q8_0.gguf").stat().st_size - facts["weight_bytes"] < 100_000
+
+
+def test_quantize_prints_json_and_takes_a_file_name(run: Run, tmp_path: Path) -> None:
+    output = tmp_path / "small.gguf"
+    words = ("models", "quantize", "demo", "--type", "Q4_K_M", "-o", str(output), "--json")
+    done = run(*words)
+    assert done.exit_code == 0, done.stderr
+    assert json.loads(done.stdout) == {
+        "model": "demo",
+        "file": str(output),
+        "type": "Q4_K_M",
+        "parameters": 3_805_184,
+        "bytes": output.stat().st_size,
+    }
+    again = run(*words)
+    assert again.exit_code == 2
+    assert f"{output} exists already; give another name, or --force" in again.stderr
+    assert run(*words, "--force").exit_code == 0
+
+
+def test_quantize_refuses_what_it_cannot_write(run: Run, tmp_path: Path) -> None:
+    missing = run("models", "quantize", str(tmp_path / "none"), "-o", str(tmp_path / "it.gguf"))
+    assert missing.exit_code == 3
+    assert missing.stderr.count("\n") == 1
+    wrong = run("models", "quantize", "demo", "-o", str(tmp_path / "no" / "it.gguf"))
+    assert wrong.exit_code == 2
+    assert f"there is no folder {tmp_path / 'no'}; create it first" in wrong.stderr

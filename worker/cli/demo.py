@@ -11,7 +11,16 @@ from pathlib import Path
 import click
 
 from jobs.cli.options import check_run, results_option
-from worker.cli.options import need_torch
+from worker.cli.options import KINDS, need_torch
+
+
+def _kind(context: click.Context, option: click.Parameter, value: str) -> str | None:
+    """The type in `demo:TYPE`, None for `demo`."""
+    name, _, kind = value.partition(":")
+    if name != "demo" or (kind.upper() not in KINDS and value != "demo"):
+        possible = ", ".join(KINDS)
+        raise click.BadParameter(f"give demo, or demo: and one of {possible}", context, option)
+    return kind.upper() or None
 
 
 @click.command()
@@ -23,9 +32,17 @@ from worker.cli.options import need_torch
     metavar="N",
     help="Number of questions.",
 )
+@click.option(
+    "--model",
+    default="demo",
+    show_default=True,
+    metavar="M",
+    callback=_kind,
+    help="demo, or demo:TYPE to quantise it first, as 'chatjobs models quantize' does.",
+)
 @click.option("--run", metavar="ID", callback=check_run, help="Run id. [default: demo-<time>]")
 @results_option
-def demo(rows: int, run: str | None, results: str) -> None:
+def demo(rows: int, model: str | None, run: str | None, results: str) -> None:
     """Answer 500 questions with a small model and score the answers.
 
     Starts a private Redis and a worker, prints the accuracy per task from the Parquet rows, then
@@ -34,4 +51,4 @@ def demo(rows: int, run: str | None, results: str) -> None:
     need_torch()
     from worker.cli.demo_run import run_demo
 
-    run_demo(rows, run or time.strftime("demo-%Y%m%d-%H%M%S"), Path(results))
+    run_demo(rows, run or time.strftime("demo-%Y%m%d-%H%M%S"), Path(results), kind=model)

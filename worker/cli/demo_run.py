@@ -5,59 +5,86 @@ A child process runs the worker; it is replaced if it is killed, as a supervisor
 
 from __future__ import annotations
 
+import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import click
 import pyarrow as pa
 
-from jobs import ChatRequest, Client, Results
+from jobs import ChatRequest, Client, JobError, Results
 from jobs.cli.answer import print_stream
 from jobs.cli.failures import Unavailable
 from jobs.cli.jsonl import Overrides, read_requests
 from jobs.cli.status import queues, workers
 from jobs.embedded import EmbeddedRedis
 from worker.cli.demo_report import print_accuracy, print_throughput
-from worker.cli.demo_worker import MODEL, WorkerProcess
+from worker.cli.demo_worker import WorkerProcess
+from worker.cli.options import refusal
 from worker.cli.row_progress import RowProgress
 from worker.demo import DATASET
 
+MODEL = "demo"
 QUESTION = "What is 17 + 25?"
 POLL_SECONDS = 0.1
 STALL_SECONDS = 120.0  # the demo fails after this long without a finished job
 
 
-def run_demo(count: int, run_id: str, folder: Path) -> None:
-    """Run the first `count` questions as run `run_id`, print the results, stream one answer."""
-    requests = _requests(count, run_id)
+def run_demo(count: int, run_id: str, folder: Path, kind: str | None = None) -> None:
+    """Run the first `count` questions as run `run_id`, print the results, stream one answer. With
+    `kind`, the model is quantised first."""
+    name = MODEL if kind is None else f"{MODEL}-{kind}"
+    requests = _requests(name, count, run_id)
     results = Results(folder)
     if run_id in results.runs():
         raise click.UsageError(f"run {run_id} already exists in {folder}: choose another --run")
-    with EmbeddedRedis() as server, Client(server.url) as client:
+    with _model(name, kind) as model, EmbeddedRedis() as server, Client(server.url) as client:
         client.submit_many(requests)
         click.echo(f"{count} job{'s' * (count != 1)} enqueued for run {run_id}", err=True)
-        with WorkerProcess(server.url, folder) as worker:
-            _wait_until_ready(client, worker)
+        with WorkerProcess(model, server.url, folder) as worker:
+            _wait_until_ready(client, worker, name)
             table = _wait_for_rows(client, worker, results, run_id, count)
             print_accuracy(table)
             print_throughput(table, folder / run_id)
-            _stream_answer(client)
+            _stream_answer(client, name)
 
 
-def _requests(count: int, run_id: str) -> list[ChatRequest]:
+@contextmanager
+def _model(name: str, kind: str | None) -> Iterator[str]:
+    """What the worker loads: the bundled model, or a file that is made from it."""
+    if kind is None:
+        yield MODEL
+        return
+    from worker.loading.source import find
+    from worker.quantise.model import quantise_model
+
+    with tempfile.TemporaryDirectory(prefix="chatjobs-demo-") as temporary:
+        file = Path(temporary) / f"{name}.gguf"
+        try:
+            written = quantise_model(find(MODEL), kind, file, lambda done, total: None)
+        except JobError as error:
+            raise refusal(error) from None
+        bits = 8 * written.bytes / written.parameters
+        click.echo(f"{file.name}: {bits:.1f} bits per weight", err=True)
+        yield str(file)
+
+
+def _requests(model: str, count: int, run_id: str) -> list[ChatRequest]:
     with DATASET.open("rb") as file:
-        valid, invalid = read_requests(file, Overrides(model=MODEL, run=run_id))
+        valid, invalid = read_requests(file, Overrides(model=model, run=run_id))
     if invalid:
         raise click.UsageError(str(invalid[0]))
     return [line.request.model_copy(update={"temperature": 0.0}) for line in valid[:count]]
 
 
-def _wait_until_ready(client: Client, worker: WorkerProcess) -> None:
+def _wait_until_ready(client: Client, worker: WorkerProcess, model: str) -> None:
     while not (ready := _status(client, worker)):
         worker.check()
         time.sleep(POLL_SECONDS)
-    click.echo(f"worker {ready[0]['name']} serves {MODEL} on {ready[0]['device']}", err=True)
+    click.echo(f"worker {ready[0]['name']} serves {model} on {ready[0]['device']}", err=True)
 
 
 def _wait_for_rows(
@@ -91,9 +118,9 @@ def _status(client: Client, worker: WorkerProcess) -> list[dict[str, Any]]:
     return [status for status in workers(client.redis) if status["pid"] == worker.pid]
 
 
-def _stream_answer(client: Client) -> None:
+def _stream_answer(client: Client, model: str) -> None:
     click.echo(f"> {QUESTION}")
     job = client.submit(
-        ChatRequest(model=MODEL, messages=[{"role": "user", "content": QUESTION}], temperature=0)
+        ChatRequest(model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0)
     )
     print_stream(job.stream())

@@ -15,18 +15,18 @@ import click
 from jobs.child import ChildProcess
 from jobs.cli.failures import Unavailable
 
-MODEL = "demo"
 STOP_SECONDS = 20.0
 MAX_WORKERS = 10  # workers started before the demo gives up
 
 
 class WorkerProcess:
-    """A `chatjobs work` child process on the demo's Redis; `check` replaces it if it was killed."""
+    """A `chatjobs work` child process on the demo's Redis; `check` replaces it if it was killed.
+    `model` is what it loads."""
 
-    def __init__(self, redis_url: str, folder: Path) -> None:
+    def __init__(self, model: str, redis_url: str, folder: Path) -> None:
         self._command = [
             _chatjobs(),
-            *("work", "--model", MODEL, "--redis", redis_url, "--results", str(folder), "--quiet"),
+            *("work", "--model", model, "--redis", redis_url, "--results", str(folder), "--quiet"),
         ]
         self._started = 0
 

@@ -1,4 +1,4 @@
-"""`chatjobs models`: checks whether a model runs here, without its weights, and quantises models."""
+"""`chatjobs models`: checks whether a model runs here without its weights; quantises models."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ import click
 from jobs.cli.answer import print_json
 from jobs.cli.failures import Failure
 from jobs.cli.options import json_option
-from worker.cli.options import device_option, download_option, dtype_option, need_torch, refusal
+from worker.cli.options import (
+    KINDS,
+    device_option,
+    download_option,
+    dtype_option,
+    need_torch,
+    refusal,
+)
 
 if TYPE_CHECKING:
     from worker.resident.preflight import Preflight
@@ -31,7 +38,7 @@ def models() -> None:
 def check(
     reference: str, device: str, dtype: str, download_dir: Path | None, as_json: bool
 ) -> None:
-    """Describe MODEL (a folder, a hub repo id or 'demo') and check whether it fits.
+    """Describe MODEL (a folder, a GGUF file, a hub repo id or 'demo') and check whether it fits.
 
     Reads the configuration, the tokenizer and the headers of the weight files. Of a model on the
     hub, only the small files and these headers are downloaded. Exit code 1 if it doesn't fit, 3 if
@@ -59,13 +66,6 @@ def check(
         _show(found, downloaded)
     if found.obstacle is not None:
         raise Failure(found.obstacle)
-
-
-# As in worker.quantise.mix, which imports gguf: `--help` must not.
-KINDS = (
-    *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
-    *("BF16", "F16"),
-)
 
 
 @models.command()
@@ -109,7 +109,7 @@ def quantize(
     with ShareProgress("quantising") as progress:
         try:
             source = find(reference, download_dir)
-            target = output or Path(f"{source.name}-{kind}.gguf")
+            target = output or Path(f"{Path(source.name).name}-{kind}.gguf")
             written = quantise_model(source, kind, target, progress.update, replace=force)
         except JobError as error:
             raise refusal(error) from None
@@ -139,6 +139,7 @@ def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
         "parameters": found.parameters,
         "dtype": found.dtype_name,
         "weight_bytes": found.weight_bytes,
+        "quantised_types": list(found.blocks),
         "dequantised_from": "fp8" if found.model.config.quantization else None,
         "context_length": found.context_length,
         "longest_sequence": found.longest,
@@ -163,7 +164,7 @@ def _show(found: Preflight, downloaded: bool) -> None:
         "model": f"{source.name}{revision}",
         "family": found.model.config.model_type,
         "parameters": f"{found.parameters:,}",
-        "weights": f"{_size(found.weight_bytes)} in {found.dtype_name}"
+        "weights": f"{_size(found.weight_bytes)} in {found.formats}"
         + (", dequantised from FP8" if found.model.config.quantization else "")
         + ("" if downloaded else ", not downloaded yet"),
         "context": context,

@@ -32,6 +32,18 @@ dtype_option = click.option(
     "bfloat16 and half; auto takes the checkpoint's.",
 )
 
+# As in worker.quantise.mix, which imports gguf: `--help` must not.
+KINDS = (
+    *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
+    *("BF16", "F16"),
+)
+quantize_option = click.option(
+    "--quantize",
+    type=click.Choice(["q8"]),
+    help="Quantise the weights while they are loaded: q8 stores them with 8 bits, which halves the "
+    "memory of bf16 weights. Weights of GGUF files stay as they are.",
+)
+
 download_option = click.option(
     "--download-dir",
     type=click.Path(file_okay=False, path_type=Path),

@@ -23,6 +23,7 @@ from worker.cli.options import (
     download_option,
     dtype_option,
     need_torch,
+    quantize_option,
     refusal,
 )
 
@@ -41,6 +42,7 @@ from worker.cli.options import (
 @results_option
 @device_option
 @dtype_option
+@quantize_option
 @download_option
 @click.option(
     "--context",
@@ -71,6 +73,7 @@ def work(
     results: str,
     device: str,
     dtype: str,
+    quantize: str | None,
     download_dir: Path | None,
     context: int | None,
     max_batch: int | None,
@@ -96,6 +99,7 @@ def work(
             backend = EngineHost(
                 device=device,
                 dtype=dtype,
+                quantize=quantize,
                 max_batch=max_batch,
                 context=context,
                 download_dir=download_dir,

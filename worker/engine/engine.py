@@ -85,6 +85,7 @@ class EngineCore:
         *,
         device: str,
         dtype: str,
+        quantize: str | None,
         max_batch: int | None,
         context: int | None,
         cache_bytes: int | None,
@@ -94,7 +95,7 @@ class EngineCore:
         """Load a model; None means the default, see `worker.engine.local.Engine.load`.
         Raises JobError."""
         place = devices.choose_device(device)
-        resident = load(reference, place, dtype, download_dir)
+        resident = load(reference, place, dtype, download_dir, quantize)
         if place.type == "cpu":
             share_cores(resident.info.weight_bytes)
         longest = resident.model.context_length

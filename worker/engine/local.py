@@ -55,23 +55,27 @@ class Engine:
         *,
         device: str = "auto",
         dtype: str = "auto",
+        quantize: str | None = None,
         max_batch: int | None = None,
         context: int | None = None,
         cache_bytes: int | None = None,
         download_dir: Path | None = None,
     ) -> Engine:
-        """Load a model: a folder, a Hugging Face repo id (`org/name[@revision]`) or `demo`.
+        """Load a model: a folder, a GGUF file, a Hugging Face repo id
+        (`org/name[:quantisation][@revision]`) or `demo`.
 
-        dtype: auto, bf16, fp16 or fp32, or torch's name of one. max_batch: maximum number of
-        sequences that run together. context: maximum tokens per sequence, by default the model's
-        own; a model whose config doesn't stretch its positions may go beyond, with a warning.
-        cache_bytes: limit of the KV cache. download_dir: where models of the hub are stored, by
-        default the hub library's cache. Raises JobError.
+        dtype: auto, bf16, fp16 or fp32, or torch's name of one. quantize: "q8" stores the weights
+        in memory with 8 bits, in GGUF's Q8_0 blocks; those of a GGUF file stay as they are.
+        max_batch: maximum number of sequences that run together. context: maximum tokens per
+        sequence, by default the model's own; a model whose config doesn't stretch its positions may
+        go beyond, with a warning. cache_bytes: limit of the KV cache. download_dir: where models of
+        the hub are stored, by default the hub library's cache. Raises JobError.
         """
         core = EngineCore.load(
             reference,
             device=device,
             dtype=dtype,
+            quantize=quantize,
             max_batch=max_batch,
             context=context,
             cache_bytes=cache_bytes,

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers.linear import Linear, LinearFactory
-from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.quantised import Compress, QuantisedTensor, Weight
 from worker.layers.weight import WeightSlot
 
 
@@ -16,9 +16,15 @@ class Embedding:
     used are dequantised."""
 
     def __init__(
-        self, vocab_size: int, hidden_size: int, dtype: torch.dtype, device: torch.device
+        self,
+        vocab_size: int,
+        hidden_size: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        compress: Compress | None = None,
     ) -> None:
         self._shape, self._dtype, self._device = (vocab_size, hidden_size), dtype, device
+        self._compress = compress
         self._table: Weight = torch.empty(0, dtype=dtype, device=device)
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -31,18 +37,19 @@ class Embedding:
         """Slot of the table. The same tensor also fills the slots `also` (a tied head)."""
 
         def load(tensor: Tensor) -> None:
-            # A tensor that has the right dtype already is kept as it is. On the CPU that is a view
-            # of the mapped file: only the rows that are used become resident.
-            keep(tensor.to(device=self._device, dtype=self._dtype))
+            keep(tensor if self._compress is None else self._compress(tensor))
 
         def keep(table: Weight) -> None:
-            self._table = table
+            # A tensor that has the right dtype already is kept as it is. On the CPU that is a view
+            # of the mapped file: only the rows that are used become resident.
+            if isinstance(table, QuantisedTensor):
+                self._table = table.to(self._device)
+            else:
+                self._table = table.to(device=self._device, dtype=self._dtype)
             for other in also:
-                other.fill(table)
+                other.fill(self._table)
 
-        return WeightSlot(
-            self._shape, load, load_quantised=lambda tensor: keep(tensor.to(self._device))
-        )
+        return WeightSlot(self._shape, load, load_quantised=keep)
 
 
 class Head:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from worker.layers import packed_blocks, packing
 from worker.layers.linear_weight import DenseWeight, LinearWeight, merge
-from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.quantised import Compress, QuantisedTensor, Weight
 from worker.layers.quantised_weight import QuantisedWeight
 from worker.layers.weight import WeightSlot
 
@@ -95,10 +95,12 @@ class Linear:
 
 @dataclass(frozen=True)
 class LinearFactory:
-    """Makes all linears of one model, in its dtype and on its device."""
+    """Makes all linears of one model, in its dtype and on its device. `compress` is applied to the
+    plain weights of all but the replicated ones."""
 
     dtype: torch.dtype
     device: torch.device
+    compress: Compress | None = None
 
     def column(self, in_features: int, *out_features: int, bias: bool = False) -> Linear:
         """A linear split by output features. Several `out_features` are merged into one product."""
@@ -114,7 +116,15 @@ class LinearFactory:
 
     def _make(self, in_features: int, parts: tuple[int, ...], split: Split, bias: bool) -> Linear:
         zeros = torch.zeros(sum(parts), dtype=self.dtype, device=self.device) if bias else None
-        return Linear(in_features, parts, split, self._store, zeros)
+        whole = split is Split.REPLICATED
+        return Linear(in_features, parts, split, self._store if whole else self._compressed, zeros)
+
+    def _compressed(self, parts: Sequence[Weight]) -> LinearWeight:
+        if self.compress is None:
+            return self._store(parts)
+        return self._store(
+            [p if isinstance(p, QuantisedTensor) else self.compress(p) for p in parts]
+        )
 
     def _store(self, parts: Sequence[Weight]) -> LinearWeight:
         plain = [part for part in parts if not isinstance(part, QuantisedTensor)]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +11,9 @@ from torch import Tensor
 
 from worker.layers.quantised_blocks import dequantise
 
-# Values that are dequantised at a time: the temporary tensors stay in the processor's cache.
-CHUNK = 1 << 18
+# Values that are dequantised at a time. The temporary tensors stay in the cache of one core, and
+# torch starts no threads for them, which would wait for each other after every operation.
+CHUNK = 1 << 15
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -52,3 +54,5 @@ class QuantisedTensor:
 
 # What a checkpoint holds: plain floats or quantised blocks. Both can be indexed by rows.
 Weight = Tensor | QuantisedTensor
+# Stores a plain matrix in fewer bytes; returns it as it is if that is not possible.
+Compress = Callable[[Tensor], Weight]

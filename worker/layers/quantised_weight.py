@@ -9,8 +9,8 @@ from torch import Tensor
 
 from worker.layers.quantised import QuantisedTensor, Weight
 
-# Values of the weight that are dequantised for one product. More is no faster, and takes memory.
-CHUNK = 1 << 20
+# Values of the weight that are dequantised for one product. Larger products take more memory.
+CHUNK = 1 << 18
 
 
 class QuantisedWeight:

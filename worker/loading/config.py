@@ -17,11 +17,6 @@ from worker.models.fields import Fields
 from worker.models.model import Family
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
-GGUF = ".gguf"
-NO_GGUF = (
-    "GGUF is not supported: give the folder or the hub repo id of the original model, which has a "
-    "config.json and safetensors files"
-)
 
 
 @dataclass(frozen=True)
@@ -59,8 +54,6 @@ def read_config(folder: Path, reference: str, supported: Mapping[str, Family]) -
     Raises JobError("unsupported_model"), "model_not_found" if there is no config.json.
     """
     path = folder / CONFIG
-    if not present(path) and any(file.suffix.lower() == GGUF for file in folder.iterdir()):
-        raise JobError("unsupported_model", f"{folder} has GGUF files and no {CONFIG}: {NO_GGUF}")
     if not present(path):
         raise JobError(
             "model_not_found",

@@ -1,4 +1,5 @@
-"""Finds a model by its reference: `demo`, a local folder, or a hub repo id (`org/name[@revision]`).
+"""Finds a model by its reference: `demo`, a local folder or GGUF file, or a hub repo id
+(`org/name[:quantisation][@revision]`).
 
 A ModelSource is opened once and read by everything that needs a part of the model. Its small parts
 (configuration, tokenizer, chat templates) are read at most once each.
@@ -6,6 +7,7 @@ A ModelSource is opened once and read by everything that needs a part of the mod
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
@@ -16,10 +18,14 @@ from worker.loading.checkpoint import Checkpoint, Headers
 from worker.loading.config import GenerationDefaults, ModelConfig
 from worker.loading.folder import FolderSource
 from worker.loading.gguf.files import SUFFIX, parts_of, pick, stem_of
+from worker.loading.gguf.hub import GgufHubSource
 from worker.loading.gguf.source import GgufSource
-from worker.loading.hub import REPO_ID, HubSource
+from worker.loading.hub import HubSource
 from worker.loading.safetensors_files import INDEX, SINGLE
 from worker.loading.tokenizer import Tokenizer
+
+# org/name[:quantisation][@revision]
+REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+(?P<quantisation>:[\w.-]+)?(@[\w./-]+)?")
 
 
 class ModelSource(Protocol):
@@ -94,13 +100,15 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
             "model_not_found",
             f"{reference} is a file: give a GGUF file, or the folder that contains it",
         )
-    if not REPO_ID.fullmatch(reference):
+    repo = REPO_ID.fullmatch(reference)
+    if repo is None:
         raise JobError(
             "model_not_found",
-            f"no folder '{reference}': give a model folder, a hub repo id such as Qwen/Qwen3-0.6B, "
-            "or demo",
+            f"no folder '{reference}': give a model folder, a GGUF file, a hub repo id such as "
+            "Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B-GGUF:Q8_0, or demo",
         )
-    return HubSource.open(reference, download_dir)
+    source = None if repo["quantisation"] else HubSource.open(reference, download_dir)
+    return source or GgufHubSource.open(reference, download_dir)
 
 
 def _in_folder(path: Path, reference: str) -> ModelSource:

@@ -19,6 +19,7 @@ from worker.layers.embedding import Embedding, Head
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm, Norm, RMSNorm, ZeroCentredRMSNorm
+from worker.layers.quantised import Compress
 from worker.layers.rope import Rope, Rotation
 from worker.layers.self_attention import HeadShape
 from worker.layers.weight import WeightSlot
@@ -27,14 +28,16 @@ from worker.models.fields import Fields
 
 @dataclass(frozen=True)
 class Placement:
-    """Dtype and device of a model's weights, and factories for the layers that depend on them."""
+    """Dtype and device of a model's weights, and factories for the layers that depend on them.
+    `compress` is applied to the matrices of linears and the embedding."""
 
     dtype: torch.dtype
     device: torch.device
+    compress: Compress | None = None
 
     @property
     def linears(self) -> LinearFactory:
-        return LinearFactory(self.dtype, self.device)
+        return LinearFactory(self.dtype, self.device, self.compress)
 
     def norm(self, eps: float) -> MakeNorm:
         """Factory of plain norms."""
@@ -163,7 +166,7 @@ class Decoder:
         self.vocab_size, self.context_length = vocab_size, context_length
         self._logit_cap, self._logit_divisor = logit_cap, logit_divisor
         self._embed_scale = embed_scale and torch.tensor(embed_scale).to(place.dtype).item()
-        self._embed = Embedding(vocab_size, hidden_size, place.dtype, place.device)
+        self._embed = Embedding(vocab_size, hidden_size, place.dtype, place.device, place.compress)
         self._layers, self._norm = layers, norm
         self._ropes = list(dict.fromkeys(layer.rope for layer in layers))
         self.stretched = any(rope.stretched for rope in self._ropes)

@@ -58,6 +58,11 @@ def quantise_model(
     description = describe(config)
     source.download_weights()
     with source.weights() as checkpoint:
+        if any(header.blocks for header in checkpoint.tensors.values()):
+            raise JobError(
+                "unsupported_model",
+                f"{checkpoint.location} has quantised weights already; give the original model",
+            )
         tied = weights.is_tied(config.tied, checkpoint, config.quantization)
         place = Placement(torch.float32, torch.device("meta"))
         model = FAMILIES[config.model_type](config.fields, tied, place)
@@ -65,7 +70,9 @@ def quantise_model(
         found = weights.check(slots, checkpoint, config.quantization)
 
         def read(name: str) -> Tensor:
-            return found[name].read(checkpoint)
+            weight = found[name].read(checkpoint)
+            assert isinstance(weight, Tensor)
+            return weight
 
         outputs = output_tensors(
             description,

@@ -7,14 +7,18 @@ expression that splits a text, and SentencePiece, with a score for each token.
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from gguf import TokenType
 
 from jobs.errors import JobError
+from worker.loading.gguf.vocabulary import ENDS
 from worker.loading.source import ModelSource
 from worker.loading.tokenizer import BYTE_PIECE, SPACE_MARK, Tokenizer
+
+logger = logging.getLogger(__name__)
 
 Values = dict[str, Any]
 
@@ -74,7 +78,7 @@ def vocabulary(source: ModelSource, rows: int) -> Values:
     if byte_level:
         values = _byte_level(source, model, steps)
     elif model.get("byte_fallback"):
-        values = _sentencepiece(given, model, tokens)
+        values = _sentencepiece(source, given, tokens)
     else:
         raise _unsupported(source, "it is neither byte-level nor has it byte fallback")
     values["tokens"], values["token_type"] = tokens, kinds
@@ -123,14 +127,26 @@ def _byte_level(source: ModelSource, model: Values, steps: list[Values]) -> Valu
     return {"model": "gpt2", "pre": name, "merges": merges}
 
 
-def _sentencepiece(given: Values, model: Values, tokens: list[str]) -> Values:
+def _sentencepiece(source: ModelSource, given: Values, tokens: list[str]) -> Values:
     """Scores in place of merges: a token that is merged earlier has a higher score."""
+    model = given["model"]
+    merges = [
+        tuple(pair.split(" ", 1)) if isinstance(pair, str) else tuple(pair)
+        for pair in model["merges"]
+    ]
+    vocab = model["vocab"]
+    implied = {
+        (token[:cut], token[cut:])
+        for token in vocab
+        for cut in range(1, len(token))
+        if token[:cut] in vocab and token[cut:] in vocab
+    }
+    if not implied - _fixed(given) <= set(merges):
+        raise _unsupported(source, "its merges are not those of a SentencePiece model")
     ranks: dict[str, int] = {}
-    for rank, pair in enumerate(model["merges"]):
-        left, right = pair.split(" ", 1) if isinstance(pair, str) else pair
-        ranks.setdefault(left + right, rank)
-    last = len(model["merges"])
-    scores = [-float(ranks.get(token, last)) for token in tokens]
+    for rank, pair in enumerate(merges):
+        ranks.setdefault("".join(pair), rank)
+    scores = [-float(ranks.get(token, len(merges))) for token in tokens]
     steps = [
         *_steps(given.get("normalizer"), "normalizers"),
         *_steps(given.get("pre_tokenizer"), "pretokenizers"),
@@ -143,6 +159,17 @@ def _sentencepiece(given: Values, model: Values, tokens: list[str]) -> Values:
     return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": spaced}
 
 
+def _fixed(given: Values) -> set[tuple[str, str]]:
+    """Splits of tokens that are never merged: added ones and bytes."""
+    added = {entry["content"] for entry in given.get("added_tokens") or []}
+    return {
+        (token[:cut], token[cut:])
+        for token in given["model"]["vocab"]
+        if token in added or BYTE_PIECE.fullmatch(token)
+        for cut in range(1, len(token))
+    }
+
+
 def _special(source: ModelSource, tokenizer: Tokenizer) -> Values:
     """Special tokens, the ids that end a completion, and the chat templates."""
     ids: dict[str, int] = {}
@@ -151,11 +178,18 @@ def _special(source: ModelSource, tokenizer: Tokenizer) -> Values:
         if index is not None:
             ids[key] = index
     ends = sorted(source.defaults.eos_token_ids)
-    if ends and ids.get("eos") not in ends:
-        ids["eos"] = ends[0]
-    others = [index for index in ends if index != ids.get("eos")]
-    for key, index in zip(("eot", "eom"), others, strict=False):
-        ids[key] = index
+    if ends:
+        ids.setdefault("eos", ends[0])
+    known = {ids.get("eos"), *map(tokenizer.id_of, ENDS)}
+    others = [index for index in ends if index not in known]
+    ids |= zip(("eot", "eom"), others, strict=False)
+    if len(others) > 2:
+        logger.warning(
+            "%s: a GGUF file has no place for %d of the tokens that end a completion: %s",
+            source.name,
+            len(others) - 2,
+            others[2:],
+        )
     values: Values = {f"tokenizer.ggml.{key}_token_id": index for key, index in ids.items()}
     around = tokenizer.encode("a", add_special_tokens=True)
     values["tokenizer.ggml.add_bos_token"] = bool(around) and around[0] == ids.get("bos", -1)

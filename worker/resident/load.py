@@ -20,6 +20,7 @@ from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
 from worker.prompt.builder import Prompt, PromptBuilder
 from worker.prompt.template import ChatTemplate
+from worker.quantise.compression import compression_of
 from worker.resident import device as devices
 from worker.resident.description import describe
 from worker.resident.preflight import Preflight, preflight
@@ -67,18 +68,23 @@ class ResidentModel:
 
 
 def load(
-    reference: str, device: torch.device, dtype: str, download_dir: Path | None = None
+    reference: str,
+    device: torch.device,
+    dtype: str,
+    download_dir: Path | None = None,
+    quantize: str | None = None,
 ) -> ResidentModel:
     """Check everything that can be checked, then read the weights. Raises JobError."""
+    compression = compression_of(quantize)
     source = find(reference, download_dir)
     described = describe(source)
     if source.needs_download:
-        preflight(described, device, dtype, source.headers()).require_room()
+        preflight(described, device, dtype, source.headers(), compression).require_room()
         source.download_weights()
     with source.weights() as checkpoint:
-        checked = preflight(described, device, dtype, checkpoint)
+        checked = preflight(described, device, dtype, checkpoint, compression)
         checked.require_room()
-        place = Placement(checked.dtype, device)
+        place = Placement(checked.dtype, device, compression.apply if compression else None)
         config = described.config
         model = FAMILIES[config.model_type](config.fields, checked.tied, place)
         weights.load(model.weight_map(), checkpoint, config.quantization)

@@ -11,15 +11,18 @@ from dataclasses import dataclass
 from math import prod
 
 import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jobs.errors import JobError
+from worker.layers.weight import WeightSlot
 from worker.loading import weights
-from worker.loading.checkpoint import Headers
+from worker.loading.checkpoint import Headers, TensorHeader
 from worker.loading.dtypes import name_of
 from worker.loading.quantization import DEQUANTISED, FP8
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES
+from worker.quantise.compression import Compression
 from worker.resident import device as devices
 from worker.resident.description import ModelDescription
 
@@ -32,6 +35,8 @@ class Preflight:
     tokenizer: Tokenizer  # limited to the ids that the model has
     tied: bool
     parameters: int
+    weight_bytes: int  # in memory
+    blocks: tuple[str, ...]  # GGUF's quantised types that stay as they are in memory
     dtype: torch.dtype
     device: torch.device
     context_length: int  # positions that the config gives, with their stretch
@@ -39,12 +44,13 @@ class Preflight:
     free_bytes: int  # of the device, now
 
     @property
-    def weight_bytes(self) -> int:
-        return self.parameters * self.dtype.itemsize
-
-    @property
     def dtype_name(self) -> str:
         return name_of(self.dtype)
+
+    @property
+    def formats(self) -> str:
+        """How the weights are held in memory: "bfloat16, Q4_K, Q6_K"."""
+        return ", ".join((self.dtype_name, *self.blocks))
 
     @property
     def obstacle(self) -> str | None:
@@ -54,7 +60,7 @@ class Preflight:
         need, free = self.weight_bytes / 2**30, self.free_bytes / 2**30
         return (
             f"{self.model.source.reference} needs {need:.1f} GiB for its weights in "
-            f"{self.dtype_name} and {self.device} has {free:.1f} GiB free: use a smaller model, "
+            f"{self.formats} and {self.device} has {free:.1f} GiB free: use a smaller model, "
             "another dtype or another device"
         )
 
@@ -65,14 +71,19 @@ class Preflight:
 
 
 def preflight(
-    model: ModelDescription, device: torch.device, dtype: str, headers: Headers
+    model: ModelDescription,
+    device: torch.device,
+    dtype: str,
+    headers: Headers,
+    compression: Compression | None = None,
 ) -> Preflight:
     """Check everything that can be checked without reading weights. `headers` may be a checkpoint.
+    Weights that are not quantised in the files are compressed while they are loaded.
 
     Raises JobError: model_not_found, unsupported_model, invalid_request.
     """
     try:
-        return _preflight(model, device, dtype, headers)
+        return _preflight(model, device, dtype, headers, compression)
     except JobError as error:
         wrapper = model.config.wrapper
         if wrapper is None or error.code != "unsupported_model":
@@ -86,7 +97,11 @@ def preflight(
 
 
 def _preflight(
-    model: ModelDescription, device: torch.device, dtype: str, headers: Headers
+    model: ModelDescription,
+    device: torch.device,
+    dtype: str,
+    headers: Headers,
+    compression: Compression | None,
 ) -> Preflight:
     config = model.config
     fp8 = config.quantization
@@ -102,15 +117,23 @@ def _preflight(
         raise config.fields.error(f"its sizes make impossible tensors ({fact})") from None
     tokenizer = model.tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
-    weights.check(slots, headers, fp8)
+    found = weights.check(slots, headers, fp8)
     parameters = sum(prod(slot.shape) for slot in slots.values())
+    weight_bytes = sum(
+        _bytes(slot, headers.tensors[found[name].name], chosen, compression)
+        for name, slot in slots.items()
+    )
+    kept = (headers.tensors[found[name].name] for name in slots if slots[name].quantised)
+    blocks = {header.dtype for header in kept if header.blocks}
     caches, free = shape.make_caches(), devices.free_bytes(device)
-    cache_bytes = devices.cache_share(free - parameters * chosen.itemsize, device)
+    cache_bytes = devices.cache_share(free - weight_bytes, device)
     return Preflight(
         model=model,
         tokenizer=tokenizer,
         tied=tied,
         parameters=parameters,
+        weight_bytes=weight_bytes,
+        blocks=tuple(sorted(blocks)),
         dtype=chosen,
         device=device,
         context_length=shape.context_length,
@@ -121,3 +144,16 @@ def _preflight(
         ),
         free_bytes=free,
     )
+
+
+def _bytes(
+    slot: WeightSlot, header: TensorHeader, dtype: torch.dtype, compression: Compression | None
+) -> int:
+    """What a slot's tensor takes in memory."""
+    values = prod(slot.shape)
+    if slot.quantised and header.blocks:
+        per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[header.dtype]]
+        return values // per_block * size
+    if slot.quantised and compression is not None and compression.fits(slot.shape):
+        return compression.bytes_for(values)
+    return values * dtype.itemsize

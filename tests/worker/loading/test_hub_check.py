@@ -121,19 +121,12 @@ def test_a_header_that_is_broken_is_named(check: Check) -> None:
     assert f"{REPO} cannot be downloaded: " in check.refusal()
 
 
-@pytest.mark.parametrize("name", ["model-Q4_K_M.gguf", "BIG.GGUF"])
-def test_a_gguf_repository_is_named(check: Check, name: str) -> None:
-    for file in ("config.json", WEIGHTS):
-        (check.folder / file).unlink()
-    (check.folder / name).write_bytes(b"GGUF")
-    message = check.refusal()
-    assert message.startswith(f"{REPO} has GGUF files and no config.json: GGUF is not supported: ")
-    assert name not in check.hub.fetched()
-
-
 def test_a_repository_without_a_config_is_named(check: Check) -> None:
     (check.folder / "config.json").unlink()
-    assert f"{REPO} has no config.json: give a repository with a whole model" in check.refusal()
+    assert (
+        f"{REPO} has no config.json and no GGUF file of a model: give a repository"
+        in check.refusal()
+    )
 
 
 # --- text models in the wrappers of other models --------------------------------------------------

@@ -16,27 +16,16 @@ INDEX = "model.safetensors.index.json"
 )
 def test_a_missing_folder_is_reported_with_the_alternatives(reference: str) -> None:
     assert refusal(reference, "model_not_found") == (
-        f"no folder '{reference}': give a model folder, a hub repo id such as Qwen/Qwen3-0.6B, "
-        "or demo"
+        f"no folder '{reference}': give a model folder, a GGUF file, a hub repo id such as "
+        "Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B-GGUF:Q8_0, or demo"
     )
 
 
 def test_a_file_is_not_a_folder(folder: Path) -> None:
     file = folder / WEIGHTS
     assert refusal(file, "model_not_found") == (
-        f"{file} is a file: give the folder that contains it"
+        f"{file} is a file: give a GGUF file, or the folder that contains it"
     )
-
-
-def test_a_gguf_file_or_folder_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "model-Q4_K_M.gguf"
-    file.write_bytes(b"GGUF")
-    advice = (
-        "GGUF is not supported: give the folder or the hub repo id of the original model, which "
-        "has a config.json and safetensors files"
-    )
-    assert refusal(file) == f"{file} is a GGUF file: {advice}"
-    assert refusal(tmp_path) == f"{tmp_path} has GGUF files and no config.json: {advice}"
 
 
 def test_a_link_loop_is_not_a_folder(tmp_path: Path) -> None:

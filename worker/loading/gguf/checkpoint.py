@@ -14,10 +14,9 @@ from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from jobs.errors import JobError
-from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.quantised import Weight
 from worker.loading.checkpoint import TensorHeader
 from worker.loading.gguf.header import Tensors
-from worker.loading.gguf.pieces import view
 from worker.loading.gguf.tensors import Presented
 from worker.loading.gguf.types import DENSE, NAMES
 from worker.loading.pages import release
@@ -105,14 +104,3 @@ def map_file(path: Path) -> Tensor:
     except (OSError, RuntimeError) as error:
         fact = str(error).splitlines()[0]
         raise JobError("unsupported_model", f"{path} cannot be read: {fact}") from None
-
-
-def read_floats(tensors: Tensors, name: str) -> list[float] | None:
-    """The values of a small tensor, such as RoPE factors; None if it is absent."""
-    stored = tensors.get(name)
-    if stored is None:
-        return None
-    weight = view(stored, map_file(stored.file))
-    values = weight.dequantise(torch.float32) if isinstance(weight, QuantisedTensor) else weight
-    numbers: list[float] = values.flatten().float().tolist()
-    return numbers

@@ -98,3 +98,12 @@ def view(stored: StoredTensor, file: Tensor) -> Weight:
     block, size = GGML_QUANT_SIZES[stored.type]
     row = stored.shape[-1] // block * size
     return QuantisedTensor(stored.type, stored.shape, raw.view(*stored.shape[:-1], row))
+
+
+def floats(stored: StoredTensor, raw: bytes) -> list[float]:
+    """The values of a small tensor, such as RoPE factors, from its bytes."""
+    alone = replace(stored, begin=0, end=len(raw))
+    weight = view(alone, torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    values = weight.dequantise(torch.float32) if isinstance(weight, QuantisedTensor) else weight
+    numbers: list[float] = values.flatten().float().tolist()
+    return numbers

@@ -13,10 +13,11 @@ from worker.loading.checkpoint import Checkpoint, Headers
 from worker.loading.config import GenerationDefaults, ModelConfig, sampling_defaults
 from worker.loading.files import present, read_text
 from worker.loading.gguf.architectures import config_fields, find_architecture
-from worker.loading.gguf.checkpoint import GgufCheckpoint, GgufHeaders, read_floats
+from worker.loading.gguf.checkpoint import GgufCheckpoint, GgufHeaders
 from worker.loading.gguf.files import join, read_local_header
-from worker.loading.gguf.header import Header
+from worker.loading.gguf.header import Header, StoredTensor
 from worker.loading.gguf.metadata import Metadata
+from worker.loading.gguf.pieces import floats
 from worker.loading.gguf.tensors import Presented
 from worker.loading.gguf.tokenizer import build_tokenizer
 from worker.loading.gguf.vocabulary import Vocabulary
@@ -25,6 +26,7 @@ from worker.models.fields import Fields
 
 TOKENIZER = "tokenizer.json"
 TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
+MAX_FACTORS = 1 << 20  # bytes of a tensor of RoPE factors
 SAMPLING = "general.sampling."
 # Names in generation_config.json → keys under SAMPLING.
 DEFAULTS = {
@@ -120,4 +122,15 @@ class GgufSource:
         return Presented(architecture, name, self._fields, self._header.tensors)
 
     def _factors(self, name: str) -> list[float] | None:
-        return read_floats(self._header.tensors, name)
+        """The values of a tensor of RoPE factors; None if it is absent."""
+        stored = self._header.tensors.get(name)
+        if stored is None:
+            return None
+        if stored.end - stored.begin > MAX_FACTORS:
+            raise self._metadata.error(f"tensor {name} is too large for factors of frequencies")
+        return floats(stored, self._bytes_of(stored))
+
+    def _bytes_of(self, stored: StoredTensor) -> bytes:
+        with open(stored.file, "rb") as file:
+            file.seek(stored.begin)
+            return file.read(stored.end - stored.begin)

@@ -146,7 +146,7 @@ def _added_tokens(metadata: Metadata, vocabulary: Vocabulary) -> list[dict[str, 
     phi3 = any(name in metadata.text("general.name", "").lower() for name in ("phi-3", "phi3"))
     added = []
     for index, (token, kind) in enumerate(zip(vocabulary.tokens, vocabulary.kinds, strict=True)):
-        special = kind in (Kind.CONTROL, Kind.UNKNOWN) or index in vocabulary.ends
+        special = kind in (Kind.CONTROL, Kind.UNKNOWN) or vocabulary.ends_by_text(index)
         if special or kind == Kind.USER_DEFINED:
             added.append(
                 {

@@ -112,6 +112,11 @@ class Vocabulary:
             found.discard(self.ids.get("</s>", -1))
         return frozenset(found)
 
+    def ends_by_text(self, index: int) -> bool:
+        """Whether a token ends a completion because of its text, which makes it a control token
+        even if the file says otherwise."""
+        return index in self.ends and self.tokens[index] in ENDS
+
     def _is_marked(self, token: str) -> bool:
         index = self.ids.get(token)
         return index is not None and self.kinds[index] in (Kind.CONTROL, Kind.USER_DEFINED)

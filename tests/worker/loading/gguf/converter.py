@@ -141,8 +141,10 @@ def write_config(writer: gguf.GGUFWriter, architecture: str, config: dict[str, A
         )
         writer.add_full_attention_interval(config.get("full_attention_interval", 4))
     if architecture in TILED:  # positions of images, which text has none of
-        dim = int(head_dim * partial) // 2
-        writer.add_rope_dimension_sections([dim, 0, 0, 0])
+        dim = int(head_dim * partial) // 2  # time, height and width take turns
+        writer.add_rope_dimension_sections(
+            [dim - dim // 3 - (dim + 1) // 3, (dim + 1) // 3, dim // 3, 0]
+        )
     write_windows_and_scales(writer, architecture, config)
 
 
@@ -251,9 +253,9 @@ def changed(
         count = heads if ".q_proj." in name else kv_heads
         per_head = tensor.shape[0] // count
         tensor = tensor.reshape(count, 2, per_head // 2, -1).swapaxes(1, 2).reshape(tensor.shape)
-    if architecture in ZERO_CENTRED and name.endswith("norm.weight"):
-        if "linear_attn" not in name:
-            tensor = tensor + 1
+    plain_norm = name.endswith("norm.weight") and "linear_attn" not in name
+    if architecture in ZERO_CENTRED and plain_norm:
+        tensor = tensor + 1
     if "linear_attn" in name:
         return linear_attention(name, tensor, architecture, config)
     if name.endswith("shared_expert_gate.weight"):

@@ -1,0 +1,146 @@
+"""Quantised weights of a resident model: from GGUF files, and with `quantize` while loading."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from gguf import GGMLQuantizationType
+from safetensors.torch import save_file
+
+from jobs import JobError, Sampling
+from tests.worker.checkpoints import make_checkpoint
+from worker import Engine
+from worker.layers.quantised import QuantisedTensor
+from worker.loading.source import find
+from worker.quantise import model
+from worker.quantise.blocks import quantise
+from worker.quantise.model import quantise_model
+
+PROMPT = [5, 260, 17, 40, 9, 301]
+NORMS = ("input", "post_attention")
+FAMILIES = ("qwen3", "qwen3_moe", "gemma3_text")
+WIDE = {"query_pre_attn_scalar": 16}  # gemma3's, for its file
+
+
+def make(path: Path, family: str) -> Path:
+    fields = WIDE if family.startswith("gemma") else {}
+    return make_checkpoint(path, family, dtype="bfloat16", **fields)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_q8_at_load_is_a_q8_0_file(family: str, tmp_path: Path) -> None:
+    """The same blocks in memory, so the same logits, bit for bit."""
+    folder, file = make(tmp_path / "it", family), tmp_path / "it.gguf"
+    quantise_model(find(str(folder)), "Q8_0", file, lambda done, total: None)
+    at_load = Engine.load(str(folder), device="cpu", quantize="q8")
+    plain = Engine.load(str(folder), device="cpu")
+    from_file = Engine.load(str(file), device="cpu", dtype="bf16")
+    logits = at_load.prompt_logits(PROMPT)
+    assert torch.equal(logits, from_file.prompt_logits(PROMPT))
+    assert not torch.equal(logits, plain.prompt_logits(PROMPT))
+    # Routers are counted as if they were quantised, too.
+    assert at_load.info.weight_bytes == pytest.approx(from_file.info.weight_bytes, rel=0.01)
+    assert at_load.info.weight_bytes < 0.65 * plain.info.weight_bytes  # norms, routers, padding
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text", "glm4", "phi3", "olmo2"])
+def test_q8_stays_close_to_the_plain_weights(family: str, tmp_path: Path) -> None:
+    folder = make(tmp_path / "it", family)
+    plain = Engine.load(str(folder), device="cpu", dtype="fp32").prompt_logits(PROMPT)
+    engine = Engine.load(str(folder), device="cpu", dtype="fp32", quantize="q8")
+    found = engine.prompt_logits(PROMPT)
+    assert 1e-4 < (found - plain).norm() / plain.norm() < 0.15
+    (answer,) = engine.generate([PROMPT], Sampling(temperature=0, max_tokens=5, ignore_eos=True))
+    assert len(answer.token_ids) == 5
+
+
+def test_an_unknown_name_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match="unknown quantize 'q3'; possible: q8"):
+        Engine.load("demo", quantize="q3")
+
+
+MEASURE = """
+import sys
+from jobs import Sampling
+from worker import Engine
+
+def pages():
+    status = dict(line.split(":", 1) for line in open("/proc/self/status"))
+    return {name: int(status[name].split()[0]) * 1024 for name in ("RssAnon", "RssFile")}
+
+def mapped():
+    total, ours = 0, False
+    for line in open("/proc/self/smaps"):
+        if "-" in line.split()[0] and not line.split()[0].endswith(":"):
+            ours = sys.argv[1] in line
+        elif ours and line.startswith("Rss:"):
+            total += int(line.split()[1]) * 1024
+    return total
+
+def run(model):
+    engine = Engine.load(model, device="cpu", dtype="bf16", context=64, max_batch=1)
+    engine.generate([[5, 6, 7, 8] * 4], Sampling(temperature=0, max_tokens=2, ignore_eos=True))
+    return engine
+
+first = run(sys.argv[2])  # a small model: what torch and the kernels take
+before = pages()["RssAnon"]
+second = run(sys.argv[1])
+print(pages()["RssAnon"] - before + mapped())
+"""
+
+
+@pytest.mark.parametrize(("kind", "layers"), [("Q8_0", 6), ("Q4_K_M", 10)])
+def test_a_file_takes_little_more_memory_than_its_size(
+    kind: str, layers: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Counted: all resident pages of the file's mapping, and the anonymous memory that loading it
+    and generating adds to a process that has run another model. The cache of 64 tokens is in it."""
+    monkeypatch.setattr(model, "quantise", first_rows_repeated)
+    large = large_checkpoint(tmp_path / "large", layers)
+    small = make_checkpoint(tmp_path / "small")
+    file, tiny = tmp_path / "large.gguf", tmp_path / "small.gguf"
+    quantise_model(find(str(large)), kind, file, lambda done, total: None)
+    quantise_model(find(str(small)), "Q8_0", tiny, lambda done, total: None)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(file), str(tiny)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    size = file.stat().st_size
+    assert size > 90 * 2**20
+    assert 0.8 * size < int(done.stdout) < 1.15 * size
+
+
+def large_checkpoint(path: Path, layers: int) -> Path:
+    """A model of `layers` times 17 million parameters; each tensor repeats a few random rows."""
+    make_checkpoint(path, "llama", dtype="bfloat16")
+    config = json.loads((path / "config.json").read_text())
+    hidden, inner, vocab = 1024, 4096, config["vocab_size"]
+    sizes = {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": layers}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+    (path / "config.json").write_text(json.dumps(config | sizes | heads))
+    shapes = {"model.embed_tokens": (vocab, hidden), "lm_head": (vocab, hidden)}
+    for layer in (f"model.layers.{index}" for index in range(layers)):
+        shapes |= {f"{layer}.self_attn.{one}_proj": (hidden, hidden) for one in "qkvo"}
+        shapes |= {f"{layer}.mlp.{one}_proj": (inner, hidden) for one in ("gate", "up")}
+        shapes[f"{layer}.mlp.down_proj"] = (hidden, inner)
+    norms = [f"model.layers.{index}.{kind}_layernorm" for index in range(layers) for kind in NORMS]
+    tensors = {f"{name}.weight": torch.ones(hidden).bfloat16() for name in (*norms, "model.norm")}
+    for name, (rows, columns) in shapes.items():
+        few = (torch.randn(32, columns) * 0.02).bfloat16()
+        tensors[f"{name}.weight"] = few.repeat(-(-rows // 32), 1)[:rows].clone()
+    save_file(tensors, path / "model.safetensors")
+    return path
+
+
+def first_rows_repeated(tensor: torch.Tensor, kind: GGMLQuantizationType) -> QuantisedTensor:
+    """A large tensor whose rows are quantised once."""
+    rows = quantise(tensor[:32], kind).blocks
+    repeated = rows.repeat(-(-len(tensor) // len(rows)), 1)[: len(tensor)]
+    return QuantisedTensor(kind, tuple(tensor.shape), repeated)

@@ -1,0 +1,42 @@
+"""Quantisation of a model's weights while they are loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from torch import Tensor
+
+from jobs.errors import invalid
+from worker.layers.quantised import Weight
+from worker.quantise.blocks import quantise
+
+
+@dataclass(frozen=True)
+class Compression:
+    """Stores matrices in blocks of `kind`."""
+
+    kind: GGMLQuantizationType
+
+    def fits(self, shape: Sequence[int]) -> bool:
+        """Whether rows of this shape consist of whole blocks."""
+        return len(shape) == 2 and shape[-1] % GGML_QUANT_SIZES[self.kind][0] == 0
+
+    def bytes_for(self, values: int) -> int:
+        per_block, size = GGML_QUANT_SIZES[self.kind]
+        return values // per_block * size
+
+    def apply(self, tensor: Tensor) -> Weight:
+        """Matrices that don't fit are returned as they are."""
+        return quantise(tensor, self.kind) if self.fits(tensor.shape) else tensor
+
+
+COMPRESSIONS = {"q8": Compression(GGMLQuantizationType.Q8_0)}
+
+
+def compression_of(name: str | None) -> Compression | None:
+    """Raises JobError("invalid_request") for an unknown name."""
+    if name is not None and name not in COMPRESSIONS:
+        raise invalid(f"unknown quantize '{name}'; possible: {', '.join(COMPRESSIONS)}", "quantize")
+    return None if name is None else COMPRESSIONS[name]
