@@ -3,12 +3,13 @@
     python -m worker.kernels.build        # before `pip wheel`: prebuilt kernels for x86-64 Linux
 
 A compiled library lies in a folder of the user's cache that is named by the hash of the sources,
-the flags, the compiler and the kind of CPU. Several processes may compile it at once: each renames
-its own complete file.
+the flags, the compiler and the kind of CPU. Of several processes that need it one compiles, and
+renames the complete file into place.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import platform
@@ -16,6 +17,8 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,8 +96,27 @@ def library_path(level: Level) -> Path:
     key = _hash(_source_key(), level.name, _version(compiler), " ".join([*FLAGS, *extra]))
     target = cache_folder() / key[:16] / f"kernels-{level.name}.so"
     if not target.exists():
-        compile_to(target, level, compiler, extra)
+        with _one_at_a_time(target.parent):
+            if not target.exists():
+                compile_to(target, level, compiler, extra)
     return target
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Other processes that need the same library wait for it instead of compiling it, too."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise _not_writable(folder, error) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _not_writable(folder: Path, error: OSError) -> CannotBuild:
+    return CannotBuild(f"they can't be compiled in {folder} ({error})")
 
 
 def find_compiler() -> str:
@@ -130,7 +152,7 @@ def compile_to(target: Path, level: Level, compiler: str, extra: list[str]) -> N
     except subprocess.TimeoutExpired:
         raise CannotBuild(f"{compiler} took more than {COMPILE_SECONDS:.0f} s") from None
     except OSError as error:
-        raise CannotBuild(f"they can't be compiled in {target.parent} ({error})") from None
+        raise _not_writable(target.parent, error) from None
 
 
 def build_package() -> list[Path]:

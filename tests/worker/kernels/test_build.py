@@ -64,16 +64,16 @@ def test_the_path_depends_on_flags_and_compiler(
     assert all(path.is_relative_to(empty_cache / "chatjobs" / "kernels") for path in compiled)
 
 
-def test_several_processes_compile_at_once_and_all_load(empty_cache: Path) -> None:
+def test_of_several_processes_one_compiles_and_all_load(empty_cache: Path) -> None:
     need_compiler()
     if not build.usable_levels():
         pytest.skip("this CPU has no kernels")
     command = [sys.executable, "-c", REPORT]
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = [worker.communicate(timeout=120)[0] for worker in workers]
+    outputs = [worker.communicate(timeout=170)[0] for worker in workers]
     assert all(output.startswith("native, ") for output in outputs)
-    folder = build.cache_folder()
-    assert [path.suffix for path in folder.rglob("*") if path.is_file()] == [".so"]
+    files = sorted(path.name for path in build.cache_folder().rglob("*") if path.is_file())
+    assert files == [f"kernels-{build.usable_levels()[0].name}.so", "lock"]
 
 
 def test_without_a_compiler_torch_computes_and_one_line_says_so(empty_cache: Path) -> None:
