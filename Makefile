@@ -5,6 +5,7 @@
 #   make test    lint, types and tests; also separately: make lint, make types, make tests
 #   make bench   run the benchmarks
 #   make bench-peers  make the environment of the peers of bench.gguf, and run it
+#   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make soak    run the tests that take hours under load and faults
 #   make clean   remove the environment and the caches, but no results
@@ -15,7 +16,7 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench bench-peers oracle soak clean
+.PHONY: demo test lint types tests bench bench-peers oracle sanitize soak clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -49,6 +50,14 @@ oracle: $(VENV)/.ready-to-test .oracle/.ready
 	.oracle/bin/python -m tests.worker.quantise.answers record .oracle/files
 	.oracle/bin/python -m tests.worker.quantise.record_llama_cpp
 	$(BIN)/pytest tests/worker/loading/gguf tests/worker/quantise
+
+# The kernels are compiled for this run: flags are part of the cache's key. Leaks are not reported:
+# the interpreter frees little at exit.
+sanitize: $(VENV)/.ready-to-test
+	CXXFLAGS="-fsanitize=address,undefined -fno-sanitize-recover=undefined -g -O1" \
+	    LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	    ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 \
+	    $(BIN)/pytest tests/worker/kernels --deselect tests/worker/kernels/test_build.py
 
 soak: $(VENV)/.ready-to-test
 	$(BIN)/pytest -m soak --timeout=0

@@ -145,6 +145,7 @@ def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
         "longest_sequence": found.longest,
         "chat_template": found.model.template is not None,
         "device": str(found.device),
+        "cpu_kernels": _kernels() if found.device.type == "cpu" else None,
         "free_bytes": found.free_bytes,
         "fits": found.obstacle is None,
         "obstacle": found.obstacle,
@@ -170,10 +171,17 @@ def _show(found: Preflight, downloaded: bool) -> None:
         "context": context,
         "template": "yes" if found.model.template else "none: chat requests will be refused",
         "device": f"{device} ({device_name(device)}), {_size(found.free_bytes)} free",
+        **({"kernels": _kernels()} if device.type == "cpu" else {}),
         "fits": "yes" if found.obstacle is None else "no",
     }
     for name, text in lines.items():
         click.echo(f"{name:<11} {text}")
+
+
+def _kernels() -> str:
+    from worker.kernels import library
+
+    return library.description()
 
 
 def _size(count: int) -> str:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from worker.engine.sampling_plan import REPETITION_WINDOW, SamplingPlan
+from worker.kernels import elementwise, library
 
 CANDIDATES = 1024  # number of most likely tokens that top_p considers before a full sort
 
@@ -57,7 +58,7 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
             logits = logits.clone()  # log-probabilities are taken before penalties
         for row in adjusted:
             _adjust(logits[row], draws[row])
-    best, chosen = logits.max(dim=-1)
+    best, chosen = _greatest(logits)
     finite = torch.isfinite(best).tolist()
     token_ids = chosen.tolist()
     drawn = [row for row, draw in enumerate(draws) if not draw.plan.greedy and finite[row]]
@@ -73,6 +74,14 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
         else Sampled(token_ids[row], finite[row])
         for row, draw in enumerate(draws)
     ]
+
+
+def _greatest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The greatest logit of each row and its first id, [rows] each."""
+    if library.serves(logits):
+        return elementwise.greatest(logits)
+    best, chosen = logits.max(dim=-1)
+    return best, chosen
 
 
 def _adjust(logits: Tensor, draw: Draw) -> None:

@@ -1,9 +1,9 @@
 """Softmax attention of a flat batch over its caches, with grouped query heads (GQA).
 
-The decode group runs as one batched product over its slot range; each chunk runs alone. On CPUs
-plain matrix products are faster than fused attention: several times for single queries, 1.5 to 3.5
-times for a block of queries over the keys that it sees. On CUDA chunks use fused attention, except
-with score caps or sinks, which it does not have.
+The decode group runs in one kernel, or without kernels as one batched product over its slot range;
+each chunk runs alone. On CPUs plain matrix products are faster than fused attention: several times
+for single queries, 1.5 to 3.5 times for a block of queries over the keys that it sees. On CUDA chunks
+use fused attention, except with score caps or sinks, which it does not have.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import attention as kernels
 from worker.layers.batch import Batch, Chunk
 from worker.layers.kv_cache import KVCache
 
@@ -61,6 +62,12 @@ def _attend_decode(
 ) -> Tensor:
     group = batch.decode
     assert group is not None
+    stored = cache.stored()
+    if kernels.serves(q, stored):
+        stored.require(slots=group.high, positions=group.longest)
+        return kernels.attend_decode(
+            q, k, v, stored, group.slots, group.positions, scale, cap, sinks
+        )
     _, heads, dim = q.shape
     kv_heads = k.shape[1]
     keys, values = cache.append_decode(k, v, batch)  # [slots, kv_heads, columns, head_dim]

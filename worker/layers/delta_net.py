@@ -16,6 +16,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import delta_net as kernels
+from worker.kernels import library
 from worker.layers.batch import Batch
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import RMSNorm
@@ -90,12 +92,7 @@ class GatedDeltaNet:
         done = 0
         if batch.decode is not None:
             done, slots = batch.decode.size, batch.decode.slots
-            inputs = torch.cat([cache.inputs[slots], u[:done, None]], dim=1)  # [size, kernel, C]
-            cache.inputs[slots] = inputs[:, 1:]
-            q, k, v = self._split((inputs * self._conv).sum(1).to(x.dtype))
-            state = cache.state[slots]
-            outputs.append(recur(q, k, v, g[:done], beta[:done], state))
-            cache.state[slots] = state
+            outputs.append(self._decode(u[:done], g[:done], beta[:done], cache, slots))
         for chunk in batch.chunks:
             rows = slice(chunk.row, chunk.row + chunk.length)
             inputs = torch.cat([cache.inputs[chunk.slot], u[rows]])  # [kernel - 1 + length, C]
@@ -108,6 +105,22 @@ class GatedDeltaNet:
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [tokens, heads, value_dim]
         normed = self._norm(o.to(x.dtype).float()) * F.silu(z.float().view(o.shape))
         return self._out(normed.to(x.dtype).flatten(1))
+
+    def _decode(
+        self, u: Tensor, g: Tensor, beta: Tensor, cache: RecurrentCache, slots: Tensor
+    ) -> Tensor:
+        """One token for each of n sequences: u [n, channels], g and beta [n, value_heads] → [n,
+        value_heads, value_dim]."""
+        if self._shape.key_dim <= kernels.MAX_KEY and library.serves(u):
+            y = kernels.convolve(cache.inputs, slots, u, self._conv)
+            return kernels.recur(cache.state, slots, y, g, beta, self._shape.key_heads)
+        inputs = torch.cat([cache.inputs[slots], u[:, None]], dim=1)  # [n, kernel, channels]
+        cache.inputs[slots] = inputs[:, 1:]
+        q, k, v = self._split((inputs * self._conv).sum(1).to(u.dtype))
+        state = cache.state[slots]
+        output = recur(q, k, v, g, beta, state)
+        cache.state[slots] = state
+        return output
 
     def _split(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Convolution output [n, C] before its activation → q, k [n, value_heads, key_dim] and

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from worker.kernels.attention import Stored
 from worker.layers.batch import Batch, Chunk
 from worker.layers.cache import LayerCache, resize_columns
 
@@ -20,6 +21,9 @@ class KVCache(LayerCache, Protocol):
     """A cache of keys and values. Attention uses every kind in the same way."""
 
     window: int | None  # None: all positions are visible
+
+    def stored(self) -> Stored:
+        """The storage, for kernels that append and attend in one pass."""
 
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Store k, v [size, kv_heads, head_dim] of the decode group; returns the keys and values
@@ -56,6 +60,9 @@ class FullKVCache:
         # Masked columns are multiplied by 0, so they must be finite: 0 * NaN is NaN.
         self._keys[slot].zero_()
         self._values[slot].zero_()
+
+    def stored(self) -> Stored:
+        return Stored(self._keys, self._values, self.window)
 
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode
@@ -97,6 +104,9 @@ class WindowKVCache:
     def clear(self, slot: int) -> None:
         self._keys[slot].zero_()
         self._values[slot].zero_()
+
+    def stored(self) -> Stored:
+        return Stored(self._keys, self._values, self.window)
 
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode

@@ -14,7 +14,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from worker.layers import packing
+from worker.layers import packed_blocks, packing
 from worker.layers.linear_weight import DenseWeight, LinearWeight, merge
 from worker.layers.quantised import Compress, QuantisedTensor, Weight
 from worker.layers.quantised_weight import QuantisedWeight
@@ -128,6 +128,8 @@ class LinearFactory:
 
     def _store(self, parts: Sequence[Weight]) -> LinearWeight:
         plain = [part for part in parts if not isinstance(part, QuantisedTensor)]
+        if packed_blocks.served(parts, self.dtype, self.device):
+            return packed_blocks.PackedBlocksWeight(parts)
         if len(plain) < len(parts):
             return QuantisedWeight([self._place(part) for part in parts])
         merged = merge(plain, self.dtype, self.device)

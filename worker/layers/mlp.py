@@ -7,6 +7,7 @@ from collections.abc import Callable
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import elementwise, library
 from worker.layers.linear import LinearFactory
 from worker.layers.weight import WeightSlot
 
@@ -26,11 +27,19 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_pytorch_tanh": gelu_tanh,
     "relu": F.relu,
 }
+# Activations that the kernels compute together with the product.
+FUSED = {F.silu: "silu", gelu_tanh: "gelu_tanh"}
 
 
 def gated_by(act: Activation) -> Gate:
     """act(gate) * up."""
-    return lambda gate, up: act(gate) * up
+
+    def gate_by(gate: Tensor, up: Tensor) -> Tensor:
+        if act in FUSED and library.serves(gate):
+            return elementwise.gated_activation(gate, up, FUSED[act])
+        return act(gate) * up
+
+    return gate_by
 
 
 class GatedMLP:
@@ -49,13 +58,13 @@ class GatedMLP:
         bias: bool = False,
         merged: bool = False,
     ) -> None:
-        self._inner, self._act, self._bias, self._merged = inner, act, bias, merged
+        self._gate, self._bias, self._merged = gated_by(act), bias, merged
         self._gate_up = linears.column(hidden, inner, inner, bias=bias)
         self._down = linears.row(inner, hidden, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        gate, up = self._gate_up(x).split(self._inner, dim=-1)
-        return self._down(self._act(gate) * up)
+        gate, up = self._gate_up(x).chunk(2, dim=-1)
+        return self._down(self._gate(gate, up))
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         if self._merged:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import elementwise, library
 from worker.layers.weight import Parameter, WeightSlot
 
 
@@ -20,6 +21,12 @@ class Norm(Protocol):
     """x [..., size] → the same shape and dtype."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
+
+    def after_add(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        """x + delta, and its norm."""
+
+    def factors(self) -> tuple[Tensor, float]:
+        """The factors of the channels, and eps: for kernels that fuse the norm."""
 
     def weight_slot(self) -> WeightSlot: ...
 
@@ -35,7 +42,18 @@ class RMSNorm:
         self._weight = Parameter(size, dtype=dtype, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if library.serves(x):
+            return elementwise.rms_norm(x, self._weight.value, self.eps)
         return F.rms_norm(x, (self.size,), self._weight.value, self.eps)
+
+    def after_add(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        if library.serves(x):
+            return elementwise.add_rms_norm(x, delta, self._weight.value, self.eps)
+        total = x + delta
+        return total, self(total)
+
+    def factors(self) -> tuple[Tensor, float]:
+        return self._weight.value, self.eps
 
     def weight_slot(self) -> WeightSlot:
         return self._weight.slot()
@@ -49,7 +67,18 @@ class ZeroCentredRMSNorm:
         self._weight = torch.empty(size, dtype=torch.float32, device=device)
 
     def __call__(self, x: Tensor) -> Tensor:
+        if library.serves(x):
+            return elementwise.rms_norm(x, self._weight, self.eps)
         return F.rms_norm(x.float(), (self.size,), self._weight, self.eps).to(x.dtype)
+
+    def after_add(self, x: Tensor, delta: Tensor) -> tuple[Tensor, Tensor]:
+        if library.serves(x):
+            return elementwise.add_rms_norm(x, delta, self._weight, self.eps)
+        total = x + delta
+        return total, self(total)
+
+    def factors(self) -> tuple[Tensor, float]:
+        return self._weight, self.eps
 
     def weight_slot(self) -> WeightSlot:
         def load(tensor: Tensor) -> None:

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from worker.kernels import library
+from worker.kernels.elementwise import MAX_HEAD, prepare_queries_and_keys
 from worker.layers.attention import attend
 from worker.layers.batch import Batch
 from worker.layers.kv_cache import KVCache
@@ -75,19 +77,33 @@ class SelfAttention:
         q, k, v = qkv.split(heads, dim=1)  # [tokens, heads, dim] each
         if self._gated:
             q, gate = q.reshape(-1, shape.heads, 2 * shape.dim).chunk(2, dim=-1)
-        if self._q_norm is not None and self._k_norm is not None:
-            if self._norm_per_head:
-                q, k = self._q_norm(q), self._k_norm(k)
-            else:
-                q = self._q_norm(q.flatten(1)).view(q.shape)
-                k = self._k_norm(k.flatten(1)).view(k.shape)
-        if self._rotary:
-            q, k = rotate(q), rotate(k)
+        q, k = self._prepare(q, k, rotate)
         sinks = None if self._sinks is None else self._sinks.value
         output = attend(q, k, v, cache, batch, self._scale, self._cap, sinks)
         if self._gated:
             output = output * gate.reshape(output.shape).sigmoid()
         return self._out(output)
+
+    def _prepare(self, q: Tensor, k: Tensor, rotate: Rotation) -> tuple[Tensor, Tensor]:
+        """Norms and rotary positions of queries and keys."""
+        norms = None
+        if self._q_norm is not None and self._k_norm is not None:
+            if self._norm_per_head:
+                norms = self._q_norm, self._k_norm
+            else:
+                q = self._q_norm(q.flatten(1)).view(q.shape)
+                k = self._k_norm(k.flatten(1)).view(k.shape)
+        rotation = rotate if self._rotary else None
+        if (norms or rotation) and self._shape.dim <= MAX_HEAD and library.serves(q):
+            return prepare_queries_and_keys(
+                q,
+                k,
+                (norms[0].factors(), norms[1].factors()) if norms else None,
+                (rotation.cos, rotation.sin) if rotation else None,
+            )
+        if norms:
+            q, k = norms[0](q), norms[1](k)
+        return (rotation(q), rotation(k)) if rotation else (q, k)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         if self._merged:

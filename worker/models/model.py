@@ -129,8 +129,9 @@ class PreNormLayer:
     mixer_name: str = "self_attn"
 
     def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        x = x + self.mixer(self.input_norm(x), rotate, cache, batch)
-        return x + self.mlp(self.post_norm(x))
+        mixed = self.mixer(self.input_norm(x), rotate, cache, batch)
+        x, normed = self.post_norm.after_add(x, mixed)
+        return x + self.mlp(normed)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         return {

@@ -1,0 +1,24 @@
+"""The kernels of every level that this machine can run; tests are skipped where there are none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from worker.kernels import build, library
+from worker.kernels.library import Library
+
+
+@pytest.fixture(params=["amx", "avx512", "avx2"])
+def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
+    """The library of one level, as the one that layers use."""
+    level = next((one for one in build.usable_levels() if one.name == request.param), None)
+    if level is None:
+        pytest.skip(f"this CPU has no {request.param}")
+    try:
+        loaded = Library(level)
+    except build.CannotBuild as error:
+        pytest.skip(str(error))
+    monkeypatch.setattr(library, "active", lambda: loaded)
+    yield loaded

@@ -1,0 +1,143 @@
+"""Decode attention by the kernel equals attention by torch, for both caches and every shape."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from worker.kernels import library
+from worker.kernels.library import Library
+from worker.layers.attention import attend
+from worker.layers.batch import Batch, Span
+from worker.layers.kv_cache import FullKVCache, KVCache, WindowKVCache
+
+CPU = torch.device("cpu")
+examples = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def filled_cache(
+    slots: int, columns: int, kv_heads: int, dim: int, window: int | None, dtype: torch.dtype
+) -> KVCache:
+    cache: FullKVCache | WindowKVCache
+    if window is None:
+        cache = FullKVCache(kv_heads, dim, dtype, CPU)
+    else:
+        cache = WindowKVCache(kv_heads, dim, window, dtype, CPU)
+    cache.resize(slots, columns, keep=0)
+    for seed, part in enumerate((cache.stored().keys, cache.stored().values)):
+        part.copy_(random(*part.shape, seed=seed))
+    return cache
+
+
+def decode(
+    positions: list[int],
+    heads: int,
+    kv_heads: int,
+    dim: int,
+    *,
+    window: int | None = None,
+    dtype: torch.dtype = torch.float32,
+    cap: float | None = None,
+    sinks: bool = False,
+    spoil: float | None = None,
+) -> tuple[Tensor, KVCache]:
+    """Attention of one new token per slot, at these positions."""
+    cache = filled_cache(len(positions), max(positions) + 1, kv_heads, dim, window, dtype)
+    spans = [Span(slot, at, [1], 1) for slot, at in enumerate(positions)]
+    batch, _ = Batch.prepare(spans, CPU)
+    qkv = random(len(positions), heads + 2 * kv_heads, dim, seed=7, dtype=dtype)
+    if spoil is not None:
+        qkv[-1, heads, 0] = spoil
+    q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    last = random(heads, seed=9) if sinks else None
+    return attend(q, k, v, cache, batch, dim**-0.5, cap, last), cache
+
+
+@examples
+@given(
+    positions=st.lists(st.integers(0, 150), min_size=1, max_size=5),
+    group=st.integers(1, 9),
+    kv_heads=st.integers(1, 3),
+    dim=st.sampled_from([16, 32, 48, 64, 80, 128, 256]),
+    window=st.sampled_from([None, 1, 7, 32, 100]),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    cap=st.sampled_from([None, 0.5, 50.0]),
+    sinks=st.booleans(),
+)
+def test_decode_attention(
+    kernels: Library,
+    positions: list[int],
+    group: int,
+    kv_heads: int,
+    dim: int,
+    window: int | None,
+    dtype: torch.dtype,
+    cap: float | None,
+    sinks: bool,
+) -> None:
+    def run(dtype: torch.dtype) -> tuple[Tensor, KVCache]:
+        return decode(
+            positions,
+            group * kv_heads,
+            kv_heads,
+            dim,
+            window=window,
+            dtype=dtype,
+            cap=cap,
+            sinks=sinks,
+        )
+
+    output, cache = run(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "active", lambda: None)
+        expected, same = run(dtype)
+    tolerance = 0.02 if dtype is torch.bfloat16 else 1e-5
+    torch.testing.assert_close(output, expected, atol=tolerance, rtol=tolerance)
+    assert torch.equal(cache.stored().keys, same.stored().keys)
+    assert torch.equal(cache.stored().values, same.stored().values)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_row_does_not_depend_on_its_neighbours(kernels: Library, dtype: torch.dtype) -> None:
+    one, _ = decode([40, 90, 7], 8, 2, 64, dtype=dtype)
+    other, _ = decode([40, 90, 61], 8, 2, 64, dtype=dtype)
+    assert torch.equal(one[:2], other[:2])
+    assert not torch.equal(one[2], other[2])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_spoiled_row_does_not_affect_others(
+    kernels: Library, dtype: torch.dtype, value: float
+) -> None:
+    clean, _ = decode([40, 90, 7], 8, 2, 64, dtype=dtype)
+    spoiled, _ = decode([40, 90, 7], 8, 2, 64, dtype=dtype, spoil=value)
+    assert torch.equal(clean[:2], spoiled[:2])
+    assert not torch.isfinite(spoiled[2]).all()
+
+
+def test_other_head_sizes_go_by_torch(kernels: Library) -> None:
+    output, _ = decode([5, 9], 4, 2, 24)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "active", lambda: None)
+        expected, _ = decode([5, 9], 4, 2, 24)
+    assert torch.equal(output, expected)
+
+
+@pytest.mark.parametrize("window", [None, 4])
+@pytest.mark.parametrize("span", [Span(2, 1, [1], 1), Span(0, 3, [1], 1)], ids=["slot", "position"])
+def test_what_lies_outside_the_cache_is_refused(span: Span, window: int | None) -> None:
+    cache = filled_cache(2, 3, 1, 16, window, torch.float32)
+    batch, _ = Batch.prepare([span], CPU)
+    row = random(1, 1, 16, seed=0)
+    with pytest.raises(IndexError):
+        attend(row, row, row, cache, batch, 1.0)

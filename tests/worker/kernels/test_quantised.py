@@ -1,0 +1,136 @@
+"""Products with packed quantised weights equal products with the dequantised weights and rounded
+activations, for every format, shape and level."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from worker.kernels import quantised
+from worker.kernels.library import Library
+from worker.kernels.quantised import FORMATS
+from worker.layers.quantised import QuantisedTensor
+
+examples = settings(
+    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+HALVES = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+
+
+def random_weight(name: str, rows: int, columns: int, seed: int) -> QuantisedTensor:
+    """Blocks of random bytes: every bit pattern, with scales of a usual size."""
+    random = torch.Generator().manual_seed(seed)
+    kind = GGMLQuantizationType[name]
+    values, size = GGML_QUANT_SIZES[kind]
+    blocks = torch.randint(0, 256, (rows * columns // values, size), generator=random)
+    blocks = blocks.to(torch.uint8)
+    for at in HALVES[name]:
+        scale = torch.randn(len(blocks), 1, generator=random).to(torch.float16) / 100
+        blocks[:, at : at + 2] = scale.view(torch.uint8)
+    return QuantisedTensor(kind, (rows, columns), blocks.view(rows, -1))
+
+
+def pack(weight: QuantisedTensor) -> quantised.PackedBlocks:
+    rows, columns = weight.shape
+    return quantised.pack(weight.type.name, rows, columns, weight.blocks)
+
+
+def rounded(x: Tensor) -> Tensor:
+    """x [rows, columns] with each 32 values rounded to 127 steps of their greatest."""
+    groups = x.unflatten(1, (-1, 32))
+    highest = groups.abs().amax(-1, keepdim=True)
+    steps = (groups * (torch.full_like(highest, 127) / highest)).round()
+    return (steps.double() * highest.double() / 127).flatten(1)
+
+
+@examples
+@given(
+    name=st.sampled_from(sorted(FORMATS)),
+    rows=st.integers(1, 67),
+    panels=st.integers(1, 9),
+    blocks=st.integers(1, 5),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16]),
+    seed=st.integers(0, 1000),
+)
+def test_products(
+    kernels: Library,
+    name: str,
+    rows: int,
+    panels: int,
+    blocks: int,
+    dtype: torch.dtype,
+    seed: int,
+) -> None:
+    columns = blocks * FORMATS[name][1]
+    weight = random_weight(name, 16 * panels, columns, seed)
+    x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(dtype)
+    y = quantised.linear(x, [pack(weight)])
+    exact = rounded(x.float()) @ weight.dequantise(torch.float32).double().T
+    step = 2**-8 if dtype is torch.bfloat16 else 1e-5
+    assert y.dtype is dtype
+    torch.testing.assert_close(
+        y.double(), exact, rtol=step, atol=step * float(exact.abs().max()) + 1e-6
+    )
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_a_row_is_the_same_in_every_batch(kernels: Library, name: str) -> None:
+    weight = pack(random_weight(name, 80, 512, seed=1))
+    x = torch.randn(33, 512, generator=torch.Generator().manual_seed(1))
+    alone = torch.cat([quantised.linear(row[None], [weight]) for row in x])
+    for rows in (2, 3, 7, 8, 9, 16, 21, 33):
+        assert torch.equal(quantised.linear(x[:rows], [weight]), alone[:rows])
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+def test_a_spoiled_row_does_not_affect_others(kernels: Library, value: float) -> None:
+    weight = pack(random_weight("Q4_K", 32, 512, seed=1))
+    x = torch.randn(5, 512, generator=torch.Generator().manual_seed(1))
+    clean = quantised.linear(x, [weight])
+    x[3, 100] = value
+    spoiled = quantised.linear(x, [weight])
+    assert spoiled[3].isnan().all()
+    kept = [0, 1, 2, 4]
+    assert torch.equal(spoiled[kept], clean[kept])
+
+
+def test_an_outlier_does_not_coarsen_other_rows_or_blocks(kernels: Library) -> None:
+    weight = random_weight("Q8_0", 16, 64, seed=1)
+    x = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
+    x[0, 0] = 1e6
+    y = quantised.linear(x, [pack(weight)])
+    exact = x[1:] @ weight.dequantise(torch.float32).T
+    torch.testing.assert_close(y[1:], exact, rtol=0, atol=0.02 * float(exact.abs().max()))
+
+
+def test_zeros_and_denormals_give_zero(kernels: Library) -> None:
+    weight = pack(random_weight("Q4_0", 16, 64, seed=1))
+    x = torch.zeros(2, 64)
+    x[1] = 1e-42
+    assert torch.equal(quantised.linear(x, [weight]), torch.zeros(2, 16))
+
+
+def test_parts_of_several_formats_are_merged(kernels: Library) -> None:
+    parts = [random_weight("Q4_K", 32, 256, seed=1), random_weight("Q6_K", 16, 256, seed=2)]
+    x = torch.randn(12, 300, generator=torch.Generator().manual_seed(1))[:, 20:276]
+    y = quantised.linear(x, [pack(part) for part in parts])
+    each = [quantised.linear(x, [pack(part)]) for part in parts]
+    assert torch.equal(y, torch.cat(each, dim=1))
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_packed_weights_take_little_more_than_the_blocks(kernels: Library, name: str) -> None:
+    weight = random_weight(name, 64, 1024, seed=1)
+    assert pack(weight).data.numel() <= 1.05 * weight.blocks.numel()
+
+
+def test_other_formats_and_shapes_are_not_served(kernels: Library) -> None:
+    assert quantised.serves("Q4_K", 32, 512)
+    assert not quantised.serves("Q3_K", 32, 512)
+    assert not quantised.serves("Q4_K", 40, 512)
+    assert not quantised.serves("Q4_K", 32, 384)
+    assert quantised.serves("Q8_0", 32, 96)

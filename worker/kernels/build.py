@@ -1,0 +1,190 @@
+"""Compiles the kernels: for this CPU at first use, or for every kind of CPU into the package.
+
+    python -m worker.kernels.build        # before `pip wheel`: prebuilt kernels for x86-64 Linux
+
+A compiled library lies in a folder of the user's cache that is named by the hash of the sources,
+the flags, the compiler and the kind of CPU. Of several processes that need it one compiles, and
+renames the complete file into place.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SOURCES = HERE / "src"
+PREBUILT = HERE / "prebuilt"
+COMPILERS = ("g++", "c++", "clang++")
+FLAGS = (
+    *("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden"),
+    *(
+        "-fno-exceptions",
+        "-fno-rtti",
+        "-fno-threadsafe-statics",
+        "-fno-math-errno",
+        "-ffp-contract=off",
+    ),
+    *("-Wall", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12's own headers
+)
+COMPILE_SECONDS = 300.0
+
+
+@dataclass(frozen=True)
+class Level:
+    """A kind of CPU: the features that it needs, as in /proc/cpuinfo, and the compiler's flags."""
+
+    name: str
+    features: frozenset[str]
+    flags: tuple[str, ...]
+
+
+def _level(name: str, *features: str) -> Level:
+    flags = tuple(
+        f"-m{feature.replace('avx512_', 'avx512').replace('_', '-')}" for feature in features
+    )
+    return Level(name, frozenset(features), flags)
+
+
+AVX2 = _level("avx2", "avx2", "fma", "f16c")
+AVX512_FEATURES = (
+    *("avx2", "fma", "f16c", "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    *("avx512_vnni", "avx512_bf16"),
+)
+AVX512 = _level("avx512", *AVX512_FEATURES)
+AMX = _level("amx", *AVX512_FEATURES, "amx_tile", "amx_int8")
+LEVELS = (AMX, AVX512, AVX2)  # best first
+
+
+class CannotBuild(Exception):
+    """Why there are no kernels, as part of a sentence."""
+
+
+def usable_levels(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
+    """The levels that this CPU has all features of, best first."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return []
+    try:
+        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return []
+    features: set[str] = set()
+    for line in text.splitlines():
+        if line.startswith("flags"):
+            features = set(line.partition(":")[2].split())
+            break
+    return [level for level in LEVELS if level.features <= features]
+
+
+def library_path(level: Level) -> Path:
+    """The compiled library of `level`: shipped with the package, cached, or compiled now."""
+    extra = shlex.split(os.environ.get("CXXFLAGS", ""))
+    shipped = _prebuilt_path(level)
+    if shipped.exists() and not extra:
+        return shipped
+    compiler = find_compiler()
+    key = _hash(_source_key(), level.name, _version(compiler), " ".join([*FLAGS, *extra]))
+    target = cache_folder() / key[:16] / f"kernels-{level.name}.so"
+    if not target.exists():
+        with _one_at_a_time(target.parent):
+            if not target.exists():
+                compile_to(target, level, compiler, extra)
+    return target
+
+
+@contextmanager
+def _one_at_a_time(folder: Path) -> Iterator[None]:
+    """Other processes that need the same library wait for it instead of compiling it, too."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        lock = (folder / "lock").open("w")
+    except OSError as error:
+        raise _not_writable(folder, error) from None
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def _not_writable(folder: Path, error: OSError) -> CannotBuild:
+    return CannotBuild(f"they can't be compiled in {folder} ({error})")
+
+
+def find_compiler() -> str:
+    """$CXX, or the first compiler on the PATH. Raises CannotBuild."""
+    wanted = os.environ.get("CXX")
+    for name in [wanted] if wanted else COMPILERS:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise CannotBuild(f"there is no C++ compiler ({wanted or ', '.join(COMPILERS)}) on the PATH")
+
+
+def cache_folder() -> Path:
+    """$XDG_CACHE_HOME/chatjobs/kernels, by default in ~/.cache."""
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "chatjobs" / "kernels"
+
+
+def compile_to(target: Path, level: Level, compiler: str, extra: list[str]) -> None:
+    """Compile into a folder of this process, then rename: others see a whole file or none."""
+    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+            output = Path(folder) / target.name
+            command = [compiler, *FLAGS, *level.flags, *extra, "-o", str(output), *sources]
+            done = subprocess.run(command, capture_output=True, timeout=COMPILE_SECONDS)
+            if done.returncode:
+                lines = done.stderr.decode(errors="replace").splitlines()
+                fact = next((line for line in lines if "error" in line), "no message")
+                raise CannotBuild(f"{compiler} failed ({fact})")
+            os.replace(output, target)
+    except subprocess.TimeoutExpired:
+        raise CannotBuild(f"{compiler} took more than {COMPILE_SECONDS:.0f} s") from None
+    except OSError as error:
+        raise _not_writable(target.parent, error) from None
+
+
+def build_package() -> list[Path]:
+    """Compile every level into the package's folder `prebuilt`, which wheels include."""
+    shutil.rmtree(PREBUILT, ignore_errors=True)
+    compiler = find_compiler()
+    paths = [_prebuilt_path(level) for level in LEVELS]
+    for level, path in zip(LEVELS, paths, strict=True):
+        compile_to(path, level, compiler, [])
+    return paths
+
+
+def _prebuilt_path(level: Level) -> Path:
+    return PREBUILT / f"kernels-{level.name}-{_source_key()[:16]}.so"
+
+
+def _source_key() -> str:
+    return _hash(*(path.read_text(encoding="utf-8") for path in sorted(SOURCES.iterdir())))
+
+
+def _version(compiler: str) -> str:
+    try:
+        done = subprocess.run([compiler, "--version"], capture_output=True, timeout=60)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotBuild(f"{compiler} doesn't run ({error})") from None
+    return done.stdout.decode(errors="replace")
+
+
+def _hash(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()
+
+
+if __name__ == "__main__":
+    for built in build_package():
+        print(built)

@@ -1,0 +1,109 @@
+"""Loads the compiled kernels once per process, and says which way layers compute."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from collections.abc import Callable
+from ctypes import c_float, c_int, c_int64, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from worker.kernels import build
+from worker.kernels.build import CannotBuild, Level
+
+log = logging.getLogger(__name__)
+
+# The codes of element types in src/simd.h.
+TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+
+# Parameters of the exported functions in order: p pointer, l int64, i int, f float.
+SIGNATURES = {
+    "pack_rows": "ippll i",
+    "quantised_product": "ipppppp llll ii",
+    "rms_norm": "plppp plifi ii",
+    "delta_convolve": "pppl pp lil ii",
+    "delta_recur": "pppppp l iiii i",
+    "gated_activation": "pplp lii ii",
+    "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
+    "attend_decode": "plplpl pp ppp p lll iii ff ii",
+    "greatest": "pppll i",
+    "round_activations": "plpppp ll ii",
+}
+_KINDS = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
+
+
+class Library:
+    """The functions of one compiled library, with their parameter types."""
+
+    pack_rows: Callable[..., None]
+    packed_bytes: Callable[[int, int, int], int]
+    quantised_product: Callable[..., None]
+    rms_norm: Callable[..., None]
+    round_activations: Callable[..., None]
+    delta_convolve: Callable[..., None]
+    delta_recur: Callable[..., None]
+    gated_activation: Callable[..., None]
+    prepare_queries_and_keys: Callable[..., None]
+    attend_decode: Callable[..., None]
+    greatest: Callable[..., None]
+
+    def __init__(self, level: Level) -> None:
+        self.level = level
+        # torch has loaded its own libgomp already; the library's reference resolves to it, so that
+        # both share one team of threads.
+        self._handle = ctypes.CDLL(str(build.library_path(level)))
+        for name, kinds in SIGNATURES.items():
+            function = getattr(self._handle, name)
+            function.argtypes = [_KINDS[kind] for kind in kinds.replace(" ", "")]
+            function.restype = None
+            setattr(self, name, function)
+        self.packed_bytes = self._handle.packed_bytes
+        self._handle.packed_bytes.argtypes = [c_int, c_int64, c_int64]
+        self._handle.packed_bytes.restype = c_int64
+
+
+@cache
+def active() -> Library | None:
+    """The kernels for this CPU, compiled if they are not there yet. None: compute with torch."""
+    try:
+        return load()
+    except CannotBuild as error:
+        log.warning(
+            "computing with torch alone, because %s: on CPUs decoding takes up to twice as long",
+            error,
+        )
+        return None
+
+
+def require() -> Library:
+    """The kernels, where `serves` has been checked."""
+    library = active()
+    assert library is not None
+    return library
+
+
+def load() -> Library:
+    """Raises CannotBuild."""
+    levels = build.usable_levels()
+    if not levels:
+        raise CannotBuild("this CPU has neither AVX-512 (BF16, VNNI) nor AVX2")
+    try:
+        return Library(levels[0])
+    except OSError as error:
+        raise CannotBuild(f"the compiled library can't be loaded ({error})") from None
+
+
+def description() -> str:
+    """Which way CPUs compute, for people."""
+    library = active()
+    if library is None:
+        return "torch alone (the log says why): decoding takes up to twice as long"
+    return f"native, {library.level.name}"
+
+
+def serves(x: Tensor) -> bool:
+    """Whether the kernels can read `x`: a plain CPU tensor of a known type."""
+    return x.is_cpu and type(x) is Tensor and x.dtype in TYPE_CODES and active() is not None

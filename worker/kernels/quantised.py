@@ -1,0 +1,98 @@
+"""Products with quantised weights: `src/quantised.cpp`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.kernels import library
+from worker.kernels.library import TYPE_CODES
+
+PANEL = 16  # output rows that are packed together
+BLOCK = 32  # channels with one activation scale
+# GGUF's names of the formats → their codes in src/quantised.cpp, and the channels of a block.
+FORMATS = {"Q4_0": (0, 32), "Q8_0": (1, 32), "Q4_K": (2, 256), "Q5_K": (3, 256), "Q6_K": (4, 256)}
+
+
+@dataclass(frozen=True)
+class PackedBlocks:
+    """A matrix [rows, columns] in the layout of the kernels."""
+
+    format: str
+    rows: int
+    columns: int
+    data: Tensor  # uint8
+
+
+def serves(format_name: str, rows: int, columns: int) -> bool:
+    """Whether the kernels multiply with a matrix of this format and shape."""
+    return (
+        format_name in FORMATS
+        and rows % PANEL == 0
+        and columns % FORMATS[format_name][1] == 0
+        and library.active() is not None
+    )
+
+
+def pack(format_name: str, rows: int, columns: int, blocks: Tensor) -> PackedBlocks:
+    """The file's blocks, uint8 [rows, bytes per row], in the layout of the kernels."""
+    code, _ = FORMATS[format_name]
+    kernels = library.require()
+    data = torch.zeros(kernels.packed_bytes(code, rows, columns), dtype=torch.uint8)
+    blocks = blocks.contiguous()
+    kernels.pack_rows(
+        code, blocks.data_ptr(), data.data_ptr(), rows, columns, torch.get_num_threads()
+    )
+    return PackedBlocks(format_name, rows, columns, data)
+
+
+def linear(x: Tensor, parts: Sequence[PackedBlocks]) -> Tensor:
+    """x Wᵀ, with W the parts one below the other. x [rows, columns] in float32 or bf16 → [rows,
+    outputs] in its dtype.
+
+    The activations are rounded to int8, with one scale per row and 32 columns.
+    """
+    kernels, threads = library.require(), torch.get_num_threads()
+    x = x if x.stride(1) == 1 else x.contiguous()
+    rows, columns = x.shape
+    values = torch.empty(rows, columns, dtype=torch.int8)
+    scales = torch.empty(rows, columns // BLOCK)
+    sums = torch.empty(rows, columns // BLOCK, 2, dtype=torch.int32)
+    minus_sums = torch.empty_like(scales)
+    code = TYPE_CODES[x.dtype]
+    kernels.round_activations(
+        x.data_ptr(),
+        x.stride(0),
+        values.data_ptr(),
+        scales.data_ptr(),
+        sums.data_ptr(),
+        minus_sums.data_ptr(),
+        rows,
+        columns,
+        code,
+        threads,
+    )
+    outputs = sum(part.rows for part in parts)
+    y = torch.empty(rows, outputs, dtype=x.dtype)
+    start = 0
+    for part in parts:
+        kernels.quantised_product(
+            FORMATS[part.format][0],
+            part.data.data_ptr(),
+            values.data_ptr(),
+            scales.data_ptr(),
+            sums.data_ptr(),
+            minus_sums.data_ptr(),
+            y.data_ptr() + start * y.element_size(),
+            outputs,
+            rows,
+            part.rows,
+            columns,
+            code,
+            threads,
+        )
+        start += part.rows
+    return y

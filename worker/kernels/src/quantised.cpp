@@ -1,0 +1,648 @@
+// Products with GGUF's quantised weights, in integers.
+//
+// Activations are rounded to int8 with one scale per token and 32 channels, so a row's result does
+// not depend on the others. Weights stay quantised, but are packed at load: 16 output rows (a panel)
+// lie side by side, four channels of each row adjacent, as integer dot products read them. All
+// tiles add in the same order: a row's result is the same, bit for bit, in every batch.
+#include "simd.h"
+
+#include <cstdlib>
+
+#ifdef __AMX_INT8__
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
+namespace {
+
+constexpr int BLOCK = 32;   // channels with one activation scale
+constexpr int SUPER = 256;  // channels of a block of the K formats
+constexpr int PER_SUPER = SUPER / BLOCK;
+constexpr int PANEL = LANES;      // output rows side by side
+constexpr int QUAD = 4;           // channels of one integer dot product
+constexpr int VECTOR = PANEL * QUAD;  // bytes of one quad of a panel
+constexpr int QUADS = BLOCK / QUAD;
+constexpr int AHEAD = 3;  // blocks to prefetch ahead
+constexpr int64_t SERIAL = 1 << 14;
+
+enum FormatCode { Q4_0, Q8_0, Q4_K, Q5_K, Q6_K };  // the codes in quantised.py
+
+// ---- Integers, 16 sums at a time -----------------------------------------------------------------
+
+#ifdef AVX512
+
+typedef __m512i Ints;
+constexpr bool SIGNED_BYTES = false;  // 8-bit weights are used as 0..255, with an offset
+
+INLINE Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE Ints load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE Ints masked(Ints x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi8((char)mask)); }
+INLINE Ints either(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+INLINE Ints right(Ints x, int bits) { return _mm512_srli_epi16(x, bits); }
+INLINE Ints left(Ints x, int bits) { return _mm512_slli_epi16(x, bits); }
+INLINE Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+// total + weights (unsigned bytes) · activations (signed bytes), by quads.
+INLINE Ints dot(Ints total, Ints weights, Ints activations) {
+    return _mm512_dpbusd_epi32(total, weights, activations);
+}
+INLINE Ints dot_8_bit(Ints total, Ints weights, Ints activations) {
+    return dot(total, weights, activations);
+}
+
+#else
+
+struct Ints {
+    __m256i low, high;
+};
+constexpr bool SIGNED_BYTES = true;
+
+INLINE Ints ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INLINE Ints load_bytes(const uint8_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+INLINE Ints masked(Ints x, int mask) {
+    __m256i bytes = _mm256_set1_epi8((char)mask);
+    return {_mm256_and_si256(x.low, bytes), _mm256_and_si256(x.high, bytes)};
+}
+INLINE Ints either(Ints a, Ints b) {
+    return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
+}
+INLINE Ints right(Ints x, int bits) {
+    return {_mm256_srli_epi16(x.low, bits), _mm256_srli_epi16(x.high, bits)};
+}
+INLINE Ints left(Ints x, int bits) {
+    return {_mm256_slli_epi16(x.low, bits), _mm256_slli_epi16(x.high, bits)};
+}
+INLINE Floats to_floats(Ints x) {
+    return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
+}
+// The 16-bit sums of pairs can't saturate: 2 · 63 · 127 for up to 6 bits, 2 · 128 · 127 for 8.
+INLINE __m256i dot_half(__m256i total, __m256i weights, __m256i activations) {
+    __m256i pairs = _mm256_maddubs_epi16(weights, activations);
+    return _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+INLINE Ints dot(Ints total, Ints weights, Ints activations) {
+    return {dot_half(total.low, weights.low, activations.low),
+            dot_half(total.high, weights.high, activations.high)};
+}
+// 8-bit weights are made signed, and their sign is moved to the activations.
+INLINE __m256i dot_half_8_bit(__m256i total, __m256i weights, __m256i activations) {
+    __m256i value = _mm256_xor_si256(weights, _mm256_set1_epi8((char)0x80));
+    return dot_half(total, _mm256_abs_epi8(value), _mm256_sign_epi8(activations, value));
+}
+INLINE Ints dot_8_bit(Ints total, Ints weights, Ints activations) {
+    return {dot_half_8_bit(total.low, weights.low, activations.low),
+            dot_half_8_bit(total.high, weights.high, activations.high)};
+}
+
+#endif
+
+// ---- Packed formats ------------------------------------------------------------------------------
+
+// Bytes that a panel has per block of 32 channels, or with `per_super` per 256 channels.
+struct Shape {
+    int quants;   // low 4 bits, or all 8
+    int high;     // further bits
+    int scales;   // one byte per row, or two
+    int minima;   // one byte per row
+    int halves;   // fp16 numbers per row: d, dmin
+    bool per_super;  // whether the halves belong to 256 channels
+    int values;   // channels of a block in the file
+    int bytes;    // of a block in the file
+};
+
+constexpr Shape SHAPES[] = {
+    {256, 0, 0, 0, 1, false, BLOCK, 18},      // Q4_0
+    {512, 0, 0, 0, 1, false, BLOCK, 34},      // Q8_0
+    {256, 0, 16, 16, 2, true, SUPER, 144},    // Q4_K
+    {256, 64, 16, 16, 2, true, SUPER, 176},   // Q5_K
+    {256, 128, 32, 0, 1, true, SUPER, 210},   // Q6_K
+};
+
+// The parts of one panel, one after the other.
+struct Panel {
+    const uint8_t *quants, *high, *scales, *minima;
+    const uint16_t *d, *dmin;
+};
+
+INLINE int64_t panel_bytes(const Shape& s, int64_t blocks) {
+    int64_t groups = s.per_super ? blocks / PER_SUPER : blocks;
+    int64_t bytes = blocks * (s.quants + s.high + s.scales + s.minima);
+    bytes += groups * s.halves * PANEL * (int64_t)sizeof(uint16_t);
+    return (bytes + VECTOR - 1) / VECTOR * VECTOR;
+}
+
+INLINE Panel panel_at(const uint8_t* packed, const Shape& s, int64_t blocks, int64_t index) {
+    Panel p;
+    p.quants = packed + index * panel_bytes(s, blocks);
+    p.high = p.quants + blocks * s.quants;
+    p.scales = p.high + blocks * s.high;
+    p.minima = p.scales + blocks * s.scales;
+    p.d = (const uint16_t*)(p.minima + blocks * s.minima);
+    p.dmin = p.d + (s.per_super ? blocks / PER_SUPER : blocks) * PANEL;
+    return p;
+}
+
+// Quad `c` of block `b` of a panel: unsigned bytes.
+template <int F>
+INLINE Ints quad(const Panel& p, int64_t b, int c) {
+    if (F == Q8_0) return load_bytes(p.quants + b * 512 + c * VECTOR);
+    Ints both = load_bytes(p.quants + b * 256 + (c % 4) * VECTOR);
+    Ints low = masked(c < 4 ? both : right(both, 4), 0x0f);
+    if (F == Q5_K) {  // bit c of each byte
+        Ints bits = load_bytes(p.high + b * 64);
+        return either(low, masked(c < 4 ? left(bits, 4 - c) : right(bits, c - 4), 0x10));
+    }
+    if (F == Q6_K) {  // two bits per byte and quad, four quads per vector
+        Ints bits = load_bytes(p.high + b * 128 + c / 4 * VECTOR);
+        int at = c % 4 * 2;
+        return either(low, masked(at < 4 ? left(bits, 4 - at) : right(bits, at - 4), 0x30));
+    }
+    return low;
+}
+
+// ---- Products ------------------------------------------------------------------------------------
+
+// Rounded activations of all rows.
+struct Rounded {
+    const int8_t* values;   // [rows, columns]
+    const float* scales;    // [rows, blocks]
+    const int32_t* sums;    // [rows, blocks, 2]: of the values of each half block
+    const float* minus_sums;  // [rows, blocks]: of the whole block, negated
+    int64_t columns;
+
+    int64_t blocks() const { return columns / BLOCK; }
+};
+
+// What is subtracted from every weight, as a multiple of its scale.
+template <int F>
+constexpr int offset() {
+    return F == Q4_0 ? 8 : F == Q6_K ? 32 : F == Q8_0 && !SIGNED_BYTES ? 128 : 0;
+}
+
+// The weight scales of one block of a panel: of its halves for Q6_K, or scale and minimum.
+struct Scales {
+    Floats first, second;
+};
+
+template <int F>
+INLINE Scales scales_of(const Panel& p, int64_t block) {
+    if (F == Q4_0 || F == Q8_0) return {load_f16(p.d + block * PANEL), zeros()};
+    Floats d = load_f16(p.d + block / PER_SUPER * PANEL);
+    if (F == Q6_K) {
+        const int8_t* scales = (const int8_t*)p.scales + block * 2 * PANEL;
+        return {d * load_s8(scales), d * load_s8(scales + PANEL)};
+    }
+    Floats dmin = load_f16(p.dmin + block / PER_SUPER * PANEL);
+    return {d * load_u8(p.scales + block * PANEL), dmin * load_u8(p.minima + block * PANEL)};
+}
+
+// total + one block's product of a panel with a row. `a` and `b` are the integer sums of the block
+// (of its halves for Q6_K), without the offset of the weights.
+template <int F>
+INLINE Floats add_block(Floats total, const Scales& s, Ints a, Ints b, float scale,
+                        float minus_sum) {
+    if (F == Q4_0 || F == Q8_0) return fma(to_floats(a), s.first * all(scale), total);
+    Floats value = to_floats(a) * s.first;
+    value = fma(s.second, F == Q6_K ? to_floats(b) : all(minus_sum), value);
+    return fma(value, all(scale), total);
+}
+
+INLINE Ints broadcast_quad(const int8_t* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return ints(four);
+}
+
+// Where results go: y [rows, outputs] of either type, with `stride` elements between rows.
+struct Output {
+    void* y;
+    int64_t stride;
+    int type;
+
+    void put(int64_t row, int64_t panel, Floats x) const {
+        int64_t at = row * stride + panel * PANEL;
+        if (type == FLOAT32)
+            store((float*)y + at, x);
+        else
+            store((bf16*)y + at, x);
+    }
+};
+
+// y of P panels and R rows.
+template <int F, int P, int R>
+void tile(const uint8_t* packed, int64_t first_panel, const Rounded& x, int64_t first_row,
+          const Output& y) {
+    constexpr int HALVES = F == Q6_K ? 2 : 1;
+    const int64_t blocks = x.blocks();
+    Panel panels[P];
+    for (int p = 0; p < P; p++)
+        panels[p] = panel_at(packed, SHAPES[F], blocks, first_panel + p);
+    const int8_t* values = x.values + first_row * x.columns;
+    const float* scales = x.scales + first_row * blocks;
+    const int32_t* sums = x.sums + first_row * blocks * 2;
+    const float* minus_sums = x.minus_sums + first_row * blocks;
+    Floats total[P][R];
+    for (int p = 0; p < P; p++)
+        for (int r = 0; r < R; r++) total[p][r] = zeros();
+    for (int64_t b = 0; b < blocks; b++) {
+        Ints dots[P][R][HALVES];
+        for (int r = 0; r < R; r++) {
+            const int32_t* half = sums + (r * blocks + b) * 2;
+            for (int h = 0; h < HALVES; h++) {
+                int sum = HALVES == 2 ? half[h] : half[0] + half[1];
+                for (int p = 0; p < P; p++) dots[p][r][h] = ints(-offset<F>() * sum);
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < QUADS; i++) {
+            // Both nibbles of a vector one after the other.
+            const int c = F == Q8_0 ? i : i / 2 + i % 2 * 4;
+            const int h = HALVES == 2 ? c / 4 : 0;
+            Ints weights[P];
+            for (int p = 0; p < P; p++) weights[p] = quad<F>(panels[p], b, c);
+            for (int r = 0; r < R; r++) {
+                Ints four = broadcast_quad(values + r * x.columns + b * BLOCK + c * QUAD);
+                for (int p = 0; p < P; p++)
+                    dots[p][r][h] = F == Q8_0 ? dot_8_bit(dots[p][r][h], weights[p], four)
+                                              : dot(dots[p][r][h], weights[p], four);
+            }
+        }
+        for (int p = 0; p < P; p++) {
+            _mm_prefetch((const char*)(panels[p].quants + (b + AHEAD) * SHAPES[F].quants),
+                         _MM_HINT_T0);
+            const Scales weight = scales_of<F>(panels[p], b);
+            for (int r = 0; r < R; r++)
+                total[p][r] = add_block<F>(total[p][r], weight, dots[p][r][0],
+                                           dots[p][r][HALVES - 1], scales[r * blocks + b],
+                                           minus_sums[r * blocks + b]);
+        }
+    }
+    for (int p = 0; p < P; p++)
+        for (int r = 0; r < R; r++) y.put(first_row + r, first_panel + p, total[p][r]);
+}
+
+// The number of rows that one panel is multiplied with at a time, and tiles for larger batches: as
+// many as there are registers for. By measurement, see docs/performance.md.
+#ifdef AVX512
+constexpr int FEW = 8;
+template <int F> constexpr int tile_panels() { return F == Q8_0 ? 2 : 4; }
+template <int F> constexpr int tile_rows() { return F == Q8_0 ? 8 : 4; }
+#else
+constexpr int FEW = 4;
+template <int F> constexpr int tile_panels() { return 1; }
+template <int F> constexpr int tile_rows() { return 4; }
+#endif
+
+// All rows from `row` on of one panel.
+template <int F>
+void one_panel(const uint8_t* packed, int64_t panel, const Rounded& x, int64_t row, int64_t rows,
+               const Output& y) {
+    for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(packed, panel, x, row, y);
+    for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(packed, panel, x, row, y);
+    if (row < rows) tile<F, 1, 1>(packed, panel, x, row, y);
+}
+
+// ---- Tiles of the matrix unit --------------------------------------------------------------------
+
+#ifdef __AMX_INT8__
+
+constexpr int TILE_ROWS = 16;   // rows of x that one instruction multiplies with a panel
+constexpr int IN_FLIGHT = 4;    // products that are started before the first is used
+constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(2)
+
+// The kernel grants the use of tile registers on request.
+bool tiles_are_allowed() {
+    static const bool allowed = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+    return allowed;
+}
+
+// Channels of one product: those with one weight scale.
+template <int F>
+constexpr int depth() {
+    return F == Q6_K ? BLOCK / 2 : BLOCK;
+}
+
+// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 quads of a panel.
+template <int F>
+void configure_tiles() {
+    struct alignas(64) {
+        uint8_t palette, start, reserved[14];
+        uint16_t bytes[16];
+        uint8_t rows[16];
+    } config = {};
+    config.palette = 1;
+    for (int i = 0; i < 8; i++) {
+        config.bytes[i] = i == 4 || i == 5 ? depth<F>() : VECTOR;
+        config.rows[i] = i < 6 ? TILE_ROWS : depth<F>() / QUAD;
+    }
+    _tile_loadconfig(&config);
+}
+
+// IN_FLIGHT products of TILE_ROWS rows of x with quads of a panel → sums [product][row][output].
+template <int F>
+INLINE void multiply_tiles(const int8_t* x, int64_t columns, const uint8_t* quads,
+                           int32_t (*sums)[TILE_ROWS * PANEL]) {
+    constexpr int K = depth<F>();
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    _tile_loadd(4, x, columns);
+    _tile_loadd(6, quads, VECTOR);
+    _tile_dpbssd(0, 4, 6);
+    _tile_loadd(5, x + K, columns);
+    _tile_loadd(7, quads + K * PANEL, VECTOR);
+    _tile_dpbssd(1, 5, 7);
+    _tile_loadd(4, x + 2 * K, columns);
+    _tile_loadd(6, quads + 2 * K * PANEL, VECTOR);
+    _tile_dpbssd(2, 4, 6);
+    _tile_loadd(5, x + 3 * K, columns);
+    _tile_loadd(7, quads + 3 * K * PANEL, VECTOR);
+    _tile_dpbssd(3, 5, 7);
+    _tile_stored(0, sums[0], VECTOR);
+    _tile_stored(1, sums[1], VECTOR);
+    _tile_stored(2, sums[2], VECTOR);
+    _tile_stored(3, sums[3], VECTOR);
+}
+
+// y of one panel, whose quads are given as bytes, and TILE_ROWS rows.
+template <int F>
+void tile_rows_by_unit(const Panel& panel, const uint8_t* quads, const Rounded& x, int64_t row,
+                       int64_t panel_index, const Output& y) {
+    constexpr int HALVES = BLOCK / depth<F>(), AT_ONCE = IN_FLIGHT / HALVES;
+    const int64_t blocks = x.blocks();
+    alignas(64) int32_t products[IN_FLIGHT][TILE_ROWS * PANEL];
+    Floats total[TILE_ROWS];
+    for (int r = 0; r < TILE_ROWS; r++) total[r] = zeros();
+    for (int64_t first = 0; first < blocks; first += AT_ONCE) {
+        multiply_tiles<F>(x.values + row * x.columns + first * BLOCK, x.columns,
+                          quads + first * BLOCK * PANEL, products);
+        for (int i = 0; i < AT_ONCE; i++) {
+            const Scales weight = scales_of<F>(panel, first + i);
+            const int64_t at = row * blocks + first + i;
+            const int32_t *a = products[i * HALVES], *b = products[i * HALVES + HALVES - 1];
+            for (int r = 0; r < TILE_ROWS; r++)
+                total[r] = add_block<F>(total[r], weight, _mm512_load_si512(a + r * PANEL),
+                                        _mm512_load_si512(b + r * PANEL),
+                                        x.scales[at + r * blocks], x.minus_sums[at + r * blocks]);
+        }
+    }
+    for (int r = 0; r < TILE_ROWS; r++) y.put(row + r, panel_index, total[r]);
+}
+
+// All panels by the matrix unit, TILE_ROWS rows at a time; returns the number of rows done. Quads of
+// a panel are unpacked once for all rows, as signed bytes without offset.
+template <int F>
+int64_t product_by_tiles(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
+                         const Output& y, int threads) {
+    const int64_t blocks = x.blocks(), done = rows / TILE_ROWS * TILE_ROWS;
+    if (!done || blocks % IN_FLIGHT || !tiles_are_allowed()) return 0;
+#pragma omp parallel num_threads(threads)
+    {
+        uint8_t* unpacked = (uint8_t*)aligned_alloc(VECTOR, blocks * BLOCK * PANEL);
+        configure_tiles<F>();
+#pragma omp for schedule(static)
+        for (int64_t index = 0; index < panels; index++) {
+            const Panel panel = panel_at(packed, SHAPES[F], blocks, index);
+            for (int64_t b = 0; b < blocks; b++)
+                for (int c = 0; c < QUADS; c++)
+                    _mm512_store_si512(
+                        unpacked + (b * QUADS + c) * VECTOR,
+                        _mm512_sub_epi8(quad<F>(panel, b, c), _mm512_set1_epi8(offset<F>())));
+            for (int64_t row = 0; row < done; row += TILE_ROWS)
+                tile_rows_by_unit<F>(panel, unpacked, x, row, index, y);
+        }
+        _tile_release();
+        free(unpacked);
+    }
+    return done;
+}
+
+#else
+
+template <int F>
+int64_t product_by_tiles(const uint8_t*, const Rounded&, int64_t, int64_t, const Output&, int) {
+    return 0;
+}
+
+#endif
+
+template <int F>
+void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
+             const Output& y, int threads) {
+    constexpr int P = tile_panels<F>(), R = tile_rows<F>();
+    const int64_t done = product_by_tiles<F>(packed, x, rows, panels, y, threads);
+    if (done == rows) return;
+    const int together = rows - done > FEW ? P : 1;
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t first = 0; first < panels; first += together) {
+        int64_t row = done;
+        if (together == P && first + P <= panels)
+            for (; row + R <= rows; row += R) tile<F, P, R>(packed, first, x, row, y);
+        for (int64_t panel = first; panel < first + together && panel < panels; panel++)
+            one_panel<F>(packed, panel, x, row, rows, y);
+    }
+}
+
+// ---- Activations ---------------------------------------------------------------------------------
+
+// Whole numbers within ±127 as bytes.
+#ifdef AVX512
+INLINE void store_bytes(int8_t* p, Floats x) {
+    _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(x)));
+}
+#else
+INLINE void store_bytes(int8_t* p, Floats x) {
+    __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(x.low), _mm256_cvtps_epi32(x.high));
+    words = _mm256_permute4x64_epi64(words, 0xd8);
+    __m128i low = _mm256_castsi256_si128(words), high = _mm256_extracti128_si256(words, 1);
+    _mm_storeu_si128((__m128i*)p, _mm_packs_epi16(low, high));
+}
+#endif
+
+// One block: int8 values, their scale and the sums of both halves. A block with NaN or infinity
+// gets the scale NaN, which makes the row's products NaN.
+template <typename T>
+void round_block(const T* x, int8_t* values, float* scale, int32_t* sums, float* minus_sum) {
+    Floats parts[2] = {load(x), load(x + LANES)};
+    Floats strange = (parts[0] - parts[0]) + (parts[1] - parts[1]);
+    float highest = largest(larger(magnitude(parts[0]), magnitude(parts[1])));
+    bool finite = sum(strange) == 0.0f;
+    float factor = finite && highest > 0 ? 127.0f / highest : 0.0f;
+    *scale = finite ? highest / 127.0f : NAN;
+    if (!(factor < INFINITY)) factor = 0.0f;  // all values are denormal: they become zero
+    for (int h = 0; h < 2; h++) {
+        Floats rounded = finite ? nearest(parts[h] * all(factor)) : zeros();
+        store_bytes(values + h * LANES, rounded);
+        sums[h] = (int32_t)sum(rounded);
+    }
+    *minus_sum = (float)-(sums[0] + sums[1]);
+}
+
+template <typename T>
+void round_rows(const T* x, int64_t stride, int8_t* values, float* scales, int32_t* sums,
+                float* minus_sums, int64_t rows, int64_t columns, int threads) {
+    const int64_t blocks = columns / BLOCK;
+#pragma omp parallel for num_threads(threads) if (rows * columns >= SERIAL)
+    for (int64_t row = 0; row < rows; row++)
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t at = row * blocks + b;
+            round_block(x + row * stride + b * BLOCK, values + at * BLOCK, scales + at,
+                        sums + at * 2, minus_sums + at);
+        }
+}
+
+// ---- Packing -------------------------------------------------------------------------------------
+
+// One block of the file: 32 or 256 unsigned values, their scales and minima, d and dmin.
+struct Unpacked {
+    uint8_t values[SUPER], scales[16], minima[8];
+    uint16_t halves[2];
+};
+
+void unpack_nibbles(const uint8_t* low, uint8_t* out, int half) {
+    for (int i = 0; i < half; i++) {
+        out[i] = low[i] & 15;
+        out[half + i] = low[i] >> 4;
+    }
+}
+
+// 6-bit scales and minima of 8 sub-blocks in 12 bytes.
+void unpack_scales(const uint8_t* p, Unpacked& out) {
+    for (int i = 0; i < 4; i++) {
+        out.scales[i] = p[i] & 63;
+        out.minima[i] = p[4 + i] & 63;
+        out.scales[4 + i] = (p[8 + i] & 15) | (p[i] >> 6 << 4);
+        out.minima[4 + i] = (p[8 + i] >> 4) | (p[4 + i] >> 6 << 4);
+    }
+}
+
+void unpack_q6(const uint8_t* p, Unpacked& out) {
+    const uint8_t *low = p, *high = p + 128;
+    memcpy(out.scales, p + 192, 16);
+    memcpy(out.halves, p + 208, 2);
+    for (int half = 0; half < 2; half++, low += 64, high += 32)
+        for (int i = 0; i < 128; i++) {
+            int nibble = i < 64 ? low[i] & 15 : low[i - 64] >> 4;
+            out.values[half * 128 + i] = nibble | (high[i % 32] >> (i / 32 * 2) & 3) << 4;
+        }
+}
+
+void unpack(int format, const uint8_t* p, Unpacked& out) {
+    if (format == Q6_K) return unpack_q6(p, out);
+    if (format == Q4_0 || format == Q8_0) {
+        memcpy(out.halves, p, 2);
+        if (format == Q4_0) return unpack_nibbles(p + 2, out.values, 16);
+        for (int i = 0; i < BLOCK; i++) out.values[i] = p[2 + i] ^ 0x80;
+        return;
+    }
+    memcpy(out.halves, p, 4);
+    unpack_scales(p + 4, out);
+    const uint8_t* low = p + (format == Q5_K ? 48 : 16);
+    for (int i = 0; i < 4; i++) unpack_nibbles(low + i * 32, out.values + i * 64, 32);
+    if (format == Q5_K)
+        for (int i = 0; i < SUPER; i++) out.values[i] |= (p[16 + i % 32] >> (i / 32) & 1) << 4;
+}
+
+// Values of one row of a panel into one block of the panel: the inverse of `quad`.
+template <int F>
+void pack_values(const uint8_t* values, int row, uint8_t* quants, uint8_t* high) {
+    for (int i = 0; i < QUAD; i++) {
+        const int at = row * QUAD + i;
+        if (F == Q8_0) {
+            for (int c = 0; c < QUADS; c++) quants[c * VECTOR + at] = values[c * QUAD + i];
+            continue;
+        }
+        int bits[2] = {0, 0};
+        for (int c = 0; c < QUADS; c++) {
+            const int value = values[c * QUAD + i];
+            if (c < 4)
+                quants[c * VECTOR + at] = (value & 15) | (values[(c + 4) * QUAD + i] & 15) << 4;
+            bits[F == Q6_K ? c / 4 : 0] |= value >> 4 << (F == Q6_K ? c % 4 * 2 : c);
+        }
+        if (F == Q5_K || F == Q6_K) high[at] = (uint8_t)bits[0];
+        if (F == Q6_K) high[VECTOR + at] = (uint8_t)bits[1];
+    }
+}
+
+// One row of a panel, from the file's blocks.
+template <int F>
+void pack_row(const uint8_t* source, int64_t blocks, const Panel& p, int row) {
+    constexpr Shape s = SHAPES[F];
+    constexpr int INNER = s.values / BLOCK;  // blocks of 32 per block of the file
+    constexpr int SCALES = s.scales / PANEL;
+    for (int64_t outer = 0; outer < blocks / INNER; outer++, source += s.bytes) {
+        Unpacked block;
+        unpack(F, source, block);
+        ((uint16_t*)p.d)[outer * PANEL + row] = block.halves[0];
+        if (s.halves == 2) ((uint16_t*)p.dmin)[outer * PANEL + row] = block.halves[1];
+        for (int i = 0; i < INNER; i++) {
+            const int64_t b = outer * INNER + i;
+            pack_values<F>(block.values + i * BLOCK, row, (uint8_t*)p.quants + b * s.quants,
+                           (uint8_t*)p.high + b * s.high);
+            if (s.minima) ((uint8_t*)p.minima)[b * PANEL + row] = block.minima[i];
+            for (int j = 0; j < SCALES; j++)
+                ((uint8_t*)p.scales)[b * s.scales + j * PANEL + row] = block.scales[i * SCALES + j];
+        }
+    }
+}
+
+template <int F>
+void pack(const uint8_t* blocks, uint8_t* packed, int64_t rows, int64_t columns, int threads) {
+    const int64_t row_bytes = columns / SHAPES[F].values * SHAPES[F].bytes;
+#pragma omp parallel for num_threads(threads)
+    for (int64_t index = 0; index < rows / PANEL; index++) {
+        Panel p = panel_at(packed, SHAPES[F], columns / BLOCK, index);
+        for (int row = 0; row < PANEL; row++)
+            pack_row<F>(blocks + (index * PANEL + row) * row_bytes, columns / BLOCK, p, row);
+    }
+}
+
+}  // namespace
+
+// Bytes of `rows` (a multiple of 16) packed rows of `columns` channels.
+EXPORT int64_t packed_bytes(int format, int64_t rows, int64_t columns) {
+    return rows / PANEL * panel_bytes(SHAPES[format], columns / BLOCK);
+}
+
+// The file's blocks of `rows` rows → `packed`, which is zero.
+EXPORT void pack_rows(int format, const uint8_t* blocks, uint8_t* packed, int64_t rows,
+                      int64_t columns, int threads) {
+    switch (format) {
+        case Q4_0: return pack<Q4_0>(blocks, packed, rows, columns, threads);
+        case Q8_0: return pack<Q8_0>(blocks, packed, rows, columns, threads);
+        case Q4_K: return pack<Q4_K>(blocks, packed, rows, columns, threads);
+        case Q5_K: return pack<Q5_K>(blocks, packed, rows, columns, threads);
+        case Q6_K: return pack<Q6_K>(blocks, packed, rows, columns, threads);
+    }
+}
+
+// x [rows, columns] → int8 values, scales per 32, sums per 16, and negated sums per 32.
+EXPORT void round_activations(const void* x, int64_t stride, int8_t* values, float* scales,
+                              int32_t* sums, float* minus_sums, int64_t rows, int64_t columns,
+                              int type, int threads) {
+    if (type == FLOAT32)
+        round_rows((const float*)x, stride, values, scales, sums, minus_sums, rows, columns,
+                   threads);
+    else
+        round_rows((const bf16*)x, stride, values, scales, sums, minus_sums, rows, columns,
+                   threads);
+}
+
+// y [rows, outputs] = x Wᵀ with `y_stride` between rows.
+EXPORT void quantised_product(int format, const uint8_t* packed, const int8_t* values,
+                              const float* scales, const int32_t* sums,
+                              const float* minus_sums, void* y, int64_t y_stride, int64_t rows, int64_t outputs, int64_t columns, int type,
+                              int threads) {
+    Rounded x{values, scales, sums, minus_sums, columns};
+    Output out{y, y_stride, type};
+    const int64_t panels = outputs / PANEL;
+    switch (format) {
+        case Q4_0: return product<Q4_0>(packed, x, rows, panels, out, threads);
+        case Q8_0: return product<Q8_0>(packed, x, rows, panels, out, threads);
+        case Q4_K: return product<Q4_K>(packed, x, rows, panels, out, threads);
+        case Q5_K: return product<Q5_K>(packed, x, rows, panels, out, threads);
+        case Q6_K: return product<Q6_K>(packed, x, rows, panels, out, threads);
+    }
+}

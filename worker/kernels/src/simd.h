@@ -1,0 +1,194 @@
+// Sixteen floats at a time, with AVX-512 or with AVX2: the arithmetic that all kernels share.
+//
+// The compiler's flags select the instructions. `AVX512` here means AVX-512 F, BW, DQ and VL with
+// the BF16 and VNNI extensions. NaN passes through every function, as in torch.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <immintrin.h>
+#include <omp.h>
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__)
+#define AVX512 1
+#endif
+
+#define EXPORT extern "C" __attribute__((visibility("default")))
+#define INLINE static inline __attribute__((always_inline))
+
+struct bf16 {
+    uint16_t bits;
+};
+
+enum Type { FLOAT32 = 0, BFLOAT16 = 1 };  // the codes that library.py passes
+
+constexpr int LANES = 16;
+
+#ifdef AVX512
+
+typedef __m512 Floats;  // the compiler defines + - * / on it
+
+INLINE Floats all(float x) { return _mm512_set1_ps(x); }
+INLINE Floats load(const float* p) { return _mm512_loadu_ps(p); }
+INLINE Floats load(const bf16* p) {
+    __m512i wide = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p));
+    return _mm512_castsi512_ps(_mm512_slli_epi32(wide, 16));
+}
+INLINE Floats load_f16(const uint16_t* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)p));
+}
+INLINE Floats load_u8(const uint8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+INLINE Floats load_s8(const int8_t* p) {
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
+}
+INLINE void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
+INLINE void store(bf16* p, Floats x) {
+    _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
+}
+INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
+// The second operand where one of them is NaN.
+INLINE Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
+INLINE Floats smaller(Floats a, Floats b) { return _mm512_min_ps(a, b); }
+INLINE Floats nearest(Floats x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT); }
+INLINE Floats magnitude(Floats x) { return _mm512_abs_ps(x); }
+INLINE Floats times_power_of_2(Floats x, Floats n) { return _mm512_scalef_ps(x, n); }
+INLINE float sum(Floats x) { return _mm512_reduce_add_ps(x); }
+INLINE float largest(Floats x) { return _mm512_reduce_max_ps(x); }
+
+#else
+
+struct Floats {
+    __m256 low, high;
+};
+
+INLINE Floats operator+(Floats a, Floats b) { return {a.low + b.low, a.high + b.high}; }
+INLINE Floats operator-(Floats a, Floats b) { return {a.low - b.low, a.high - b.high}; }
+INLINE Floats operator*(Floats a, Floats b) { return {a.low * b.low, a.high * b.high}; }
+INLINE Floats operator/(Floats a, Floats b) { return {a.low / b.low, a.high / b.high}; }
+INLINE Floats all(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
+INLINE Floats load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
+INLINE __m256 load_half(const bf16* p) {
+    __m256i wide = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(wide, 16));
+}
+INLINE Floats load(const bf16* p) { return {load_half(p), load_half(p + 8)}; }
+INLINE Floats load_f16(const uint16_t* p) {
+    return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
+            _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
+}
+INLINE Floats load_u8(const uint8_t* p) {
+    __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+INLINE Floats load_s8(const int8_t* p) {
+    __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+    return {_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+            _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+INLINE void store(float* p, Floats x) {
+    _mm256_storeu_ps(p, x.low);
+    _mm256_storeu_ps(p + 8, x.high);
+}
+// The upper 16 bits, rounded to nearest even; NaN becomes a quiet NaN.
+INLINE __m256i rounded_bits(__m256 x) {
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i odd = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i up = _mm256_add_epi32(bits, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
+    __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    __m256i quiet = _mm256_set1_epi32(0x7fc00000);
+    return _mm256_srli_epi32(_mm256_blendv_epi8(up, quiet, nan), 16);
+}
+INLINE void store(bf16* p, Floats x) {
+    __m256i both = _mm256_packus_epi32(rounded_bits(x.low), rounded_bits(x.high));
+    _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(both, 0xd8));
+}
+INLINE Floats fma(Floats a, Floats b, Floats c) {
+    return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+}
+INLINE Floats larger(Floats a, Floats b) {
+    return {_mm256_max_ps(a.low, b.low), _mm256_max_ps(a.high, b.high)};
+}
+INLINE Floats smaller(Floats a, Floats b) {
+    return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
+}
+INLINE Floats nearest(Floats x) {
+    constexpr int MODE = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
+    return {_mm256_round_ps(x.low, MODE), _mm256_round_ps(x.high, MODE)};
+}
+INLINE Floats magnitude(Floats x) {
+    __m256 mask = _mm256_castsi256_ps(_mm256_set1_epi32(0x7fffffff));
+    return {_mm256_and_ps(x.low, mask), _mm256_and_ps(x.high, mask)};
+}
+// 2^n for integers -126 <= n <= 128; 2^128 is infinity.
+INLINE __m256 power_of_2(__m256 n) {
+    __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
+    return _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+}
+INLINE Floats times_power_of_2(Floats x, Floats n) {
+    return {x.low * power_of_2(n.low), x.high * power_of_2(n.high)};
+}
+INLINE float sum(Floats x) {
+    __m256 eight = x.low + x.high;
+    __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+INLINE float largest(Floats x) {
+    __m256 eight = _mm256_max_ps(x.low, x.high);
+    __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+}
+
+#endif
+
+INLINE Floats zeros() { return all(0.0f); }
+
+// The first n < LANES elements; the others are zero.
+template <typename T>
+INLINE Floats load_some(const T* p, int n) {
+    T padded[LANES] = {};
+    memcpy(padded, p, n * sizeof(T));
+    return load(padded);
+}
+template <typename T>
+INLINE void store_some(T* p, Floats x, int n) {
+    T padded[LANES];
+    store(padded, x);
+    memcpy(p, padded, n * sizeof(T));
+}
+template <typename T>
+INLINE Floats load_up_to(const T* p, int n) {
+    return n >= LANES ? load(p) : load_some(p, n);
+}
+template <typename T>
+INLINE void store_up_to(T* p, Floats x, int n) {
+    if (n >= LANES)
+        store(p, x);
+    else
+        store_some(p, x, n);
+}
+
+// e^x within 2e-7 relative: e^x = 2^n e^r with |r| <= ln(2) / 2. Polynomial of Cephes' expf.
+INLINE Floats exponential(Floats x) {
+    x = smaller(all(89.0f), larger(all(-87.0f), x));
+    Floats n = nearest(x * all(1.44269504f));
+    Floats r = fma(n, all(-0.693359375f), x);
+    r = fma(n, all(2.12194440e-4f), r);
+    Floats p = all(1.9875691500e-4f);
+    p = fma(p, r, all(1.3981999507e-3f));
+    p = fma(p, r, all(8.3334519073e-3f));
+    p = fma(p, r, all(4.1665795894e-2f));
+    p = fma(p, r, all(1.6666665459e-1f));
+    p = fma(p, r, all(5.0000001201e-1f));
+    p = fma(p * r, r, r + all(1.0f));
+    return times_power_of_2(p, n);
+}
+INLINE Floats sigmoid(Floats x) { return all(1.0f) / (all(1.0f) + exponential(zeros() - x)); }
+INLINE Floats hyperbolic_tangent(Floats x) {
+    return all(1.0f) - all(2.0f) / (exponential(x + x) + all(1.0f));
+}

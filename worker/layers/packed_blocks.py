@@ -1,0 +1,45 @@
+"""A linear's weight in quantised blocks, multiplied by the CPU kernels in integers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from worker.kernels import quantised as kernels
+from worker.kernels.library import TYPE_CODES
+from worker.layers.quantised import QuantisedTensor, Weight
+
+
+def served(
+    parts: Sequence[Weight], dtype: torch.dtype, device: torch.device
+) -> TypeGuard[Sequence[QuantisedTensor]]:
+    """Whether the kernels multiply with all of these merged tensors."""
+    return (
+        device.type == "cpu"
+        and dtype in TYPE_CODES
+        and all(
+            isinstance(part, QuantisedTensor)
+            and kernels.serves(part.type.name, part.shape[0], part.shape[1])
+            for part in parts
+        )
+    )
+
+
+class PackedBlocksWeight:
+    """[out_features, in_features] as the tensors that are merged along its rows, packed for the
+    kernels. Products round x to int8 with one scale per row and 32 channels."""
+
+    def __init__(self, parts: Sequence[QuantisedTensor]) -> None:
+        self._parts = [_pack(part) for part in parts]
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        y = kernels.linear(x, self._parts)
+        return y if bias is None else y.add_(bias)
+
+
+def _pack(part: QuantisedTensor) -> kernels.PackedBlocks:
+    rows, columns = part.shape
+    return kernels.pack(part.type.name, rows, columns, part.blocks)
