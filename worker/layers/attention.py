@@ -2,8 +2,8 @@
 
 The decode group runs in one kernel, or without kernels as one batched product over its slot range;
 each chunk runs alone. On CPUs plain matrix products are faster than fused attention: several times
-for single queries, 1.5 to 3.5 times for a block of queries over the keys that it sees. On CUDA chunks
-use fused attention, except with score caps or sinks, which it does not have.
+for single queries, 1.5 to 3.5 times for a block of queries over the keys that it sees. On CUDA
+chunks use fused attention, except with score caps or sinks, which it does not have.
 """
 
 from __future__ import annotations
