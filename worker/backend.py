@@ -52,14 +52,16 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """State of the engine thread. It hangs if it has sequences and `progress` does not change."""
+    """State of the engine thread. It hangs if it has sequences, loads no model and `progress` does
+    not change."""
 
     alive: bool
-    progress: int  # number of steps
+    progress: int  # number of steps, and of prompts prepared
     running: int  # sequences in the batch
     waiting: int  # sequences submitted, not yet in the batch
     tokens_generated: int
     error: str | None = None
+    loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)

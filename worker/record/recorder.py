@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ PART_BYTES = 64 * 2**20  # bytes of their JSON, at most
 PART_SECONDS = 2.0  # age of the oldest entry at which a smaller part is written
 PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
 POLL_SECONDS = 0.1  # pause between polls of the outboxes
+IDLE_SECONDS = 2.0  # the same if no run had an outbox at the last poll
 FSYNC_SECONDS = 2.5  # with appendfsync everysec, older writes are on disk
 RETRY_SECONDS = 5.0  # pause after a failed write
 
@@ -122,11 +123,12 @@ class Recorder:
     def _loop(self) -> None:
         while not self._empty.is_set() and not self._stop.is_set():
             finishing = self._finishing.is_set()
-            pause = POLL_SECONDS
             try:
-                wrote = self._write_due_parts()
+                runs = self._plans.runs()
+                pause = POLL_SECONDS if runs or finishing else IDLE_SECONDS
+                wrote = self._write_due_parts(runs)
             except NotDurable:
-                pass
+                pause = POLL_SECONDS
             except (OSError, redis.RedisError) as error:
                 self._log_once(f"rows can't be written and stay in Redis: {error}")
                 pause = RETRY_SECONDS
@@ -149,10 +151,10 @@ class Recorder:
             logger.error("%s", error)
         self._last_error = error
 
-    def _write_due_parts(self) -> bool:
-        """Write all parts that are due. True if there was one."""
+    def _write_due_parts(self, runs: Iterable[str]) -> bool:
+        """Write all parts of `runs` that are due. True if there was one."""
         wrote = False
-        for run in self._plans.runs():
+        for run in runs:
             if RUN_ID.fullmatch(run) is None:
                 continue  # not from chatjobs: a run id must be usable as a folder name
             while not self._stop.is_set() and (plan := self._plan_next(run)) is not None:
