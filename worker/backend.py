@@ -82,6 +82,15 @@ class Outcome:
     sampling: Sampling | None = None  # with the defaults filled in
 
 
+class MachineError(JobError):
+    """Not the request but the machine kept a job from running: no memory for a process, no file
+    descriptor. The job can run on another worker."""
+
+    @classmethod
+    def of(cls, error: OSError) -> MachineError:
+        return cls("internal", f"{type(error).__name__}: {error}")
+
+
 class Sink(Protocol):
     """Receives the events of one request. Called on the engine thread: must not block."""
 

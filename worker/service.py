@@ -29,6 +29,7 @@ from worker.queue.rq_presence import RQPresence
 from worker.queue.rq_started import RQStarted
 from worker.queue.rq_store import RQStore
 from worker.queue.rq_workers import RQWorkers, worker_key
+from worker.queue.sickness import Sickness
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.record.recorder import PART_SECONDS, Recorder, check_folder
@@ -85,6 +86,7 @@ def serve(
         settlements = SettlementBuilder(name, socket.gethostname(), provenance)
         publisher = Publisher(StreamWriter(client))
         watchdog = Watchdog(backend, hang_seconds)
+        sickness = Sickness()
         wake_keys = [keys.wake(name) for name in named]
         own_connection = RQWorkers(redis_url, name, store.queues, patience)
         loop = WorkerLoop(
@@ -94,10 +96,11 @@ def serve(
             presence,
             workers,
             Control(client, presence.control_channel),
-            Attempts(backend, named, store, publisher, settlements),
+            Attempts(backend, named, store, publisher, settlements, sickness),
             watchdog,
             LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
             Reaper(store, RQStarted(client), workers, settlements, lease_seconds),
+            sickness,
             partial(Waker, connect(redis_url), wake_keys, store.waiting_keys),
             lease_seconds=lease_seconds,
             grace=grace,

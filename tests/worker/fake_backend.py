@@ -6,6 +6,7 @@ The request's `metadata` controls it; all values are strings:
     fail    error code to fail with, after the first word
     refuse  "1": `submit` raises an error
     panic   "1": `submit` raises an exception that is not an Exception
+    unforkable  "1": `submit` raises the OSError of a failed fork
     slow    seconds that `submit` takes
     block   seconds that `submit` holds the interpreter, as foreign code can
     kill    "1": `submit` kills this process, as a faulty driver would
@@ -15,6 +16,7 @@ The request's `metadata` controls it; all values are strings:
 from __future__ import annotations
 
 import ctypes
+import errno
 import hashlib
 import os
 import signal
@@ -129,6 +131,7 @@ class FakeBackend:
 
     def __init__(self, max_batch: int = 8, delay: float = 0.001, hangs: bool = False) -> None:
         self.max_batch, self._delay, self._hangs = max_batch, delay, hangs
+        self.sick = False  # `submit` cannot fork
         self.peak = 0  # maximum number of concurrent sequences
         self.begun: list[str] = []  # ids of submitted jobs, in order
         self._handles: list[FakeHandle] = []
@@ -165,6 +168,8 @@ class FakeBackend:
         control = request.metadata or {}
         if control.get("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if control.get("unforkable") or self.sick:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         time.sleep(float(control.get("slow", 0)))
         ctypes.PyDLL(None).sleep(int(control.get("block", 0)))
         if control.get("refuse"):

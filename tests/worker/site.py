@@ -97,7 +97,17 @@ class Site:
             for name in ("id", "run", "priority", "ttl", "retries")
             if name in fields
         }
-        instructions = ("words", "fail", "kill", "die", "refuse", "panic", "slow", "block")
+        instructions = (
+            "words",
+            "fail",
+            "kill",
+            "die",
+            "refuse",
+            "panic",
+            "slow",
+            "block",
+            "unforkable",
+        )
         metadata = {name: str(fields.pop(name)) for name in instructions if name in fields}
         request = {"model": "fake", "metadata": metadata, **fields}
         return self.client.submit_many(

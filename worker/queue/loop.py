@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -26,6 +27,7 @@ from worker.queue.rq_job import Lease
 from worker.queue.rq_presence import RQPresence
 from worker.queue.rq_store import RQStore
 from worker.queue.rq_workers import RQWorkers
+from worker.queue.sickness import Sickness
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 
@@ -59,6 +61,7 @@ class WorkerLoop:
         watchdog: Watchdog,
         keeper: LeaseKeeper,
         reaper: Reaper,
+        sickness: Sickness,
         waker: Callable[[Callable[[], None]], Waker],
         *,
         lease_seconds: float,
@@ -69,6 +72,7 @@ class WorkerLoop:
         self._backend, self._store, self._attempts = backend, store, attempts
         self._presence, self._workers, self._control = presence, workers, control
         self._watchdog, self._keeper, self._reaper = watchdog, keeper, reaper
+        self._sickness = sickness
         self._figures, self._admission = Figures(backend), Admission(presence, store)
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
         self._models = {name: model.name for name, model in models.items()}
@@ -138,6 +142,7 @@ class WorkerLoop:
         figures = {
             "models": sorted(set(self._models.values())),
             "names": sorted(self._models),
+            "paused": self._sickness.reason or self._admission.pause,
             **self._figures.read(now),
         }
         self._presence.report(figures, [attempt.lease.job for attempt in self._attempts])
@@ -162,9 +167,15 @@ class WorkerLoop:
         if self._stop_at is not None or self._admission.pause or now < self._next_poll:
             return
         idle = not self._attempts.leases
-        if self._isolating and not idle:
+        if idle:
+            self._sickness.settled()
+        if (self._isolating and not idle) or not self._sickness.may_claim():
             return
-        room = {model: max(0, self._backend.room(model)) for model in set(self._models.values())}
+        most = 1 if self._sickness.tries_one else sys.maxsize
+        room = {
+            model: min(most, max(0, self._backend.room(model)))
+            for model in set(self._models.values())
+        }
         if not any(room.values()):
             return
         rooms = {name: room[model] for name, model in self._models.items()}
@@ -172,9 +183,12 @@ class WorkerLoop:
         claimed = self._store.claim(rooms, suspects=idle)
         self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []
+        era = self._sickness.era
+        if claimed:
+            self._sickness.claimed()
         for job in claimed:
             model = self._models[self._store.model_of(job.lease)]
-            if room[model] > 0 and self._stop_at is None:
+            if room[model] > 0 and self._stop_at is None and self._sickness.era == era:
                 room[model] -= self._attempts.start(job)
                 self._watchdog.touch()  # starting many jobs may take minutes
             else:
@@ -203,7 +217,7 @@ class WorkerLoop:
         if self._attempts.leases:
             return BUSY_SECONDS
         due = self._next_check
-        if not self._admission.pause:
+        if not self._admission.pause and self._sickness.may_claim():
             due = min(due, self._next_poll)
         return min(max(BUSY_SECONDS, due - time.monotonic()), IDLE_SECONDS)
 

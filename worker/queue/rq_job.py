@@ -25,6 +25,7 @@ from jobs.errors import JobError, invalid
 LOST = "chatjobs_lost"  # workers that died while they ran it
 LOST_AT = "chatjobs_lost_at"  # seconds since the epoch: the last of these deaths
 GROUP = "chatjobs_group"  # group of suspects that it is run with
+MISPLACED = "chatjobs_misplaced"  # attempts that ended because of their worker's machine
 RETRIED = "chatjobs_retried"  # retries used after errors
 
 # Fields of a job hash that a worker reads; claim.lua returns them in this order.

@@ -27,7 +27,7 @@ from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.stream.entries import end_id, end_payload
 from worker.queue import rq_scripts
-from worker.queue.rq_job import FIELDS, RETRIED, ClaimedJob, Lease, read
+from worker.queue.rq_job import FIELDS, MISPLACED, RETRIED, ClaimedJob, Lease, read
 from worker.queue.rq_scripts import (
     ClaimArgs,
     ClaimKeys,
@@ -41,6 +41,7 @@ from worker.queue.rq_workers import DeadWorker
 logger = logging.getLogger(__name__)
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
+MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
 MAX_RESULTS = 10  # results that RQ keeps of one job
 WORKER_COUNTERS = {"finished": "successful_job_count", "failed": "failed_job_count"}
 
@@ -146,6 +147,12 @@ class RQStore:
     def retry(self, lease: Lease, allowed: int) -> bool:
         """Return a job to the end of its queue after an error. False if no retry is left."""
         reply = self._return_one(lease, "RPUSH", counter=RETRIED, limit=allowed)
+        return int(reply) != 2
+
+    def return_misplaced(self, lease: Lease) -> bool:
+        """Return a job to the end of its queue because this machine could not run it, without using
+        a retry. False if that has happened MAX_MISPLACED times."""
+        reply = self._return_one(lease, "RPUSH", counter=MISPLACED, limit=MAX_MISPLACED)
         return int(reply) != 2
 
     def forget(self, leases: Sequence[Lease]) -> None:

@@ -45,7 +45,9 @@ if redis.call('EXISTS', job) == 1 then
     local used = tonumber(redis.call('HGET', job, counter) or 0) or 0
     if used + 1 > tonumber(limit) then return 2 end
     redis.call('HSET', job, counter, used + 1)
-    redis.call('HDEL', job, 'chatjobs_group', 'chatjobs_lost', 'chatjobs_lost_at')
+    if counter == 'chatjobs_retried' then
+      redis.call('HDEL', job, 'chatjobs_group', 'chatjobs_lost', 'chatjobs_lost_at')
+    end
   end
   redis.call('HSET', job, 'status', 'queued')
   redis.call('HDEL', job, 'worker_name', 'started_at')
