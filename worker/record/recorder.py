@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -90,6 +90,7 @@ class Recorder:
         self._empty = threading.Event()
         self._last_error = ""
         self._with_others = False
+        self._any_runs = False  # had rows at the last poll
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -124,9 +125,8 @@ class Recorder:
         while not self._empty.is_set() and not self._stop.is_set():
             finishing = self._finishing.is_set()
             try:
-                runs = self._plans.runs()
-                pause = POLL_SECONDS if runs or finishing else IDLE_SECONDS
-                wrote = self._write_due_parts(runs)
+                wrote = self._write_due_parts()
+                pause = POLL_SECONDS if self._any_runs or finishing else IDLE_SECONDS
             except NotDurable:
                 pause = POLL_SECONDS
             except (OSError, redis.RedisError) as error:
@@ -151,9 +151,11 @@ class Recorder:
             logger.error("%s", error)
         self._last_error = error
 
-    def _write_due_parts(self, runs: Iterable[str]) -> bool:
-        """Write all parts of `runs` that are due. True if there was one."""
+    def _write_due_parts(self) -> bool:
+        """Write all parts that are due. True if there was one."""
         wrote = False
+        runs = self._plans.runs()
+        self._any_runs = bool(runs)
         for run in runs:
             if RUN_ID.fullmatch(run) is None:
                 continue  # not from chatjobs: a run id must be usable as a folder name
