@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections import Counter
 
@@ -10,7 +11,7 @@ import redis
 from jobs import keys
 from jobs.client.rq_format import queue_key
 from tests.worker.fake_backend import text_of
-from tests.worker.site import Site, wait_until
+from tests.worker.site import ROOT, Site, wait_until
 from worker.queue.loop import LEASE_SECONDS
 from worker.queue.waker import Waker
 
@@ -83,3 +84,11 @@ def test_a_waker_survives_redis_errors(site: Site) -> None:
     waker.arm()
     wait_until(lambda: woken == [1, 1])
     waker.close()
+
+
+def test_nothing_scans_all_keys() -> None:
+    files = [path for package in ("jobs", "worker") for path in (ROOT / package).rglob("*.*")]
+    sources = [path for path in files if path.suffix in (".py", ".lua")]
+    assert len(sources) > 100
+    scanning = re.compile(r"scan_iter|\.scan\(|\bSCAN\b|\.keys\(\"")
+    assert not [path for path in sources if scanning.search(path.read_text())]
