@@ -14,6 +14,9 @@ TASK = "worker.tasks.chat_completion"  # function name of every chatjobs job
 
 CONTROL = "chatjobs:control"  # pub/sub: cancel
 OUTBOXES = "chatjobs:outboxes"  # set: runs that have an outbox
+WORKERS = "chatjobs:workers"  # sorted set: workers, by the end of their lease in ms since the epoch
+STOPPING = "chatjobs:stopping"  # set: workers that have announced their end
+REAPER = "chatjobs:reaper"  # the worker that returns the jobs of dead ones now; expires
 
 
 def chat_queue(model: str) -> str:
@@ -26,9 +29,31 @@ def bulk_queue(model: str) -> str:
     return f"bulk:{model}"
 
 
+def model_of(queue: str) -> str:
+    """The model of an RQ queue that `chat_queue` or `bulk_queue` names."""
+    return queue.partition(":")[2]
+
+
 def queue(model: str, priority: str) -> str:
     """RQ queue of `model` for a job of this priority ("interactive" or "bulk")."""
     return bulk_queue(model) if priority == "bulk" else chat_queue(model)
+
+
+def quarantine(queue: str) -> str:
+    """List of the jobs of an RQ queue that may have killed their workers; `chatjobs_group` in their
+    hashes names the group that is run together."""
+    return f"chatjobs:quarantine:{queue}"
+
+
+def quarantine_worker(queue: str) -> str:
+    """The busy worker that takes no further jobs in order to run suspects of a queue; expires."""
+    return f"chatjobs:quarantine-worker:{queue}"
+
+
+def wake(model: str) -> str:
+    """List that a producer pushes to when it has enqueued a job of a model: idle workers wait on
+    it. Its length is limited."""
+    return f"chatjobs:wake:{model}"
 
 
 def log(job: str) -> str:
@@ -52,5 +77,11 @@ def parts(run: str) -> str:
 
 
 def worker(name: str) -> str:
-    """A worker's state as JSON, and its lease: expires if the worker stops renewing it."""
+    """What a worker says about itself, as JSON: expires soon if it says nothing more."""
     return f"chatjobs:worker:{name}"
+
+
+def started(name: str) -> str:
+    """Sorted set of the jobs that a worker has started, in the order of its claims. Members are
+    `<execution> <job> <queue>`."""
+    return f"chatjobs:started:{name}"

@@ -13,7 +13,7 @@ import redis
 from jobs.client import cancel, submit
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
-from worker.queue import rq_scripts
+from worker.queue import rq_scripts, rq_workers
 from worker.record import part_plans
 
 ROOT = Path(__file__).parent.parent
@@ -29,11 +29,16 @@ CASES = [
     (cancel.CANCEL, "ARGV", cancel.CancelArgs),
     (writer.APPEND, "KEYS", writer.AppendKeys),
     (writer.APPEND, "ARGV", writer.AppendArgs),
+    (rq_scripts.CLAIM, "KEYS", rq_scripts.ClaimKeys),
     (rq_scripts.CLAIM, "ARGV", rq_scripts.ClaimArgs),
     (rq_scripts.SETTLE, "KEYS", rq_scripts.SettleKeys),
     (rq_scripts.SETTLE, "ARGV", rq_scripts.SettleArgs),
     (rq_scripts.RETURN, "KEYS", rq_scripts.ReturnKeys),
     (rq_scripts.RETURN, "ARGV", rq_scripts.ReturnArgs),
+    (rq_workers.RENEW, "KEYS", rq_workers.RenewKeys),
+    (rq_workers.RENEW, "ARGV", rq_workers.RenewArgs),
+    (rq_workers.LEAVE, "KEYS", rq_workers.LeaveKeys),
+    (rq_workers.LEAVE, "ARGV", rq_workers.LeaveArgs),
     (part_plans.PLAN, "KEYS", part_plans.PlanKeys),
     (part_plans.PLAN, "ARGV", part_plans.PlanArgs),
     (part_plans.COMMIT, "KEYS", part_plans.CommitKeys),
@@ -43,7 +48,8 @@ NAMES = [names.__name__ for _, _, names in CASES]
 
 
 def header_of(text: str) -> str:
-    return "\n".join(takewhile(lambda line: line.startswith("--"), text.splitlines()))
+    lines = text.removeprefix("#!lua flags=allow-oom\n").splitlines()
+    return "\n".join(takewhile(lambda line: line.startswith("--"), lines))
 
 
 def unpacked(script: str, table: str) -> list[tuple[str, ...]]:
@@ -71,7 +77,8 @@ def test_a_script_opens_with_a_header_that_describes_it(path: Path) -> None:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_compiles(path: Path, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
-        client.script_load(END_LUA + path.read_text())
+        text = path.read_text()
+        client.script_load(text if text.startswith("#!") else END_LUA + text)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)

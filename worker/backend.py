@@ -52,14 +52,16 @@ class MemoryUse:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """State of the engine thread. It hangs if it has sequences and `progress` does not change."""
+    """State of the engine thread. It hangs if it has sequences, loads no model and `progress` does
+    not change."""
 
     alive: bool
-    progress: int  # number of steps
+    progress: int  # number of steps, and of prompts prepared
     running: int  # sequences in the batch
     waiting: int  # sequences submitted, not yet in the batch
     tokens_generated: int
     error: str | None = None
+    loading: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +80,15 @@ class Outcome:
     first_token_at: float | None = None
     finished_at: float | None = None
     sampling: Sampling | None = None  # with the defaults filled in
+
+
+class MachineError(JobError):
+    """Not the request but the machine kept a job from running: no memory for a process, no file
+    descriptor. The job can run on another worker."""
+
+    @classmethod
+    def of(cls, error: OSError) -> MachineError:
+        return cls("internal", f"{type(error).__name__}: {error}")
 
 
 class Sink(Protocol):

@@ -5,36 +5,41 @@ from __future__ import annotations
 import logging
 import os
 import secrets
-import signal
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import redis
 
+from jobs import keys
 from jobs.client.connection import connect, redis_failure
 from jobs.errors import JobError, invalid
 from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.attempts import Attempts
+from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
 from worker.queue.rq_control import Control
-from worker.queue.rq_presence import RQPresence, worker_key
+from worker.queue.rq_presence import RQPresence
+from worker.queue.rq_started import RQStarted
 from worker.queue.rq_store import RQStore
+from worker.queue.rq_workers import RQWorkers, worker_key
+from worker.queue.sickness import Sickness
+from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.record.recorder import PART_SECONDS, Recorder, check_folder
+from worker.signals import StopSignals
 
 logger = logging.getLogger(__name__)
 
 FINISH_SECONDS = 30.0  # how long the last rows may take to reach the disk
-HANG_SECONDS = 120.0  # an engine with work that makes no step for this long counts as hung
-SIGNALS: tuple[int, ...] = (signal.SIGTERM, signal.SIGINT)
+GRACE_SECONDS = 25.0  # Kubernetes kills 30 s after SIGTERM: the jobs have been returned by then
+HANG_SECONDS = 120.0  # a worker that makes no progress with its work for this long is hung
 PLAN_LEASES = 2.5  # a recorder holds the plan of a part for this many worker leases
 
 
@@ -44,7 +49,7 @@ def serve(
     *,
     redis_url: str | None = None,
     results: Path,
-    grace: float = 30.0,
+    grace: float = GRACE_SECONDS,
     burst: bool = False,
     lease_seconds: float = LEASE_SECONDS,
     hang_seconds: float = HANG_SECONDS,
@@ -75,23 +80,34 @@ def serve(
         named |= {model.name: model for model in models}
         store = RQStore(client, list(named), name, worker_key(name))
         presence = RQPresence(client, store.queues, name, lease_seconds)
+        patience = lease_seconds / RENEWALS_PER_LEASE
+        workers = RQWorkers(redis_url, name, store.queues, patience)
         provenance = {name: asdict(model) for name, model in named.items()}
         settlements = SettlementBuilder(name, socket.gethostname(), provenance)
         publisher = Publisher(StreamWriter(client))
+        watchdog = Watchdog(backend, hang_seconds)
+        sickness = Sickness()
+        wake_keys = [keys.wake(name) for name in named]
+        own_connection = RQWorkers(redis_url, name, store.queues, patience)
         loop = WorkerLoop(
             backend,
             named,
             store,
             presence,
+            workers,
             Control(client, presence.control_channel),
-            Attempts(backend, named, store, publisher, settlements),
-            Watchdog(backend, hang_seconds),
-            Reaper(store, settlements, name),
+            Attempts(backend, named, store, publisher, settlements, sickness),
+            watchdog,
+            LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
+            Reaper(store, RQStarted(client), workers, settlements, lease_seconds),
+            sickness,
+            partial(Waker, connect(redis_url), wake_keys, store.waiting_keys),
+            lease_seconds=lease_seconds,
             grace=grace,
             burst=burst,
             on_idle=recorder.wake,
         )
-        with _signals_stop(loop):
+        with StopSignals(loop):
             recorder.start()
             logger.info("worker %s serves %s", name, ", ".join(model.name for model in models))
             try:
@@ -135,26 +151,6 @@ def _load(backend: Backend, references: Sequence[str]) -> list[ModelInfo]:
         )
         loaded.append(info)
     return loaded
-
-
-@contextmanager
-def _signals_stop(loop: WorkerLoop) -> Iterator[None]:
-    """SIGTERM and SIGINT stop the loop: the first after its grace period, the second at once. A
-    third one ends the process by the signal's default action."""
-    before: dict[int, Any] = {}
-
-    def stop(signum: int, frame: Any) -> None:
-        if loop.aborted:
-            signal.signal(signum, signal.SIG_DFL)
-        loop.request_stop()
-
-    for number in SIGNALS:
-        before[number] = signal.signal(number, stop)
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def _check_redis(client: redis.Redis) -> None:

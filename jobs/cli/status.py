@@ -66,8 +66,9 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
 
 def workers(redis: Redis) -> list[dict[str, Any]]:
     """Return the status that each running worker publishes, by worker name."""
-    names = sorted(redis.scan_iter(match=keys.worker("*"), count=1000))
-    values = redis.mget(names) if names else []
+    found: Any = redis.zrange(keys.WORKERS, 0, -1)
+    names = sorted(name.decode() for name in found)
+    values = redis.mget([keys.worker(name) for name in names]) if names else []
     return [json.loads(value) for value in values if value is not None]
 
 

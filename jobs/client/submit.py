@@ -48,6 +48,7 @@ class EnqueueKeys(NamedTuple):
     queues: str
     log: str
     results: str
+    wake: str
 
 
 class EnqueueArgs(NamedTuple):
@@ -103,6 +104,7 @@ class _NewJob(NamedTuple):
             queues=QUEUES_KEY,
             log=keys.log(self.id),
             results=results_key(self.id),
+            wake=keys.wake(keys.model_of(self.queue)),
         )
 
     def script_args(self) -> list[Any]:

@@ -6,12 +6,17 @@ The request's `metadata` controls it; all values are strings:
     fail    error code to fail with, after the first word
     refuse  "1": `submit` raises an error
     panic   "1": `submit` raises an exception that is not an Exception
+    unforkable  "1": `submit` raises the OSError of a failed fork
+    slow    seconds that `submit` takes
+    block   seconds that `submit` holds the interpreter, as foreign code can
     kill    "1": `submit` kills this process, as a faulty driver would
     die     "1": the engine thread ends
 """
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import hashlib
 import os
 import signal
@@ -30,14 +35,20 @@ from worker.backend import Health, MemoryUse, ModelInfo, Outcome, Sink
 
 def text_of(request: ChatRequest, choice: int = 0) -> str:
     """The text that the backend generates for a request."""
-    prompt = request.messages[-1].text
-    count = int((request.metadata or {}).get("words", "5"))
-    seed = f"{prompt}/{choice}/"
-    words = (
+    return "".join(f"{word} " for word in words_of(request, choice, count_of(request)))
+
+
+def count_of(request: ChatRequest) -> int:
+    return int((request.metadata or {}).get("words", "5"))
+
+
+def words_of(request: ChatRequest, choice: int, end: int, start: int = 0) -> list[str]:
+    """The words from `start` to `end` of the text."""
+    seed = f"{request.messages[-1].text}/{choice}/"
+    return [
         hashlib.sha256(f"{seed}{i}".encode("utf-8", "replace")).hexdigest()[:6]
-        for i in range(count)
-    )
-    return "".join(f"{word} " for word in words)
+        for i in range(start, end)
+    ]
 
 
 class FakeHandle:
@@ -45,7 +56,8 @@ class FakeHandle:
         self.request, self.sink = request, sink
         self.control = request.metadata or {}
         self.n = request.n or 1
-        self.words = [text_of(request, i).split(" ")[:-1] for i in range(self.n)]
+        self.count = count_of(request)
+        self.words: list[list[str]] = [[] for _ in range(self.n)]  # sent
         self.sent = 0
         self.cancelled = False
         self.started_at = time.time()
@@ -61,7 +73,9 @@ class FakeHandle:
         if self.sent == 1 and "fail" in self.control:
             self._end(JobError(self.control["fail"], "requested by the test"))  # type: ignore[arg-type]
             return True
-        last = self.sent == len(self.words[0]) - 1
+        last = self.sent == self.count - 1
+        for i, words in enumerate(self.words):
+            words += words_of(self.request, i, self.sent + 1, self.sent)
         self.sink.deltas(
             [
                 Delta(i, content=f"{words[self.sent]} ", finish_reason="stop" if last else None)
@@ -117,6 +131,7 @@ class FakeBackend:
 
     def __init__(self, max_batch: int = 8, delay: float = 0.001, hangs: bool = False) -> None:
         self.max_batch, self._delay, self._hangs = max_batch, delay, hangs
+        self.sick = False  # `submit` cannot fork
         self.peak = 0  # maximum number of concurrent sequences
         self.begun: list[str] = []  # ids of submitted jobs, in order
         self._handles: list[FakeHandle] = []
@@ -153,6 +168,10 @@ class FakeBackend:
         control = request.metadata or {}
         if control.get("kill"):
             os.kill(os.getpid(), signal.SIGKILL)
+        if control.get("unforkable") or self.sick:
+            raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
+        time.sleep(float(control.get("slow", 0)))
+        ctypes.PyDLL(None).sleep(int(control.get("block", 0)))
         if control.get("refuse"):
             raise JobError("context_length_exceeded", "too long, requested by the test")
         if control.get("panic"):

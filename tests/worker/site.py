@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -96,7 +97,17 @@ class Site:
             for name in ("id", "run", "priority", "ttl", "retries")
             if name in fields
         }
-        instructions = ("words", "fail", "kill", "die", "refuse", "panic")
+        instructions = (
+            "words",
+            "fail",
+            "kill",
+            "die",
+            "refuse",
+            "panic",
+            "slow",
+            "block",
+            "unforkable",
+        )
         metadata = {name: str(fields.pop(name)) for name in instructions if name in fields}
         request = {"model": "fake", "metadata": metadata, **fields}
         return self.client.submit_many(
@@ -127,6 +138,16 @@ class Site:
         finally:
             for name, value in before.items():
                 self.redis.config_set(name, value)
+
+    @contextmanager
+    def paused_server(self) -> Iterator[None]:
+        """Redis does not reply for a while; its connections stay open."""
+        pid = self.redis.info("server")["process_id"]
+        os.kill(pid, signal.SIGSTOP)
+        try:
+            yield
+        finally:
+            os.kill(pid, signal.SIGCONT)
 
     def worker(self, **options: Any) -> WorkerProcess:
         """Start a worker process, killed at the end of the test."""

@@ -56,7 +56,7 @@ from worker.cli.options import (
 @click.option(
     "--grace",
     type=Seconds(min=0),
-    default=30,
+    default=25,
     show_default=True,
     metavar="S",
     help="Seconds that running jobs may continue after SIGTERM.",

@@ -65,7 +65,7 @@ class EngineHost:
             on_work=self._work.set,
         )
         self._commands: deque[Command] = deque()
-        self._closing = False
+        self._closing = self._loading = False
         self._error: str | None = None
         tune()
         self._preparer = Preparer()
@@ -81,6 +81,7 @@ class EngineHost:
             waiting=sum(engine.waiting + self._preparer.sequences(engine) for engine in engines),
             tokens_generated=sum(engine.tokens_generated for engine in engines),
             error=self._error,
+            loading=self._loading,
         )
 
     def memory(self) -> MemoryUse:
@@ -141,7 +142,11 @@ class EngineHost:
     # --- on the engine thread ---------------------------------------------------------------------
 
     def _load(self, reference: str) -> ModelInfo:
-        engine = self._load_engine(reference)
+        self._loading = True
+        try:
+            engine = self._load_engine(reference)
+        finally:
+            self._loading = False
         self._engines = {**self._engines, engine.info.name: engine}
         return engine.info
 

@@ -10,7 +10,7 @@ import threading
 
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, failure_of
-from worker.backend import Outcome, Sink
+from worker.backend import MachineError, Outcome, Sink
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.engine import EngineCore
 
@@ -39,6 +39,8 @@ class Preparation:
             if self._cancelled.is_set():
                 raise JobError("cancelled", "the request was cancelled")
             self._generation = self.engine.submit(self._request, self._sink)
+        except OSError as error:  # no process could be started
+            self._sink.ended(Outcome(error=MachineError.of(error)))
         except BaseException as error:
             reason = failure_of(error)
             if reason.code == "internal":

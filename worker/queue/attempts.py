@@ -14,11 +14,12 @@ from dataclasses import dataclass
 
 from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
-from worker.backend import Backend, ModelInfo, Outcome
+from worker.backend import Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.publisher import Publisher
 from worker.queue.rq_job import ClaimedJob, Lease
 from worker.queue.rq_store import RQStore, Settlement
+from worker.queue.sickness import Sickness
 
 logger = logging.getLogger(__name__)
 
@@ -46,10 +47,14 @@ Event = Ended | Woken
 class AttemptSink:
     """Passes an attempt's events from the engine's thread to the loop's. Never blocks."""
 
-    def __init__(self, attempt: Attempt, events: queue.SimpleQueue[Event]) -> None:
+    def __init__(
+        self, attempt: Attempt, events: queue.SimpleQueue[Event], sickness: Sickness
+    ) -> None:
         self._attempt, self._events = attempt, events
+        self._sickness, self._era = sickness, sickness.era
 
     def deltas(self, deltas: Sequence[Delta]) -> None:
+        self._sickness.worked(self._era)
         if self._attempt.request.publishes and self._attempt.stream.add(deltas):
             self._events.put(Woken())
 
@@ -67,7 +72,9 @@ class Attempts:
         store: RQStore,
         publisher: Publisher,
         settlements: SettlementBuilder,
+        sickness: Sickness,
     ) -> None:
+        self._sickness = sickness
         self._backend, self._models = backend, models
         self._store, self._publisher, self._settlements = store, publisher, settlements
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -97,10 +104,21 @@ class Attempts:
             self.drop(stale)
         try:
             attempt = admit(claimed, self._models)
+        except JobError as error:
+            self._refuse(claimed, error)
+            return 0
+        except BaseException as error:  # a bad job must not end the worker
+            self._refuse(claimed, failure_of(error))
+            return 0
+        try:
             self._running[claimed.lease.job] = attempt
-            sink = AttemptSink(attempt, self._events)
+            sink = AttemptSink(attempt, self._events, self._sickness)
             attempt.handle = self._backend.submit(attempt.request, sink)
             return attempt.sequences
+        except OSError as error:
+            attempt.outcome = Outcome(error=MachineError.of(error))
+            self._sickness.failed(MachineError.of(error))
+            self._ended.append(attempt)
         except JobError as error:
             self._refuse(claimed, error)
         except BaseException as error:  # a bad job must not end the worker
@@ -134,6 +152,8 @@ class Attempts:
             return False
         if isinstance(event, Ended) and self._is_running(event.attempt):
             event.attempt.outcome = event.outcome
+            if isinstance(event.outcome.error, MachineError):
+                self._sickness.failed(event.outcome.error)
             self._ended.append(event.attempt)
         return True
 
@@ -156,6 +176,7 @@ class Attempts:
             if not was_held:
                 logger.warning("job %s was settled before, or taken over", settlement.lease.job)
         self._refused = []
+        self._sickness.settled()
         for attempt in list(self._ended):
             self._forget(attempt)
         return True
@@ -171,6 +192,8 @@ class Attempts:
     def _requeue(self, attempt: Attempt) -> bool:
         """Return a job to its queue after a retryable error, if it has a retry left."""
         error, allowed = attempt.error, attempt.request.job.retries
+        if isinstance(error, MachineError):
+            return self._store.return_misplaced(attempt.lease)
         if error is None or not error.retryable or attempt.claimed.retried >= allowed:
             return False
         requeued = self._store.retry(attempt.lease, allowed)

@@ -7,30 +7,38 @@ the backend generates on its own thread and passes its events to this one throug
 from __future__ import annotations
 
 import logging
+import math
+import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 
 import redis
 
+from jobs import keys
 from jobs.errors import JobError
 from worker.backend import Backend, ModelInfo
+from worker.queue.admission import Admission
 from worker.queue.attempts import Attempts
+from worker.queue.figures import Figures
+from worker.queue.lease_keeper import LeaseKeeper
+from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
 from worker.queue.rq_control import Cancel, Control
-from worker.queue.rq_job import ClaimedJob, Lease
+from worker.queue.rq_job import Lease
 from worker.queue.rq_presence import RQPresence
-from worker.queue.rq_store import MAX_LOST, RQStore
+from worker.queue.rq_store import RQStore
+from worker.queue.rq_workers import RQWorkers
+from worker.queue.sickness import Sickness
+from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
 
 LEASE_SECONDS = 12.0  # a worker that does not renew its lease for this long loses its jobs
-RENEWALS_PER_LEASE = 4
-REAPS_PER_LEASE = 3
-POLL_SECONDS = (0.005, 0.03)  # pause between polls of empty queues: the first, the longest
+CHECKS_PER_LEASE = 3
+BURST_SECONDS = 0.1  # pause between polls of empty queues if the worker ends when all is done
+IDLE_SECONDS = 1.0  # longest wait for an event if no job runs; commands are read after it
 BUSY_SECONDS = 0.005  # wait for the engine's next event while jobs run
-BACKLOG_ROWS = 20_000  # rows waiting for Parquet above which no jobs are claimed
-RETRY_SECONDS = (0.1, 5.0)  # pause after a Redis error: the first, the longest
 
 
 class WorkerLoop:
@@ -47,57 +55,67 @@ class WorkerLoop:
         models: Mapping[str, ModelInfo],
         store: RQStore,
         presence: RQPresence,
+        workers: RQWorkers,
         control: Control,
         attempts: Attempts,
         watchdog: Watchdog,
+        keeper: LeaseKeeper,
         reaper: Reaper,
+        sickness: Sickness,
+        waker: Callable[[Callable[[], None]], Waker],
         *,
+        lease_seconds: float,
         grace: float,
         burst: bool,
         on_idle: Callable[[], None],
     ) -> None:
         self._backend, self._store, self._attempts = backend, store, attempts
-        self._presence, self._control = presence, control
-        self._watchdog, self._reaper = watchdog, reaper
+        self._presence, self._workers, self._control = presence, workers, control
+        self._watchdog, self._keeper, self._reaper = watchdog, keeper, reaper
+        self._sickness = sickness
+        self._admission, self._outage = Admission(presence, store), Outage()
+        self._check_seconds = lease_seconds / CHECKS_PER_LEASE
         self._models = {name: model.name for name, model in models.items()}
+        self._figures = Figures(backend, self._models)
         self._grace, self._burst, self._on_idle = grace, burst, on_idle
         self.aborted = False  # asked twice to stop
         self._stop_at: float | None = None  # end of the grace period
         self._stop_logged = False
-        self._next_renewal = self._next_reap = self._next_poll = 0.0  # monotonic, as all times here
-        self._poll_pause = POLL_SECONDS[0]
-        self._retry_pause: float | None = None  # set while Redis fails
-        self._pause_reason = ""  # why no jobs are claimed
+        self._next_check = self._next_poll = 0.0  # monotonic, as all times here
         self._drained = False  # the last poll found no job, queued or started
-        self._isolating = False  # claim nothing until the running job has ended
+        self._isolating = False  # claim nothing until the running jobs have ended
+        self._waker = waker(self._wake)
+        self._suspects: set[str] = set()  # queues whose quarantine had jobs at the last check
 
     def request_stop(self) -> None:
         """First call: claim no more jobs, give running ones the grace period. Second: end now."""
         self.aborted = self._stop_at is not None
         self._stop_at = time.monotonic() + (0.0 if self.aborted else self._grace)
+        self._keeper.announce_stop()
         self._attempts.wake()
 
     def run(self) -> None:
         """Serve until stopped. If the engine dies, returns all jobs and raises JobError."""
         self._presence.birth()
         self._control.subscribe()
+        self._keeper.start()
         crashed = True
         try:
             while not self._finished():
+                self._watchdog.touch()
                 self._attempts.collect(self._collect_timeout())
                 self._log_stop()
                 try:
                     self._attempts.publish()
                     self._settle()
                     self._handle_commands()
-                    self._renew_lease()
-                    self._reap()
+                    self._check()
                     self._enforce_deadlines()
                     self._claim()
                 except redis.RedisError as error:
-                    self._wait_for_redis(error)
+                    self._wait(self._outage.failed(error, len(self._attempts)))
                 else:
-                    self._reset_retry()
+                    self._outage.ended()
             crashed = False
         finally:
             self._shut_down(crashed)
@@ -128,31 +146,20 @@ class WorkerLoop:
             elif self._stop_at is None:
                 self.request_stop()
 
-    def _renew_lease(self) -> None:
-        """When it is due, check the engine and renew the worker's lease; drop the jobs that other
-        workers have taken over."""
+    def _check(self) -> None:
+        """When it is due: report to Redis, drop the jobs that other workers have taken over, return
+        those of dead workers, and see whether jobs may be claimed."""
         now = time.monotonic()
-        if now < self._next_renewal:
+        if now < self._next_check:
             return
-        hangs = self._watchdog.hangs(now)
-        if not hangs:
-            self._presence.renew(
-                {
-                    "models": sorted(set(self._models.values())),
-                    "names": sorted(self._models),
-                    **self._watchdog.report,
-                },
-                [attempt.lease.job for attempt in self._attempts],
-            )
+        figures = self._figures.read(now)
+        figures["paused"] = self._sickness.reason or self._admission.pause
+        self._presence.report(figures, [attempt.lease.job for attempt in self._attempts])
         self._check_leases()
-        self._update_pause(hangs)
-        self._next_renewal = now + self._presence.lease_seconds / RENEWALS_PER_LEASE
-
-    def _reap(self) -> None:
-        now = time.monotonic()
-        if now >= self._next_reap:
-            self._reaper.reap(set(self._attempts.leases))
-            self._next_reap = now + self._presence.lease_seconds / REAPS_PER_LEASE
+        self._reaper.reap(set(self._attempts.leases))
+        self._admission.update()
+        self._make_room_for_suspects()
+        self._next_check = now + self._check_seconds
 
     def _enforce_deadlines(self) -> None:
         now = time.time()
@@ -166,35 +173,43 @@ class WorkerLoop:
         """Claim jobs while the batch has room. A job takes as much room as it has choices, so some
         of the claimed jobs may not fit: they go back before their attempt has started."""
         now = time.monotonic()
-        if self._stop_at is not None or self._pause_reason or now < self._next_poll:
+        if self._stop_at is not None or self._admission.pause or now < self._next_poll:
             return
-        if self._isolating and self._attempts:
+        idle = not self._attempts.leases
+        if idle:
+            self._sickness.settled()
+        if (self._isolating and not idle) or not self._sickness.may_claim():
             return
-        self._isolating = False
-        room = {model: max(0, self._backend.room(model)) for model in set(self._models.values())}
+        most = 1 if self._sickness.tries_one else sys.maxsize
+        names = set(self._models.values())
+        room = {name: min(most, max(0, self._backend.room(name))) for name in names}
         if not any(room.values()):
             return
-        claimed = self._store.claim({name: room[model] for name, model in self._models.items()})
-        accepted = self._isolate_suspects(claimed)
-        if len(accepted) < len(claimed):
-            self._store.give_back([job.lease for job in claimed[len(accepted) :]], uncount=True)
+        rooms = {name: room[model] for name, model in self._models.items()}
+        self._next_poll = math.inf  # before the claim: it may be reset while that runs
+        claimed = self._store.claim(rooms, suspects=idle)
+        self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []
-        for job in accepted:
+        era = self._sickness.era
+        if claimed:
+            self._sickness.claimed()
+        for job in claimed:
             model = self._models[self._store.model_of(job.lease)]
-            if room[model] > 0:
+            if room[model] > 0 and self._stop_at is None and self._sickness.era == era:
                 room[model] -= self._attempts.start(job)
-                self._renew_lease()  # starting many jobs may take seconds
+                self._watchdog.touch()  # starting many jobs may take minutes
             else:
                 surplus.append(job.lease)
         if surplus:
             self._store.give_back(surplus, uncount=True)
         if claimed:
-            self._drained, self._poll_pause = False, POLL_SECONDS[0]
+            self._drained, self._next_poll = False, 0.0
         else:
             # A job that another worker has started comes back if that worker dies.
-            self._drained = self._burst and all(room.values()) and not self._store.any_started()
-            self._next_poll = now + self._poll_pause
-            self._poll_pause = min(1.5 * self._poll_pause, POLL_SECONDS[1])
+            self._drained = self._burst and all(room.values()) and not self._store.any_unsettled()
+            if self._burst:
+                self._next_poll = now + BURST_SECONDS
+            self._waker.arm()
 
     # --- helpers ----------------------------------------------------------------------------------
 
@@ -208,16 +223,27 @@ class WorkerLoop:
     def _collect_timeout(self) -> float:
         if self._attempts.leases:
             return BUSY_SECONDS
-        return max(0.0, self._next_poll - time.monotonic()) or POLL_SECONDS[1]
+        due = self._next_check
+        if not self._admission.pause and self._sickness.may_claim():
+            due = min(due, self._next_poll)
+        return min(max(BUSY_SECONDS, due - time.monotonic()), IDLE_SECONDS)
 
-    def _isolate_suspects(self, claimed: Sequence[ClaimedJob]) -> Sequence[ClaimedJob]:
-        """The first of the claimed jobs that may run together. A suspect, which fails if one more
-        worker dies with it, runs alone: so no other job fails with it."""
-        for number, job in enumerate(claimed):
-            if job.lost >= MAX_LOST - 1:
+    def _make_room_for_suspects(self) -> None:
+        """Suspects are taken by idle workers. If a busy one sees them wait at two checks, no worker
+        is idle: then one per queue claims nothing until it is idle itself."""
+        if not self._attempts:
+            return
+        waiting = self._store.suspects()
+        for queue in self._suspects & waiting:
+            office = keys.quarantine_worker(queue)
+            if self._workers.elect(office, CHECKS_PER_LEASE * self._check_seconds):
                 self._isolating = True
-                return claimed[:number] if number or self._attempts else claimed[:1]
-        return claimed
+        self._suspects = waiting
+
+    def _wake(self) -> None:
+        """A job may wait. Called by the waker's thread."""
+        self._next_poll = 0.0
+        self._attempts.wake()
 
     def _cancel(self, job: str) -> None:
         attempt = self._attempts.get(job)
@@ -231,38 +257,15 @@ class WorkerLoop:
             if not held:
                 logger.warning("lost the lease of job %s: dropping it", attempt.lease.job)
                 self._attempts.drop(attempt)
+                self._store.forget([attempt.lease])
             elif cancelled:
                 self._cancel(attempt.lease.job)
 
-    def _update_pause(self, hangs: bool) -> None:
-        """Stop or resume claiming."""
-        reason = ""
-        if hangs:
-            reason = "the engine has work but makes no progress"
-        elif self._presence.suspended():
-            reason = "suspended by rq"
-        elif self._store.waiting_rows() > BACKLOG_ROWS:
-            reason = f"more than {BACKLOG_ROWS} rows wait for Parquet"
-        if reason and reason != self._pause_reason:
-            logger.warning("not claiming jobs: %s", reason)
-        elif self._pause_reason and not reason:
-            logger.info("claiming jobs again")
-        self._pause_reason = reason
-
-    def _wait_for_redis(self, error: redis.RedisError) -> None:
+    def _wait(self, seconds: float) -> None:
         """Keep everything and pause: each stage is repeated after an error, without loss."""
-        if self._retry_pause is None:
-            logger.warning("Redis fails (%s): keeping %d running jobs", error, len(self._attempts))
-            self._retry_pause = RETRY_SECONDS[0]
-        until = time.monotonic() + self._retry_pause
-        self._retry_pause = min(2 * self._retry_pause, RETRY_SECONDS[1])
+        until = time.monotonic() + seconds
         while (left := until - time.monotonic()) > 0 and not self.aborted:
             self._attempts.take(left)
-
-    def _reset_retry(self) -> None:
-        if self._retry_pause is not None:
-            logger.info("Redis is back")
-            self._retry_pause = None
 
     def _shut_down(self, crashed: bool) -> None:
         """Return the jobs that have not ended and sign off. A crash counts against its jobs."""
@@ -279,6 +282,8 @@ class WorkerLoop:
                 self._store.give_back(leases)
             if leases:
                 logger.info("returned %d unfinished jobs to their queues", len(leases))
+            self._keeper.stop()
+            self._workers.leave()
             self._presence.death()
         except redis.RedisError as error:
             logger.warning(
@@ -287,4 +292,7 @@ class WorkerLoop:
                 unfinished,
             )
         finally:
+            self._keeper.stop()
+            self._workers.close()
+            self._waker.close()
             self._control.close()

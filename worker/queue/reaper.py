@@ -3,44 +3,101 @@
 from __future__ import annotations
 
 import logging
+import time
+import uuid
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
+import redis
+
+from jobs import keys
 from worker.queue.attempt import SettlementBuilder, worker_lost
+from worker.queue.deaths import Deaths
 from worker.queue.rq_job import Lease
+from worker.queue.rq_started import RQStarted, StartedJob
 from worker.queue.rq_store import RQStore
+from worker.queue.rq_workers import DeadWorker, RQWorkers
 
 logger = logging.getLogger(__name__)
 
+MAX_LOST = 3  # deaths of workers after which a job that ran alone fails
+SUSPECT_LOST = 2  # deaths of workers after which a job runs in quarantine
+
 
 class Reaper:
-    """Works in the name of `worker`, on the queues of `store`."""
+    """Works in the name of one worker. Of several that see a worker dead, one is elected."""
 
-    def __init__(self, store: RQStore, settlements: SettlementBuilder, worker: str) -> None:
-        self._store, self._settlements, self._worker = store, settlements, worker
+    def __init__(
+        self,
+        store: RQStore,
+        started: RQStarted,
+        workers: RQWorkers,
+        settlements: SettlementBuilder,
+        lease_seconds: float,
+    ) -> None:
+        self._store, self._started, self._workers = store, started, workers
+        self._settlements, self._lease_seconds = settlements, lease_seconds
+        self._next_look_at_own = 0.0  # monotonic
+        self._deaths = Deaths(workers.name, lease_seconds)
 
     def reap(self, known: Collection[Lease]) -> None:
-        """Return the jobs of workers whose lease has expired, and jobs claimed by this worker that
-        are not `known` to it: the reply to that claim was lost."""
-        for queue in self._store.queues:
-            started = self._store.started(queue)
-            own = [job.lease for job in started if job.worker == self._worker]
+        """Return the jobs of workers that have died, and jobs claimed by this worker that are not
+        `known` to it: the reply to that claim was lost."""
+        if (now := time.monotonic()) >= self._next_look_at_own:
+            self._next_look_at_own = now + self._lease_seconds
+            own = [job.lease for job in self._started.of(self._workers.name)]
             if unknown := [lease for lease in own if lease not in known]:
                 self._store.give_back(unknown)
-            for job in reversed(started):  # each goes to the front: the first one last
-                if job.worker != self._worker and not job.alive:
-                    logger.warning(
-                        "the lease of worker %s has expired: returning job %s",
-                        job.worker,
-                        job.lease.job,
-                    )
-                    self._reclaim(job.lease, job.worker)
+        dead = self._look()
+        if dead and self._workers.elect(keys.REAPER, self._lease_seconds):
+            for worker in dead:
+                self._bury(worker)
 
-    def reclaim_own(self, leases: Sequence[Lease]) -> None:
+    def reclaim_own(self, leases: Collection[Lease]) -> None:
         """Return the jobs of this worker, whose engine died while it ran them."""
-        for lease in reversed(leases):
-            self._reclaim(lease, None)
+        name = self._workers.name
+        self._blame([job for job in self._started.of(name) if job.lease in leases], name, None)
 
-    def _reclaim(self, lease: Lease, dead: str | None) -> None:
-        if not self._store.reclaim(lease, dead):
-            refused = self._settlements.for_error(self._store.read(lease), worker_lost(lease))
-            self._store.settle([refused], dead=dead)
+    def _look(self) -> list[DeadWorker]:
+        now = time.monotonic()
+        try:
+            leases = self._workers.leases()
+        except redis.RedisError:
+            self._deaths.forget()
+            raise
+        return self._deaths.look(leases, self._workers.connections, now)
+
+    def _bury(self, dead: DeadWorker) -> None:
+        started = self._started.of(dead.name)
+        announced = self._workers.announced(dead.name)
+        if started:
+            logger.warning(
+                "worker %s %s: returning %d jobs",
+                dead.name,
+                "has ended as announced" if announced else "does not renew its lease",
+                len(started),
+            )
+        if announced:
+            self._started.give_back([job.lease for job in started], dead.name, dead)
+        else:
+            self._blame(started, dead.name, dead)
+        self._workers.remove(dead)
+
+    def _blame(self, started: Sequence[StartedJob], worker: str, dead: DeadWorker | None) -> None:
+        """Count one more death for each job. One of them may be the cause: those that have seen
+        several deaths are run again in two groups, each apart from all other jobs, and the group
+        with which a worker dies is halved again, until the job runs alone."""
+        counted = [replace(job, lost=job.lost + 1) for job in started]
+        if len(counted) == 1 and counted[0].lost >= MAX_LOST:
+            lease = counted[0].lease
+            error = self._settlements.for_error(self._store.read(lease), worker_lost(lease))
+            self._store.settle([error], dead=dead)
+            return
+        suspects = [job for job in counted if job.lost >= SUSPECT_LOST]
+        event = uuid.uuid4().hex
+        half = (len(suspects) + 1) // 2
+        first, second = suspects[:half], suspects[half:]
+        groups = {job.lease: f"{event}-1" for job in first}
+        groups |= {job.lease: f"{event}-2" for job in second}
+        grouped = [replace(job, group=groups.get(job.lease, "")) for job in counted]
+        self._started.reclaim(grouped, worker, dead)

@@ -21,11 +21,15 @@ from jobs.client.rq_format import (
 )
 from jobs.errors import JobError, invalid
 
-LOST = "chatjobs_lost"  # field of the job hash: workers that died while they ran it
-RETRIED = "chatjobs_retried"  # field of the job hash: retries used after errors
+# Fields of the job hash:
+LOST = "chatjobs_lost"  # workers that died while they ran it
+LOST_AT = "chatjobs_lost_at"  # seconds since the epoch: the last of these deaths
+GROUP = "chatjobs_group"  # group of suspects that it is run with
+MISPLACED = "chatjobs_misplaced"  # attempts that ended because of their worker's machine
+RETRIED = "chatjobs_retried"  # retries used after errors
 
 # Fields of a job hash that a worker reads; claim.lua returns them in this order.
-FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETRIED, LOST, CANCEL)
+FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETRIED, GROUP, CANCEL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +44,11 @@ class Lease:
     @property
     def member(self) -> str:
         return f"{self.job}:{self.execution}"
+
+    @property
+    def entry(self) -> str:
+        """Member of the set of jobs that a worker has started."""
+        return f"{self.execution} {self.job} {self.queue}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ class ClaimedJob:
     result_ttl: int
     failure_ttl: int
     retried: int
-    lost: int  # workers that died while they ran it
+    suspect: bool  # it may have killed its workers, and runs with its group only
     cancelled: bool
 
     @property
@@ -91,7 +100,7 @@ def read(lease: Lease, values: Sequence[bytes | None], claimed_at: float) -> Cla
         result_ttl=_integer(fields["result_ttl"], RESULT_SECONDS),
         failure_ttl=_integer(fields["failure_ttl"], FAILURE_SECONDS),
         retried=_integer(fields[RETRIED], 0),
-        lost=_integer(fields[LOST], 0),
+        suspect=bool(fields[GROUP]),
         cancelled=bool(fields[CANCEL]),
     )
 

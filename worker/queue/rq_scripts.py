@@ -13,12 +13,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jobs import lua
+from jobs import keys, lua
+from jobs.client import rq_format
 from jobs.stream.entries import END_LUA
+from worker.queue.rq_job import Lease
 
 CLAIM = lua.load("worker.queue", "claim")
 SETTLE = lua.load("worker.queue", "settle", END_LUA)
 RETURN = lua.load("worker.queue", "return")
+
+
+class ClaimKeys(NamedTuple):
+    started: str
+    workers: str
 
 
 class ClaimArgs(NamedTuple):
@@ -27,6 +34,7 @@ class ClaimArgs(NamedTuple):
     now_text: str
     now_seconds: float
     score: float
+    take_suspects: int
 
 
 class SettleKeys(NamedTuple):
@@ -41,13 +49,16 @@ class SettleKeys(NamedTuple):
     log: str
     live: str
     worker: str
-    absent_lease: str
+    started: str
+    workers: str
 
 
 class SettleArgs(NamedTuple):
     job_id: str
     execution_id: str
-    check_absent: int
+    entry: str
+    dead: str
+    seen_lease: int
     status: str
     ended_at: str
     keep: int
@@ -69,14 +80,35 @@ class ReturnKeys(NamedTuple):
     execution: str
     executions: str
     queue: str
-    absent_lease: str
+    quarantine: str
+    started: str
+    workers: str
 
 
 class ReturnArgs(NamedTuple):
     job_id: str
     execution_id: str
-    check_absent: int
+    entry: str
+    dead: str
+    seen_lease: int
     push: str
-    counter: str
-    limit: int
-    uncount: int
+    counter: str = ""
+    limit: int = 0
+    uncount: int = 0
+    lost: int | str = ""
+    lost_at: int | str = ""
+    group: str = ""
+
+
+def return_keys(lease: Lease, worker: str) -> ReturnKeys:
+    """The keys to return a job that `worker` has started."""
+    return ReturnKeys(
+        job=rq_format.job_key(lease.job),
+        wip=rq_format.wip_key(lease.queue),
+        execution=rq_format.execution_key(lease.job, lease.execution),
+        executions=rq_format.executions_key(lease.job),
+        queue=rq_format.queue_key(lease.queue),
+        quarantine=keys.quarantine(lease.queue),
+        started=keys.started(worker),
+        workers=keys.WORKERS,
+    )

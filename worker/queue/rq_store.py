@@ -12,7 +12,7 @@ import time
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 from redis import Redis
 from redis.client import Pipeline
@@ -22,18 +22,26 @@ from rq.serializers import JSONSerializer
 
 from jobs import keys
 from jobs.client import rq_format
-from jobs.client.rq_format import ATTEMPT, CANCEL
+from jobs.client.rq_format import CANCEL
 from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.stream.entries import end_id, end_payload
 from worker.queue import rq_scripts
-from worker.queue.rq_job import FIELDS, LOST, RETRIED, ClaimedJob, Lease, read
-from worker.queue.rq_scripts import ClaimArgs, ReturnArgs, ReturnKeys, SettleArgs, SettleKeys
+from worker.queue.rq_job import FIELDS, MISPLACED, RETRIED, ClaimedJob, Lease, read
+from worker.queue.rq_scripts import (
+    ClaimArgs,
+    ClaimKeys,
+    ReturnArgs,
+    SettleArgs,
+    SettleKeys,
+    return_keys,
+)
+from worker.queue.rq_workers import DeadWorker
 
 logger = logging.getLogger(__name__)
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
-MAX_LOST = 3  # workers that may die with a job before it fails
+MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
 MAX_RESULTS = 10  # results that RQ keeps of one job
 WORKER_COUNTERS = {"finished": "successful_job_count", "failed": "failed_job_count"}
 
@@ -61,15 +69,6 @@ class Settlement:
         return "failed"
 
 
-@dataclass(frozen=True, slots=True)
-class StartedJob:
-    """A job that a worker has claimed. `alive`: that worker's own lease has not expired."""
-
-    lease: Lease
-    worker: str
-    alive: bool
-
-
 class RQStore:
     """The jobs of the models' queues in one Redis."""
 
@@ -79,6 +78,8 @@ class RQStore:
         self._worker, self._worker_key = worker, worker_key
         interactive = [keys.chat_queue(model) for model in models]
         self.queues = interactive + [keys.bulk_queue(model) for model in models]
+        self.waiting_keys = [rq_format.queue_key(queue) for queue in self.queues]
+        self.waiting_keys += [keys.quarantine(queue) for queue in self.queues]
         self._claim = redis.register_script(rq_scripts.CLAIM)
         self._settle = redis.register_script(rq_scripts.SETTLE)
         self._return = redis.register_script(rq_scripts.RETURN)
@@ -89,8 +90,9 @@ class RQStore:
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def claim(self, room: Mapping[str, int]) -> list[ClaimedJob]:
-        """Take at most `room[model]` jobs of each model, interactive ones before bulk ones."""
+    def claim(self, room: Mapping[str, int], *, suspects: bool = False) -> list[ClaimedJob]:
+        """Take at most `room[model]` jobs of each model, interactive ones before bulk ones.
+        `suspects`: take a group of suspects instead, if any wait."""
         moment = time.time()
         args = ClaimArgs(
             worker=self._worker,
@@ -98,25 +100,33 @@ class RQStore:
             now_text=rq_format.format_time(),
             now_seconds=moment,
             score=moment + LEASE_SCORE_SECONDS,
+            take_suspects=int(suspects),
         )
-        queues_and_wips = [
+        lists = [
             key
             for queue in self.queues
-            for key in (rq_format.queue_key(queue), rq_format.wip_key(queue))
+            for key in (
+                rq_format.queue_key(queue),
+                rq_format.wip_key(queue),
+                keys.quarantine(queue),
+            )
         ]
+        claim_keys = ClaimKeys(keys.started(self._worker), keys.WORKERS)
         rooms = [room[model] for model in self._models]
         claimed = []
         for number, job, attempt, execution, *values in self._claim(
-            keys=queues_and_wips, args=[*args, *rooms]
+            keys=[*claim_keys, *lists], args=[*args, *rooms]
         ):
             queue = self.queues[number - 1]
             lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
             claimed.append(read(lease, values, moment))
         return claimed
 
-    def settle(self, settlements: Sequence[Settlement], dead: str | None = None) -> list[bool]:
-        """End jobs in one round trip; False for each whose lease is lost. `dead`: name of a worker
-        whose jobs these are; nothing is changed if it turns out to be alive."""
+    def settle(
+        self, settlements: Sequence[Settlement], dead: DeadWorker | None = None
+    ) -> list[bool]:
+        """End jobs in one round trip; False for each whose lease is lost. `dead`: the worker whose
+        jobs these are; nothing is changed if it turns out to be alive."""
         pipeline = self._redis.pipeline(transaction=False)
         for settlement in settlements:
             self._settle_one(settlement, dead, pipeline)
@@ -131,7 +141,7 @@ class RQStore:
         `uncount`: the attempt has published nothing and does not count either."""
         pipeline = self._redis.pipeline(transaction=False)
         for lease in reversed(leases):
-            self._return_one(lease, "LPUSH", uncount=uncount, client=pipeline)
+            self._return_one(lease, "LPUSH", uncount=int(uncount), client=pipeline)
         pipeline.execute()
 
     def retry(self, lease: Lease, allowed: int) -> bool:
@@ -139,39 +149,34 @@ class RQStore:
         reply = self._return_one(lease, "RPUSH", counter=RETRIED, limit=allowed)
         return int(reply) != 2
 
-    def reclaim(self, lease: Lease, dead: str | None) -> bool:
-        """Return a job whose worker died while it ran it: the worker named `dead`, or this one if
-        None. False if MAX_LOST workers have died with it."""
-        reply = self._return_one(lease, "LPUSH", counter=LOST, limit=MAX_LOST - 1, dead=dead)
+    def return_misplaced(self, lease: Lease) -> bool:
+        """Return a job to the end of its queue because this machine could not run it, without using
+        a retry. False if that has happened MAX_MISPLACED times."""
+        reply = self._return_one(lease, "RPUSH", counter=MISPLACED, limit=MAX_MISPLACED)
         return int(reply) != 2
+
+    def forget(self, leases: Sequence[Lease]) -> None:
+        """Remove lost leases from the jobs that this worker has started."""
+        if leases:
+            self._redis.zrem(keys.started(self._worker), *(lease.entry for lease in leases))
 
     # --- reading ----------------------------------------------------------------------------------
 
-    def started(self, queue: str) -> list[StartedJob]:
-        """The started jobs of a queue, in the order of their claims."""
-        members = [
-            member.decode(errors="replace")
-            for member in self._redis.zrange(rq_format.wip_key(queue), 0, -1)
-        ]
-        split = [member.rpartition(":") for member in members]
-        pipeline = self._redis.pipeline(transaction=False)
-        for job, _, execution in split:
-            pipeline.hget(rq_format.execution_key(job, execution), "worker_name")
-            pipeline.hget(rq_format.job_key(job), ATTEMPT)
-        replies = pipeline.execute() if split else []
-        names = [(name or b"").decode() for name in replies[::2]]
-        alive = self._alive(set(names))
-        return [
-            StartedJob(Lease(job, queue, execution, int(attempt or 0)), name, alive[name])
-            for (job, _, execution), name, attempt in zip(split, names, replies[1::2], strict=True)
-        ]
-
-    def any_started(self) -> bool:
-        """Whether any worker has claimed a job of the queues."""
+    def any_unsettled(self) -> bool:
+        """Whether any worker has claimed a job of the queues, or a suspect waits."""
         pipeline = self._redis.pipeline(transaction=False)
         for queue in self.queues:
             pipeline.zcard(rq_format.wip_key(queue))
+            pipeline.llen(keys.quarantine(queue))
         return any(pipeline.execute())
+
+    def suspects(self) -> set[str]:
+        """The queues whose suspects wait for an idle worker."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for queue in self.queues:
+            pipeline.exists(keys.quarantine(queue))
+        found = zip(self.queues, pipeline.execute(), strict=True)
+        return {queue for queue, waits in found if waits}
 
     def read(self, lease: Lease) -> ClaimedJob:
         """The job of a lease, as its hash is now."""
@@ -198,15 +203,11 @@ class RQStore:
             pipeline.xlen(keys.outbox(run.decode(errors="replace")))
         return sum(pipeline.execute()) if runs else 0
 
-    def _alive(self, names: set[str]) -> dict[str, bool]:
-        pipeline = self._redis.pipeline(transaction=False)
-        for name in names:
-            pipeline.exists(keys.worker(name))
-        return dict(zip(names, map(bool, pipeline.execute()), strict=True)) if names else {}
-
     # --- scripts ----------------------------------------------------------------------------------
 
-    def _settle_one(self, settlement: Settlement, dead: str | None, client: Pipeline) -> None:
+    def _settle_one(
+        self, settlement: Settlement, dead: DeadWorker | None, client: Pipeline
+    ) -> None:
         claimed, completion, error = settlement.claimed, settlement.completion, settlement.error
         lease, status, now = claimed.lease, settlement.status, time.time()
         keep = claimed.result_ttl if status == "finished" else claimed.failure_ttl
@@ -226,12 +227,15 @@ class RQStore:
             log=keys.log(lease.job),
             live=keys.live(lease.job),
             worker=self._worker_key,
-            absent_lease=keys.worker(dead or ""),
+            started=keys.started(self._worker if dead is None else dead.name),
+            workers=keys.WORKERS,
         )
         args = SettleArgs(
             job_id=lease.job,
             execution_id=lease.execution,
-            check_absent=int(dead is not None),
+            entry=lease.entry,
+            dead="" if dead is None else dead.name,
+            seen_lease=0 if dead is None else dead.lease,
             status=status,
             ended_at=rq_format.format_time(),
             keep=keep,
@@ -257,34 +261,10 @@ class RQStore:
         self._settle(keys=script_keys, args=[*args, *result_fields], client=client)
 
     def _return_one(
-        self,
-        lease: Lease,
-        push: Literal["LPUSH", "RPUSH"],
-        *,
-        counter: str = "",
-        limit: int = 0,
-        dead: str | None = None,
-        uncount: bool = False,
-        client: Pipeline | None = None,
+        self, lease: Lease, push: str, *, client: Pipeline | None = None, **more: Any
     ) -> Any:
-        script_keys = ReturnKeys(
-            job=rq_format.job_key(lease.job),
-            wip=rq_format.wip_key(lease.queue),
-            execution=rq_format.execution_key(lease.job, lease.execution),
-            executions=rq_format.executions_key(lease.job),
-            queue=rq_format.queue_key(lease.queue),
-            absent_lease=keys.worker(dead or ""),
-        )
-        args = ReturnArgs(
-            job_id=lease.job,
-            execution_id=lease.execution,
-            check_absent=int(dead is not None),
-            push=push,
-            counter=counter,
-            limit=limit,
-            uncount=int(uncount),
-        )
-        return self._return(keys=script_keys, args=args, client=client)
+        args = ReturnArgs(lease.job, lease.execution, lease.entry, "", 0, push, **more)
+        return self._return(keys=return_keys(lease, self._worker), args=args, client=client)
 
     def _enqueue_dependents(self, lease: Lease) -> None:
         """Queue the jobs that depend on this one, whoever submitted them."""

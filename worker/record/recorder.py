@@ -35,6 +35,7 @@ PART_BYTES = 64 * 2**20  # bytes of their JSON, at most
 PART_SECONDS = 2.0  # age of the oldest entry at which a smaller part is written
 PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
 POLL_SECONDS = 0.1  # pause between polls of the outboxes
+IDLE_SECONDS = 2.0  # the same if no run had an outbox at the last poll
 FSYNC_SECONDS = 2.5  # with appendfsync everysec, older writes are on disk
 RETRY_SECONDS = 5.0  # pause after a failed write
 
@@ -89,6 +90,7 @@ class Recorder:
         self._empty = threading.Event()
         self._last_error = ""
         self._with_others = False
+        self._any_runs = False  # had rows at the last poll
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -122,11 +124,11 @@ class Recorder:
     def _loop(self) -> None:
         while not self._empty.is_set() and not self._stop.is_set():
             finishing = self._finishing.is_set()
-            pause = POLL_SECONDS
             try:
                 wrote = self._write_due_parts()
+                pause = POLL_SECONDS if self._any_runs or finishing else IDLE_SECONDS
             except NotDurable:
-                pass
+                pause = POLL_SECONDS
             except (OSError, redis.RedisError) as error:
                 self._log_once(f"rows can't be written and stay in Redis: {error}")
                 pause = RETRY_SECONDS
@@ -152,7 +154,9 @@ class Recorder:
     def _write_due_parts(self) -> bool:
         """Write all parts that are due. True if there was one."""
         wrote = False
-        for run in self._plans.runs():
+        runs = self._plans.runs()
+        self._any_runs = bool(runs)
+        for run in runs:
             if RUN_ID.fullmatch(run) is None:
                 continue  # not from chatjobs: a run id must be usable as a folder name
             while not self._stop.is_set() and (plan := self._plan_next(run)) is not None:

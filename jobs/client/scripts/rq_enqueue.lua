@@ -5,6 +5,7 @@
 --       queues: set of all queues
 --       log: replay log of an earlier job of this id; deleted
 --       results: stream of the results of an earlier job of this id; deleted
+--       wake: list that idle workers wait on; it keeps the newest 32 elements
 -- ARGV  job_id: id of the job
 --       created_at, data: two fields of the hash; they tell this job from another one of this id
 --       hash_fields…: field, value, … of the whole hash
@@ -15,7 +16,7 @@
 --
 -- Atomic: the server runs the whole script before any other command, so no worker sees an id in the
 -- queue without its hash.
-local job, queue, queues, log, results = unpack(KEYS)
+local job, queue, queues, log, results, wake = unpack(KEYS)
 local job_id, created_at, data = unpack(ARGV)
 local hash_fields = {unpack(ARGV, 4)}
 
@@ -27,4 +28,6 @@ redis.call('DEL', log, results)
 redis.call('HSET', job, unpack(hash_fields))
 redis.call('SADD', queues, queue)
 redis.call('RPUSH', queue, job_id)
+redis.call('LPUSH', wake, 1)
+redis.call('LTRIM', wake, 0, 31)
 return 1

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
 from jobs import JobError, keys
-from tests.worker.site import Site
+from jobs.client.client import Job
+from tests.worker.site import Site, wait_until
 from worker.queue.attempt import SettlementBuilder
-from worker.queue.reaper import Reaper
-from worker.queue.rq_store import MAX_LOST, RQStore
+from worker.queue.reaper import MAX_LOST, Reaper
+from worker.queue.rq_job import ClaimedJob
+from worker.queue.rq_started import RQStarted
+from worker.queue.rq_store import RQStore
+from worker.queue.rq_workers import RQWorkers
 
 QUEUE = "rq:queue:chat:fake"
+LEASE_SECONDS = 0.3
 
 
 def store(site: Site, name: str) -> RQStore:
@@ -18,13 +25,42 @@ def store(site: Site, name: str) -> RQStore:
 
 
 @pytest.fixture
-def reaper(site: Site) -> Reaper:
-    site.redis.set(keys.worker("w1"), "{}")
-    return Reaper(store(site, "w1"), SettlementBuilder("w1", "host", {}), "w1")
+def workers(site: Site) -> Iterator[RQWorkers]:
+    workers = RQWorkers(site.url, "w1", ["chat:fake"], patience=5.0)
+    yield workers
+    workers.close()
+
+
+@pytest.fixture
+def reaper(site: Site, workers: RQWorkers) -> Reaper:
+    settlements = SettlementBuilder("w1", "host", {})
+    return Reaper(store(site, "w1"), RQStarted(site.redis), workers, settlements, LEASE_SECONDS)
+
+
+def bury(site: Site, reaper: Reaper, name: str) -> None:
+    """Reap until a dead worker is removed."""
+
+    def is_gone() -> bool:
+        reaper.reap(set())
+        return site.redis.zscore(keys.WORKERS, name) is None
+
+    wait_until(is_gone, f"{name} is not removed")
 
 
 def waiting(site: Site) -> list[str]:
     return [name.decode() for name in site.redis.lrange(QUEUE, 0, -1)]
+
+
+def quarantined(site: Site) -> list[str]:
+    return [name.decode() for name in site.redis.lrange(keys.quarantine("chat:fake"), 0, -1)]
+
+
+def ids(jobs: list[Job]) -> list[str]:
+    return [job.id for job in jobs]
+
+
+def claim_suspects(site: Site, name: str) -> list[ClaimedJob]:
+    return store(site, name).claim({"fake": 100}, suspects=True)
 
 
 def test_a_claim_whose_reply_was_lost_is_returned(site: Site, reaper: Reaper) -> None:
@@ -38,35 +74,122 @@ def test_a_claim_whose_reply_was_lost_is_returned(site: Site, reaper: Reaper) ->
 def test_jobs_of_a_dead_worker_are_returned_in_their_order(site: Site, reaper: Reaper) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(4)])
     store(site, "dead").claim({"fake": 3})
-    reaper.reap(set())
-    assert waiting(site) == [job.id for job in jobs]
+    bury(site, reaper, "dead")
+    assert waiting(site) == ids(jobs)
     assert [site.hash(job).get("chatjobs_lost") for job in jobs] == ["1", "1", "1", None]
 
 
 def test_jobs_of_an_alive_worker_are_kept(site: Site, reaper: Reaper) -> None:
-    site.submit()
-    site.redis.set(keys.worker("alive"), "{}")
+    jobs = site.submit_many(["a", "b"])
     store(site, "alive").claim({"fake": 1})
-    reaper.reap(set())
-    assert waiting(site) == []
+    store(site, "dead").claim({"fake": 1})
+    alive = RQWorkers(site.url, "alive", [], patience=5.0)
+
+    def is_gone() -> bool:
+        alive.renew(60.0, stopping=False)
+        reaper.reap(set())
+        return site.redis.zscore(keys.WORKERS, "dead") is None
+
+    wait_until(is_gone)
+    alive.close()
+    assert waiting(site) == [jobs[1].id]
+
+
+def test_jobs_of_a_worker_that_announced_its_end_are_not_to_blame(
+    site: Site, reaper: Reaper
+) -> None:
+    jobs = site.submit_many(["a", "b"])
+    store(site, "dead").claim({"fake": 2})
+    leaving = RQWorkers(site.url, "dead", [], patience=5.0)
+    leaving.renew(0.1, stopping=True)
+    leaving.close()
+    bury(site, reaper, "dead")
+    assert waiting(site) == ids(jobs)
+    assert "chatjobs_lost" not in site.hash(jobs[0])
+    assert not site.redis.exists(keys.STOPPING)
+
+
+def test_a_dead_worker_leaves_no_name(site: Site, reaper: Reaper) -> None:
+    doomed = site.worker()
+    wait_until(lambda: site.client.redis.exists("rq:workers:bulk:fake"))
+    wait_until(lambda: list(site.redis.scan_iter(keys.worker("*"))))
+    (name,) = [name.decode() for name in site.redis.zrange(keys.WORKERS, 0, -1)]
+    doomed.kill()
+    bury(site, reaper, name)
+    assert not list(site.redis.scan_iter("*worker*")), "a name of the worker is left"
+
+
+def test_one_worker_is_elected(site: Site, workers: RQWorkers) -> None:
+    other = RQWorkers(site.url, "w2", [], patience=5.0)
+    assert workers.elect(keys.REAPER, 60.0)
+    assert not other.elect(keys.REAPER, 60.0)
+    assert workers.elect(keys.REAPER, 60.0)
+    assert 0 < site.redis.ttl(keys.REAPER) <= 60
+    site.redis.delete(keys.REAPER)
+    assert other.elect(keys.REAPER, 60.0)
+    other.close()
 
 
 def test_a_job_fails_when_too_many_workers_died_with_it(site: Site, reaper: Reaper) -> None:
     job = site.submit()
     for lost in range(MAX_LOST):
-        assert waiting(site) == [job.id]
-        store(site, f"dead{lost}").claim({"fake": 1})
-        reaper.reap(set())
+        (claimed,) = claim_suspects(site, f"dead{lost}")
+        assert claimed.suspect == (lost == MAX_LOST - 1)
+        bury(site, reaper, f"dead{lost}")
     with pytest.raises(JobError, match="its last three workers died") as failure:
         job.result(timeout=1)
     assert failure.value.code == "worker_lost"
-    assert waiting(site) == []
+    assert waiting(site) == quarantined(site) == []
     assert site.redis.xlen(keys.outbox("default")) == 1
+
+
+def test_suspects_are_halved_until_one_is_alone(site: Site, reaper: Reaper) -> None:
+    """One of eight jobs kills every worker that runs it: it alone fails."""
+    jobs = site.submit_many([f"q{i}" for i in range(8)])
+    poison = jobs[5]
+    later = site.submit("later")
+    for lost in range(2):
+        store(site, f"dead{lost}").claim({"fake": 8})
+        bury(site, reaper, f"dead{lost}")
+    assert waiting(site) == [later.id]
+    assert quarantined(site) == ids(jobs)
+    sizes, innocent = [], []
+    for number in range(100):
+        if poison.status().over:
+            break
+        group = claim_suspects(site, f"runner{number}")
+        sizes.append(len(group))
+        if poison.id in [one.lease.job for one in group]:
+            bury(site, reaper, f"runner{number}")
+        else:
+            innocent += [one.lease.job for one in group]
+            site.redis.delete(keys.started(f"runner{number}"))  # they have ended
+    assert sizes == [4, 4, 2, 1, 1]
+    assert poison.status().value == "failed"
+    left = quarantined(site)
+    assert sorted(innocent + left) == sorted(set(ids(jobs)) - {poison.id})
+    assert waiting(site) == [later.id]
+
+
+def test_suspects_wait_for_a_worker_that_runs_nothing_else(site: Site, reaper: Reaper) -> None:
+    (suspect,) = site.submit_many(["suspect"])
+    for lost in range(2):
+        store(site, f"dead{lost}").claim({"fake": 1})
+        bury(site, reaper, f"dead{lost}")
+    bulk, chat = site.submit("bulk", priority="bulk"), site.submit("chat")
+    busy = store(site, "busy").claim({"fake": 1})
+    assert [one.lease.job for one in busy] == [chat.id]
+    (claimed,) = store(site, "idle").claim({"fake": 8}, suspects=True)
+    assert claimed.lease.job == suspect.id
+    assert claimed.suspect
+    store(site, "idle").give_back([claimed.lease])
+    assert quarantined(site) == [suspect.id]
+    assert site.redis.lrange("rq:queue:bulk:fake", 0, -1) == [bulk.id.encode()]
 
 
 def test_own_jobs_are_returned_in_their_order_and_counted(site: Site, reaper: Reaper) -> None:
     jobs = site.submit_many(["a", "b", "c"])
     claimed = store(site, "w1").claim({"fake": 2})
     reaper.reclaim_own([job.lease for job in claimed])
-    assert waiting(site) == [job.id for job in jobs]
+    assert waiting(site) == ids(jobs)
     assert [site.hash(job).get("chatjobs_lost") for job in jobs] == ["1", "1", None]

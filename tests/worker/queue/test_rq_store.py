@@ -12,16 +12,21 @@ from jobs.client.rq_format import results_key
 from tests.worker.site import Site
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob
-from worker.queue.rq_store import MAX_LOST, RQStore, Settlement
+from worker.queue.rq_started import LOST_SECONDS, RQStarted, StartedJob
+from worker.queue.rq_store import RQStore, Settlement
+from worker.queue.rq_workers import DeadWorker
 
 QUEUE = "rq:queue:chat:fake"
 
 
-def store(site: Site, name: str, *, alive: bool = True) -> RQStore:
-    """The store in the name of a worker whose own lease is valid, or has expired."""
-    if alive:
-        site.redis.set(keys.worker(name), "{}")
+def store(site: Site, name: str) -> RQStore:
     return RQStore(site.redis, ["fake"], name, f"rq:worker:{name}")
+
+
+def die(site: Site, name: str) -> DeadWorker:
+    """A worker whose lease is not renewed any more."""
+    site.redis.zadd(keys.WORKERS, {name: 5})
+    return DeadWorker(name, 5)
 
 
 @pytest.fixture
@@ -58,14 +63,13 @@ def ids(jobs: list[Job]) -> list[str]:
 def test_a_lost_lease_changes_nothing(site: Site, a: RQStore, b: RQStore) -> None:
     site.submit()
     (old,) = claim(a)
-    site.redis.delete(keys.worker("a"))
-    assert b.reclaim(old.lease, "a")
+    RQStarted(site.redis).reclaim([StartedJob(old.lease, 1)], "a", die(site, "a"))
     (new,) = claim(b)
     before = dump(site)
     assert a.settle([ended(old)]) == [False]
     a.give_back([old.lease])
     assert a.retry(old.lease, 5)  # True: another worker has the job
-    assert a.reclaim(old.lease, None)
+    RQStarted(site.redis).reclaim([StartedJob(old.lease, 2)], "a", None)
     assert a.check([old.lease, new.lease]) == [(False, False), (True, False)]
     assert dump(site) == before
 
@@ -91,30 +95,64 @@ def test_a_lost_lease_does_not_affect_other_settlements(site: Site, a: RQStore) 
 def test_an_alive_worker_keeps_its_jobs(site: Site, a: RQStore, b: RQStore) -> None:
     site.submit()
     (claimed,) = claim(a)
+    seen = die(site, "a")
+    site.redis.zadd(keys.WORKERS, {"a": 6})  # it has renewed its lease since
     before = dump(site)
-    assert b.reclaim(claimed.lease, "a")
-    assert b.settle([ended(claimed, "worker_lost")], dead="a") == [False]
+    RQStarted(site.redis).reclaim([StartedJob(claimed.lease, 1)], "a", seen)
+    RQStarted(site.redis).give_back([claimed.lease], "a", seen)
+    assert b.settle([ended(claimed, "worker_lost")], dead=seen) == [False]
     assert dump(site) == before
 
 
-def test_two_reapers_return_a_job_once(site: Site, b: RQStore) -> None:
+def test_two_reapers_return_a_job_once(site: Site, a: RQStore) -> None:
     job = site.submit()
-    dead, c = store(site, "dead", alive=False), store(site, "c")
-    (claimed,) = claim(dead)
-    (seen,) = b.started("chat:fake")
-    assert (seen.lease, seen.worker, seen.alive) == (claimed.lease, "dead", False)
+    (claimed,) = claim(a)
+    dead = die(site, "a")
+    b, c = RQStarted(site.redis), RQStarted(site.redis)
+    (seen,) = b.of("a")
+    assert seen == StartedJob(claimed.lease, 0)
     for one in (b, c, b):
-        one.reclaim(seen.lease, "dead")
+        one.reclaim([StartedJob(seen.lease, 1)], "a", dead)
     assert waiting(site) == [job.id]
     assert site.hash(job)["chatjobs_lost"] == "1"
+    assert b.of("a") == []
 
 
-def test_a_job_is_reclaimed_from_two_dead_workers_at_most(site: Site, b: RQStore) -> None:
-    site.submit()
-    for lost in range(1, MAX_LOST + 1):
-        (claimed,) = claim(store(site, f"dead{lost}", alive=False))
-        assert b.reclaim(claimed.lease, f"dead{lost}") == (lost < MAX_LOST)
-    assert b.check([claimed.lease]) == [(True, False)]  # still to be settled
+def test_the_jobs_of_a_worker_are_those_that_it_holds(site: Site, a: RQStore, b: RQStore) -> None:
+    jobs = site.submit_many(["a", "b", "c", "d"])
+    one, two, three = claim(a, 3)
+    claim(b)
+    started = RQStarted(site.redis)
+    assert [job.lease for job in started.of("a")] == [one.lease, two.lease, three.lease]
+    assert [job.lease.job for job in started.of("b")] == [jobs[3].id]
+    a.settle([ended(one)])
+    a.give_back([two.lease])
+    assert [job.lease for job in started.of("a")] == [three.lease]
+    site.redis.zrem("rq:wip:chat:fake", three.lease.member)  # as RQ's cancel does
+    a.forget([three.lease])
+    assert not site.redis.exists(keys.started("a"))
+
+
+def test_deaths_of_long_ago_do_not_count(site: Site, a: RQStore) -> None:
+    job = site.submit()
+    claim(a)
+    now, _ = site.redis.time()
+    for age, counts in ((10, 2), (LOST_SECONDS + 10, 0)):
+        lost = {"chatjobs_lost": 2, "chatjobs_lost_at": int(now - age)}
+        site.redis.hset(f"rq:job:{job.id}", mapping=lost)
+        assert [one.lost for one in RQStarted(site.redis).of("a")] == [counts]
+
+
+def test_a_job_that_ended_with_an_error_is_no_suspect(site: Site, a: RQStore) -> None:
+    job = site.submit()
+    (claimed,) = claim(a)
+    RQStarted(site.redis).reclaim([StartedJob(claimed.lease, 2, "g")], "a", die(site, "a"))
+    assert waiting(site) == []
+    (claimed,) = a.claim({"fake": 1}, suspects=True)
+    assert claimed.suspect
+    assert a.retry(claimed.lease, 1)
+    assert waiting(site) == [job.id]
+    assert "chatjobs_lost" not in site.hash(job)
 
 
 def test_returned_jobs_keep_their_order_at_the_front(site: Site, a: RQStore) -> None:
@@ -145,7 +183,7 @@ def test_started_jobs_are_in_the_order_of_their_claims(site: Site, a: RQStore) -
         site.submit(id=name)
     claim(a, 12)
     claim(a, 18)
-    assert [one.lease.job for one in a.started("chat:fake")] == names[::-1]
+    assert [one.lease.job for one in RQStarted(site.redis).of("a")] == names[::-1]
 
 
 def test_a_retry_goes_to_the_end_until_none_is_left(site: Site, a: RQStore) -> None:

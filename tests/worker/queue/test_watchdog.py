@@ -1,4 +1,4 @@
-"""When an engine counts as hanging or dead, and what its worker reports about it."""
+"""When a worker counts as hanging, and the figures that it publishes."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from jobs import JobError
 from worker.backend import Health, MemoryUse
+from worker.queue.figures import Figures
 from worker.queue.watchdog import Watchdog
 
 
@@ -35,54 +36,77 @@ def watchdog(engine: Engine) -> Watchdog:
     return Watchdog(engine, hang_seconds=10.0)  # type: ignore[arg-type]
 
 
+def hangs(watchdog: Watchdog, at: float) -> bool:
+    """Whether the engine hangs; the loop does not."""
+    watchdog._touched_at = at
+    return watchdog.hang(at) is not None
+
+
 def test_a_busy_engine_without_a_step_hangs(engine: Engine, watchdog: Watchdog) -> None:
     start = time.monotonic()
-    assert not watchdog.hangs(start)
-    assert not watchdog.hangs(start + 9)
-    assert watchdog.hangs(start + 11)
+    assert not hangs(watchdog, start)
+    assert not hangs(watchdog, start + 9)
+    assert hangs(watchdog, start + 11)
     engine.state = replace(engine.state, progress=2)
-    assert not watchdog.hangs(start + 12)
-    assert not watchdog.hangs(start + 21)
+    assert not hangs(watchdog, start + 12)
+    assert not hangs(watchdog, start + 21)
 
 
 def test_waiting_sequences_count_as_work(engine: Engine, watchdog: Watchdog) -> None:
     start = time.monotonic()
     engine.state = replace(engine.state, running=0, waiting=1)
-    assert not watchdog.hangs(start)
-    assert watchdog.hangs(start + 11)
+    assert not hangs(watchdog, start)
+    assert hangs(watchdog, start + 11)
 
 
 def test_an_idle_engine_does_not_hang(engine: Engine, watchdog: Watchdog) -> None:
     start = time.monotonic()
     engine.state = replace(engine.state, running=0)
-    assert not watchdog.hangs(start)
-    assert not watchdog.hangs(start + 1000)
+    assert not hangs(watchdog, start)
+    assert not hangs(watchdog, start + 1000)
     engine.state = replace(engine.state, running=1)  # a job arrives: the clock starts now
-    assert not watchdog.hangs(start + 1009)
-    assert watchdog.hangs(start + 1011)
+    assert not hangs(watchdog, start + 1009)
+    assert hangs(watchdog, start + 1011)
+
+
+def test_an_engine_that_loads_a_model_does_not_hang(engine: Engine, watchdog: Watchdog) -> None:
+    start = time.monotonic()
+    engine.state = replace(engine.state, loading=True)
+    assert not hangs(watchdog, start)
+    assert not hangs(watchdog, start + 1000)
+    engine.state = replace(engine.state, loading=False)
+    assert not hangs(watchdog, start + 1009)
+    assert hangs(watchdog, start + 1011)
+
+
+def test_a_loop_that_stands_still_hangs(engine: Engine, watchdog: Watchdog) -> None:
+    engine.state = replace(engine.state, running=0)
+    watchdog.touch()
+    assert watchdog.hang(time.monotonic()) is None
+    assert "loop made no progress for 10 s" in (watchdog.hang(time.monotonic() + 11) or "")
+    watchdog.touch()
+    assert watchdog.hang(time.monotonic()) is None
 
 
 def test_a_dead_engine_is_an_error(engine: Engine, watchdog: Watchdog) -> None:
     engine.state = replace(engine.state, alive=False, error="out of memory")
+    assert not hangs(watchdog, time.monotonic() + 1000)  # its jobs can be returned
     with pytest.raises(JobError, match="engine thread died: out of memory"):
-        watchdog.hangs(time.monotonic())
+        Figures(engine, {}).read(time.monotonic())  # type: ignore[arg-type]
 
 
-def test_the_report_has_load_and_speed_since_the_last_check(
-    engine: Engine, watchdog: Watchdog
-) -> None:
-    assert set(watchdog.report) == {"started_at"}
+def test_the_figures_have_load_and_speed_since_the_last_call(engine: Engine) -> None:
+    figures = Figures(engine, {})  # type: ignore[arg-type]
     start = time.monotonic()
-    watchdog.hangs(start)
+    figures.read(start)
     engine.state = replace(engine.state, progress=2, running=3, waiting=4, tokens_generated=50)
-    watchdog.hangs(start + 2)
-    assert watchdog.report["tokens_per_second"] == 25.0
+    assert figures.read(start + 2)["tokens_per_second"] == 25.0
     engine.state = replace(engine.state, progress=3, tokens_generated=60)
-    watchdog.hangs(start + 3)
-    assert watchdog.report["tokens_per_second"] == 10.0
-    assert (watchdog.report["running"], watchdog.report["waiting"]) == (3, 4)
-    assert watchdog.report["tokens"] == 60
-    assert watchdog.report["memory"] == {
+    report = figures.read(start + 3)
+    assert report["tokens_per_second"] == 10.0
+    assert (report["running"], report["waiting"]) == (3, 4)
+    assert report["tokens"] == 60
+    assert report["memory"] == {
         "device": "cpu",
         "weights": 1,
         "cache": 2,

@@ -1,42 +1,66 @@
--- Returns a started job to its queue.
+-- Returns a started job to its queue, or to the quarantine of its queue if it is in a group of
+-- suspects.
 --
 -- KEYS  job: hash of the job
 --       wip: sorted set of the started jobs of its queue
 --       execution: hash of this execution
 --       executions: sorted set of the executions of the job
 --       queue: list of the ids that wait
---       absent_lease: lease of the worker that died with the job; unused if check_absent is '0'
+--       quarantine: list of the suspects that wait
+--       started: sorted set of the jobs that its worker has started
+--       workers: sorted set of the workers, scores are the ends of their leases
 -- ARGV  job_id, execution_id: their member in wip is the lease of this attempt
---       check_absent: '1' to do nothing while absent_lease exists, else '0'
+--       entry: the job's member of started
+--       dead: name of the dead worker whose job this is; '' if it is the caller's own
+--       seen_lease: the end of the dead worker's lease that the caller has seen; if it differs now,
+--       that worker is alive
 --       push: 'LPUSH' for the front of the queue, 'RPUSH' for its end
---       counter: field of the job hash to increment; '' for none
+--       counter: field of the job hash to increment, for a job that returns after an error; '' else
 --       limit: highest value that the counter may reach
 --       uncount: '1' if the attempt has not started and does not count, else '0'
--- Returns 0 if the lease is lost, 1 if the job waits again, 2 if the counter is at its limit.
---       Nothing has changed after 0 and 2.
+--       lost, lost_at: number of workers that died with the job, time of the last death; '' to
+--       leave both
+--       group: group of suspects that the job joins; '' for none
+-- Returns 0 if the lease is lost or the worker is alive, 1 if the job waits again, 2 if the counter
+--       is at its limit. The job has not changed after 0 and 2.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
 -- command is refused. A full Redis refuses the first HSET, before anything has changed, and the
 -- lease is removed last, so the job is always in its queue or held.
-local job, wip, execution, executions, queue, absent_lease = unpack(KEYS)
-local job_id, execution_id, check_absent, push, counter, limit, uncount = unpack(ARGV)
+local job, wip, execution, executions, queue, quarantine, started, workers = unpack(KEYS)
+local job_id, execution_id, entry, dead, seen_lease, push, counter, limit, uncount, lost, lost_at,
+  group = unpack(ARGV)
 
 local lease = job_id .. ':' .. execution_id
-if check_absent == '1' and redis.call('EXISTS', absent_lease) == 1 then return 0 end
-if not redis.call('ZSCORE', wip, lease) then return 0 end
+if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
+  return 0
+end
+if not redis.call('ZSCORE', wip, lease) then
+  redis.call('ZREM', started, entry)
+  return 0
+end
 
 if redis.call('EXISTS', job) == 1 then
   if counter ~= '' then
     local used = tonumber(redis.call('HGET', job, counter) or 0) or 0
     if used + 1 > tonumber(limit) then return 2 end
     redis.call('HSET', job, counter, used + 1)
+    if counter == 'chatjobs_retried' then
+      redis.call('HDEL', job, 'chatjobs_group', 'chatjobs_lost', 'chatjobs_lost_at')
+    end
   end
   redis.call('HSET', job, 'status', 'queued')
   redis.call('HDEL', job, 'worker_name', 'started_at')
   if uncount == '1' then redis.call('HINCRBY', job, 'chatjobs_attempt', -1) end
+  if lost ~= '' then
+    redis.call('HSET', job, 'chatjobs_lost', lost, 'chatjobs_lost_at', lost_at)
+  end
+  if group ~= '' then redis.call('HSET', job, 'chatjobs_group', group) end
+  if redis.call('HEXISTS', job, 'chatjobs_group') == 1 then queue = quarantine end
   redis.call(push, queue, job_id)
 end
 redis.call('ZREM', wip, lease)
+redis.call('ZREM', started, entry)
 redis.call('DEL', execution)
 redis.call('ZREM', executions, execution_id)
 return 1

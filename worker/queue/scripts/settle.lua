@@ -13,9 +13,13 @@
 --       log: replay log of the token stream
 --       live: pub/sub channel of the token stream
 --       worker: RQ's hash of the calling worker
---       absent_lease: lease of the worker that died with the job; unused if check_absent is '0'
+--       started: sorted set of the jobs that the worker of the job has started
+--       workers: sorted set of the workers, scores are the ends of their leases
 -- ARGV  job_id, execution_id: their member in wip is the lease of this attempt
---       check_absent: '1' to do nothing while absent_lease exists, else '0'
+--       entry: the job's member of started
+--       dead: name of the dead worker whose job this is; '' if it is the caller's own
+--       seen_lease: the end of the dead worker's lease that the caller has seen; if it differs now,
+--       that worker is alive
 --       status: RQ's status
 --       ended_at: time of the end in RQ's format
 --       keep: seconds to keep the job; 0 deletes it, -1 keeps it for ever
@@ -29,7 +33,7 @@
 --       now: current time in seconds since the epoch
 --       working_time: seconds that the job ran
 --       result_fields…: field, value, … of the entry in the results stream
--- Returns 0 if the lease is lost (nothing has changed then), else 1 + the number of jobs that
+-- Returns 0 if the lease is lost or the worker is alive (the job has not changed then), else 1 + the number of jobs that
 --       depend on this one.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
@@ -37,17 +41,23 @@
 -- has changed. The lease is removed directly after it, so the row is written once whatever happens
 -- to the commands that follow.
 local job, wip, execution, executions, registry, results, outbox, outboxes, log, live, worker,
-  absent_lease = unpack(KEYS)
-local job_id, execution_id, check_absent, status, ended_at, keep, registry_score, error, row, run,
-  end_id, end_payload, counter, max_results, now, working_time = unpack(ARGV)
-local result_fields = {unpack(ARGV, 17)}
+  started, workers = unpack(KEYS)
+local job_id, execution_id, entry, dead, seen_lease, status, ended_at, keep, registry_score, error,
+  row, run, end_id, end_payload, counter, max_results, now, working_time = unpack(ARGV)
+local result_fields = {unpack(ARGV, 19)}
 
 local lease = job_id .. ':' .. execution_id
-if check_absent == '1' and redis.call('EXISTS', absent_lease) == 1 then return 0 end
-if not redis.call('ZSCORE', wip, lease) then return 0 end
+if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
+  return 0
+end
+if not redis.call('ZSCORE', wip, lease) then
+  redis.call('ZREM', started, entry)
+  return 0
+end
 
 redis.call('XADD', outbox, '*', 'row', row)
 redis.call('ZREM', wip, lease)
+redis.call('ZREM', started, entry)
 redis.call('SADD', outboxes, run)
 redis.call('DEL', execution)
 redis.call('ZREM', executions, execution_id)

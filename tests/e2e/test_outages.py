@@ -1,0 +1,68 @@
+"""Redis is away for longer than a lease: no worker has died, and none is declared dead."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs.embedded import EmbeddedRedis
+from tests.worker.site import Site, wait_until
+
+OUTAGE_SECONDS = 2.5  # more than two leases
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[EmbeddedRedis]:
+    with EmbeddedRedis(tmp_path / "redis", append_only=True) as server:
+        yield server
+
+
+@pytest.fixture
+def site(server: EmbeddedRedis, tmp_path: Path) -> Iterator[Site]:
+    site = Site(server.url, tmp_path / "results")
+    yield site
+    site.close()
+
+
+def restart(server: EmbeddedRedis) -> None:
+    server.stop()
+    time.sleep(OUTAGE_SECONDS)
+    server.start()
+
+
+@pytest.mark.parametrize("kind", ["restart", "silence"])
+def test_an_outage_is_no_death(site: Site, server: EmbeddedRedis, kind: str) -> None:
+    jobs = site.submit_many([f"q{i}" for i in range(6)], words=100_000)
+    workers = [site.worker(delay=0.02, max_batch=2) for _ in range(3)]
+    wait_until(lambda: all(job.status().value == "started" for job in jobs))
+    for _ in range(3):
+        if kind == "restart":
+            restart(server)
+        else:
+            with site.paused_server():
+                time.sleep(OUTAGE_SECONDS)
+        wait_until(lambda: all("chatjobs_attempt" in site.hash(job) for job in jobs))
+        time.sleep(2.5)  # the workers would return each other's jobs by now
+    assert {site.hash(job)["chatjobs_attempt"] for job in jobs} == {"1"}
+    assert {site.hash(job).get("chatjobs_lost") for job in jobs} == {None}
+    for job in jobs:
+        job.cancel()
+    wait_until(lambda: all(job.status().over for job in jobs))
+    for worker in workers:
+        assert worker.stop() == 0
+        assert "does not renew its lease" not in worker.output
+
+
+def test_a_death_during_an_outage_is_found(site: Site, server: EmbeddedRedis) -> None:
+    job = site.submit(words=100_000)
+    doomed = site.worker(delay=0.02)
+    wait_until(lambda: job.status().value == "started")
+    other = site.worker(models=["other"])
+    doomed.kill()
+    restart(server)
+    wait_until(lambda: site.redis.llen("rq:queue:chat:fake") == 1)
+    assert site.hash(job)["chatjobs_lost"] == "1"
+    assert other.alive

@@ -1,0 +1,55 @@
+"""A worker is dead when it does not renew its lease while this one could have renewed its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from worker.queue.deaths import Deaths
+from worker.queue.rq_workers import DeadWorker
+
+LEASE = 12.0
+
+
+@pytest.fixture
+def deaths() -> Deaths:
+    return Deaths("me", LEASE)
+
+
+def looks(deaths: Deaths, start: float, until: float, *, connection: int = 1) -> list[DeadWorker]:
+    """What the last of several looks, 3 s apart, finds. "other" does not renew its lease."""
+    found: list[DeadWorker] = []
+    while start <= until:
+        found = deaths.look({"me": 7, "other": 7}, connection, start)
+        start += 3.0
+    return found
+
+
+def test_a_worker_that_does_not_renew_for_a_lease_is_dead(deaths: Deaths) -> None:
+    assert looks(deaths, 0.0, 9.0) == []
+    assert deaths.look({"me": 7, "other": 7}, 1, 12.0) == [DeadWorker("other", 7)]
+
+
+def test_a_renewed_lease_is_alive(deaths: Deaths) -> None:
+    looks(deaths, 0.0, 9.0)
+    assert deaths.look({"other": 8}, 1, 12.0) == []
+    assert deaths.look({"other": 8}, 1, 18.0) == []
+
+
+def test_time_before_a_new_connection_does_not_count(deaths: Deaths) -> None:
+    looks(deaths, 0.0, 9.0)
+    assert looks(deaths, 12.0, 21.0, connection=2) == []
+    assert deaths.look({"other": 7}, 2, 24.0) == [DeadWorker("other", 7)]
+
+
+def test_time_before_a_failed_look_does_not_count(deaths: Deaths) -> None:
+    looks(deaths, 0.0, 9.0)
+    deaths.forget()
+    assert looks(deaths, 12.0, 21.0) == []
+    assert looks(deaths, 24.0, 24.0) == [DeadWorker("other", 7)]
+
+
+def test_looks_far_apart_prove_nothing(deaths: Deaths) -> None:
+    """This worker was suspended, or Redis did not reply: the others may not have been able to."""
+    looks(deaths, 0.0, 9.0)
+    assert looks(deaths, 60.0, 69.0) == []
+    assert looks(deaths, 72.0, 72.0) == [DeadWorker("other", 7)]

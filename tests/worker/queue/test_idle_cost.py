@@ -1,0 +1,94 @@
+"""What an idle worker costs Redis, and how it learns of new jobs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import Counter
+
+import redis
+
+from jobs import keys
+from jobs.client.rq_format import queue_key
+from tests.worker.fake_backend import text_of
+from tests.worker.site import ROOT, Site, wait_until
+from worker.queue.loop import LEASE_SECONDS
+from worker.queue.waker import Waker
+
+MAX_COMMANDS_PER_SECOND = 5.0
+
+
+def calls(site: Site) -> Counter[str]:
+    """Commands that Redis has run since its start, those of scripts included."""
+    stats = site.redis.info("commandstats")
+    return Counter({name.removeprefix("cmdstat_"): one["calls"] for name, one in stats.items()})
+
+
+def test_an_idle_worker_sends_few_commands(site: Site) -> None:
+    worker = site.worker(lease_seconds=LEASE_SECONDS)
+    site.submit().result(timeout=60)
+    wait_until(lambda: site.rows())
+    time.sleep(3.0)
+    before, start = calls(site), time.monotonic()
+    time.sleep(2 * LEASE_SECONDS)
+    spent = calls(site) - before
+    spent["info"] -= 1
+    seconds = time.monotonic() - start
+    assert spent["blpop"] > 0, "the worker does not wait for jobs"
+    assert spent.total() / seconds < MAX_COMMANDS_PER_SECOND, spent
+    assert worker.alive
+
+
+def test_a_submitted_job_wakes_a_waiting_worker(site: Site) -> None:
+    woken: list[int] = []
+    key = keys.wake("fake")
+    waker = Waker(redis.Redis.from_url(site.url), [key], ["none"], lambda: woken.append(1))
+    site.submit()
+    time.sleep(0.2)
+    assert woken == []  # not armed: the worker has no room, and the token is for another one
+    assert site.redis.llen(key) == 1
+    waker.arm()
+    wait_until(lambda: woken == [1])
+    assert not site.redis.exists(key)
+    waker.close()
+
+
+def test_the_tokens_of_jobs_that_nobody_waits_for_are_limited(site: Site) -> None:
+    site.submit_many([f"q{i}" for i in range(100)])
+    assert site.redis.llen(keys.wake("fake")) == 32
+
+
+def test_a_job_that_another_producer_queued_is_found(site: Site) -> None:
+    site.worker()
+    wait_until(lambda: site.redis.zcard(keys.WORKERS))
+    job = site.submit()
+    job.result(timeout=60)
+    other = site.submit("later")
+    site.redis.delete(keys.wake("fake"))  # as if RQ's own Queue had enqueued it
+    assert other.result(timeout=60).text == text_of(other.request)
+
+
+def test_a_waker_survives_redis_errors(site: Site) -> None:
+    woken: list[int] = []
+    site.redis.set(keys.wake("fake"), "not a list")
+    waker = Waker(
+        redis.Redis.from_url(site.url),
+        [keys.wake("fake")],
+        [queue_key("chat:fake")],
+        lambda: woken.append(1),
+    )
+    waker.arm()
+    wait_until(lambda: woken == [1])
+    site.redis.delete(keys.wake("fake"))
+    site.submit()
+    waker.arm()
+    wait_until(lambda: woken == [1, 1])
+    waker.close()
+
+
+def test_nothing_scans_all_keys() -> None:
+    files = [path for package in ("jobs", "worker") for path in (ROOT / package).rglob("*.*")]
+    sources = [path for path in files if path.suffix in (".py", ".lua")]
+    assert len(sources) > 100
+    scanning = re.compile(r"scan_iter|\.scan\(|\bSCAN\b|\.keys\(\"")
+    assert not [path for path in sources if scanning.search(path.read_text())]

@@ -1,0 +1,33 @@
+"""Decides whether the worker may claim jobs, and says in the log when that changes."""
+
+from __future__ import annotations
+
+import logging
+
+from worker.queue.rq_presence import RQPresence
+from worker.queue.rq_store import RQStore
+
+logger = logging.getLogger(__name__)
+
+BACKLOG_ROWS = 20_000  # rows waiting for Parquet above which no jobs are claimed
+
+
+class Admission:
+    """`pause`: why no jobs are claimed; "" if they are."""
+
+    def __init__(self, presence: RQPresence, store: RQStore) -> None:
+        self._presence, self._store = presence, store
+        self.pause = ""
+
+    def update(self) -> None:
+        """Look at what may stop the worker from claiming jobs."""
+        pause = ""
+        if self._presence.suspended():
+            pause = "suspended by rq"
+        elif self._store.waiting_rows() > BACKLOG_ROWS:
+            pause = f"more than {BACKLOG_ROWS} rows wait for Parquet"
+        if pause and pause != self.pause:
+            logger.warning("not claiming jobs: %s", pause)
+        elif self.pause and not pause:
+            logger.info("claiming jobs again")
+        self.pause = pause

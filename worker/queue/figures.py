@@ -1,0 +1,44 @@
+"""What a worker publishes about itself: models, device, memory, speed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from jobs.errors import JobError
+from worker.backend import Backend
+
+
+class Figures:
+    """The figures of a backend. The speed is the one since the last call of `read`.
+
+    models: the name of the model, by each name that has queues.
+    """
+
+    def __init__(self, backend: Backend, models: Mapping[str, str]) -> None:
+        self._backend = backend
+        self._models = {"models": sorted(set(models.values())), "names": sorted(models)}
+        self._started_at = time.time()
+        self._tokens, self._read_at = 0, time.monotonic()
+
+    def read(self, now: float) -> dict[str, Any]:
+        """The figures at the monotonic time `now`. Raises JobError if the engine's thread has
+        died."""
+        health = self._backend.health()
+        if not health.alive:
+            raise JobError("internal", f"the engine thread died: {health.error}")
+        memory = self._backend.memory()
+        tokens, seconds = health.tokens_generated - self._tokens, now - self._read_at
+        self._tokens, self._read_at = health.tokens_generated, now
+        return {
+            **self._models,
+            "started_at": self._started_at,
+            "device": memory.device,
+            "memory": asdict(memory),
+            "running": health.running,
+            "waiting": health.waiting,
+            "tokens": health.tokens_generated,
+            "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else 0.0,
+        }

@@ -1,0 +1,92 @@
+"""The jobs that a worker has started, for the one that returns them when it has died."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+
+from jobs import keys
+from jobs.client import rq_format
+from jobs.client.rq_format import ATTEMPT
+from worker.queue import rq_scripts
+from worker.queue.rq_job import LOST, LOST_AT, Lease
+from worker.queue.rq_scripts import ReturnArgs, return_keys
+from worker.queue.rq_workers import DeadWorker
+
+LOST_SECONDS = 3600.0  # after this time without a death, those of before no longer count
+
+
+@dataclass(frozen=True, slots=True)
+class StartedJob:
+    """`lost`: the workers that died while they ran it, and count."""
+
+    lease: Lease
+    lost: int
+    group: str = ""  # of suspects, that it returns to
+
+
+class RQStarted:
+    """The started jobs of any worker. `worker` is its name; `dead` is given if it isn't this one,
+    and then nothing changes if it turns out to be alive."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis
+        self._return = redis.register_script(rq_scripts.RETURN)
+
+    def of(self, worker: str) -> list[StartedJob]:
+        """The jobs that a worker has started, in the order of its claims."""
+        entries = [
+            entry.decode(errors="replace").split(" ", 2)
+            for entry in self._redis.zrange(keys.started(worker), 0, -1)
+        ]
+        if not entries:
+            return []
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        for _, job, _ in entries:
+            pipeline.hmget(rq_format.job_key(job), ATTEMPT, LOST, LOST_AT)
+        (now, _), *found = pipeline.execute()
+        return [
+            StartedJob(
+                Lease(job, queue, execution, _number(attempt)),
+                _number(lost) if now - _number(lost_at) < LOST_SECONDS else 0,
+            )
+            for (execution, job, queue), (attempt, lost, lost_at) in zip(
+                entries, found, strict=True
+            )
+        ]
+
+    def give_back(self, leases: Sequence[Lease], worker: str, dead: DeadWorker | None) -> None:
+        """Return jobs to the front of their queues, in their order: no death counts."""
+        self._return_all(((lease, {}) for lease in reversed(leases)), worker, dead)
+
+    def reclaim(self, jobs: Sequence[StartedJob], worker: str, dead: DeadWorker | None) -> None:
+        """Return jobs, in their order, to the front of their queues; those with a group to the
+        front of the quarantine. Their counts of deaths become `lost`. All of them, or none."""
+        now, _ = self._redis.time()
+        counted = (
+            (job.lease, {"lost": job.lost, "lost_at": now, "group": job.group})
+            for job in reversed(jobs)
+        )
+        self._return_all(counted, worker, dead)
+
+    def _return_all(
+        self,
+        returns: Iterable[tuple[Lease, dict[str, Any]]],
+        worker: str,
+        dead: DeadWorker | None,
+    ) -> None:
+        name, seen = ("", 0) if dead is None else (dead.name, dead.lease)
+        pipeline = self._redis.pipeline(transaction=True)
+        for lease, more in returns:
+            args = ReturnArgs(lease.job, lease.execution, lease.entry, name, seen, "LPUSH", **more)
+            self._return(keys=return_keys(lease, worker), args=args, client=pipeline)
+        pipeline.execute()
+
+
+def _number(value: bytes | None) -> int:
+    """A count in a job's hash; 0 for anything else that a producer may have written there."""
+    return int(value) if value is not None and value.isdigit() and len(value) < 16 else 0
