@@ -11,6 +11,7 @@ import pytest
 import redis
 
 from jobs import JobError, keys
+from jobs.cli.status import workers
 from jobs.embedded import EmbeddedRedis
 from jobs.stream.entries import END_SEQ
 from tests.worker.fake_backend import FakeBackend, text_of
@@ -296,3 +297,13 @@ def test_the_worker_describes_itself(site: Site) -> None:
     assert (report["models"], report["pid"], report["jobs"]) == (["fake"], worker.pid, 0)
     assert {"host", "memory", "running", "tokens_per_second", "started_at"} <= report.keys()
     assert 0 < site.redis.pttl(key) <= 500
+
+
+def test_a_killed_worker_leaves_the_status_before_its_lease_ends(site: Site) -> None:
+    doomed = site.worker(lease_seconds=12.0)
+    wait_until(lambda: workers(site.redis))
+    doomed.kill()
+    wait_until(lambda: not workers(site.redis))
+    ((_, lease),) = site.redis.zrange(keys.WORKERS, 0, -1, withscores=True)
+    seconds, _ = site.redis.time()
+    assert lease / 1000 > seconds
