@@ -14,6 +14,7 @@ TASK = "worker.tasks.chat_completion"  # function name of every chatjobs job
 
 CONTROL = "chatjobs:control"  # pub/sub: cancel
 OUTBOXES = "chatjobs:outboxes"  # set: runs that have an outbox
+BARRIER = "chatjobs:barrier"  # pub/sub: a write that WAIT waits for; nobody subscribes
 
 
 def chat_queue(model: str) -> str:

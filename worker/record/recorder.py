@@ -2,9 +2,10 @@
 
 A part is planned in Redis before it is written: the plan fixes its outbox entries, and they fix its
 name and its rows. The steps are: plan, wait until plan and entries are durable, write, rename,
-commit (delete the plan and the entries). A plan whose recorder has died is taken over by another
-one, which writes the same file; a recorder that was suspended meanwhile can only write that same
-file. All recorders of one Redis share a results folder.
+commit (delete the plan and the entries). The parts of several runs wait together. A plan whose
+recorder has died is taken over by another one, which writes the same file; a recorder that was
+suspended meanwhile can only write that same file. All recorders of one Redis share a results
+folder.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from jobs.client.durable import NotDurable, read_persistence, wait_until_durable
 from jobs.errors import JobError
 from jobs.keys import RUN_ID
 from jobs.results import outbox
@@ -35,14 +37,11 @@ PART_BYTES = 64 * 2**20  # bytes of their JSON, at most
 PART_SECONDS = 2.0  # age of the oldest entry at which a smaller part is written
 PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
 POLL_SECONDS = 0.1  # pause between polls of the outboxes
-FSYNC_SECONDS = 2.5  # with appendfsync everysec, older writes are on disk
+ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
+DURABLE_SECONDS = 20.0  # how long they wait before that is reported
 RETRY_SECONDS = 5.0  # pause after a failed write
 
 RUN_CARD_FIELDS = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
-
-
-class NotDurable(Exception):
-    """Redis has not yet written the entries of a part to its own disk."""
 
 
 def check_folder(root: Path) -> None:
@@ -77,7 +76,8 @@ class Recorder:
         part_seconds: float = PART_SECONDS,
         plan_seconds: float = PLAN_SECONDS,
     ) -> None:
-        # One connection without reconnects: WAITAOF waits for the writes of its own connection.
+        # One connection without retries: what was read before a crash of Redis must not be written
+        # after it.
         client.set_retry(Retry(NoBackoff(), 0))
         self._redis: Any = client.client()  # type: ignore[no-untyped-call]
         self._root, self._name = root, name
@@ -92,6 +92,11 @@ class Recorder:
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
+        if not read_persistence(self._redis).append_only:
+            logger.warning(
+                "Redis keeps no append-only file (appendonly no): if it crashes, the jobs and the "
+                "rows that it holds are lost"
+            )
         self._thread.start()
 
     def wake(self) -> None:
@@ -125,8 +130,8 @@ class Recorder:
             pause = POLL_SECONDS
             try:
                 wrote = self._write_due_parts()
-            except NotDurable:
-                pass
+            except NotDurable as error:
+                self._log_once(f"rows can't be written yet and stay in Redis: {error}")
             except (OSError, redis.RedisError) as error:
                 self._log_once(f"rows can't be written and stay in Redis: {error}")
                 pause = RETRY_SECONDS
@@ -150,15 +155,20 @@ class Recorder:
         self._last_error = error
 
     def _write_due_parts(self) -> bool:
-        """Write all parts that are due. True if there was one."""
-        wrote = False
+        """Write one part of each run that has one due. True if there was one."""
+        plans: list[Plan] = []
         for run in self._plans.runs():
-            if RUN_ID.fullmatch(run) is None:
-                continue  # not from chatjobs: a run id must be usable as a folder name
-            while not self._stop.is_set() and (plan := self._plan_next(run)) is not None:
-                self._execute(plan)
-                wrote = True
-        return wrote
+            if self._stop.is_set() or len(plans) == ROUND_PARTS:
+                break
+            # A run id that can't be a folder name is not from chatjobs.
+            if RUN_ID.fullmatch(run) and (plan := self._plan_next(run)) is not None:
+                plans.append(plan)
+        if not plans:
+            return False
+        self._wait_until_durable()
+        for plan in plans:
+            self._execute(plan)
+        return True
 
     def _plan_next(self, run: str) -> Plan | None:
         at_once = self._finishing.is_set() or self._idle()
@@ -170,35 +180,18 @@ class Recorder:
             due_seconds=0.0 if at_once else self._part_seconds,
         )
 
+    def _wait_until_durable(self) -> None:
+        """Wait until a crash of Redis cannot undo the plans, nor the settlements of their rows: the
+        jobs would run again, and their rows would be written twice."""
+        wait_until_durable(self._redis, DURABLE_SECONDS, stopped=self._stop.is_set)
+
     def _execute(self, plan: Plan) -> None:
+        """Write the file of a plan that is durable."""
         values = self._plans.rows(plan)
         # Fewer entries and no plan: another recorder has written it while this one was suspended.
         if len(values) == plan.count or self._plans.is_open(plan):
-            self._wait_until_durable()
             self._write(plan, [row for value in values for row in _rows(value, plan)])
         self._commit(plan)
-
-    def _wait_until_durable(self) -> None:
-        """Wait until a crash of Redis cannot undo the settlements of these rows: their jobs would
-        run again, and their rows would be written twice."""
-        if not self._redis.info("persistence").get("aof_enabled"):
-            return
-        try:
-            synced, _ = self._redis.execute_command("WAITAOF", 1, 0, int(FSYNC_SECONDS * 1000))
-        except redis.ResponseError:  # older than Redis 7.2
-            if self._stop.wait(FSYNC_SECONDS):
-                raise NotDurable from None
-            return
-        if not synced and self._fsync_enabled():
-            raise NotDurable
-
-    def _fsync_enabled(self) -> bool:
-        """Whether Redis calls fsync at all; with `appendfsync no` the operator accepts the risk."""
-        try:
-            policy = self._redis.config_get("appendfsync").get("appendfsync")
-        except redis.ResponseError:  # hosted servers may disable CONFIG
-            return True
-        return bool(policy != "no")
 
     def _write(self, plan: Plan, rows: list[Row]) -> None:
         folder = self._root / plan.run
