@@ -98,6 +98,15 @@ class Server:
         }
         return self
 
+    def replicate(self, primary: Server) -> Self:
+        """Become a replica, and wait until it has the primary's data."""
+        self.client.execute_command("REPLICAOF", "127.0.0.1", str(primary.port))
+        deadline = time.monotonic() + START_SECONDS
+        while self.client.info("replication").get("master_link_status") != "up":
+            assert time.monotonic() < deadline, (self.folder / "redis.log").read_text()
+            time.sleep(0.02)
+        return self
+
     def start(self) -> Self:
         options = {
             "port": str(self.port),
@@ -113,11 +122,15 @@ class Server:
         if not options["save"]:
             words[words.index("--save") + 1 : words.index("--save") + 1] = [""]
         self._process = subprocess.Popen([self._binary, *words], env=self._environment)
+        self._wait_until_ready()
+        return self
+
+    def _wait_until_ready(self) -> None:
         deadline = time.monotonic() + START_SECONDS
         while True:
             try:
                 self.client.ping()
-                return self
+                return
             except redis.ConnectionError:
                 assert time.monotonic() < deadline, (self.folder / "redis.log").read_text()
                 time.sleep(0.02)
@@ -142,3 +155,29 @@ class Server:
             synced[path] = max(int(size), synced.get(path, 0))
         for file in (self.folder / "appendonlydir").glob("*.incr.aof"):
             os.truncate(file, synced.get(str(file), 0))
+
+
+class Sentinel(Server):
+    """A Sentinel that alone decides on the fail-over of one primary."""
+
+    def __init__(self, binary: str, folder: Path, primary: Server) -> None:
+        super().__init__(binary, folder)
+        self._file = folder / "sentinel.conf"
+        self._file.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {folder}\nlogfile {folder}/redis.log\n"
+            f"sentinel monitor main 127.0.0.1 {primary.port} 1\n"
+            "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n"
+        )
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self.port}/main"
+
+    def start(self) -> Self:
+        self._process = subprocess.Popen([self._binary, str(self._file), "--sentinel"])
+        self._wait_until_ready()
+        return self
+
+    @property
+    def client(self) -> Any:
+        return redis.Redis(port=self.port)

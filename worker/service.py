@@ -15,7 +15,7 @@ from typing import Any
 
 import redis
 
-from jobs.client.connection import connect, redis_failure
+from jobs.client.connection import connect, redis_failure, refuse_cluster
 from jobs.errors import JobError, invalid
 from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
@@ -158,7 +158,8 @@ def _signals_stop(loop: WorkerLoop) -> Iterator[None]:
 
 
 def _check_redis(client: redis.Redis) -> None:
-    """Raise an error if Redis does not reply, or may evict keys."""
+    """Raise an error if Redis does not reply, is a Cluster, or may evict keys."""
+    refuse_cluster(client)
     memory = client.info("memory")
     policy = memory.get("maxmemory_policy", "noeviction")
     if memory.get("maxmemory") and policy != "noeviction":

@@ -15,7 +15,6 @@ import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import redis
@@ -76,10 +75,9 @@ class Recorder:
         part_seconds: float = PART_SECONDS,
         plan_seconds: float = PLAN_SECONDS,
     ) -> None:
-        # One connection without retries: what was read before a crash of Redis must not be written
-        # after it.
+        # Without retries: what was read before a crash of Redis must not be written after it.
         client.set_retry(Retry(NoBackoff(), 0))
-        self._redis: Any = client.client()  # type: ignore[no-untyped-call]
+        self._redis = client
         self._root, self._name = root, name
         self._idle, self._part_seconds = idle, part_seconds
         self._plans = PartPlans(self._redis, name, plan_seconds)
@@ -188,8 +186,9 @@ class Recorder:
     def _execute(self, plan: Plan) -> None:
         """Write the file of a plan that is durable."""
         values = self._plans.rows(plan)
-        # Fewer entries and no plan: another recorder has written it while this one was suspended.
-        if len(values) == plan.count or self._plans.is_open(plan):
+        # Without the plan, the values may not be all: another recorder has written the file while
+        # this one was suspended, or Redis has lost the plan in a crash.
+        if self._plans.is_open(plan):
             self._write(plan, [row for value in values for row in _rows(value, plan)])
         self._commit(plan)
 
