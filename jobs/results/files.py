@@ -25,6 +25,7 @@ import pyarrow.parquet as pq
 
 from jobs.errors import invalid
 from jobs.keys import RUN_ID
+from jobs.results.newest import newest_attempts
 from jobs.results.rows import Row
 from jobs.results.schema import SCHEMA, leaves
 
@@ -133,7 +134,8 @@ class Results:
     def dataset(self, run: str) -> Any:
         """The run's rows as a pyarrow.dataset.Dataset, which selects and filters lazily.
 
-        A file that can't be read is skipped with a BrokenFileWarning.
+        If a job has rows of several attempts, only those of the newest one. A file that
+        can't be read is skipped with a BrokenFileWarning.
         """
         return self._dataset(run, stacklevel=3)
 
@@ -165,7 +167,7 @@ class Results:
         whole = [str(file) for file in files if file not in faults]
         if not whole:
             return ds.dataset(SCHEMA.empty_table())
-        return ds.dataset(whole, schema=SCHEMA, format="parquet")
+        return newest_attempts(ds.dataset(whole, schema=SCHEMA, format="parquet"))
 
 
 def _check(files: list[Path]) -> dict[Path, str]:
