@@ -28,7 +28,8 @@ from worker.queue.rq_control import Control
 from worker.queue.rq_presence import RQPresence, worker_key
 from worker.queue.rq_store import RQStore
 from worker.queue.watchdog import Watchdog
-from worker.record.recorder import PART_SECONDS, Recorder, check_folder
+from worker.record.folder import check_folder, claim_folder
+from worker.record.recorder import PART_SECONDS, Recorder
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,7 @@ def serve(
     references: Sequence[str],
     *,
     redis_url: str | None = None,
-    results: Path,
+    results: Path | None,
     grace: float = 30.0,
     burst: bool = False,
     lease_seconds: float = LEASE_SECONDS,
@@ -53,16 +54,20 @@ def serve(
     """Serve the models' queues until SIGTERM or SIGINT; with `burst`, until no job is queued or
     started by any worker.
 
-    grace: seconds that running jobs get after the first signal. A worker that does not renew its
-    lease for lease_seconds loses its jobs to others. Runs on the main thread. Raises JobError.
+    results: folder of the rows; None leaves them to other workers. grace: seconds that running
+    jobs get after the first signal. A worker that does not renew its lease for lease_seconds loses
+    its jobs to others. Runs on the main thread. Raises JobError.
     """
     client = connect(redis_url)
     try:
-        check_folder(results)
+        if results is not None:
+            check_folder(results)
         _check_redis(client)
+        if results is not None:
+            claim_folder(client, results)
         models = _load(backend, references)
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"
-        recorder = Recorder(
+        recorder = results and Recorder(
             connect(redis_url),
             results,
             name=name,
@@ -89,18 +94,18 @@ def serve(
             Reaper(store, settlements, name),
             grace=grace,
             burst=burst,
-            on_idle=recorder.wake,
+            on_idle=recorder.wake if recorder else lambda: None,
         )
         with _signals_stop(loop):
-            recorder.start()
+            if recorder:
+                recorder.start()
             logger.info("worker %s serves %s", name, ", ".join(model.name for model in models))
             try:
                 loop.run()
             finally:
-                complete = recorder.finish(
+                if recorder and not recorder.finish(
                     FINISH_SECONDS, aborted=lambda: loop.aborted, with_others=burst
-                )
-                if not complete:
+                ):
                     logger.warning("some rows are still in Redis: the next worker writes them")
     except redis.RedisError as error:
         raise redis_failure(client, error) from None

@@ -11,7 +11,6 @@ folder.
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +21,6 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from jobs.client.durable import NotDurable, read_persistence, wait_until_durable
-from jobs.errors import JobError
 from jobs.keys import RUN_ID
 from jobs.results import outbox
 from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
@@ -41,21 +39,6 @@ DURABLE_SECONDS = 20.0  # how long they wait before that is reported
 RETRY_SECONDS = 5.0  # pause after a failed write
 
 RUN_CARD_FIELDS = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
-
-
-def check_folder(root: Path) -> None:
-    """Raise JobError unless files can be written to the results folder."""
-    probe = root / f".probe-{os.getpid()}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise JobError(
-            "internal",
-            f"the results folder {root} can't be written ({error.strerror}): choose another one "
-            "with --results, or give this user write permission",
-        ) from None
 
 
 class Recorder:
