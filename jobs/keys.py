@@ -14,6 +14,7 @@ TASK = "worker.tasks.chat_completion"  # function name of every chatjobs job
 
 CONTROL = "chatjobs:control"  # pub/sub: cancel
 OUTBOXES = "chatjobs:outboxes"  # set: runs that have an outbox
+WANTED = "chatjobs:wanted"  # set: runs whose rows somebody waits for; they are written at once
 RESULTS = "chatjobs:results"  # JSON: id, host and path of the results folder of all workers
 BARRIER = "chatjobs:barrier"  # pub/sub: a write that WAIT waits for; nobody subscribes
 

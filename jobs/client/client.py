@@ -90,7 +90,7 @@ class Client:
         return run_sync(gather_outcomes(ids, timeout, return_exceptions), self.redis)
 
     def wait_for_rows(self, jobs: Iterable[Job], timeout: float | None = None) -> None:
-        """Wait until all jobs have ended and their rows are in Parquet, a few seconds later.
+        """Wait until all jobs have ended and their rows are in Parquet, which are written at once.
 
         Failed and cancelled jobs have a row too. Raises JobError `timeout`, which says whether jobs
         have not ended or rows are not written yet.

@@ -36,6 +36,7 @@ class Persistence:
     syncing: bool  # a sync of that file is running
     failing: bool  # the last write to the file, or the last sync, failed
     replicas: int  # that are connected
+    shared: bool  # it has a TCP port, unlike a private server
 
 
 def read_persistence(client: redis.Redis) -> Persistence:
@@ -47,6 +48,7 @@ def read_persistence(client: redis.Redis) -> Persistence:
         syncing=bool(found.get("aof_pending_bio_fsync")),
         failing=found.get("aof_last_write_status", "ok") != "ok",
         replicas=int(found.get("connected_slaves", 0)),
+        shared=bool(found.get("tcp_port")),
     )
 
 
@@ -76,9 +78,9 @@ class DurableSubmit:
     """
 
     def __init__(self, client: redis.Redis) -> None:
-        self._client = client
-        self._server = read_persistence(client).server
-        if not read_persistence(client).append_only:
+        found = read_persistence(client)
+        self._client, self._server = client, found.server
+        if not found.append_only:
             raise invalid(
                 "durable: Redis keeps no append-only file, so a crash loses its jobs: set "
                 "appendonly yes, or submit without durable; nothing was enqueued",

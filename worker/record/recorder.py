@@ -31,9 +31,13 @@ logger = logging.getLogger(__name__)
 
 PART_ROWS = 5_000  # entries of a part, at most
 PART_BYTES = 64 * 2**20  # bytes of their JSON, at most
-PART_SECONDS = 2.0  # age of the oldest entry at which a smaller part is written
+# Age of the oldest entry at which a smaller part is written: while jobs run, and when none does. It
+# is written at once for `wait_for_rows`, and when the worker stops.
+PART_SECONDS = 30.0
+IDLE_SECONDS = 5.0
 PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
-POLL_SECONDS = 0.1  # pause between polls of the outboxes
+POLL_SECONDS = 0.5  # pause between polls of the outboxes
+FINISH_POLL_SECONDS = 0.1  # the same while the worker stops
 ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
 DURABLE_SECONDS = 20.0  # how long they wait before that is reported
 RETRY_SECONDS = 5.0  # pause after a failed write
@@ -44,7 +48,7 @@ RUN_CARD_FIELDS = ("run_id", "schema_version", "engine", "engine_version", "torc
 class Recorder:
     """Writes the parts of all runs, on its own thread. Several recorders share the work.
 
-    `idle`: whether this worker runs no job; waiting would then not make the part larger.
+    `idle`: whether this worker runs no job, so that waiting hardly makes the part larger.
     Raises redis.RedisError if Redis cannot be reached.
     """
 
@@ -73,10 +77,12 @@ class Recorder:
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
-        if not read_persistence(self._redis).append_only:
-            logger.warning(
+        server = read_persistence(self._redis)
+        if not server.append_only:
+            logger.log(
+                logging.WARNING if server.shared else logging.INFO,
                 "Redis keeps no append-only file (appendonly no): if it crashes, the jobs and the "
-                "rows that it holds are lost"
+                "rows that it holds are lost",
             )
         self._thread.start()
 
@@ -95,8 +101,8 @@ class Recorder:
         self._with_others = with_others
         self._finishing.set()
         self._woken.set()
-        polls = int(seconds / POLL_SECONDS)
-        while polls > 0 and not aborted() and not self._empty.wait(POLL_SECONDS):
+        polls = int(seconds / FINISH_POLL_SECONDS)
+        while polls > 0 and not aborted() and not self._empty.wait(FINISH_POLL_SECONDS):
             polls -= 1
         self._stop.set()  # a part in progress is completed here, or by another recorder
         self._woken.set()
@@ -108,7 +114,7 @@ class Recorder:
     def _loop(self) -> None:
         while not self._empty.is_set() and not self._stop.is_set():
             finishing = self._finishing.is_set()
-            pause = POLL_SECONDS
+            pause = FINISH_POLL_SECONDS if finishing else POLL_SECONDS
             try:
                 wrote = self._write_due_parts()
             except NotDurable as error:
@@ -137,28 +143,35 @@ class Recorder:
 
     def _write_due_parts(self) -> bool:
         """Write one part of each run that has one due. True if there was one."""
+        runs = [run for run in self._plans.runs() if RUN_ID.fullmatch(run)]  # folder names
+        wanted = self._plans.wanted() if runs else set()
         plans: list[Plan] = []
-        for run in self._plans.runs():
+        for run in runs:
             if self._stop.is_set() or len(plans) == ROUND_PARTS:
                 break
-            # A run id that can't be a folder name is not from chatjobs.
-            if RUN_ID.fullmatch(run) and (plan := self._plan_next(run)) is not None:
+            if (plan := self._plan_next(run, wanted=run in wanted)) is not None:
                 plans.append(plan)
         if not plans:
             return False
         self._wait_until_durable()
-        for plan in plans:
-            self._execute(plan)
+        try:
+            for plan in plans:
+                self._execute(plan)
+        except OSError:  # another recorder may have a working disk; what is committed is no plan
+            for plan in plans:
+                self._plans.release(plan)
+            raise
         return True
 
-    def _plan_next(self, run: str) -> Plan | None:
-        at_once = self._finishing.is_set() or self._idle()
+    def _plan_next(self, run: str, *, wanted: bool = False) -> Plan | None:
+        at_once = wanted or self._finishing.is_set()
+        age = min(IDLE_SECONDS, self._part_seconds) if self._idle() else self._part_seconds
         return self._plans.next(
             run,
             max_rows=PART_ROWS,
             max_bytes=PART_BYTES,
             due_rows=1 if at_once else PART_ROWS,
-            due_seconds=0.0 if at_once else self._part_seconds,
+            due_seconds=0.0 if at_once else age,
         )
 
     def _wait_until_durable(self) -> None:
