@@ -69,6 +69,11 @@ def test_all_choices_of_the_newest_attempt_are_read(tmp_path: Path) -> None:
     assert texts(write(tmp_path, [row(0, 1, "old")], choices)) == ["a", "b", "c"]
 
 
+def test_rows_of_different_jobs_are_never_dropped(tmp_path: Path) -> None:
+    other = row(0, 1, "b", job_id="other")
+    assert texts(write(tmp_path, [row(0, 2, "a"), row(0, 1, "old")], [other])) == ["a", "b"]
+
+
 def test_many_keys_with_two_rows(tmp_path: Path) -> None:
     old = [row(number, 1, "old") for number in range(2000)]
     new = [row(number, 2, "new") for number in range(2000)]
