@@ -17,6 +17,9 @@ OUTBOXES = "chatjobs:outboxes"  # set: runs that have an outbox
 WORKERS = "chatjobs:workers"  # sorted set: workers, by the end of their lease in ms since the epoch
 STOPPING = "chatjobs:stopping"  # set: workers that have announced their end
 REAPER = "chatjobs:reaper"  # the worker that returns the jobs of dead ones now; expires
+WANTED = "chatjobs:wanted"  # set: runs whose rows somebody waits for; they are written at once
+RESULTS = "chatjobs:results"  # JSON: id, host and path of the results folder of all workers
+BARRIER = "chatjobs:barrier"  # pub/sub: a write that WAIT waits for; nobody subscribes
 
 
 def chat_queue(model: str) -> str:

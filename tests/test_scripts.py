@@ -43,6 +43,8 @@ CASES = [
     (part_plans.PLAN, "ARGV", part_plans.PlanArgs),
     (part_plans.COMMIT, "KEYS", part_plans.CommitKeys),
     (part_plans.COMMIT, "ARGV", part_plans.CommitArgs),
+    (part_plans.RELEASE, "KEYS", part_plans.ReleaseKeys),
+    (part_plans.RELEASE, "ARGV", part_plans.ReleaseArgs),
 ]
 NAMES = [names.__name__ for _, _, names in CASES]
 

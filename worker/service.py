@@ -14,7 +14,7 @@ from pathlib import Path
 import redis
 
 from jobs import keys
-from jobs.client.connection import connect, redis_failure
+from jobs.client.connection import connect, redis_failure, refuse_cluster
 from jobs.errors import JobError, invalid
 from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
@@ -32,7 +32,8 @@ from worker.queue.rq_workers import RQWorkers, worker_key
 from worker.queue.sickness import Sickness
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
-from worker.record.recorder import PART_SECONDS, Recorder, check_folder
+from worker.record.folder import check_folder, claim_folder
+from worker.record.recorder import PART_SECONDS, Recorder
 from worker.signals import StopSignals
 
 logger = logging.getLogger(__name__)
@@ -48,7 +49,7 @@ def serve(
     references: Sequence[str],
     *,
     redis_url: str | None = None,
-    results: Path,
+    results: Path | None,
     grace: float = GRACE_SECONDS,
     burst: bool = False,
     lease_seconds: float = LEASE_SECONDS,
@@ -58,16 +59,20 @@ def serve(
     """Serve the models' queues until SIGTERM or SIGINT; with `burst`, until no job is queued or
     started by any worker.
 
-    grace: seconds that running jobs get after the first signal. A worker that does not renew its
-    lease for lease_seconds loses its jobs to others. Runs on the main thread. Raises JobError.
+    results: folder of the rows; None leaves them to other workers. grace: seconds that running
+    jobs get after the first signal. A worker that does not renew its lease for lease_seconds loses
+    its jobs to others. Runs on the main thread. Raises JobError.
     """
     client = connect(redis_url)
     try:
-        check_folder(results)
+        if results is not None:
+            check_folder(results)
         _check_redis(client)
+        if results is not None:
+            claim_folder(client, results)
         models = _load(backend, references)
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"
-        recorder = Recorder(
+        recorder = results and Recorder(
             connect(redis_url),
             results,
             name=name,
@@ -105,18 +110,18 @@ def serve(
             lease_seconds=lease_seconds,
             grace=grace,
             burst=burst,
-            on_idle=recorder.wake,
+            on_idle=recorder.wake if recorder else lambda: None,
         )
         with StopSignals(loop):
-            recorder.start()
+            if recorder:
+                recorder.start()
             logger.info("worker %s serves %s", name, ", ".join(model.name for model in models))
             try:
                 loop.run()
             finally:
-                complete = recorder.finish(
+                if recorder and not recorder.finish(
                     FINISH_SECONDS, aborted=lambda: loop.aborted, with_others=burst
-                )
-                if not complete:
+                ):
                     logger.warning("some rows are still in Redis: the next worker writes them")
     except redis.RedisError as error:
         raise redis_failure(client, error) from None
@@ -154,7 +159,8 @@ def _load(backend: Backend, references: Sequence[str]) -> list[ModelInfo]:
 
 
 def _check_redis(client: redis.Redis) -> None:
-    """Raise an error if Redis does not reply, or may evict keys."""
+    """Raise an error if Redis does not reply, is a Cluster, or may evict keys."""
+    refuse_cluster(client)
     memory = client.info("memory")
     policy = memory.get("maxmemory_policy", "noeviction")
     if memory.get("maxmemory") and policy != "noeviction":

@@ -1,4 +1,4 @@
-"""`chatjobs results`: list the runs on disk, or summarise one."""
+"""`chatjobs results`: list the runs on disk, summarise one, or make one file of its files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import click
 
 from jobs.cli.answer import counted, print_json
 from jobs.cli.failures import Failure, WrongInput
-from jobs.cli.options import json_option, results_option
+from jobs.cli.options import connection, json_option, redis_option, results_option
 
 if TYPE_CHECKING:
     from jobs import Results
@@ -17,12 +17,23 @@ STATES = ("ok", "error", "cancelled")
 
 
 @click.command()
-@click.argument("run", required=False)
+@click.argument("words", nargs=-1, metavar="[compact] [RUN]")
 @json_option
 @results_option
-def results(run: str | None, as_json: bool, results: str) -> None:
-    """List the runs, or summarise RUN. With --json: its rows, one JSON object per line."""
+@redis_option
+def results(words: tuple[str, ...], as_json: bool, results: str, redis_url: str) -> None:
+    """List the runs, or summarise RUN. With --json: its rows, one JSON object per line.
+
+    compact RUN: write the rows of a run that has ended to one file. --redis is asked whether rows
+    are still to be written. Read the run with jobs.Results meanwhile, which reads each row once;
+    other readers see rows twice for a moment.
+    """
     from jobs import Results
+
+    compacts = len(words) == 2 and words[0] == "compact"
+    if len(words) > 1 and not compacts:
+        raise click.UsageError("give one RUN, or: compact RUN")
+    run = words[-1] if words else None
 
     store = Results(results)
     if not store.root.is_dir():
@@ -30,7 +41,9 @@ def results(run: str | None, as_json: bool, results: str) -> None:
             f"no folder {store.root}: run this where a worker has written its results, or select "
             "their folder with --results DIR"
         )
-    if run is None:
+    if compacts:
+        _compact(store, words[1], redis_url)
+    elif run is None:
         _list_runs(store, as_json)
     elif as_json:
         for batch in store.dataset(run).to_batches():
@@ -43,6 +56,21 @@ def results(run: str | None, as_json: bool, results: str) -> None:
         raise Failure(
             f"{counted(broken, 'file')} can't be read, and the rows there are missing above"
         )
+
+
+def _compact(store: Results, run: str, redis_url: str) -> None:
+    from jobs import keys
+    from jobs.results.compact import compact
+
+    store.path(run)  # raises if there is no such run
+    with connection(redis_url) as redis:
+        if redis.exists(keys.outbox(run), keys.parts(run)):
+            raise Failure(
+                f"rows of run {run} are still in Redis: wait until the run has ended and a worker "
+                "has written them"
+            )
+    replaced = compact(store, run)
+    click.echo(f"{run}: {counted(replaced, 'file')} replaced by one", err=True)
 
 
 def _list_runs(store: Results, as_json: bool) -> None:

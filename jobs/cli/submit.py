@@ -49,6 +49,11 @@ CHUNK_BYTES = 8 * 2**20  # and their size as JSON
     "keeps all.",
 )
 @click.option("--wait", is_flag=True, help="Wait for the answers and print them as a table.")
+@click.option(
+    "--durable",
+    is_flag=True,
+    help="Return when the jobs are on the disk of Redis and on its replicas.",
+)
 @json_option
 @quiet_option
 @redis_option
@@ -60,6 +65,7 @@ def submit(
     fields: dict[str, Any],
     keep: tuple[str, ...],
     wait: bool,
+    durable: bool,
     as_json: bool,
     quiet: bool,
     redis_url: str,
@@ -75,17 +81,21 @@ def submit(
     """
     from jobs.cli.requests import Overrides
     from jobs.cli.row_files import RowFile
+    from jobs.client.durable import DurableSubmit
 
     rows = RowFile(file, getattr(file, "name", "<stdin>"))
     overrides = Overrides(model, run, priority, fields, keep)
     count, ids = _check(rows, overrides)
     with client(redis_url) as connected:
         _check_ids(connected, ids)
+        last = ""
+        waiting = DurableSubmit(connected.redis) if durable else None
         submitted: list[Submitted] = []  # with --wait
         done = 0
         try:
             for one in _enqueue(connected, rows, overrides, count):
                 done += 1
+                last = one.job.id
                 if wait:
                     submitted.append(one)
                 elif as_json:
@@ -96,8 +106,11 @@ def submit(
             raise Interrupted(
                 f"interrupted; {done} of {count} jobs are enqueued and go on"
             ) from None
+        if waiting is not None:
+            waiting.wait([last])
         if not quiet:
-            click.echo(f"{counted(count, 'job')} enqueued", err=True)
+            on_disk = " and on disk" if durable else ""
+            click.echo(f"{counted(count, 'job')} enqueued{on_disk}", err=True)
         if wait:
             _wait(connected, submitted, rows.unit, as_json, quiet)
 

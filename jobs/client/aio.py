@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Coroutine, Iterable
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -36,14 +37,16 @@ class AsyncClient:
         self.redis = connect_async(url)
         self.chat = AsyncChat(self)  # await client.chat.completions.create(...)
 
-    async def submit(self, request: RequestInput) -> AsyncJob:
-        """Enqueue one request. When this returns, the job is in Redis."""
-        job = await run_in_thread(self._producer.submit, request)
+    async def submit(self, request: RequestInput, *, durable: bool = False) -> AsyncJob:
+        """Enqueue one request. When this returns, the job is in Redis, see `Client.submit`."""
+        job = await run_in_thread(partial(self._producer.submit, durable=durable), request)
         return AsyncJob(self.redis, job.id, job.request)
 
-    async def submit_many(self, requests: Iterable[RequestInput]) -> list[AsyncJob]:
-        """Enqueue many requests in few round trips; all are checked before any is enqueued."""
-        jobs = await run_in_thread(self._producer.submit_many, requests)
+    async def submit_many(
+        self, requests: Iterable[RequestInput], *, durable: bool = False
+    ) -> list[AsyncJob]:
+        """Enqueue many requests in few round trips, see `Client.submit_many`."""
+        jobs = await run_in_thread(partial(self._producer.submit_many, durable=durable), requests)
         return [AsyncJob(self.redis, job.id, job.request) for job in jobs]
 
     def job(self, job_id: str) -> AsyncJob:

@@ -14,6 +14,7 @@ from jobs.api.request import ChatRequest
 from jobs.client.cancel import cancel
 from jobs.client.chat_completions import Chat
 from jobs.client.connection import connect, redis_failure
+from jobs.client.durable import DurableSubmit
 from jobs.client.follow import follow
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import iterate_sync, run_sync
@@ -35,19 +36,21 @@ class Client:
         self.redis = connect(url)
         self.chat = Chat(self)  # client.chat.completions.create(...), as in the openai package
 
-    def submit(self, request: RequestInput) -> Job:
-        """Enqueue one request. When this returns, the job is in Redis.
+    def submit(self, request: RequestInput, *, durable: bool = False) -> Job:
+        """Enqueue one request. When this returns, the job is in Redis; with `durable`, it is on the
+        disk of Redis and on its replicas, which takes some seconds.
 
         Raises InvalidRequest, naming the field, for a bad request or a `job.id` that is taken.
         """
         parsed = ChatRequest.parse(request)
-        (job_id,) = self._enqueue([parsed])
+        (job_id,) = self._enqueue([parsed], durable)
         return Job(self.redis, job_id, parsed)
 
-    def submit_many(self, requests: Iterable[RequestInput]) -> list[Job]:
-        """Enqueue many requests in few round trips; all are checked before any is enqueued."""
+    def submit_many(self, requests: Iterable[RequestInput], *, durable: bool = False) -> list[Job]:
+        """Enqueue many requests in few round trips; all are checked before any is enqueued.
+        `durable`: see `submit`; they wait together."""
         parsed = parse_many(requests)
-        job_ids = self._enqueue(parsed)
+        job_ids = self._enqueue(parsed, durable)
         return [
             Job(self.redis, job_id, request)
             for job_id, request in zip(job_ids, parsed, strict=True)
@@ -87,7 +90,7 @@ class Client:
         return run_sync(gather_outcomes(ids, timeout, return_exceptions), self.redis)
 
     def wait_for_rows(self, jobs: Iterable[Job], timeout: float | None = None) -> None:
-        """Wait until all jobs have ended and their rows are in Parquet, a few seconds later.
+        """Wait until all jobs have ended and their rows are in Parquet, which are written at once.
 
         Failed and cancelled jobs have a row too. Raises JobError `timeout`, which says whether jobs
         have not ended or rows are not written yet.
@@ -109,9 +112,13 @@ class Client:
     ) -> None:
         self.close()
 
-    def _enqueue(self, requests: list[ChatRequest]) -> list[str]:
+    def _enqueue(self, requests: list[ChatRequest], durable: bool) -> list[str]:
         try:
-            return enqueue(self.redis, requests)
+            waiting = DurableSubmit(self.redis) if durable else None
+            job_ids = enqueue(self.redis, requests)
+            if waiting is not None:
+                waiting.wait(job_ids)
+            return job_ids
         except RedisError as error:
             raise redis_failure(self.redis, error) from error
 

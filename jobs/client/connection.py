@@ -1,4 +1,4 @@
-"""Connecting to Redis: the URL, a client with timeouts, and Redis errors as JobError."""
+"""Connecting to Redis: a URL → a client with timeouts; Redis errors → JobError."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import Any
 import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
-from redis.backoff import ExponentialBackoff
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.exceptions import AskError, ClusterCrossSlotError, ClusterDownError
 from redis.retry import Retry
 
+from jobs.client import transport
+from jobs.client.sentinel_url import SentinelURL
 from jobs.errors import JobError, invalid
 
 URL_VARIABLE = "CHATJOBS_REDIS_URL"
@@ -22,6 +25,13 @@ SOCKET_SECONDS = 10.0  # without a reply the connection is dead; longer than any
 CONNECT_SECONDS = 5.0
 RETRIES = 3  # of one command, within about a second; `jobs.client.steps.retry` goes on longer
 MAX_CONNECTIONS = 10_000  # each waiting `result` and each followed stream uses one
+
+SENTINEL_SECONDS = 2.0  # without a reply, the next Sentinel is asked
+
+NO_CLUSTER = (
+    "Redis at {} is a Redis Cluster, which chatjobs does not support: use one server, or a primary "
+    "with replicas and Sentinel (redis+sentinel://…)"
+)
 
 _TLS_HINT = (
     "; name the authority of the server's certificate in the URL (?ssl_ca_certs=FILE), and use "
@@ -35,36 +45,55 @@ def redis_url(url: str | None = None) -> str:
 
 
 def connect(url: str | None = None) -> redis.Redis:
-    """A client for `url` (redis://, rediss://, unix://). Connects on the first command.
+    """A client for `url`: redis://, rediss://, unix://, or {redis,rediss}+sentinel://, whose form
+    `SentinelURL` describes. Connects on the first command.
 
     Raises InvalidRequest for an invalid URL.
     """
-    retry = Retry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
+    url = redis_url(url)
+    scheme = url.partition(":")[0]
+    options = _limits(scheme)
+    options["retry"] = Retry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
+    options["connection_class"] = transport.SYNC.get(scheme)
     try:
-        client = redis.Redis.from_url(redis_url(url), retry=retry, **_limits(url))
+        if (parsed := SentinelURL.parse(url)) is not None:
+            sentinels = _sentinel_options(parsed, Retry(NoBackoff(), 0))
+            client = transport.sentinel_client(
+                parsed.sentinels, parsed.master, sentinels, **{**options, **parsed.options}
+            )
+        else:
+            client = transport.Client.from_url(url, **options)
     except ValueError:
-        raise _bad_url() from None
+        raise _bad_url(scheme) from None
     _check_options(client.connection_pool)
     return client
 
 
 def connect_async(url: str | None = None) -> redis.asyncio.Redis:
     """`connect` for asyncio."""
-    retry = AsyncRetry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
+    url = redis_url(url)
+    scheme = url.partition(":")[0]
+    options = _limits(scheme)
+    options["retry"] = AsyncRetry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
+    options["connection_class"] = transport.ASYNC.get(scheme)
     try:
-        client = redis.asyncio.Redis.from_url(redis_url(url), retry=retry, **_limits(url))
+        if (parsed := SentinelURL.parse(url)) is not None:
+            sentinels = _sentinel_options(parsed, AsyncRetry(NoBackoff(), 0))
+            client = transport.async_sentinel_client(
+                parsed.sentinels, parsed.master, sentinels, **{**options, **parsed.options}
+            )
+        else:
+            client = redis.asyncio.Redis.from_url(url, **options)
+            client.connection_pool.connection_class = transport.ASYNC[scheme]
     except ValueError:
-        raise _bad_url() from None
+        raise _bad_url(scheme) from None
     _check_options(client.connection_pool)
     return client
 
 
 def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     """A Redis error as a JobError that names the server, but never the password."""
-    options = client.connection_pool.connection_kwargs
-    server = (
-        options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
-    )
+    server = server_name(client)
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if _cause(error, ssl.SSLError):
         return JobError("internal", f"TLS with Redis at {server} failed: {reason}{_TLS_HINT}")
@@ -72,7 +101,24 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
         return JobError("internal", f"Redis at {server} refused the login: {reason}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return JobError("internal", f"can't reach Redis at {server}: {reason}")
+    if isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):
+        return JobError("internal", NO_CLUSTER.format(server))
     return JobError("internal", f"Redis at {server} refused a command: {reason}")
+
+
+def refuse_cluster(client: redis.Redis) -> None:
+    """Raise JobError if the server is a node of a Redis Cluster."""
+    if client.info("server").get("redis_mode") == "cluster":
+        raise JobError("internal", NO_CLUSTER.format(server_name(client)))
+
+
+def server_name(client: Any) -> str:
+    """The server for messages: its address or socket, or what Sentinel calls it."""
+    pool = client.connection_pool
+    options = pool.connection_kwargs
+    if (master := getattr(pool, "service_name", None)) is not None:
+        return f"Sentinel's {master!r}"
+    return options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
 
 
 def nothing_listens(client: Any, error: redis.RedisError) -> bool:
@@ -105,21 +151,31 @@ def _check_options(pool: Any) -> None:
         ) from None
 
 
-def _limits(url: str | None) -> dict[str, Any]:
+def _limits(scheme: str) -> dict[str, Any]:
     limits: dict[str, Any] = {
         "socket_timeout": SOCKET_SECONDS,
         "socket_connect_timeout": CONNECT_SECONDS,
         "max_connections": MAX_CONNECTIONS,
     }
-    if not redis_url(url).startswith("unix:"):
+    if scheme != "unix":
         limits["socket_keepalive"] = True
     return limits
 
 
-def _bad_url() -> JobError:
+def _sentinel_options(url: SentinelURL, retry: Any) -> dict[str, Any]:
+    """Options of the connections to the Sentinels; TLS as for the servers."""
+    timeouts = {"socket_timeout": SENTINEL_SECONDS, "socket_connect_timeout": SENTINEL_SECONDS}
+    tls = {name: value for name, value in url.options.items() if name.startswith("ssl_")}
+    return {**timeouts, **tls, **url.of_sentinels, "ssl": url.tls, "retry": retry}
+
+
+def _bad_url(scheme: str) -> JobError:
     # redis-py's own message may quote a part of the password.
+    if "cluster" in scheme:
+        return invalid(NO_CLUSTER.format("the URL"), "url")
     return invalid(
         "the Redis URL is invalid: the form is redis://[[user]:password@]host[:port][/db], "
-        "rediss://… or unix:///path; escape special characters of a password as %XX",
+        "rediss://…, unix:///path or redis+sentinel://[[user]:password@]host[:port],…/master[/db]; "
+        "escape special characters of a password as %XX",
         "url",
     )

@@ -154,6 +154,8 @@ def _wait_for_outbox(run: str, timeout: float | None, deadline: float | None) ->
     """Return when the rows that are in the outbox now have left it: they are in a file then."""
     key = keys.outbox(run)
     last = yield from retry(command("xrevrange", key, count=1), deadline)
+    if last:
+        yield from retry(command("sadd", keys.WANTED, run), deadline)
     while last:
         first = yield from retry(command("xrange", key, count=1), deadline)
         if not first or _position(first[0][0]) > _position(last[0][0]):

@@ -25,6 +25,8 @@ import pyarrow.parquet as pq
 
 from jobs.errors import invalid
 from jobs.keys import RUN_ID
+from jobs.results.newest import newest_attempts
+from jobs.results.replaced import without_replaced
 from jobs.results.rows import Row
 from jobs.results.schema import SCHEMA, leaves
 
@@ -62,23 +64,30 @@ def table_of(rows: Iterable[Row]) -> pa.Table:
 
 
 def write_part(path_tmp: Path, path_final: Path, table: pa.Table) -> None:
-    """Write a part atomically: `path_final` is complete and durable, or absent.
+    """Write a part atomically, see `write_tables`."""
+    write_tables(path_tmp, path_final, [table])
+
+
+def write_tables(path_tmp: Path, path_final: Path, tables: Iterable[pa.Table]) -> None:
+    """Write tables of SCHEMA to one file: `path_final` is complete and durable, or absent.
 
     Both paths must be in the same file system, and readers must not list the folder of `path_tmp`.
     Raises OSError.
     """
-    floats = {path for path, kind in leaves(table.schema).items() if pa.types.is_floating(kind)}
+    floats = {path for path, kind in leaves(SCHEMA).items() if pa.types.is_floating(kind)}
     _make_folder(path_tmp.parent)
     _make_folder(path_final.parent)
     with path_tmp.open("wb") as file:
-        pq.write_table(
-            table,
+        with pq.ParquetWriter(
             file,
+            SCHEMA,
             compression=COMPRESSION,
-            use_dictionary=sorted(leaves(table.schema).keys() - floats),
+            use_dictionary=sorted(leaves(SCHEMA).keys() - floats),
             column_encoding={path: "BYTE_STREAM_SPLIT" for path in floats},
             write_page_index=True,
-        )
+        ) as writer:
+            for table in tables:
+                writer.write_table(table)
         file.flush()
         os.fsync(file.fileno())
     path_tmp.replace(path_final)
@@ -88,8 +97,8 @@ def write_part(path_tmp: Path, path_final: Path, table: pa.Table) -> None:
 def write_run_card(run_dir: Path, content: dict[str, Any]) -> None:
     """Write `content` to run.json, and the data-set card. Each file is replaced atomically."""
     text = json.dumps(content, indent=2, ensure_ascii=False, sort_keys=True) + "\n"
-    _write_text(run_dir, RUN_FILE, text)
-    _write_text(run_dir, CARD_FILE, CARD.format(run=run_dir.name))
+    write_text(run_dir, RUN_FILE, text)
+    write_text(run_dir, CARD_FILE, CARD.format(run=run_dir.name))
 
 
 class BrokenFileWarning(UserWarning):
@@ -133,14 +142,15 @@ class Results:
     def dataset(self, run: str) -> Any:
         """The run's rows as a pyarrow.dataset.Dataset, which selects and filters lazily.
 
-        A file that can't be read is skipped with a BrokenFileWarning.
+        If a job has rows of several attempts, only those of the newest one. A file that
+        can't be read is skipped with a BrokenFileWarning.
         """
         return self._dataset(run, stacklevel=3)
 
     def broken(self, run: str) -> dict[Path, str]:
         """The run's files that can't be read, because their footer is damaged or missing, and why.
         chatjobs itself writes whole files only."""
-        return _check(self._files(run))
+        return _check(self.files(run))
 
     def table(self, run: str, columns: Sequence[str] | None = None) -> Any:
         """The run's rows as a pyarrow.Table, one per choice, in no particular order. `columns`:
@@ -154,18 +164,20 @@ class Results:
             )
         return self._dataset(run, stacklevel=3).to_table(columns=names)
 
-    def _files(self, run: str) -> list[Path]:
-        return sorted((self.path(run) / SAMPLES).glob("*.parquet"))
+    def files(self, run: str) -> list[Path]:
+        """The run's Parquet files, without those that `compact` has replaced."""
+        folder = self.path(run)
+        return without_replaced(sorted((folder / SAMPLES).glob("*.parquet")), folder)
 
     def _dataset(self, run: str, stacklevel: int) -> ds.Dataset:
-        files = self._files(run)
+        files = self.files(run)
         faults = _check(files)
         for file, reason in faults.items():
             warnings.warn(f"{file} is skipped: {reason}", BrokenFileWarning, stacklevel)
         whole = [str(file) for file in files if file not in faults]
         if not whole:
             return ds.dataset(SCHEMA.empty_table())
-        return ds.dataset(whole, schema=SCHEMA, format="parquet")
+        return newest_attempts(ds.dataset(whole, schema=SCHEMA, format="parquet"))
 
 
 def _check(files: list[Path]) -> dict[Path, str]:
@@ -179,7 +191,8 @@ def _check(files: list[Path]) -> dict[Path, str]:
     return faults
 
 
-def _write_text(folder: Path, name: str, text: str) -> None:
+def write_text(folder: Path, name: str, text: str) -> None:
+    """Replace a file of a run atomically."""
     temporary = folder / TEMPORARY / f"{name}.{uuid.uuid4().hex}"
     _make_folder(temporary.parent)
     with temporary.open("w", encoding="utf-8") as file:

@@ -56,6 +56,13 @@ class _Redis(fakeredis.FakeRedis):
             self._stepper.poll(name)
         return reply
 
+    def info(self, *sections: Any, **options: Any) -> Any:
+        """For `submit(durable=True)`: a server that syncs every write."""
+        return {"aof_enabled": 1}
+
+    def config_get(self, *names: Any, **options: Any) -> Any:
+        return {"appendfsync": "always"}
+
     def xrevrange(self, name: Any, *args: Any, **options: Any) -> Any:
         if name.startswith(OUTBOX):
             self._stepper.record()

@@ -18,6 +18,7 @@ import pytest
 from jobs import Client
 from jobs.cli.status import workers
 from jobs.cli.submit import CHUNK
+from jobs.embedded import EmbeddedRedis
 from tests.cli.conftest import Run, Spawn
 from tests.worker.site import Site, wait_until
 
@@ -248,3 +249,14 @@ def test_a_job_behind_others_says_how_many(spawn: Spawn, site: Site) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert re.search(rf"job {last.id} is queued behind \d+ other jobs? for 'fake'", notice)
+
+
+def test_durable_jobs_need_an_append_only_file(run: Run, redis_url: str) -> None:
+    line = json.dumps({"prompt": "hi"})
+    result = run("submit", "-", "--model", "m", "--durable", "--redis", redis_url, input=line)
+    assert result.exit_code == 1
+    assert "set appendonly yes" in result.stderr
+    with EmbeddedRedis(append_only=True) as server:
+        result = run("submit", "-", "--model", "m", "--durable", "--redis", server.url, input=line)
+    assert result.exit_code == 0, result.stderr
+    assert "1 job enqueued and on disk" in result.stderr

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from jobs import ChatRequest, Client, JobError, Results
+from jobs import ChatRequest, Client, JobError, Results, keys
 from jobs.cli.answer import counted, print_stream
 from jobs.cli.failures import Unavailable
 from jobs.cli.progress import RowProgress
@@ -106,6 +106,8 @@ def _wait_for_rows(
             )
             speed = sum(status["tokens_per_second"] for status in _status(client, worker))
             progress.update(ended, speed)
+            if ended == count:
+                client.redis.sadd(keys.WANTED, run_id)  # the worker writes the last rows now
             if ended == count and run_id in results.runs():
                 table = results.table(run=run_id)
                 if table.num_rows >= count:

@@ -36,6 +36,11 @@ from worker.cli.options import (
 )
 @redis_option
 @results_option
+@click.option(
+    "--no-record",
+    is_flag=True,
+    help="Write no results: leave the rows to the other workers on this Redis.",
+)
 @device_option
 @dtype_option
 @quantize_option
@@ -80,6 +85,7 @@ def work(
     models: tuple[str, ...],
     redis_url: str,
     results: str,
+    no_record: bool,
     device: str,
     dtype: str,
     quantize: str | None,
@@ -124,7 +130,8 @@ def work(
             )
             if not quiet:
                 click.echo(f"device: {backend.device}", err=True)
-            serve(backend, models, redis_url=url, results=Path(results), grace=grace, burst=burst)
+            folder = None if no_record else Path(results)
+            serve(backend, models, redis_url=url, results=folder, grace=grace, burst=burst)
         except JobError as error:
             raise refusal(error) from None
 

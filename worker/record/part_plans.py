@@ -17,6 +17,7 @@ from jobs.results import outbox
 
 PLAN = lua.load("worker.record", "plan")
 COMMIT = lua.load("worker.record", "commit")
+RELEASE = lua.load("worker.record", "release")
 
 # Redis 7 lets a script with this flag run when its memory is full: these scripts make room.
 RUN_WHEN_FULL = "#!lua flags=allow-oom\n"
@@ -43,6 +44,7 @@ class CommitKeys(NamedTuple):
     outbox: str
     plans: str
     outboxes: str
+    wanted: str
 
 
 class CommitArgs(NamedTuple):
@@ -50,6 +52,15 @@ class CommitArgs(NamedTuple):
     first: str
     last: str
     run: str
+
+
+class ReleaseKeys(NamedTuple):
+    plans: str
+
+
+class ReleaseArgs(NamedTuple):
+    name: str
+    recorder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +84,15 @@ class PartPlans:
         flags = RUN_WHEN_FULL if int(version.partition(".")[0]) >= 7 else ""
         self._plan = redis.register_script(flags + PLAN)
         self._commit = redis.register_script(flags + COMMIT)
+        self._release = redis.register_script(flags + RELEASE)
 
     def runs(self) -> list[str]:
         """The runs that have rows in their outbox."""
         return sorted(run.decode(errors="replace") for run in self._redis.smembers(keys.OUTBOXES))
+
+    def wanted(self) -> set[str]:
+        """The runs whose rows somebody waits for."""
+        return {run.decode(errors="replace") for run in self._redis.smembers(keys.WANTED)}
 
     def any_open(self) -> bool:
         """Whether a part of any run is in progress."""
@@ -121,7 +137,15 @@ class PartPlans:
                     outbox=keys.outbox(plan.run),
                     plans=keys.parts(plan.run),
                     outboxes=keys.OUTBOXES,
+                    wanted=keys.WANTED,
                 ),
                 args=CommitArgs(name=plan.name, first=plan.first, last=plan.last, run=plan.run),
             )
+        )
+
+    def release(self, plan: Plan) -> None:
+        """Leave a plan to any other recorder."""
+        self._release(
+            keys=ReleaseKeys(plans=keys.parts(plan.run)),
+            args=ReleaseArgs(name=plan.name, recorder=self._recorder),
         )

@@ -2,26 +2,25 @@
 
 A part is planned in Redis before it is written: the plan fixes its outbox entries, and they fix its
 name and its rows. The steps are: plan, wait until plan and entries are durable, write, rename,
-commit (delete the plan and the entries). A plan whose recorder has died is taken over by another
-one, which writes the same file; a recorder that was suspended meanwhile can only write that same
-file. All recorders of one Redis share a results folder.
+commit (delete the plan and the entries). The parts of several runs wait together. A plan whose
+recorder has died is taken over by another one, which writes the same file; a recorder that was
+suspended meanwhile can only write that same file. All recorders of one Redis share a results
+folder.
 """
 
 from __future__ import annotations
 
 import logging
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from jobs.errors import JobError
+from jobs.client.durable import NotDurable, read_persistence, wait_until_durable
 from jobs.keys import RUN_ID
 from jobs.results import outbox
 from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
@@ -32,39 +31,25 @@ logger = logging.getLogger(__name__)
 
 PART_ROWS = 5_000  # entries of a part, at most
 PART_BYTES = 64 * 2**20  # bytes of their JSON, at most
-PART_SECONDS = 2.0  # age of the oldest entry at which a smaller part is written
+# Age of the oldest entry at which a smaller part is written: while jobs run, and when none does. It
+# is written at once for `wait_for_rows`, and when the worker stops.
+PART_SECONDS = 30.0
+IDLE_SECONDS = 5.0
 PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
-POLL_SECONDS = 0.1  # pause between polls of the outboxes
-IDLE_SECONDS = 2.0  # the same if no run had an outbox at the last poll
-FSYNC_SECONDS = 2.5  # with appendfsync everysec, older writes are on disk
+POLL_SECONDS = 0.5  # pause between polls of the outboxes
+QUIET_SECONDS = 2.0  # the same if no run had an outbox at the last poll
+FINISH_POLL_SECONDS = 0.1  # the same while the worker stops
+ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
+DURABLE_SECONDS = 20.0  # how long they wait before that is reported
 RETRY_SECONDS = 5.0  # pause after a failed write
 
 RUN_CARD_FIELDS = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
 
 
-class NotDurable(Exception):
-    """Redis has not yet written the entries of a part to its own disk."""
-
-
-def check_folder(root: Path) -> None:
-    """Raise JobError unless files can be written to the results folder."""
-    probe = root / f".probe-{os.getpid()}"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        probe.touch()
-        probe.unlink()
-    except OSError as error:
-        raise JobError(
-            "internal",
-            f"the results folder {root} can't be written ({error.strerror}): choose another one "
-            "with --results, or give this user write permission",
-        ) from None
-
-
 class Recorder:
     """Writes the parts of all runs, on its own thread. Several recorders share the work.
 
-    `idle`: whether this worker runs no job; waiting would then not make the part larger.
+    `idle`: whether this worker runs no job, so that waiting hardly makes the part larger.
     Raises redis.RedisError if Redis cannot be reached.
     """
 
@@ -78,9 +63,9 @@ class Recorder:
         part_seconds: float = PART_SECONDS,
         plan_seconds: float = PLAN_SECONDS,
     ) -> None:
-        # One connection without reconnects: WAITAOF waits for the writes of its own connection.
+        # Without retries: what was read before a crash of Redis must not be written after it.
         client.set_retry(Retry(NoBackoff(), 0))
-        self._redis: Any = client.client()  # type: ignore[no-untyped-call]
+        self._redis = client
         self._root, self._name = root, name
         self._idle, self._part_seconds = idle, part_seconds
         self._plans = PartPlans(self._redis, name, plan_seconds)
@@ -94,6 +79,13 @@ class Recorder:
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
+        server = read_persistence(self._redis)
+        if not server.append_only:
+            logger.log(
+                logging.WARNING if server.shared else logging.INFO,
+                "Redis keeps no append-only file (appendonly no): if it crashes, the jobs and the "
+                "rows that it holds are lost",
+            )
         self._thread.start()
 
     def wake(self) -> None:
@@ -111,8 +103,8 @@ class Recorder:
         self._with_others = with_others
         self._finishing.set()
         self._woken.set()
-        polls = int(seconds / POLL_SECONDS)
-        while polls > 0 and not aborted() and not self._empty.wait(POLL_SECONDS):
+        polls = int(seconds / FINISH_POLL_SECONDS)
+        while polls > 0 and not aborted() and not self._empty.wait(FINISH_POLL_SECONDS):
             polls -= 1
         self._stop.set()  # a part in progress is completed here, or by another recorder
         self._woken.set()
@@ -124,11 +116,13 @@ class Recorder:
     def _loop(self) -> None:
         while not self._empty.is_set() and not self._stop.is_set():
             finishing = self._finishing.is_set()
+            pause = FINISH_POLL_SECONDS if finishing else POLL_SECONDS
             try:
                 wrote = self._write_due_parts()
-                pause = POLL_SECONDS if self._any_runs or finishing else IDLE_SECONDS
-            except NotDurable:
-                pause = POLL_SECONDS
+                if not (self._any_runs or finishing):
+                    pause = QUIET_SECONDS
+            except NotDurable as error:
+                self._log_once(f"rows can't be written yet and stay in Redis: {error}")
             except (OSError, redis.RedisError) as error:
                 self._log_once(f"rows can't be written and stay in Redis: {error}")
                 pause = RETRY_SECONDS
@@ -152,57 +146,52 @@ class Recorder:
         self._last_error = error
 
     def _write_due_parts(self) -> bool:
-        """Write all parts that are due. True if there was one."""
-        wrote = False
-        runs = self._plans.runs()
+        """Write one part of each run that has one due. True if there was one."""
+        runs = [run for run in self._plans.runs() if RUN_ID.fullmatch(run)]  # folder names
         self._any_runs = bool(runs)
+        wanted = self._plans.wanted() if runs else set()
+        plans: list[Plan] = []
         for run in runs:
-            if RUN_ID.fullmatch(run) is None:
-                continue  # not from chatjobs: a run id must be usable as a folder name
-            while not self._stop.is_set() and (plan := self._plan_next(run)) is not None:
+            if self._stop.is_set() or len(plans) == ROUND_PARTS:
+                break
+            if (plan := self._plan_next(run, wanted=run in wanted)) is not None:
+                plans.append(plan)
+        if not plans:
+            return False
+        self._wait_until_durable()
+        try:
+            for plan in plans:
                 self._execute(plan)
-                wrote = True
-        return wrote
+        except OSError:  # another recorder may have a working disk; what is committed is no plan
+            for plan in plans:
+                self._plans.release(plan)
+            raise
+        return True
 
-    def _plan_next(self, run: str) -> Plan | None:
-        at_once = self._finishing.is_set() or self._idle()
+    def _plan_next(self, run: str, *, wanted: bool = False) -> Plan | None:
+        at_once = wanted or self._finishing.is_set()
+        age = min(IDLE_SECONDS, self._part_seconds) if self._idle() else self._part_seconds
         return self._plans.next(
             run,
             max_rows=PART_ROWS,
             max_bytes=PART_BYTES,
             due_rows=1 if at_once else PART_ROWS,
-            due_seconds=0.0 if at_once else self._part_seconds,
+            due_seconds=0.0 if at_once else age,
         )
 
+    def _wait_until_durable(self) -> None:
+        """Wait until a crash of Redis cannot undo the plans, nor the settlements of their rows: the
+        jobs would run again, and their rows would be written twice."""
+        wait_until_durable(self._redis, DURABLE_SECONDS, stopped=self._stop.is_set)
+
     def _execute(self, plan: Plan) -> None:
+        """Write the file of a plan that is durable."""
         values = self._plans.rows(plan)
-        # Fewer entries and no plan: another recorder has written it while this one was suspended.
-        if len(values) == plan.count or self._plans.is_open(plan):
-            self._wait_until_durable()
+        # Without the plan, the values may not be all: another recorder has written the file while
+        # this one was suspended, or Redis has lost the plan in a crash.
+        if self._plans.is_open(plan):
             self._write(plan, [row for value in values for row in _rows(value, plan)])
         self._commit(plan)
-
-    def _wait_until_durable(self) -> None:
-        """Wait until a crash of Redis cannot undo the settlements of these rows: their jobs would
-        run again, and their rows would be written twice."""
-        if not self._redis.info("persistence").get("aof_enabled"):
-            return
-        try:
-            synced, _ = self._redis.execute_command("WAITAOF", 1, 0, int(FSYNC_SECONDS * 1000))
-        except redis.ResponseError:  # older than Redis 7.2
-            if self._stop.wait(FSYNC_SECONDS):
-                raise NotDurable from None
-            return
-        if not synced and self._fsync_enabled():
-            raise NotDurable
-
-    def _fsync_enabled(self) -> bool:
-        """Whether Redis calls fsync at all; with `appendfsync no` the operator accepts the risk."""
-        try:
-            policy = self._redis.config_get("appendfsync").get("appendfsync")
-        except redis.ResponseError:  # hosted servers may disable CONFIG
-            return True
-        return bool(policy != "no")
 
     def _write(self, plan: Plan, rows: list[Row]) -> None:
         folder = self._root / plan.run

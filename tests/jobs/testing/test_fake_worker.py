@@ -41,6 +41,10 @@ def test_one_answer_goes_to_all_requests(worker: FakeWorker) -> None:
     assert worker.requests[0].job.id == "mine"
 
 
+def test_durable_jobs_are_answered(worker: FakeWorker) -> None:
+    assert worker.client().submit(REQUEST, durable=True).result(timeout=5).text
+
+
 def test_a_list_has_one_answer_per_request() -> None:
     assert texts_of(["a", Answer("b"), ["c"]], 3) == ["a", "b", "c"]
 

@@ -17,9 +17,11 @@ def make(site: Site) -> Iterator[Any]:
 
     def recorder(name: str, **options: Any) -> Recorder:
         options = {"idle": lambda: True, "part_seconds": 0.0, "plan_seconds": 0.2, **options}
-        made.append(Recorder(connect(site.url), site.folder, name=name, **options))
+        url = options.pop("url", site.url)
+        made.append(Recorder(connect(url), site.folder, name=name, **options))
         return made[-1]
 
     yield recorder
     for one in made:
+        one._stop.set()
         one._redis.close()

@@ -11,18 +11,18 @@ from tests.worker.site import Site
 RUN = "r1"
 
 
-def fill(site: Site, count: int, first: int = 0, text: str = "hi") -> None:
+def fill(site: Site, count: int, first: int = 0, text: str = "hi", run: str = RUN) -> None:
     """Put rows into the outbox, as settled jobs do."""
     pipeline = site.redis.pipeline()
     for number in range(first, first + count):
         request = {
             "model": "fake",
             "messages": [{"role": "user", "content": text}],
-            "job": {"run": RUN, "row": number},
+            "job": {"run": run, "row": number},
         }
         entry = outbox.outbox_entry(f"job-{number}", request, "error", attempt=1)
-        pipeline.xadd(keys.outbox(RUN), {outbox.FIELD: outbox.encode(entry)})
-    pipeline.sadd(keys.OUTBOXES, RUN)
+        pipeline.xadd(keys.outbox(run), {outbox.FIELD: outbox.encode(entry)})
+    pipeline.sadd(keys.OUTBOXES, run)
     pipeline.execute()
 
 

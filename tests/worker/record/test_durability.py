@@ -1,66 +1,86 @@
-"""The recorder and the durability of Redis: files wait for the append-only file."""
+"""The recorder and the durability of Redis: files wait for its disk."""
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
 
+from jobs import keys
+from jobs.client import durable
+from jobs.client.durable import NotDurable, wait_until_durable
 from jobs.embedded import EmbeddedRedis
 from tests.worker.record.outboxes import RUN, fill, numbers
 from tests.worker.site import Site
-from worker.record import recorder as module
 from worker.record.part_plans import PartPlans
-from worker.record.recorder import NotDurable
 
 
-class Commands:
-    """A connection that records commands, with fixed replies for some."""
+class Redis:
+    """A server that replies to INFO with `states`, one after the other, the last one for ever."""
 
-    def __init__(self, real: Any, **answers: Any) -> None:
-        self._real, self._answers, self.seen = real, answers, []
+    def __init__(self, states: list[dict[str, Any]], policy: str | None = "everysec") -> None:
+        self.states, self.policy, self.looks = list(states), policy, 0
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
+    def info(self, *_: str) -> dict[str, Any]:
+        self.looks += 1
+        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
+        return {"run_id": "a", "aof_enabled": 1, "aof_last_write_status": "ok", **state}
 
-    def execute_command(self, name: str, *words: Any) -> Any:
-        self.seen.append((name, *words))
-        answer = self._answers[name]
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
+    def config_get(self, *_: str) -> dict[str, str]:
+        if self.policy is None:
+            raise redis.exceptions.NoPermissionError(
+                "no permissions to run the 'config|get' command"
+            )
+        return {"appendfsync": self.policy}
 
-    def info(self, *_: Any) -> Any:
-        return {"aof_enabled": self._answers["aof"]}
 
-    def config_get(self, *_: Any) -> Any:
-        return {"appendfsync": self._answers["policy"]}
+IDLE: dict[str, Any] = {"aof_pending_bio_fsync": 0}
+SYNCING = {"aof_pending_bio_fsync": 1}
+FAILING = {"aof_last_write_status": "err"}
+OTHER = {"run_id": "b"}
 
 
 @pytest.mark.parametrize(
-    ("aof", "reply", "policy", "waits"),
+    ("states", "policy", "looks"),
     [
-        (0, None, "", False),
-        (1, [1, 0], "everysec", False),
-        (1, [0, 0], "everysec", True),
-        (1, [0, 0], "no", False),
-        (1, redis.ResponseError("unknown command"), "everysec", False),
+        ([IDLE], "everysec", 5),
+        ([IDLE], None, 5),  # the user may not read the policy
+        ([IDLE, SYNCING, SYNCING, IDLE], "everysec", 7),
+        ([IDLE, IDLE, SYNCING, SYNCING, IDLE], "everysec", 6),
+        ([SYNCING], "always", 2),
+        ([SYNCING], "no", 2),
+        ([{"aof_enabled": 0}], "everysec", 2),
     ],
 )
-def test_a_file_waits_until_redis_has_synced(
-    make: Any, aof: int, reply: Any, policy: str, waits: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_write_is_durable_when_the_sync_after_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch, states: list[Any], policy: str | None, looks: int
 ) -> None:
-    monkeypatch.setattr(module, "FSYNC_SECONDS", 0.05)
-    a = make("a")
-    a._redis = Commands(a._redis, aof=aof, WAITAOF=reply, policy=policy)
-    if waits:
-        with pytest.raises(NotDurable):
-            a._wait_until_durable()
-    else:
-        a._wait_until_durable()
-    assert bool(a._redis.seen) == bool(aof)
+    monkeypatch.setattr(durable, "SYNC_SECONDS", 0.01)
+    monkeypatch.setattr(durable, "_wait_for_replicas", lambda *_: None)
+    server = Redis(states, policy)
+    wait_until_durable(server, 5.0)  # type: ignore[arg-type]
+    assert server.looks == looks
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        ([SYNCING], "has not synced"),
+        ([IDLE, IDLE, SYNCING], "has not synced"),
+        ([IDLE, FAILING], "can't write its append-only file"),
+        ([IDLE, OTHER], "was restarted"),
+    ],
+)
+def test_a_write_that_is_not_durable(
+    monkeypatch: pytest.MonkeyPatch, states: list[Any], reason: str
+) -> None:
+    monkeypatch.setattr(durable, "SYNC_SECONDS", 0.01)
+    monkeypatch.setattr(durable, "_wait_for_replicas", lambda *_: None)
+    with pytest.raises(NotDurable, match=reason):
+        wait_until_durable(Redis(states), 0.2)  # type: ignore[arg-type]
 
 
 def test_rows_are_written_with_an_append_only_file(tmp_path: Path) -> None:
@@ -72,15 +92,52 @@ def test_rows_are_written_with_an_append_only_file(tmp_path: Path) -> None:
         site.close()
 
 
-def test_the_connection_never_reconnects(site: Site, make: Any) -> None:
-    """On a new connection, which has written nothing, WAITAOF would return at once."""
+def test_the_parts_of_several_runs_wait_together(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     a = make("a")
-    mine = a._redis.client_id()
-    fill(site, 1)
-    site.redis.client_kill_filter(_id=str(mine))
-    with pytest.raises(redis.ConnectionError):
-        a._plan_next(RUN)
-    assert a._plan_next(RUN) is not None
+    waits = []
+    monkeypatch.setattr(a, "_wait_until_durable", lambda: waits.append(None))
+    for run in ("r1", "r2", "r3"):
+        fill(site, 2, run=run)
+    assert a._write_due_parts()
+    assert len(waits) == 1
+    assert [len(site.rows(run)) for run in ("r1", "r2", "r3")] == [2, 2, 2]
+
+
+def test_an_adopted_plan_waits_as_well(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(site, 3)
+    assert make("dead", plan_seconds=0.0)._plan_next(RUN) is not None
+    a = make("a")
+    waits = []
+    monkeypatch.setattr(a, "_wait_until_durable", lambda: waits.append(numbers(site)))
+    assert a._write_due_parts()
+    assert waits == [[]]
+
+
+def test_a_worker_warns_if_redis_has_no_append_only_file(
+    site: Site, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    with EmbeddedRedis(append_only=True) as server:
+        make("a", url=server.url).start()
+        assert not caplog.messages
+    make("b").start()
+    assert "appendonly no" in caplog.text
+
+
+def test_a_plan_that_redis_has_lost_is_not_written(site: Site, make: Any) -> None:
+    a = make("a")
+    fill(site, 3)
+    lost = a._plan_next(RUN)
+    site.redis.delete(keys.parts(RUN))
+    a._execute(lost)
+    assert numbers(site) == []
+    fill(site, 2, first=3)
+    assert a._write_due_parts()
+    assert numbers(site) == [0, 1, 2, 3, 4]
 
 
 def test_rows_are_written_while_redis_is_full(site: Site, make: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -34,12 +35,51 @@ def test_a_part_is_due_by_rows_or_by_age(site: Site, make: Any) -> None:
     assert site.redis.xlen(keys.outbox(RUN)) == 7
 
 
+def test_an_idle_worker_writes_earlier(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.3)
+    idle = make("idle", idle=lambda: True, part_seconds=600.0)
+    fill(site, 3)
+    assert not idle._write_due_parts()
+    time.sleep(0.4)
+    assert not make("busy", idle=lambda: False, part_seconds=600.0)._write_due_parts()
+    assert idle._write_due_parts()
+
+
+def test_chats_of_an_idle_worker_share_a_file(site: Site, make: Any) -> None:
+    a = make("a", part_seconds=600.0)
+    for number in range(5):
+        fill(site, 1, first=number)
+        assert not a._write_due_parts()
+    a.start()
+    assert a.finish(20.0, aborted=lambda: False)
+    assert [sorted(rows) for rows in files(site).values()] == [[0, 1, 2, 3, 4]]
+
+
+def test_rows_that_somebody_waits_for_are_written_at_once(site: Site, make: Any) -> None:
+    a = make("a", idle=lambda: False, part_seconds=600.0)
+    jobs = site.submit_many(["a", "b"], run=RUN)
+    site.burst(results=None)
+    fill(site, 1, run="other")
+    waiting = threading.Thread(target=site.client.wait_for_rows, args=(jobs, 60.0))
+    waiting.start()
+    wait_until(lambda: site.redis.sismember(keys.WANTED, RUN))
+    assert a._write_due_parts()
+    waiting.join()
+    assert len(numbers(site)) == 2
+    assert site.rows("other") == []
+    assert not site.redis.exists(keys.WANTED)
+
+
 def test_a_part_has_at_most_part_bytes(
     site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "PART_BYTES", 400_000)
     fill(site, 1000, text="x" * 1000)
-    make("a")._write_due_parts()
+    a = make("a")
+    while a._write_due_parts():
+        pass
     assert numbers(site) == list(range(1000))
     counts = [len(rows) for rows in files(site).values()]
     assert len(counts) > 3
@@ -137,6 +177,34 @@ def test_a_full_disk_keeps_the_rows_and_is_logged_once(
     assert len([one for one in messages if "No space left" in one]) == 1
     assert "rows are written again" in messages
     site.assert_settled(jobs, RUN)
+
+
+def test_a_recorder_whose_disk_fails_gives_its_plans_up(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken, working = make("broken", plan_seconds=600.0), make("working", plan_seconds=600.0)
+    fill(site, 3)
+    fill(site, 3, run="r2")
+
+    def fail(*_: Any) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(broken, "_write", fail)
+    with pytest.raises(OSError, match="Input/output"):
+        broken._write_due_parts()
+    assert working._write_due_parts()
+    assert numbers(site) == [0, 1, 2]
+    assert len(site.rows("r2")) == 3
+
+
+def test_only_the_owner_gives_a_plan_up(site: Site, make: Any) -> None:
+    a, b = make("a", plan_seconds=600.0), make("b", plan_seconds=600.0)
+    fill(site, 3)
+    plan = a._plan_next(RUN)
+    b._plans.release(plan)
+    assert b._plan_next(RUN) is None
+    a._plans.release(plan)
+    assert b._plan_next(RUN) == plan
 
 
 def test_an_invalid_entry_does_not_stop_others(

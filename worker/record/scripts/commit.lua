@@ -3,6 +3,7 @@
 -- KEYS  outbox: stream of the rows of the run
 --       plans: hash of the plans of the run, see plan.lua
 --       outboxes: set of the runs that have rows in their outbox
+--       wanted: set of the runs whose rows somebody waits for
 -- ARGV  name: name of the part
 --       first, last: ids of its first and last entry
 --       run: name of the run
@@ -10,7 +11,7 @@
 --
 -- Atomic: the server runs the whole script before any other command. All its writes are removals,
 -- which a full Redis accepts. The plan goes first: a plan that is gone is never committed again.
-local outbox, plans, outboxes = unpack(KEYS)
+local outbox, plans, outboxes, wanted = unpack(KEYS)
 local name, first, last, run = unpack(ARGV)
 
 if redis.call('HDEL', plans, name) == 0 then return 0 end
@@ -20,5 +21,6 @@ end
 if redis.call('XLEN', outbox) == 0 and redis.call('HLEN', plans) <= 1 then
   redis.call('DEL', outbox, plans)
   redis.call('SREM', outboxes, run)
+  redis.call('SREM', wanted, run)
 end
 return 1

@@ -1,0 +1,219 @@
+"""The connections of redis-py, sync and async, and its pipeline, for servers that fail over.
+
+A server that refuses writes because it is a replica (now) is left: the connection is closed, and
+the error is a ConnectionError, so that the command is sent again on a new connection, which
+resolves the address again. A pipeline that reaches a server without its scripts loads them. And the
+socket's timeout begins when a blocking command has waited its own time.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import redis
+from redis import asyncio, connection, sentinel
+from redis.asyncio import connection as async_connection
+from redis.asyncio import sentinel as async_sentinel
+from redis.client import Pipeline
+from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError
+from redis.utils import SENTINEL as NOT_GIVEN
+
+
+class _Sync:
+    """For subclasses of redis.connection.Connection."""
+
+    socket_timeout: float | None
+    _waits = 0.0  # seconds that the last command may block
+
+    def send_command(self, *words: Any, **options: Any) -> None:
+        self._waits = waiting_time(words)
+        super().send_command(*words, **options)  # type: ignore[misc]
+
+    def read_response(
+        self, disable_decoding: bool = False, *, timeout: Any = NOT_GIVEN, **options: Any
+    ) -> Any:
+        if timeout is NOT_GIVEN and self._waits and self.socket_timeout is not None:
+            timeout = self.socket_timeout + self._waits
+        self._waits = 0.0
+        try:
+            return super().read_response(disable_decoding, timeout=timeout, **options)  # type: ignore[misc]
+        except redis.ResponseError as error:
+            if not is_demoted(error):
+                raise
+            self.disconnect()  # type: ignore[attr-defined]
+            raise redis.ConnectionError(DEMOTED) from error
+
+
+class _Async:
+    """For subclasses of redis.asyncio.connection.AbstractConnection."""
+
+    socket_timeout: float | None
+    _waits = 0.0
+
+    async def send_command(self, *words: Any, **options: Any) -> None:
+        self._waits = waiting_time(words)
+        await super().send_command(*words, **options)  # type: ignore[misc]
+
+    async def read_response(
+        self, disable_decoding: bool = False, timeout: float | None = None, **options: Any
+    ) -> Any:
+        if timeout is None and self._waits and self.socket_timeout is not None:
+            timeout = self.socket_timeout + self._waits
+        self._waits = 0.0
+        try:
+            return await super().read_response(disable_decoding, timeout, **options)  # type: ignore[misc]
+        except redis.ResponseError as error:
+            if not is_demoted(error):
+                raise
+            await self.disconnect()  # type: ignore[attr-defined]
+            raise redis.ConnectionError(DEMOTED) from error
+
+
+DEMOTED = "the server is a replica (now): it refuses writes"
+
+
+def is_demoted(error: redis.ResponseError) -> bool:
+    """Whether the server said that it is not the primary."""
+    if isinstance(error, ReadOnlyError | MasterDownError):
+        return True
+    return str(error).startswith(("UNBLOCKED", "WAIT cannot be used with replica"))
+
+
+def waiting_time(words: tuple[Any, ...]) -> float:
+    """How many seconds the server may wait before it replies to this command."""
+    name = str(words[0]).upper()
+    if name in ("XREAD", "XREADGROUP"):
+        names = [str(word).upper() if isinstance(word, str | bytes) else "" for word in words[:8]]
+        for place, word in enumerate(names):
+            if word in ("BLOCK", "B'BLOCK'"):
+                return float(words[place + 1]) / 1000
+    if name in ("BLPOP", "BRPOP", "BLMOVE", "BZPOPMIN", "BZPOPMAX"):
+        return float(words[-1])
+    if name == "WAIT":
+        return float(words[2]) / 1000
+    return 0.0
+
+
+class _Connection(_Sync, connection.Connection):
+    pass
+
+
+class _SSLConnection(_Sync, connection.SSLConnection):
+    pass
+
+
+class _UnixConnection(_Sync, connection.UnixDomainSocketConnection):
+    pass
+
+
+class _SentinelConnection(_Sync, sentinel.SentinelManagedConnection):
+    def send_packed_command(self, *words: Any, **options: Any) -> None:
+        if not self.is_connected:
+            # redis-py would connect to the last address, without asking Sentinel.
+            self.connect()  # type: ignore[no-untyped-call]
+        super().send_packed_command(*words, **options)  # type: ignore[no-untyped-call]
+
+
+class _SentinelSSLConnection(_SentinelConnection, sentinel.SentinelManagedSSLConnection):
+    pass
+
+
+class _AsyncConnection(_Async, async_connection.Connection):
+    pass
+
+
+class _AsyncSSLConnection(_Async, async_connection.SSLConnection):
+    pass
+
+
+class _AsyncUnixConnection(_Async, async_connection.UnixDomainSocketConnection):
+    pass
+
+
+class _AsyncSentinelConnection(_Async, async_sentinel.SentinelManagedConnection):
+    async def send_packed_command(self, *words: Any, **options: Any) -> None:
+        if not self.is_connected:
+            await self.connect()  # type: ignore[no-untyped-call]
+        await super().send_packed_command(*words, **options)
+
+
+class _AsyncSentinelSSLConnection(
+    _AsyncSentinelConnection, async_sentinel.SentinelManagedSSLConnection
+):
+    pass
+
+
+class _Pipeline(Pipeline):
+    """Loads its scripts also when it is repeated on another server than the first time."""
+
+    def _execute_pipeline(self, connection: Any, *words: Any) -> Any:
+        try:
+            return super()._execute_pipeline(connection, *words)  # type: ignore[no-untyped-call]
+        except NoScriptError:
+            for script in self.scripts:
+                connection.send_command("SCRIPT LOAD", script.script)
+                connection.read_response()
+            return super()._execute_pipeline(connection, *words)  # type: ignore[no-untyped-call]
+
+
+class Client(redis.Redis):
+    """A client whose pipelines survive a fail-over."""
+
+    def pipeline(self, transaction: bool = True, shard_hint: Any = None) -> Pipeline:
+        return _Pipeline(self.connection_pool, self.response_callbacks, transaction, shard_hint)
+
+
+SYNC: dict[str, type] = {
+    "redis": _Connection,
+    "rediss": _SSLConnection,
+    "unix": _UnixConnection,
+    "redis+sentinel": _SentinelConnection,
+    "rediss+sentinel": _SentinelSSLConnection,
+}
+ASYNC: dict[str, type] = {
+    "redis": _AsyncConnection,
+    "rediss": _AsyncSSLConnection,
+    "unix": _AsyncUnixConnection,
+    "redis+sentinel": _AsyncSentinelConnection,
+    "rediss+sentinel": _AsyncSentinelSSLConnection,
+}
+
+
+class SentinelPool(sentinel.SentinelConnectionPool):
+    """Closes the connections to the Sentinels together with its own."""
+
+    def disconnect(self, inuse_connections: bool = True) -> None:
+        super().disconnect(inuse_connections)
+        if inuse_connections:
+            self.sentinel_manager.close()
+
+
+class AsyncSentinelPool(async_sentinel.SentinelConnectionPool):
+    """`SentinelPool` for asyncio."""
+
+    async def disconnect(self, inuse_connections: bool = True) -> None:
+        await super().disconnect(inuse_connections)
+        if inuse_connections:
+            await self.sentinel_manager.aclose()
+
+
+def sentinel_client(
+    hosts: list[tuple[str, int]], master: str, of_sentinels: dict[str, Any], **options: Any
+) -> redis.Redis:
+    """A client of the primary that these Sentinels name, now and after each fail-over."""
+    manager = sentinel.Sentinel(hosts, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
+    client: redis.Redis = manager.master_for(  # type: ignore[no-untyped-call]
+        master, redis_class=Client, connection_pool_class=SentinelPool, **options
+    )
+    return client
+
+
+def async_sentinel_client(
+    hosts: list[tuple[str, int]], master: str, of_sentinels: dict[str, Any], **options: Any
+) -> asyncio.Redis:
+    """`sentinel_client` for asyncio."""
+    manager = async_sentinel.Sentinel(hosts, sentinel_kwargs=of_sentinels)  # type: ignore[no-untyped-call]
+    client: asyncio.Redis = manager.master_for(
+        master, connection_pool_class=AsyncSentinelPool, **options
+    )
+    return client

@@ -1,0 +1,67 @@
+"""Makes one file of the part files of a run that has ended.
+
+Several files can't be replaced by one in a single step: whoever lists the folder meanwhile sees
+rows twice, or not at all. So: a note says which files the new one replaces, then the new file is
+renamed into place, then the old ones are removed. `Results` ignores replaced files as soon as the
+new one is there, and so reads each row once at any moment. Plain readers of Parquet see rows twice
+between the rename and the removals.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from jobs.errors import invalid
+from jobs.results.files import SAMPLES, TEMPORARY, Results, write_tables, write_text
+from jobs.results.replaced import NOTE, read_note
+from jobs.results.schema import SCHEMA
+
+GROUP_ROWS = 50_000  # rows of a row group
+GROUP_BYTES = 64 * 2**20  # and bytes in memory
+
+
+def compact(results: Results, run: str) -> int:
+    """Write the rows of an ended run to one file, without those of older attempts. Returns how many
+    files it replaces; 0 if there is nothing to do.
+
+    If it is interrupted, call it again. Raises InvalidRequest if a file can't be read.
+    """
+    folder = results.path(run)
+    broken = results.broken(run)
+    if broken:
+        raise invalid(f"{min(broken)} can't be read: remove or restore it first", "run")
+    files = results.files(run)
+    current = {file.name for file in files}
+    note = {new: old for new, old in read_note(folder).items() if new in current}
+    _remove(results, run, note)  # what an interrupted call left
+    if len(files) < 2:
+        return 0
+    name = f"part-compacted-{uuid.uuid4().hex}.parquet"
+    # Also the files that were replaced before: a recorder that was frozen may write one again.
+    old = sorted(current.union(*note.values()))
+    write_text(folder, NOTE, json.dumps({**note, name: old}, indent=1))
+    write_tables(folder / TEMPORARY / name, folder / SAMPLES / name, _tables(results, run))
+    _remove(results, run, {name: old})
+    return len(files)
+
+
+def _tables(results: Results, run: str) -> Iterator[pa.Table]:
+    batches: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in results.dataset(run).to_batches():
+        batches.append(batch)
+        rows, size = rows + batch.num_rows, size + batch.nbytes
+        if rows >= GROUP_ROWS or size >= GROUP_BYTES:
+            yield pa.Table.from_batches(batches, SCHEMA)
+            batches, rows, size = [], 0, 0
+    if rows:
+        yield pa.Table.from_batches(batches, SCHEMA)
+
+
+def _remove(results: Results, run: str, note: dict[str, list[str]]) -> None:
+    for old in {name for names in note.values() for name in names}:
+        (results.path(run) / SAMPLES / old).unlink(missing_ok=True)

@@ -1,0 +1,188 @@
+"""Fail-overs on real servers: a demoted primary is left, a replica that lags delays the rows."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+import pytest
+import redis
+from click.testing import CliRunner
+
+from jobs import AsyncClient, Client, JobError
+from jobs.cli import build
+from tests.servers import BINARIES, Sentinel, Server, free_port
+from tests.worker.fake_backend import FakeBackend
+from tests.worker.site import Site, wait_until
+from worker.service import serve
+
+REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+Start = Callable[..., Server]
+
+
+@pytest.fixture(params=BINARIES, ids=lambda binary: Path(binary).name)
+def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
+    """`start(appendonly="yes")`: a server; `start(sentinel_of=primary)`: a Sentinel."""
+    running: list[Server] = []
+
+    def start(sentinel_of: Server | None = None, **options: str) -> Server:
+        folder = tmp_path / f"redis{len(running)}"
+        if sentinel_of is not None:
+            folder.mkdir()
+            running.append(Sentinel(request.param, folder, sentinel_of))
+        else:
+            running.append(Server(request.param, folder, **options))
+        return running[-1].start()
+
+    yield start
+    for server in running:
+        server.kill()
+
+
+class Address:
+    """A port that leads to one server, and after `move` to another one. Old connections stay."""
+
+    def __init__(self, server: Server) -> None:
+        self._server, self.port = server, free_port()
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    def move(self, server: Server) -> None:
+        self._server = server
+
+    def close(self) -> None:
+        self._listener.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                outside, _ = self._listener.accept()
+                inside = socket.create_connection(("127.0.0.1", self._server.port))
+                for pair in ((outside, inside), (inside, outside)):
+                    threading.Thread(target=_pump, args=pair, daemon=True).start()
+
+
+def _pump(source: socket.socket, target: socket.socket) -> None:
+    with suppress(OSError):
+        while data := source.recv(65536):
+            target.sendall(data)
+    with suppress(OSError):
+        target.shutdown(socket.SHUT_RDWR)
+
+
+def test_clients_and_workers_leave_a_server_that_was_demoted(start: Start, tmp_path: Path) -> None:
+    primary = start()
+    replica = start().replicate(primary)
+    address = Address(primary)
+    site = Site(address.url, tmp_path / "results")
+    worker = site.worker()
+    site.submit("before").result(timeout=30)
+
+    async def wait_and_submit() -> str:
+        async with AsyncClient(address.url) as client:
+            first = await client.submit(REQUEST)
+            await first.result(timeout=30)
+            replica.client.execute_command("REPLICAOF", "NO", "ONE")
+            address.move(replica)
+            primary.client.execute_command("REPLICAOF", "127.0.0.1", str(replica.port))
+            return (await (await client.submit(REQUEST)).result(timeout=30)).text
+
+    assert asyncio.run(wait_and_submit())
+    jobs = site.submit_many(["one", "two", "three"])
+    for job in jobs:
+        assert job.result(timeout=30).text
+        assert job.cancel() is False
+    assert worker.stop() == 0
+    assert len(site.rows()) == 6
+    site.close()
+    address.close()
+
+
+def test_a_replica_that_lagged_and_was_promoted_gives_no_job_two_rows(
+    start: Start, tmp_path: Path
+) -> None:
+    primary = start()
+    replica = start().replicate(primary)
+    sentinel = start(sentinel_of=primary)
+    wait_until(lambda: sentinel.client.sentinel_slaves("main"))
+    site = Site(sentinel.url, tmp_path / "results")
+    jobs = site.submit_many([f"q{number}" for number in range(8)], run="r1")
+    wait_until(lambda: primary.client.execute_command("WAIT", 1, 100) == 1)
+    replica.send(signal.SIGSTOP)
+    worker = site.worker()
+    wait_until(lambda: all(job.status().over for job in jobs))
+    time.sleep(1.0)  # the worker is idle: without a replica, the rows would be written now
+    assert site.rows("r1") == []
+    primary.kill()
+    replica.send(signal.SIGCONT)
+    wait_until(lambda: sentinel.client.sentinel_masters()["main"]["port"] == replica.port)
+    wait_until(lambda: all(job.status().over for job in jobs))
+    assert worker.stop() == 0
+    site.assert_settled(jobs, "r1")
+    site.close()
+
+
+def test_every_client_finds_the_primary_through_sentinel(start: Start, tmp_path: Path) -> None:
+    primary = start()
+    start().replicate(primary)
+    sentinel = start(sentinel_of=primary)
+    site = Site(sentinel.url, tmp_path / "results")
+    worker = site.worker()
+    job = site.submit("hello")
+    assert "".join(chunk.text for chunk in job.stream()) == job.result(timeout=30).text
+
+    async def follow() -> str:
+        async with AsyncClient(sentinel.url) as client:
+            return "".join([chunk.text async for chunk in client.job(job.id).stream()])
+
+    assert asyncio.run(follow()) == job.result().text
+    result = CliRunner().invoke(build(), ["status", "--redis", sentinel.url])
+    assert result.exit_code == 0, result.output
+    assert "fake" in result.output
+    assert worker.stop() == 0
+    assert len(site.rows()) == 1
+    site.close()
+
+
+def test_a_cluster_is_refused_in_one_sentence(start: Start, tmp_path: Path) -> None:
+    server = start(cluster_enabled="yes")
+    with Client(server.url) as client:
+        for _ in range(2):  # without slots, then with all of them
+            with pytest.raises(JobError, match="a Redis Cluster, which chatjobs does not support"):
+                client.submit(REQUEST)
+            if server.client.cluster("info")["cluster_slots_assigned"] == "0":
+                server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
+                wait_until(lambda: server.client.cluster("info")["cluster_state"] == "ok")
+    with pytest.raises(JobError, match="a Redis Cluster, which chatjobs does not support"):
+        serve(FakeBackend(), ["fake"], redis_url=server.url, results=tmp_path)
+
+
+def test_a_short_socket_timeout_does_not_end_waiting(start: Start, tmp_path: Path) -> None:
+    server = start()
+    url = f"{server.url}?socket_timeout=0.3"
+    site = Site(url, tmp_path / "results")
+    job = site.submit("hello", words=100)
+    worker = site.worker(delay=0.03)
+    assert job.result(timeout=30).text
+
+    async def wait() -> str:
+        async with AsyncClient(url) as client:
+            return (await (await client.submit(REQUEST)).result(timeout=30)).text
+
+    assert asyncio.run(wait())
+    assert worker.stop() == 0
+    server.send(signal.SIGSTOP)
+    with pytest.raises(redis.TimeoutError):
+        site.redis.ping()
+    server.send(signal.SIGCONT)
+    site.close()

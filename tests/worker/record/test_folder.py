@@ -1,0 +1,72 @@
+"""One results folder per Redis, and workers that write no results."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from jobs import JobError, keys
+from tests.worker.site import Site
+from worker.record.folder import ID_FILE, claim_folder, folder_id
+
+
+def test_a_worker_with_another_folder_refuses_to_start_and_names_both(
+    site: Site, tmp_path: Path
+) -> None:
+    site.submit("one")
+    site.burst()
+    with pytest.raises(JobError) as caught:
+        site.burst(results=tmp_path / "elsewhere")
+    message = caught.value.message
+    assert f"{tmp_path / 'elsewhere'} on" in message
+    assert f"{site.folder} on" in message
+    assert "--no-record" in message
+    assert "\n" not in message
+    site.submit("two")
+    site.burst()
+    assert len(site.rows()) == 2
+
+
+def test_a_folder_is_known_under_any_path(site: Site, tmp_path: Path) -> None:
+    site.submit("one")
+    site.burst()
+    mounted = tmp_path / "mounted"
+    mounted.symlink_to(site.folder)
+    site.submit("two")
+    site.burst(results=mounted)
+    assert len(site.rows()) == 2
+
+
+def test_a_folder_gets_one_id(tmp_path: Path) -> None:
+    found: list[str] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(folder_id(tmp_path))) for _ in range(20)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    assert os.listdir(tmp_path) == [ID_FILE]
+
+
+def test_the_folder_can_be_changed(site: Site, tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        claim_folder(site.redis, tmp_path / name)
+        assert json.loads(site.redis.get(keys.RESULTS))["path"] == str(tmp_path / name)
+        site.redis.delete(keys.RESULTS)
+
+
+def test_a_worker_without_results_leaves_the_rows_to_others(site: Site) -> None:
+    jobs = site.submit_many(["one", "two"], run="r1")
+    site.burst(results=None)
+    assert all(job.status() == "finished" for job in jobs)
+    assert not site.folder.exists()
+    assert site.redis.xlen(keys.outbox("r1")) == 2
+    site.burst()
+    site.assert_settled(jobs, "r1")

@@ -1,0 +1,69 @@
+"""The results folder of one Redis: all its workers must write to the same one.
+
+The folder holds an id in a file, and Redis holds the id of the folder that its workers write to. So
+a folder is recognised on every machine that mounts it, whatever its path is there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import uuid
+from pathlib import Path
+
+import redis
+
+from jobs import keys
+from jobs.errors import JobError
+
+ID_FILE = ".chatjobs-id"
+
+
+def check_folder(root: Path) -> None:
+    """Raise JobError unless files can be written to the results folder."""
+    probe = root / f".probe-{os.getpid()}"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise JobError(
+            "internal",
+            f"the results folder {root} can't be written ({error.strerror}): choose another one "
+            "with --results, or give this user write permission",
+        ) from None
+
+
+def claim_folder(client: redis.Redis, root: Path) -> None:
+    """Make `root` the results folder of this Redis. Raises JobError if it has another one."""
+    mine = {"id": folder_id(root), "host": socket.gethostname(), "path": str(root.absolute())}
+    if client.set(keys.RESULTS, json.dumps(mine), nx=True):
+        return
+    theirs = json.loads(client.get(keys.RESULTS) or b"{}")
+    if theirs.get("id") == mine["id"]:
+        return
+    raise JobError(
+        "internal",
+        f"the results folder {mine['path']} on {mine['host']} is not the one of the other workers "
+        f"on this Redis, {theirs.get('path')} on {theirs.get('host')}, and a run must not be "
+        "split: give that folder with --results (on a disk that all workers share), or --no-record "
+        "to leave the rows to the others; to change the folder, stop all workers and delete the "
+        f"key {keys.RESULTS} in Redis",
+    )
+
+
+def folder_id(root: Path) -> str:
+    """The id of a results folder, made if it has none. Raises OSError."""
+    file = root / ID_FILE
+    if not file.exists():
+        new = root / f"{ID_FILE}-{uuid.uuid4().hex}"
+        new.write_text(uuid.uuid4().hex + "\n")
+        try:
+            os.link(new, file)  # fails if another worker was faster
+        except FileExistsError:
+            pass
+        except OSError:  # a file system without hard links
+            new.replace(file)
+        new.unlink(missing_ok=True)
+    return file.read_text().strip()
