@@ -14,9 +14,8 @@ from jobs.cli.waiting import WaitNotice
 from jobs.errors import JobError
 
 if TYPE_CHECKING:
-    from redis import Redis
-
     from jobs import ChatCompletion, Job
+    from jobs.client.steps import Connection
 
 PIPE_WIDTH = 160  # of the table, if stdout is not a terminal
 TEXT_WIDTH = 60  # characters of an answer in the table
@@ -43,12 +42,12 @@ class Outcomes:
         self._table: list[tuple[str, ...]] = []
         self._done = self._failed = 0
 
-    def wait(self, redis: Redis, *, quiet: bool) -> int:
+    def wait(self, connection: Connection, *, quiet: bool) -> int:
         """Wait for all jobs and print their outcomes: JSON at once, the table at the end. Returns
         how many have no completion."""
         with (
             RowProgress(len(self._submitted), quiet=quiet) as progress,
-            WaitNotice(redis, quiet=quiet, write=progress.note) as notice,
+            WaitNotice(connection, quiet=quiet, write=progress.note) as notice,
         ):
             for one in self._submitted:
                 notice.watch(one.job)

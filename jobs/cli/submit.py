@@ -194,7 +194,7 @@ def _wait(
 
     outcomes = Outcomes(submitted, unit, as_json=as_json)
     try:
-        failed = outcomes.wait(connected.redis, quiet=quiet)
+        failed = outcomes.wait(connected.connection, quiet=quiet)
     except KeyboardInterrupt:
         left = outcomes.print_rest()
         raise Interrupted(

@@ -59,7 +59,7 @@ class Completions:
         call = _read_call(bool(stream), fields)
         job = self._client.submit(call.request)
         if stream:
-            return ChatStream(job, follow(self._client.redis, job.id, timeout=call.timeout))
+            return ChatStream(job, follow(self._client.connection, job.id, timeout=call.timeout))
         try:
             return job.result(call.timeout)
         except BaseException as error:
@@ -154,7 +154,7 @@ class AsyncCompletions:
         call = _read_call(bool(stream), fields)
         job = await self._client.submit(call.request)
         if stream:
-            chunks = follow_async(self._client.redis, job.id, timeout=call.timeout)
+            chunks = follow_async(self._client.connection, job.id, timeout=call.timeout)
             return AsyncChatStream(job, chunks)
         try:
             return await job.result(call.timeout)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -13,11 +14,12 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.client.cancel import cancel
 from jobs.client.chat_completions import Chat
-from jobs.client.connection import connect, redis_failure
+from jobs.client.connection import connect, connect_async, redis_failure
 from jobs.client.follow import follow
 from jobs.client.state import Status, read_request, read_status
-from jobs.client.steps import iterate_sync, run_sync
+from jobs.client.steps import Connection, iterate_sync, run_sync
 from jobs.client.submit import RequestInput, enqueue, parse_many
+from jobs.client.sync_connection import SyncConnection
 from jobs.client.wait import wait_for_result
 from jobs.client.wait_many import follow_ends, gather_outcomes, wait_for_rows
 from jobs.errors import JobError, invalid
@@ -32,8 +34,14 @@ class Client:
     """
 
     def __init__(self, url: str | None = None) -> None:
-        self.redis = connect(url)
+        self.connection = SyncConnection(connect(url), partial(connect_async, url))
         self.chat = Chat(self)  # client.chat.completions.create(...), as in the openai package
+
+    @property
+    def redis(self) -> Redis:
+        """The client of the package redis."""
+        redis: Redis = self.connection.redis
+        return redis
 
     def submit(self, request: RequestInput) -> Job:
         """Enqueue one request. When this returns, the job is in Redis.
@@ -42,20 +50,20 @@ class Client:
         """
         parsed = ChatRequest.parse(request)
         (job_id,) = self._enqueue([parsed])
-        return Job(self.redis, job_id, parsed)
+        return Job(self.connection, job_id, parsed)
 
     def submit_many(self, requests: Iterable[RequestInput]) -> list[Job]:
         """Enqueue many requests in few round trips; all are checked before any is enqueued."""
         parsed = parse_many(requests)
         job_ids = self._enqueue(parsed)
         return [
-            Job(self.redis, job_id, request)
+            Job(self.connection, job_id, request)
             for job_id, request in zip(job_ids, parsed, strict=True)
         ]
 
     def job(self, job_id: str) -> Job:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
-        return Job(self.redis, job_id)
+        return Job(self.connection, job_id)
 
     def as_completed(self, jobs: Iterable[Job], timeout: float | None = None) -> Iterator[Job]:
         """The jobs as they end, each once, also those that fail: `job.result()` has the outcome.
@@ -63,7 +71,7 @@ class Client:
         Raises JobError `timeout` when some have not ended `timeout` seconds after the first step.
         """
         by_id = {job.id: job for job in jobs}
-        for job_id in iterate_sync(follow_ends(by_id, timeout), self.redis):
+        for job_id in iterate_sync(follow_ends(by_id, timeout), self.connection):
             yield by_id[job_id]
 
     @overload
@@ -84,7 +92,7 @@ class Client:
         when some have not ended after `timeout` seconds.
         """
         ids = [job.id for job in jobs]
-        return run_sync(gather_outcomes(ids, timeout, return_exceptions), self.redis)
+        return run_sync(gather_outcomes(ids, timeout, return_exceptions), self.connection)
 
     def wait_for_rows(self, jobs: Iterable[Job], timeout: float | None = None) -> None:
         """Wait until all jobs have ended and their rows are in Parquet, a few seconds later.
@@ -93,10 +101,10 @@ class Client:
         have not ended or rows are not written yet.
         """
         requests = {job.id: job._request for job in jobs}
-        run_sync(wait_for_rows(requests, timeout), self.redis)
+        run_sync(wait_for_rows(requests, timeout), self.connection)
 
     def close(self) -> None:
-        self.redis.close()
+        self.connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -119,9 +127,11 @@ class Client:
 class Job:
     """The handle to one submitted job: an id and a connection. All methods raise JobError."""
 
-    def __init__(self, redis: Redis, job_id: str, request: ChatRequest | None = None) -> None:
+    def __init__(
+        self, connection: Connection, job_id: str, request: ChatRequest | None = None
+    ) -> None:
         self.id = check_id(job_id)
-        self._redis = redis
+        self._connection = connection
         self._request = request
 
     def stream(self, after: str | None = None) -> Iterator[ChatChunk]:
@@ -131,25 +141,25 @@ class Job:
         `reset` means that the job has started again: discard all chunks before it. Any number of
         readers may follow a job. A job that doesn't stream gives its whole answer at the end.
         """
-        return follow(self._redis, self.id, after)
+        return follow(self._connection, self.id, after)
 
     def result(self, timeout: float | None = None) -> ChatCompletion:
         """Wait for the whole answer, up to `timeout` seconds (then JobError `timeout`)."""
-        return run_sync(wait_for_result(self.id, timeout), self._redis)
+        return run_sync(wait_for_result(self.id, timeout), self._connection)
 
     def status(self) -> Status:
         """The state of the job now."""
-        return run_sync(read_status(self.id), self._redis)
+        return run_sync(read_status(self.id), self._connection)
 
     def cancel(self) -> bool:
         """Stop the job; one that is running stops soon after. False if it had already ended."""
-        return run_sync(cancel(self.id), self._redis)
+        return run_sync(cancel(self.id), self._connection)
 
     @property
     def request(self) -> ChatRequest:
         """The request as it was submitted."""
         if self._request is None:
-            self._request = run_sync(read_request(self.id), self._redis)
+            self._request = run_sync(read_request(self.id), self._connection)
         return self._request
 
     def __repr__(self) -> str:
