@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.errors import JobError
+from jobs.errors import JobError, WaitTimeout
 
 if TYPE_CHECKING:
     from jobs.api.answer import ChatCompletion
@@ -27,6 +27,7 @@ __all__ = [
     "JobError",
     "Results",
     "Sampling",
+    "WaitTimeout",
 ]
 
 _LAZY = {

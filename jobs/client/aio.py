@@ -119,7 +119,7 @@ class AsyncJob:
         return follow_async(self._connection, self.id, after)
 
     async def result(self, timeout: float | None = None) -> ChatCompletion:
-        """Wait for the whole answer, up to `timeout` seconds (then JobError `timeout`)."""
+        """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout)."""
         return await run_async(wait_for_result(self.id, timeout), self._connection)
 
     async def status(self) -> Status:

@@ -30,7 +30,7 @@ class Client:
     """Submits chat-completion jobs and finds them again. May be shared by threads.
 
     `url` is redis://, rediss:// or unix://; by default $CHATJOBS_REDIS_URL, else the local server.
-    Connects on the first call; if Redis can't be reached, that call raises JobError (internal).
+    Connects on the first call; if Redis can't be reached, that call raises JobError (unavailable).
     """
 
     def __init__(self, url: str | None = None) -> None:
@@ -68,7 +68,7 @@ class Client:
     def as_completed(self, jobs: Iterable[Job], timeout: float | None = None) -> Iterator[Job]:
         """The jobs as they end, each once, also those that fail: `job.result()` has the outcome.
 
-        Raises JobError `timeout` when some have not ended `timeout` seconds after the first step.
+        Raises WaitTimeout when some have not ended `timeout` seconds after the first step.
         """
         by_id = {job.id: job for job in jobs}
         for job_id in iterate_sync(follow_ends(by_id, timeout), self.connection):
@@ -88,7 +88,7 @@ class Client:
         """The completions of all jobs, in the order of the arguments.
 
         The first job that fails raises its JobError, and the others go on; with
-        `return_exceptions` its error takes the place of its completion. Raises JobError `timeout`
+        `return_exceptions` its error takes the place of its completion. Raises WaitTimeout
         when some have not ended after `timeout` seconds.
         """
         ids = [job.id for job in jobs]
@@ -97,7 +97,7 @@ class Client:
     def wait_for_rows(self, jobs: Iterable[Job], timeout: float | None = None) -> None:
         """Wait until all jobs have ended and their rows are in Parquet, a few seconds later.
 
-        Failed and cancelled jobs have a row too. Raises JobError `timeout`, which says whether jobs
+        Failed and cancelled jobs have a row too. Raises WaitTimeout, which says whether jobs
         have not ended or rows are not written yet.
         """
         requests = {job.id: job._request for job in jobs}
@@ -144,7 +144,7 @@ class Job:
         return follow(self._connection, self.id, after)
 
     def result(self, timeout: float | None = None) -> ChatCompletion:
-        """Wait for the whole answer, up to `timeout` seconds (then JobError `timeout`)."""
+        """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout)."""
         return run_sync(wait_for_result(self.id, timeout), self._connection)
 
     def status(self) -> Status:

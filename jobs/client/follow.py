@@ -30,7 +30,7 @@ from jobs.client.steps import (
     next_events,
     retry,
 )
-from jobs.errors import JobError
+from jobs.errors import WaitTimeout
 from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
 
@@ -43,7 +43,7 @@ def follow(
 ) -> Iterator[ChatChunk]:
     """Yields the chunks of a job from the start, or after the cursor of an earlier chunk.
 
-    Raises JobError if the job fails, is cancelled or does not exist, and `timeout` if no chunk
+    Raises JobError if the job fails, is cancelled or does not exist, and WaitTimeout if no chunk
     comes for `timeout` seconds.
     """
     return iterate_sync(follow_steps(job_id, after, timeout), connection)
@@ -76,8 +76,7 @@ def follow_steps(
             if cursor.position != position:
                 position, since = cursor.position, time.monotonic()
             elif timeout is not None and time.monotonic() - since >= timeout:
-                raise JobError(
-                    "timeout",
+                raise WaitTimeout(
                     f"no chunk of job {job_id} for {timeout:g} s (status: {state.status})",
                 )
             if mailbox is None:

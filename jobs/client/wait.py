@@ -13,7 +13,7 @@ from jobs.api.answer import ChatCompletion
 from jobs.client.rq_format import CHANGING_FIELDS, job_key
 from jobs.client.state import JobState, Status, parse_state, read_outcome, unknown
 from jobs.client.steps import Steps, listen, next_events, retry
-from jobs.errors import JobError
+from jobs.errors import JobError, WaitTimeout
 
 SILENCE_SECONDS = 2.0  # without a message; then states are read, since RQ's tools publish nothing
 BATCH = 500  # jobs whose states are read at once
@@ -35,7 +35,7 @@ class Ends:
     def next(self) -> Steps[list[JobState]]:
         """The jobs that have ended since the last call, at least one; empty if all have.
 
-        A job that Redis does not know counts as ended. Raises JobError `timeout`.
+        A job that Redis does not know counts as ended. Raises WaitTimeout.
         """
         while self._waiting:
             while self._due:
@@ -86,13 +86,13 @@ class Ends:
                 f"{self._timeout:g} s (such as {job_id}; status: {self._last.value}); they are not "
                 "cancelled, and can be waited for again"
             )
-        return JobError("timeout", text)
+        return WaitTimeout(text)
 
 
 def wait_for_result(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:
     """The completion of the job, once it has ended.
 
-    Raises JobError: the job's own, or `timeout` after `timeout` seconds.
+    Raises JobError: the job's own, or WaitTimeout after `timeout` seconds.
     """
     ends = Ends([job_id], timeout)
     try:

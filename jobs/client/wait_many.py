@@ -11,7 +11,7 @@ from jobs.api.request import ChatRequest
 from jobs.client.state import Status, read_outcome, read_state, unknown
 from jobs.client.steps import Emit, Emitting, Steps, command, retry
 from jobs.client.wait import Ends
-from jobs.errors import JobError
+from jobs.errors import JobError, WaitTimeout
 from jobs.results.outbox import DEFAULT_RUN, run_of
 
 ROWS_SECONDS = 0.1  # between two looks at an outbox
@@ -53,7 +53,7 @@ def gather_outcomes(
 def wait_for_rows(requests: Mapping[str, ChatRequest | None], timeout: float | None) -> Steps[None]:
     """Return when the rows of the jobs are in Parquet. `requests`: by job id, None if not known.
 
-    Raises JobError `timeout`, which says whether jobs or rows are missing.
+    Raises WaitTimeout, which says whether jobs or rows are missing.
     """
     ends = Ends(requests, timeout)
     try:
@@ -84,8 +84,7 @@ def _wait_for_outbox(run: str, timeout: float | None, deadline: float | None) ->
             return
         if deadline is not None and time.monotonic() >= deadline:
             count = yield from retry(command("xlen", key), deadline)
-            raise JobError(
-                "timeout",
+            raise WaitTimeout(
                 f"the jobs have ended, but {count} rows of run {run!r} are not in Parquet after "
                 f"{timeout:g} s: they are in Redis until a worker writes them; chatjobs status "
                 "lists the workers",
