@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import print_json
+from jobs.cli.answer import call_text, print_json
 from jobs.cli.progress import RowProgress
 from jobs.cli.waiting import WaitNotice
 from jobs.errors import JobError
@@ -89,7 +89,8 @@ class Outcomes:
             tokens, text = "", outcome.message
         else:
             tokens = str(outcome.usage.completion_tokens) if outcome.usage else ""
-            text = outcome.text
+            calls = outcome.choices[0].message.tool_calls or ()
+            text = outcome.text or "; ".join(map(call_text, calls))
         text = " ".join(text.split())
         if len(text) > TEXT_WIDTH:
             text = f"{text[: TEXT_WIDTH - 1]}…"
