@@ -59,6 +59,7 @@ def chat(
     request = _request(model, system, text, fields)
     with client(redis_url) as connected, WaitNotice(connected.connection, quiet=quiet) as notice:
         started = time.monotonic()
+        connected.serving = None  # the notice says it
         job = connected.submit(request)
         try:
             notice.watch(job)

@@ -81,6 +81,8 @@ def submit(
     count, ids = _check(rows, overrides)
     with client(redis_url) as connected:
         _check_ids(connected, ids)
+        if wait or quiet:
+            connected.serving = None  # with --wait, the notice says it
         submitted: list[Submitted] = []  # with --wait
         done = 0
         try:

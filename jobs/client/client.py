@@ -16,6 +16,7 @@ from jobs.client.cancel import cancel
 from jobs.client.chat_completions import Chat
 from jobs.client.connection import connect, connect_async, redis_failure
 from jobs.client.follow import follow
+from jobs.client.serving import ServingCheck
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_sync, run_sync
 from jobs.client.submit import RequestInput, enqueue, parse_many
@@ -35,6 +36,7 @@ class Client:
 
     def __init__(self, url: str | None = None) -> None:
         self.connection = SyncConnection(connect(url), partial(connect_async, url))
+        self.serving: ServingCheck | None = ServingCheck(self.redis)
         self.chat = Chat(self)  # client.chat.completions.create(...), as in the openai package
 
     @property
@@ -44,7 +46,8 @@ class Client:
         return redis
 
     def submit(self, request: RequestInput) -> Job:
-        """Enqueue one request. When this returns, the job is in Redis.
+        """Enqueue one request. When this returns, the job is in Redis. Warns (NobodyServes) if no
+        running worker serves its model.
 
         Raises InvalidRequest, naming the field, for a bad request or a `job.id` that is taken.
         """
@@ -119,9 +122,12 @@ class Client:
 
     def _enqueue(self, requests: list[ChatRequest]) -> list[str]:
         try:
-            return enqueue(self.redis, requests)
+            job_ids = enqueue(self.redis, requests)
         except RedisError as error:
             raise redis_failure(self.redis, error) from error
+        if self.serving is not None:
+            self.serving.warn(request.model for request in requests)
+        return job_ids
 
 
 class Job:

@@ -28,6 +28,7 @@ from rq.registry import (
 from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import as_text, now, utcformat
+from rq.worker import BaseWorker
 
 # Fields that chatjobs adds to RQ's job hash.
 ERROR = "chatjobs_error"  # JobError.to_dict() as JSON, of a failed or cancelled job
@@ -90,6 +91,13 @@ def queue_names(redis: Redis) -> list[str]:
     prefix = Queue.redis_queue_namespace_prefix
     queue_keys = [as_text(key) for key in redis.smembers(QUEUES_KEY)]
     return sorted(key.removeprefix(prefix) for key in queue_keys if key.startswith(prefix))
+
+
+def worker_names(redis: Redis) -> list[str]:
+    """Names of the workers that are registered with RQ, sorted; some of them may be dead."""
+    prefix = BaseWorker.redis_worker_namespace_prefix
+    found = [as_text(key) for key in redis.smembers(BaseWorker.redis_workers_keys)]
+    return sorted(key.removeprefix(prefix) for key in found)
 
 
 def wip_key(queue: str) -> str:

@@ -32,6 +32,7 @@ def connected_client(server: fakeredis.FakeServer, stepper: Stepper) -> Client:
     """A `Client` of the in-memory server."""
     client = Client(DEFAULT_URL)  # sends nothing until its connection is replaced
     client.connection = _Connection(server, stepper)
+    client.serving = None  # the fake worker answers jobs of all models
     return client
 
 
