@@ -24,7 +24,8 @@ INBOX = 1000  # events that wait for their reader; more are dropped, and the rea
 EVENTS = 500  # given to a reader at once
 CHANNELS = 500  # in one SUBSCRIBE
 IDLE_SECONDS = 1.0  # without mailboxes; then the connection is closed
-PING_SECONDS = 10.0  # of silence; a connection that does not reply in this time is dead
+PING_SECONDS = 10.0  # of silence before a PING
+PINGS = 3  # without a reply; then the connection is dead
 PAUSE_SECONDS = 0.2  # before another connection is tried
 
 
@@ -205,17 +206,17 @@ class Hub:
                 await pubsub.subscribe(*new)
 
     async def _read(self, pubsub: redis.asyncio.client.PubSub) -> None:
-        silent = False
+        silences = 0
         while True:
             message = await pubsub.get_message(timeout=PING_SECONDS)
             if message is not None:
-                silent = False
+                silences = 0
                 self._deliver(message)
-            elif silent:
+                continue
+            silences += 1
+            if silences > PINGS:
                 raise redis.ConnectionError("no reply to PING")
-            else:
-                silent = True
-                await pubsub.ping()
+            await pubsub.ping()
 
     def _deliver(self, message: dict[str, Any]) -> None:
         kind = message["type"]

@@ -77,8 +77,10 @@ async def wait_for_all(
         ends = asyncio.create_task(asyncio.to_thread(end_all, client, ids))
         found = await tasks
         await ends
-        assert connections(client) <= before + 5  # four for commands, one for messages
-        assert received(client) <= opened + 5
+        assert (
+            connections(client) <= before + 6
+        )  # the producer's, four for commands, one for messages
+        assert received(client) <= opened + 20  # a slow machine may time out and reconnect
         await until_async(lambda: subscriptions(client) == 0)
     return found
 
