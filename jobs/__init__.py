@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from jobs.errors import JobError
+from jobs.errors import JobError, WaitTimeout
 
 if TYPE_CHECKING:
     from jobs.api.answer import ChatCompletion
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from jobs.api.sampling import Sampling
     from jobs.client.aio import AsyncClient, AsyncJob
     from jobs.client.client import Client, Job
+    from jobs.client.serving import NobodyServes
     from jobs.results.files import Results
 
 __all__ = [
@@ -25,8 +26,10 @@ __all__ = [
     "IgnoredFieldWarning",
     "Job",
     "JobError",
+    "NobodyServes",
     "Results",
     "Sampling",
+    "WaitTimeout",
 ]
 
 _LAZY = {
@@ -38,6 +41,7 @@ _LAZY = {
     "Client": "jobs.client.client",
     "IgnoredFieldWarning": "jobs.api.request",
     "Job": "jobs.client.client",
+    "NobodyServes": "jobs.client.serving",
     "Results": "jobs.results.files",
     "Sampling": "jobs.api.sampling",
 }

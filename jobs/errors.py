@@ -1,4 +1,7 @@
-"""`JobError`, the exception of the whole API: a stable code, a message, OpenAI's JSON form."""
+"""`JobError`, the exception of the whole API: a stable code, a message, OpenAI's JSON form.
+
+docs/errors.md lists the codes.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,12 @@ ErrorCode = Literal[
     "timeout",
     "cancelled",
     "worker_lost",
+    "not_found",
+    "unavailable",
     "internal",
 ]
 ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
-RETRYABLE_CODES = frozenset({"out_of_memory", "worker_lost", "internal"})
+RETRYABLE_CODES = frozenset({"out_of_memory", "worker_lost", "unavailable", "internal"})
 
 
 class JobError(Exception):
@@ -32,7 +37,7 @@ class JobError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed if it is run again."""
+        """Whether the same request may succeed if it is run again, or the same call is repeated."""
         return self.code in RETRYABLE_CODES
 
     def to_dict(self) -> dict[str, Any]:
@@ -57,6 +62,20 @@ class JobError(Exception):
 
 class InvalidRequest(JobError, ValueError):
     """The request is invalid: it can't run without a change."""
+
+
+class WaitTimeout(JobError, TimeoutError):
+    """A wait reached its `timeout`. What it waited for goes on, and can be waited for again."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__("timeout", message)
+
+    @property
+    def retryable(self) -> bool:
+        return True
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message,))
 
 
 def invalid(message: str, param: str | None = None) -> InvalidRequest:

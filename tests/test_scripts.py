@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import redis
 
-from jobs.client import cancel, submit
+from jobs.client import cancel, dead_letters, submit
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
 from worker.queue import rq_scripts, rq_workers
@@ -27,6 +27,10 @@ CASES = [
     (submit.ENQUEUE, "ARGV", submit.EnqueueArgs),
     (cancel.CANCEL, "KEYS", cancel.CancelKeys),
     (cancel.CANCEL, "ARGV", cancel.CancelArgs),
+    (dead_letters.REQUEUE, "KEYS", dead_letters.RequeueKeys),
+    (dead_letters.REQUEUE, "ARGV", dead_letters.RequeueArgs),
+    (dead_letters.PURGE, "KEYS", dead_letters.PurgeKeys),
+    (dead_letters.PURGE, "ARGV", dead_letters.PurgeArgs),
     (writer.APPEND, "KEYS", writer.AppendKeys),
     (writer.APPEND, "ARGV", writer.AppendArgs),
     (rq_scripts.CLAIM, "KEYS", rq_scripts.ClaimKeys),

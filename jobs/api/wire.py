@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from inspect import Parameter, Signature
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -107,6 +108,35 @@ def describe(value: Any) -> str:
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
+def _meant(path: str, location: Sequence[str | int], model: type[BaseModel]) -> str:
+    """What may be meant by the unknown field at `location` in a `model`."""
+    name = str(location[-1])
+    inside = path[: -len(name)]
+    holder: type[BaseModel] | None = model
+    for part in location[:-1]:
+        if isinstance(part, str) and holder is not None and part in holder.model_fields:
+            holder = _model_in(holder.model_fields[part].annotation)
+    if holder is None:
+        return "remove it"
+    known = sorted(holder.model_fields)
+    close = get_close_matches(name, known, 1)
+    for field in known:
+        inner = _model_in(holder.model_fields[field].annotation)
+        if inner is not None and name in inner.model_fields and not inside:
+            close = [f"{field}.{name}"]
+    if close:
+        return f"did you mean '{inside}{close[0]}'?"
+    return f"known fields: {', '.join(known)}"
+
+
+def _model_in(annotation: Any) -> type[BaseModel] | None:
+    """The wire type in an annotation, such as `list[Message] | None`."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    found = (_model_in(part) for part in get_args(annotation))
+    return next((one for one in found if one is not None), None)
+
+
 def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """One fault of a ValidationError as one sentence that names the field."""
     faults = error.errors(include_url=False)
@@ -123,18 +153,16 @@ def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> Invali
     if isinstance(cause, InvalidRequest):
         return cause
     path = ""
-    for part in fault["loc"]:
+    unknown = fault["type"] == "extra_forbidden"
+    for number, part in enumerate(fault["loc"], 1):
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier():
+        elif part.isidentifier() or (unknown and number == len(fault["loc"])):
             path += f".{part}" if path else part
     param = path or None
     given = fault.get("input")
-    if fault["type"] == "extra_forbidden":
-        inside = path.rpartition(".")[0]
-        known = ", ".join(sorted(model.model_fields)) if not inside else ""
-        hint = f"; known fields: {known}" if known else "; remove it"
-        return invalid(f"unknown field '{path}'{hint}", param)
+    if unknown:
+        return invalid(f"unknown field '{path}'; {_meant(path, fault['loc'], model)}", param)
     if fault["type"] == "missing":
         return invalid(f"field '{path}' is required", param)
     if fault["type"] in ("too_short", "string_too_short"):

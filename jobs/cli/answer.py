@@ -12,6 +12,8 @@ import click
 
 if TYPE_CHECKING:
     from jobs import ChatChunk, ChatCompletion, Job
+    from jobs.api.answer import Choice
+    from jobs.api.message import ToolCall
     from jobs.cli.waiting import WaitNotice
 
 RESTARTED = "\nthe worker stopped; the answer starts again on another worker"
@@ -51,6 +53,7 @@ def print_job(job: Job, notice: WaitNotice, *, as_json: bool, quiet: bool) -> Ch
     else:
         print_stream(chunks, quiet=quiet)
         completion = job.result()
+        print_calls(completion.choices[0])
         print_other_choices(completion)
         if not quiet and any(choice.finish_reason == "length" for choice in completion.choices):
             click.echo(CUT, err=True)
@@ -89,10 +92,24 @@ def print_stream(chunks: Iterable[ChatChunk], *, quiet: bool = False) -> None:
         click.echo()
 
 
+def print_calls(choice: Choice) -> None:
+    """Print the tool calls of a choice, one per line."""
+    for call in choice.message.tool_calls or ():
+        click.echo(call_text(call))
+
+
+def call_text(call: ToolCall) -> str:
+    """A tool call with its arguments in JSON."""
+    return f"{call.function.name}({call.function.arguments})"
+
+
 def print_other_choices(completion: ChatCompletion) -> None:
     """Print all choices but the first, which `print_stream` prints."""
     for choice in completion.choices[1:]:
-        click.echo(f"\n{choice.message.content or ''}")
+        click.echo()
+        if choice.message.content or not choice.message.tool_calls:
+            click.echo(choice.message.content or "")
+        print_calls(choice)
 
 
 class TextPrinter:

@@ -57,8 +57,9 @@ def chat(
     if not text.strip():
         raise click.UsageError("the question is empty: give TEXT, or - to read it from stdin")
     request = _request(model, system, text, fields)
-    with client(redis_url) as connected, WaitNotice(connected.redis, quiet=quiet) as notice:
+    with client(redis_url) as connected, WaitNotice(connected.connection, quiet=quiet) as notice:
         started = time.monotonic()
+        connected.serving = None  # the notice says it
         job = connected.submit(request)
         try:
             notice.watch(job)

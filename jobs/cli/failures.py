@@ -139,7 +139,8 @@ def to_failure(error: Exception) -> Failure:
     from jobs.errors import JobError
 
     if isinstance(error, JobError):
-        return Failure(sentence(error), error)
+        kind = Unavailable if error.code == "unavailable" else Failure
+        return kind(sentence(error), error)
     redis = sys.modules.get("redis")
     if redis is not None and isinstance(error, redis.RedisError):
         return Unavailable(f"Redis: {error}")
@@ -152,7 +153,7 @@ def to_failure(error: Exception) -> Failure:
 
 def sentence(error: JobError) -> str:
     """The message of an error; its code follows where it says more than that there is an error."""
-    plain = error.code in ("invalid_request", "internal")
+    plain = error.code in ("invalid_request", "not_found", "unavailable", "internal")
     return error.message if plain else f"{error.message} ({error.code})"
 
 

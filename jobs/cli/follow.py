@@ -20,7 +20,7 @@ def follow(job_id: str, as_json: bool, quiet: bool, redis_url: str) -> None:
 
     With --json: the chunks and then the completion, one JSON object per line.
     """
-    with client(redis_url) as connected, WaitNotice(connected.redis, quiet=quiet) as notice:
+    with client(redis_url) as connected, WaitNotice(connected.connection, quiet=quiet) as notice:
         try:
             print_job(connected.job(job_id), notice, as_json=as_json, quiet=quiet)
         except KeyboardInterrupt:

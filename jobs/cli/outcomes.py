@@ -8,15 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import print_json
+from jobs.cli.answer import call_text, print_json
 from jobs.cli.progress import RowProgress
 from jobs.cli.waiting import WaitNotice
 from jobs.errors import JobError
 
 if TYPE_CHECKING:
-    from redis import Redis
-
     from jobs import ChatCompletion, Job
+    from jobs.client.steps import Connection
 
 PIPE_WIDTH = 160  # of the table, if stdout is not a terminal
 TEXT_WIDTH = 60  # characters of an answer in the table
@@ -43,12 +42,12 @@ class Outcomes:
         self._table: list[tuple[str, ...]] = []
         self._done = self._failed = 0
 
-    def wait(self, redis: Redis, *, quiet: bool) -> int:
+    def wait(self, connection: Connection, *, quiet: bool) -> int:
         """Wait for all jobs and print their outcomes: JSON at once, the table at the end. Returns
         how many have no completion."""
         with (
             RowProgress(len(self._submitted), quiet=quiet) as progress,
-            WaitNotice(redis, quiet=quiet, write=progress.note) as notice,
+            WaitNotice(connection, quiet=quiet, write=progress.note) as notice,
         ):
             for one in self._submitted:
                 notice.watch(one.job)
@@ -90,7 +89,8 @@ class Outcomes:
             tokens, text = "", outcome.message
         else:
             tokens = str(outcome.usage.completion_tokens) if outcome.usage else ""
-            text = outcome.text
+            calls = outcome.choices[0].message.tool_calls or ()
+            text = outcome.text or "; ".join(map(call_text, calls))
         text = " ".join(text.split())
         if len(text) > TEXT_WIDTH:
             text = f"{text[: TEXT_WIDTH - 1]}…"

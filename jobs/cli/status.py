@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -24,6 +23,8 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
     """Show workers, their models and memory, and queue lengths."""
     with connection(redis_url) as redis:
         running, lengths = workers(redis), queues(redis)
+    for queue in lengths:
+        queue["workers"] = sum(queue["model"] in worker["names"] for worker in running)
     if host is not None:
         running = [worker for worker in running if worker["host"] == host]
     if as_json:
@@ -55,21 +56,23 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
         )
     console.print(table if workers else "no workers")
     table = Table("queue", box=box.SIMPLE)
-    for name in ("queued", "running", "failed"):
+    columns = ("queued", "running", "failed", "workers")
+    for name in columns:
         table.add_column(name, justify="right")
     for queue in queues:
-        table.add_row(
-            queue["name"], *(str(queue[name]) for name in ("queued", "running", "failed"))
-        )
+        table.add_row(queue["name"], *(str(queue[name]) for name in columns))
     console.print(table if queues else "no queues")
+    for model in sorted({one["model"] for one in queues if one["queued"] and not one["workers"]}):
+        click.echo(
+            f"no worker serves {model!r}: its jobs wait (chatjobs work --model {model})", err=True
+        )
 
 
 def workers(redis: Redis) -> list[dict[str, Any]]:
     """Return the status that each running worker publishes, by worker name."""
-    found: Any = redis.zrange(keys.WORKERS, 0, -1)
-    names = sorted(name.decode() for name in found)
-    values = redis.mget([keys.worker(name) for name in names]) if names else []
-    return [json.loads(value) for value in values if value is not None]
+    from jobs.client.serving import read_workers
+
+    return read_workers(redis)
 
 
 def queues(redis: Redis) -> list[dict[str, Any]]:

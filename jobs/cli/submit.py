@@ -90,6 +90,8 @@ def submit(
         _check_ids(connected, ids)
         last = ""
         waiting = DurableSubmit(connected.redis) if durable else None
+        if wait or quiet:
+            connected.serving = None  # with --wait, the notice says it
         submitted: list[Submitted] = []  # with --wait
         done = 0
         try:
@@ -207,7 +209,7 @@ def _wait(
 
     outcomes = Outcomes(submitted, unit, as_json=as_json)
     try:
-        failed = outcomes.wait(connected.redis, quiet=quiet)
+        failed = outcomes.wait(connected.connection, quiet=quiet)
     except KeyboardInterrupt:
         left = outcomes.print_rest()
         raise Interrupted(

@@ -12,9 +12,8 @@ import click
 from jobs.cli.answer import counted
 
 if TYPE_CHECKING:
-    from redis import Redis
-
     from jobs import Job
+    from jobs.client.steps import Connection
 
 PATIENCE_SECONDS = 1.5  # before the first notice, and between two looks
 
@@ -28,9 +27,9 @@ class WaitNotice:
     """
 
     def __init__(
-        self, redis: Redis, *, quiet: bool, write: Callable[[str], None] | None = None
+        self, connection: Connection, *, quiet: bool, write: Callable[[str], None] | None = None
     ) -> None:
-        self._redis, self._quiet = redis, quiet
+        self._connection, self._quiet = connection, quiet
         self._write = write or (lambda text: click.echo(text, err=True))
         self._job: Job | None = None
         self._ended = threading.Event()
@@ -66,21 +65,22 @@ class WaitNotice:
                 continue
             text = ""
             with suppress(Exception):  # the command itself reports that Redis fails
-                text = reason(self._redis, job)
+                text = reason(self._connection, job)
             with self._lock:
                 if text and text != self._last and self._job is job:
                     self._last = text
                     self._write(text)
 
 
-def reason(redis: Redis, job: Job) -> str:
+def reason(connection: Connection, job: Job) -> str:
     """Return what a job waits for; "" if it has ended."""
     from jobs.cli.status import workers
     from jobs.client.rq_format import queue_key
     from jobs.client.state import read_state
     from jobs.client.steps import run_sync
 
-    state = run_sync(read_state(job.id, full=True), redis)
+    redis = connection.redis
+    state = run_sync(read_state(job.id, full=True), connection)
     if state.status == "started":
         return f"job {job.id} is running: its first token has not come yet"
     if state.status != "queued":

@@ -13,13 +13,14 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.caller import run_in_thread
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
+from jobs.client.async_connection import AsyncConnection
 from jobs.client.cancel import cancel
 from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client, check_id
 from jobs.client.connection import connect_async
 from jobs.client.follow import follow_async
 from jobs.client.state import Status, read_request, read_status
-from jobs.client.steps import iterate_async, run_async
+from jobs.client.steps import Connection, iterate_async, run_async
 from jobs.client.submit import RequestInput
 from jobs.client.wait import wait_for_result
 from jobs.client.wait_many import follow_ends, gather_outcomes, wait_for_rows
@@ -34,31 +35,37 @@ class AsyncClient:
 
     def __init__(self, url: str | None = None) -> None:
         self._producer = Client(url)  # enqueueing blocks, so it runs in a thread
-        self.redis = connect_async(url)
+        self.connection = AsyncConnection(connect_async(url))
         self.chat = AsyncChat(self)  # await client.chat.completions.create(...)
+
+    @property
+    def redis(self) -> redis.asyncio.Redis:
+        """The client of the package redis."""
+        client: redis.asyncio.Redis = self.connection.redis
+        return client
 
     async def submit(self, request: RequestInput, *, durable: bool = False) -> AsyncJob:
         """Enqueue one request. When this returns, the job is in Redis, see `Client.submit`."""
         job = await run_in_thread(partial(self._producer.submit, durable=durable), request)
-        return AsyncJob(self.redis, job.id, job.request)
+        return AsyncJob(self.connection, job.id, job.request)
 
     async def submit_many(
         self, requests: Iterable[RequestInput], *, durable: bool = False
     ) -> list[AsyncJob]:
         """Enqueue many requests in few round trips, see `Client.submit_many`."""
         jobs = await run_in_thread(partial(self._producer.submit_many, durable=durable), requests)
-        return [AsyncJob(self.redis, job.id, job.request) for job in jobs]
+        return [AsyncJob(self.connection, job.id, job.request) for job in jobs]
 
     def job(self, job_id: str) -> AsyncJob:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
-        return AsyncJob(self.redis, job_id)
+        return AsyncJob(self.connection, job_id)
 
     async def as_completed(
         self, jobs: Iterable[AsyncJob], timeout: float | None = None
     ) -> AsyncIterator[AsyncJob]:
         """The jobs as they end, see `Client.as_completed`."""
         by_id = {job.id: job for job in jobs}
-        async for job_id in iterate_async(follow_ends(by_id, timeout), self.redis):
+        async for job_id in iterate_async(follow_ends(by_id, timeout), self.connection):
             yield by_id[job_id]
 
     @overload
@@ -77,15 +84,15 @@ class AsyncClient:
     ) -> list[Any]:
         """The completions of all jobs in the order of the arguments, see `Client.gather`."""
         ids = [job.id for job in jobs]
-        return await run_async(gather_outcomes(ids, timeout, return_exceptions), self.redis)
+        return await run_async(gather_outcomes(ids, timeout, return_exceptions), self.connection)
 
     async def wait_for_rows(self, jobs: Iterable[AsyncJob], timeout: float | None = None) -> None:
         """Wait until the rows of all jobs are in Parquet, see `Client.wait_for_rows`."""
         requests = {job.id: job._request for job in jobs}
-        await run_async(wait_for_rows(requests, timeout), self.redis)
+        await run_async(wait_for_rows(requests, timeout), self.connection)
 
     async def close(self) -> None:
-        await self.redis.aclose()
+        await self.connection.close()
         self._producer.close()
 
     async def __aenter__(self) -> Self:
@@ -104,27 +111,27 @@ class AsyncJob:
     """The handle to one submitted job: an id and a connection. All methods raise JobError."""
 
     def __init__(
-        self, redis: redis.asyncio.Redis, job_id: str, request: ChatRequest | None = None
+        self, connection: Connection, job_id: str, request: ChatRequest | None = None
     ) -> None:
         self.id = check_id(job_id)
-        self._redis = redis
+        self._connection = connection
         self._request = request
 
     def stream(self, after: str | None = None) -> AsyncIterator[ChatChunk]:
         """The chunks of the answer as they are generated, see `Job.stream`."""
-        return follow_async(self._redis, self.id, after)
+        return follow_async(self._connection, self.id, after)
 
     async def result(self, timeout: float | None = None) -> ChatCompletion:
-        """Wait for the whole answer, up to `timeout` seconds (then JobError `timeout`)."""
-        return await run_async(wait_for_result(self.id, timeout), self._redis)
+        """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout)."""
+        return await run_async(wait_for_result(self.id, timeout), self._connection)
 
     async def status(self) -> Status:
         """The state of the job now."""
-        return await run_async(read_status(self.id), self._redis)
+        return await run_async(read_status(self.id), self._connection)
 
     async def cancel(self) -> bool:
         """Stop the job; one that is running stops soon after. False if it had already ended."""
-        return await run_async(cancel(self.id), self._redis)
+        return await run_async(cancel(self.id), self._connection)
 
     @property
     def request(self) -> Coroutine[Any, Any, ChatRequest]:
@@ -133,7 +140,7 @@ class AsyncJob:
 
     async def _read_request(self) -> ChatRequest:
         if self._request is None:
-            self._request = await run_async(read_request(self.id), self._redis)
+            self._request = await run_async(read_request(self.id), self._connection)
         return self._request
 
     def __repr__(self) -> str:

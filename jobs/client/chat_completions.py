@@ -17,7 +17,7 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.params import CompletionFields
 from jobs.api.request import ChatRequest, IgnoredFieldWarning
 from jobs.client.follow import follow, follow_async
-from jobs.errors import JobError
+from jobs.errors import JobError, WaitTimeout
 
 if TYPE_CHECKING:
     from jobs.client.aio import AsyncClient, AsyncJob
@@ -59,7 +59,7 @@ class Completions:
         call = _read_call(bool(stream), fields)
         job = self._client.submit(call.request)
         if stream:
-            return ChatStream(job, follow(self._client.redis, job.id, timeout=call.timeout))
+            return ChatStream(job, follow(self._client.connection, job.id, timeout=call.timeout))
         try:
             return job.result(call.timeout)
         except BaseException as error:
@@ -154,7 +154,7 @@ class AsyncCompletions:
         call = _read_call(bool(stream), fields)
         job = await self._client.submit(call.request)
         if stream:
-            chunks = follow_async(self._client.redis, job.id, timeout=call.timeout)
+            chunks = follow_async(self._client.connection, job.id, timeout=call.timeout)
             return AsyncChatStream(job, chunks)
         try:
             return await job.result(call.timeout)
@@ -249,7 +249,7 @@ def _is_not_given(value: Any) -> bool:
 
 def _leaves_job_running(error: BaseException) -> bool:
     """Whether the caller stops waiting: a time limit, Ctrl-C or a cancelled task."""
-    return error.code == "timeout" if isinstance(error, JobError) else True
+    return isinstance(error, WaitTimeout) or not isinstance(error, JobError)
 
 
 def _restarted(job_id: str) -> JobError:

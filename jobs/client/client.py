@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, overload
 
@@ -13,12 +14,14 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
 from jobs.client.cancel import cancel
 from jobs.client.chat_completions import Chat
-from jobs.client.connection import connect, redis_failure
+from jobs.client.connection import connect, connect_async, redis_failure
 from jobs.client.durable import DurableSubmit
 from jobs.client.follow import follow
+from jobs.client.serving import ServingCheck
 from jobs.client.state import Status, read_request, read_status
-from jobs.client.steps import iterate_sync, run_sync
+from jobs.client.steps import Connection, iterate_sync, run_sync
 from jobs.client.submit import RequestInput, enqueue, parse_many
+from jobs.client.sync_connection import SyncConnection
 from jobs.client.wait import wait_for_result
 from jobs.client.wait_many import follow_ends, gather_outcomes, wait_for_rows
 from jobs.errors import JobError, invalid
@@ -29,22 +32,30 @@ class Client:
     """Submits chat-completion jobs and finds them again. May be shared by threads.
 
     `url` is redis://, rediss:// or unix://; by default $CHATJOBS_REDIS_URL, else the local server.
-    Connects on the first call; if Redis can't be reached, that call raises JobError (internal).
+    Connects on the first call; if Redis can't be reached, that call raises JobError (unavailable).
     """
 
     def __init__(self, url: str | None = None) -> None:
-        self.redis = connect(url)
+        self.connection = SyncConnection(connect(url), partial(connect_async, url))
+        self.serving: ServingCheck | None = ServingCheck(self.redis)
         self.chat = Chat(self)  # client.chat.completions.create(...), as in the openai package
+
+    @property
+    def redis(self) -> Redis:
+        """The client of the package redis."""
+        redis: Redis = self.connection.redis
+        return redis
 
     def submit(self, request: RequestInput, *, durable: bool = False) -> Job:
         """Enqueue one request. When this returns, the job is in Redis; with `durable`, it is on the
-        disk of Redis and on its replicas, which takes some seconds.
+        disk of Redis and on its replicas, which takes some seconds. Warns (NobodyServes) if no
+        running worker serves its model.
 
         Raises InvalidRequest, naming the field, for a bad request or a `job.id` that is taken.
         """
         parsed = ChatRequest.parse(request)
         (job_id,) = self._enqueue([parsed], durable)
-        return Job(self.redis, job_id, parsed)
+        return Job(self.connection, job_id, parsed)
 
     def submit_many(self, requests: Iterable[RequestInput], *, durable: bool = False) -> list[Job]:
         """Enqueue many requests in few round trips; all are checked before any is enqueued.
@@ -52,21 +63,21 @@ class Client:
         parsed = parse_many(requests)
         job_ids = self._enqueue(parsed, durable)
         return [
-            Job(self.redis, job_id, request)
+            Job(self.connection, job_id, request)
             for job_id, request in zip(job_ids, parsed, strict=True)
         ]
 
     def job(self, job_id: str) -> Job:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
-        return Job(self.redis, job_id)
+        return Job(self.connection, job_id)
 
     def as_completed(self, jobs: Iterable[Job], timeout: float | None = None) -> Iterator[Job]:
         """The jobs as they end, each once, also those that fail: `job.result()` has the outcome.
 
-        Raises JobError `timeout` when some have not ended `timeout` seconds after the first step.
+        Raises WaitTimeout when some have not ended `timeout` seconds after the first step.
         """
         by_id = {job.id: job for job in jobs}
-        for job_id in iterate_sync(follow_ends(by_id, timeout), self.redis):
+        for job_id in iterate_sync(follow_ends(by_id, timeout), self.connection):
             yield by_id[job_id]
 
     @overload
@@ -83,23 +94,23 @@ class Client:
         """The completions of all jobs, in the order of the arguments.
 
         The first job that fails raises its JobError, and the others go on; with
-        `return_exceptions` its error takes the place of its completion. Raises JobError `timeout`
+        `return_exceptions` its error takes the place of its completion. Raises WaitTimeout
         when some have not ended after `timeout` seconds.
         """
         ids = [job.id for job in jobs]
-        return run_sync(gather_outcomes(ids, timeout, return_exceptions), self.redis)
+        return run_sync(gather_outcomes(ids, timeout, return_exceptions), self.connection)
 
     def wait_for_rows(self, jobs: Iterable[Job], timeout: float | None = None) -> None:
         """Wait until all jobs have ended and their rows are in Parquet, which are written at once.
 
-        Failed and cancelled jobs have a row too. Raises JobError `timeout`, which says whether jobs
+        Failed and cancelled jobs have a row too. Raises WaitTimeout, which says whether jobs
         have not ended or rows are not written yet.
         """
         requests = {job.id: job._request for job in jobs}
-        run_sync(wait_for_rows(requests, timeout), self.redis)
+        run_sync(wait_for_rows(requests, timeout), self.connection)
 
     def close(self) -> None:
-        self.redis.close()
+        self.connection.close()
 
     def __enter__(self) -> Self:
         return self
@@ -118,17 +129,21 @@ class Client:
             job_ids = enqueue(self.redis, requests)
             if waiting is not None:
                 waiting.wait(job_ids)
-            return job_ids
         except RedisError as error:
             raise redis_failure(self.redis, error) from error
+        if self.serving is not None:
+            self.serving.warn(request.model for request in requests)
+        return job_ids
 
 
 class Job:
     """The handle to one submitted job: an id and a connection. All methods raise JobError."""
 
-    def __init__(self, redis: Redis, job_id: str, request: ChatRequest | None = None) -> None:
+    def __init__(
+        self, connection: Connection, job_id: str, request: ChatRequest | None = None
+    ) -> None:
         self.id = check_id(job_id)
-        self._redis = redis
+        self._connection = connection
         self._request = request
 
     def stream(self, after: str | None = None) -> Iterator[ChatChunk]:
@@ -138,25 +153,25 @@ class Job:
         `reset` means that the job has started again: discard all chunks before it. Any number of
         readers may follow a job. A job that doesn't stream gives its whole answer at the end.
         """
-        return follow(self._redis, self.id, after)
+        return follow(self._connection, self.id, after)
 
     def result(self, timeout: float | None = None) -> ChatCompletion:
-        """Wait for the whole answer, up to `timeout` seconds (then JobError `timeout`)."""
-        return run_sync(wait_for_result(self.id, timeout), self._redis)
+        """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout)."""
+        return run_sync(wait_for_result(self.id, timeout), self._connection)
 
     def status(self) -> Status:
         """The state of the job now."""
-        return run_sync(read_status(self.id), self._redis)
+        return run_sync(read_status(self.id), self._connection)
 
     def cancel(self) -> bool:
         """Stop the job; one that is running stops soon after. False if it had already ended."""
-        return run_sync(cancel(self.id), self._redis)
+        return run_sync(cancel(self.id), self._connection)
 
     @property
     def request(self) -> ChatRequest:
         """The request as it was submitted."""
         if self._request is None:
-            self._request = run_sync(read_request(self.id), self._redis)
+            self._request = run_sync(read_request(self.id), self._connection)
         return self._request
 
     def __repr__(self) -> str:

@@ -96,11 +96,11 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     server = server_name(client)
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if _cause(error, ssl.SSLError):
-        return JobError("internal", f"TLS with Redis at {server} failed: {reason}{_TLS_HINT}")
+        return JobError("unavailable", f"TLS with Redis at {server} failed: {reason}{_TLS_HINT}")
     if isinstance(error, redis.AuthenticationError):
-        return JobError("internal", f"Redis at {server} refused the login: {reason}")
+        return JobError("unavailable", f"Redis at {server} refused the login: {reason}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-        return JobError("internal", f"can't reach Redis at {server}: {reason}")
+        return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
     if isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):
         return JobError("internal", NO_CLUSTER.format(server))
     return JobError("internal", f"Redis at {server} refused a command: {reason}")

@@ -15,7 +15,7 @@ from jobs.api.request import ChatRequest
 from jobs.client import rq_format
 from jobs.client.rq_format import ATTEMPT, CHANGING_FIELDS, ERROR, FIXED_FIELDS, parse_time
 from jobs.client.steps import Steps, command, retry
-from jobs.errors import ErrorCode, JobError, invalid
+from jobs.errors import ErrorCode, JobError
 
 
 class Status(StrEnum):
@@ -115,8 +115,10 @@ def read_outcome(state: JobState, deadline: float | None = None) -> Steps[ChatCo
 
 def unknown(job_id: str) -> JobError:
     """The error of a job that Redis does not know."""
-    return invalid(
-        f"no job {job_id!r} in Redis: it was never submitted, or its result has expired", "id"
+    return JobError(
+        "not_found",
+        f"no job {job_id!r} in Redis: it was never submitted, or its result has expired",
+        "id",
     )
 
 

@@ -3,25 +3,27 @@
 An exchange is a generator ("steps"). It yields a `Call`, a function of the connection, and is sent
 the reply, or has the Redis error thrown in. With `Emit(value)` it hands a value to the caller at
 once. `run_sync` and `run_async` return what steps return; `iterate_sync` and `iterate_async`
-iterate over what they emit. Only these four know whether waiting blocks or awaits.
+iterate over what they emit. Only these four, and the `Connection` that they are given, know
+whether waiting blocks or awaits.
 """
 
 from __future__ import annotations
 
-import asyncio
+import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import redis
-import redis.asyncio
 
 from jobs.client.connection import redis_failure
+from jobs.client.live import Mailbox
 
 T = TypeVar("T")
 
 RECONNECT_SECONDS = 30.0  # how long `retry` tries while Redis can't be reached
 PAUSE_SECONDS = 0.2  # between two tries
+READS_PER_SECOND = 1000  # of the states of jobs of which no message comes, in one client
 
 
 class Emit(NamedTuple, Generic[T]):
@@ -30,34 +32,27 @@ class Emit(NamedTuple, Generic[T]):
     value: T
 
 
-class Connection:
-    """Context of one exchange: a Redis client and its own pub/sub subscription.
+Command: TypeAlias = Sequence[Any]  # name of a method of a Redis client, and its arguments
 
-    With an asyncio client, whatever waits returns an awaitable.
-    """
 
-    def __init__(self, client: redis.Redis | redis.asyncio.Redis) -> None:
-        self.redis: Any = client
-        self._pubsub: Any = None
+class Connection(Protocol):
+    """What the exchanges of a client share. With asyncio, whatever waits returns an awaitable."""
 
-    @property
-    def pubsub(self) -> Any:
-        """The subscription, opened on first use."""
-        if self._pubsub is None:
-            self._pubsub = self.redis.pubsub()
-        return self._pubsub
+    redis: Any
 
-    def sleep(self, seconds: float) -> Any:
-        if isinstance(self.redis, redis.asyncio.Redis):
-            return asyncio.sleep(seconds)
-        return time.sleep(seconds)
+    def run(self, name: str, *args: Any, **options: Any) -> Any:
+        """The reply to one command."""
 
-    def close_pubsub(self) -> Any:
-        """Close the subscription, if there is one."""
-        pubsub, self._pubsub = self._pubsub, None
-        if isinstance(self.redis, redis.asyncio.Redis):
-            return pubsub.aclose() if pubsub else asyncio.sleep(0)
-        return pubsub.close() if pubsub else None
+    def run_many(self, commands: Sequence[Command]) -> Any:
+        """The replies to some commands."""
+
+    def listen(self, channels: Sequence[str], ends_only: bool) -> Mailbox:
+        """A mailbox of these channels. Returns at once; `close` it."""
+
+    def silence(self, seconds: float) -> float:
+        """How long to wait for a message before Redis is read again."""
+
+    def sleep(self, seconds: float) -> Any: ...
 
 
 Call = Callable[[Connection], Any]
@@ -67,7 +62,18 @@ Emitting = Generator[Call | Emit[T], Any, None]  # emits values of type T
 
 def command(name: str, *args: Any, **options: Any) -> Call:
     """The call of one Redis command."""
-    return lambda connection: getattr(connection.redis, name)(*args, **options)
+    return lambda connection: connection.run(name, *args, **options)
+
+
+def listen(channels: Sequence[str], *, ends_only: bool) -> Call:
+    """The call that opens a mailbox, see `jobs.client.live`."""
+    return lambda connection: connection.listen(channels, ends_only)
+
+
+def next_events(mailbox: Any, limit: float, silence: float) -> Call:
+    """The call for the next events of a mailbox: an empty list after `limit` seconds, or about
+    `silence` seconds, without one."""
+    return lambda connection: mailbox.get(min(limit, connection.silence(silence)))
 
 
 def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
@@ -89,15 +95,14 @@ def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
         yield lambda connection: connection.sleep(PAUSE_SECONDS)
 
 
-def run_sync(steps: Steps[T], client: redis.Redis) -> T:
+def run_sync(steps: Steps[T], connection: Connection) -> T:
     """What the steps return. A Redis error ends them as a JobError."""
-    (value,) = iterate_sync(_emit_returned(steps), client)
+    (value,) = iterate_sync(_emit_returned(steps), connection)
     return value
 
 
-def iterate_sync(steps: Emitting[T], client: redis.Redis) -> Iterator[T]:
+def iterate_sync(steps: Emitting[T], connection: Connection) -> Iterator[T]:
     """What the steps emit. A Redis error ends them as a JobError."""
-    connection = Connection(client)
     reply: Any = None
     failure: redis.RedisError | None = None
     try:
@@ -115,21 +120,19 @@ def iterate_sync(steps: Emitting[T], client: redis.Redis) -> Iterator[T]:
             except redis.RedisError as error:
                 failure = error
     except redis.RedisError as error:
-        raise redis_failure(client, error) from error
+        raise redis_failure(connection.redis, error) from error
     finally:
         steps.close()
-        connection.close_pubsub()
 
 
-async def run_async(steps: Steps[T], client: redis.asyncio.Redis) -> T:
+async def run_async(steps: Steps[T], connection: Connection) -> T:
     """`run_sync` for asyncio."""
-    (value,) = [value async for value in iterate_async(_emit_returned(steps), client)]
+    (value,) = [value async for value in iterate_async(_emit_returned(steps), connection)]
     return value
 
 
-async def iterate_async(steps: Emitting[T], client: redis.asyncio.Redis) -> AsyncIterator[T]:
+async def iterate_async(steps: Emitting[T], connection: Connection) -> AsyncIterator[T]:
     """`iterate_sync` for asyncio."""
-    connection = Connection(client)
     reply: Any = None
     failure: redis.RedisError | None = None
     try:
@@ -143,14 +146,15 @@ async def iterate_async(steps: Emitting[T], client: redis.asyncio.Redis) -> Asyn
                 yield item.value
                 continue
             try:
-                reply = await item(connection)
+                reply = item(connection)
+                if inspect.isawaitable(reply):
+                    reply = await reply
             except redis.RedisError as error:
                 failure = error
     except redis.RedisError as error:
-        raise redis_failure(client, error) from error
+        raise redis_failure(connection.redis, error) from error
     finally:
         steps.close()
-        await connection.close_pubsub()
 
 
 def _emit_returned(steps: Steps[T]) -> Emitting[T]:

@@ -1,43 +1,104 @@
-"""Waiting for the result of a job."""
+"""Waiting for the ends of jobs, and for the result of one."""
 
 from __future__ import annotations
 
+import math
 import time
+from collections import deque
+from collections.abc import Iterable
+from typing import Any
 
+from jobs import keys
 from jobs.api.answer import ChatCompletion
-from jobs.client.rq_format import results_key
-from jobs.client.state import Status, read_outcome, read_state, unknown
-from jobs.client.steps import Steps, command, retry
-from jobs.errors import JobError
+from jobs.client.rq_format import CHANGING_FIELDS, job_key
+from jobs.client.state import JobState, Status, parse_state, read_outcome, unknown
+from jobs.client.steps import Steps, listen, next_events, retry
+from jobs.errors import JobError, WaitTimeout
 
-BLOCK_SECONDS = 2.0  # how long one XREAD waits before the job's state is read again
+SILENCE_SECONDS = 2.0  # without a message; then states are read, since RQ's tools publish nothing
+BATCH = 500  # jobs whose states are read at once
+
+
+class Ends:
+    """Jobs that are waited for. Each end is published; the state in Redis decides. `close` it."""
+
+    def __init__(self, job_ids: Iterable[str], timeout: float | None) -> None:
+        self.deadline = None if timeout is None else time.monotonic() + timeout
+        self._timeout = timeout
+        self._due: deque[str] = deque(dict.fromkeys(job_ids))  # their states must be read
+        self._total = len(self._due)
+        self._waiting = dict.fromkeys(self._due)
+        self._jobs = {keys.live(job_id): job_id for job_id in self._due}
+        self._mailbox: Any = None
+        self._last = Status.UNKNOWN  # status of a job that had not ended
+
+    def next(self) -> Steps[list[JobState]]:
+        """The jobs that have ended since the last call, at least one; empty if all have.
+
+        A job that Redis does not know counts as ended. Raises WaitTimeout.
+        """
+        while self._waiting:
+            while self._due:
+                ids = [self._due.popleft() for _ in range(min(BATCH, len(self._due)))]
+                ended = yield from self._read([one for one in ids if one in self._waiting])
+                if ended:
+                    return ended
+            left = math.inf if self.deadline is None else self.deadline - time.monotonic()
+            if left <= 0:
+                raise self._timed_out()
+            if self._mailbox is None:
+                names = [keys.live(job_id) for job_id in self._waiting]
+                self._mailbox = yield listen(names, ends_only=True)
+            events = yield next_events(self._mailbox, left, SILENCE_SECONDS)
+            known = {self._jobs.get(event.channel): None for event in events}
+            self._due.extend(self._waiting if not events or None in known else filter(None, known))
+        return []
+
+    def close(self) -> None:
+        if self._mailbox is not None:
+            self._mailbox.close()
+            self._mailbox = None
+
+    def _read(self, ids: list[str]) -> Steps[list[JobState]]:
+        """Those of the jobs that have ended."""
+        commands = [("hmget", job_key(job_id), CHANGING_FIELDS) for job_id in ids]
+        replies = yield from retry(lambda connection: connection.run_many(commands), self.deadline)
+        ended = []
+        for job_id, values in zip(ids, replies, strict=True):
+            state = parse_state(job_id, CHANGING_FIELDS, values)
+            if state.status.over or state.status is Status.UNKNOWN:
+                del self._waiting[job_id]
+                ended.append(state)
+            else:
+                self._last = state.status
+        return ended
+
+    def _timed_out(self) -> JobError:
+        job_id = next(iter(self._waiting))
+        if self._total == 1:
+            text = (
+                f"job {job_id} has not ended after {self._timeout:g} s (status: "
+                f"{self._last.value}); it is not cancelled, and its result can be requested again"
+            )
+        else:
+            text = (
+                f"{len(self._waiting)} of {self._total} jobs have not ended after "
+                f"{self._timeout:g} s (such as {job_id}; status: {self._last.value}); they are not "
+                "cancelled, and can be waited for again"
+            )
+        return WaitTimeout(text)
 
 
 def wait_for_result(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:
     """The completion of the job, once it has ended.
 
-    Raises JobError: the job's own, or `timeout` after `timeout` seconds.
+    Raises JobError: the job's own, or WaitTimeout after `timeout` seconds.
     """
-    deadline = None if timeout is None else time.monotonic() + timeout
-    results = results_key(job_id)
-    while True:
-        # The newest result is read before the state: XREAD then returns for any later result.
-        newest = yield from retry(command("xrevrange", results, count=1), deadline)
-        state = yield from read_state(job_id, deadline=deadline)
-        if state.status is Status.UNKNOWN:
-            raise unknown(job_id)
-        if state.status.over:
-            return (yield from read_outcome(state, deadline))
-        seconds = BLOCK_SECONDS
-        if deadline is not None:
-            seconds = min(seconds, deadline - time.monotonic())
-            if seconds <= 0:
-                raise JobError(
-                    "timeout",
-                    f"job {job_id} has not ended after {timeout:g} s (status: "
-                    f"{state.status.value}); it is not cancelled, and its result can be requested "
-                    "again",
-                )
-        since = newest[0][0] if newest else "0-0"
-        wait = command("xread", {results: since}, block=max(1, int(seconds * 1000)))
-        yield from retry(wait, deadline)
+    ends = Ends([job_id], timeout)
+    try:
+        (state,) = yield from ends.next()
+    finally:
+        ends.close()
+    if state.status is Status.UNKNOWN:
+        raise unknown(job_id)
+    return (yield from read_outcome(state, ends.deadline))

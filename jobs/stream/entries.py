@@ -79,6 +79,11 @@ def parse_position(text: str) -> Position:
     return int(match[1]), int(match[2])
 
 
+def is_end_message(message: bytes) -> bool:
+    """Whether a published message is an end entry, without decoding it."""
+    return f'-{END_SEQ}"'.encode() in message[:48]
+
+
 def end_id(attempt: int) -> str:
     """Id of the end entry of an attempt."""
     return f"{attempt}-{END_SEQ}"

@@ -1,35 +1,38 @@
-"""Clients of an in-memory Redis that run the fake worker while they wait.
+"""Connections to an in-memory Redis that run the fake worker while they wait.
 
-A command that would block first lets the worker advance, step by step, until there is a reply. So
-no thread and no sleep is needed, and every run of a test takes the same steps.
+A call that would block first lets the worker advance, step by step, until there is a reply. So no
+thread and no sleep is needed, and every run of a test takes the same steps.
 """
 
 from __future__ import annotations
 
-import math
+import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import fakeredis
-import redis.asyncio
-import redis.client
 
 from jobs import keys
 from jobs.client.aio import AsyncClient
+from jobs.client.async_connection import AsyncConnection
 from jobs.client.client import Client
 from jobs.client.connection import DEFAULT_URL
+from jobs.client.live import Event
 from jobs.client.rq_format import CHANGING_FIELDS
+from jobs.client.steps import Command
+from jobs.client.sync_connection import SyncConnection
 from jobs.testing.stepper import Stepper
 
 OUTBOX = keys.outbox("")  # a client reads the newest entry to wait until it is in Parquet
-POLL_SECONDS = 0.05  # how long a command waits before it looks again for jobs of other threads
+POLL_SECONDS = 0.05  # how long a call waits before it looks again for jobs of other threads
 
 
 def connected_client(server: fakeredis.FakeServer, stepper: Stepper) -> Client:
     """A `Client` of the in-memory server."""
     client = Client(DEFAULT_URL)  # sends nothing until its connection is replaced
-    client.redis = _Redis(stepper, server=server)
+    client.connection = _Connection(server, stepper)
+    client.serving = None  # the fake worker answers jobs of all models
     return client
 
 
@@ -42,114 +45,105 @@ class _AsyncClient(AsyncClient):
     def __init__(self, server: fakeredis.FakeServer, stepper: Stepper) -> None:
         super().__init__(DEFAULT_URL)
         self._producer = connected_client(server, stepper)
-        self.redis = _AsyncRedis(stepper, server=server)
+        self.connection = _AsyncConnection(server, stepper)
 
 
 class _Redis(fakeredis.FakeRedis):
-    def __init__(self, stepper: Stepper, **options: Any) -> None:
-        super().__init__(**options)
-        self._stepper = stepper
-
-    def hmget(self, name: Any, keys: Any, *args: Any) -> Any:
-        reply = super().hmget(name, keys, *args)
-        if tuple(keys) == CHANGING_FIELDS:
-            self._stepper.poll(name)
-        return reply
+    """For `submit(durable=True)`: a server that syncs every write."""
 
     def info(self, *sections: Any, **options: Any) -> Any:
-        """For `submit(durable=True)`: a server that syncs every write."""
         return {"aof_enabled": 1}
 
     def config_get(self, *names: Any, **options: Any) -> Any:
         return {"appendfsync": "always"}
 
-    def xrevrange(self, name: Any, *args: Any, **options: Any) -> Any:
-        if name.startswith(OUTBOX):
-            self._stepper.record()
-        return super().xrevrange(name, *args, **options)
 
-    def xread(  # type: ignore[override]  # without the newer parameters
-        self, streams: Any, count: int | None = None, block: int | None = None
-    ) -> Any:
-        read = super().xread
-        if block is None:
-            return read(streams, count)
-        return _wait(
-            lambda wait: read(streams, count, _milliseconds(wait)),
-            block / 1000 or math.inf,
-            self._stepper,
-        )
-
-    def pubsub(self, **options: Any) -> redis.client.PubSub:
-        return _PubSub(self._stepper, self.connection_pool, **options)
-
-
-class _PubSub(redis.client.PubSub):
-    def __init__(self, stepper: Stepper, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+class _Connection(SyncConnection):
+    def __init__(self, server: fakeredis.FakeServer, stepper: Stepper) -> None:
+        super().__init__(_Redis(server=server), lambda: fakeredis.FakeAsyncRedis(server=server))
         self._stepper = stepper
 
-    def get_message(
-        self, ignore_subscribe_messages: bool = False, timeout: float | None = 0.0
-    ) -> Any:
-        read = super().get_message
-        return _wait(
-            lambda wait: read(ignore_subscribe_messages, wait),
-            math.inf if timeout is None else timeout,
-            self._stepper,
-        )
-
-
-class _AsyncRedis(fakeredis.FakeAsyncRedis):
-    def __init__(self, stepper: Stepper, **options: Any) -> None:
-        super().__init__(**options)
-        self._stepper = stepper
-
-    async def hmget(self, name: Any, keys: Any, *args: Any) -> Any:
-        reply = await super().hmget(name, keys, *args)
-        if tuple(keys) == CHANGING_FIELDS:
-            self._stepper.poll(name)
+    def run(self, name: str, *args: Any, **options: Any) -> Any:
+        _before(self._stepper, name, args)
+        reply = super().run(name, *args, **options)
+        _after(self._stepper, name, args)
         return reply
 
-    async def xrevrange(self, name: Any, *args: Any, **options: Any) -> Any:
-        if name.startswith(OUTBOX):
-            self._stepper.record()
-        return await super().xrevrange(name, *args, **options)
-
-    async def xread(  # type: ignore[override]
-        self, streams: Any, count: int | None = None, block: int | None = None
-    ) -> Any:
-        read = super().xread
-        if block is None:
-            return await read(streams, count)
-        return await _wait_async(
-            lambda wait: read(streams, count, _milliseconds(wait)),
-            block / 1000 or math.inf,
-            self._stepper,
-        )
-
-    def pubsub(self, **options: Any) -> redis.asyncio.client.PubSub:
-        return _AsyncPubSub(self._stepper, self.connection_pool, **options)
+    def listen(self, channels: Sequence[str], ends_only: bool) -> Any:
+        return _Mailbox(self.redis.pubsub(), channels, self._stepper)
 
 
-class _AsyncPubSub(redis.asyncio.client.PubSub):
-    def __init__(self, stepper: Stepper, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
+class _AsyncConnection(AsyncConnection):
+    def __init__(self, server: fakeredis.FakeServer, stepper: Stepper) -> None:
+        super().__init__(fakeredis.FakeAsyncRedis(server=server))
+        self._server = server
         self._stepper = stepper
 
-    async def get_message(
-        self, ignore_subscribe_messages: bool = False, timeout: float | None = 0.0
-    ) -> Any:
-        read = super().get_message
-        return await _wait_async(
-            lambda wait: read(ignore_subscribe_messages, wait),
-            math.inf if timeout is None else timeout,
-            self._stepper,
-        )
+    def run(self, name: str, *args: Any, **options: Any) -> asyncio.Future[Any]:
+        return asyncio.ensure_future(self._run(name, args, options))
+
+    async def run_many(self, commands: Sequence[Command]) -> list[Any]:
+        pipeline = self.redis.pipeline(transaction=False)
+        for name, *args in commands:
+            getattr(pipeline, name)(*args)
+        replies: list[Any] = await pipeline.execute()
+        return replies
+
+    def listen(self, channels: Sequence[str], ends_only: bool) -> Any:
+        redis: Any = fakeredis.FakeRedis(server=self._server)
+        return _AsyncMailbox(redis.pubsub(), channels, self._stepper)  # it never blocks
+
+    async def _run(self, name: str, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        _before(self._stepper, name, args)
+        reply = await getattr(self.redis, name)(*args, **options)
+        _after(self._stepper, name, args)
+        return reply
 
 
-def _wait(read: Callable[[float], Any], seconds: float, stepper: Stepper) -> Any:
-    """The first reply of `read(seconds to wait)` that is not empty, or the one at the deadline."""
+def _before(stepper: Stepper, name: str, args: tuple[Any, ...]) -> None:
+    if name == "xrevrange" and args[0].startswith(OUTBOX):
+        stepper.record()
+
+
+def _after(stepper: Stepper, name: str, args: tuple[Any, ...]) -> None:
+    if name == "hmget" and tuple(args[1]) == CHANGING_FIELDS:
+        stepper.poll(args[0])
+
+
+class _Mailbox:
+    """A mailbox with a subscription of its own."""
+
+    def __init__(self, pubsub: Any, channels: Sequence[str], stepper: Stepper) -> None:
+        self._pubsub = pubsub
+        self._stepper = stepper
+        pubsub.subscribe(*channels)
+
+    def get(self, seconds: float) -> list[Event]:
+        return _wait(self._read, seconds, self._stepper)
+
+    def close(self) -> None:
+        self._pubsub.close()
+
+    def _read(self, wait: float) -> list[Event]:
+        message = self._pubsub.get_message(timeout=wait)
+        if message is None:
+            return []
+        data = message["data"] if message["type"] == "message" else None
+        return [Event(message["channel"].decode(), data)]
+
+
+class _AsyncMailbox(_Mailbox):
+    async def get(self, seconds: float) -> list[Event]:  # type: ignore[override]
+        async def read(wait: float) -> list[Event]:
+            if not (found := self._read(0.0)):
+                await asyncio.sleep(wait)
+            return found
+
+        return await _wait_async(read, seconds, self._stepper)
+
+
+def _wait(read: Callable[[float], list[Event]], seconds: float, stepper: Stepper) -> list[Event]:
+    """The first result of `read(seconds to wait)` that is not empty, or the one at the deadline."""
     deadline = time.monotonic() + seconds
     while not (found := read(0.0)):
         pause = stepper.advance()
@@ -163,8 +157,8 @@ def _wait(read: Callable[[float], Any], seconds: float, stepper: Stepper) -> Any
 
 
 async def _wait_async(
-    read: Callable[[float], Awaitable[Any]], seconds: float, stepper: Stepper
-) -> Any:
+    read: Callable[[float], Awaitable[list[Event]]], seconds: float, stepper: Stepper
+) -> list[Event]:
     """`_wait` for asyncio."""
     deadline = time.monotonic() + seconds
     while not (found := await read(0.0)):
@@ -176,8 +170,3 @@ async def _wait_async(
             if found := await read(min(pause, left, POLL_SECONDS)):
                 return found
     return found
-
-
-def _milliseconds(wait: float) -> int | None:
-    """The argument of XREAD: BLOCK 0 would wait for ever, None does not wait."""
-    return max(1, round(wait * 1000)) if wait else None

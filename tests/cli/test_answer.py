@@ -7,7 +7,9 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import ChatChunk
-from jobs.cli.answer import print_stream
+from jobs.cli.answer import print_job, print_stream
+from jobs.cli.waiting import WaitNotice
+from jobs.testing import Answer, FakeWorker
 
 
 def chunk(
@@ -69,3 +71,29 @@ def test_a_restart_with_another_text_prints_it_on_a_new_line(
 def test_only_the_first_choice_is_streamed(capsys: pytest.CaptureFixture[str]) -> None:
     print_stream([chunk("a"), chunk("z", index=1), chunk("b")])
     assert capsys.readouterr().out == "ab\n"
+
+
+CALLS = [
+    {"id": "1", "function": {"name": "add", "arguments": '{"a": 17, "b": 25}'}},
+    {"id": "2", "function": {"name": "now", "arguments": "{}"}},
+]
+TOOLS = [{"type": "function", "function": {"name": name}} for name in ("add", "now")]
+
+
+def test_tool_calls_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    """An answer of calls alone, and one with text before its calls; two choices each."""
+    answers = [[Answer("", tool_calls=CALLS)] * 2, [Answer("I add.", tool_calls=CALLS)] * 2]
+    calls = 'add({"a": 17, "b": 25})\nnow({})\n'
+    with FakeWorker(answers) as worker, worker.client() as client:
+        for text in ("", "I add.\n"):
+            job = client.submit(
+                {
+                    "model": "demo",
+                    "messages": [{"role": "user", "content": "hi"}],
+                    "tools": TOOLS,
+                    "n": 2,
+                }
+            )
+            notice = WaitNotice(client.connection, quiet=True)
+            print_job(job, notice, as_json=False, quiet=False)
+            assert capsys.readouterr().out == f"{text}{calls}\n{text}{calls}"

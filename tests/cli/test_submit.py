@@ -139,7 +139,15 @@ def test_many_rows_are_submitted_in_their_order(run: Run, redis_url: str) -> Non
     found = requests_of(result, redis_url)
     assert [request.messages[0].text for request in found] == [str(i) for i in range(count)]
     assert [request.job.row for request in found] == list(range(count))
-    assert result.stderr == f"{count} jobs enqueued\n"
+    warning, enqueued = result.stderr.splitlines()
+    assert warning == (
+        "warning: no worker serves 'm': its jobs wait until one does (chatjobs work --model m); "
+        "models served now: none"
+    )
+    assert enqueued == f"{count} jobs enqueued"
+    assert run("submit", "-", "-m", "m", "-q", "--redis", redis_url, input=lines).stderr == ""
+    status = run("status", "--redis", redis_url)
+    assert status.stderr == "no worker serves 'm': its jobs wait (chatjobs work --model m)\n"
 
 
 def test_a_large_file_takes_little_memory(redis_url: str, tmp_path: Path) -> None:

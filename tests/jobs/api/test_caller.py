@@ -24,9 +24,14 @@ def this_line() -> int:
     return sys._getframe(1).f_lineno
 
 
+def ignored_fields(caught: Any) -> list[Any]:
+    """Without the warnings about the model, which nobody serves."""
+    return [one for one in caught if one.category is IgnoredFieldWarning]
+
+
 def expect(caught: Any, *lines: int) -> None:
     assert {one.filename for one in caught} == {__file__}
-    assert [one.lineno for one in caught] == list(lines)
+    assert [one.lineno for one in ignored_fields(caught)] == list(lines)
 
 
 def test_requests_made_in_python() -> None:
@@ -81,7 +86,7 @@ def test_a_thread_that_runs_nothing_but_our_code(redis_url: str) -> None:
         thread = threading.Thread(target=client.submit, args=[FIELDS])
         thread.start()
         thread.join()
-    assert len(caught) == 1
+    assert len(ignored_fields(caught)) == 1
 
 
 def made() -> Iterator[ChatRequest]:

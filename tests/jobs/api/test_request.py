@@ -29,7 +29,11 @@ for _ in range(300):
 @pytest.mark.parametrize(
     ("change", "param", "words"),
     [
-        ({"temprature": 1}, "temprature", "unknown field 'temprature'; known fields: "),
+        (
+            {"temprature": 1},
+            "temprature",
+            "unknown field 'temprature'; did you mean 'temperature'?",
+        ),
         ({"temperature": -1}, "temperature", "greater than or equal to 0, got -1"),
         ({"temperature": "0.5"}, "temperature", "expected a number, got '0.5'"),
         ({"temperature": True}, "temperature", "expected a number, got a boolean"),
@@ -168,3 +172,32 @@ def test_messages_may_come_from_a_generator_or_a_tuple() -> None:
 
 def test_a_request_may_be_any_mapping() -> None:
     assert ChatRequest.parse(MappingProxyType(GOOD)).to_dict() == ChatRequest.parse(GOOD).to_dict()
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"max_token": 3}, "unknown field 'max_token'; did you mean 'max_tokens'?"),
+        ({"temprature": 0}, "unknown field 'temprature'; did you mean 'temperature'?"),
+        ({"run": "r"}, "unknown field 'run'; did you mean 'job.run'?"),
+        ({"job": {"custom-id": 1}}, "field 'job.custom-id'; did you mean 'job.custom_id'?"),
+        ({"job": {"customid": "x"}}, "unknown field 'job.customid'; did you mean 'job.custom_id'?"),
+        (
+            {"stream_options": {"usage": True}},
+            "'stream_options.usage'; known fields: include_usage",
+        ),
+        ({"job": {"zzz": 1}}, "unknown field 'job.zzz'; known fields: custom_id, id, priority"),
+        ({"zzzzz": 1}, "unknown field 'zzzzz'; known fields: "),
+        (
+            {"messages": [{"role": "user", "contents": "x"}]},
+            "unknown field 'messages[0].contents'; did you mean 'messages[0].content'?",
+        ),
+    ],
+)
+def test_an_unknown_field_is_named_with_what_may_be_meant(
+    fields: dict[str, Any], message: str
+) -> None:
+    request = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **fields}
+    with pytest.raises(InvalidRequest) as caught:
+        ChatRequest.parse(request)
+    assert message in caught.value.message

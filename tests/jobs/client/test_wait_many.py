@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 
 from jobs import AsyncClient, Client, Job, JobError, keys
-from jobs.client import wait_many
-from jobs.client.steps import Connection
+from jobs.client import wait
+from jobs.client.rq_format import job_key
+from jobs.client.sync_connection import SyncConnection
 from tests.jobs.conftest import StepwiseWorker
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -24,7 +25,7 @@ def submit(client: Client, count: int, run: str | None = None) -> list[Job]:
 
 
 @contextmanager
-def in_background(work: Callable[[], None]) -> Iterator[None]:
+def in_background(work: Callable[[], Any]) -> Iterator[None]:
     thread = threading.Thread(target=work)
     thread.start()
     yield
@@ -107,25 +108,24 @@ def test_what_has_ended_is_found_without_waiting(client: Client, worker: Stepwis
     assert {job.id for job in client.as_completed(jobs, timeout=0)} == {job.id for job in jobs}
 
 
-def test_jobs_outside_the_window_are_found(
+def test_an_end_that_is_not_published_is_found(
     client: Client, worker: StepwiseWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first jobs never end, and there are more of them than one XREAD waits for."""
-    monkeypatch.setattr(wait_many, "WINDOW", 2)
-    monkeypatch.setattr(wait_many, "BATCH", 3)
-    monkeypatch.setattr(wait_many, "BLOCK_SECONDS", 0.05)
+    """RQ's tools end jobs without a message. There are more jobs than one pipeline reads."""
+    monkeypatch.setattr(wait, "BATCH", 3)
+    monkeypatch.setattr(wait, "SILENCE_SECONDS", 0.05)
     jobs = submit(client, 9)
     found = client.as_completed(jobs, timeout=30)
     end(worker, jobs[0], "first")
     assert next(found) is jobs[0]
-    with in_background(lambda: end(worker, jobs[8], "last")):
+    with in_background(lambda: client.redis.hset(job_key(jobs[8].id), "status", "failed")):
         assert next(found) is jobs[8]
     for job in jobs[1:8]:
         end(worker, job, "x")
     assert {job.id for job in found} == {job.id for job in jobs[1:8]}
 
 
-def test_many_jobs_are_waited_for_over_one_connection(
+def test_many_jobs_are_waited_for_over_two_connections(
     client: Client, worker: StepwiseWorker
 ) -> None:
     jobs = submit(client, 600)
@@ -138,11 +138,12 @@ def test_many_jobs_are_waited_for_over_one_connection(
     with in_background(work):
         found = client.gather(*jobs, timeout=120)
     assert [one.text for one in found] == [str(number) for number in range(600)]
-    assert client.redis.info("stats")["total_connections_received"] <= before + 1  # the worker's
+    # Those of the worker and of the messages.
+    assert client.redis.info("stats")["total_connections_received"] <= before + 2
 
 
 def test_asyncio(client: Client, worker: StepwiseWorker, redis_url: str) -> None:
-    async def wait() -> None:
+    async def run() -> None:
         async with AsyncClient(redis_url) as aclient:
             jobs = await aclient.submit_many([REQUEST, REQUEST])
             end(worker, client.job(jobs[1].id), "b")
@@ -161,7 +162,7 @@ def test_asyncio(client: Client, worker: StepwiseWorker, redis_url: str) -> None
             with pytest.raises(JobError, match="1 rows of run 'default'"):
                 await aclient.wait_for_rows(jobs, timeout=0.2)
 
-    asyncio.run(wait())
+    asyncio.run(run())
 
 
 # Rows. The fake worker writes none: the tests fill the outbox.
@@ -185,12 +186,12 @@ def test_rows_are_waited_for_until_they_have_left_the_outbox(
         caught.value
     )
 
-    def write(connection: Connection, seconds: float) -> None:
+    def write(connection: SyncConnection, seconds: float) -> None:
         """In the first pause: a later job's row comes, and this job's is written."""
         record(client, "sums")
         client.redis.xdel(keys.outbox("sums"), entry)
 
-    monkeypatch.setattr(Connection, "sleep", write)
+    monkeypatch.setattr(SyncConnection, "sleep", write)
     client.wait_for_rows([job], timeout=30)
     assert client.redis.xlen(keys.outbox("sums")) == 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 import pytest
@@ -216,6 +217,25 @@ def test_a_job_requeued_after_its_failure_is_followed_to_its_second_end(client, 
     assert live.error is None
 
 
+def test_a_job_that_ends_while_its_log_is_read_is_not_waited_for(client, worker, monkeypatch):
+    """The state is read before the log, and the end comes in between."""
+    monkeypatch.setattr(follow, "SILENCE_SECONDS", math.inf)
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "a")
+
+    read_log = client.redis.xrange
+
+    def finish_first(*args, **options):
+        if job.status() == "started":
+            worker.finish(job.id, "a")
+        return read_log(*args, **options)
+
+    monkeypatch.setattr(client.redis, "xrange", finish_first)
+    monkeypatch.setattr(client.connection, "listen", None)  # nothing to wait for
+    assert text_of(job.stream()) == "a"
+
+
 def test_an_unknown_job_raises_at_once(client):
     with pytest.raises(JobError, match="no job 'nobody' in Redis"):
         next(client.job("nobody").stream())
@@ -233,12 +253,14 @@ def test_a_stream_ends_even_if_every_message_is_lost(client, worker, monkeypatch
     assert text_of(live.end()) == "ab"
 
 
-def test_leaving_a_stream_early_frees_its_connection(client, worker):
+def test_leaving_a_stream_early_ends_its_subscription(client, worker):
     job = client.submit(REQUEST)
     worker.start(job.id)
     worker.write(job.id, 1, 1, "a")
     chunks = job.stream()
-    next(chunks)
+    assert next(chunks).text == "a"  # from the log
+    worker.write(job.id, 1, 2, "b")
+    assert next(chunks).text == "b"
     assert subscribed(worker, job.id)
     chunks.close()
     deadline = time.monotonic() + 5

@@ -294,5 +294,5 @@ def test_rows_leave_the_outbox_when_a_client_looks_for_them(worker: FakeWorker) 
     client = worker.client()
     client.submit(REQUEST).result(timeout=5)
     assert client.submit(REQUEST).cancel()
-    assert client.redis.xrevrange(keys.outbox("default"), count=1) == []
+    assert client.connection.run("xrevrange", keys.outbox("default"), count=1) == []
     assert [row["status"] for row in worker.rows()] == ["ok", "cancelled"]

@@ -1,0 +1,201 @@
+"""The jobs in Redis by state, run, error and age, for operators: find, requeue and delete them.
+
+Jobs are found in RQ's queues and registries, in pages; keys are never scanned.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from redis import Redis
+
+from jobs import keys, lua
+from jobs.client.rq_format import (
+    CHANGING_FIELDS,
+    FIXED_FIELDS,
+    QUEUES_KEY,
+    executions_key,
+    format_time,
+    job_key,
+    parse_time,
+    queue_key,
+    queue_names,
+    registry_key,
+    results_key,
+    wip_key,
+)
+from jobs.client.state import JobState, Status, parse_state, read_state, unknown
+from jobs.client.steps import Steps, command, retry
+from jobs.results.outbox import run_of
+
+PAGE = 100  # jobs whose hashes are read at once
+FIELDS = (*CHANGING_FIELDS, *FIXED_FIELDS, "ended_at")
+
+REQUEUE = lua.load("jobs.client", "rq_requeue")
+PURGE = lua.load("jobs.client", "rq_purge")
+
+
+# The names of the `unpack` lines of the scripts, in the same order.
+
+
+class RequeueKeys(NamedTuple):
+    job: str
+    queue: str
+    queues: str
+    failed: str
+    canceled: str
+
+
+class RequeueArgs(NamedTuple):
+    job_id: str
+    enqueued_at: str
+
+
+class PurgeKeys(NamedTuple):
+    job: str
+    results: str
+    log: str
+    executions: str
+    finished: str
+    failed: str
+    canceled: str
+
+
+class PurgeArgs(NamedTuple):
+    job_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class Selection:
+    """Which jobs to find. None: whatever the value."""
+
+    states: tuple[Status, ...]
+    run: str | None = None
+    model: str | None = None
+    code: str | None = None  # of the error
+    older: float = 0.0  # seconds since the job ended, or was enqueued
+
+
+class FoundJob(NamedTuple):
+    """A job, and since when it has its state (seconds since the epoch)."""
+
+    state: JobState
+    since: float
+
+    @property
+    def run(self) -> str:
+        return run_of(self.state.request)
+
+    @property
+    def code(self) -> str | None:
+        return self.state.error.code if self.state.error is not None else None
+
+
+def find_jobs(redis: Redis, wanted: Selection) -> Iterator[FoundJob]:
+    """The jobs of all chatjobs queues that are selected, by queue and state."""
+    now = time.time()
+    prefixes = (keys.chat_queue(""), keys.bulk_queue(""))
+    for queue in queue_names(redis):
+        model = queue.partition(":")[2]
+        if not queue.startswith(prefixes) or wanted.model not in (None, model):
+            continue
+        for status in wanted.states:
+            for page in _pages(redis, queue, status):
+                for found in _read(redis, page):
+                    if found.state.status is status and _matches(found, wanted, now):
+                        yield found
+
+
+def requeue(job_id: str) -> Steps[bool]:
+    """Put a failed or cancelled job back into its queue. False for a job in another state."""
+    state = yield from _existing(job_id)
+    names = RequeueKeys(
+        job=job_key(job_id),
+        queue=queue_key(state.queue),
+        queues=QUEUES_KEY,
+        failed=registry_key(state.queue, "failed"),
+        canceled=registry_key(state.queue, "canceled"),
+    )
+    args = RequeueArgs(job_id=job_id, enqueued_at=format_time())
+    reply = yield from retry(command("eval", REQUEUE, len(names), *names, *args))
+    return bool(reply)
+
+
+def purge(job_id: str) -> Steps[bool]:
+    """Delete a job that has ended. False for one that has not."""
+    state = yield from _existing(job_id)
+    names = PurgeKeys(
+        job=job_key(job_id),
+        results=results_key(job_id),
+        log=keys.log(job_id),
+        executions=executions_key(job_id),
+        finished=registry_key(state.queue, "finished"),
+        failed=registry_key(state.queue, "failed"),
+        canceled=registry_key(state.queue, "canceled"),
+    )
+    reply = yield from retry(command("eval", PURGE, len(names), *names, *PurgeArgs(job_id)))
+    return bool(reply)
+
+
+def read_job(job_id: str) -> Steps[FoundJob]:
+    """One job. Raises JobError (not_found)."""
+    values = yield from retry(command("hmget", job_key(job_id), FIELDS))
+    found = _found(job_id, values)
+    if found.state.status is Status.UNKNOWN:
+        raise unknown(job_id)
+    return found
+
+
+def _existing(job_id: str) -> Steps[JobState]:
+    state = yield from read_state(job_id, full=True)
+    if state.status is Status.UNKNOWN:
+        raise unknown(job_id)
+    return state
+
+
+def _pages(redis: Any, queue: str, status: Status) -> Iterator[list[str]]:
+    """The ids of the jobs of a queue in this state. A job that moves meanwhile may be missed."""
+    start = 0
+    while True:
+        stop = start + PAGE - 1
+        if status is Status.QUEUED:
+            found = redis.lrange(queue_key(queue), start, stop)
+        elif status is Status.STARTED:
+            found = redis.zrange(wip_key(queue), start, stop)
+        elif status is Status.FINISHED:
+            found = redis.zrange(registry_key(queue, "finished"), start, stop)
+        elif status is Status.FAILED:
+            found = redis.zrange(registry_key(queue, "failed"), start, stop)
+        else:
+            found = redis.zrange(registry_key(queue, "canceled"), start, stop)
+        if found:
+            yield [member.decode().partition(":")[0] for member in found]
+        if len(found) < PAGE:
+            return
+        start += PAGE
+
+
+def _read(redis: Redis, job_ids: list[str]) -> list[FoundJob]:
+    pipeline = redis.pipeline(transaction=False)
+    for job_id in job_ids:
+        pipeline.hmget(job_key(job_id), FIELDS)
+    return [
+        _found(job_id, values) for job_id, values in zip(job_ids, pipeline.execute(), strict=True)
+    ]
+
+
+def _found(job_id: str, values: list[bytes | None]) -> FoundJob:
+    state = parse_state(job_id, FIELDS, values)
+    ended_at = parse_time(values[FIELDS.index("ended_at")])
+    return FoundJob(state, ended_at or state.enqueued_at or 0.0)
+
+
+def _matches(found: FoundJob, wanted: Selection, now: float) -> bool:
+    return (
+        wanted.run in (None, found.run)
+        and wanted.code in (None, found.code)
+        and now - found.since >= wanted.older
+    )

@@ -1,0 +1,30 @@
+-- Puts a failed or cancelled job back into its queue, as a new attempt.
+--
+-- KEYS  job: hash of the job
+--       queue: list of the ids that wait
+--       queues: set of all queues
+--       failed, canceled: RQ's registries of the queue
+-- ARGV  job_id: id of the job
+--       enqueued_at: current time in RQ's format
+-- Returns 1 if the job waits again, 0 if it does not exist or has not failed and is not cancelled.
+--
+-- Idempotent: the client library resends a script when the connection breaks before the reply. The
+-- second run finds the job queued at the same time, and changes nothing.
+--
+-- Atomic: the server runs the whole script before any other command. A full Redis refuses the first
+-- HSET, before anything has changed.
+local job, queue, queues, failed, canceled = unpack(KEYS)
+local job_id, enqueued_at = unpack(ARGV)
+
+local status, queued_at = unpack(redis.call('HMGET', job, 'status', 'enqueued_at'))
+if status == 'queued' and queued_at == enqueued_at then return 1 end
+if status ~= 'failed' and status ~= 'canceled' and status ~= 'stopped' then return 0 end
+redis.call('HSET', job, 'status', 'queued', 'enqueued_at', enqueued_at)
+redis.call('HDEL', job, 'started_at', 'ended_at', 'worker_name', 'chatjobs_error',
+  'chatjobs_cancel', 'chatjobs_lost', 'chatjobs_lost_at', 'chatjobs_group', 'chatjobs_retried')
+redis.call('PERSIST', job)
+redis.call('ZREM', failed, job_id)
+redis.call('ZREM', canceled, job_id)
+redis.call('SADD', queues, queue)
+redis.call('RPUSH', queue, job_id)
+return 1

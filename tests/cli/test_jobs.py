@@ -1,0 +1,148 @@
+"""`chatjobs jobs`: jobs by state, run, error and age; requeue, cancel and purge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from jobs import Client, Job, JobError
+from jobs.client import dead_letters
+from tests.cli.conftest import Run
+from tests.jobs.conftest import StepwiseWorker
+
+REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+LOST = JobError("worker_lost", "three workers died")
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url) as client:
+        client.serving = None
+        yield client
+
+
+@pytest.fixture
+def worker(redis_url: str) -> Iterator[StepwiseWorker]:
+    worker = StepwiseWorker(redis_url)
+    yield worker
+    worker.redis.close()
+
+
+def submit(client: Client, name: str, run: str | None = None, model: str = "m") -> Job:
+    return client.submit({**REQUEST, "model": model, "job": {"id": name, "run": run}})
+
+
+def fail(client: Client, worker: StepwiseWorker, name: str, error: JobError = LOST) -> Job:
+    job = submit(client, name, "r")
+    worker.start(job.id)
+    worker.fail(job.id, error)
+    return job
+
+
+@pytest.fixture
+def five(client: Client, worker: StepwiseWorker) -> None:
+    """One job in each state."""
+    submit(client, "waits", model="other")
+    worker.start(submit(client, "runs").id)
+    client.redis.zadd("rq:wip:chat:m", {"runs:execution": 2e9})  # as a real claim does
+    worker.start(submit(client, "done").id)
+    worker.finish("done", "x")
+    fail(client, worker, "fails")
+    submit(client, "stopped").cancel()
+
+
+def listed(run: Run, url: str, *words: str) -> list[str]:
+    lines = run("jobs", "list", "--json", *words, "--redis", url).stdout.splitlines()
+    return [json.loads(line)["id"] for line in lines]
+
+
+@pytest.mark.usefixtures("five")
+def test_jobs_are_listed_by_state_run_model_code_and_age(
+    run: Run, redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dead_letters, "PAGE", 1)
+    assert sorted(listed(run, redis_url)) == ["done", "fails", "runs", "stopped", "waits"]
+    assert listed(run, redis_url, "--state", "queued") == ["waits"]
+    assert listed(run, redis_url, "--state", "started") == ["runs"]
+    assert sorted(listed(run, redis_url, "--state", "finished", "--state", "cancelled")) == [
+        "done",
+        "stopped",
+    ]
+    assert listed(run, redis_url, "--run", "r") == ["fails"]
+    assert listed(run, redis_url, "--model", "other") == ["waits"]
+    assert listed(run, redis_url, "--code", "worker_lost") == ["fails"]
+    assert listed(run, redis_url, "--older", "1000") == []
+    assert len(listed(run, redis_url, "--limit", "2")) == 2
+    table = run("jobs", "list", "--state", "failed", "--redis", redis_url).stdout
+    assert "fails" in table and "worker_lost: three workers died" in table
+
+
+@pytest.mark.usefixtures("five")
+def test_a_job_is_shown_with_its_error_and_request(run: Run, redis_url: str) -> None:
+    shown = run("jobs", "show", "fails", "--redis", redis_url).stdout
+    assert "status: failed\n" in shown
+    assert "error: three workers died (worker_lost)\n" in shown
+    found = json.loads(run("jobs", "show", "fails", "--json", "--redis", redis_url).stdout)
+    assert found["request"]["model"] == found["model"] == "m"
+    assert (found["attempt"], found["run"], found["error"]["code"]) == (1, "r", "worker_lost")
+    absent = run("jobs", "show", "nobody", "--json", "--redis", redis_url)
+    assert absent.exit_code == 1
+    assert json.loads(absent.stderr)["error"]["code"] == "not_found"
+
+
+def test_a_failed_job_is_requeued_and_runs_again(
+    run: Run, client: Client, worker: StepwiseWorker, redis_url: str
+) -> None:
+    jobs = [fail(client, worker, name) for name in ("a", "b")]
+    fail(client, worker, "c", JobError("invalid_request", "bad"))
+    result = run("jobs", "requeue", "--code", "worker_lost", "--redis", redis_url)
+    assert (result.exit_code, result.stderr) == (0, "2 jobs requeued\n")
+    assert listed(run, redis_url, "--state", "failed") == ["c"]
+    for job in jobs:
+        assert job.status() == "queued"
+        assert client.redis.ttl(f"rq:job:{job.id}") == -1
+        attempt = worker.start(job.id)
+        assert attempt == 2
+        worker.write(job.id, attempt, 1, "well")
+        worker.finish(job.id, "well", attempt=attempt)
+        assert job.result(timeout=5).text == "well"
+        assert "".join(chunk.text for chunk in job.stream()) == "well"
+    again = run("jobs", "requeue", "a", "--redis", redis_url)
+    assert again.exit_code == 1
+    assert "a: not requeued, it is finished" in again.stderr
+
+
+@pytest.mark.usefixtures("five")
+def test_jobs_are_cancelled_and_purged(run: Run, client: Client, redis_url: str) -> None:
+    assert run("jobs", "cancel", "--model", "other", "--redis", redis_url).exit_code == 0
+    assert client.job("waits").status() == "cancelled"
+    assert "runs: not deleted, it is started" in (
+        run("jobs", "purge", "runs", "--redis", redis_url).stderr
+    )
+    result = run("jobs", "purge", "--all", "--redis", redis_url)
+    assert (result.exit_code, result.stderr) == (0, "3 jobs deleted\n")
+    assert sorted(listed(run, redis_url)) == ["done", "runs"]
+    for name in ("waits", "fails", "stopped"):
+        assert not [key for key in client.redis.keys(f"*{name}*") if b"outbox" not in key]
+
+
+def test_a_requeue_that_is_sent_twice_queues_the_job_once(
+    client: Client, worker: StepwiseWorker
+) -> None:
+    fail(client, worker, "a")
+    names = ("rq:job:a", "rq:queue:chat:m", "rq:queues", "rq:failed:chat:m", "rq:canceled:chat:m")
+    for _ in range(2):
+        reply = client.redis.eval(dead_letters.REQUEUE, 5, *names, "a", "2026-01-01T00:00:00Z")
+        assert reply == 1
+    assert client.redis.lrange("rq:queue:chat:m", 0, -1) == [b"a"]
+
+
+@pytest.mark.parametrize("words", [(), ("a", "--all"), ("a", "--run", "r")])
+def test_the_jobs_to_change_must_be_selected_in_one_way(
+    run: Run, redis_url: str, words: tuple[str, ...]
+) -> None:
+    result = run("jobs", "requeue", *words, "--redis", redis_url)
+    assert result.exit_code == 2
+    assert "select the jobs" in result.stderr

@@ -1,0 +1,236 @@
+"""The connection for messages that all followers and waiters of a client share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import pytest
+
+from jobs import AsyncClient, AsyncJob, ChatCompletion, Client, JobError, keys
+from jobs.client import follow, live, wait
+from jobs.client.rq_format import job_key, result_fields, results_key
+from jobs.testing.attempts import END
+from tests.jobs.conftest import StepwiseWorker, completion_of
+
+REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+RESULTS, FOLLOWERS = 10_000, 5_000
+
+
+def end_all(client: Client, job_ids: Sequence[str]) -> None:
+    """End jobs as a worker does, many in one round trip: result, status and end entry."""
+    for start in range(0, len(job_ids), 500):
+        pipeline = client.redis.pipeline(transaction=False)
+        for number, job_id in enumerate(job_ids[start : start + 500], start):
+            answer = completion_of(job_id, f"answer {number}").to_dict()
+            fields = result_fields(job_id, "finished", answer=answer)
+            entry = dict(zip(fields[::2], fields[1::2], strict=True))
+            pipeline.xadd(results_key(job_id), entry)
+            pipeline.hset(job_key(job_id), mapping={"status": "finished", "chatjobs_attempt": 1})
+            names = (keys.log(job_id), keys.live(job_id))
+            pipeline.eval(END, len(names), *names, f"1-{2**53 - 1}", '{"end":"stop"}')
+        pipeline.execute()
+
+
+def until(condition: Callable[[], Any], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+async def until_async(condition: Callable[[], Any], seconds: float = 500) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        await asyncio.sleep(0.05)
+
+
+def subscriptions(client: Client) -> int:
+    return len(client.redis.pubsub_channels("chatjobs:*"))
+
+
+def connections(client: Client) -> int:
+    count: int = client.redis.info("clients")["connected_clients"]
+    return count
+
+
+def received(client: Client) -> int:
+    count: int = client.redis.info("stats")["total_connections_received"]
+    return count
+
+
+async def wait_for_all(
+    client: Client, url: str, count: int, use: Callable[[AsyncJob], Any]
+) -> list[Any]:
+    """What `use` returns for `count` jobs that end when all of them are waited for."""
+    ids = [job.id for job in client.submit_many([REQUEST] * count)]
+    before, opened = connections(client), received(client)
+    async with AsyncClient(url) as aclient:
+        tasks = asyncio.gather(*[use(aclient.job(job_id)) for job_id in ids])
+        await until_async(lambda: subscriptions(client) == count)
+        ends = asyncio.create_task(asyncio.to_thread(end_all, client, ids))
+        found = await tasks
+        await ends
+        assert (
+            connections(client) <= before + 6
+        )  # the producer's, four for commands, one for messages
+        assert received(client) <= opened + 20  # a slow machine may time out and reconnect
+        await until_async(lambda: subscriptions(client) == 0)
+    return found
+
+
+@pytest.mark.timeout(600)
+def test_10_000_results_are_awaited_over_five_connections(client: Client, redis_url: str) -> None:
+    found: list[ChatCompletion] = asyncio.run(
+        wait_for_all(client, redis_url, RESULTS, lambda job: job.result(timeout=500))
+    )
+    assert [one.text for one in found] == [f"answer {number}" for number in range(RESULTS)]
+
+
+@pytest.mark.timeout(600)
+def test_5_000_streams_are_followed_over_five_connections(client: Client, redis_url: str) -> None:
+    async def text(job: AsyncJob) -> str:
+        return "".join([chunk.text async for chunk in job.stream()])
+
+    found = asyncio.run(wait_for_all(client, redis_url, FOLLOWERS, text))
+    assert found == [f"answer {number}" for number in range(FOLLOWERS)]
+
+
+def test_threads_share_one_subscription_connection(client: Client, worker: StepwiseWorker) -> None:
+    jobs = client.submit_many([REQUEST] * 20)
+    texts: dict[str, str] = {}
+
+    def wait_for(number: int) -> None:
+        job = jobs[number]
+        texts[job.id] = "".join(chunk.text for chunk in job.stream())
+        texts[job.id] += job.result(timeout=60).text
+
+    threads = [threading.Thread(target=wait_for, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    until(lambda: subscriptions(client) == 20)
+    assert len(client.redis.client_list(_type="pubsub")) == 1
+    for number, job in enumerate(jobs):
+        worker.start(job.id)
+        worker.finish(job.id, f"{number}.")
+    for thread in threads:
+        thread.join()
+    assert texts == {job.id: f"{number}.{number}." for number, job in enumerate(jobs)}
+
+
+def test_the_connection_closes_when_nobody_listens(
+    client: Client, worker: StepwiseWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "IDLE_SECONDS", 0.05)
+    for text in ("a", "b"):  # it opens again
+        (job,) = client.submit_many([REQUEST])
+        worker.start(job.id)
+        worker.write(job.id, 1, 1, text)
+        chunks = job.stream()
+        next(chunks)
+        thread = threading.Thread(target=lambda: list(chunks))  # noqa: B023
+        thread.start()
+        until(lambda: subscriptions(client) == 1)
+        worker.finish(job.id, text)
+        thread.join()
+        until(lambda: not client.redis.client_list(_type="pubsub"))
+        until(lambda: not [one for one in threading.enumerate() if one.name == "chatjobs-live"])
+
+
+def test_closing_the_client_ends_its_thread(redis_url: str, worker: StepwiseWorker) -> None:
+    with Client(redis_url) as client, pytest.raises(JobError, match="has not ended"):
+        client.submit(REQUEST).result(timeout=0.01)
+    assert not [one for one in threading.enumerate() if one.name == "chatjobs-live"]
+
+
+def test_a_lost_connection_is_opened_again(
+    client: Client, worker: StepwiseWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No state is read but after a message: the wait ends by the new subscription alone."""
+    monkeypatch.setattr(wait, "SILENCE_SECONDS", 1000.0)
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(job.result(timeout=60).text))
+    thread.start()
+    until(lambda: subscriptions(client) == 1)
+    for _ in range(3):
+        (first,) = client.redis.client_list(_type="pubsub")
+        worker.redis.client_kill_filter(_type="pubsub")
+        until(
+            lambda: any(
+                one["id"] != first["id"]  # noqa: B023
+                for one in client.redis.client_list(_type="pubsub")
+            )
+        )
+        until(lambda: subscriptions(client) == 1)
+    worker.finish(job.id, "whole")
+    thread.join()
+    assert found == ["whole"]
+
+
+def test_an_end_while_the_connection_is_lost_is_found(
+    client: Client, worker: StepwiseWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(wait, "SILENCE_SECONDS", 1000.0)
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    found: list[str] = []
+    thread = threading.Thread(target=lambda: found.append(job.result(timeout=60).text))
+    thread.start()
+    until(lambda: subscriptions(client) == 1)
+    pipeline = worker.redis.pipeline()  # no message reaches the client
+    pipeline.client_kill_filter(_type="pubsub")
+    pipeline.execute()
+    worker.finish(job.id, "whole")
+    thread.join()
+    assert found == ["whole"]
+
+
+def test_a_slow_follower_misses_messages_but_no_text(
+    client: Client, worker: StepwiseWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "INBOX", 3)
+    monkeypatch.setattr(follow, "SILENCE_SECONDS", 1000.0)
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "1 ")
+    chunks = job.stream()
+    text = next(chunks).text
+    worker.write(job.id, 1, 2, "2 ")
+    text += next(chunks).text  # subscribed now
+    for seq in range(3, 30):
+        worker.write(job.id, 1, seq, f"{seq} ")
+    whole = "".join(f"{seq} " for seq in range(1, 30))
+    worker.finish(job.id, whole)
+    assert text + "".join(chunk.text for chunk in chunks) == whole
+
+
+def test_a_forked_process_has_a_connection_of_its_own(
+    client: Client, worker: StepwiseWorker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(live, "IDLE_SECONDS", 1000.0)
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    with suppress(JobError):
+        job.result(timeout=0.05)  # starts the thread
+    until(lambda: subscriptions(client) == 0)
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.write(write, job.result(timeout=60).text.encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    until(lambda: subscriptions(client) == 1)
+    worker.finish(job.id, "forked")
+    with open(read, encoding="utf-8") as pipe:
+        assert pipe.read() == "forked"
+    os.waitpid(child, 0)

@@ -1,0 +1,79 @@
+"""A job for a model that nobody serves says so when it is submitted."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import warnings
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from jobs import AsyncClient, Client, NobodyServes, keys
+from jobs.client import serving
+from jobs.client.serving import read_workers
+
+REQUEST = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
+
+
+def serve(client: Client, *models: str) -> None:
+    """Publish the status of a worker, and the name of a dead one."""
+    client.redis.sadd("rq:workers", "rq:worker:w1", "rq:worker:dead")
+    client.redis.set(keys.worker("w1"), json.dumps({"names": models}))
+
+
+def test_the_warning_names_the_model_and_those_that_are_served(client: Client) -> None:
+    serve(client, "demo", "a/b")
+    with pytest.warns(NobodyServes) as caught:
+        job = client.submit(REQUEST)
+    assert job.status() == "queued"
+    (warning,) = caught
+    assert str(warning.message) == (
+        "no worker serves 'other': its jobs wait until one does (chatjobs work --model other); "
+        "models served now: a/b, demo"
+    )
+    assert warning.filename == __file__
+
+
+def test_a_model_that_is_served_gives_no_warning(client: Client) -> None:
+    serve(client, "other")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        client.submit_many([REQUEST] * 3)
+
+
+def test_the_workers_are_read_once_in_some_seconds(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But each model is named once, and so is each again after some seconds."""
+    reads = []
+
+    def read(redis: Redis) -> list[dict[str, Any]]:
+        reads.append(redis)
+        return read_workers(redis)
+
+    monkeypatch.setattr(serving, "read_workers", read)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for model in ("x", "y", "x", "y"):
+            client.submit_many([{**REQUEST, "model": model}] * 10)
+        assert len(reads) == 1
+        assert ["'x'" in str(one.message) for one in caught] == [True, False]
+        monkeypatch.setattr(serving, "CHECK_SECONDS", 0.0)
+        client.serving = serving.ServingCheck(client.redis)
+        client.submit({**REQUEST, "model": "x"})
+        client.submit({**REQUEST, "model": "x"})
+    assert len(reads) == 3
+    assert len(caught) == 4
+    assert "models served now: none" in str(caught[3].message)
+
+
+def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str) -> None:
+    async def main() -> None:
+        async with AsyncClient(redis_url) as aclient:
+            await aclient.submit(REQUEST)
+
+    with pytest.warns(NobodyServes) as caught:
+        asyncio.run(main())
+    assert caught[0].filename == __file__
