@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import inspect
 import warnings
 from typing import Any
 
@@ -12,7 +10,7 @@ import pytest
 from openai.types.chat import ChatCompletion as OpenAICompletion
 from openai.types.chat import ChatCompletionMessage as OpenAIMessage
 
-from jobs import AsyncClient, ChatRequest, Client
+from jobs import ChatRequest
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice
 from jobs.api.message import FunctionCall, ToolCall
 from jobs.api.request import IgnoredFieldWarning
@@ -239,28 +237,6 @@ def test_what_would_change_the_answer_is_refused(
         taken(message)
     assert caught.value.param == param
     assert words in caught.value.message
-
-
-def test_the_warning_names_the_line_of_the_caller(redis_url: str) -> None:
-    fields: dict[str, Any] = {"model": "m", "messages": [HELLO], "store": True}
-    with pytest.warns(IgnoredFieldWarning) as caught, Client(redis_url) as client:
-        line = inspect.currentframe().f_lineno
-        ChatRequest(**fields)
-        ChatRequest.parse(fields)
-        client.submit(fields)
-        client.submit_many([fields])
-    assert {one.filename for one in caught} == {__file__}
-    assert [one.lineno - line for one in caught] == [1, 2, 3, 4]
-
-
-def test_the_warning_names_the_line_of_an_asynchronous_caller(redis_url: str) -> None:
-    async def submit() -> None:
-        async with AsyncClient(redis_url) as client:
-            await client.submit({"model": "m", "messages": [HELLO], "store": True})
-
-    with pytest.warns(IgnoredFieldWarning) as caught:
-        asyncio.run(submit())
-    assert [one.filename for one in caught] == [__file__]
 
 
 def test_request_id_is_the_id_of_the_job() -> None:
