@@ -7,12 +7,15 @@ space between a call and the beginning or end of the completion is left out.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
 from worker.text.tool_call import WHITESPACE, Block, Call, Functions, Malformed, Syntax, Unfinished
 from worker.text.tool_json import Hermes, LlamaJson
 from worker.text.tool_python import Pythonic
 from worker.text.tool_xml import QwenXml
+
+logger = logging.getLogger(__name__)
 
 # By the names that vLLM gives its parsers.
 SYNTAXES: dict[str, Callable[[Functions], Syntax]] = {
@@ -30,13 +33,43 @@ GROWTH = 1.1
 PIECE = 1024  # characters that are added at once
 
 
+class _Guarded:
+    """A syntax that finds no more calls after an error of its own, so that no text is lost."""
+
+    def __init__(self, syntax: Syntax) -> None:
+        self.closings, self.separators = syntax.closings, syntax.separators
+        self._syntax: Syntax | None = syntax
+
+    def find(self, text: str, at: int, blank: str | None) -> tuple[int, bool]:
+        if self._syntax is not None:
+            try:
+                return self._syntax.find(text, at, blank)
+            except Exception:
+                self._give_up()
+        return len(text), False
+
+    def read(self, text: str, at: int, *, final: bool) -> Block:
+        if self._syntax is not None:
+            try:
+                return self._syntax.read(text, at, final=final)
+            except (Malformed, Unfinished):
+                raise
+            except Exception:
+                self._give_up()
+        raise Malformed
+
+    def _give_up(self) -> None:
+        self._syntax = None
+        logger.exception("tool calls could not be read: the rest of this answer stays text")
+
+
 class ToolParser:
     """Incremental parser for the content of one completion. The result does not depend on how the
     text is cut into pieces."""
 
     def __init__(self, syntax: Syntax) -> None:
         self.markers = syntax.markers
-        self._syntax = syntax
+        self._syntax = _Guarded(syntax)
         self._text, self._at = "", 0  # what follows _at may be a call, or the beginning of one
         self._inside = False  # a call may begin at _at
         self._seen = self._reads = 0  # length of the call at the last reading, and their number
