@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -36,6 +38,9 @@ MAX_BITS = 1024  # of an integer
 
 
 MAX_NAME = 1000  # characters of a model's name
+MAX_TOOLS = 1024
+# OpenAI takes up to 64 characters and no dot; others take longer names with dots.
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 def _model_name(name: str) -> str:
@@ -46,6 +51,13 @@ def _model_name(name: str) -> str:
         raise ValueError(f"{describe(name)} begins or ends with a space: remove it")
     if any(unicodedata.category(character) == "Cc" for character in name):
         raise ValueError(f"{describe(name)} contains a control character: remove it")
+    return name
+
+
+def _tool_name(name: str) -> str:
+    if not TOOL_NAME.fullmatch(name):
+        fact = "must have 1 to 128 letters (a-z), digits, '_', '-' and '.'"
+        raise ValueError(f"{fact}, got {describe(name)}")
     return name
 
 
@@ -62,7 +74,7 @@ class ResponseFormat(Wire):
 
 class FunctionDefinition(Wire):
     model_config = ConfigDict(extra="allow")
-    name: Text
+    name: Annotated[Text, AfterValidator(_tool_name)]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: StrictBool | None = None
@@ -71,6 +83,17 @@ class FunctionDefinition(Wire):
 class Tool(Wire):
     type: Literal["function"]
     function: FunctionDefinition
+
+
+def _distinct(tools: list[Tool]) -> list[Tool]:
+    if len(tools) > MAX_TOOLS:
+        raise ValueError(f"a request has at most {MAX_TOOLS} tools, got {len(tools)}")
+    names: set[str] = set()
+    for tool in tools:
+        if tool.function.name in names:
+            raise ValueError(f"two tools have the name {describe(tool.function.name)}: rename one")
+        names.add(tool.function.name)
+    return tools
 
 
 class JobOptions(Wire):
@@ -135,7 +158,7 @@ class ChatRequest(Sampling):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], AfterValidator(_distinct)] | None = None
     tool_choice: Text | dict[str, Any] | None = None
     stream: StrictBool | None = None  # None: interactive jobs stream, bulk jobs don't
     stream_options: StreamOptions | None = None
@@ -235,7 +258,8 @@ def _as_list(value: Any) -> Any:
 
 
 def _check_json(value: Any, depth: int, field: str) -> None:
-    """Raises ValueError for more than `depth` levels of nesting, or a huge integer."""
+    """Raises ValueError for more than `depth` levels of nesting, a huge integer, or a number that
+    is not finite."""
     if isinstance(value, dict | list | tuple):
         if not depth:
             raise ValueError(f"{field} is nested deeper than {MAX_DEPTH} levels")
@@ -243,3 +267,5 @@ def _check_json(value: Any, depth: int, field: str) -> None:
             _check_json(item, depth - 1, field)
     elif isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise ValueError(f"{field} contains an integer of more than {MAX_BITS} bits")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{field} contains {value}: numbers must be finite")

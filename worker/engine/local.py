@@ -25,6 +25,7 @@ from worker.engine.engine import EngineCore
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.scorer import token_ids
 from worker.engine.sequence import Listener, Sequence, TokenEvent
+from worker.prompt.template import template_path
 from worker.text.detokenizer import Detokenizer
 
 
@@ -85,7 +86,7 @@ class Engine:
             context=context,
             cache_bytes=cache_bytes,
             download_dir=download_dir,
-            chat_template=None if chat_template is None else Path(chat_template),
+            chat_template=None if chat_template is None else template_path(chat_template),
             tool_parser=tool_parser,
         )
         return cls(core)
