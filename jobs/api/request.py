@@ -17,7 +17,12 @@ from pydantic import (
 )
 
 from jobs.api.caller import warn_caller
-from jobs.api.fields import IGNORED_IN_TOOL, drop_ignored, drop_unsupported
+from jobs.api.fields import (
+    IGNORED_IN_TOOL,
+    drop_ignored,
+    drop_stream_options,
+    drop_unsupported,
+)
 from jobs.api.history import plain_messages
 from jobs.api.message import Message
 from jobs.api.sampling import Sampling
@@ -175,6 +180,8 @@ class ChatRequest(Sampling):
                 else tool
                 for number, tool in enumerate(data["tools"])
             ]
+        if isinstance(data.get("stream_options"), dict):
+            data["stream_options"] = drop_stream_options(data["stream_options"], ignored)
         _merge_request_id(data)
         if ignored:
             names = ", ".join(sorted(ignored))
