@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping
 from inspect import Parameter, Signature
 from typing import Annotated, Any, Self
@@ -62,8 +63,8 @@ class Checked(Wire):
         if isinstance(data, str | bytes | bytearray):
             try:
                 data = json.loads(data)
-            except ValueError as error:
-                raise invalid(f"the request is not valid JSON: {error}") from None
+            except (ValueError, RecursionError) as error:
+                raise invalid(f"the request is {not_json(error)}") from None
         if isinstance(data, cls):
             return data
         if not isinstance(data, Mapping):
@@ -107,6 +108,32 @@ def describe(value: Any) -> str:
     return shown if len(shown) <= 60 else shown[:57] + "..."
 
 
+def not_json(error: Exception) -> str:
+    """What `json.loads` raised, in plain words."""
+    if isinstance(error, json.JSONDecodeError):
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        return f"not JSON: {error.msg} at {line}column {error.colno}"
+    if isinstance(error, RecursionError):
+        return "not JSON that can be read: nested too deep"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text: {error.reason} at byte {error.start}"
+    digits = sys.get_int_max_str_digits()
+    return f"not JSON that can be read: a number has more than {digits} digits"
+
+
+# What a value of a type must be, by pydantic's type of the fault.
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "list_type": "a list",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_type": "a string",
+}
+
+
 def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """One fault of a ValidationError as one sentence that names the field."""
     faults = error.errors(include_url=False)
@@ -123,18 +150,18 @@ def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> Invali
     if isinstance(cause, InvalidRequest):
         return cause
     path = ""
-    for part in fault["loc"]:
+    unknown = len(fault["loc"]) - 1 if fault["type"] == "extra_forbidden" else None
+    for place, part in enumerate(fault["loc"]):
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier():
+        elif part.isidentifier() or place == unknown:  # others are pydantic's names of types
             path += f".{part}" if path else part
     param = path or None
     given = fault.get("input")
     if fault["type"] == "extra_forbidden":
-        inside = path.rpartition(".")[0]
-        known = ", ".join(sorted(model.model_fields)) if not inside else ""
+        known = ", ".join(sorted(model.model_fields)) if len(fault["loc"]) == 1 else ""
         hint = f"; known fields: {known}" if known else "; remove it"
-        return invalid(f"unknown field '{path}'{hint}", param)
+        return invalid(f"unknown field {path!r}{hint}", param)
     if fault["type"] == "missing":
         return invalid(f"field '{path}' is required", param)
     if fault["type"] in ("too_short", "string_too_short"):
@@ -146,5 +173,8 @@ def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> Invali
             param = word[0] if word and word[0] in model.model_fields else None
             return invalid(text, param)
         return invalid(f"{path}: {text}", param)
-    text = text[0].lower() + text[1:]
+    if fault["type"] in _EXPECTED:
+        return invalid(f"{path}: expected {_EXPECTED[fault['type']]}, got {describe(given)}", param)
+    text = text.removeprefix("Input should be ")
+    text = f"must be {text}" if text != fault["msg"] else text[0].lower() + text[1:]
     return invalid(f"{path}: {text}, got {describe(given)}", param)
