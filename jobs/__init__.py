@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from jobs.errors import JobError
-
+TYPE_CHECKING = False  # without `typing`: the command line handles Ctrl-C before it imports more
 if TYPE_CHECKING:
+    from typing import Any
+
     from jobs.api.answer import ChatCompletion
     from jobs.api.chunk import ChatChunk
     from jobs.api.request import ChatRequest, IgnoredFieldWarning
     from jobs.api.sampling import Sampling
     from jobs.client.aio import AsyncClient, AsyncJob
     from jobs.client.client import Client, Job
+    from jobs.errors import JobError
     from jobs.results.files import Results
 
 __all__ = [
@@ -38,6 +38,7 @@ _LAZY = {
     "Client": "jobs.client.client",
     "IgnoredFieldWarning": "jobs.api.request",
     "Job": "jobs.client.client",
+    "JobError": "jobs.errors",
     "Results": "jobs.results.files",
     "Sampling": "jobs.api.sampling",
 }

@@ -51,7 +51,7 @@ def print_job(job: Job, notice: WaitNotice, *, as_json: bool, quiet: bool) -> Ch
     else:
         print_stream(chunks, quiet=quiet)
         completion = job.result()
-        print_other_choices(completion)
+        print_other_choices(completion, quiet=quiet)
         if not quiet and any(choice.finish_reason == "length" for choice in completion.choices):
             click.echo(CUT, err=True)
     return completion
@@ -89,10 +89,18 @@ def print_stream(chunks: Iterable[ChatChunk], *, quiet: bool = False) -> None:
         click.echo()
 
 
-def print_other_choices(completion: ChatCompletion) -> None:
+def print_other_choices(completion: ChatCompletion, *, quiet: bool = False) -> None:
     """Print all choices but the first, which `print_stream` prints."""
-    for choice in completion.choices[1:]:
-        click.echo(f"\n{choice.message.content or ''}")
+    for number, choice in enumerate(completion.choices[1:], start=2):
+        click.echo()
+        if not quiet:
+            click.echo(choice_label(number, len(completion.choices)), err=True)
+        click.echo(choice.message.content or "")
+
+
+def choice_label(number: int, count: int) -> str:
+    """Say which of several choices follows."""
+    return f"choice {number} of {count}:"
 
 
 class TextPrinter:
