@@ -19,7 +19,12 @@ from pydantic import (
 )
 
 from jobs.api.caller import warn_caller
-from jobs.api.fields import IGNORED_IN_TOOL, drop_ignored, drop_unsupported
+from jobs.api.fields import (
+    IGNORED_IN_TOOL,
+    drop_ignored,
+    drop_stream_options,
+    drop_unsupported,
+)
 from jobs.api.history import plain_messages
 from jobs.api.message import Message
 from jobs.api.sampling import Sampling
@@ -61,6 +66,21 @@ def _tool_name(name: str) -> str:
     return name
 
 
+def _job_id(name: str) -> str:
+    if not JOB_ID.fullmatch(name):
+        raise ValueError(f"must have 1 to 200 letters, digits, '_' and '-', got {describe(name)}")
+    return name
+
+
+def _run_id(name: str) -> str:
+    if not RUN_ID.fullmatch(name):
+        raise ValueError(
+            "must have 1 to 100 letters, digits, '_', '-' and '.', and not begin with '.', "
+            f"got {describe(name)}"
+        )
+    return name
+
+
 class StreamOptions(Wire):
     include_usage: StrictBool = False
 
@@ -99,8 +119,8 @@ def _distinct(tools: list[Tool]) -> list[Tool]:
 class JobOptions(Wire):
     """How the request is queued, and what is recorded with its result. All optional."""
 
-    id: Annotated[Text, Field(pattern=f"^{JOB_ID.pattern}$")] | None = None
-    run: Annotated[Text, Field(pattern=f"^{RUN_ID.pattern}$")] | None = None
+    id: Annotated[Text, AfterValidator(_job_id)] | None = None
+    run: Annotated[Text, AfterValidator(_run_id)] | None = None
     row: Annotated[StrictInt, Field(ge=0)] | None = None  # row_index in the run
     custom_id: Text | None = None  # the user's own key, copied to the result row
     target: Text | None = None  # the expected answer, copied to the result row
@@ -198,6 +218,8 @@ class ChatRequest(Sampling):
                 else tool
                 for number, tool in enumerate(data["tools"])
             ]
+        if isinstance(data.get("stream_options"), dict):
+            data["stream_options"] = drop_stream_options(data["stream_options"], ignored)
         _merge_request_id(data)
         if ignored:
             names = ", ".join(sorted(ignored))

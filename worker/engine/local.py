@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -91,16 +91,18 @@ class Engine:
         )
         return cls(core)
 
-    def chat(self, request: ChatRequest) -> ChatCompletion:
+    def chat(self, request: ChatRequest | Mapping[str, Any]) -> ChatCompletion:
         """Run one request to completion. Raises JobError."""
+        request = ChatRequest.parse(request)
         sink = CollectingSink()
         chat = self.submit(request, sink)
         self._run(lambda: chat.done, [chat])
         return sink.completion()
 
-    def stream(self, request: ChatRequest) -> Iterator[ChatChunk]:
+    def stream(self, request: ChatRequest | Mapping[str, Any]) -> Iterator[ChatChunk]:
         """Run one request and yield its chunks as they are generated. Raises JobError, also while
         iterating."""
+        request = ChatRequest.parse(request)
         sink = CollectingSink()
         chat = self.submit(request, sink)
         chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
