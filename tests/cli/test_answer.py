@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import ChatChunk
-from jobs.cli.answer import print_stream
+from jobs.api.answer import AssistantMessage, ChatCompletion, Choice
+from jobs.cli.answer import print_other_choices, print_stream
 
 
 def chunk(
@@ -69,3 +70,15 @@ def test_a_restart_with_another_text_prints_it_on_a_new_line(
 def test_only_the_first_choice_is_streamed(capsys: pytest.CaptureFixture[str]) -> None:
     print_stream([chunk("a"), chunk("z", index=1), chunk("b")])
     assert capsys.readouterr().out == "ab\n"
+
+
+def test_each_further_choice_is_named_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    choices = [
+        Choice(index=index, message=AssistantMessage(content=text), finish_reason="stop")
+        for index, text in enumerate("ab")
+    ]
+    completion = ChatCompletion(id="c", created=1, model="m", choices=choices)
+    print_other_choices(completion)
+    assert tuple(capsys.readouterr()) == ("\nb\n", "choice 2 of 2:\n")
+    print_other_choices(completion, quiet=True)
+    assert tuple(capsys.readouterr()) == ("\nb\n", "")
