@@ -112,11 +112,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel, with its extras `worker` and `embedded` and the readers of the README."""
+    """The wheel, with its extras `worker`, `embedded` and `testing`, and the readers of the README."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
     subprocess.run(build, check=True, capture_output=True)  # the wheel is built from the sdist
-    environment = Environment(folder / "venv", [*requirements("worker", "embedded"), *READERS])
+    environment = Environment(
+        folder / "venv", [*requirements("worker", "embedded", "testing"), *READERS]
+    )
     (wheel,) = folder.glob("*.whl")
     environment.install(wheel)
     return environment

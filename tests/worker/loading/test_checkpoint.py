@@ -81,8 +81,8 @@ def test_an_unsupported_dtype_of_the_weights_is_named(folder: Path) -> None:
     set_header(folder, {"a": entry}, b"\0" * 8)
     assert refusal(folder) == (
         f"{folder} stores 1 of its 1 tensors as I8, such as a, like a quantised checkpoint; "
-        "supported: F64, F32, F16, BF16, and F8_E4M3 with a quantization_config: use the "
-        "unquantised checkpoint"
+        "supported: F64, F32, F16, BF16, and F8_E4M3 or U8 (MXFP4) with a quantization_config: use "
+        "the unquantised checkpoint"
     )
 
 

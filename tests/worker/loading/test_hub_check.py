@@ -93,7 +93,7 @@ def test_quantised_weights_without_a_config_are_refused(
     message = check.refusal()
     assert message.startswith(f"{REPO} stores ")
     assert kinds in message
-    assert message.endswith("use the unquantised checkpoint")
+    assert message.endswith("use the unquantised checkpoint (unsupported_model)")
     reads = [wanted for _, path, wanted in check.hub.requests if ".safetensors" in path and wanted]
     assert reads == [HEAD] * shards
 

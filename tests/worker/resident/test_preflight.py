@@ -65,7 +65,7 @@ def test_weights_that_do_not_fit_are_refused_with_the_sizes(original: Path) -> N
     enough = dataclasses.replace(checked, free_bytes=checked.weight_bytes)
     assert enough.obstacle is None
     enough.require_room()
-    large = dataclasses.replace(checked, parameters=2**31, free_bytes=3 * 2**30)
+    large = dataclasses.replace(checked, weight_bytes=2**33, free_bytes=3 * 2**30)
     with pytest.raises(JobError) as caught:
         large.require_room()
     assert caught.value.code == "out_of_memory"

@@ -54,7 +54,7 @@ def test_q8_stays_close_to_the_plain_weights(family: str, tmp_path: Path) -> Non
     plain = Engine.load(str(folder), device="cpu", dtype="fp32").prompt_logits(PROMPT)
     engine = Engine.load(str(folder), device="cpu", dtype="fp32", quantize="q8")
     found = engine.prompt_logits(PROMPT)
-    assert 1e-4 < (found - plain).norm() / plain.norm() < 0.15
+    assert 1e-4 < (found - plain).norm() / plain.norm() < 0.25
     (answer,) = engine.generate([PROMPT], Sampling(temperature=0, max_tokens=5, ignore_eos=True))
     assert len(answer.token_ids) == 5
 
