@@ -112,7 +112,7 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel, with its extras `worker`, `embedded` and `testing`, and the readers of the README."""
+    """The wheel with three extras, and the readers of the README."""
     folder = tmp_path_factory.mktemp("wheel")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
     subprocess.run(build, check=True, capture_output=True)  # the wheel is built from the sdist
