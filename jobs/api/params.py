@@ -67,7 +67,6 @@ class OpenAIFields(TypedDict, total=False):
     tool_choice: str | Mapping[str, object] | None
     tools: Iterable[Mapping[str, object] | BaseModel] | None
     top_logprobs: int | None
-    prompt_logprobs: int | None
     top_p: float | None
     user: str | None
 
@@ -85,6 +84,7 @@ class RequestFields(OpenAIFields, total=False):
     include_stop_str_in_output: bool | None
     job: JobFields | Mapping[str, object] | BaseModel
     min_p: float | None
+    prompt_logprobs: int | None
     min_tokens: int | None
     repetition_penalty: float | None
     request_id: str | None
