@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
 import redis
 
 from jobs.embedded import EmbeddedRedis
+
+PATIENCE = 10.0  # seconds
 
 
 @pytest.fixture(scope="session")
@@ -18,9 +21,12 @@ def redis_server() -> Iterator[EmbeddedRedis]:
 
 
 @pytest.fixture
-def redis_url(redis_server: EmbeddedRedis) -> str:
-    """URL of an empty database."""
-    client = redis.Redis.from_url(redis_server.url)
-    client.flushall()
-    client.close()
-    return redis_server.url
+def redis_url(redis_server: EmbeddedRedis) -> Iterator[str]:
+    """URL of an empty database. Fails a test that leaves a subscription behind."""
+    with redis.Redis.from_url(redis_server.url) as client:
+        client.flushall()
+        yield redis_server.url
+        deadline = time.monotonic() + PATIENCE
+        while channels := client.pubsub_channels():
+            assert time.monotonic() < deadline, f"still subscribed: {channels}"
+            time.sleep(0.01)

@@ -25,6 +25,7 @@ EVENTS = 500  # given to a reader at once
 CHANNELS = 500  # in one SUBSCRIBE
 IDLE_SECONDS = 1.0  # without mailboxes; then the connection is closed
 PING_SECONDS = 10.0  # of silence before a PING
+CANCEL_SECONDS = 0.1  # until a task that goes on is cancelled again
 PINGS = 3  # without a reply; then the connection is dead
 PAUSE_SECONDS = 0.2  # before another connection is tried
 
@@ -189,8 +190,7 @@ class Hub:
                     reader.result()
         finally:
             if reader is not None:
-                reader.cancel()
-                await asyncio.gather(reader, return_exceptions=True)
+                await _end(reader)
 
     async def _apply_changes(self, pubsub: redis.asyncio.client.PubSub) -> None:
         while self._changed:
@@ -234,3 +234,12 @@ class Hub:
         for box in self._boxes.get(channel, ()):
             if is_end or not box.ends_only:
                 box.put(Event(channel, data))
+
+
+async def _end(task: asyncio.Task[None]) -> None:
+    """Cancel a task until it has ended: redis-py may lose a cancellation that meets an error of
+    the connection."""
+    while not task.done():
+        task.cancel()
+        await asyncio.wait([task], timeout=CANCEL_SECONDS)
+    await asyncio.gather(task, return_exceptions=True)

@@ -114,6 +114,7 @@ def test_every_subscriber_gets_the_whole_text_and_an_end_despite_faults(
             assert cursors == sorted(set(cursors))
         for seen, rest in resumed:
             assert text_of(seen + rest.end()) == chaos.text
+    assert "chatjobs-live" not in {thread.name for thread in threading.enumerate()}
 
 
 def position(chunk) -> tuple[int, int]:
