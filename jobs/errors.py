@@ -15,10 +15,11 @@ ErrorCode = Literal[
     "timeout",
     "cancelled",
     "worker_lost",
+    "queue_full",
     "internal",
 ]
 ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
-RETRYABLE_CODES = frozenset({"out_of_memory", "worker_lost", "internal"})
+RETRYABLE_CODES = frozenset({"out_of_memory", "worker_lost", "queue_full", "internal"})
 
 
 class JobError(Exception):

@@ -14,6 +14,11 @@ TASK = "worker.tasks.chat_completion"  # function name of every chatjobs job
 
 CONTROL = "chatjobs:control"  # pub/sub: cancel
 OUTBOXES = "chatjobs:outboxes"  # set: runs that have an outbox
+LIMITS = "chatjobs:limits"  # hash: the limits that an operator has set
+OPEN_BYTES = "chatjobs:open-bytes"  # hash: bytes of the jobs that have not ended, by queue key
+DEADLINES = "chatjobs:deadlines"  # sorted set: jobs with a ttl; scores are their ends in ms
+
+ROWS_PER_KEY = 100  # rows whose reservations share one hash, small enough for a compact one
 
 
 def chat_queue(model: str) -> str:
@@ -44,6 +49,11 @@ def live(job: str) -> str:
 def outbox(run: str) -> str:
     """Redis stream of the ended jobs whose rows are not in Parquet yet."""
     return f"chatjobs:outbox:{run}"
+
+
+def rows(run: str, row: int) -> str:
+    """Hash of the reserved rows near `row`: the request that has each, as a digest."""
+    return f"chatjobs:rows:{run}:{row // ROWS_PER_KEY}"
 
 
 def parts(run: str) -> str:

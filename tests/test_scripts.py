@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import redis
 
+from jobs import lua
 from jobs.client import cancel, submit
+from jobs.client.rq_format import DEPENDENTS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
 from worker.queue import rq_scripts
@@ -43,7 +45,8 @@ NAMES = [names.__name__ for _, _, names in CASES]
 
 
 def header_of(text: str) -> str:
-    return "\n".join(takewhile(lambda line: line.startswith("--"), text.splitlines()))
+    _, body = lua.split_flags(text)
+    return "\n".join(takewhile(lambda line: line.startswith("--"), body.splitlines()))
 
 
 def unpacked(script: str, table: str) -> list[tuple[str, ...]]:
@@ -71,12 +74,13 @@ def test_a_script_opens_with_a_header_that_describes_it(path: Path) -> None:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_compiles(path: Path, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
-        client.script_load(END_LUA + path.read_text())
+        flags, body = lua.split_flags(path.read_text())
+        client.script_load(flags + END_LUA + DEPENDENTS_LUA + body)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_each_unpacked_table_has_names_in_python(path: Path) -> None:
-    text = path.read_text()
+    _, text = lua.split_flags(path.read_text())
     tables = {table for table in ("KEYS", "ARGV") if unpacked(text, table)}
     assert tables == {table for script, table, _ in CASES if script.endswith(text)}
 
@@ -96,7 +100,8 @@ def test_the_variable_tail_follows_the_named_elements(script: str, table: str, n
 
 @pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
 def test_the_header_lists_the_names_in_order(script: str, table: str, names: Any) -> None:
-    body = script.removeprefix(END_LUA)
+    _, body = lua.split_flags(script)
+    body = body.removeprefix(END_LUA).removeprefix(DEPENDENTS_LUA)
     (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
     listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)
     assert tuple(", ".join(listed).split(", ")) == names._fields

@@ -41,6 +41,7 @@ class JobFields(TypedDict, total=False):
     session: str | None
     priority: Literal["interactive", "bulk"]
     ttl: float | None
+    result_ttl: int | None
     retries: int
     tags: Sequence[str] | None
 

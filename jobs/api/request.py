@@ -85,6 +85,8 @@ class JobOptions(Wire):
     priority: Literal["interactive", "bulk"] = "interactive"
     ttl: Annotated[Number, Field(gt=0)] | None = None  # seconds from enqueueing to the end
     retries: Annotated[StrictInt, Field(ge=0, le=100)] = 0  # for retryable errors
+    # Seconds that Redis keeps the result; None: of the client, or a day, an hour for bulk jobs.
+    result_ttl: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
     tags: list[Text] | None = None
 
 

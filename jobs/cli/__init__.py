@@ -33,6 +33,7 @@ def build() -> click.Group:
     from jobs.cli.chat import chat
     from jobs.cli.failures import CommandGroup, context_settings
     from jobs.cli.follow import follow
+    from jobs.cli.limits import limits
     from jobs.cli.results import results
     from jobs.cli.status import status
     from jobs.cli.submit import submit
@@ -40,7 +41,7 @@ def build() -> click.Group:
     group = CommandGroup(name="chatjobs", help=HELP, context_settings=context_settings())
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
-    for command in (chat, submit, follow, cancel, status, results):
+    for command in (chat, submit, follow, cancel, status, limits, results):
         group.add_command(command)
     return click.version_option(package_name="chatjobs")(group)
 

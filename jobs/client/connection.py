@@ -72,6 +72,8 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
         return JobError("internal", f"Redis at {server} refused the login: {reason}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return JobError("internal", f"can't reach Redis at {server}: {reason}")
+    if "compiling script" in reason and "'#'" in reason:
+        return JobError("internal", f"Redis at {server} is too old: chatjobs needs 7.0 or newer")
     return JobError("internal", f"Redis at {server} refused a command: {reason}")
 
 

@@ -15,7 +15,7 @@ import fakeredis
 import redis.asyncio
 import redis.client
 
-from jobs import keys
+from jobs import keys, lua
 from jobs.client.aio import AsyncClient
 from jobs.client.client import Client
 from jobs.client.connection import DEFAULT_URL
@@ -45,7 +45,17 @@ class _AsyncClient(AsyncClient):
         self.redis = _AsyncRedis(stepper, server=server)
 
 
-class _Redis(fakeredis.FakeRedis):
+class ScriptingRedis(fakeredis.FakeRedis):
+    """Runs scripts without their line of flags, which fakeredis does not know."""
+
+    def register_script(self, script: Any) -> Any:
+        return super().register_script(lua.split_flags(script)[1])
+
+    def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Any:
+        return super().eval(lua.split_flags(script)[1], numkeys, *keys_and_args)
+
+
+class _Redis(ScriptingRedis):
     def __init__(self, stepper: Stepper, **options: Any) -> None:
         super().__init__(**options)
         self._stepper = stepper
@@ -97,6 +107,9 @@ class _AsyncRedis(fakeredis.FakeAsyncRedis):
     def __init__(self, stepper: Stepper, **options: Any) -> None:
         super().__init__(**options)
         self._stepper = stepper
+
+    def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Any:
+        return super().eval(lua.split_flags(script)[1], numkeys, *keys_and_args)
 
     async def hmget(self, name: Any, keys: Any, *args: Any) -> Any:
         reply = await super().hmget(name, keys, *args)

@@ -18,7 +18,7 @@ from jobs.results import outbox
 from worker.backend import Handle, ModelInfo, Outcome
 from worker.queue.publisher import StreamBuffer
 from worker.queue.rq_job import ClaimedJob, Lease
-from worker.queue.rq_store import Settlement
+from worker.queue.rq_settle import Settlement
 
 
 @dataclass(eq=False)
@@ -131,8 +131,7 @@ class SettlementBuilder(NamedTuple):
             provenance=self.provenance[attempt.request.model],
         )
         completion = content if outcome.completion is not None and error is None else None
-        row = outbox.encode(entry)
-        return Settlement(attempt.claimed, entry["run"], row, completion, error)
+        return _settlement(attempt.claimed, entry, completion, error)
 
     def for_error(self, claimed: ClaimedJob, error: JobError) -> Settlement:
         """The settlement of a job that is not run, or not run again."""
@@ -147,7 +146,17 @@ class SettlementBuilder(NamedTuple):
             worker=self.worker,
             host=self.host,
         )
-        return Settlement(claimed, entry["run"], outbox.encode(entry), None, error)
+        return _settlement(claimed, entry, None, error)
+
+
+def _settlement(
+    claimed: ClaimedJob,
+    entry: outbox.OutboxEntry,
+    completion: dict[str, Any] | None,
+    error: JobError | None,
+) -> Settlement:
+    row = outbox.encode(entry)
+    return Settlement(claimed, entry["run"], entry["row_index"], row, completion, error)
 
 
 def _status(error: JobError | None) -> outbox.Status:

@@ -18,7 +18,8 @@ from worker.backend import Backend, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.publisher import Publisher
 from worker.queue.rq_job import ClaimedJob, Lease
-from worker.queue.rq_store import RQStore, Settlement
+from worker.queue.rq_settle import Settlement
+from worker.queue.rq_store import RQStore
 
 logger = logging.getLogger(__name__)
 

@@ -16,6 +16,7 @@ from jobs.client.rq_format import (
     FAILURE_SECONDS,
     RESULT_SECONDS,
     decode_call,
+    integer,
     parse_time,
     request_of,
 )
@@ -88,18 +89,9 @@ def read(lease: Lease, values: Sequence[bytes | None], claimed_at: float) -> Cla
         fault=fault,
         claimed_at=claimed_at,
         enqueued_at=enqueued_at or claimed_at,
-        result_ttl=_integer(fields["result_ttl"], RESULT_SECONDS),
-        failure_ttl=_integer(fields["failure_ttl"], FAILURE_SECONDS),
-        retried=_integer(fields[RETRIED], 0),
-        lost=_integer(fields[LOST], 0),
+        result_ttl=integer(fields["result_ttl"], RESULT_SECONDS),
+        failure_ttl=integer(fields["failure_ttl"], FAILURE_SECONDS),
+        retried=integer(fields[RETRIED], 0),
+        lost=integer(fields[LOST], 0),
         cancelled=bool(fields[CANCEL]),
     )
-
-
-def _integer(value: bytes | None, default: int) -> int:
-    """A time to live in seconds, or a count; the default for a value that Redis would refuse."""
-    try:
-        number = default if value is None else int(value)
-    except ValueError:
-        return default
-    return number if -1 <= number < 2**31 else default

@@ -14,10 +14,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jobs import lua
+from jobs.client.rq_format import DEPENDENTS_LUA
 from jobs.stream.entries import END_LUA
 
 CLAIM = lua.load("worker.queue", "claim")
-SETTLE = lua.load("worker.queue", "settle", END_LUA)
+SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA)
 RETURN = lua.load("worker.queue", "return")
 
 
@@ -42,6 +43,10 @@ class SettleKeys(NamedTuple):
     live: str
     worker: str
     absent_lease: str
+    queue: str
+    open_bytes: str
+    deadlines: str
+    rows: str
 
 
 class SettleArgs(NamedTuple):
@@ -61,6 +66,8 @@ class SettleArgs(NamedTuple):
     max_results: int
     now: int
     working_time: float
+    attempt: int
+    row_seconds: int
 
 
 class ReturnKeys(NamedTuple):

@@ -6,8 +6,6 @@ against RQ 2.12; the contract tests compare the result with what RQ itself write
 
 from __future__ import annotations
 
-import json
-import logging
 import time
 import uuid
 from collections.abc import Mapping, Sequence
@@ -16,49 +14,17 @@ from typing import Any, Literal
 
 from redis import Redis
 from redis.client import Pipeline
-from rq import Queue
-from rq.job import Job as RQJob
-from rq.serializers import JSONSerializer
 
 from jobs import keys
 from jobs.client import rq_format
 from jobs.client.rq_format import ATTEMPT, CANCEL
-from jobs.encoding import encodable
-from jobs.errors import JobError
-from jobs.stream.entries import end_id, end_payload
 from worker.queue import rq_scripts
 from worker.queue.rq_job import FIELDS, LOST, RETRIED, ClaimedJob, Lease, read
-from worker.queue.rq_scripts import ClaimArgs, ReturnArgs, ReturnKeys, SettleArgs, SettleKeys
-
-logger = logging.getLogger(__name__)
+from worker.queue.rq_scripts import ClaimArgs, ReturnArgs, ReturnKeys
+from worker.queue.rq_settle import Settlement, Settler
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 MAX_LOST = 3  # workers that may die with a job before it fails
-MAX_RESULTS = 10  # results that RQ keeps of one job
-WORKER_COUNTERS = {"finished": "successful_job_count", "failed": "failed_job_count"}
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """How a job ends: what is written to RQ's keys, the outbox and the token stream."""
-
-    claimed: ClaimedJob
-    run: str
-    row: str  # outbox.encode(…)
-    completion: dict[str, Any] | None  # ChatCompletion's JSON
-    error: JobError | None
-
-    @property
-    def lease(self) -> Lease:
-        return self.claimed.lease
-
-    @property
-    def status(self) -> rq_format.End:
-        if self.completion is not None:
-            return "finished"
-        if self.error is not None and self.error.code == "cancelled":
-            return "canceled"
-        return "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,11 +42,11 @@ class RQStore:
     def __init__(self, redis: Redis, models: Sequence[str], worker: str, worker_key: str) -> None:
         self._redis: Any = redis  # its stubs type neither pipelines nor replies as bytes
         self._models = list(models)
-        self._worker, self._worker_key = worker, worker_key
+        self._worker = worker
         interactive = [keys.chat_queue(model) for model in models]
         self.queues = interactive + [keys.bulk_queue(model) for model in models]
         self._claim = redis.register_script(rq_scripts.CLAIM)
-        self._settle = redis.register_script(rq_scripts.SETTLE)
+        self._settler = Settler(redis, worker, worker_key)
         self._return = redis.register_script(rq_scripts.RETURN)
 
     def model_of(self, lease: Lease) -> str:
@@ -119,12 +85,8 @@ class RQStore:
         whose jobs these are; nothing is changed if it turns out to be alive."""
         pipeline = self._redis.pipeline(transaction=False)
         for settlement in settlements:
-            self._settle_one(settlement, dead, pipeline)
-        replies = pipeline.execute()
-        for settlement, reply in zip(settlements, replies, strict=True):
-            if reply > 1:
-                self._enqueue_dependents(settlement.lease)
-        return [bool(reply) for reply in replies]
+            self._settler.send(settlement, dead, pipeline)
+        return [bool(reply) for reply in pipeline.execute()]
 
     def give_back(self, leases: Sequence[Lease], *, uncount: bool = False) -> None:
         """Return jobs to the front of their queues, in their order, without using a retry.
@@ -206,56 +168,6 @@ class RQStore:
 
     # --- scripts ----------------------------------------------------------------------------------
 
-    def _settle_one(self, settlement: Settlement, dead: str | None, client: Pipeline) -> None:
-        claimed, completion, error = settlement.claimed, settlement.completion, settlement.error
-        lease, status, now = claimed.lease, settlement.status, time.time()
-        keep = claimed.result_ttl if status == "finished" else claimed.failure_ttl
-        usage = completion["usage"] if completion is not None else None
-        reason = "cancelled" if status == "canceled" else "error"
-        if completion is not None:
-            reason = completion["choices"][0]["finish_reason"]
-        script_keys = SettleKeys(
-            job=rq_format.job_key(lease.job),
-            wip=rq_format.wip_key(lease.queue),
-            execution=rq_format.execution_key(lease.job, lease.execution),
-            executions=rq_format.executions_key(lease.job),
-            registry=rq_format.registry_key(lease.queue, status),
-            results=rq_format.results_key(lease.job),
-            outbox=keys.outbox(settlement.run),
-            outboxes=keys.OUTBOXES,
-            log=keys.log(lease.job),
-            live=keys.live(lease.job),
-            worker=self._worker_key,
-            absent_lease=keys.worker(dead or ""),
-        )
-        args = SettleArgs(
-            job_id=lease.job,
-            execution_id=lease.execution,
-            check_absent=int(dead is not None),
-            status=status,
-            ended_at=rq_format.format_time(),
-            keep=keep,
-            registry_score="+inf" if keep < 0 else int(now) + keep,
-            error=json.dumps(error.to_dict()) if error is not None else "",
-            row=settlement.row,
-            run=settlement.run,
-            end_id=end_id(lease.attempt),
-            end_payload=end_payload(reason, usage, error),  # type: ignore[arg-type]
-            counter=WORKER_COUNTERS.get(status, ""),
-            max_results=MAX_RESULTS,
-            now=int(now),
-            working_time=max(0.0, now - claimed.claimed_at),
-        )
-        result_fields = rq_format.result_fields(
-            lease.job,
-            status,
-            answer=completion,
-            error=encodable(str(error)) if error is not None else None,
-            worker=self._worker,
-            execution=lease.execution,
-        )
-        self._settle(keys=script_keys, args=[*args, *result_fields], client=client)
-
     def _return_one(
         self,
         lease: Lease,
@@ -285,12 +197,3 @@ class RQStore:
             uncount=int(uncount),
         )
         return self._return(keys=script_keys, args=args, client=client)
-
-    def _enqueue_dependents(self, lease: Lease) -> None:
-        """Queue the jobs that depend on this one, whoever submitted them."""
-        try:
-            job = RQJob.fetch(lease.job, connection=self._redis, serializer=JSONSerializer)
-            queue = Queue(lease.queue, connection=self._redis, serializer=JSONSerializer)
-            queue.enqueue_dependents(job)
-        except Exception:  # RQ raises exceptions of any kind for a malformed job hash
-            logger.exception("the jobs that depend on job %s could not be queued", lease.job)

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Appends an entry to the token stream of a job and publishes it.
 --
 -- KEYS  log: replay log of the token stream

@@ -19,7 +19,7 @@ from tests.worker.panics import panic
 from tests.worker.site import Site
 from worker.backend import Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder
-from worker.queue.rq_store import Settlement
+from worker.queue.rq_settle import Settlement
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 GOOD = {"model": "fake", "messages": MESSAGES}

@@ -12,7 +12,8 @@ from jobs.client.rq_format import results_key
 from tests.worker.site import Site
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob
-from worker.queue.rq_store import MAX_LOST, RQStore, Settlement
+from worker.queue.rq_settle import Settlement
+from worker.queue.rq_store import MAX_LOST, RQStore
 
 QUEUE = "rq:queue:chat:fake"
 

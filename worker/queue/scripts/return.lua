@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Returns a started job to its queue.
 --
 -- KEYS  job: hash of the job
@@ -16,8 +17,8 @@
 --       Nothing has changed after 0 and 2.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
--- command is refused. A full Redis refuses the first HSET, before anything has changed, and the
--- lease is removed last, so the job is always in its queue or held.
+-- command fails. The lease is removed last, so the job is always in its queue or held. A full Redis
+-- runs it.
 local job, wip, execution, executions, queue, absent_lease = unpack(KEYS)
 local job_id, execution_id, check_absent, push, counter, limit, uncount = unpack(ARGV)
 

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Ends a started job: "finished", "failed" or "canceled". Writes RQ's status, registry and result,
 -- the row in the outbox and the end of the token stream. The caller prepends the Lua
 -- function end_stream (jobs.stream.entries.END_LUA).
@@ -14,6 +15,10 @@
 --       live: pub/sub channel of the token stream
 --       worker: RQ's hash of the calling worker
 --       absent_lease: lease of the worker that died with the job; unused if check_absent is '0'
+--       queue: list of the ids that wait; the name under which open_bytes counts
+--       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
+--       deadlines: sorted set of the jobs with a time to live
+--       rows: hash of the reserved rows near this one
 -- ARGV  job_id, execution_id: their member in wip is the lease of this attempt
 --       check_absent: '1' to do nothing while absent_lease exists, else '0'
 --       status: RQ's status
@@ -28,19 +33,22 @@
 --       max_results: length of the results stream
 --       now: current time in seconds since the epoch
 --       working_time: seconds that the job ran
+--       attempt: number of the attempt whose row this is
+--       row_seconds: seconds that the row stays reserved
 --       result_fields…: field, value, … of the entry in the results stream
--- Returns 0 if the lease is lost (nothing has changed then), else 1 + the number of jobs that
---       depend on this one.
+-- Returns 0 if the lease is lost (nothing has changed then), else 1.
+--
+-- The jobs that depend on this one are queued here, since the reply may get lost.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
--- command is refused. A full Redis refuses the first write, XADD to the outbox, before anything
--- has changed. The lease is removed directly after it, so the row is written once whatever happens
--- to the commands that follow.
+-- command fails. The lease is removed directly after the row is written, so the row is written once
+-- whatever happens to the commands that follow. A full Redis runs it: ended jobs make room.
 local job, wip, execution, executions, registry, results, outbox, outboxes, log, live, worker,
-  absent_lease = unpack(KEYS)
+  absent_lease, queue, open_bytes, deadlines, rows = unpack(KEYS)
 local job_id, execution_id, check_absent, status, ended_at, keep, registry_score, error, row, run,
-  end_id, end_payload, counter, max_results, now, working_time = unpack(ARGV)
-local result_fields = {unpack(ARGV, 17)}
+  end_id, end_payload, counter, max_results, now, working_time, attempt,
+  row_seconds = unpack(ARGV)
+local result_fields = {unpack(ARGV, 19)}
 
 local lease = job_id .. ':' .. execution_id
 if check_absent == '1' and redis.call('EXISTS', absent_lease) == 1 then return 0 end
@@ -52,11 +60,17 @@ redis.call('SADD', outboxes, run)
 redis.call('DEL', execution)
 redis.call('ZREM', executions, execution_id)
 
-local dependents = redis.call('SCARD', job .. ':dependents')
+redis.pcall('ZREM', deadlines, job_id)
+redis.pcall('EXPIRE', rows, row_seconds)
+
 if redis.call('EXISTS', job) == 1 then
+  local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
+  if bytes then
+    redis.pcall('HINCRBY', open_bytes, queue, -bytes)
+    redis.call('HDEL', job, 'chatjobs_bytes')
+  end
   keep = tonumber(keep)
-  if keep == 0 and dependents > 0 then keep = 60 end  -- RQ reads the hash to queue the dependents
-  redis.call('HSET', job, 'status', status, 'ended_at', ended_at)
+  redis.call('HSET', job, 'status', status, 'ended_at', ended_at, 'chatjobs_row', attempt)
   if error ~= '' then redis.call('HSET', job, 'chatjobs_error', error) end
   if keep == 0 then
     redis.call('DEL', job, results)
@@ -78,4 +92,5 @@ if redis.call('EXISTS', worker) == 1 then
   if counter ~= '' then redis.pcall('HINCRBY', worker, counter, 1) end
   redis.pcall('HINCRBYFLOAT', worker, 'total_working_time', working_time)
 end
-return 1 + dependents
+pcall(enqueue_dependents, job, job_id, status, ended_at)
+return 1
