@@ -15,7 +15,7 @@ from jobs.client import cancel, submit
 from jobs.client.rq_format import DEPENDENTS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
-from worker.queue import rq_scripts
+from worker.queue import rq_scripts, rq_upkeep
 from worker.record import part_plans
 
 ROOT = Path(__file__).parent.parent
@@ -36,6 +36,10 @@ CASES = [
     (rq_scripts.SETTLE, "ARGV", rq_scripts.SettleArgs),
     (rq_scripts.RETURN, "KEYS", rq_scripts.ReturnKeys),
     (rq_scripts.RETURN, "ARGV", rq_scripts.ReturnArgs),
+    (rq_upkeep.DUE, "KEYS", rq_upkeep.DueKeys),
+    (rq_upkeep.DUE, "ARGV", rq_upkeep.DueArgs),
+    (rq_upkeep.RECORD, "KEYS", rq_upkeep.RecordKeys),
+    (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
     (part_plans.PLAN, "KEYS", part_plans.PlanKeys),
     (part_plans.PLAN, "ARGV", part_plans.PlanArgs),
     (part_plans.COMMIT, "KEYS", part_plans.CommitKeys),

@@ -129,8 +129,9 @@ class ChatRequest(Sampling):
 
     The job:
         job                       id, run, row, custom_id, target, session, priority, ttl, retries,
-                                  tags
+                                  result_ttl, tags
         user, metadata            kept with the request
+        store                     false: the row has neither the prompt nor the answer
     """
 
     model: Annotated[Text, Field(min_length=1), AfterValidator(_model_name)]
@@ -143,6 +144,7 @@ class ChatRequest(Sampling):
     stream_options: StreamOptions | None = None
     user: Text | None = None
     metadata: dict[Text, Text] | None = None
+    store: StrictBool | None = None  # false: the row has neither the prompt nor the answer
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: StrictBool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (

@@ -145,12 +145,13 @@ def _enqueue(
             jobs = connected.submit_many([line.request for line in chunk])
         except JobError as error:
             where = f"{rows.unit}s {chunk[0].number} to {chunk[-1].number}"
-            raise JobError(
-                error.code,
+            message = (
                 f"{rows.name}, {where}: {error.message}; {done} requests before them are enqueued; "
-                "submitting the same file again enqueues the rest if its rows have ids or a run",
-                error.param,
-            ) from None
+                "submitting the same file again enqueues the rest if its rows have ids or a run"
+            )
+            if error.code == "invalid_request":
+                raise WrongInput(message) from None
+            raise JobError(error.code, message, error.param) from None
         for line, job in zip(chunk, jobs, strict=True):
             # Another handle: that of submit_many holds the request.
             yield Submitted(line.number, connected.job(job.id), line.request.job.custom_id)

@@ -1,4 +1,4 @@
-"""The limits of queues, requests, logs and outboxes: names, defaults and the operator's values.
+"""The limits of queues, requests and rows: names, defaults and the operator's values.
 
 An operator's values are in one hash in Redis, so that all producers and workers obey the same ones:
 the script that enqueues a job reads them, and so do workers when they claim jobs.
@@ -23,9 +23,7 @@ class Limits(NamedTuple):
     bytes: int = 2 * 2**30  # of the requests of these jobs, compressed
     request_bytes: int = 16 * 2**20  # of one request, as JSON
     message_bytes: int = 8 * 2**20  # of one message of it, as JSON
-    log_bytes: int = 16 * 2**20  # of the replay log of one token stream, about
     row_bytes: int = 64 * 2**20  # of the row of one job, as JSON
-    outbox_bytes: int = 2**30  # of the rows that wait for Parquet, about
 
 
 DEFAULTS = Limits()

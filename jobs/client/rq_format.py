@@ -44,6 +44,7 @@ ERROR = "chatjobs_error"  # JobError.to_dict() as JSON, of a failed or cancelled
 ATTEMPT = "chatjobs_attempt"  # attempts so far
 CANCEL = "chatjobs_cancel"  # 1 if a running job must stop
 DEADLINE = "chatjobs_deadline"  # end of its time to live, in ms of the clock of Redis
+BYTES = "chatjobs_bytes"  # bytes of the request, of a job that has not ended
 ROW = "chatjobs_row"  # attempt of which the job's last row is
 
 # Fields of a job's hash that clients read.

@@ -38,7 +38,7 @@ def test_producers_obey_a_limit_that_is_set(run: Run, redis_url: str) -> None:
         (["jobs"], "'jobs': a limit is set as NAME=N or NAME=default"),
         (["jobs=many"], "'jobs=many': a limit is set as NAME=N"),
         (["pages=3"], "there is no limit 'pages': the limits are jobs, bytes, request_bytes"),
-        (["-m", "x", "log_bytes=3"], "log_bytes is the same for all models"),
+        (["-m", "x", "row_bytes=3"], "row_bytes is the same for all models"),
     ],
 )
 def test_a_wrong_limit_is_refused(run: Run, redis_url: str, words: list[str], message: str) -> None:

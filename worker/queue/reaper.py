@@ -21,6 +21,7 @@ class Reaper:
     def reap(self, known: Collection[Lease]) -> None:
         """Return the jobs of workers whose lease has expired, and jobs claimed by this worker that
         are not `known` to it: the reply to that claim was lost."""
+        self._store.upkeep.step()
         for queue in self._store.queues:
             started = self._store.started(queue)
             own = [job.lease for job in started if job.worker == self._worker]

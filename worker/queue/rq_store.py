@@ -17,11 +17,23 @@ from redis.client import Pipeline
 
 from jobs import keys
 from jobs.client import rq_format
-from jobs.client.rq_format import ATTEMPT, CANCEL
+from jobs.client.limits import DEFAULTS, Limits, parse_limits
+from jobs.client.rq_format import ATTEMPT, CANCEL, integer
 from worker.queue import rq_scripts
-from worker.queue.rq_job import FIELDS, LOST, RETRIED, ClaimedJob, Lease, read
+from worker.queue.rq_job import (
+    FIELDS,
+    LOST,
+    RETRIED,
+    TERMS,
+    ClaimedJob,
+    Lease,
+    Terms,
+    read,
+    read_terms,
+)
 from worker.queue.rq_scripts import ClaimArgs, ReturnArgs, ReturnKeys
 from worker.queue.rq_settle import Settlement, Settler
+from worker.queue.rq_upkeep import Upkeep
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 MAX_LOST = 3  # workers that may die with a job before it fails
@@ -48,6 +60,8 @@ class RQStore:
         self._claim = redis.register_script(rq_scripts.CLAIM)
         self._settler = Settler(redis, worker, worker_key)
         self._return = redis.register_script(rq_scripts.RETURN)
+        self.limits = DEFAULTS  # as of the last claim
+        self.upkeep = Upkeep(redis, self.queues)
 
     def model_of(self, lease: Lease) -> str:
         """The model, by the name in the job's queue."""
@@ -71,14 +85,27 @@ class RQStore:
             for key in (rq_format.queue_key(queue), rq_format.wip_key(queue))
         ]
         rooms = [room[model] for model in self._models]
+        taken = self._claim(keys=queues_and_wips, args=[*args, *rooms])
+        terms = self._read_terms([job.decode() for _, job, *_ in taken])
         claimed = []
-        for number, job, attempt, execution, *values in self._claim(
-            keys=queues_and_wips, args=[*args, *rooms]
-        ):
+        for (number, job, attempt, execution, *values), own in zip(taken, terms, strict=True):
             queue = self.queues[number - 1]
             lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
-            claimed.append(read(lease, values, moment))
+            claimed.append(read(lease, values, moment, own, self.limits))
         return claimed
+
+    def _read_terms(self, jobs: Sequence[str]) -> list[Terms]:
+        """The time limits and retries of claimed jobs; also reads the operator's limits."""
+        if not jobs:
+            return []
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        pipeline.hmget(keys.LIMITS, Limits._fields)
+        for job in jobs:
+            pipeline.hmget(rq_format.job_key(job), TERMS)
+        (seconds, microseconds), limits, *found = pipeline.execute()
+        self.limits = parse_limits(limits)
+        return [read_terms(values, seconds + microseconds / 1e6) for values in found]
 
     def settle(self, settlements: Sequence[Settlement], dead: str | None = None) -> list[bool]:
         """End jobs in one round trip; False for each whose lease is lost. `dead`: name of a worker
@@ -87,6 +114,10 @@ class RQStore:
         for settlement in settlements:
             self._settler.send(settlement, dead, pipeline)
         return [bool(reply) for reply in pipeline.execute()]
+
+    def ping(self) -> None:
+        """Raise redis.RedisError unless Redis replies."""
+        self._redis.ping()
 
     def give_back(self, leases: Sequence[Lease], *, uncount: bool = False) -> None:
         """Return jobs to the front of their queues, in their order, without using a retry.
@@ -121,10 +152,10 @@ class RQStore:
             pipeline.hget(rq_format.execution_key(job, execution), "worker_name")
             pipeline.hget(rq_format.job_key(job), ATTEMPT)
         replies = pipeline.execute() if split else []
-        names = [(name or b"").decode() for name in replies[::2]]
+        names = [(name or b"").decode(errors="replace") for name in replies[::2]]
         alive = self._alive(set(names))
         return [
-            StartedJob(Lease(job, queue, execution, int(attempt or 0)), name, alive[name])
+            StartedJob(Lease(job, queue, execution, integer(attempt, 0)), name, alive[name])
             for (job, _, execution), name, attempt in zip(split, names, replies[1::2], strict=True)
         ]
 
@@ -138,7 +169,7 @@ class RQStore:
     def read(self, lease: Lease) -> ClaimedJob:
         """The job of a lease, as its hash is now."""
         values = self._redis.hmget(rq_format.job_key(lease.job), FIELDS)
-        return read(lease, values, time.time())
+        return read(lease, values, time.time(), Terms(), self.limits)
 
     def check(self, leases: Sequence[Lease]) -> list[tuple[bool, bool]]:
         """For each lease: whether it is still held, and whether the job was cancelled."""

@@ -67,7 +67,8 @@ redis.pcall('ZREM', deadlines, job_id)
 redis.pcall('EXPIRE', rows, row_seconds)
 bytes = tonumber(bytes or '')
 if bytes then
-  redis.pcall('HINCRBY', open_bytes, queue, -bytes)
+  local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
+  if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
   redis.call('HDEL', job, 'chatjobs_bytes')
 end
 end_stream(log, live, end_id, end_payload)

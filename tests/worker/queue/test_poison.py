@@ -184,10 +184,10 @@ def test_a_panic_at_settlement_fails_only_its_job(
     bad, good = site.submit("bad"), site.submit("good")
     whole = SettlementBuilder.for_attempt
 
-    def for_attempt(self: SettlementBuilder, attempt: Attempt) -> Settlement:
+    def for_attempt(self: SettlementBuilder, attempt: Attempt, row_bytes: int) -> Settlement:
         if attempt.lease.job == bad.id:
             panic()
-        return whole(self, attempt)
+        return whole(self, attempt, row_bytes)
 
     monkeypatch.setattr(SettlementBuilder, "for_attempt", for_attempt)
     site.burst()

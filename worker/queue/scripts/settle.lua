@@ -66,7 +66,8 @@ redis.pcall('EXPIRE', rows, row_seconds)
 if redis.call('EXISTS', job) == 1 then
   local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
   if bytes then
-    redis.pcall('HINCRBY', open_bytes, queue, -bytes)
+    local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
+    if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
     redis.call('HDEL', job, 'chatjobs_bytes')
   end
   keep = tonumber(keep)
