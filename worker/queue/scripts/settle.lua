@@ -79,6 +79,9 @@ if redis.call('EXISTS', job) == 1 then
     redis.pcall('ZREMRANGEBYSCORE', registry, 0, now)
     redis.pcall('ZADD', registry, registry_score, job_id)
     redis.pcall('XADD', results, 'MAXLEN', max_results, '*', unpack(result_fields))
+    -- XADD reserves 4 KiB, a copy is as large as its entries.
+    redis.pcall('COPY', results, results .. ':copy')
+    redis.pcall('RENAME', results .. ':copy', results)
     if keep > 0 then
       for _, key in ipairs({job, results, job .. ':dependents', job .. ':dependencies'}) do
         redis.call('EXPIRE', key, keep)
