@@ -94,7 +94,7 @@ class Site:
         """`fields`: of the request, of its `job`, and instructions to the fake backend."""
         options = {
             name: fields.pop(name)
-            for name in ("id", "run", "priority", "ttl", "retries")
+            for name in ("id", "run", "priority", "ttl", "retries", "result_ttl")
             if name in fields
         }
         instructions = (

@@ -242,7 +242,7 @@ def test_what_would_change_the_answer_is_refused(
 
 
 def test_the_warning_names_the_line_of_the_caller(redis_url: str) -> None:
-    fields: dict[str, Any] = {"model": "m", "messages": [HELLO], "store": True}
+    fields: dict[str, Any] = {"model": "m", "messages": [HELLO], "service_tier": "auto"}
     with pytest.warns(IgnoredFieldWarning) as caught, Client(redis_url) as client:
         line = inspect.currentframe().f_lineno
         ChatRequest(**fields)
@@ -256,7 +256,7 @@ def test_the_warning_names_the_line_of_the_caller(redis_url: str) -> None:
 def test_the_warning_names_the_line_of_an_asynchronous_caller(redis_url: str) -> None:
     async def submit() -> None:
         async with AsyncClient(redis_url) as client:
-            await client.submit({"model": "m", "messages": [HELLO], "store": True})
+            await client.submit({"model": "m", "messages": [HELLO], "service_tier": "auto"})
 
     with pytest.warns(IgnoredFieldWarning) as caught:
         asyncio.run(submit())
