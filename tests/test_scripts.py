@@ -15,7 +15,7 @@ from jobs.client import cancel, dead_letters, submit
 from jobs.client.rq_format import DEPENDENTS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
-from worker.queue import rq_scripts, rq_upkeep, rq_workers
+from worker.queue import rq_presence, rq_scripts, rq_upkeep, rq_workers
 from worker.record import part_plans
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +41,10 @@ CASES = [
     (rq_scripts.SETTLE, "ARGV", rq_scripts.SettleArgs),
     (rq_scripts.RETURN, "KEYS", rq_scripts.ReturnKeys),
     (rq_scripts.RETURN, "ARGV", rq_scripts.ReturnArgs),
+    (rq_presence.REPORT, "KEYS", rq_presence.ReportKeys),
+    (rq_presence.REPORT, "ARGV", rq_presence.ReportArgs),
+    (rq_workers.ELECT, "KEYS", rq_workers.ElectKeys),
+    (rq_workers.ELECT, "ARGV", rq_workers.ElectArgs),
     (rq_workers.RENEW, "KEYS", rq_workers.RenewKeys),
     (rq_workers.RENEW, "ARGV", rq_workers.RenewArgs),
     (rq_workers.LEAVE, "KEYS", rq_workers.LeaveKeys),

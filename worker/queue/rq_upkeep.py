@@ -181,9 +181,9 @@ class Upkeep:
         )
         self._record(keys=names, args=args)
 
-    def run(self, name: str, *args: Any) -> Any:
+    def run(self, name: str, *args: Any, **options: Any) -> Any:
         """The reply to one command of steps."""
-        return getattr(self._redis, name)(*args)
+        return getattr(self._redis, name)(*args, **options)
 
     def _run(self, steps: Steps[T]) -> T:
         """What steps return that only run commands. A Redis error ends them at once, as it is: the

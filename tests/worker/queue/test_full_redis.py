@@ -22,7 +22,9 @@ from tests.worker.queue.test_rq_store import claim, ended
 from tests.worker.site import Site, wait_until
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_settle import SECONDS_WHEN_FULL, Settlement
+from worker.queue.rq_started import RQStarted, StartedJob
 from worker.queue.rq_store import RQStore
+from worker.queue.rq_workers import RQWorkers
 from worker.record.recorder import Recorder
 
 
@@ -78,6 +80,21 @@ def test_workers_drain_a_full_redis_and_submits_are_accepted_again(site: Site) -
     assert len(site.rows()) == taken
 
 
+def test_a_worker_process_drains_a_full_redis(site: Site) -> None:
+    """It starts, reports, renews its lease and ends while Redis has no memory left."""
+    taken = 30
+    site.submit_many(prompts(taken))
+    with site.settings(maxmemory="1"):
+        worker = site.worker()
+        wait_until(lambda: len(site.rows()) == taken)
+        (name,) = site.redis.zrange(keys.WORKERS, 0, -1)
+        assert site.redis.exists(keys.worker(name.decode()))
+        assert worker.stop() == 0
+    assert "Redis fails" not in worker.output
+    assert not site.redis.zcard(keys.WORKERS)
+    site.submit("again")
+
+
 def test_every_step_of_a_worker_runs_while_redis_is_full(site: Site) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(4)])
     writer = StreamWriter(site.redis)
@@ -86,6 +103,10 @@ def test_every_step_of_a_worker_runs_while_redis_is_full(site: Site) -> None:
         claimed = claim(store, 3)
         assert [one.lease.job for one in claimed] == [job.id for job in jobs[:3]]
         store.give_back([claimed[2].lease])
+        workers = RQWorkers(site.url, "w1", store.queues, 5.0)
+        workers.renew(60.0, stopping=False)
+        assert workers.elect(keys.REAPER, 60.0)
+        RQStarted(site.redis).reclaim([StartedJob(claimed[1].lease, 1)], "w1", None)
         assert writer.write_many([Entry(jobs[0].id, 1, 1, (Delta(0, "x"),))]) == [True]
         assert store.settle([ended(claimed[0])]) == [True]
         assert jobs[3].cancel()
