@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from jobs.errors import JobError, WaitTimeout
-
+TYPE_CHECKING = False  # without `typing`: the command line handles Ctrl-C before it imports more
 if TYPE_CHECKING:
+    from typing import Any
+
     from jobs.api.answer import ChatCompletion
     from jobs.api.chunk import ChatChunk
     from jobs.api.request import ChatRequest, IgnoredFieldWarning
@@ -14,6 +13,7 @@ if TYPE_CHECKING:
     from jobs.client.aio import AsyncClient, AsyncJob
     from jobs.client.client import Client, Job
     from jobs.client.serving import NobodyServes
+    from jobs.errors import JobError, WaitTimeout
     from jobs.results.files import Results
 
 __all__ = [
@@ -41,9 +41,11 @@ _LAZY = {
     "Client": "jobs.client.client",
     "IgnoredFieldWarning": "jobs.api.request",
     "Job": "jobs.client.client",
+    "JobError": "jobs.errors",
     "NobodyServes": "jobs.client.serving",
     "Results": "jobs.results.files",
     "Sampling": "jobs.api.sampling",
+    "WaitTimeout": "jobs.errors",
 }
 
 

@@ -30,20 +30,22 @@ IGNORED_FIELDS: dict[str, Any] = {
     "spaces_between_special_tokens": True,
     "verbosity": None,
 }
-# Fields of a message, a content part, a tool call or a tool that have no effect.
+# Fields of a message, a content part, a tool call, its function or a tool that have no effect.
 IGNORED_IN_MESSAGE = frozenset(
     (
         "annotations",
         "cache_control",
         "images",
+        "parsed",
         "provider_specific_fields",
         "reasoning_details",
         "thinking_blocks",
     )
 )
 IGNORED_IN_PART = frozenset(("annotations", "cache_control", "prompt_cache_breakpoint"))
-IGNORED_IN_CALL = frozenset(("cache_control", "provider_specific_fields"))
+IGNORED_IN_CALL = frozenset(("cache_control", "caller", "provider_specific_fields"))
 IGNORED_IN_TOOL = frozenset(("cache_control",))
+IGNORED_IN_FUNCTION = frozenset(("parsed_arguments", "provider_specific_fields"))
 
 
 class Refused(NamedTuple):
@@ -95,6 +97,19 @@ def drop_ignored(
     return {key: value for key, value in data.items() if key not in names}
 
 
+def drop_stream_options(data: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
+    """stream_options without the fields that official clients send and this project lacks."""
+    usage = data.get("continuous_usage_stats")
+    if not is_empty(usage) and not _same(usage, False):
+        path = "stream_options.continuous_usage_stats"
+        hint = "include_usage ends the stream with the token counts"
+        raise invalid(f"{path} is not supported (only false is taken): {hint}", path)
+    if _same(data.get("include_obfuscation"), False):
+        data = {**data, "include_obfuscation": None}
+    names = frozenset(("continuous_usage_stats", "include_obfuscation"))
+    return drop_ignored({**data, "continuous_usage_stats": None}, names, "stream_options", ignored)
+
+
 def drop_unsupported(data: dict[str, Any], ignored: list[str]) -> dict[str, Any]:
     """A request without the fields of the tables above. Raises InvalidRequest for a refused one."""
     kept = {}
@@ -120,5 +135,7 @@ def is_empty(value: Any) -> bool:
 
 
 def _same(value: Any, neutral: Any) -> bool:
-    """Equality in JSON, where true is not 1."""
-    return isinstance(value, bool) == isinstance(neutral, bool) and bool(value == neutral)
+    """Equality in JSON, where true is not 1; for a switch, 0 and 1 are taken as clients send it."""
+    if isinstance(value, bool) and not isinstance(neutral, bool):
+        return False
+    return bool(value == neutral)

@@ -1,8 +1,8 @@
 """Messages as other APIs write them → messages of `jobs.api.message`.
 
 OpenAI's API, vLLM and litellm return messages with fields of their own. Clients send them back as
-history. Values of the wrong type are kept, so that validation names them. Raises InvalidRequest for
-what can't be taken.
+history. Unknown fields that are null or empty are dropped, at every level. Values of the wrong type
+are kept, so that validation names them. Raises InvalidRequest for what can't be taken.
 """
 
 from __future__ import annotations
@@ -13,12 +13,14 @@ from pydantic import BaseModel
 
 from jobs.api.fields import (
     IGNORED_IN_CALL,
+    IGNORED_IN_FUNCTION,
     IGNORED_IN_MESSAGE,
     IGNORED_IN_PART,
     drop_ignored,
     is_empty,
 )
-from jobs.api.message import Message
+from jobs.api.message import FunctionCall, Message, TextPart, ToolCall
+from jobs.api.wire import Wire
 from jobs.errors import invalid
 
 
@@ -32,8 +34,7 @@ def plain_messages(messages: Any, ignored: list[str]) -> Any:
 
 
 def _message(message: Any, path: str, ignored: list[str]) -> Any:
-    if isinstance(message, BaseModel) and not isinstance(message, Message):
-        message = message.model_dump()  # such as openai's ChatCompletionMessage, or our own answer
+    message = _as_dict(message, Message)
     if not isinstance(message, dict):
         return message
     plain = drop_ignored(message, IGNORED_IN_MESSAGE, path, ignored)
@@ -54,7 +55,23 @@ def _message(message: Any, path: str, ignored: list[str]) -> Any:
             _call(call, f"{path}.tool_calls[{number}]", ignored)
             for number, call in enumerate(plain["tool_calls"])
         ]
-    return plain
+    return _drop_empty(plain, Message)
+
+
+def _as_dict(value: Any, ours: type[Wire]) -> Any:
+    """Another package's object, such as openai's ChatCompletionMessage, as a dict."""
+    if isinstance(value, BaseModel) and not isinstance(value, ours):
+        return value.model_dump(warnings=False)
+    return value
+
+
+def _drop_empty(data: dict[str, Any], known: type[Wire]) -> dict[str, Any]:
+    """`data` without the unknown fields that are empty."""
+    return {
+        name: value
+        for name, value in data.items()
+        if name in known.model_fields or not is_empty(value)
+    }
 
 
 def _merge_reasoning(message: dict[str, Any], path: str) -> None:
@@ -62,7 +79,7 @@ def _merge_reasoning(message: dict[str, Any], path: str) -> None:
     reasoning = message.pop("reasoning", None)
     if is_empty(reasoning):
         return
-    if message.get("reasoning_content") not in (None, reasoning):
+    if message.get("reasoning_content") not in (None, "", reasoning):
         fact = "reasoning and reasoning_content differ: set only one"
         raise invalid(f"{path}: {fact}", f"{path}.reasoning")
     message["reasoning_content"] = reasoning
@@ -81,17 +98,25 @@ def _drop_deprecated(message: dict[str, Any], path: str) -> None:
 def _part(part: Any, path: str, ignored: list[str]) -> Any:
     if isinstance(part, str):
         return {"type": "text", "text": part}
+    part = _as_dict(part, TextPart)
     if not isinstance(part, dict):
         return part
     plain = drop_ignored(part, IGNORED_IN_PART, path, ignored)
     if plain.get("type") == "refusal" and "refusal" in plain:
         return {"type": "text", "text": plain["refusal"]}
-    return plain
+    return _drop_empty(plain, TextPart)
 
 
 def _call(call: Any, path: str, ignored: list[str]) -> Any:
+    call = _as_dict(call, ToolCall)
     if not isinstance(call, dict):
         return call
     plain = drop_ignored(call, IGNORED_IN_CALL, path, ignored)
     plain.pop("index", None)  # of a streamed delta: the place in the list says the same
-    return plain
+    if plain.get("type", "") is None:
+        del plain["type"]
+    function = _as_dict(plain.get("function"), FunctionCall)
+    if isinstance(function, dict):
+        function = drop_ignored(function, IGNORED_IN_FUNCTION, f"{path}.function", ignored)
+        plain["function"] = _drop_empty(function, FunctionCall)
+    return _drop_empty(plain, ToolCall)

@@ -25,7 +25,12 @@ def _as_json_text(arguments: Any) -> Any:
     """Arguments may be an object, as templates show them, or null."""
     if arguments is None:
         return "{}"
-    return json.dumps(arguments, ensure_ascii=False) if isinstance(arguments, dict) else arguments
+    if not isinstance(arguments, dict):
+        return arguments
+    try:
+        return json.dumps(arguments, ensure_ascii=False)
+    except TypeError as error:
+        raise ValueError(f"the object can't be written as JSON: {error}") from None
 
 
 class FunctionCall(Wire):

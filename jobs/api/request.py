@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
@@ -17,7 +19,12 @@ from pydantic import (
 )
 
 from jobs.api.caller import warn_caller
-from jobs.api.fields import IGNORED_IN_TOOL, drop_ignored, drop_unsupported
+from jobs.api.fields import (
+    IGNORED_IN_TOOL,
+    drop_ignored,
+    drop_stream_options,
+    drop_unsupported,
+)
 from jobs.api.history import plain_messages
 from jobs.api.message import Message
 from jobs.api.sampling import Sampling
@@ -36,6 +43,9 @@ MAX_BITS = 1024  # of an integer
 
 
 MAX_NAME = 1000  # characters of a model's name
+MAX_TOOLS = 1024
+# OpenAI takes up to 64 characters and no dot; others take longer names with dots.
+TOOL_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 def _model_name(name: str) -> str:
@@ -46,6 +56,28 @@ def _model_name(name: str) -> str:
         raise ValueError(f"{describe(name)} begins or ends with a space: remove it")
     if any(unicodedata.category(character) == "Cc" for character in name):
         raise ValueError(f"{describe(name)} contains a control character: remove it")
+    return name
+
+
+def _tool_name(name: str) -> str:
+    if not TOOL_NAME.fullmatch(name):
+        fact = "must have 1 to 128 letters (a-z), digits, '_', '-' and '.'"
+        raise ValueError(f"{fact}, got {describe(name)}")
+    return name
+
+
+def _job_id(name: str) -> str:
+    if not JOB_ID.fullmatch(name):
+        raise ValueError(f"must have 1 to 200 letters, digits, '_' and '-', got {describe(name)}")
+    return name
+
+
+def _run_id(name: str) -> str:
+    if not RUN_ID.fullmatch(name):
+        raise ValueError(
+            "must have 1 to 100 letters, digits, '_', '-' and '.', and not begin with '.', "
+            f"got {describe(name)}"
+        )
     return name
 
 
@@ -62,7 +94,7 @@ class ResponseFormat(Wire):
 
 class FunctionDefinition(Wire):
     model_config = ConfigDict(extra="allow")
-    name: Text
+    name: Annotated[Text, AfterValidator(_tool_name)]
     description: Text | None = None
     parameters: dict[str, Any] | None = None
     strict: StrictBool | None = None
@@ -73,11 +105,22 @@ class Tool(Wire):
     function: FunctionDefinition
 
 
+def _distinct(tools: list[Tool]) -> list[Tool]:
+    if len(tools) > MAX_TOOLS:
+        raise ValueError(f"a request has at most {MAX_TOOLS} tools, got {len(tools)}")
+    names: set[str] = set()
+    for tool in tools:
+        if tool.function.name in names:
+            raise ValueError(f"two tools have the name {describe(tool.function.name)}: rename one")
+        names.add(tool.function.name)
+    return tools
+
+
 class JobOptions(Wire):
     """How the request is queued, and what is recorded with its result. All optional."""
 
-    id: Annotated[Text, Field(pattern=f"^{JOB_ID.pattern}$")] | None = None
-    run: Annotated[Text, Field(pattern=f"^{RUN_ID.pattern}$")] | None = None
+    id: Annotated[Text, AfterValidator(_job_id)] | None = None
+    run: Annotated[Text, AfterValidator(_run_id)] | None = None
     row: Annotated[StrictInt, Field(ge=0)] | None = None  # row_index in the run
     custom_id: Text | None = None  # the user's own key, copied to the result row
     target: Text | None = None  # the expected answer, copied to the result row
@@ -138,7 +181,7 @@ class ChatRequest(Sampling):
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[StrictInt, Field(ge=1)] | None = None
     response_format: ResponseFormat | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], AfterValidator(_distinct)] | None = None
     tool_choice: Text | dict[str, Any] | None = None
     stream: StrictBool | None = None  # None: interactive jobs stream, bulk jobs don't
     stream_options: StreamOptions | None = None
@@ -179,6 +222,8 @@ class ChatRequest(Sampling):
                 else tool
                 for number, tool in enumerate(data["tools"])
             ]
+        if isinstance(data.get("stream_options"), dict):
+            data["stream_options"] = drop_stream_options(data["stream_options"], ignored)
         _merge_request_id(data)
         if ignored:
             names = ", ".join(sorted(ignored))
@@ -239,7 +284,8 @@ def _as_list(value: Any) -> Any:
 
 
 def _check_json(value: Any, depth: int, field: str) -> None:
-    """Raises ValueError for more than `depth` levels of nesting, or a huge integer."""
+    """Raises ValueError for more than `depth` levels of nesting, a huge integer, or a number that
+    is not finite."""
     if isinstance(value, dict | list | tuple):
         if not depth:
             raise ValueError(f"{field} is nested deeper than {MAX_DEPTH} levels")
@@ -247,3 +293,5 @@ def _check_json(value: Any, depth: int, field: str) -> None:
             _check_json(item, depth - 1, field)
     elif isinstance(value, int) and value.bit_length() > MAX_BITS:
         raise ValueError(f"{field} contains an integer of more than {MAX_BITS} bits")
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise ValueError(f"{field} contains {value}: numbers must be finite")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from inspect import Parameter, Signature
@@ -63,8 +64,8 @@ class Checked(Wire):
         if isinstance(data, str | bytes | bytearray):
             try:
                 data = json.loads(data)
-            except ValueError as error:
-                raise invalid(f"the request is not valid JSON: {error}") from None
+            except (ValueError, RecursionError) as error:
+                raise invalid(f"the request is {not_json(error)}") from None
         if isinstance(data, cls):
             return data
         if not isinstance(data, Mapping):
@@ -137,6 +138,32 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
     return next((one for one in found if one is not None), None)
 
 
+def not_json(error: Exception) -> str:
+    """What `json.loads` raised, in plain words."""
+    if isinstance(error, json.JSONDecodeError):
+        line = f"line {error.lineno}, " if error.lineno > 1 else ""
+        return f"not JSON: {error.msg} at {line}column {error.colno}"
+    if isinstance(error, RecursionError):
+        return "not JSON that can be read: nested too deep"
+    if isinstance(error, UnicodeDecodeError):
+        return f"not UTF-8 text: {error.reason} at byte {error.start}"
+    digits = sys.get_int_max_str_digits()
+    return f"not JSON that can be read: a number has more than {digits} digits"
+
+
+# What a value of a type must be, by pydantic's type of the fault.
+_EXPECTED = {
+    "bool_type": "true or false",
+    "dict_type": "an object",
+    "int_type": "an integer",
+    "int_from_float": "an integer",
+    "list_type": "a list",
+    "model_attributes_type": "an object",
+    "model_type": "an object",
+    "string_type": "a string",
+}
+
+
 def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> InvalidRequest:
     """One fault of a ValidationError as one sentence that names the field."""
     faults = error.errors(include_url=False)
@@ -153,16 +180,16 @@ def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> Invali
     if isinstance(cause, InvalidRequest):
         return cause
     path = ""
-    unknown = fault["type"] == "extra_forbidden"
-    for number, part in enumerate(fault["loc"], 1):
+    unknown = len(fault["loc"]) - 1 if fault["type"] == "extra_forbidden" else None
+    for place, part in enumerate(fault["loc"]):
         if isinstance(part, int):
             path += f"[{part}]"
-        elif part.isidentifier() or (unknown and number == len(fault["loc"])):
+        elif part.isidentifier() or place == unknown:  # others are pydantic's names of types
             path += f".{part}" if path else part
     param = path or None
     given = fault.get("input")
-    if unknown:
-        return invalid(f"unknown field '{path}'; {_meant(path, fault['loc'], model)}", param)
+    if unknown is not None:
+        return invalid(f"unknown field {path!r}; {_meant(path, fault['loc'], model)}", param)
     if fault["type"] == "missing":
         return invalid(f"field '{path}' is required", param)
     if fault["type"] in ("too_short", "string_too_short"):
@@ -174,5 +201,8 @@ def to_invalid_request(error: ValidationError, model: type[BaseModel]) -> Invali
             param = word[0] if word and word[0] in model.model_fields else None
             return invalid(text, param)
         return invalid(f"{path}: {text}", param)
-    text = text[0].lower() + text[1:]
+    if fault["type"] in _EXPECTED:
+        return invalid(f"{path}: expected {_EXPECTED[fault['type']]}, got {describe(given)}", param)
+    text = text.removeprefix("Input should be ")
+    text = f"must be {text}" if text != fault["msg"] else text[0].lower() + text[1:]
     return invalid(f"{path}: {text}, got {describe(given)}", param)

@@ -7,10 +7,10 @@ fast. The worker package adds `work`, `demo` and `models` through an entry-point
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
 
 from jobs.cli.interrupts import exit_on_interrupt
 
+TYPE_CHECKING = False  # without `typing`: nothing is imported before Ctrl-C is handled
 if TYPE_CHECKING:
     import click
 

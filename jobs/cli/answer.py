@@ -54,7 +54,7 @@ def print_job(job: Job, notice: WaitNotice, *, as_json: bool, quiet: bool) -> Ch
         print_stream(chunks, quiet=quiet)
         completion = job.result()
         print_calls(completion.choices[0])
-        print_other_choices(completion)
+        print_other_choices(completion, quiet=quiet)
         if not quiet and any(choice.finish_reason == "length" for choice in completion.choices):
             click.echo(CUT, err=True)
     return completion
@@ -103,13 +103,20 @@ def call_text(call: ToolCall) -> str:
     return f"{call.function.name}({call.function.arguments})"
 
 
-def print_other_choices(completion: ChatCompletion) -> None:
+def print_other_choices(completion: ChatCompletion, *, quiet: bool = False) -> None:
     """Print all choices but the first, which `print_stream` prints."""
-    for choice in completion.choices[1:]:
+    for number, choice in enumerate(completion.choices[1:], start=2):
         click.echo()
+        if not quiet:
+            click.echo(choice_label(number, len(completion.choices)), err=True)
         if choice.message.content or not choice.message.tool_calls:
             click.echo(choice.message.content or "")
         print_calls(choice)
+
+
+def choice_label(number: int, count: int) -> str:
+    """Say which of several choices follows."""
+    return f"choice {number} of {count}:"
 
 
 class TextPrinter:

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import print_job
-from jobs.cli.failures import Interrupted
+from jobs.cli.answer import choice_label, print_job
+from jobs.cli.failures import Interrupted, WrongField
 from jobs.cli.fields import fields_option
 from jobs.cli.options import Seconds, client, json_option, quiet_option, redis_option
 from jobs.cli.waiting import WaitNotice
@@ -64,6 +64,8 @@ def chat(
         try:
             notice.watch(job)
             _wait_for_worker(connected, job, model, wait)
+            if request.n and request.n > 1 and not quiet and not as_json:
+                click.echo(choice_label(1, request.n), err=True)
             completion = print_job(job, notice, as_json=as_json, quiet=quiet)
         except KeyboardInterrupt:
             if _cancel(job):
@@ -97,7 +99,7 @@ def _request(model: str, system: str | None, text: str, fields: dict[str, Any]) 
     try:
         return ChatRequest(**fields, model=model, messages=messages)
     except JobError as error:
-        raise click.UsageError(error.message) from None
+        raise WrongField(error) from None
 
 
 def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) -> None:

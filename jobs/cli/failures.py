@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 STDOUT_CLOSED = 141  # 128 + SIGPIPE
 AS_JSON = "chatjobs.as_json"  # in the context's meta: the command line contains --json
-CODES = {2: "invalid_request", 3: "unavailable", INTERRUPTED: "interrupted"}  # by exit code
 
 
 def open_devnull() -> IO[str]:
@@ -33,6 +32,7 @@ class Failure(click.ClickException):
     """
 
     prefix = click.style("error:", fg="red") + " "
+    code = "failed"  # with --json, unless a JobError has one
 
     def __init__(
         self, message: str, error: JobError | None = None, lines: Sequence[str] = ()
@@ -45,40 +45,59 @@ class Failure(click.ClickException):
             click.echo(line, file=file, err=True)
 
 
+class NotFound(Failure):
+    """What was asked for does not exist."""
+
+    code = "not_found"
+
+
+class WrongField(click.UsageError):
+    """An option of the command line is an invalid field of a request."""
+
+    def __init__(self, error: JobError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
+
 class WrongInput(Failure):
     """The data that was given is wrong, as opposed to the command line."""
 
     exit_code = 2
+    code = "invalid_request"
 
 
 class Unavailable(Failure):
     """Redis, a model, a device or the disk is unavailable."""
 
     exit_code = 3
+    code = "unavailable"
 
 
 class Interrupted(Failure):
     """Ctrl-C. The message says what goes on."""
 
     exit_code = INTERRUPTED
+    code = "interrupted"
     prefix = ""
 
 
 def as_json(shown: click.ClickException) -> str:
     """Return an exception as one JSON object, in the form of OpenAI's errors."""
     message, lines = shown.format_message(), []
-    error = None
+    error, code = None, "invalid_request" if shown.exit_code == 2 else "failed"
     if isinstance(shown, Failure):
-        error, lines = shown.error, shown.lines
+        error, lines, code = shown.error, shown.lines, shown.code
+    elif isinstance(shown, WrongField):
+        error = shown.error
     content: dict[str, Any]
-    if error is not None and error.code != "internal":
+    if error is not None:
         content = error.to_dict() | {"message": message}
     else:
         content = {
             "message": message,
             "type": "invalid_request_error" if shown.exit_code == 2 else "server_error",
             "param": None,
-            "code": CODES.get(shown.exit_code, "internal"),
+            "code": code,
         }
     if lines:
         content["lines"] = lines
@@ -146,9 +165,8 @@ def to_failure(error: Exception) -> Failure:
         return Unavailable(f"Redis: {error}")
     if isinstance(error, OSError):
         return Unavailable(str(error))
-    return Failure(
-        f"unexpected {type(error).__name__}: {error} (CHATJOBS_DEBUG=1 shows the traceback)"
-    )
+    message = f"unexpected {type(error).__name__}: {error} (CHATJOBS_DEBUG=1 shows the traceback)"
+    return Failure(message, JobError("internal", message))
 
 
 def sentence(error: JobError) -> str:

@@ -25,7 +25,7 @@ def fields_option(reserved: Mapping[str, str]) -> Callable[[FC], FC]:
                 raise click.BadParameter(f"{name} is set by {reserved[name]}")
             if name not in request_fields():
                 raise click.BadParameter(unknown_field(name, request_fields()))
-            fields[name] = json_or_text(value)
+            fields[name] = field_value(name, value)
         return fields
 
     return click.option(
@@ -39,12 +39,22 @@ def fields_option(reserved: Mapping[str, str]) -> Callable[[FC], FC]:
     )
 
 
-def json_or_text(text: str) -> Any:
-    """Parse a value; what is not valid JSON is taken as a string."""
+# Fields whose value is text, and the kinds of JSON that they may have beside it.
+TEXT_FIELDS: dict[str, tuple[type, ...]] = {
+    "model": (),
+    "request_id": (),
+    "stop": (str, list, type(None)),
+    "user": (),
+}
+
+
+def field_value(name: str, text: str) -> Any:
+    """Parse the value of a field as JSON; what is not valid JSON is taken as a string."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError):
         return text
+    return value if isinstance(value, TEXT_FIELDS.get(name, object)) else text
 
 
 @cache

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False  # without `typing`: this is imported before Ctrl-C is handled
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any, NoReturn
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
 

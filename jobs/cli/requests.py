@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from decimal import Decimal
 from difflib import get_close_matches
+from shlex import quote
 from typing import Any
 
 from jobs.api.fields import IGNORED_FIELDS, REFUSED_FIELDS
@@ -18,7 +20,9 @@ from jobs.errors import InvalidRequest, invalid
 BATCH_URL = "/v1/chat/completions"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")
 ROW_FIELDS = ("prompt", "text", "custom_id", "target", "task")  # beside those of a request
+SOURCES = ("messages", "prompt", "text")  # of which a row has one
 KEEP_ALL = "*"
+JSON = (bool, int, float, list, dict)  # beside text
 OVERHEAD = 1024  # bytes that a job has beside its request
 
 
@@ -40,8 +44,8 @@ class InvalidLine:
 
     def describe(self, unit: str) -> str:
         """Return the error with the number of the row; `unit` is what the file has: lines, rows."""
-        named = not self.error.param or self.error.param in self.error.message
-        where = "" if named else f" [{self.error.param}]"
+        param = repr(self.error.param or "")[1:-1]  # on one line, as in the message
+        where = "" if param in self.error.message else f" [{param}]"
         return f"{unit} {self.number}{where}: {self.error.message}"
 
 
@@ -103,7 +107,7 @@ def _request_fields(data: dict[str, Any], overrides: Overrides) -> dict[str, Any
     unknown = next((name for name in data if name not in known), None)
     if unknown is not None:
         raise _unknown(unknown, batch)
-    fields = _batch_body(data) if batch else _row_fields(data)
+    fields = _batch_body(data) if batch else _row_fields(data, kept)
     if kept:
         fields["metadata"] = _with_kept(_mapping(fields, "metadata"), kept)
     return fields
@@ -114,12 +118,12 @@ def _is_kept(name: str, known: tuple[str, ...], keep: tuple[str, ...]) -> bool:
 
 
 def _with_kept(metadata: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]:
-    """Metadata has only text: other values become JSON."""
+    """Metadata has only text: other values become JSON, and those that JSON lacks their text."""
     twice = next((name for name in kept if name in metadata), None)
     if twice is not None:
         raise invalid(f"metadata.{twice}: there is also a column {twice!r} to keep", "metadata")
     texts = {
-        name: value if isinstance(value, str) else json.dumps(value, default=str)
+        name: json.dumps(value, default=str) if isinstance(value, JSON) else str(value)
         for name, value in kept.items()
         if value is not None
     }
@@ -127,34 +131,64 @@ def _with_kept(metadata: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]
 
 
 def _unknown(name: str, batch: bool) -> InvalidRequest:
-    keep = f"--keep {name} keeps it in the results"
+    option = quote(name) if name.isprintable() else f"'{KEEP_ALL}'"
+    keep = f"--keep {option} keeps it in the results"
     if batch:
         return invalid(
-            f"unknown field '{name}' in a batch line, which has {', '.join(BATCH_FIELDS)}; {keep}",
+            f"unknown field {name!r} in a batch line, which has {', '.join(BATCH_FIELDS)}; {keep}",
             name,
         )
     offered = sorted(set(request_fields()) - {*IGNORED_FIELDS, *REFUSED_FIELDS, "messages"})
     close = get_close_matches(name, ("messages", *ROW_FIELDS, *offered), 1)
     if close:
-        return invalid(f"unknown field '{name}'; did you mean '{close[0]}'? ({keep})", name)
+        return invalid(f"unknown field {name!r}; did you mean '{close[0]}'? ({keep})", name)
     return invalid(
-        f"unknown field '{name}'; a row has messages, prompt or text, and may have "
+        f"unknown field {name!r}; a row has messages, prompt or text, and may have "
         f"{', '.join((*ROW_FIELDS[2:], *offered))}; {keep}",
         name,
     )
 
 
-def _row_fields(data: dict[str, Any]) -> dict[str, Any]:
-    fields = dict(data)
-    for name in ("prompt", "text"):
-        if name in fields and "messages" not in fields:
-            fields["messages"] = [{"role": "user", "content": fields.pop(name)}]
+def _row_fields(data: dict[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+    fields = {name: _number(value) for name, value in data.items()}
+    given = [name for name in SOURCES if fields.get(name) is not None]
+    if not given:
+        raise _without_messages(kept)
+    if len(given) > 1:
+        raise invalid(f"{given[0]} and {given[1]} exclude each other: give one", given[1])
+    for name in SOURCES[1:]:
+        content = fields.pop(name, None)
+        if content is not None:
+            fields["messages"] = [{"role": "user", "content": content}]
     for name in ("custom_id", "target"):
         if name in fields:
-            fields["job"] = {**_mapping(fields, "job"), name: fields.pop(name)}
+            fields["job"] = {**_mapping(fields, "job"), name: _text(data[name])}
+            del fields[name]
     if "task" in fields:
         fields["metadata"] = {**_mapping(fields, "metadata"), "task": fields.pop("task")}
     return fields
+
+
+def _without_messages(kept: Mapping[str, Any]) -> InvalidRequest:
+    name = next((name for name in SOURCES if name in kept), None)
+    hint = f"; {name} is a known field, and --keep {name} only keeps it" if name else ""
+    return invalid(f"a row needs messages, prompt or text{hint}", "messages")
+
+
+def _number(value: Any) -> Any:
+    """Numbers of typed columns, and whole floats, as pandas writes integers beside nulls, as JSON
+    has them."""
+    if isinstance(value, list):
+        return [_number(item) for item in value]
+    if isinstance(value, Decimal):
+        value = float(value) if value % 1 else int(value)
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _text(value: Any) -> Any:
+    """A key or an answer that a typed column holds as an exact number."""
+    exact = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    return str(value) if exact else value
 
 
 def _batch_body(data: dict[str, Any]) -> dict[str, Any]:

@@ -5,6 +5,7 @@ They are read as a stream, several times if need be.
 
 from __future__ import annotations
 
+import codecs
 import csv
 import json
 import shutil
@@ -13,16 +14,12 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
-from jobs.api.wire import describe
-from jobs.cli.fields import json_or_text, request_fields
+from jobs.api.wire import describe, not_json
+from jobs.cli.fields import field_value, request_fields
 from jobs.client.rq_format import MAX_DATA
 from jobs.errors import InvalidRequest, invalid
 
 Row = tuple[int, dict[str, Any] | InvalidRequest]  # number from 1; the error of a row without data
-
-# Fields of a request whose value is text: the cells of a CSV file are not parsed.
-TEXT_FIELDS = frozenset({"model", "user", "request_id"})
-BATCH_ROWS = 256  # of a Parquet file, in memory at once
 
 
 class RowFile:
@@ -63,12 +60,8 @@ def _object(line: bytes) -> dict[str, Any]:
         data = json.loads(line.decode("utf-8-sig").rstrip())
     except UnicodeDecodeError as error:
         raise _not_utf8(error) from None
-    except json.JSONDecodeError as error:
-        raise invalid(f"not JSON: {error.msg} at column {error.colno}") from None
-    except RecursionError:
-        raise invalid("not JSON: nested too deep") from None
-    except ValueError as error:  # a number with too many digits
-        raise invalid(f"not JSON: {error}") from None
+    except (ValueError, RecursionError) as error:
+        raise invalid(not_json(error)) from None
     if isinstance(data, list):
         raise invalid("expected a JSON object, got an array: write each request on its own line")
     if not isinstance(data, dict):
@@ -79,15 +72,12 @@ def _object(line: bytes) -> dict[str, Any]:
 def csv_rows(file: IO[bytes]) -> Iterator[Row]:
     """Yield the rows of CSV in UTF-8 with a header. An empty cell is a field that is not given.
 
-    A cell of a request's field is JSON, or else a string, like the values of -o. All other cells
-    are text. The number of a row is that of its first line.
+    A cell of a request's field or of `body` is JSON, or else a string, like the values of -o. All
+    other cells are text. Blank lines are skipped. The number of a row is that of its first line.
     """
     csv.field_size_limit(MAX_DATA)
-    reader = csv.reader(
-        (line.decode("utf-8" if number else "utf-8-sig") for number, line in enumerate(file)),
-        strict=True,
-    )
-    parsed = frozenset(request_fields()) - TEXT_FIELDS
+    reader = csv.reader(_text_lines(file), strict=True)
+    parsed = frozenset((*request_fields(), "body"))
     header: list[str] | None = None
     while True:
         number = reader.line_num + 1
@@ -102,6 +92,8 @@ def csv_rows(file: IO[bytes]) -> Iterator[Row]:
             yield reader.line_num + 1, _not_utf8(error)
             return
         if header is None:
+            if not any(map(str.strip, cells)):
+                continue
             header = cells
             twice = next((name for name in cells if cells.count(name) > 1), None)
             if twice is not None:
@@ -114,39 +106,30 @@ def csv_rows(file: IO[bytes]) -> Iterator[Row]:
             yield (
                 number,
                 {
-                    name: json_or_text(cell) if name in parsed else cell
+                    name: field_value(name, cell) if name in parsed else cell
                     for name, cell in given.items()
                 },
             )
 
 
 def parquet_rows(file: IO[bytes]) -> Iterator[Row]:
-    """Yield the rows of a Parquet file. Null is a field that is not given."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
+    """Yield the rows of a Parquet file."""
+    from jobs.cli import parquet_rows
 
-    try:
-        batches = pq.ParquetFile(file).iter_batches(BATCH_ROWS)
-        number = 0
-        for batch in batches:
-            for row in batch.to_pylist():
-                number += 1
-                yield (
-                    number,
-                    {name: _given(value) for name, value in row.items() if value is not None},
-                )
-    except (pa.ArrowException, OSError) as error:
-        raise invalid(f"not a Parquet file that can be read: {error}") from None
+    return parquet_rows.parquet_rows(file)
 
 
-def _given(value: Any) -> Any:
-    """A value without the null fields of its structs, which a row of JSON would not have."""
-    if isinstance(value, dict):
-        return {name: _given(item) for name, item in value.items() if item is not None}
-    if isinstance(value, list):
-        return [_given(item) for item in value]
-    return value
+def _text_lines(file: IO[bytes]) -> Iterator[str]:
+    """The lines of a text file, however they end: LF, CR LF or CR."""
+    encoding = "utf-8-sig"
+    for chunk in file:
+        for line in chunk.splitlines(keepends=True):
+            yield line.decode(encoding)
+            encoding = "utf-8"
 
 
 def _not_utf8(error: UnicodeDecodeError) -> InvalidRequest:
-    return invalid(f"not UTF-8 text: {error.reason} at byte {error.start}")
+    if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        return invalid("not UTF-8 text: the file is UTF-16: save it as UTF-8")
+    fact = f"{error.reason} at byte {error.start}"
+    return invalid(f"not UTF-8 text: {fact}: save the file as UTF-8")

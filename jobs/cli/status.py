@@ -8,7 +8,7 @@ import click
 
 from jobs import keys
 from jobs.cli.answer import print_json
-from jobs.cli.failures import Failure
+from jobs.cli.failures import NotFound
 from jobs.cli.options import connection, json_option, redis_option
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
     else:
         _print_tables(running, lengths)
     if host is not None and not running:
-        raise Failure(f"no worker is running on host {host}")
+        raise NotFound(f"no worker is running on host {host}")
 
 
 def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -> None:

@@ -217,7 +217,9 @@ def _wait(
             "chatjobs follow JOB shows an answer, chatjobs cancel JOB... stops them"
         ) from None
     if failed:
-        raise Failure(f"{failed} of {len(submitted)} jobs failed or were cancelled")
+        jobs = counted(len(submitted), "job")
+        were = "was" if failed == 1 else "were"
+        raise Failure(f"{failed} of {jobs} failed or {were} cancelled")
 
 
 def _invalid_rows(rows: RowFile, errors: list[InvalidLine], invalid: int, total: int) -> WrongInput:

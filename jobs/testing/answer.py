@@ -12,7 +12,9 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any
+from typing import Any, cast, get_args
+
+from pydantic import ValidationError
 
 from jobs.api.answer import (
     AssistantMessage,
@@ -25,6 +27,7 @@ from jobs.api.answer import (
 )
 from jobs.api.message import ToolCall
 from jobs.api.request import ChatRequest
+from jobs.api.wire import describe, to_invalid_request
 from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 
@@ -46,10 +49,51 @@ class Answer:
     error: JobError | None = None
     delay: float = 0.0  # seconds until the first token; math.inf: the job never ends
 
+    def __post_init__(self) -> None:
+        """Raises TypeError or ValueError: a mistake in a test is reported where it is made."""
+        for name, text in (("content", self.content), ("reasoning", self.reasoning)):
+            if not _is_text(text):
+                raise TypeError(
+                    f"{name}: expected a string or a list of strings, got {describe(text)}"
+                )
+        if self.error is not None and not isinstance(self.error, JobError):
+            raise TypeError(f"error: expected a JobError, got {describe(self.error)}")
+        reasons = get_args(FinishReason)
+        if self.finish_reason is not None and self.finish_reason not in reasons:
+            names = " or ".join((", ".join(map(repr, reasons[:-1])), repr(reasons[-1])))
+            raise ValueError(f"finish_reason: must be {names}, got {describe(self.finish_reason)}")
+        if not self.delay >= 0:
+            raise ValueError(f"delay: must be at least 0, got {self.delay}")
+        for number, call in enumerate(self.tool_calls):
+            try:
+                ToolCall.model_validate(call)
+            except ValidationError as error:
+                fault = to_invalid_request(error, ToolCall).message
+                raise ValueError(f"tool_calls[{number}]: {fault}") from None
+
 
 # The answer to one request. A sequence has one element per choice (`n`); anything else is the
 # answer of every choice. An exception is the error of the job.
 Reply = str | Answer | ChatCompletion | Exception | Sequence[str | Answer]
+
+
+def check_reply(reply: Any) -> Reply:
+    """The reply, if it is one. Raises TypeError."""
+    several = isinstance(reply, Sequence) and not isinstance(reply, str | bytes)
+    for one in reply if several else [reply]:
+        single = (str, Answer) if several else (str, Answer, ChatCompletion, Exception)
+        if not isinstance(one, single):
+            raise TypeError(
+                "a FakeWorker's answer must be a string, an Answer, a ChatCompletion, an exception "
+                f"or a list of strings and Answers, one per choice; got {describe(one)}"
+            )
+    return cast(Reply, reply)
+
+
+def _is_text(text: Any) -> bool:
+    if isinstance(text, str):
+        return True
+    return isinstance(text, Sequence) and all(isinstance(token, str) for token in text)
 
 
 @dataclass(frozen=True)
@@ -124,6 +168,7 @@ class Plan:
         return self._completion([choice.first(steps) for choice in self._choices], None)
 
     def _read(self, reply: Reply) -> list[_Choice]:
+        check_reply(reply)
         if isinstance(reply, Exception):
             self.error = failure_of(reply)
             return []

@@ -17,7 +17,7 @@ from jobs.client.aio import AsyncClient
 from jobs.client.client import Client
 from jobs.results.outbox import DEFAULT_RUN
 from jobs.results.rows import Row, rows_of
-from jobs.testing.answer import Answer, Reply
+from jobs.testing.answer import Answer, Reply, check_reply
 from jobs.testing.connections import (
     ScriptingRedis,
     connected_async_client,
@@ -56,6 +56,11 @@ class FakeWorker:
 
     def __init__(self, answers: Answers = "OK") -> None:
         self.requests: list[ChatRequest] = []  # of all attempts that were started, in order
+        if isinstance(answers, Sequence) and not isinstance(answers, str | bytes):
+            for reply in answers:
+                check_reply(reply)
+        elif not callable(answers):
+            check_reply(answers)
         self._answers = answers
         self._server = fakeredis.FakeServer()
         self._redis: Any = ScriptingRedis(server=self._server)

@@ -14,6 +14,8 @@ from jobs import Client
 from tests.cli.conftest import Spawn
 from worker.demo import DATASET
 
+ROOT = Path(__file__).parents[2]
+
 # Runs the command line, and sends SIGINT to itself when the module TARGET is imported.
 IMPORTING = """
 import importlib.abc, os, signal, sys
@@ -28,9 +30,21 @@ main()
 """
 
 
+def test_nothing_is_imported_before_ctrl_c_is_handled() -> None:
+    code = (
+        "import contextlib, re, signal, sys; before = set(sys.modules)\n"
+        "from jobs.cli import main; print(*sorted(set(sys.modules) - before))"
+    )
+    words = [sys.executable, "-S", "-c", code]  # -S: an editable install imports modules of its own
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert done.stdout.split() == ["__future__", "jobs", "jobs.cli", "jobs.cli.interrupts"]
+
+
 @pytest.mark.parametrize(
     ("target", "words"),
     [
+        ("jobs.cli.failures", "--help"),
+        ("jobs.errors", "chat -m demo hi"),
         ("click", "--help"),
         ("pydantic", "chat -m demo hi"),
         ("redis", "status"),

@@ -116,7 +116,8 @@ def test_errors_say_what_is_wrong_with_the_line() -> None:
     assert "not JSON" in rejected(b"[" * 100_000).describe("line")
     assert "JSON object" in rejected(b"[1, 2]").describe("line")
     assert "not UTF-8" in rejected(b'{"prompt": "\xff"}').describe("line")
-    assert "'messages' is required" in rejected(b"{}").describe("line")
+    assert rejected(b"{}").describe("line") == "line 1: a row needs messages, prompt or text"
+    assert "not UTF-8 text" in rejected('{"prompt": "a"}'.encode("utf-16")).describe("line")
     assert "job: expected an object" in rejected(b'{"prompt": "a", "job": 3}').describe("line")
 
 
@@ -171,3 +172,42 @@ def test_what_is_not_an_object_is_named() -> None:
     )
     assert rejected(b"null").describe("line") == "line 1: expected a JSON object, got null"
     assert rejected(b'"text"').describe("line") == "line 1: expected a JSON object, got 'text'"
+
+
+def test_numbers_are_taken_as_pandas_writes_them() -> None:
+    request = accepted(
+        {"prompt": "a", "max_tokens": 64.0, "stop_token_ids": [1.0, 2], "custom_id": 3, "target": 4}
+    ).request
+    assert (request.max_tokens, request.stop_token_ids) == (64, [1, 2])
+    assert (request.job.custom_id, request.job.target) == ("3", "4")
+    assert rejected(b'{"prompt": "a", "target": true}').error.param == "job.target"
+
+
+def test_fields_that_exclude_each_other_are_named() -> None:
+    for first, second in (("messages", "prompt"), ("messages", "text"), ("prompt", "text")):
+        row = {first: "a", second: "b"}
+        error = rejected(lines(row)[0]).describe("line")
+        assert error == f"line 1: {first} and {second} exclude each other: give one"
+    assert accepted({"prompt": "a", "text": None}).request.messages[0].text == "a"
+
+
+def test_a_known_column_that_is_kept_is_named_where_it_is_missing() -> None:
+    valid, (error,) = read_requests(lines({"prompt": "a"}), Overrides("m", keep=("prompt",)))
+    assert not valid
+    assert error.describe("line") == (
+        "line 1: a row needs messages, prompt or text; prompt is a known field, and "
+        "--keep prompt only keeps it"
+    )
+
+
+def test_an_integer_with_too_many_digits_is_refused_in_plain_words() -> None:
+    error = rejected(b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}").describe("line")
+    assert error == "line 1: not JSON that can be read: a number has more than 4300 digits"
+
+
+def test_a_field_with_a_strange_name_is_shown_on_one_line() -> None:
+    error = rejected(lines({"prompt": "a", "a\nb[red]": 1})[0]).describe("line")
+    assert error.startswith(r"line 1: unknown field 'a\nb[red]'")
+    assert "\n" not in error
+    error = rejected(lines({"prompt": "a", "job": {"a\nb[red]": 1}})[0]).describe("line")
+    assert r"unknown field 'job.a\nb[red]'" in error

@@ -50,6 +50,29 @@ def test_csv_takes_what_spreadsheets_write() -> None:
     ]
 
 
+def test_csv_takes_each_kind_of_line_end() -> None:
+    for end in ("\n", "\r\n", "\r"):
+        assert csv_of(end.join(["prompt,target", "a,b", '"c\nd",e', "f,g", ""])) == [
+            (2, {"prompt": "a", "target": "b"}),
+            (3, {"prompt": "c\nd", "target": "e"}),
+            (5, {"prompt": "f", "target": "g"}),
+        ]
+
+
+@pytest.mark.parametrize("blank", ["\n", "\r\n\n", "  \n", ",\n"])
+def test_blank_lines_before_the_header_are_skipped(blank: str) -> None:
+    ((number, row),) = csv_of(f"{blank}prompt,target\na,b\n")
+    assert number == blank.count("\n") + 2
+    assert row == {"prompt": "a", "target": "b"}
+
+
+def test_csv_cells_of_stop_are_text_unless_they_are_a_list_and_bodies_are_json() -> None:
+    rows = csv_of('stop,tool_choice\n2,none\ntrue,auto\n"[""2""]",\n"""2""",\n')
+    assert [row["stop"] for _, row in rows] == ["2", "true", ["2"], "2"]
+    ((_, row),) = csv_of('custom_id,body\n1,"{""model"": ""m""}"\n')
+    assert row == {"custom_id": "1", "body": {"model": "m"}}
+
+
 def test_csv_takes_long_cells() -> None:
     ((_, row),) = csv_of("prompt\n" + "a" * 500_000)
     assert len(row["prompt"]) == 500_000
@@ -62,6 +85,8 @@ def test_csv_takes_long_cells() -> None:
         ("prompt,prompt\na,b\n", 1, "the header has two columns 'prompt'"),
         ('prompt\n"a\n', 2, "not CSV: unexpected end of data"),
         (b"prompt\nok\n\xff\n", 3, "not UTF-8 text"),
+        (b"prompt\nok\n\xff\n", 3, "save the file as UTF-8"),
+        ("prompt\na\n".encode("utf-16"), 1, "the file is UTF-16: save it as UTF-8"),
     ],
 )
 def test_csv_that_is_broken_is_named(text: str | bytes, number: int, message: str) -> None:

@@ -216,7 +216,7 @@ def test_wait_prints_a_table_of_the_results(run: Run, site: Site) -> None:
     result = run(*words, input=LINES)
     assert result.exit_code == 1
     assert result.stderr.splitlines()[0] == "3 jobs enqueued"
-    assert result.stderr.splitlines()[-1] == "error: 1 of 3 jobs failed or were cancelled"
+    assert result.stderr.splitlines()[-1] == "error: 1 of 3 jobs failed or was cancelled"
     header, _, *rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
     assert header == ["line", "custom_id", "job", "status", "tokens", "answer"]
     assert rows[0][:2] == ["1", "a"]
@@ -280,3 +280,9 @@ def test_durable_jobs_need_an_append_only_file(run: Run, redis_url: str) -> None
         result = run("submit", "-", "--model", "m", "--durable", "--redis", server.url, input=line)
     assert result.exit_code == 0, result.stderr
     assert "1 job enqueued and on disk" in result.stderr
+
+
+def test_a_stop_string_of_digits_stays_text(run: Run, redis_url: str) -> None:
+    words = ("submit", "-", "-m", "m", "-o", "stop=2", "-o", "user=3", "--redis", redis_url)
+    (request,) = requests_of(run(*words, input='{"prompt": "a"}'), redis_url)
+    assert (request.stop, request.user) == ("2", "3")

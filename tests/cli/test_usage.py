@@ -95,6 +95,18 @@ def test_the_error_of_a_job_is_json_with_json(run: Run, redis_url: str) -> None:
     assert (error["code"], error["param"]) == ("model_not_found", "model")
 
 
+def test_a_wrong_field_of_a_question_is_named_in_json(run: Run) -> None:
+    error = error_of(run("chat", "-m", "m", "--json", "-o", "top_p=3", "hi").stderr)
+    assert (error["code"], error["param"]) == ("invalid_request", "top_p")
+
+
+def test_a_host_without_worker_has_a_code_of_its_own(run: Run, redis_url: str) -> None:
+    result = run("status", "--host", "x", "--json", "--redis", redis_url)
+    assert result.exit_code == 1
+    error = error_of(result.stderr)
+    assert (error["code"], error["message"]) == ("not_found", "no worker is running on host x")
+
+
 def test_a_question_that_looks_like_the_option_gets_no_json(run: Run) -> None:
     result = run("chat", "-m", "demo", "--redis", UNREACHABLE, "--", "--json")
     assert result.stderr.startswith("error: can't reach Redis")

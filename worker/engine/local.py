@@ -5,10 +5,10 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from torch import Tensor
 
@@ -25,6 +25,7 @@ from worker.engine.engine import EngineCore
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.scorer import token_ids
 from worker.engine.sequence import Listener, Sequence, TokenEvent
+from worker.prompt.template import template_path
 from worker.text.detokenizer import Detokenizer
 
 
@@ -85,21 +86,23 @@ class Engine:
             context=context,
             cache_bytes=cache_bytes,
             download_dir=download_dir,
-            chat_template=None if chat_template is None else Path(chat_template),
+            chat_template=None if chat_template is None else template_path(chat_template),
             tool_parser=tool_parser,
         )
         return cls(core)
 
-    def chat(self, request: ChatRequest) -> ChatCompletion:
+    def chat(self, request: ChatRequest | Mapping[str, Any]) -> ChatCompletion:
         """Run one request to completion. Raises JobError."""
+        request = ChatRequest.parse(request)
         sink = CollectingSink()
         chat = self.submit(request, sink)
         self._run(lambda: chat.done, [chat])
         return sink.completion()
 
-    def stream(self, request: ChatRequest) -> Iterator[ChatChunk]:
+    def stream(self, request: ChatRequest | Mapping[str, Any]) -> Iterator[ChatChunk]:
         """Run one request and yield its chunks as they are generated. Raises JobError, also while
         iterating."""
+        request = ChatRequest.parse(request)
         sink = CollectingSink()
         chat = self.submit(request, sink)
         chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))

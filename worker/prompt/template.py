@@ -5,15 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from jobs.errors import JobError, invalid
+from jobs.api.wire import describe
+from jobs.errors import InvalidRequest, JobError, invalid
 from worker.loading.source import ModelSource
 from worker.loading.tokenizer import Tokenizer
 from worker.prompt.sandbox import REMEDY, WHOSE, shared_sandbox
 
+MAX_PATH = 4096  # characters
 # A tool that shows whether a template takes tools, and how it writes a call.
 PROBE_TOOL: dict[str, Any] = {
     "type": "function",
@@ -64,15 +67,22 @@ class ChatTemplate:
 
     @classmethod
     def from_file(cls, path: Path, model: ModelSource) -> ChatTemplate:
-        """A template that takes the place of the model's own. Raises JobError."""
+        """A template that takes the place of the model's own. Raises JobError, also if it can't
+        render a question."""
         try:
-            text = path.read_text(encoding="utf-8")
+            text = template_path(path).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
             reason = "is not UTF-8 text" if isinstance(error, ValueError) else "can't be read"
             detail = getattr(error, "strerror", None) or error
             raise invalid(f"chat template {path} {reason}: {detail}", "chat_template") from None
+        if not text.strip():
+            fact = "is empty: write a Jinja template into it"
+            raise invalid(f"chat template {path} {fact}", "chat_template")
         try:
-            return cls({"default": text}, model.special_tokens)
+            template = cls({"default": text}, model.special_tokens)
+            with suppress(InvalidRequest):  # it may take other messages
+                template.render([PROBE_QUESTION])
+            return template
         except JobError as error:
             fact = error.message.removeprefix(WHOSE).removesuffix(REMEDY)
             raise invalid(f"chat template {path}{fact}", "chat_template") from None
@@ -137,6 +147,15 @@ class ChatTemplate:
             return False
         dumped = "'type'" in text or '"type"' in text
         return "a7q" in text and "b7q" in text and not dumped
+
+
+def template_path(given: str | Path) -> Path:
+    """The path of a template's file. Raises JobError for the text of a template."""
+    text = str(given)
+    if not text.strip() or len(text) > MAX_PATH or any(sign in text for sign in ("{%", "{{", "\n")):
+        fact = f"must be the path of a file with a Jinja template, got {describe(text)}"
+        raise invalid(f"chat_template {fact}", "chat_template")
+    return Path(given)
 
 
 def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from worker.text.tool_call import (
-    WHITESPACE,
     Block,
     Functions,
     Malformed,
+    Openings,
     Unfinished,
+    after_any,
     after_closing,
+    after_short_blank,
     call_of,
-    find_marker,
     object_opens,
     read_json,
 )
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 PYTHON_TAG = "<|python_tag|>"
+_HERMES, _LLAMA = Openings(OPENING), Openings(PYTHON_TAG)
 
 
 class Hermes:
@@ -29,11 +31,11 @@ class Hermes:
     separators = ""
     markers = (OPENING, CLOSING)
 
-    def find(self, text: str, blank: str | None) -> tuple[int, bool]:
-        return find_marker(text, (OPENING,))
+    def find(self, text: str, at: int, blank: str | None) -> tuple[int, bool]:
+        return _HERMES.find(text, at)
 
-    def read(self, text: str, *, final: bool) -> Block:
-        start = _object_after(text, len(OPENING))
+    def read(self, text: str, at: int, *, final: bool) -> Block:
+        start = _object_after(text, at + len(OPENING))
         value, end = read_json(text, start)
         closed = after_closing(text, end, CLOSING, final=final)
         if closed is None:
@@ -52,27 +54,27 @@ class LlamaJson:
     def __init__(self, functions: Functions) -> None:
         self._functions = functions
 
-    def find(self, text: str, blank: str | None) -> tuple[int, bool]:
-        if blank is not None:
-            bare = text.lstrip(blank)
-            opens = object_opens(bare) if bare.startswith("{") else False
+    def find(self, text: str, at: int, blank: str | None) -> tuple[int, bool]:
+        start = at if blank is None else after_any(text, at, blank)
+        if blank is not None and text.startswith("{", start):
+            opens = object_opens(text, start)
             if opens is not False:
-                return len(text) - len(bare), opens is True
-        return find_marker(text, (PYTHON_TAG,))
+                return start, opens is True
+        return _LLAMA.find(text, start)
 
-    def read(self, text: str, *, final: bool) -> Block:
-        start = _object_after(text, len(text) - len(text.removeprefix(PYTHON_TAG)))
-        value, end = read_json(text, start)
+    def read(self, text: str, at: int, *, final: bool) -> Block:
+        start = at + len(PYTHON_TAG) if text.startswith(PYTHON_TAG, at) else at
+        value, end = read_json(text, _object_after(text, start))
         return Block((call_of(value, self._functions),), end)
 
 
-def _object_after(text: str, start: int) -> int:
-    """The place of the object that follows `start` after white space. Raises Malformed if it can't
-    be that of a call, or Unfinished."""
-    body = text[start:].lstrip(WHITESPACE)
-    opens = (object_opens(body) if body.startswith("{") else False) if body else None
-    if opens is None:
+def _object_after(text: str, at: int) -> int:
+    """The place of the object that follows `at` after white space. Raises Malformed if it can't be
+    that of a call, or Unfinished."""
+    start = after_short_blank(text, at)
+    opens = None if start is None else text[start] == "{" and object_opens(text, start)
+    if start is None or opens is None:
         raise Unfinished
     if not opens:
         raise Malformed
-    return len(text) - len(body)
+    return start

@@ -7,12 +7,15 @@ space between a call and the beginning or end of the completion is left out.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 
-from worker.text.tool_call import WHITESPACE, Call, Functions, Malformed, Syntax, Unfinished
+from worker.text.tool_call import WHITESPACE, Block, Call, Functions, Malformed, Syntax, Unfinished
 from worker.text.tool_json import Hermes, LlamaJson
 from worker.text.tool_python import Pythonic
 from worker.text.tool_xml import QwenXml
+
+logger = logging.getLogger(__name__)
 
 # By the names that vLLM gives its parsers.
 SYNTAXES: dict[str, Callable[[Functions], Syntax]] = {
@@ -21,11 +24,43 @@ SYNTAXES: dict[str, Callable[[Functions], Syntax]] = {
     "pythonic": Pythonic,
     "qwen3_coder": QwenXml,
 }
-# A call is read again while it grows. These limits keep the time linear in its length.
+MAX_CALL = 2**17  # characters of a call, or of the calls of one list; longer ones stay text
+# A call is read again while it grows. These limits keep the time linear in the length of the text.
 SHORT = 256  # characters that are read whenever some are added, to show what is not a call at once
 WINDOW = 64  # last characters in which a closing is looked for
 READS = 64  # number of readings after which the text must have grown by GROWTH
 GROWTH = 1.1
+PIECE = 1024  # characters that are added at once
+
+
+class _Guarded:
+    """A syntax that finds no more calls after an error of its own, so that no text is lost."""
+
+    def __init__(self, syntax: Syntax) -> None:
+        self.closings, self.separators = syntax.closings, syntax.separators
+        self._syntax: Syntax | None = syntax
+
+    def find(self, text: str, at: int, blank: str | None) -> tuple[int, bool]:
+        if self._syntax is not None:
+            try:
+                return self._syntax.find(text, at, blank)
+            except Exception:
+                self._give_up()
+        return len(text), False
+
+    def read(self, text: str, at: int, *, final: bool) -> Block:
+        if self._syntax is not None:
+            try:
+                return self._syntax.read(text, at, final=final)
+            except (Malformed, Unfinished):
+                raise
+            except Exception:
+                self._give_up()
+        raise Malformed
+
+    def _give_up(self) -> None:
+        self._syntax = None
+        logger.exception("tool calls could not be read: the rest of this answer stays text")
 
 
 class ToolParser:
@@ -34,81 +69,103 @@ class ToolParser:
 
     def __init__(self, syntax: Syntax) -> None:
         self.markers = syntax.markers
-        self._syntax = syntax
-        self._held = ""  # text that may be a call, or the beginning of one
-        self._inside = False  # _held begins where a call begins
-        self._seen = self._reads = 0  # length of _held at the last reading, and their number
-        self._blank = ""  # white space that is shown only if text follows
+        self._syntax = _Guarded(syntax)
+        self._text, self._at = "", 0  # what follows _at may be a call, or the beginning of one
+        self._inside = False  # a call may begin at _at
+        self._seen = self._reads = 0  # length of the call at the last reading, and their number
+        self._new: list[str] = []  # text after _text that was not worth reading
+        self._length = 0  # of _text and _new
+        self._closes = False  # a closing is in _new
+        self._blank: list[str] = []  # white space that is shown only if text follows
         self._has_text = self._after_call = False
 
     def push(self, text: str) -> tuple[str, list[Call]]:
         """Add text; returns the content and the calls that no later text can change."""
-        self._held += text
-        return self._scan(final=False)
+        shown: list[str] = []
+        calls: list[Call] = []
+        for start in range(0, len(text), PIECE):
+            piece = text[start : start + PIECE]
+            if self._is_worth_reading(piece):
+                more, found = self._scan(final=False)
+                shown.append(more)
+                calls += found
+        return "".join(shown), calls
 
     def flush(self) -> tuple[str, list[Call]]:
         """What is still held back at the end of the completion."""
         text, calls = self._scan(final=True)
         if not self._after_call:
-            text += self._blank
+            text += "".join(self._blank)
         return text, calls
 
+    def _is_worth_reading(self, piece: str) -> bool:
+        """Add a piece of text; returns whether a call could be found, or refused, with it."""
+        before = (self._new[-1] if self._new else self._text)[-WINDOW:]
+        self._new.append(piece)
+        self._length += len(piece)
+        if not self._inside or self._length <= SHORT or self._length >= MAX_CALL:
+            return True
+        end = before + piece
+        self._closes = self._closes or any(closing in end for closing in self._syntax.closings)
+        if not self._closes:
+            return False
+        self._reads += 1
+        return self._reads <= READS or self._length >= self._seen * GROWTH
+
     def _scan(self, *, final: bool) -> tuple[str, list[Call]]:
+        self._text = self._text[self._at :] + "".join(self._new)
+        self._at, self._new, self._closes = 0, [], False
         shown: list[str] = []
         calls: list[Call] = []
         while True:
             if not self._inside:
                 blank = None if self._has_text else self._blanks
-                at, found = self._syntax.find(self._held, blank)
-                shown.append(self._show(at if found or not final else len(self._held)))
+                at, found = self._syntax.find(self._text, self._at, blank)
+                shown.append(self._show(at if found or not final else len(self._text)))
                 if not found:
                     break
-                self._inside, self._seen, self._reads = True, 0, 0
-            if not (final or self._is_worth_reading()):
-                break
+                self._inside, self._reads = True, 0
             try:
-                block = self._syntax.read(self._held, final=final)
+                block = self._read(final=final)
             except Unfinished:
-                if not final:
-                    self._seen = len(self._held)
-                    break
-                shown.append(self._refuse())
-            except Malformed:
-                shown.append(self._refuse())
+                self._seen = len(self._text) - self._at
+                break
+            except Malformed as error:
+                self._inside = False
+                shown.append(self._show(error.end or self._at + 1))
             else:
                 calls += block.calls
-                self._held, self._inside = self._held[block.end :], False
-                self._after_call = True
+                self._at, self._inside, self._after_call = block.end, False, True
+        self._length = len(self._text) - self._at
         return "".join(shown), calls
 
-    def _is_worth_reading(self) -> bool:
-        length = len(self._held)
-        if length <= SHORT or not self._seen:
-            return True
-        end = self._held[max(0, self._seen - WINDOW) :]
-        if not any(closing in end for closing in self._syntax.closings):
-            return False
-        self._reads += 1
-        return self._reads <= READS or length >= self._seen * GROWTH
+    def _read(self, *, final: bool) -> Block:
+        """The calls at _at. Raises Unfinished if more text may make it a call, else Malformed."""
+        end = self._at + MAX_CALL
+        try:
+            if len(self._text) < end:
+                return self._syntax.read(self._text, self._at, final=final)
+            return self._syntax.read(self._text[:end], self._at, final=False)
+        except Unfinished:
+            if len(self._text) >= end:
+                raise Malformed(end) from None
+            if final:
+                raise Malformed from None
+            raise
 
     @property
     def _blanks(self) -> str:
         return WHITESPACE + self._syntax.separators if self._after_call else WHITESPACE
 
-    def _refuse(self) -> str:
-        """Show the first character of what is not a call; another call may begin right after it."""
-        self._inside = False
-        return self._show(1)
-
-    def _show(self, length: int) -> str:
-        """Remove text from _held; returns what of it is certain to be shown."""
-        text, self._held = self._held[:length], self._held[length:]
+    def _show(self, end: int) -> str:
+        """Move _at to `end`; returns what of the text between is certain to be shown."""
+        text, self._at = self._text[self._at : end], end
         bare = text.rstrip(self._blanks)
         if not bare:
-            self._blank += text
+            self._blank.append(text)
             return ""
-        before, self._blank = self._blank, text[len(bare) :]
-        shown = before + bare
+        shown = "".join(self._blank) + bare
+        self._blank = [text[len(bare) :]]
         if self._after_call and not self._has_text:
             shown = shown.lstrip(self._blanks)
         self._has_text, self._after_call = True, False

@@ -11,15 +11,18 @@ import re
 from typing import Any
 
 from worker.text.tool_call import (
-    WHITESPACE,
+    MAX_DEPTH,
     Block,
     Call,
     Functions,
     Malformed,
+    Openings,
     Unfinished,
+    after_any,
+    after_blank,
     after_closing,
+    after_short_blank,
     call_of,
-    find_marker,
     object_opens,
     read_json,
     to_call,
@@ -28,7 +31,9 @@ from worker.text.tool_call import (
 FENCE = "```"
 FENCES = ("```tool_code", "```json")
 PRINT = "print"  # models may print the result of a call
-MAX_DEPTH = 64  # levels of nested lists and dicts
+MAX_PRINTS = 8  # calls of print around a call
+MAX_CALLS = 128  # in one list or fence; longer lists stay text
+_OPENINGS = Openings(*FENCES)
 _BLANK = re.compile(r"\s*")
 _NAME = re.compile(r"[^\W\d][\w.-]*")
 _KEY = re.compile(r"([^\W\d]\w*)\s*=(?!=)")
@@ -53,52 +58,62 @@ class Pythonic:
 
     def __init__(self, functions: Functions) -> None:
         self._functions = functions
+        self._names = tuple(f"{name}(" for name in (*functions, PRINT))
+        self._longest = max(map(len, self._names))
 
-    def find(self, text: str, blank: str | None) -> tuple[int, bool]:
-        if blank is not None:
-            bare = text.lstrip(blank)
-            opens = self._opens(bare) if bare.startswith(("{", "[")) else False
+    def find(self, text: str, at: int, blank: str | None) -> tuple[int, bool]:
+        start = at if blank is None else after_any(text, at, blank)
+        if blank is not None and text.startswith(("{", "["), start):
+            opens = self._opens(text, start)
             if opens is not False:
-                return len(text) - len(bare), opens is True
-        return find_marker(text, FENCES)
+                return start, opens is True
+        return _OPENINGS.find(text, start)
 
-    def read(self, text: str, *, final: bool) -> Block:
-        if not text.startswith(FENCE):
-            return Block(*self._calls(text, 0, final=final))
-        start = max(len(fence) for fence in FENCES if text.startswith(fence))
-        code = text[start:].lstrip(WHITESPACE)
-        if text[start : start + 1].strip():
+    def read(self, text: str, at: int, *, final: bool) -> Block:
+        if not text.startswith(FENCE, at):
+            return Block(*self._calls(text, at, final=final))
+        code = at + max(len(fence) for fence in FENCES if text.startswith(fence, at))
+        if text[code : code + 1].strip():
             raise Malformed  # the name of another language
-        opens = self._opens(code) if code else None
-        if opens is None:
+        start = after_short_blank(text, code)
+        opens = None if start is None else self._opens(text, start)
+        if start is None or opens is None:
             raise Unfinished
         if not opens:
             raise Malformed
-        calls, end = self._calls(text, len(text) - len(code), final=final)
+        calls, end = self._calls(text, start, final=final)
         closed = after_closing(text, end, FENCE, final=final)
         if closed is None:
             raise Malformed
         return Block(calls, closed)
 
-    def _opens(self, text: str) -> bool | None:
-        """Whether a text begins as calls do; None: this depends on the text to come."""
-        inner = text.removeprefix("[").lstrip(WHITESPACE)
-        if not inner:
-            return None
-        if inner.startswith("{"):
-            return object_opens(inner)
-        openings = [f"{name}(" for name in (*self._functions, PRINT)]
-        if inner.startswith(tuple(openings)):
+    def _opens(self, text: str, at: int) -> bool | None:
+        """Whether calls begin at a place in a text; None: this depends on the text to come."""
+        if text.startswith("[", at):
+            try:
+                inner = after_short_blank(text, at + 1)
+            except Malformed:
+                return False
+            if inner is None:
+                return None
+            at = inner
+        if text.startswith("{", at):
+            return object_opens(text, at)
+        if text.startswith(self._names, at):
             return True
-        return None if any(opening.startswith(inner) for opening in openings) else False
+        rest = text[at : at + self._longest]
+        return None if any(opening.startswith(rest) for opening in self._names) else False
 
     def _calls(self, text: str, start: int, *, final: bool) -> tuple[tuple[Call, ...], int]:
         """The calls at a place in a text, and their end."""
-        if not text[start:].removeprefix("[").lstrip(WHITESPACE).startswith("{"):
+        first = after_blank(text, start + 1) if text.startswith("[", start) else start
+        if not text.startswith("{", first):
             reader = _Reader(text, start)
             return reader.calls(self._functions, final=final), reader.at
         value, end = read_json(text, start)
         values = value if isinstance(value, list) else [value]
+        if len(values) > MAX_CALLS:
+            raise Malformed
         return tuple(call_of(one, self._functions) for one in values), end
 
 
@@ -128,13 +143,14 @@ class _Reader:
         found: list[Call] = []
         if self._take("["):
             while True:
-                found.append(self._call(functions))
+                self._add_call(found, functions)
                 if self._ends_items("]"):
                     return tuple(found)
         while not self._text.startswith(FENCE, self._after_blank()):
-            if found and final and FENCE.startswith(self._text[self._after_blank() :]):
+            at = self._after_blank()
+            if found and final and FENCE.startswith(self._text[at : at + len(FENCE)]):
                 break
-            found.append(self._call(functions))
+            self._add_call(found, functions)
             self._take(";")
         return tuple(found)
 
@@ -159,13 +175,20 @@ class _Reader:
             raise self._fault()
         return _CONSTANTS[name[0]]
 
-    def _call(self, functions: Functions) -> Call:
+    def _add_call(self, found: list[Call], functions: Functions) -> None:
+        if len(found) == MAX_CALLS:
+            raise Malformed
+        found.append(self._call(functions))
+
+    def _call(self, functions: Functions, prints: int = MAX_PRINTS) -> Call:
         name = self._match(_NAME)
         if name is None:
             raise self._fault()
         self._need("(")
         if name[0] == PRINT and PRINT not in functions:
-            call = self._call(functions)
+            if not prints:
+                raise Malformed
+            call = self._call(functions, prints - 1)
             self._need(")")
             return call
         if name[0] not in functions:
@@ -235,8 +258,8 @@ class _Reader:
     def _fault(self) -> Malformed | Unfinished:
         """The error for what doesn't match at the present place: the text may end there, within a
         word, or within a string."""
-        rest = self._text[self._after_blank() :]
-        return Unfinished() if _CUT.fullmatch(rest) else Malformed()
+        cut = _CUT.fullmatch(self._text, self._after_blank())
+        return Unfinished() if cut else Malformed()
 
 
 def _unescaped(text: str) -> str:

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from worker.text.tool_call import (
-    WHITESPACE,
     Block,
+    Call,
     Functions,
     Malformed,
+    Openings,
     Unfinished,
     after_closing,
-    find_marker,
+    after_short_blank,
     parse_json,
     to_call,
 )
@@ -21,12 +22,13 @@ from worker.text.tool_python import parse_literal
 
 OPENING, CLOSING = "<tool_call>", "</tool_call>"
 FUNCTION, PARAMETER, END = "<function=", "<parameter=", "</function>"
-_FUNCTION = re.compile(r"<function=([^<>\n]+)>\s*")
-_CUT_FUNCTION = re.compile(r"<function=[^<>\n]*")
+_OPENINGS = Openings(OPENING, FUNCTION)
+_FUNCTION = re.compile(r"<function=([^<>\n]{1,256})>\s*")
+_CUT_FUNCTION = re.compile(r"<function=[^<>\n]{0,256}")
+_PARAMETER = re.compile(r"<parameter=([^<>\n]{1,256})>")
+_CUT_PARAMETER = re.compile(r"<parameter=[^<>\n]{0,256}")
 # A value ends where the next tag follows, so it may contain the closing tag.
-_PARAMETER = re.compile(
-    r"<parameter=([^<>\n]+)>(.*?)</parameter>\s*(?=<parameter=|</function>)", re.DOTALL
-)
+_VALUE_END = re.compile(r"</parameter>\s*(?=<parameter=|</function>)")
 _KINDS: dict[str, Any] = {
     "boolean": bool,
     "integer": int,
@@ -49,40 +51,79 @@ class QwenXml:
 
     def __init__(self, functions: Functions) -> None:
         self._functions = functions
+        self._text = ""  # the text that was read last
+        self._failed: dict[int, type[Malformed | Unfinished]] = {}  # by place of a parameter
+        self._endless = 0  # no value that begins here or later has an end
 
-    def find(self, text: str, blank: str | None) -> tuple[int, bool]:
-        return find_marker(text, (OPENING, FUNCTION))
+    def find(self, text: str, at: int, blank: str | None) -> tuple[int, bool]:
+        return _OPENINGS.find(text, at)
 
-    def read(self, text: str, *, final: bool) -> Block:
-        body = text.removeprefix(OPENING).lstrip(WHITESPACE)
-        start = len(text) - len(body)
-        head = _FUNCTION.match(body)
+    def read(self, text: str, at: int, *, final: bool) -> Block:
+        start: int | None = at
+        if text.startswith(OPENING, at):
+            start = after_short_blank(text, at + len(OPENING))
+        if start is None:
+            raise Unfinished
+        head = _FUNCTION.match(text, start)
         if head is None:
-            opens = FUNCTION.startswith(body) or _CUT_FUNCTION.fullmatch(body)
-            raise Unfinished if opens else Malformed
-        name = head[1].strip()
-        arguments, at = self._arguments(name, body, head.end())
-        if not body.startswith(END, at):
-            rest = body[at:]
-            cut = rest.startswith(PARAMETER) or PARAMETER.startswith(rest) or END.startswith(rest)
-            raise Unfinished if cut else Malformed
-        call, end = to_call(name, arguments), start + at + len(END)
+            raise _fault(text, start, (FUNCTION,), _CUT_FUNCTION)
+        parameters, end = self._parameters(text, head.end())
+        try:
+            call = self._call(head[1].strip(), parameters)
+        except Malformed:
+            raise Malformed(end) from None
         closed = after_closing(text, end, CLOSING, final=final)
         return Block((call,), end if closed is None else closed)
 
-    def _arguments(self, name: str, body: str, at: int) -> tuple[dict[str, Any], int]:
-        """The whole parameters at a place in a text, and their end."""
+    def _parameters(self, text: str, at: int) -> tuple[list[tuple[str, str]], int]:
+        """The names and values of the parameters at a place in a text, and the end of the call.
+
+        A call whose parameters have no end contains the next call, whose parameters are the same
+        from some place on, so the places that were visited are remembered.
+        """
+        if text is not self._text:
+            self._text, self._failed, self._endless = text, {}, len(text)
+        parameters: list[tuple[str, str]] = []
+        visited: list[int] = []
+        try:
+            while not text.startswith(END, at):
+                if at in self._failed:
+                    raise self._failed[at]
+                visited.append(at)
+                name = _PARAMETER.match(text, at)
+                if name is None:
+                    raise _fault(text, at, (PARAMETER, END), _CUT_PARAMETER)
+                start = name.end()
+                value_end = _VALUE_END.search(text, start) if start < self._endless else None
+                if value_end is None:
+                    self._endless = min(start, self._endless)
+                    raise Unfinished
+                parameters.append((name[1].strip(), text[start : value_end.start()]))
+                at = value_end.end()
+        except (Malformed, Unfinished) as error:
+            self._failed.update(dict.fromkeys(visited, type(error)))
+            raise
+        return parameters, at + len(END)
+
+    def _call(self, name: str, parameters: list[tuple[str, str]]) -> Call:
         properties = self._functions.get(name, {}).get("properties")
         schemas = properties if isinstance(properties, Mapping) else {}
         arguments: dict[str, Any] = {}
-        while parameter := _PARAMETER.match(body, at):
-            key = parameter[1].strip()
+        for key, text in parameters:
             if key in arguments:
                 raise Malformed
-            value = parameter[2].removeprefix("\n").removesuffix("\n")
+            value = text.removeprefix("\n").removesuffix("\n")
             arguments[key] = typed(value, types_of(schemas.get(key)))
-            at = parameter.end()
-        return arguments, at
+        return to_call(name, arguments)
+
+
+def _fault(
+    text: str, at: int, tags: tuple[str, ...], cut: re.Pattern[str]
+) -> Malformed | Unfinished:
+    """The error for a place where neither of some tags is: the end of the text may cut one."""
+    rest = text[at : at + max(map(len, tags))]
+    begun = any(tag.startswith(rest) for tag in tags) or cut.fullmatch(text, at)
+    return Unfinished() if begun else Malformed()
 
 
 def types_of(schema: Any) -> set[str]:

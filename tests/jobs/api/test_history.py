@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import copy
-import inspect
 import warnings
 from typing import Any
 
 import pytest
 from openai.types.chat import ChatCompletion as OpenAICompletion
 from openai.types.chat import ChatCompletionMessage as OpenAIMessage
+from openai.types.chat import ParsedChatCompletionMessage, ParsedFunctionToolCall
 
-from jobs import AsyncClient, ChatRequest, Client
+from jobs import ChatRequest
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice
 from jobs.api.message import FunctionCall, ToolCall
 from jobs.api.request import IgnoredFieldWarning
@@ -20,7 +19,11 @@ from jobs.errors import InvalidRequest
 from jobs.results.rows import request_hash
 
 HELLO = {"role": "user", "content": "Hello"}
-CALL = {"id": "call_1", "type": "function", "function": {"name": "f", "arguments": '{"a": 1}'}}
+CALL: dict[str, Any] = {
+    "id": "call_1",
+    "type": "function",
+    "function": {"name": "f", "arguments": '{"a": 1}'},
+}
 CALLING = {"role": "assistant", "tool_calls": [CALL]}
 
 
@@ -92,6 +95,7 @@ LITELLM = {
     "provider_specific_fields": {"refusal": None},
     "annotations": [],
 }
+PARSED_CALL = ParsedFunctionToolCall.model_validate(CALL)
 PLAIN = {"role": "assistant", "content": "Hi"}
 REASONED = {**PLAIN, "reasoning_content": "Greet."}
 
@@ -126,6 +130,36 @@ REASONED = {**PLAIN, "reasoning_content": "Greet."}
             OpenAIMessage(role="assistant", tool_calls=[CALL]),
             CALLING,
         ),
+        (ParsedChatCompletionMessage[None](role="assistant", content="Hi"), PLAIN),
+        (
+            ParsedChatCompletionMessage[None](role="assistant", tool_calls=[PARSED_CALL]),
+            CALLING,
+        ),
+        ({"role": "assistant", "tool_calls": [PARSED_CALL]}, CALLING),
+        ({**VLLM, "reasoning_content": ""}, {**REASONED, "tool_calls": []}),
+        (
+            {**PLAIN, "stop_reason": None, "token_ids": None, "extra": {"a": [], "b": ""}},
+            PLAIN,
+        ),
+        (
+            {
+                "role": "assistant",
+                "tool_calls": [
+                    {
+                        **CALL,
+                        "type": None,
+                        "caller": None,
+                        "extra": {},
+                        "function": {**CALL["function"], "provider_specific_fields": None},
+                    }
+                ],
+            },
+            CALLING,
+        ),
+        (
+            {"role": "assistant", "content": [{"type": "text", "text": "Hi", "image_url": None}]},
+            {"role": "assistant", "content": [{"type": "text", "text": "Hi"}]},
+        ),
     ],
     ids=[
         "openai's message.model_dump()",
@@ -143,6 +177,13 @@ REASONED = {**PLAIN, "reasoning_content": "Greet."}
         "index of a call",
         "arguments as an object",
         "openai's message with calls",
+        "openai's parsed message",
+        "openai's parsed message with calls",
+        "openai's call in a dict",
+        "reasoning beside an empty reasoning_content",
+        "unknown null fields of a message",
+        "unknown null fields of a call",
+        "unknown null fields of a part",
     ],
 )
 def test_an_answer_is_taken_back_as_history(message: Any, plain: dict[str, Any]) -> None:
@@ -176,6 +217,24 @@ def test_the_messages_of_the_caller_stay_as_they_are() -> None:
     before = copy.deepcopy(messages)
     ChatRequest(model="m", messages=messages)
     assert messages == before
+
+
+@pytest.mark.parametrize("value", [b"x", {1}, object()], ids=["bytes", "set", "object"])
+def test_arguments_that_are_not_json_are_refused(value: Any) -> None:
+    call = {**CALL, "function": {"name": "f", "arguments": {"a": value}}}
+    with pytest.raises(InvalidRequest) as caught:
+        ChatRequest.parse({"model": "m", "messages": [{**CALLING, "tool_calls": [call]}]})
+    assert caught.value.param == "messages[0].tool_calls[0].function.arguments"
+    assert "can't be written as JSON" in caught.value.message
+
+
+def test_parsed_copies_in_answers_are_ignored() -> None:
+    call = {**CALL, "function": {**CALL["function"], "parsed_arguments": {"a": 1}}}
+    sent, warning = warned({**PLAIN, "parsed": {"a": 1}, "tool_calls": [call]})
+    assert sent["messages"][1] == {**PLAIN, "tool_calls": [CALL]}
+    assert warning.endswith(
+        "messages[1].parsed, messages[1].tool_calls[0].function.parsed_arguments"
+    )
 
 
 def test_our_answer_with_tool_calls_is_taken_back() -> None:
@@ -239,28 +298,6 @@ def test_what_would_change_the_answer_is_refused(
         taken(message)
     assert caught.value.param == param
     assert words in caught.value.message
-
-
-def test_the_warning_names_the_line_of_the_caller(redis_url: str) -> None:
-    fields: dict[str, Any] = {"model": "m", "messages": [HELLO], "service_tier": "auto"}
-    with pytest.warns(IgnoredFieldWarning) as caught, Client(redis_url) as client:
-        line = inspect.currentframe().f_lineno
-        ChatRequest(**fields)
-        ChatRequest.parse(fields)
-        client.submit(fields)
-        client.submit_many([fields])
-    assert {one.filename for one in caught} == {__file__}
-    assert [one.lineno - line for one in caught] == [1, 2, 3, 4]
-
-
-def test_the_warning_names_the_line_of_an_asynchronous_caller(redis_url: str) -> None:
-    async def submit() -> None:
-        async with AsyncClient(redis_url) as client:
-            await client.submit({"model": "m", "messages": [HELLO], "service_tier": "auto"})
-
-    with pytest.warns(IgnoredFieldWarning) as caught:
-        asyncio.run(submit())
-    assert [one.filename for one in caught] == [__file__]
 
 
 def test_request_id_is_the_id_of_the_job() -> None:

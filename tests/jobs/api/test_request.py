@@ -45,13 +45,13 @@ for _ in range(300):
         (
             {"messages": [{"role": "user", "content": [IMAGE]}]},
             "messages[0].content[0].type",
-            "should be 'text', got 'image_url'",
+            "must be 'text', got 'image_url'",
         ),
         ({"logit_bias": {"9" * 5000: 1}}, "logit_bias", "must be token ids"),
         ({"chat_template_kwargs": DEEP}, "chat_template_kwargs", "nested deeper than 64 levels"),
         ({"chat_template_kwargs": {"x": 10**5000}}, "chat_template_kwargs", "of more than 1024"),
         ({"tools": [{"type": "function", "function": DEEP}]}, "tools", "nested deeper than 64"),
-        ({"messages": "hi"}, "messages", "valid list"),
+        ({"messages": "hi"}, "messages", "expected a list"),
         ({"messages": [{"role": "bot", "content": "x"}]}, "messages[0].role", "got 'bot'"),
         ({"messages": [{"role": "user"}]}, "messages[0]", "a user message needs content"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages[0].content", "got 3"),
@@ -63,7 +63,11 @@ for _ in range(300):
         ({"top_logprobs": 3}, "top_logprobs", "requires logprobs"),
         ({"min_tokens": 5, "max_tokens": 3}, "min_tokens", "greater than max_tokens 3"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_tokens", "set only one"),
-        ({"job": {"id": "a b"}}, "job.id", "pattern"),
+        (
+            {"job": {"id": "a b"}},
+            "job.id",
+            "must have 1 to 200 letters, digits, '_' and '-', got 'a b'",
+        ),
         ({"job": {"prio": 1}}, "job.prio", "unknown field 'job.prio'"),
         ({"seed": 2**63}, "seed", "less than"),
     ],
@@ -201,3 +205,44 @@ def test_an_unknown_field_is_named_with_what_may_be_meant(
     with pytest.raises(InvalidRequest) as caught:
         ChatRequest.parse(request)
     assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"tools": ["f"]}, "tools[0]: expected an object, got 'f'"),
+        ({"stream_options": 3}, "stream_options: expected an object, got 3"),
+        ({"metadata": [1]}, "metadata: expected an object, got a list"),
+        ({"user": 3}, "user: expected a string, got 3"),
+        ({"stream": "yes"}, "stream: expected true or false, got 'yes'"),
+        ({"max_tokens": "3"}, "max_tokens: expected an integer, got '3'"),
+        ({"stop_token_ids": 3}, "stop_token_ids: expected a list, got 3"),
+        ({"temperature": 101}, "temperature: must be less than or equal to 100, got 101"),
+        (
+            {"reasoning_effort": "big"},
+            "reasoning_effort: must be 'none', 'minimal', 'low', 'medium', 'high', 'xhigh' or "
+            "'max', got 'big'",
+        ),
+        (
+            {"job": {"run": "a b"}},
+            "job.run: must have 1 to 100 letters, digits, '_', '-' and '.', and not begin with "
+            "'.', got 'a b'",
+        ),
+        ({"a\nb[red]": 1}, r"unknown field 'a\nb[red]'; known fields: "),
+    ],
+    ids=str,
+)
+def test_errors_are_in_plain_words(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(JobError) as caught:
+        ChatRequest.parse({"model": "m", "messages": [{"role": "user", "content": "a"}], **fields})
+    assert caught.value.message.startswith(message)
+
+
+def test_an_integer_with_too_many_digits_is_refused_in_plain_words() -> None:
+    with pytest.raises(JobError) as caught:
+        ChatRequest.parse('{"seed": 1' + "0" * 5000 + "}")
+    assert caught.value.message == (
+        "the request is not JSON that can be read: a number has more than 4300 digits"
+    )
+    with pytest.raises(JobError, match="nested too deep"):
+        ChatRequest.parse("[" * 100_000)

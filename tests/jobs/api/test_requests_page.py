@@ -7,13 +7,21 @@ import json
 import re
 import warnings
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, get_type_hints
 
 import pytest
 from openai.resources.chat.completions import Completions
-from openai.types.chat import ChatCompletionMessage
+from openai.types.chat import ChatCompletionMessage, ChatCompletionStreamOptionsParam
 
-from jobs.api.fields import IGNORED_FIELDS, IGNORED_IN_MESSAGE, REFUSED_FIELDS
+from jobs.api.fields import (
+    IGNORED_FIELDS,
+    IGNORED_IN_CALL,
+    IGNORED_IN_FUNCTION,
+    IGNORED_IN_MESSAGE,
+    IGNORED_IN_PART,
+    IGNORED_IN_TOOL,
+    REFUSED_FIELDS,
+)
 from jobs.api.message import Message
 from jobs.api.request import ChatRequest, IgnoredFieldWarning
 from jobs.errors import InvalidRequest
@@ -149,6 +157,10 @@ def test_null_empty_and_neutral_values_are_taken_silently(
         {"functions": [], "function_call": "none"},
         {"stop": []},
         {"web_search_options": {"user_location": None}},
+        {"echo": 0, "use_beam_search": 0, "early_stopping": 0},
+        {"include_reasoning": 1, "parallel_tool_calls": 1, "length_penalty": 1},
+        {"stream_options": {"include_obfuscation": False, "continuous_usage_stats": False}},
+        {"stream_options": {"include_obfuscation": None, "continuous_usage_stats": None}},
     ],
     ids=str,
 )
@@ -156,11 +168,29 @@ def test_neutral_values_of_clients_are_taken(fields: dict[str, Any]) -> None:
     sent({**BASE, **fields})
 
 
-@pytest.mark.parametrize(("name", "value"), [("best_of", True), ("echo", 0), ("priority", False)])
+@pytest.mark.parametrize(("name", "value"), [("best_of", True), ("echo", 1), ("priority", False)])
 def test_a_neutral_value_of_another_type_is_refused(name: str, value: Any) -> None:
     with pytest.raises(InvalidRequest) as caught:
         sent({**BASE, name: value})
     assert caught.value.param == name
+
+
+def test_stream_options_of_official_clients() -> None:
+    with pytest.warns(IgnoredFieldWarning, match="ignored: stream_options.include_obfuscation"):
+        options = {"include_usage": True, "include_obfuscation": True}
+        request = ChatRequest(**BASE, stream_options=options).to_dict()
+    assert request["stream_options"] == {"include_usage": True}
+    with pytest.raises(InvalidRequest, match="is not supported") as caught:
+        sent({**BASE, "stream_options": {"continuous_usage_stats": True}})
+    assert caught.value.param == "stream_options.continuous_usage_stats"
+    theirs = get_type_hints(ChatCompletionStreamOptionsParam)
+    for name in (*theirs, "continuous_usage_stats"):
+        assert f"`{name}`" in PAGE or f'"{name}"' in PAGE
+
+
+def test_the_page_names_the_ignored_fields_of_parts_calls_and_tools() -> None:
+    for name in IGNORED_IN_PART | IGNORED_IN_CALL | IGNORED_IN_FUNCTION | IGNORED_IN_TOOL:
+        assert f"`{name}`" in PAGE, name
 
 
 def test_the_page_lists_every_field_once() -> None:

@@ -19,7 +19,7 @@ REQUEST = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
 
 def serve(client: Client, *models: str) -> None:
     """Publish the status of a worker, and the name of a dead one."""
-    client.redis.sadd("rq:workers", "rq:worker:w1", "rq:worker:dead")
+    client.redis.zadd(keys.WORKERS, {"w1": 2, "dead": 1})
     client.redis.set(keys.worker("w1"), json.dumps({"names": models}))
 
 

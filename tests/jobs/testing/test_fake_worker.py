@@ -296,3 +296,37 @@ def test_rows_leave_the_outbox_when_a_client_looks_for_them(worker: FakeWorker) 
     assert client.submit(REQUEST).cancel()
     assert client.connection.run("xrevrange", keys.outbox("default"), count=1) == []
     assert [row["status"] for row in worker.rows()] == ["ok", "cancelled"]
+
+
+@pytest.mark.parametrize(
+    "answers", [5, None, {"a": 1}, b"a", [5], [None], [["a", 5]], {"a"}], ids=str
+)
+def test_answers_of_a_wrong_type_are_refused_at_once(answers: Any) -> None:
+    with pytest.raises(TypeError, match="a FakeWorker's answer must be"):
+        FakeWorker(answers)
+
+
+def test_a_function_that_returns_no_reply_fails_with_what_is_possible() -> None:
+    answers: Any = lambda request: 5  # noqa: E731
+    job = FakeWorker(answers).client().submit(REQUEST)
+    with pytest.raises(TypeError, match=r"a FakeWorker's answer must be .* got 5"):
+        job.result(timeout=5)
+
+
+@pytest.mark.parametrize(
+    ("fields", "error", "words"),
+    [
+        ({"tool_calls": [{"id": "1"}]}, ValueError, r"tool_calls\[0\]: .*function.* is required"),
+        ({"finish_reason": "x"}, ValueError, "finish_reason: must be 'stop', .* got 'x'"),
+        ({"content": 5}, TypeError, "content: expected a string or a list of strings, got 5"),
+        ({"reasoning": ["a", 5]}, TypeError, "reasoning: expected a string or a list of strings"),
+        ({"error": "x"}, TypeError, "error: expected a JobError, got 'x'"),
+        ({"delay": -1}, ValueError, "delay: must be at least 0, got -1"),
+    ],
+    ids=str,
+)
+def test_fields_of_an_answer_are_checked_at_once(
+    fields: dict[str, Any], error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        Answer(**fields)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy
@@ -12,7 +13,7 @@ import torch
 from openai.types.chat import ChatCompletion as OpenAICompletion
 from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 
-from jobs.api.request import StreamOptions
+from jobs.api.request import ChatRequest, StreamOptions
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.engine.chat_requests import PROMPT, ask
@@ -199,3 +200,15 @@ def test_a_missing_device_error_lists_available_devices(path: Path) -> None:
         Engine.load(str(path), device="cuda:99")
     with pytest.raises(JobError, match="unknown device 'tpu9'"):
         Engine.load(str(path), device="tpu9")
+
+
+def test_chat_and_stream_take_a_dict_as_a_client_does(engine: Engine) -> None:
+    request = {"model": "m", "messages": [{"role": "user", "content": "1 + 1"}], "max_tokens": 3}
+    typed = ChatRequest.parse({**request, "temperature": 0})
+    answer = engine.chat({**request, "temperature": 0})
+    assert answer.text == engine.chat(typed).text
+    chunks = engine.stream(MappingProxyType({**request, "temperature": 0}))
+    streamed = "".join(choice.delta.content or "" for one in chunks for choice in one.choices)
+    assert streamed == answer.text
+    with pytest.raises(JobError, match="unknown field 'topp'"):
+        engine.chat({**request, "topp": 1})

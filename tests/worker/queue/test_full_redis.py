@@ -82,6 +82,7 @@ def test_workers_drain_a_full_redis_and_submits_are_accepted_again(site: Site) -
 
 def test_a_worker_process_drains_a_full_redis(site: Site) -> None:
     """It starts, reports, renews its lease and ends while Redis has no memory left."""
+    site.burst()  # the first worker ever has to write to Redis
     taken = 30
     site.submit_many(prompts(taken))
     with site.settings(maxmemory="1"):

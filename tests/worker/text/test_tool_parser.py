@@ -167,9 +167,9 @@ def test_a_long_call_is_read_a_limited_number_of_times(
     kind = type(SYNTAXES[syntax](FUNCTIONS))
     read, lengths = kind.read, []
 
-    def counted(self: Any, text: str, *, final: bool) -> Any:
-        lengths.append(len(text))
-        return read(self, text, final=final)
+    def counted(self: Any, text: str, at: int, *, final: bool) -> Any:
+        lengths.append(len(text) - at)
+        return read(self, text, at, final=final)
 
     monkeypatch.setattr(kind, "read", counted)
     units = 3000

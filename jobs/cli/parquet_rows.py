@@ -1,0 +1,70 @@
+"""Rows of a Parquet file, with the values that JSON would have."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import IO, Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from jobs.errors import InvalidRequest, invalid
+
+BATCH_ROWS = 256  # in memory at once
+
+
+def parquet_rows(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
+    """Yield the rows, numbered from 1. Null is a field that is not given."""
+    try:
+        source = pq.ParquetFile(file)
+        names = source.schema_arrow.names
+        twice = next((name for name in names if names.count(name) > 1), None)
+        if twice is not None:
+            raise invalid(f"the file has two columns {twice!r}")
+        number = 0
+        for batch in source.iter_batches(BATCH_ROWS):
+            columns = [_values(name, batch.column(name)) for name in names]
+            for values in zip(*columns, strict=True):
+                number += 1
+                bad = next((value for value in values if isinstance(value, InvalidRequest)), None)
+                given = zip(names, values, strict=True)
+                yield number, bad or {name: value for name, value in given if value is not None}
+    except (pa.ArrowException, OSError) as error:
+        raise invalid(f"not a Parquet file that can be read: {error}") from None
+
+
+def _values(name: str, column: Any) -> list[Any]:
+    """The values of a column; an InvalidRequest for each that can't be read."""
+    try:
+        return [_plain(value, column.type) for value in column.to_pylist()]
+    except (ValueError, ArithmeticError, LookupError):
+        return [_value(name, scalar) for scalar in column]
+
+
+def _value(name: str, scalar: Any) -> Any:
+    try:
+        return _plain(scalar.as_py(), scalar.type)
+    except UnicodeDecodeError as error:
+        fact = f"not UTF-8 text: {error.reason} at byte {error.start}"
+    except ArithmeticError:
+        fact = f"a value of type {scalar.type} is out of range"
+    except (ValueError, LookupError) as error:
+        zone = getattr(scalar.type, "tz", None)
+        unread = f"a value of type {scalar.type} can't be read: {error}"
+        fact = unread if zone is None else f"unknown time zone {zone!r}"
+    return invalid(f"column {name!r}: {fact}", name)
+
+
+def _plain(value: Any, kind: Any) -> Any:
+    """A value as a row of JSON has it: maps are objects, and objects have no null fields."""
+    if value is None:
+        return None
+    if pa.types.is_map(kind):
+        items = ((name, _plain(item, kind.item_type)) for name, item in value)
+        return {name: item for name, item in items if item is not None}
+    if pa.types.is_struct(kind):
+        fields = ((field.name, _plain(value[field.name], field.type)) for field in kind)
+        return {name: item for name, item in fields if item is not None}
+    if isinstance(value, list):
+        return [_plain(item, kind.value_type) for item in value]
+    return value

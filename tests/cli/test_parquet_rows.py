@@ -1,0 +1,86 @@
+"""Columns of Parquet files and the requests that they become."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from jobs.cli.requests import InvalidLine, Overrides, read_requests
+from jobs.cli.row_files import RowFile
+from jobs.errors import InvalidRequest
+
+
+def requests_of(path: Path, columns: dict[str, pa.Array], *keep: str) -> list[Any]:
+    """The request of each row, or its error as it is printed."""
+    pq.write_table(pa.table(columns), path / "rows.parquet")
+    with (path / "rows.parquet").open("rb") as file:
+        rows = RowFile(file, file.name)
+        return [
+            line.describe("row") if isinstance(line, InvalidLine) else line.request
+            for line in read_requests(rows, Overrides("m", keep=keep))
+        ]
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [
+        (
+            pa.array([0, 10**18], pa.timestamp("ms")),
+            "a value of type timestamp[ms] is out of range",
+        ),
+        (pa.array([0, 10**7], pa.date32()), "a value of type date32[day] is out of range"),
+        (pa.array([0, 10**18], pa.duration("s")), "a value of type duration[s] is out of range"),
+        (
+            pa.array([b"a", b"\xff"]).view(pa.string()),
+            "not UTF-8 text: invalid start byte at byte 0",
+        ),
+        (pa.array([None, 1], pa.timestamp("s", "Mars/Base")), "unknown time zone 'Mars/Base'"),
+    ],
+    ids=["timestamp", "date", "duration", "text", "zone"],
+)
+def test_a_value_that_python_cannot_hold_is_named(
+    tmp_path: Path, column: pa.Array, message: str
+) -> None:
+    columns = {"prompt": pa.array(["a", "b"]), "when": column}
+    first, second = requests_of(tmp_path, columns, "when")
+    assert first.messages[0].text == "a"
+    assert second == f"row 2: column 'when': {message}"
+
+
+def test_two_columns_of_one_name_are_refused(tmp_path: Path) -> None:
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"])], names=["prompt", "prompt"])
+    pq.write_table(table, tmp_path / "rows.parquet")
+    with (
+        (tmp_path / "rows.parquet").open("rb") as file,
+        pytest.raises(InvalidRequest, match="the file has two columns 'prompt'"),
+    ):
+        list(RowFile(file, file.name))
+
+
+def test_typed_columns_become_the_values_of_json(tmp_path: Path) -> None:
+    metadata = pa.array([[("level", "easy"), ("none", None)]], pa.map_(pa.string(), pa.string()))
+    columns = {
+        "prompt": pa.array(["a"]),
+        "temperature": pa.array([Decimal("0.50")]),
+        "max_tokens": pa.array([64.0]),
+        "seed": pa.array([Decimal(7)]),
+        "custom_id": pa.array([12]),
+        "target": pa.array([42]),
+        "metadata": metadata,
+        "price": pa.array([Decimal("19.90")]),
+    }
+    (request,) = requests_of(tmp_path, columns, "price")
+    assert (request.temperature, request.max_tokens, request.seed) == (0.5, 64, 7)
+    assert (request.job.custom_id, request.job.target) == ("12", "42")
+    assert request.metadata == {"level": "easy", "price": "19.90"}
+
+
+def test_a_fraction_stays_invalid_where_an_integer_is_meant(tmp_path: Path) -> None:
+    columns = {"prompt": pa.array(["a"]), "max_tokens": pa.array([1.5])}
+    (error,) = requests_of(tmp_path, columns)
+    assert error == "row 1: max_tokens: expected an integer, got 1.5"
