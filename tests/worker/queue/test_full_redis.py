@@ -12,12 +12,15 @@ import pytest
 
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
+from jobs.client.dead_letters import purge, requeue
 from jobs.client.limits import set_limit
 from jobs.client.rq_format import job_key
+from jobs.client.steps import run_sync
 from jobs.results import outbox
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
 from jobs.stream.writer import StreamWriter
+from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.test_rq_store import claim, ended
 from tests.worker.site import Site, wait_until
 from worker.queue.rq_job import ClaimedJob
@@ -138,6 +141,46 @@ def test_the_limit_of_jobs_refuses_the_next_one(site: Site) -> None:
     assert caught.value.code == "queue_full"
     assert "3 jobs that have not ended, and the limit is 3" in caught.value.message
     site.client.submit({"model": "other", "messages": [{"role": "user", "content": "x"}]})
+
+
+def test_suspects_count_as_jobs_and_can_be_cancelled(site: Site) -> None:
+    set_limit(site.redis, "jobs", 1)
+    job = site.submit("a")
+    site.redis.rpoplpush("rq:queue:chat:fake", keys.quarantine("chat:fake"))
+    with pytest.raises(JobError, match="the limit is 1"):
+        site.submit("b")
+    assert job.cancel()
+    assert job.status() == "cancelled"
+    site.submit("b")
+
+
+def test_a_requeued_job_has_its_limits_again(site: Site) -> None:
+    job, kept = site.submit("a", ttl=0.05), site.submit("b", ttl=3600)
+    store = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
+    before = site.redis.hgetall(keys.OPEN_BYTES)
+    assert kept.cancel()
+
+    def has_failed() -> bool:
+        store.upkeep.step()
+        return job.status() == "failed"
+
+    wait_until(has_failed)
+    assert not site.redis.exists(keys.OPEN_BYTES, keys.DEADLINES)
+    for one in (job, kept):
+        assert run_sync(requeue(one.id), site.client.connection)
+    assert site.redis.hgetall(keys.OPEN_BYTES) == before
+    assert site.redis.zcard(keys.DEADLINES) == 2
+    wait_until(has_failed)  # it lives as long again
+    site.burst()
+    assert kept.result(timeout=5).text
+    assert not site.redis.exists(keys.OPEN_BYTES, keys.DEADLINES)
+
+
+def test_a_purged_job_frees_its_bytes(site: Site) -> None:
+    job = site.submit("a", ttl=3600)
+    fetch(site, job).cancel()  # RQ's own
+    assert run_sync(purge(job.id), site.client.connection)
+    assert not site.redis.exists(keys.OPEN_BYTES, keys.DEADLINES, job_key(job.id))
 
 
 def test_a_model_may_have_limits_of_its_own(site: Site) -> None:
