@@ -82,6 +82,10 @@ class RQPresence:
         if tell_rq:
             self._told_rq, self._tell_rq_at = current, now + self._lease_seconds
 
+    def may_pause(self) -> bool:
+        """Whether `rq suspend` has suspended all workers, or rows wait for Parquet."""
+        return bool(self._redis.exists(WORKERS_SUSPENDED, keys.OUTBOXES))
+
     def suspended(self) -> bool:
         """Whether `rq suspend` has suspended all workers."""
         return bool(self._redis.exists(WORKERS_SUSPENDED))  # RQ's is_suspended sends more

@@ -80,10 +80,18 @@ class Upkeep:
         self._queues = queues
         self._due = redis.register_script(DUE)
         self._record = redis.register_script(RECORD)
+        self._lists = [
+            keys.DEADLINES,
+            *map(rq_format.scheduled_key, queues),
+            *map(rq_format.queue_key, queues),
+            *(rq_format.registry_key(queue, end) for queue in queues for end in ENDS),
+        ]
         self._cursors: dict[str, int] = {}  # position of the next portion, by key
 
     def step(self) -> None:
         """Queue scheduled jobs, end overdue ones, write missing rows, keep queued hashes."""
+        if not self._redis.exists(*self._lists):
+            return
         self._end_overdue()
         for queue in self._queues:
             self._queue_due(queue)

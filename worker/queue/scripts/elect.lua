@@ -11,7 +11,8 @@
 local office = unpack(KEYS)
 local name, milliseconds = unpack(ARGV)
 
-local holder = redis.call('GET', office)
-if holder and holder ~= name then return 0 end
-redis.call('SET', office, name, 'PX', milliseconds)
+local holder = redis.call('SET', office, name, 'NX', 'GET', 'PX', milliseconds)
+if not holder then return 1 end
+if holder ~= name then return 0 end
+redis.call('PEXPIRE', office, milliseconds)
 return 1
