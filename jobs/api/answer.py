@@ -27,6 +27,14 @@ class ChoiceLogprobs(Wire):
     refusal: list[TokenLogprob] | None = None
 
 
+class PromptLogprob(Wire):
+    """One token at a position of the prompt, in vLLM's form. `rank`: 1 for the most probable."""
+
+    logprob: float
+    rank: int
+    decoded_token: str
+
+
 class Usage(Wire):
     class PromptDetails(Wire):
         cached_tokens: int = 0
@@ -71,6 +79,9 @@ class ChatCompletion(Wire):
     choices: list[Choice]
     usage: Usage | None = None
     system_fingerprint: str | None = None
+    # One entry per token of the prompt, by token id: the token itself and the most probable ones.
+    # The first is null. None unless the request has prompt_logprobs.
+    prompt_logprobs: list[dict[str, PromptLogprob] | None] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         data = super().to_dict()

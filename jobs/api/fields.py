@@ -77,7 +77,6 @@ REFUSED_FIELDS: dict[str, Refused] = {
     "logits_processors": Refused(None, "use logit_bias, bad_words or allowed_token_ids"),
     "modalities": Refused(["text"], "only text is generated"),
     "priority": Refused(0, 'use job.priority: "interactive" or "bulk"'),
-    "prompt_logprobs": Refused(None, "use Engine.score or Engine.prompt_logits"),
     "return_token_ids": Refused(False, "token ids are in the result row"),
     "return_tokens_as_token_ids": Refused(False, "token ids are in the result row"),
     "structural_tag": Refused(None, _STRUCTURED),

@@ -69,6 +69,7 @@ class OpenAIFields(TypedDict, total=False):
     tool_choice: str | Mapping[str, object] | None
     tools: Iterable[Mapping[str, object] | BaseModel] | None
     top_logprobs: int | None
+    prompt_logprobs: int | None
     top_p: float | None
     user: str | None
 

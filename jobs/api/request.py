@@ -162,6 +162,7 @@ class ChatRequest(Sampling):
     What is returned:
         n                         number of answers
         logprobs, top_logprobs    log-probabilities of the tokens
+        prompt_logprobs           log-probabilities of the prompt's tokens, without stream
         skip_special_tokens, response_format
         stream                    publish the tokens as they are generated
         stream_options            {"include_usage": True}: end the stream with the token counts
@@ -196,6 +197,7 @@ class ChatRequest(Sampling):
     add_generation_prompt: StrictBool | None = None  # None: unless continue_final_message
     continue_final_message: StrictBool | None = None
     truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None  # -1: to the context
+    prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     job: JobOptions = Field(default_factory=JobOptions)
 
     if TYPE_CHECKING:
@@ -247,6 +249,8 @@ class ChatRequest(Sampling):
             raise ValueError(
                 "continue_final_message and add_generation_prompt exclude each other: set only one"
             )
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs: they are not streamed: set stream to false")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for the context")
         return self

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import ChatChunk
-from jobs.cli.answer import print_job, print_stream
+from jobs.api.answer import AssistantMessage, ChatCompletion, Choice
+from jobs.cli.answer import print_job, print_other_choices, print_stream
 from jobs.cli.waiting import WaitNotice
 from jobs.testing import Answer, FakeWorker
 
@@ -97,3 +98,15 @@ def test_tool_calls_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
             notice = WaitNotice(client.connection, quiet=True)
             print_job(job, notice, as_json=False, quiet=False)
             assert capsys.readouterr().out == f"{text}{calls}\n{text}{calls}"
+
+
+def test_each_further_choice_is_named_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    choices = [
+        Choice(index=index, message=AssistantMessage(content=text), finish_reason="stop")
+        for index, text in enumerate("ab")
+    ]
+    completion = ChatCompletion(id="c", created=1, model="m", choices=choices)
+    print_other_choices(completion)
+    assert tuple(capsys.readouterr()) == ("\nb\n", "choice 2 of 2:\n")
+    print_other_choices(completion, quiet=True)
+    assert tuple(capsys.readouterr()) == ("\nb\n", "")

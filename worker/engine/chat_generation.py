@@ -15,6 +15,7 @@ from jobs.api.answer import (
     Choice,
     ChoiceLogprobs,
     FinishReason,
+    PromptLogprob,
     TokenLogprob,
     TopLogprob,
     Usage,
@@ -26,6 +27,7 @@ from jobs.api.request import ChatRequest
 from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 from worker.backend import Outcome, Sink
+from worker.engine.prompt_logprobs import PromptLogprobs, TokenScore
 from worker.engine.sampler import Sampled
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import Sequence, TokenEvent
@@ -108,6 +110,8 @@ class ChatGeneration:
         self._fingerprint = fingerprint
         self._created = int(time.time())
         self._choices = [ChoiceState(i, make_reader()) for i in range(plan.n)]
+        top = request.prompt_logprobs
+        self._prompt_logprobs = None if top is None else PromptLogprobs(prompt_ids, top)
         self.sequences = [
             Sequence(
                 prompt_ids,
@@ -115,6 +119,7 @@ class ChatGeneration:
                 choice.index,
                 Detokenizer(tokenizer, skip_special=plan.skip_special, shown=choice.reader.markers),
                 partial(self._on_token, choice),
+                self._prompt_logprobs if choice.index == 0 else None,
             )
             for choice in self._choices
         ]
@@ -209,7 +214,21 @@ class ChatGeneration:
                 completion_tokens_details=Usage.CompletionDetails(reasoning_tokens=reasoning),
             ),
             system_fingerprint=self._fingerprint,
+            prompt_logprobs=self._scored_prompt(),
         )
+
+    def _scored_prompt(self) -> list[dict[str, PromptLogprob] | None] | None:
+        if self._prompt_logprobs is None:
+            return None
+        scored: list[dict[str, PromptLogprob] | None] = [None]
+        for scores in self._prompt_logprobs.positions:
+            scored.append({str(one.token_id): self._prompt_logprob(one) for one in scores})
+        return scored
+
+    def _prompt_logprob(self, score: TokenScore) -> PromptLogprob:
+        raw = self._tokenizer.token_bytes(score.token_id)
+        text = raw.decode("utf-8", errors="replace")
+        return PromptLogprob(logprob=score.logprob, rank=score.rank, decoded_token=text)
 
     def _logprob(self, sampled: Sampled) -> TokenLogprob:
         assert sampled.logprob is not None

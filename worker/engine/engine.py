@@ -19,6 +19,7 @@ from worker.backend import ModelInfo, Sink
 from worker.engine.bad_words import bad_word_ids
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.kv_pool import CachePool
+from worker.engine.prompt_logprobs import score_prompts
 from worker.engine.sampler import Sampled, sample
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.engine.scheduler import Scheduled, Scheduler
@@ -180,7 +181,8 @@ class EngineCore:
         self.steps += 1
         try:
             batch, rows = self._prepare(scheduled)
-            logits = self._forward(batch)
+            spans = [(one.prompt_logprobs, one.computed, count) for one, count in rows]
+            logits = score_prompts(self._forward(batch), spans)
             sampled = self._sample(logits, rows)
             self._commit(rows, sampled)
         except BaseException as error:  # one bad sequence must not fail the others
@@ -222,12 +224,13 @@ class EngineCore:
             assert slot is not None
             by_slot[slot] = entry
             ids = sequence.tokens(start, start + count)
-            spans.append(Span(slot, start, ids, len(sequence.prompt_ids)))
+            every = sequence.scores_prompt(count)
+            spans.append(Span(slot, start, ids, len(sequence.prompt_ids), all_logits=every))
         batch, ordered = Batch.prepare(spans, self.device)
         return batch, [by_slot[span.slot] for span in ordered]
 
     def _forward(self, batch: Batch) -> Tensor:
-        """Returns float32 logits [scheduled sequences, vocab]."""
+        """Returns float32 logits [rows that need logits, vocab]."""
         return self.model(batch, self.pool.layers)
 
     def _sample(self, logits: Tensor, rows: list[Scheduled]) -> list[tuple[Sequence, Sampled]]:

@@ -48,7 +48,7 @@ class Scheduler:
         scheduled: list[Scheduled] = []
         budget = self.step_tokens
         for sequence in list(self.running):
-            count = min(sequence.pending, budget)
+            count = sequence.next_count(budget)
             if sequence not in self.running or count == 0:
                 continue  # preempted for an older sequence, or the budget is spent
             if self._reserve(sequence, count):
@@ -57,7 +57,7 @@ class Scheduler:
         limit = 1 if self.isolated else self.max_batch
         while self.waiting and budget and len(self.running) < limit:
             sequence = self.waiting[0]
-            count = min(sequence.pending, budget)
+            count = sequence.next_count(budget)
             if not self._admit(sequence, count):
                 break
             if not sequence.ended:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from jobs.api.answer import FinishReason
 from jobs.errors import JobError, failure_of
+from worker.engine.prompt_logprobs import CHUNK_TOKENS, PromptLogprobs
 from worker.engine.sampler import Draw, Sampled
 from worker.engine.sampling_plan import SamplingPlan
 from worker.text.detokenizer import Detokenizer
@@ -44,10 +45,12 @@ class Sequence:
         choice: int,
         detokenizer: Detokenizer,
         listener: Listener,
+        prompt_logprobs: PromptLogprobs | None = None,
     ) -> None:
         self.prompt_ids = list(prompt_ids)
         self.output_ids: list[int] = []
         self.plan = plan
+        self.prompt_logprobs = prompt_logprobs
         self.draw = Draw(plan, choice, self.prompt_ids, self.output_ids)
         self.computed = 0
         self.slot: int | None = None
@@ -66,6 +69,16 @@ class Sequence:
     def pending(self) -> int:
         """Number of tokens not in the KV cache yet. All are computed before the next is sampled."""
         return self.length - self.computed
+
+    def next_count(self, budget: int) -> int:
+        """Number of pending tokens that a step with room for `budget` tokens computes."""
+        count = min(self.pending, budget)
+        return min(count, CHUNK_TOKENS) if self.scores_prompt(count) else count
+
+    def scores_prompt(self, count: int) -> bool:
+        """Whether the next `count` tokens belong to a prompt whose log-probabilities are wanted."""
+        scores = self.prompt_logprobs
+        return scores is not None and scores.wants(self.computed, count)
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids at positions [start, end)."""

@@ -1,0 +1,80 @@
+"""Log-probabilities of a prompt's tokens, collected while the prompt is computed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+CHUNK_TOKENS = 256  # of such a prompt per step, which bounds the logits held in memory
+
+
+@dataclass(frozen=True, slots=True)
+class TokenScore:
+    """One token at a position of the prompt. `rank`: 1 for the most probable token."""
+
+    token_id: int
+    logprob: float
+    rank: int
+
+
+class PromptLogprobs:
+    """Of each token after the first one, and of the `top` most probable tokens at its position.
+
+    A sequence that was preempted computes its prompt again; positions that are here are skipped.
+    """
+
+    def __init__(self, prompt_ids: Sequence[int], top: int) -> None:
+        self._ids, self._top = list(prompt_ids), top
+        self.positions: list[list[TokenScore]] = []  # of tokens 1, 2, …
+
+    def wants(self, start: int, count: int) -> bool:
+        """Whether logits of the tokens [start, start + count) are needed."""
+        return start + count > len(self.positions) < len(self._ids) - 1
+
+    def add(self, start: int, logits: Tensor) -> None:
+        """logits [n, vocab], float32, after the tokens [start, start + n). Raises ValueError if one
+        is not finite."""
+        first, end = len(self.positions), min(start + len(logits), len(self._ids) - 1)
+        if end <= first:
+            return
+        rows = logits[first - start : end - start].log_softmax(-1)
+        if not rows.isfinite().all():
+            raise ValueError("the logits of the prompt are not finite")
+        chosen = rows.new_tensor(self._ids[first + 1 : end + 1]).long()[:, None]
+        own = rows.gather(1, chosen)
+        ranks = (rows > own).sum(1) + 1
+        top = rows.topk(min(self._top, rows.shape[1]), dim=1)
+        for token_id, value, rank, values, ids in zip(
+            chosen[:, 0].tolist(),
+            own[:, 0].tolist(),
+            ranks.tolist(),
+            top.values.tolist(),
+            top.indices.tolist(),
+            strict=True,
+        ):
+            scores = {token_id: TokenScore(token_id, value, rank)}
+            for place, (other, logprob) in enumerate(zip(ids, values, strict=True), 1):
+                scores.setdefault(other, TokenScore(other, logprob, place))
+            self.positions.append(list(scores.values()))
+
+
+def score_prompts(
+    logits: Tensor, spans: Sequence[tuple[PromptLogprobs | None, int, int]]
+) -> Tensor:
+    """Score the prompts of a step. Each span is a sequence's scores, first position and number of
+    tokens; those that want scores have logits of every token, all others of the last one.
+
+    Returns the logits [spans, vocab] after the last token of each span.
+    """
+    if all(scores is None for scores, _, _ in spans):
+        return logits
+    last, end = [], 0
+    for scores, start, count in spans:
+        rows = count if scores is not None and scores.wants(start, count) else 1
+        if scores is not None and rows == count:
+            scores.add(start, logits[end : end + rows])
+        end += rows
+        last.append(end - 1)
+    return logits[last]
