@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 MAX_DEPTH = 64  # levels of nested lists and objects in one field
 MAX_BITS = 1024  # of an integer
 
-
 MAX_NAME = 1000  # characters of a model's name
 MAX_TOOLS = 1024
 # OpenAI takes up to 64 characters and no dot; others take longer names with dots.
