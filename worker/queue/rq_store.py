@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis import Redis
@@ -56,14 +56,17 @@ class RQStore:
         self.limits = DEFAULTS  # as of the last claim
         self.upkeep = Upkeep(redis, self.queues)
 
-    def model_of(self, lease: Lease) -> str:
-        """The model, by the name in the job's queue."""
-        return self._models[self.queues.index(lease.queue) % len(self._models)]
+    def model_of(self, lease: Lease) -> tuple[str, bool]:
+        """The model, by the name in the job's queue, and whether that is the queue of bulk jobs."""
+        number = self.queues.index(lease.queue)
+        return self._models[number % len(self._models)], number >= len(self._models)
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def claim(self, room: Mapping[str, int], *, suspects: bool = False) -> list[ClaimedJob]:
-        """Take at most `room[model]` jobs of each model, interactive ones before bulk ones.
+    def claim(
+        self, room: Callable[[str, bool], int], *, suspects: bool = False
+    ) -> list[ClaimedJob]:
+        """Take jobs, interactive ones before bulk ones. `room(model, bulk)`: how many at most.
         `suspects`: take a group of suspects instead, if any wait."""
         moment = time.time()
         args = ClaimArgs(
@@ -84,7 +87,7 @@ class RQStore:
             )
         ]
         claim_keys = ClaimKeys(keys.started(self._worker), keys.WORKERS)
-        rooms = [room[model] for model in self._models]
+        rooms = [room(model, bulk) for bulk in (False, True) for model in self._models]
         taken = self._claim(keys=[*claim_keys, *lists], args=[*args, *rooms])
         terms = self._read_terms([job.decode() for _, job, *_ in taken])
         claimed = []

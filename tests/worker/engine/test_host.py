@@ -96,7 +96,7 @@ def test_closing_fails_running_requests_and_drops_the_models(host: EngineHost, p
         sink.wait()
     assert caught.value.code == "cancelled"
     with pytest.raises(JobError, match="loaded: none"):
-        host.room(info.name)
+        host.room(info.name, bulk=False)
 
 
 def test_commands_fail_once_the_engine_thread_has_died(
@@ -142,10 +142,10 @@ def test_a_request_that_is_still_prepared_takes_room_and_can_be_cancelled(
     monkeypatch.setattr(PromptBuilder, "build", slow)
     request = ask(n=2, max_tokens=500, ignore_eos=True)
     request = request.model_copy(update={"model": info.name})
-    room = host.room(info.name)
+    room = host.room(info.name, bulk=False)
     sinks = [WaitingSink(), WaitingSink(), WaitingSink()]
     running, waiting, last = (host.submit(request, sink) for sink in sinks)
-    assert host.room(info.name) == room - 6
+    assert host.room(info.name, bulk=False) == room - 6
     assert host.health().waiting == 6
     running.cancel()
     waiting.cancel()
@@ -157,4 +157,4 @@ def test_a_request_that_is_still_prepared_takes_room_and_can_be_cancelled(
     last.cancel()
     with pytest.raises(JobError):
         sinks[2].wait()
-    wait_until(lambda: host.room(info.name) == room)
+    wait_until(lambda: host.room(info.name, bulk=False) == room)

@@ -53,8 +53,8 @@ def test_interactive_jobs_are_claimed_before_bulk_jobs(site: Site) -> None:
 
 def test_each_model_has_its_own_room(site: Site) -> None:
     class Rooms(FakeBackend):
-        def room(self, model: str) -> int:
-            return 1 if model == "small" else super().room(model)
+        def room(self, model: str, *, bulk: bool) -> int:
+            return 1 if model == "small" else super().room(model, bulk=bulk)
 
     jobs = [
         site.submit(model=model, priority=priority)

@@ -13,7 +13,8 @@
 --       score: score of the first lease in the wip set
 --       take_suspects: '1' if the worker runs no job: it takes the first group of suspects from the
 --       quarantines and nothing else; if there is none, it takes other jobs
---       rooms…: for each model, the number of jobs to take at most
+--       rooms…: for each queue, the number of jobs to take at most. An interactive job also takes room
+--       of its model's bulk jobs, but leaves room for one of them
 -- Returns one list per job taken: {number of the queue from 1, job id, attempt, execution id,
 --       then the fields of the job hash in the order of FIELDS in rq_job.py}.
 --
@@ -65,15 +66,16 @@ end
 
 -- Takes jobs from `list` for as long as there is room and `accepts` returns true for the next one.
 local function take(list, number, queue, wip, accepts)
-  local model = (number - 1) % #rooms + 1
-  while rooms[model] > 0 do
+  while rooms[number] > 0 do
     local id = redis.call('LINDEX', list, 0)
     if not id then return end
     local job = 'rq:job:' .. id
     if is_waiting(id, job) then
       if not accepts(job) then return end
       start(number, id, job, queue, wip, list)
-      rooms[model] = rooms[model] - 1
+      rooms[number] = rooms[number] - 1
+      local bulk = number + #rooms / 2
+      if rooms[bulk] and rooms[bulk] > 1 then rooms[bulk] = rooms[bulk] - 1 end
     end
     redis.call('LPOP', list)
   end
@@ -88,7 +90,7 @@ local function in_first_group(job)
   return group == first_group
 end
 
-for model, room in ipairs(rooms) do rooms[model] = tonumber(room) end
+for number, room in ipairs(rooms) do rooms[number] = tonumber(room) end
 -- Whoever looks for the jobs of dead workers starts with the workers.
 if not redis.call('ZSCORE', workers, worker) then
   redis.call('ZADD', workers, string.format('%d', now_seconds * 1000), worker)
