@@ -23,6 +23,7 @@ RESULTS = "chatjobs:results"  # JSON: id, host and path of the results folder of
 BARRIER = "chatjobs:barrier"  # pub/sub: a write that WAIT waits for; nobody subscribes
 LIMITS = "chatjobs:limits"  # hash: the limits that an operator has set
 OPEN_BYTES = "chatjobs:open-bytes"  # hash: bytes of the jobs that have not ended, by queue key
+TENANT_JOBS = "chatjobs:tenant-jobs"  # hash: jobs that wait in lines of tenants, by queue
 DEADLINES = "chatjobs:deadlines"  # sorted set: jobs with a ttl; scores are their ends in ms
 
 ROWS_PER_KEY = 100  # rows whose reservations share one hash, small enough for a compact one
@@ -46,6 +47,21 @@ def model_of(queue: str) -> str:
 def queue(model: str, priority: str) -> str:
     """RQ queue of `model` for a job of this priority ("interactive" or "bulk")."""
     return bulk_queue(model) if priority == "bulk" else chat_queue(model)
+
+
+def tenants(queue: str) -> str:
+    """Sorted set of the tenants with jobs in the lines of an RQ queue, the next one first."""
+    return f"chatjobs:tenants:{queue}"
+
+
+def tenant_line(queue: str, tenant: str) -> str:
+    """List of the waiting jobs of a tenant in an RQ queue."""
+    return f"chatjobs:tenant:{queue}:{tenant}"
+
+
+def tenant_running(tenant: str) -> str:
+    """Set of the running jobs of a tenant, as in `started`."""
+    return f"chatjobs:tenant-running:{tenant}"
 
 
 def quarantine(queue: str) -> str:

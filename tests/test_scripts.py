@@ -12,7 +12,7 @@ import redis
 
 from jobs import lua
 from jobs.client import cancel, dead_letters, submit
-from jobs.client.rq_format import DEPENDENTS_LUA
+from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
 from worker.queue import rq_presence, rq_scripts, rq_upkeep, rq_workers
@@ -49,8 +49,6 @@ CASES = [
     (rq_workers.RENEW, "ARGV", rq_workers.RenewArgs),
     (rq_workers.LEAVE, "KEYS", rq_workers.LeaveKeys),
     (rq_workers.LEAVE, "ARGV", rq_workers.LeaveArgs),
-    (rq_upkeep.DUE, "KEYS", rq_upkeep.DueKeys),
-    (rq_upkeep.DUE, "ARGV", rq_upkeep.DueArgs),
     (rq_upkeep.RECORD, "KEYS", rq_upkeep.RecordKeys),
     (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
     (part_plans.PLAN, "KEYS", part_plans.PlanKeys),
@@ -120,7 +118,7 @@ def test_the_variable_tail_follows_the_named_elements(script: str, table: str, n
 @pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
 def test_the_header_lists_the_names_in_order(script: str, table: str, names: Any) -> None:
     _, body = lua.split_flags(script)
-    body = body.removeprefix(END_LUA).removeprefix(DEPENDENTS_LUA)
+    body = body.removeprefix(END_LUA).removeprefix(DEPENDENTS_LUA).removeprefix(LINES_LUA)
     (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
     listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)
     assert tuple(", ".join(listed).split(", ")) == names._fields

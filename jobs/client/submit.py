@@ -33,14 +33,17 @@ from jobs.client.rq_format import (
     BULK_RESULT_SECONDS,
     DATA,
     FAILURE_SECONDS,
+    LINES_LUA,
     MAX_DATA,
     QUEUES_KEY,
     RESULT_SECONDS,
+    TENANT,
     encode_call,
     job_key,
     queue_key,
     queued_fields,
     results_key,
+    scheduled_key,
     wip_key,
 )
 from jobs.errors import InvalidRequest, JobError, invalid
@@ -52,7 +55,7 @@ BATCH = 500  # jobs per round trip
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
 ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitted, and after its end
 
-ENQUEUE = lua.load("jobs.client", "rq_enqueue")
+ENQUEUE = lua.load("jobs.client", "rq_enqueue", LINES_LUA)
 
 
 # The names of the `unpack` lines of rq_enqueue.lua, in the same order.
@@ -63,9 +66,11 @@ class EnqueueKeys(NamedTuple):
     queue: str
     wip: str
     quarantine: str
+    scheduled: str
     other_queue: str
     other_wip: str
     other_quarantine: str
+    other_scheduled: str
     queues: str
     log: str
     results: str
@@ -85,6 +90,8 @@ class EnqueueArgs(NamedTuple):
     row: int | str
     digest: bytes
     row_seconds: int
+    at: int | str
+    delay: int | str
     ttl: int | str
     max_jobs: int
     max_bytes: int
@@ -145,9 +152,11 @@ class _NewJob(NamedTuple):
             queue=queue_key(queue),
             wip=wip_key(queue),
             quarantine=keys.quarantine(queue),
+            scheduled=scheduled_key(queue),
             other_queue=queue_key(other_queue),
             other_wip=wip_key(other_queue),
             other_quarantine=keys.quarantine(other_queue),
+            other_scheduled=scheduled_key(other_queue),
             queues=QUEUES_KEY,
             log=keys.log(self.id),
             results=results_key(self.id),
@@ -170,6 +179,8 @@ class _NewJob(NamedTuple):
             row="" if options.row is None else options.row % keys.ROWS_PER_KEY,
             digest=self.digest,
             row_seconds=ROW_SECONDS,
+            at="" if options.at is None else round(1000 * options.at.timestamp()),
+            delay="" if options.delay is None else round(1000 * options.delay),
             ttl="" if options.ttl is None else max(1, round(1000 * options.ttl)),
             max_jobs=DEFAULTS.jobs,
             max_bytes=DEFAULTS.bytes,
@@ -182,6 +193,8 @@ class _NewJob(NamedTuple):
             result_ttl=options.result_ttl or RESULT_TTLS[options.priority],
             failure_ttl=FAILURE_SECONDS,
         )
+        if options.tenant is not None:
+            fields[TENANT] = options.tenant
         return [*named, *chain.from_iterable(fields.items())]
 
 

@@ -7,6 +7,7 @@ workers find the jobs of a dead one, is left out.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,6 +23,7 @@ from jobs.client.rq_format import (
     CANCEL,
     ERROR,
     FAILURE_SECONDS,
+    LINES_LUA,
     RESULT_SECONDS,
     ROW,
     End,
@@ -35,6 +37,7 @@ from jobs.client.rq_format import (
     request_of,
     result_fields,
     results_key,
+    scheduled_key,
 )
 from jobs.errors import JobError
 from jobs.results import outbox
@@ -44,6 +47,7 @@ from jobs.stream.writer import StreamWriter
 
 WORKER = "fake-worker"
 END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2])"
+TAKE = LINES_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
 
 _STATUSES: dict[End, outbox.Status] = {"finished": "ok", "failed": "error", "canceled": "cancelled"}
 
@@ -69,22 +73,37 @@ class Attempts:
         self._writer = StreamWriter(redis)
 
     def waiting(self) -> list[str]:
-        """The jobs in all queues: interactive ones first, then in the order of submission."""
+        """The jobs in all queues, with the scheduled ones whose time has come: interactive ones
+        first, then in the order of submission."""
         found = []
         for queue in queue_names(self._redis):
-            for job in self._redis.lrange(queue_key(queue), 0, -1):
+            jobs = self._redis.lrange(queue_key(queue), 0, -1)
+            for tenant in self._redis.zrange(keys.tenants(queue), 0, -1):
+                jobs += self._redis.lrange(keys.tenant_line(queue, tenant.decode()), 0, -1)
+            jobs += self._redis.zrangebyscore(scheduled_key(queue), "-inf", time.time())
+            for job in jobs:
                 enqueued_at = parse_time(self._redis.hget(job_key(job.decode()), "enqueued_at"))
                 is_bulk = queue.startswith(keys.bulk_queue(""))
                 found.append((is_bulk, enqueued_at or 0.0, job.decode()))
         return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
 
+    def next_due(self) -> float:
+        """Seconds until the next scheduled job is due; infinity if there is none."""
+        firsts = (
+            self._redis.zrange(scheduled_key(queue), 0, 0, withscores=True)
+            for queue in queue_names(self._redis)
+        )
+        now = time.time()
+        return min((max(0.0, due - now) for first in firsts for _, due in first), default=math.inf)
+
     def start(self, job: str) -> Attempt:
-        """Take a job from its queue."""
+        """Take a job from its queue, or from the scheduled ones."""
         key, now = job_key(job), time.time()
         names = ("origin", "data", "enqueued_at", "result_ttl", "failure_ttl")
         origin, data, enqueued_at, result_ttl, failure_ttl = self._redis.hmget(key, names)
         pipeline = self._redis.pipeline()
-        pipeline.lrem(queue_key(origin.decode()), 1, job)
+        lists = (queue_key(origin.decode()), scheduled_key(origin.decode()))
+        pipeline.eval(TAKE, len(lists), *lists, job)
         started = {"status": "started", "worker_name": WORKER, "started_at": format_time()}
         pipeline.hset(key, mapping=started)
         pipeline.hincrby(key, ATTEMPT, 1)

@@ -96,7 +96,9 @@ class Site:
         first_row = fields.pop("first_row", 0)
         options = {
             name: fields.pop(name)
-            for name in ("id", "run", "priority", "ttl", "retries", "result_ttl")
+            for name in (
+                *("id", "run", "priority", "ttl", "retries", "result_ttl", "tenant", "delay", "at"),
+            )
             if name in fields
         }
         instructions = (

@@ -82,9 +82,7 @@ class EngineHost:
             alive=self._thread.is_alive() and self._preparer.alive,
             progress=sum(engine.steps for engine in engines) + self._preparer.prepared,
             running=sum(engine.running for engine in engines),
-            waiting=sum(
-                engine.waiting + sum(self._coming(engine).values()) for engine in engines
-            ),
+            waiting=sum(engine.waiting + sum(self._coming(engine).values()) for engine in engines),
             tokens_generated=sum(engine.tokens_generated for engine in engines),
             error=self._error,
             loading=self._loading,

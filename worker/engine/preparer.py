@@ -59,8 +59,8 @@ Place = tuple[float, int, Preparation | None]  # in the queue: lowest first; Non
 
 
 class Preparer:
-    """Runs preparations in the order of their submission, but up to PATIENCE interactive ones before
-    a bulk one that was submitted earlier."""
+    """Runs preparations in the order of their submission, but up to PATIENCE interactive ones
+    before a bulk one that was submitted earlier."""
 
     def __init__(self) -> None:
         self.prepared = 0  # requests
@@ -79,9 +79,7 @@ class Preparer:
         """Number of bulk or interactive sequences that are on their way to an engine."""
         with self._lock:
             return sum(
-                one.sequences
-                for one in self._waiting
-                if one.engine is engine and one.bulk == bulk
+                one.sequences for one in self._waiting if one.engine is engine and one.bulk == bulk
             )
 
     def submit(self, engine: EngineCore, request: ChatRequest, sink: Sink) -> Preparation:

@@ -15,18 +15,20 @@ from typing import NamedTuple
 
 from jobs import keys, lua
 from jobs.client import rq_format
-from jobs.client.rq_format import DEPENDENTS_LUA
+from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
 from jobs.stream.entries import END_LUA
 from worker.queue.rq_job import Lease
 
-CLAIM = lua.load("worker.queue", "claim")
+CLAIM = lua.load("worker.queue", "claim", LINES_LUA)
 SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA)
-RETURN = lua.load("worker.queue", "return")
+RETURN = lua.load("worker.queue", "return", LINES_LUA)
 
 
 class ClaimKeys(NamedTuple):
     started: str
     workers: str
+    limits: str
+    queues: str
 
 
 class ClaimArgs(NamedTuple):
@@ -79,6 +81,7 @@ class SettleArgs(NamedTuple):
     working_time: float
     attempt: int
     row_seconds: int
+    failures: str
 
 
 class ReturnKeys(NamedTuple):
@@ -88,6 +91,7 @@ class ReturnKeys(NamedTuple):
     executions: str
     queue: str
     quarantine: str
+    scheduled: str
     started: str
     workers: str
 
@@ -105,6 +109,8 @@ class ReturnArgs(NamedTuple):
     lost: int | str = ""
     lost_at: int | str = ""
     group: str = ""
+    delay: int | str = ""
+    failures: str = ""
 
 
 def return_keys(lease: Lease, worker: str) -> ReturnKeys:
@@ -116,6 +122,7 @@ def return_keys(lease: Lease, worker: str) -> ReturnKeys:
         executions=rq_format.executions_key(lease.job),
         queue=rq_format.queue_key(lease.queue),
         quarantine=keys.quarantine(lease.queue),
+        scheduled=rq_format.scheduled_key(lease.queue),
         started=keys.started(worker),
         workers=keys.WORKERS,
     )

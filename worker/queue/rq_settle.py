@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +16,7 @@ from jobs.client import rq_format
 from jobs.client.submit import ROW_SECONDS
 from jobs.encoding import encodable
 from jobs.errors import JobError
+from jobs.results.failures import Failure
 from jobs.stream.entries import end_id, end_payload
 from worker.queue import rq_scripts
 from worker.queue.rq_job import ClaimedJob, Lease
@@ -37,6 +39,7 @@ class Settlement:
     row: str  # outbox.encode(…)
     completion: dict[str, Any] | None  # ChatCompletion's JSON
     error: JobError | None
+    failures: Sequence[Failure]
 
     @property
     def lease(self) -> Lease:
@@ -112,6 +115,7 @@ class Settler:
             working_time=max(0.0, now - claimed.claimed_at),
             attempt=lease.attempt,
             row_seconds=ROW_SECONDS,
+            failures=json.dumps(settlement.failures) if error is not None else "",
         )
         result_fields = rq_format.result_fields(
             lease.job,

@@ -1,4 +1,4 @@
-"""What no claim or settlement does: jobs that are due, overdue, or ended by RQ's own tools.
+"""What no claim or settlement does: jobs that are overdue, or ended by RQ's own tools.
 
 Any worker may do it at any time, in small portions; each change is one script.
 """
@@ -22,7 +22,6 @@ from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
 
-DUE = lua.load("worker.queue", "due")
 RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA)
 
 PORTION = 200  # jobs per step and queue
@@ -33,17 +32,6 @@ T = TypeVar("T")
 
 
 # The names of the `unpack` lines of the scripts, in the same order.
-
-
-class DueKeys(NamedTuple):
-    scheduled: str
-    queue: str
-    queues: str
-
-
-class DueArgs(NamedTuple):
-    portion: int
-    now_text: str
 
 
 class RecordKeys(NamedTuple):
@@ -78,34 +66,23 @@ class Upkeep:
     def __init__(self, redis: Redis, queues: Sequence[str]) -> None:
         self._redis: Any = redis  # its stubs leave open whether replies are bytes
         self._queues = queues
-        self._due = redis.register_script(DUE)
         self._record = redis.register_script(RECORD)
         self._lists = [
             keys.DEADLINES,
-            *map(rq_format.scheduled_key, queues),
             *map(rq_format.queue_key, queues),
             *(rq_format.registry_key(queue, end) for queue in queues for end in ENDS),
         ]
         self._cursors: dict[str, int] = {}  # position of the next portion, by key
 
     def step(self) -> None:
-        """Queue scheduled jobs, end overdue ones, write missing rows, keep queued hashes."""
+        """End overdue jobs, write missing rows, keep queued hashes."""
         if not self._redis.exists(*self._lists):
             return
         self._end_overdue()
         for queue in self._queues:
-            self._queue_due(queue)
             self._keep_queued(queue)
             for end in ENDS:
                 self._record_ended(queue, end)
-
-    def _queue_due(self, queue: str) -> None:
-        names = DueKeys(
-            scheduled=rq_format.scheduled_key(queue),
-            queue=rq_format.queue_key(queue),
-            queues=rq_format.QUEUES_KEY,
-        )
-        self._due(keys=names, args=DueArgs(portion=PORTION, now_text=rq_format.format_time()))
 
     def _end_overdue(self) -> None:
         """Fail the jobs whose time to live has passed while they wait."""
@@ -117,7 +94,7 @@ class Upkeep:
             options = state.request.get("job")
             ttl = options.get("ttl") if isinstance(options, dict) else None
             error = JobError("timeout", f"waited longer than its ttl of {ttl} s", "job.ttl")
-            if state.status is Status.QUEUED:
+            if state.status in (Status.QUEUED, Status.SCHEDULED):
                 self._run(end_waiting(state, error, "failed"))
             else:  # its worker watches the deadline of a running job
                 self._redis.zrem(keys.DEADLINES, name)

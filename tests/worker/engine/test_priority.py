@@ -14,9 +14,7 @@ from worker.engine.slots import Slots
 from worker.engine.waiting_line import PATIENCE
 
 
-def make_scheduler(
-    slots: Slots, *, limit: int = 1 << 30, step_tokens: int = 1000
-) -> Scheduler:
+def make_scheduler(slots: Slots, *, limit: int = 1 << 30, step_tokens: int = 1000) -> Scheduler:
     pool = make_pool(limit, slots=slots.batch + slots.paused + 1)
     return Scheduler(pool, slots, step_tokens)
 
@@ -109,7 +107,7 @@ def test_a_full_cache_takes_the_cache_of_paused_and_bulk_sequences_first() -> No
     chats = add(scheduler, 2, bulk=False, length=250)
     assert step(scheduler) == [*chats, bulk[0]]
     assert [one.slot is not None for one in bulk] == [True, False, False]
-    assert [one.slot for one in chats] == [1, 2]
+    assert sorted(one.slot or 0 for one in chats) == [1, 2]
     for _ in range(10):
         step(scheduler)
     assert [one.computed for one in chats] == [260, 260]
@@ -201,8 +199,8 @@ def test_bulk_does_not_starve_while_interactive_sequences_never_end_to_come(
 ) -> None:
     scheduler = make_scheduler(Slots.share(batch, None, preempt))
     bulk = [FakeSequence(10, bulk=True, max_tokens=30, ignore_eos=True) for _ in range(3)]
-    for sequence in bulk:
-        scheduler.add(sequence)
+    for one in bulk:
+        scheduler.add(one)
     ended = 0
     for _ in range(1500):
         while len(scheduler.waiting.first) < 2 * batch:

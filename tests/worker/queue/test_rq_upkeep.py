@@ -37,7 +37,7 @@ def test_a_scheduled_job_is_queued_when_its_time_has_come(
     site: Site, store: RQStore, queue: Queue
 ) -> None:
     later, now = enqueue_in(queue, 3600), enqueue_in(queue, -1)
-    store.upkeep.step()
+    store.claim(lambda *_: 0)
     assert waiting(site) == [now.id]
     assert now.get_status().value == "queued"
     assert later.get_status().value == "scheduled"
