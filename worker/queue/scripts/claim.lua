@@ -132,7 +132,7 @@ local function take_in_turns(number, queue, wip)
   end
   for _ = 1, 100 + rooms[number] do
     local tenant = redis.call('ZRANGE', tenants, 0, 0)[1]
-    if not tenant or rooms[number] == 0 then return end
+    if not tenant or rooms[number] == 0 then break end
     turn = set_turn(queue, tenant, turn)
     if tenant == '' then
       take_one(queue, number, queue, wip, is_any, nothing)
@@ -142,6 +142,9 @@ local function take_in_turns(number, queue, wip)
         left_line(queue, tenant)
       end)
     end
+  end
+  if redis.call('HEXISTS', 'chatjobs:tenant-jobs', name_of(queue)) == 0 then
+    redis.call('DEL', tenants)  -- no tenant waits: RQ's list needs no turn
   end
 end
 
