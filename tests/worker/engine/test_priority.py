@@ -108,10 +108,11 @@ def test_a_full_cache_takes_the_cache_of_paused_and_bulk_sequences_first() -> No
     assert step(scheduler) == [*chats, bulk[0]]
     assert [one.slot is not None for one in bulk] == [True, False, False]
     assert sorted(one.slot or 0 for one in chats) == [1, 2]
-    for _ in range(10):
+    for _ in range(20):
         step(scheduler)
-    assert [one.computed for one in chats] == [260, 260]
-    assert bulk[0].slot is None
+    assert min(one.length for one in chats) > 260
+    assert all(one in scheduler.running for one in chats)
+    assert [one.slot for one in bulk] == [None] * 3
 
 
 def test_room_for_interactive_jobs_does_not_depend_on_bulk_jobs_that_can_be_paused() -> None:
