@@ -1,10 +1,15 @@
-"""What a job function returns to a stock RQ worker so that the job waits again."""
+"""How a job function that a stock RQ worker runs gives its job back."""
 
 from __future__ import annotations
 
-from rq import Retry
+from rq import Retry, get_current_job
 
 RETRIES = 10**9  # RQ fails the job after so many; no job gets there
+
+
+def is_run_by_rq() -> bool:
+    """Whether a stock RQ worker runs the function that asks."""
+    return get_current_job() is not None
 
 
 def back_to_queue() -> Retry:
