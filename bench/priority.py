@@ -77,6 +77,7 @@ def served(options: list[str]) -> Iterator[Client]:
             [*command, "--redis", server.url, "--results", folder, "--grace", "0", *options]
         )
         client = Client(server.url)
+        client.serving = None  # the worker still loads its model
         try:
             client.submit(request("Hello!", CHAT_TOKENS, "interactive")).result(timeout=SECONDS)
             yield client

@@ -29,7 +29,7 @@ def failure(attempt: int, at: float, worker: str, error: JobError) -> Failure:
         at=round(at, 3),
         worker=worker,
         code=error.code,
-        message=encodable(error.message[:MAX_MESSAGE]),
+        message=encodable(error.message)[:MAX_MESSAGE],
     )
 
 
@@ -50,9 +50,13 @@ def parse_failures(value: bytes | None) -> list[Failure]:
 
 
 def _parse(value: Any) -> Failure | None:
-    kinds = {"attempt": int, "at": int | float, "worker": str, "code": str, "message": str}
-    if not isinstance(value, dict) or value.keys() != kinds.keys():
-        return None
-    if not all(isinstance(value[name], kind) for name, kind in kinds.items()):
-        return None
-    return Failure(**value)
+    match value:
+        case {
+            "attempt": int(attempt),
+            "at": int(at) | float(at),
+            "worker": str(worker),
+            "code": str(code),
+            "message": str(message),
+        }:
+            return Failure(attempt=attempt, at=at, worker=worker, code=code, message=message)
+    return None

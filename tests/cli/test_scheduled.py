@@ -36,7 +36,13 @@ def submit(client: Client, job_id: str, **options: Any) -> None:
 def announce(client: Client, **figures: Any) -> None:
     """A worker that reports these figures."""
     memory = {"weights": 0, "cache": 0}
-    facts = {"name": "w", "host": "h", "models": ["m"], "names": ["m"], "device": "cpu"}
+    facts: dict[str, Any] = {
+        "name": "w",
+        "host": "h",
+        "models": ["m"],
+        "names": ["m"],
+        "device": "cpu",
+    }
     facts |= {"memory": memory, "running": 0, "tokens_per_second": 0.0, **figures}
     client.redis.zadd(keys.WORKERS, {"w": 1000 * time.time() + 60_000})
     client.redis.set(keys.worker("w"), json.dumps(facts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 from rq import Queue
@@ -48,7 +49,7 @@ def test_a_time_that_has_passed_is_now(site: Site) -> None:
 
 def test_rq_reads_our_scheduled_jobs(site: Site, queue: Queue) -> None:
     job = site.submit(delay=60)
-    registry = ScheduledJobRegistry(queue=queue)
+    registry = ScheduledJobRegistry(queue=queue)  # type: ignore[no-untyped-call]
     assert registry.get_job_ids(cleanup=False) == [job.id]
     assert fetch(site, job).get_status().value == "scheduled"
     assert registry.get_scheduled_time(job.id) > datetime.now(UTC)
@@ -95,9 +96,7 @@ def test_a_scheduled_job_counts_for_the_limit_of_a_model(site: Site) -> None:
         ({"delay": "1"}, "expected a number, got '1'"),
     ],
 )
-def test_an_impossible_time_is_refused(
-    site: Site, options: dict[str, object], message: str
-) -> None:
+def test_an_impossible_time_is_refused(site: Site, options: dict[str, Any], message: str) -> None:
     with pytest.raises(JobError, match=message) as caught:
         site.submit(**options)
     assert caught.value.code == "invalid_request" and str(caught.value.param).startswith("job")
