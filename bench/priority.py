@@ -26,6 +26,7 @@ import click
 from bench.harness import report
 from jobs import ChatRequest, Client
 from jobs.embedded import EmbeddedRedis
+from worker.resident.device import choose_device
 
 SECONDS = 120.0  # time limit of a job
 SETTINGS = ("", "--no-preempt", "--no-preempt --interactive-slots 0")
@@ -65,7 +66,12 @@ def main(
                 "tokens/s": speed,
             }
         )
-    report("Seconds of interactive jobs, alone and behind bulk jobs", rows, device, out)
+    report(
+        "Seconds of interactive jobs, alone and behind bulk jobs",
+        rows,
+        str(choose_device(device)),
+        out,
+    )
 
 
 @contextmanager
@@ -103,7 +109,8 @@ def wait_of(client: Client) -> tuple[float, float]:
     job = client.submit(request("What is 2+3?", CHAT_TOKENS, "interactive"))
     first = 0.0
     for chunk in job.stream():
-        if not first and any(choice.delta.content for choice in chunk.choices):
+        deltas = [choice.delta for choice in chunk.choices]
+        if not first and any(delta.content or delta.reasoning_content for delta in deltas):
             first = time.monotonic() - started
     return first, time.monotonic() - started
 
