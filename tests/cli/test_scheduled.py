@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -88,6 +89,18 @@ def test_scheduled_jobs_are_listed_and_cancelled(run: Run, client: Client, redis
         "later: cancelled\na: cancelled\n"
     )
     assert sorted(listed("--state", "cancelled")) == ["a", "later"]
+
+
+def test_a_file_is_submitted_for_a_tenant_and_later(
+    run: Run, client: Client, redis_url: str, tmp_path: Path
+) -> None:
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a"}\n')
+    words = ("--model", "m", "--tenant", "acme", "--delay", "60", "--redis", redis_url)
+    (job_id,) = run("submit", str(file), *words).stdout.split()
+    job = client.job(job_id)
+    assert job.status() == "scheduled"
+    assert (job.request.job.tenant, job.request.job.delay) == ("acme", 60)
 
 
 def test_failed_attempts_are_shown(run: Run, client: Client, redis_url: str) -> None:
