@@ -23,6 +23,7 @@ from jobs.client.rq_format import (
     CANCEL,
     ERROR,
     FAILURE_SECONDS,
+    FAILURES,
     LINES_LUA,
     RESULT_SECONDS,
     ROW,
@@ -41,6 +42,7 @@ from jobs.client.rq_format import (
 )
 from jobs.errors import JobError
 from jobs.results import outbox
+from jobs.results.failures import Failure, add_failure, failure, parse_failures
 from jobs.stream.delta import Delta
 from jobs.stream.entries import END_LUA, EndReason, Entry, end_id, end_payload
 from jobs.stream.writer import StreamWriter
@@ -133,9 +135,13 @@ class Attempts:
         """Whether a client has asked to stop the job."""
         return bool(self._redis.hget(job_key(attempt.job), CANCEL))
 
-    def requeue(self, attempt: Attempt) -> None:
-        """Return the job to the end of its queue."""
+    def requeue(self, attempt: Attempt, error: JobError | None = None) -> None:
+        """Return the job to the end of its queue; `error` is what the attempt ended with."""
         pipeline = self._redis.pipeline()
+        if error is not None:
+            pipeline.hset(
+                job_key(attempt.job), FAILURES, json.dumps(self._failures(attempt, error))
+            )
         pipeline.hset(job_key(attempt.job), "status", "queued")
         pipeline.hdel(job_key(attempt.job), "worker_name", "started_at")
         pipeline.rpush(queue_key(attempt.queue), attempt.job)
@@ -179,7 +185,8 @@ class Attempts:
         error: JobError | None,
     ) -> None:
         now, keep = int(time.time()), attempt.keep[end]
-        row = self._row(attempt, _STATUSES[end], answer, error)
+        failures = self._failures(attempt, error)
+        row = self._row(attempt, _STATUSES[end], answer, error, failures)
         fields = result_fields(
             attempt.job,
             end,
@@ -192,6 +199,8 @@ class Attempts:
         changed: dict[str, Any] = {"status": end, "ended_at": format_time(), ROW: attempt.number}
         if error is not None:
             changed[ERROR] = json.dumps(error.to_dict())
+            if failures:
+                changed[FAILURES] = json.dumps(failures)
         pipeline = self._redis.pipeline()  # a transaction
         pipeline.xadd(keys.outbox(row["run"]), {outbox.FIELD: outbox.encode(row)})
         pipeline.sadd(keys.OUTBOXES, row["run"])
@@ -207,12 +216,20 @@ class Attempts:
         pipeline.eval(END, len(names), *names, end_id(attempt.number), payload)
         pipeline.execute()
 
+    def _failures(self, attempt: Attempt, error: JobError | None) -> list[Failure]:
+        """The failed attempts at the job, with this one if it ended with an error."""
+        before = parse_failures(self._redis.hget(job_key(attempt.job), FAILURES))
+        if error is None or error.code == "cancelled":
+            return before
+        return add_failure(before, failure(attempt.number, time.time(), WORKER, error))
+
     def _row(
         self,
         attempt: Attempt,
         status: outbox.Status,
         answer: dict[str, Any] | None,
         error: JobError | None,
+        failures: Sequence[Failure],
     ) -> outbox.OutboxEntry:
         return outbox.outbox_entry(
             attempt.job,
@@ -221,6 +238,7 @@ class Attempts:
             attempt=attempt.number,
             completion=answer,
             error=error.to_dict() if error is not None else None,
+            failures=failures,
             enqueued_at=attempt.enqueued_at,
             started_at=attempt.started_at,
             finished_at=time.time(),

@@ -109,7 +109,7 @@ class Stepper:
             self._attempts.finish(one.attempt, one.plan.completion)
         elif error.retryable and retried < (one.request.job.retries or 0):
             self._retried[job] = retried + 1
-            self._attempts.requeue(one.attempt)
+            self._attempts.requeue(one.attempt, error)
         else:
             partial = one.plan.partial(one.done) if one.done else None
             self._attempts.fail(one.attempt, error, partial)

@@ -115,7 +115,7 @@ class Settler:
             working_time=max(0.0, now - claimed.claimed_at),
             attempt=lease.attempt,
             row_seconds=ROW_SECONDS,
-            failures=json.dumps(settlement.failures) if error is not None else "",
+            failures=json.dumps(settlement.failures) if error and settlement.failures else "",
         )
         result_fields = rq_format.result_fields(
             lease.job,

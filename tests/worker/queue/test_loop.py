@@ -111,7 +111,7 @@ def test_a_permanent_error_is_not_retried(site: Site) -> None:
 
 
 def test_the_text_before_an_error_is_kept(site: Site) -> None:
-    job = site.submit(fail="internal")
+    job = site.submit(fail="internal", retries=0)
     site.burst()
     assert site.row(job)["text"] == text_of(job.request).split(" ")[0] + " "
 
