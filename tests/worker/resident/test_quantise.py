@@ -40,6 +40,7 @@ def test_q8_at_load_is_a_q8_0_file(family: str, tmp_path: Path) -> None:
     at_load = Engine.load(str(folder), device="cpu", quantize="q8")
     plain = Engine.load(str(folder), device="cpu")
     from_file = Engine.load(str(file), device="cpu", dtype="bf16")
+    assert at_load.info.dtype == from_file.info.dtype == "bfloat16, Q8_0"
     logits = at_load.prompt_logits(PROMPT)
     assert torch.equal(logits, from_file.prompt_logits(PROMPT))
     assert not torch.equal(logits, plain.prompt_logits(PROMPT))
