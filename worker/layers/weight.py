@@ -18,8 +18,8 @@ from worker.layers.quantised import QuantisedTensor, Weight
 @dataclass(frozen=True, slots=True)
 class StackedPlace:
     """Place of a slot's tensor in a checkpoint tensor of shape [count, rows, ...] that stacks
-    several of them: `tensor[index, rows]`. `transposed`: the matrices are stored as [columns, rows],
-    so that the shape is [count, columns, rows]."""
+    several of them: `tensor[index, rows]`. With `transposed`, the shape is [count, columns, rows].
+    """
 
     name: str
     shape: tuple[int, ...]

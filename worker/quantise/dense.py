@@ -159,9 +159,7 @@ def gemma3_facts(fields: Fields) -> Facts:
     )
     keys = {
         "attention.sliding_window": config.sliding_window,
-        "attention.sliding_window_pattern": [
-            kind == gemma3.SLIDING for kind in config.layer_kinds
-        ],
+        "attention.sliding_window_pattern": [kind == gemma3.SLIDING for kind in config.layer_kinds],
         "rope.freq_base_swa": float(config.ropes[gemma3.SLIDING].theta),
     }
     if config.final_logit_softcapping is not None:

@@ -106,8 +106,10 @@ def _experts(fields: Fields, *, normalised: bool, shared: bool = False) -> Keys:
 def _hybrid(fields: Fields, *, tiled: bool) -> Facts:
     without_biases(fields)
     require(fields, "hidden_act", "silu")
-    config, interval = HybridConfig.read(fields), fields.integer("full_attention_interval", INTERVAL)
-    if any((kind == FULL) != ((i + 1) % interval == 0) for i, kind in enumerate(config.layer_kinds)):
+    config = HybridConfig.read(fields)
+    interval = fields.integer("full_attention_interval", INTERVAL)
+    plan = [(i + 1) % interval == 0 for i in range(fields.layers())]
+    if [kind == FULL for kind in config.layer_kinds] != plan:
         raise refused(fields, f"its layers are not delta nets but for every {interval}th")
     delta, rope = config.delta, config.rope
     if delta.key_dim != delta.value_dim:

@@ -86,10 +86,10 @@ class Presented:
             return  # read with the configuration, or of multi-token prediction
         whole = Piece.whole(stored)
         expert = EXPERTS.fullmatch(stored.name)
-        if expert and stored.shape[0] <= MAX_EXPERTS:
-            if len(stored.shape) == (3 if expert[3] == "weight" else 2):
-                yield from self._experts(whole, int(expert[1]), expert[2], expert[3])
-                return
+        stacked = stored.shape[0] <= MAX_EXPERTS
+        if expert and stacked and len(stored.shape) == (3 if expert[3] == "weight" else 2):
+            yield from self._experts(whole, int(expert[1]), expert[2], expert[3])
+            return
         if index in self._linear and self._delta is not None:
             found = self._delta.pieces(stored.name, whole)
             if found is not None:

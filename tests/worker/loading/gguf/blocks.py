@@ -82,7 +82,7 @@ def _set_scale(blocks: Any, kind: Type, scales: Any) -> None:
 
 def encode(values: Any, kind: Type) -> Any:
     """Random blocks in place of the values of a matrix, the same ones each time."""
-    columns, size = GGML_QUANT_SIZES[kind]
+    columns, _ = GGML_QUANT_SIZES[kind]
     seed = zlib.crc32(values.tobytes())
     blocks = random_blocks(values.size // columns, kind, seed)
     return blocks.reshape(*values.shape[:-1], -1)
@@ -90,8 +90,8 @@ def encode(values: Any, kind: Type) -> Any:
 
 def make_wide(folder: Path) -> Path:
     """A checkpoint whose rows consist of whole blocks of every type."""
-    fields = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64, "num_hidden_layers": 2}
-    return make_checkpoint(folder, "llama", **fields)
+    fields: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    return make_checkpoint(folder, "llama", num_hidden_layers=2, **fields)
 
 
 def make_type_file(checkpoint: Path, out: Path, kind: Type) -> Path:

@@ -47,6 +47,7 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next",
     "smollm3": "smollm3",
 }
+EXACT = ("ffn_gate_inp.weight", "ssm_conv1d.weight")
 HYBRID = ("qwen3next", "qwen35", "qwen35moe")
 EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
 MIXTRAL_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -72,7 +73,7 @@ def convert(folder: Path, out: Path, kind: Type = Type.F32, **options: Any) -> P
     tensors.update(options.get("tensors", {}))
     for name, tensor in tensors.items():
         values = tensor.float().contiguous().numpy()
-        if tensor.dim() < 2 or not name.endswith("weight") or name.endswith(("ffn_gate_inp.weight", "ssm_conv1d.weight")):
+        if tensor.dim() < 2 or not name.endswith("weight") or name.endswith(EXACT):
             writer.add_tensor(name, values)
         elif kind is Type.F16:
             writer.add_tensor(name, values.astype(np.float16))
