@@ -118,8 +118,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """The wheel with three extras, and the readers of the README."""
     folder = tmp_path_factory.mktemp("wheel")
+    # The wheel is built from the sdist.
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
-    subprocess.run([*command, str(source)], check=True, capture_output=True)  # the wheel is built from the sdist
+    subprocess.run([*command, str(source)], check=True, capture_output=True)
     environment = Environment(
         folder / "venv", [*requirements("worker", "embedded", "testing"), *READERS]
     )
