@@ -7,6 +7,7 @@
 #   make bench-peers  make the environment of the peers of bench.gguf, and run it
 #   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
+#   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
 #   make soak    run the tests that take hours under load and faults
 #   make clean   remove the environment and the caches, but no results
 
@@ -16,7 +17,7 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench bench-peers oracle sanitize soak clean
+.PHONY: demo test lint types tests bench bench-peers oracle sanitize wheel soak clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -59,6 +60,12 @@ sanitize: $(VENV)/.ready-to-test
 	    LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
 	    ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 \
 	    $(BIN)/pytest tests/worker/kernels --deselect tests/worker/kernels/test_build.py
+
+# Needs a C++ compiler: the kernels are compiled for every kind of CPU.
+wheel: $(VENV)/.ready-to-test
+	$(BIN)/python -m worker.kernels.build
+	$(BIN)/python -m build --wheel --outdir dist -C--build-option=--plat-name=linux_x86_64 .
+	rm -rf worker/kernels/prebuilt build
 
 soak: $(VENV)/.ready-to-test
 	$(BIN)/pytest -m soak --timeout=0

@@ -26,7 +26,7 @@ class ModelInfo:
     family: str
     parameters: int
     weight_bytes: int
-    dtype: str
+    dtype: str  # of the computation, then the quantised types of the weights: "bfloat16, Q8_0"
     device: str
     device_name: str
     context_length: int

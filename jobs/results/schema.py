@@ -141,7 +141,7 @@ PROVENANCE = [
     _optional("model_fingerprint", TEXT, "hash of the weight files"),
     _optional("tokenizer_hash", TEXT, "hash of the tokenizer"),
     _optional("chat_template_hash", TEXT, "hash of the chat template"),
-    _optional("dtype", TEXT, "data type of the computation"),
+    _optional("dtype", TEXT, "data type of the computation, and of quantised weights"),
     _optional("engine", TEXT, "engine that generated the answer"),
     _optional("engine_version", TEXT, "version of the engine"),
     _optional("torch_version", TEXT, "version of torch"),

@@ -99,7 +99,7 @@ class Rope:
         elif config.kind == "longrope":
             self._long = (1.0 / (torch.tensor(scaling["long_factor"]) * wavelengths)).to(device)
             plain = 1.0 / (torch.tensor(scaling["short_factor"]) * wavelengths)
-            self._factor = _longrope_factor(config)
+            self._factor = longrope_factor(config)
         self._exponents = exponents.to(device)
         self._frequencies = plain.to(device)
 
@@ -169,7 +169,8 @@ def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def _longrope_factor(config: RopeConfig) -> float:
+def longrope_factor(config: RopeConfig) -> float:
+    """What cos and sin are multiplied by."""
     given = config.scaling.get("attention_factor")
     if given is not None:
         return float(given)

@@ -45,6 +45,7 @@ class ResidentModel:
     source: ModelSource
     model: Model
     device: torch.device
+    dtype: torch.dtype  # of the computation
     tokenizer: Tokenizer
     template: ChatTemplate | None
     defaults: GenerationDefaults
@@ -77,8 +78,7 @@ class ResidentModel:
     def _non_finite_cause(self) -> str:
         try:
             with self.source.weights() as checkpoint:
-                dtype = getattr(torch, self.info.dtype)
-                return weights.find_non_finite(checkpoint, dtype, SEARCH_SECONDS)
+                return weights.find_non_finite(checkpoint, self.dtype, SEARCH_SECONDS)
         except JobError as error:
             return error.message
 
@@ -114,6 +114,7 @@ def load(
         source=source,
         model=model,
         device=device,
+        dtype=checked.dtype,
         tokenizer=checked.tokenizer,
         template=template,
         defaults=described.defaults,
@@ -132,7 +133,7 @@ def _info(checked: Preflight, fingerprint: str) -> ModelInfo:
         family=checked.model.config.model_type,
         parameters=checked.parameters,
         weight_bytes=checked.weight_bytes,
-        dtype=checked.dtype_name,
+        dtype=checked.formats,
         device=str(checked.device),
         device_name=devices.device_name(checked.device),
         context_length=checked.context_length,

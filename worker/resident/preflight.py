@@ -36,7 +36,7 @@ class Preflight:
     tied: bool
     parameters: int
     weight_bytes: int  # in memory
-    blocks: tuple[str, ...]  # GGUF's quantised types that stay as they are in memory
+    blocks: tuple[str, ...]  # GGUF's quantised types that weights have in memory
     dtype: torch.dtype
     device: torch.device
     context_length: int  # positions that the config gives, with their stretch
@@ -125,6 +125,14 @@ def _preflight(
     )
     kept = (headers.tensors[found[name].name] for name in slots if slots[name].quantised)
     blocks = {header.dtype for header in kept if header.blocks}
+    if compression is not None:
+        blocks |= {
+            compression.kind.name
+            for name, slot in slots.items()
+            if slot.quantised
+            and compression.fits(slot.shape)
+            and not headers.tensors[found[name].name].blocks
+        }
     caches, free = shape.make_caches(), devices.free_bytes(device)
     cache_bytes = devices.cache_share(free - weight_bytes, device)
     return Preflight(
