@@ -23,7 +23,6 @@ constexpr int QUAD = 4;           // channels of one integer dot product
 constexpr int VECTOR = PANEL * QUAD;  // bytes of one quad of a panel
 constexpr int QUADS = BLOCK / QUAD;
 constexpr int AHEAD = 3;  // blocks to prefetch ahead
-constexpr int64_t SERIAL = 1 << 14;
 
 enum FormatCode { Q4_0, Q8_0, Q4_K, Q5_K, Q6_K };  // the codes in quantised.py
 
@@ -165,10 +164,10 @@ INLINE Ints quad(const Panel& p, int64_t b, int c) {
 
 // Rounded activations of all rows.
 struct Rounded {
-    const int8_t* values;   // [rows, columns]
-    const float* scales;    // [rows, blocks]
-    const int32_t* sums;    // [rows, blocks, 2]: of the values of each half block
-    const float* minus_sums;  // [rows, blocks]: of the whole block, negated
+    int8_t* values;     // [rows, columns]
+    float* scales;      // [rows, blocks]
+    int32_t* sums;      // [rows, blocks, 2]: of the values of each half block
+    float* minus_sums;  // [rows, blocks]: of the whole block, negated
     int64_t columns;
 
     int64_t blocks() const { return columns / BLOCK; }
@@ -219,9 +218,10 @@ struct Output {
     void* y;
     int64_t stride;
     int type;
+    int64_t first = 0;  // output of this matrix
 
     void put(int64_t row, int64_t panel, Floats x) const {
-        int64_t at = row * stride + panel * PANEL;
+        int64_t at = row * stride + first + panel * PANEL;
         if (type == FLOAT32)
             store((float*)y + at, x);
         else
@@ -301,6 +301,13 @@ void one_panel(const uint8_t* packed, int64_t panel, const Rounded& x, int64_t r
     for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(packed, panel, x, row, y);
     for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(packed, panel, x, row, y);
     if (row < rows) tile<F, 1, 1>(packed, panel, x, row, y);
+}
+
+// Units of work that a thread takes at a time. They are handed out as threads become free: a core
+// that another process shares doesn't hold up the others.
+INLINE int64_t chunk(int64_t units) {
+    const int64_t share = units / (omp_get_num_threads() * 8);
+    return share > 1 ? share : 1;
 }
 
 // ---- Tiles of the matrix unit --------------------------------------------------------------------
@@ -395,47 +402,47 @@ void tile_rows_by_unit(const Panel& panel, const uint8_t* quads, const Rounded& 
 // a panel are unpacked once for all rows, as signed bytes without offset.
 template <int F>
 int64_t product_by_tiles(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
-                         const Output& y, int threads) {
+                         const Output& y, bool tiles) {
     const int64_t blocks = x.blocks(), done = rows / TILE_ROWS * TILE_ROWS;
-    if (!done || blocks % IN_FLIGHT || !tiles_are_allowed()) return 0;
-#pragma omp parallel num_threads(threads)
-    {
-        uint8_t* unpacked = (uint8_t*)aligned_alloc(VECTOR, blocks * BLOCK * PANEL);
-        configure_tiles<F>();
-#pragma omp for schedule(static)
-        for (int64_t index = 0; index < panels; index++) {
-            const Panel panel = panel_at(packed, SHAPES[F], blocks, index);
-            for (int64_t b = 0; b < blocks; b++)
-                for (int c = 0; c < QUADS; c++)
-                    _mm512_store_si512(
-                        unpacked + (b * QUADS + c) * VECTOR,
-                        _mm512_sub_epi8(quad<F>(panel, b, c), _mm512_set1_epi8(offset<F>())));
-            for (int64_t row = 0; row < done; row += TILE_ROWS)
-                tile_rows_by_unit<F>(panel, unpacked, x, row, index, y);
-        }
-        _tile_release();
-        free(unpacked);
+    if (!done || blocks % IN_FLIGHT || !tiles) return 0;
+    uint8_t* unpacked = (uint8_t*)aligned_alloc(VECTOR, blocks * BLOCK * PANEL);
+    configure_tiles<F>();
+#pragma omp for schedule(dynamic, chunk(panels)) nowait
+    for (int64_t index = 0; index < panels; index++) {
+        const Panel panel = panel_at(packed, SHAPES[F], blocks, index);
+        for (int64_t b = 0; b < blocks; b++)
+            for (int c = 0; c < QUADS; c++)
+                _mm512_store_si512(
+                    unpacked + (b * QUADS + c) * VECTOR,
+                    _mm512_sub_epi8(quad<F>(panel, b, c), _mm512_set1_epi8(offset<F>())));
+        for (int64_t row = 0; row < done; row += TILE_ROWS)
+            tile_rows_by_unit<F>(panel, unpacked, x, row, index, y);
     }
+    _tile_release();
+    free(unpacked);
     return done;
 }
 
 #else
 
+bool tiles_are_allowed() { return false; }
+
 template <int F>
-int64_t product_by_tiles(const uint8_t*, const Rounded&, int64_t, int64_t, const Output&, int) {
+int64_t product_by_tiles(const uint8_t*, const Rounded&, int64_t, int64_t, const Output&, bool) {
     return 0;
 }
 
 #endif
 
+// y of one matrix: the share of this thread of a parallel region, which all its threads enter.
 template <int F>
 void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
-             const Output& y, int threads) {
+             const Output& y, bool tiles) {
     constexpr int P = tile_panels<F>(), R = tile_rows<F>();
-    const int64_t done = product_by_tiles<F>(packed, x, rows, panels, y, threads);
+    const int64_t done = product_by_tiles<F>(packed, x, rows, panels, y, tiles);
     if (done == rows) return;
     const int together = rows - done > FEW ? P : 1;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp for schedule(dynamic, chunk(panels / together)) nowait
     for (int64_t first = 0; first < panels; first += together) {
         int64_t row = done;
         if (together == P && first + P <= panels)
@@ -480,17 +487,14 @@ void round_block(const T* x, int8_t* values, float* scale, int32_t* sums, float*
     *minus_sum = (float)-(sums[0] + sums[1]);
 }
 
+// The share of this thread of all rows.
 template <typename T>
-void round_rows(const T* x, int64_t stride, int8_t* values, float* scales, int32_t* sums,
-                float* minus_sums, int64_t rows, int64_t columns, int threads) {
-    const int64_t blocks = columns / BLOCK;
-#pragma omp parallel for num_threads(threads) if (rows * columns >= SERIAL)
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t b = 0; b < blocks; b++) {
-            int64_t at = row * blocks + b;
-            round_block(x + row * stride + b * BLOCK, values + at * BLOCK, scales + at,
-                        sums + at * 2, minus_sums + at);
-        }
+void round_rows(const T* x, int64_t stride, int64_t rows, const Rounded& out) {
+    const int64_t blocks = out.blocks();
+#pragma omp for schedule(static)
+    for (int64_t at = 0; at < rows * blocks; at++)
+        round_block(x + at / blocks * stride + at % blocks * BLOCK, out.values + at * BLOCK,
+                    out.scales + at, out.sums + at * 2, out.minus_sums + at);
 }
 
 // ---- Packing -------------------------------------------------------------------------------------
@@ -618,31 +622,34 @@ EXPORT void pack_rows(int format, const uint8_t* blocks, uint8_t* packed, int64_
     }
 }
 
-// x [rows, columns] → int8 values, scales per 32, sums per 16, and negated sums per 32.
-EXPORT void round_activations(const void* x, int64_t stride, int8_t* values, float* scales,
-                              int32_t* sums, float* minus_sums, int64_t rows, int64_t columns,
-                              int type, int threads) {
-    if (type == FLOAT32)
-        round_rows((const float*)x, stride, values, scales, sums, minus_sums, rows, columns,
-                   threads);
-    else
-        round_rows((const bf16*)x, stride, values, scales, sums, minus_sums, rows, columns,
-                   threads);
-}
-
-// y [rows, outputs] = x Wᵀ with `y_stride` between rows.
-EXPORT void quantised_product(int format, const uint8_t* packed, const int8_t* values,
-                              const float* scales, const int32_t* sums,
-                              const float* minus_sums, void* y, int64_t y_stride, int64_t rows, int64_t outputs, int64_t columns, int type,
-                              int threads) {
-    Rounded x{values, scales, sums, minus_sums, columns};
-    Output out{y, y_stride, type};
-    const int64_t panels = outputs / PANEL;
-    switch (format) {
-        case Q4_0: return product<Q4_0>(packed, x, rows, panels, out, threads);
-        case Q8_0: return product<Q8_0>(packed, x, rows, panels, out, threads);
-        case Q4_K: return product<Q4_K>(packed, x, rows, panels, out, threads);
-        case Q5_K: return product<Q5_K>(packed, x, rows, panels, out, threads);
-        case Q6_K: return product<Q6_K>(packed, x, rows, panels, out, threads);
+// y [rows, all outputs] = x Wᵀ, with W the `parts` matrices one below the other. `table` holds the
+// format, the packed rows and the number of outputs of each. `scratch`: 48 bytes per row and block.
+EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_t columns,
+                             int type, const int64_t* table, int parts, void* y, int64_t y_stride,
+                             uint8_t* scratch, int threads) {
+    const int64_t blocks = rows * (columns / BLOCK);
+    float* scales = (float*)(scratch + blocks * BLOCK);
+    const Rounded rounded{(int8_t*)scratch, scales, (int32_t*)(scales + 2 * blocks),
+                          scales + blocks, columns};
+    const bool tiles = tiles_are_allowed();
+#pragma omp parallel num_threads(threads)
+    {
+        if (type == FLOAT32)
+            round_rows((const float*)x, stride, rows, rounded);
+        else
+            round_rows((const bf16*)x, stride, rows, rounded);
+        Output out{y, y_stride, type};
+        for (const int64_t* part = table; part < table + 3 * parts; part += 3) {
+            const uint8_t* packed = (const uint8_t*)part[1];
+            const int64_t panels = part[2] / PANEL;
+            switch (part[0]) {
+                case Q4_0: product<Q4_0>(packed, rounded, rows, panels, out, tiles); break;
+                case Q8_0: product<Q8_0>(packed, rounded, rows, panels, out, tiles); break;
+                case Q4_K: product<Q4_K>(packed, rounded, rows, panels, out, tiles); break;
+                case Q5_K: product<Q5_K>(packed, rounded, rows, panels, out, tiles); break;
+                case Q6_K: product<Q6_K>(packed, rounded, rows, panels, out, tiles); break;
+            }
+            out.first += part[2];
+        }
     }
 }
