@@ -14,6 +14,7 @@ from worker.kernels.library import TYPE_CODES
 
 PANEL = 16  # output rows that are packed together
 BLOCK = 32  # channels with one activation scale
+WIDE_FROM = 64  # rows, as in src/quantised.cpp
 SCRATCH = 48  # bytes per row and block for rounded activations
 # GGUF's names of the formats → their codes in src/quantised.cpp, and the channels of a block.
 FORMATS = {"Q4_0": (0, 32), "Q8_0": (1, 32), "Q4_K": (2, 256), "Q5_K": (3, 256), "Q6_K": (4, 256)}
@@ -55,7 +56,8 @@ def linear(x: Tensor, parts: Sequence[PackedBlocks]) -> Tensor:
     """x Wᵀ, with W the parts one below the other. x [rows, columns] in float32 or bf16 → [rows,
     outputs] in its dtype.
 
-    The activations are rounded to int8, with one scale per row and 32 columns.
+    The activations are rounded to int8, with one scale per row and 32 columns; but with AMX, from
+    WIDE_FROM rows of bf16 on, the weights are dequantised to bf16 instead.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape

@@ -3,12 +3,14 @@
 // Activations are rounded to int8 with one scale per token and 32 channels, so a row's result does
 // not depend on the others. Weights stay quantised, but are packed at load: 16 output rows (a panel)
 // lie side by side, four channels of each row adjacent, as integer dot products read them. All
-// tiles add in the same order: a row's result is the same, bit for bit, in every batch.
+// tiles add in the same order: a row's result is the same, bit for bit, in every batch. With AMX, many
+// rows of bf16 (prefill) are not rounded, but multiplied with weights that are dequantised to bf16.
 #include "simd.h"
 
 #include <cstdlib>
+#include <type_traits>
 
-#ifdef __AMX_INT8__
+#ifdef __AMX_BF16__
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -22,9 +24,12 @@ constexpr int PANEL = LANES;      // output rows side by side
 constexpr int QUAD = 4;           // channels of one integer dot product
 constexpr int VECTOR = PANEL * QUAD;  // bytes of one quad of a panel
 constexpr int QUADS = BLOCK / QUAD;
+constexpr int WIDE_FROM = 64;  // rows from which the matrix unit multiplies in bf16
 constexpr int AHEAD = 3;  // blocks to prefetch ahead
 
 enum FormatCode { Q4_0, Q8_0, Q4_K, Q5_K, Q6_K };  // the codes in quantised.py
+template <FormatCode F>
+using Code = std::integral_constant<FormatCode, F>;
 
 // ---- Integers, 16 sums at a time -----------------------------------------------------------------
 
@@ -312,7 +317,7 @@ INLINE int64_t chunk(int64_t units) {
 
 // ---- Tiles of the matrix unit --------------------------------------------------------------------
 
-#ifdef __AMX_INT8__
+#ifdef __AMX_BF16__
 
 constexpr int TILE_ROWS = 16;   // rows of x that one instruction multiplies with a panel
 constexpr int IN_FLIGHT = 4;    // products that are started before the first is used
@@ -330,9 +335,8 @@ constexpr int depth() {
     return F == Q6_K ? BLOCK / 2 : BLOCK;
 }
 
-// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 quads of a panel.
-template <int F>
-void configure_tiles() {
+// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights of a panel.
+void configure_tiles(int x_bytes, int weight_rows) {
     struct alignas(64) {
         uint8_t palette, start, reserved[14];
         uint16_t bytes[16];
@@ -340,8 +344,8 @@ void configure_tiles() {
     } config = {};
     config.palette = 1;
     for (int i = 0; i < 8; i++) {
-        config.bytes[i] = i == 4 || i == 5 ? depth<F>() : VECTOR;
-        config.rows[i] = i < 6 ? TILE_ROWS : depth<F>() / QUAD;
+        config.bytes[i] = i == 4 || i == 5 ? x_bytes : VECTOR;
+        config.rows[i] = i < 6 ? TILE_ROWS : weight_rows;
     }
     _tile_loadconfig(&config);
 }
@@ -406,7 +410,7 @@ int64_t product_by_tiles(const uint8_t* packed, const Rounded& x, int64_t rows, 
     const int64_t blocks = x.blocks(), done = rows / TILE_ROWS * TILE_ROWS;
     if (!done || blocks % IN_FLIGHT || !tiles) return 0;
     uint8_t* unpacked = (uint8_t*)aligned_alloc(VECTOR, blocks * BLOCK * PANEL);
-    configure_tiles<F>();
+    configure_tiles(depth<F>(), depth<F>() / QUAD);
 #pragma omp for schedule(dynamic, chunk(panels)) nowait
     for (int64_t index = 0; index < panels; index++) {
         const Panel panel = panel_at(packed, SHAPES[F], blocks, index);
@@ -423,6 +427,81 @@ int64_t product_by_tiles(const uint8_t* packed, const Rounded& x, int64_t rows, 
     return done;
 }
 
+// One block of a panel as bf16: pairs of channels of the 16 rows side by side.
+template <int F>
+INLINE void widen(const Panel& panel, int64_t b, uint8_t* out) {
+    const Scales scales = scales_of<F>(panel, b);
+    const Floats minimum = F == Q4_K || F == Q5_K ? scales.second : zeros();
+    for (int c = 0; c < QUADS; c++) {
+        const Ints bytes = quad<F>(panel, b, c);
+        const Floats scale = F == Q6_K && c >= QUADS / 2 ? scales.second : scales.first;
+        __m512i channels[QUAD];
+        for (int i = 0; i < QUAD; i++) {
+            Ints byte = _mm512_and_si512(_mm512_srli_epi32(bytes, 8 * i), ints(255));
+            Floats value = (to_floats(byte) - all(offset<F>())) * scale - minimum;
+            channels[i] = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(value));
+        }
+        for (int i = 0; i < QUAD; i += 2)
+            _mm512_store_si512(out + (c * QUAD + i) / 2 * VECTOR,
+                               either(channels[i], _mm512_slli_epi32(channels[i + 1], 16)));
+    }
+}
+
+// 2 · TILE_ROWS rows of x by two panels of bf16 → sums [panel][row][output].
+INLINE void multiply_bf16(const bf16* x, int64_t stride, const uint8_t* first,
+                          const uint8_t* second, int64_t blocks, float* sums) {
+    constexpr int TILE = TILE_ROWS * PANEL;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t b = 0; b < blocks; b++) {
+        _tile_loadd(4, x + b * BLOCK, stride * sizeof(bf16));
+        _tile_loadd(6, first + b * BLOCK * PANEL * sizeof(bf16), VECTOR);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, x + TILE_ROWS * stride + b * BLOCK, stride * sizeof(bf16));
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_loadd(7, second + b * BLOCK * PANEL * sizeof(bf16), VECTOR);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, VECTOR);
+    _tile_stored(1, sums + TILE, VECTOR);
+    _tile_stored(2, sums + 2 * TILE, VECTOR);
+    _tile_stored(3, sums + 3 * TILE, VECTOR);
+}
+
+// y of at least WIDE_FROM rows in bf16, which are not rounded further: two panels at a time are
+// dequantised once for all rows.
+template <int F>
+void product_in_bf16(const uint8_t* packed, const bf16* x, int64_t stride, int64_t rows,
+                     int64_t columns, int64_t panels, const Output& y) {
+    constexpr int ROWS = 2 * TILE_ROWS;
+    const int64_t blocks = columns / BLOCK, size = columns * PANEL * (int64_t)sizeof(bf16);
+    uint8_t* widened = (uint8_t*)aligned_alloc(VECTOR, 2 * size);
+    alignas(64) float sums[2 * ROWS * PANEL];
+    configure_tiles(VECTOR, TILE_ROWS);
+#pragma omp for schedule(dynamic, chunk(panels / 2)) nowait
+    for (int64_t first = 0; first < panels; first += 2) {
+        const int count = first + 1 < panels ? 2 : 1;
+        for (int p = 0; p < count; p++) {
+            const Panel panel = panel_at(packed, SHAPES[F], blocks, first + p);
+            for (int64_t b = 0; b < blocks; b++)
+                widen<F>(panel, b, widened + p * size + b * BLOCK * PANEL * sizeof(bf16));
+        }
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            const int64_t at = row + ROWS <= rows ? row : rows - ROWS;  // the last rows overlap
+            multiply_bf16(x + at * stride, stride, widened, widened + (count - 1) * size, blocks,
+                          sums);
+            for (int p = 0; p < count; p++)
+                for (int r = 0; r < ROWS; r++)
+                    y.put(at + r, first + p, load(sums + (p * ROWS + r) * PANEL));
+        }
+    }
+    _tile_release();
+    free(widened);
+}
+
 #else
 
 bool tiles_are_allowed() { return false; }
@@ -431,6 +510,10 @@ template <int F>
 int64_t product_by_tiles(const uint8_t*, const Rounded&, int64_t, int64_t, const Output&, bool) {
     return 0;
 }
+
+template <int F>
+void product_in_bf16(const uint8_t*, const bf16*, int64_t, int64_t, int64_t, int64_t,
+                     const Output&) {}
 
 #endif
 
@@ -632,22 +715,30 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
     const Rounded rounded{(int8_t*)scratch, scales, (int32_t*)(scales + 2 * blocks),
                           scales + blocks, columns};
     const bool tiles = tiles_are_allowed();
+    const bool wide = tiles && type == BFLOAT16 && rows >= WIDE_FROM;
 #pragma omp parallel num_threads(threads)
     {
         if (type == FLOAT32)
             round_rows((const float*)x, stride, rows, rounded);
-        else
+        else if (!wide)
             round_rows((const bf16*)x, stride, rows, rounded);
         Output out{y, y_stride, type};
         for (const int64_t* part = table; part < table + 3 * parts; part += 3) {
             const uint8_t* packed = (const uint8_t*)part[1];
             const int64_t panels = part[2] / PANEL;
+            const auto multiply = [&](auto format) {
+                constexpr int F = decltype(format)::value;
+                if (wide)
+                    product_in_bf16<F>(packed, (const bf16*)x, stride, rows, columns, panels, out);
+                else
+                    product<F>(packed, rounded, rows, panels, out, tiles);
+            };
             switch (part[0]) {
-                case Q4_0: product<Q4_0>(packed, rounded, rows, panels, out, tiles); break;
-                case Q8_0: product<Q8_0>(packed, rounded, rows, panels, out, tiles); break;
-                case Q4_K: product<Q4_K>(packed, rounded, rows, panels, out, tiles); break;
-                case Q5_K: product<Q5_K>(packed, rounded, rows, panels, out, tiles); break;
-                case Q6_K: product<Q6_K>(packed, rounded, rows, panels, out, tiles); break;
+                case Q4_0: multiply(Code<Q4_0>()); break;
+                case Q8_0: multiply(Code<Q8_0>()); break;
+                case Q4_K: multiply(Code<Q4_K>()); break;
+                case Q5_K: multiply(Code<Q5_K>()); break;
+                case Q6_K: multiply(Code<Q6_K>()); break;
             }
             out.first += part[2];
         }
