@@ -41,6 +41,8 @@ if TYPE_CHECKING:
 MAX_DEPTH = 64  # levels of nested lists and objects in one field
 MAX_BITS = 1024  # of an integer
 
+_PLAIN = frozenset({str, int, float, bool, dict, list, type(None)})
+
 MAX_NAME = 1000  # characters of a model's name
 MAX_TOOLS = 1024
 # OpenAI takes up to 64 characters and no dot; others take longer names with dots.
@@ -280,6 +282,8 @@ def _merge_request_id(data: dict[str, Any]) -> None:
 
 def _as_list(value: Any) -> Any:
     """Python's other collections, such as a generator of messages, as a list."""
+    if type(value) in _PLAIN:  # most values: the checks of abstract types are slow
+        return value
     other = isinstance(value, Iterable) and not isinstance(
         value, str | bytes | bytearray | Mapping | BaseModel
     )
@@ -289,6 +293,8 @@ def _as_list(value: Any) -> Any:
 def _check_json(value: Any, depth: int, field: str) -> None:
     """Raises ValueError for more than `depth` levels of nesting, a huge integer, or a number that
     is not finite."""
+    if type(value) is str:
+        return
     if isinstance(value, dict | list | tuple):
         if not depth:
             raise ValueError(f"{field} is nested deeper than {MAX_DEPTH} levels")
