@@ -26,18 +26,18 @@ class _Packer(connection.HiredisRespSerializer):
     def pack(self, *words: Any) -> list[bytes]:
         if words[0] == "EVALSHA":  # no words but str, bytes and numbers, and the most by far
             return [hiredis.pack_command(words)]
-        packed: list[bytes] = super().pack(*words)  # type: ignore[no-untyped-call]
+        packed: list[bytes] = super().pack(*words)
         return packed
 
 
 class _Sync:
     """For subclasses of redis.connection.Connection."""
 
-    def _construct_command_packer(self, packer: Any) -> Any:
-        return _Packer()
-
     socket_timeout: float | None
     _waits = 0.0  # seconds that the last command may block
+
+    def _construct_command_packer(self, packer: Any) -> Any:
+        return _Packer()
 
     def send_command(self, *words: Any, **options: Any) -> None:
         self._waits = waiting_time(words)
