@@ -10,14 +10,14 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.client import Pipeline
 
 from jobs import keys
 from jobs.client import rq_format
-from jobs.client.limits import DEFAULTS, Limits, parse_limits
+from jobs.client.limits import DEFAULTS, Limits, parse_limits, read_limits
 from jobs.client.rq_format import CANCEL
 from jobs.results.failures import Failure
 from worker.queue import rq_scripts
@@ -40,6 +40,14 @@ from worker.queue.rq_workers import DeadWorker
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 SOON = 70.0  # more than the longest pause before a retry
 MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
+
+
+class Backlog(NamedTuple):
+    """The rows that wait for Parquet."""
+
+    rows: int
+    bytes: int
+    max_bytes: int
 
 
 class RQStore:
@@ -214,13 +222,17 @@ class RQStore:
             for score, cancel in zip(replies[::2], replies[1::2], strict=True)
         ]
 
-    def waiting_rows(self) -> int:
-        """Number of rows in the outboxes of all runs."""
+    def backlog(self) -> Backlog:
+        """The rows in the outboxes of all runs, and the limit of their bytes."""
         runs = self._redis.smembers(keys.OUTBOXES)
         pipeline = self._redis.pipeline(transaction=False)
         for run in runs:
-            pipeline.xlen(keys.outbox(run.decode(errors="replace")))
-        return sum(pipeline.execute()) if runs else 0
+            outbox = keys.outbox(run.decode(errors="replace"))
+            pipeline.xlen(outbox)
+            pipeline.memory_usage(outbox)  # Redis looks at a few entries, and estimates the others
+        found = pipeline.execute() if runs else []
+        limit = read_limits(self._redis).outbox_bytes
+        return Backlog(sum(found[::2]), sum(size or 0 for size in found[1::2]), limit)
 
     # --- scripts ----------------------------------------------------------------------------------
 
