@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from jobs import lua
-from jobs.client import cancel, dead_letters, submit
+from jobs.client import cancel, dead_letters, new_job
 from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
@@ -25,8 +25,8 @@ SCRIPTS = sorted(
 
 # The text of each script, a table that it unpacks, and the names that Python gives its elements.
 CASES = [
-    (submit.ENQUEUE, "KEYS", submit.EnqueueKeys),
-    (submit.ENQUEUE, "ARGV", submit.EnqueueArgs),
+    (new_job.ENQUEUE, "KEYS", new_job.EnqueueKeys),
+    (new_job.ENQUEUE, "ARGV", new_job.EnqueueArgs),
     (cancel.CANCEL, "KEYS", cancel.CancelKeys),
     (cancel.CANCEL, "ARGV", cancel.CancelArgs),
     (dead_letters.REQUEUE, "KEYS", dead_letters.RequeueKeys),

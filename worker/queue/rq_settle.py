@@ -13,7 +13,7 @@ from redis.client import Pipeline
 
 from jobs import keys
 from jobs.client import rq_format
-from jobs.client.submit import ROW_SECONDS
+from jobs.client.new_job import ROW_SECONDS
 from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.results.failures import Failure
