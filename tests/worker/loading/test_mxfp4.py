@@ -133,18 +133,6 @@ def test_a_quantised_file_keeps_the_experts(
                 assert torch.equal(weight.float(), dense[NAME][expert].T[rows])
     engine = Engine.load(str(file), device="cpu", dtype="fp32")
     assert ("MXFP4" in engine.info.dtype) == (kind == "Q8_0")
-    if kind == "F16":
-        # GGUF files state neither the limit nor truncate.
-        edit_json(stored.dense / "config.json", lambda values: values.update(swiglu_limit=7.0))
-        rounded = {"truncate": True}
-        edit_json(
-            stored.dense / "config.json",
-            lambda values: values.update(rope_parameters=values["rope_parameters"] | rounded),
-        )
-        theirs = Engine.load(str(stored.dense), device="cpu", dtype="fp32")
-        prompt = list(range(5, 45))
-        expected = theirs.prompt_logits(prompt)
-        assert (engine.prompt_logits(prompt) - expected).abs().max() < 5e-3 * expected.abs().max()
 
 
 def test_blocks_without_scales_are_refused(stored: Stored) -> None:
