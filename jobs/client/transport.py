@@ -144,16 +144,26 @@ class _AsyncSentinelSSLConnection(
 
 
 class _Pipeline(Pipeline):
-    """Loads its scripts also when it is repeated on another server than the first time."""
+    """Sends scripts by their digests, and loads them into a server that does not have them: also
+    one that it is repeated on after a fail-over."""
 
-    def _execute_pipeline(self, connection: Any, *words: Any) -> Any:
-        try:
-            return super()._execute_pipeline(connection, *words)  # type: ignore[no-untyped-call]
-        except NoScriptError:
+    def load_scripts(self) -> None:
+        """redis-py asks for the scripts before it sends; here, the replies tell."""
+
+    def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
+        run = super()._execute_pipeline
+        replies = run(connection, commands, False)  # type: ignore[no-untyped-call]
+        refused = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
+        if refused:
             for script in self.scripts:
                 connection.send_command("SCRIPT LOAD", script.script)
                 connection.read_response()
-            return super()._execute_pipeline(connection, *words)  # type: ignore[no-untyped-call]
+            again = run(connection, [commands[at] for at in refused], False)  # type: ignore[no-untyped-call]
+            for at, reply in zip(refused, again, strict=True):
+                replies[at] = reply
+        if raise_on_error:
+            self.raise_first_error(commands, replies)  # type: ignore[no-untyped-call]
+        return replies
 
 
 class Client(redis.Redis):
