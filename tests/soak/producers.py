@@ -15,7 +15,7 @@ from tests.soak.ledger import Ledger, Submitted
 
 MODELS = ("alpha", "beta")
 PAUSE_SECONDS = 0.3  # before a refused submit is repeated
-DURABLE, BULK, FAILS, CANCELS, CHOICES = 0.3, 0.5, 0.03, 0.05, 0.1  # probabilities
+DURABLE, BULK, FAILS, CANCELS, CHOICES = 0.15, 0.5, 0.03, 0.05, 0.1  # probabilities
 POISON_SECONDS = 60.0  # between two jobs that kill their workers
 
 

@@ -30,7 +30,7 @@ from tests.soak.plan import ROUND, WORKERS, Fault, Planned, rounds
 from tests.soak.producers import Producer
 from tests.soak.redis_pair import RedisPair
 
-PRODUCERS = 3
+PRODUCERS = 6
 END_SECONDS = 180.0  # after the last fault, in which all jobs end
 SAMPLE_SECONDS = 0.5  # between two looks at the memory
 
@@ -40,6 +40,7 @@ class Soak:
 
     def __init__(self, binary: str, folder: Path, *, seed: int, jobs: int, seconds: float) -> None:
         self._seed, self._seconds = seed, seconds
+        self._began = time.monotonic()
         self._ledger = Ledger()
         self._pair = RedisPair(binary, folder)
         self._results = Results(folder / "results")
@@ -149,6 +150,7 @@ class Soak:
         ends = Counter(mine[0]["error_type"] or "ok" for mine in rows.values())
         attempts = [max(row["attempt"] or 1 for row in mine) for mine in rows.values()]
         outcome.counts |= {
+            "seconds": round(time.monotonic() - self._began),
             **{str(fault): ledger.faults[fault] for fault in Fault},
             "exit codes of workers": dict(sorted(crew.exits.items())),
             "submits refused": dict(ledger.refusals),
