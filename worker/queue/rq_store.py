@@ -48,8 +48,8 @@ class RQStore:
         self._worker = worker
         interactive = [keys.chat_queue(model) for model in models]
         self.queues = interactive + [keys.bulk_queue(model) for model in models]
-        self.waiting_keys = [rq_format.queue_key(queue) for queue in self.queues]
-        self.waiting_keys += [keys.quarantine(queue) for queue in self.queues]
+        self._waiting_keys = [rq_format.queue_key(queue) for queue in self.queues]
+        self._waiting_keys += [keys.quarantine(queue) for queue in self.queues]
         self._claim = redis.register_script(rq_scripts.CLAIM)
         self._settler = Settler(redis, worker, worker_key)
         self._return = redis.register_script(rq_scripts.RETURN)
@@ -146,6 +146,10 @@ class RQStore:
             self._redis.zrem(keys.started(self._worker), *(lease.entry for lease in leases))
 
     # --- reading ----------------------------------------------------------------------------------
+
+    def any_waiting(self) -> bool:
+        """Whether a job waits in the queues, or a suspect."""
+        return bool(self._redis.exists(*self._waiting_keys))
 
     def any_unsettled(self) -> bool:
         """Whether any worker has claimed a job of the queues, or a suspect waits."""
