@@ -3,8 +3,8 @@
     python -m bench.fleet [--workers 200] [--batch 192] [--runs 10000]
 
 The workers are those of `chatjobs work`, 50 in a process, without an engine: their jobs end when
-the benchmark says so. Redis's own CPU time (INFO) is measured while the workers are idle, while all of
-them are full, for jobs from submit to settlement, and while every run has a row that waits.
+the benchmark says so. Redis's own CPU time (INFO) is measured while the workers are idle, while all
+of them are full, for jobs from submit to settlement, and while every run has a row that waits.
 """
 
 from __future__ import annotations

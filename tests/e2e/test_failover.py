@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from jobs import AsyncClient, Client, JobError
 from jobs.cli import build
 from tests.address import Address
-from tests.servers import BINARIES, Sentinel, Server
+from tests.servers import BINARIES, Sentinel, Server, free_port
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.site import Site, wait_until
 from worker.service import serve

@@ -102,7 +102,7 @@ def check_redis(client: Client, ledger: Ledger, counts: dict[str, Any]) -> Itera
     for name in names:
         if OF_JOBS.match(name) or OF_RUNS.match(name):
             if server.ttl(name) == -1:
-                yield f"{name} does not expire: {server.type(name)}"
+                yield f"{name} does not expire: {_content(server, name)}"
         elif not LASTING.match(name) and not _is_empty(server, name):
             yield f"{name} is left over"
     for workers in (keys.WORKERS, keys.STOPPING, "rq:workers"):
@@ -112,6 +112,13 @@ def check_redis(client: Client, ledger: Ledger, counts: dict[str, Any]) -> Itera
         yield f"{len(names)} keys are left of {jobs} jobs"
     if ledger.peak_memory > MEMORY_BASE + MEMORY_PER_JOB * jobs:
         yield f"Redis used {ledger.peak_memory / 2**20:.0f} MiB for {jobs} jobs"
+
+
+def _content(server: Any, name: str) -> str:
+    """What a key holds, without the request."""
+    if server.type(name) != b"hash":
+        return str(server.type(name))
+    return str({field: value for field, value in server.hgetall(name).items() if field != b"data"})
 
 
 def _is_empty(server: Any, name: str) -> bool:
