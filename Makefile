@@ -7,7 +7,7 @@
 #   make bench-peers  make the environment of the peers of bench.gguf, and run it
 #   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
-#   make soak    run the tests that take hours under load and faults
+#   make soak    20 minutes of faults under load, with a new seed
 #   make clean   remove the environment and the caches, but no results
 
 PYTHON ?= python3
@@ -60,7 +60,7 @@ sanitize: $(VENV)/.ready-to-test
 	    $(BIN)/pytest tests/worker/kernels --deselect tests/worker/kernels/test_build.py
 
 soak: $(VENV)/.ready-to-test
-	$(BIN)/pytest -m soak --timeout=0
+	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000
 
 clean:
 	rm -rf $(VENV) .oracle build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -17,7 +17,7 @@ SEED = 1
     shutil.which("cc") is None, reason="a C compiler makes the library that logs syncs"
 )
 @pytest.mark.timeout(600)
-def test_a_month_of_faults_loses_nothing(tmp_path: Path) -> None:
+def test_faults_of_all_kinds_lose_nothing(tmp_path: Path) -> None:
     soak = Soak(server_binary(), tmp_path, seed=SEED, jobs=3000, seconds=60.0)
     try:
         outcome = soak.run()

@@ -9,10 +9,12 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis import Redis
 from redis.client import Pipeline
+from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.client import rq_format
@@ -36,6 +38,7 @@ from worker.queue.rq_upkeep import Upkeep
 from worker.queue.rq_workers import DeadWorker
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
+COUNT_MILLISECONDS = 2000  # between two counts of the rows that wait for Parquet
 MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
 
 
@@ -185,12 +188,18 @@ class RQStore:
         ]
 
     def waiting_rows(self) -> int:
-        """Number of rows in the outboxes of all runs."""
+        """Number of rows in the outboxes of all runs; one worker counts them for all."""
+        known = self._redis.get(keys.WAITING_ROWS)
+        if known is not None and known.isdigit():
+            return int(known)
         runs = self._redis.smembers(keys.OUTBOXES)
         pipeline = self._redis.pipeline(transaction=False)
         for run in runs:
             pipeline.xlen(keys.outbox(run.decode(errors="replace")))
-        return sum(pipeline.execute()) if runs else 0
+        rows = sum(pipeline.execute()) if runs else 0
+        with suppress(OutOfMemoryError):  # the next worker counts as well
+            self._redis.set(keys.WAITING_ROWS, rows, px=COUNT_MILLISECONDS)
+        return rows
 
     # --- scripts ----------------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ import pytest
 from jobs import JobError, keys
 from jobs.client.client import Job
 from jobs.client.rq_format import results_key
-from tests.worker.site import Site
+from tests.worker.site import Site, wait_until
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_settle import Settlement
@@ -233,3 +233,14 @@ def test_a_deleted_job_leaves_its_row_and_no_hash(site: Site, a: RQStore) -> Non
     assert not site.redis.exists(f"rq:job:{job.id}", results_key(job.id))
     assert site.redis.xlen(keys.outbox("default")) == 1
     assert not site.redis.exists("rq:failed:chat:fake")
+
+
+def test_one_worker_counts_the_waiting_rows_for_all(site: Site, store: RQStore) -> None:
+    other = RQStore(site.redis, ["fake"], "w2", "rq:worker:w2")
+    site.redis.sadd(keys.OUTBOXES, "a", "b")
+    for run in ("a", "b"):
+        site.redis.xadd(keys.outbox(run), {"row": "{}"})
+    assert store.waiting_rows() == 2
+    site.redis.xadd(keys.outbox("a"), {"row": "{}"})
+    assert other.waiting_rows() == 2
+    wait_until(lambda: other.waiting_rows() == 3)
