@@ -77,15 +77,18 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.1)
 
 
-def requests(count: int, runs: int, *, bulk: bool) -> Iterable[dict[str, Any]]:
+def requests(
+    name: str, count: int, models: int, runs: int = 1, priority: str = "bulk"
+) -> Iterable[dict[str, Any]]:
+    """`count` requests, in runs `name`-0, `name`-1, …"""
     for number in range(count):
         yield {
-            "model": f"m{number % MODELS}",
+            "model": f"m{number % models}",
             "messages": [{"role": "user", "content": f"What is {number} + {number}?" + " x" * 100}],
             "job": {
-                "run": f"{'bulk' if bulk else 'chat'}-{number % runs}",
+                "run": f"{name}-{number % runs}",
                 "row": number // runs,
-                "priority": "bulk" if bulk else "interactive",
+                "priority": priority,
             },
         }
 
@@ -97,6 +100,7 @@ class Fleet:
         self._server: Any = redis.Redis.from_url(url)
         self._client = Client(url)
         self._workers, self._held, self._runs = workers, workers * batch, runs
+        self._models = min(MODELS, workers)
         self._orders = orders
         self.figures: dict[str, str] = {}
         found = self._server.info("server")
@@ -120,7 +124,7 @@ class Fleet:
 
     def _fill(self) -> None:
         meter = Meter(self._server)
-        self._client.submit_many(requests(self._held, 1, bulk=True))
+        self._client.submit_many(requests("bulk", self._held, self._models))
         wait_until(lambda: self._started() == self._held, "all jobs are started")
         filled = meter.read()
         self._note("submit and claim: µs of CPU per job", 1e6 * filled.cpu / self._held)
@@ -138,14 +142,14 @@ class Fleet:
     def _stream(self) -> None:
         count = self._held // 8
         meter = Meter(self._server)
-        self._client.submit_many(requests(count, 1, bulk=False))
+        self._client.submit_many(requests("chat", count, self._models, priority="interactive"))
         self._wait_for_ends(count, "chat")
         name = f"interactive job, {CHUNKS} chunks: µs of CPU per job"
         self._note(name, 1e6 * meter.read().cpu / count)
 
     def _wait_for_runs(self) -> None:
         """One row in each run, which waits for its part: no file is written."""
-        self._client.submit_many(requests(self._runs, self._runs, bulk=True))
+        self._client.submit_many(requests("many", self._runs, self._models, self._runs))
         self._wait_for_ends(self._held + self._runs, "bulk")
         time.sleep(5.0)
         waiting = self._rest()
@@ -158,12 +162,16 @@ class Fleet:
         time.sleep(REST_SECONDS)
         return meter.read()
 
+    def _queues(self, kind: str) -> list[str]:
+        make = keys.bulk_queue if kind == "bulk" else keys.chat_queue
+        return [make(f"m{number}") for number in range(self._models)]
+
     def _started(self) -> int:
-        wips = [wip_key(queue) for queue in queues("bulk")]
+        wips = [wip_key(queue) for queue in self._queues("bulk")]
         return sum(self._server.zcard(wip) for wip in wips)
 
     def _wait_for_ends(self, count: int, kind: str) -> None:
-        registries = [registry_key(queue, "finished") for queue in queues(kind)]
+        registries = [registry_key(queue, "finished") for queue in self._queues(kind)]
         done = lambda: sum(self._server.zcard(one) for one in registries) == count  # noqa: E731
         wait_until(done, f"{count} {kind} jobs have ended")
 
@@ -175,11 +183,6 @@ class Fleet:
     def _note(self, name: str, value: float) -> None:
         self.figures[name] = f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
         print(f"  {name}: {self.figures[name]}", file=sys.stderr, flush=True)
-
-
-def queues(kind: str) -> list[str]:
-    make = keys.bulk_queue if kind == "bulk" else keys.chat_queue
-    return [make(f"m{number}") for number in range(MODELS)]
 
 
 @click.command()
