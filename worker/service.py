@@ -14,7 +14,7 @@ from pathlib import Path
 import redis
 
 from jobs import keys
-from jobs.client.connection import connect, redis_failure, refuse_cluster
+from jobs.client.connection import check_server, connect, redis_failure
 from jobs.errors import JobError, invalid
 from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
@@ -159,8 +159,8 @@ def _load(backend: Backend, references: Sequence[str]) -> list[ModelInfo]:
 
 
 def _check_redis(client: redis.Redis) -> None:
-    """Raise an error if Redis does not reply, is a Cluster, or may evict keys."""
-    refuse_cluster(client)
+    """Raise an error if Redis does not reply, is too old or a Cluster, or may evict keys."""
+    check_server(client)
     memory = client.info("memory")
     policy = memory.get("maxmemory_policy", "noeviction")
     if memory.get("maxmemory") and policy != "noeviction":

@@ -6,11 +6,12 @@ against RQ 2.12; the contract tests compare the result with what RQ itself write
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.client import Pipeline
@@ -18,7 +19,7 @@ from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.client import rq_format
-from jobs.client.limits import DEFAULTS, Limits, parse_limits
+from jobs.client.limits import DEFAULTS, Limits, parse_limits, read_limits
 from jobs.client.rq_format import CANCEL
 from worker.queue import rq_scripts
 from worker.queue.rq_job import (
@@ -40,6 +41,14 @@ from worker.queue.rq_workers import DeadWorker
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 COUNT_MILLISECONDS = 2000  # between two counts of the rows that wait for Parquet
 MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
+
+
+class Backlog(NamedTuple):
+    """The rows that wait for Parquet."""
+
+    rows: int
+    bytes: int
+    max_bytes: int
 
 
 class RQStore:
@@ -187,19 +196,26 @@ class RQStore:
             for score, cancel in zip(replies[::2], replies[1::2], strict=True)
         ]
 
-    def waiting_rows(self) -> int:
-        """Number of rows in the outboxes of all runs; one worker counts them for all."""
-        known = self._redis.get(keys.WAITING_ROWS)
-        if known is not None and known.isdigit():
-            return int(known)
+    def backlog(self) -> Backlog:
+        """The rows in the outboxes of all runs, and the limit of their bytes. One worker counts them
+        for all."""
+        found = json.loads(self._redis.get(keys.BACKLOG) or b"null")
+        if found is None:
+            found = self._count_backlog()
+            with suppress(OutOfMemoryError):  # the next worker counts as well
+                self._redis.set(keys.BACKLOG, json.dumps(found), px=COUNT_MILLISECONDS)
+        return Backlog(*found)
+
+    def _count_backlog(self) -> Backlog:
         runs = self._redis.smembers(keys.OUTBOXES)
         pipeline = self._redis.pipeline(transaction=False)
         for run in runs:
-            pipeline.xlen(keys.outbox(run.decode(errors="replace")))
-        rows = sum(pipeline.execute()) if runs else 0
-        with suppress(OutOfMemoryError):  # the next worker counts as well
-            self._redis.set(keys.WAITING_ROWS, rows, px=COUNT_MILLISECONDS)
-        return rows
+            outbox = keys.outbox(run.decode(errors="replace"))
+            pipeline.xlen(outbox)
+            pipeline.memory_usage(outbox)  # Redis looks at a few entries, and estimates the others
+        found = pipeline.execute() if runs else []
+        limit = read_limits(self._redis).outbox_bytes
+        return Backlog(sum(found[::2]), sum(size or 0 for size in found[1::2]), limit)
 
     # --- scripts ----------------------------------------------------------------------------------
 

@@ -240,7 +240,7 @@ def test_one_worker_counts_the_waiting_rows_for_all(site: Site, store: RQStore) 
     site.redis.sadd(keys.OUTBOXES, "a", "b")
     for run in ("a", "b"):
         site.redis.xadd(keys.outbox(run), {"row": "{}"})
-    assert store.waiting_rows() == 2
+    assert store.backlog().rows == 2
     site.redis.xadd(keys.outbox("a"), {"row": "{}"})
-    assert other.waiting_rows() == 2
-    wait_until(lambda: other.waiting_rows() == 3)
+    assert other.backlog().rows == 2
+    wait_until(lambda: other.backlog().rows == 3)
