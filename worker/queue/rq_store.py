@@ -197,8 +197,8 @@ class RQStore:
         ]
 
     def backlog(self) -> Backlog:
-        """The rows in the outboxes of all runs, and the limit of their bytes. One worker counts them
-        for all."""
+        """The rows in the outboxes of all runs, which one worker counts for all, and the limit of
+        their bytes."""
         found = json.loads(self._redis.get(keys.BACKLOG) or b"null")
         if found is None:
             found = self._count_backlog()
