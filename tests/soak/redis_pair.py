@@ -15,7 +15,9 @@ from tests.address import Address
 from tests.servers import Server
 
 SYNC_SECONDS = 0.3  # that a sync of the append-only file takes
-SYNCED_SECONDS = 4.0  # after which a write is on the disk: everysec, and a sync that waits for one
+# After which a write is on the disk: everysec, and a sync that waits for one. There are no two losses
+# within this time: the second one could undo what was promised to survive one.
+SYNCED_SECONDS = 4.0
 
 
 class RedisPair:
@@ -40,7 +42,7 @@ class RedisPair:
         self.primary.stop()
         time.sleep(seconds)
         self.primary.start()
-        self._settle()
+        self._follow()
 
     def silence(self, seconds: float) -> None:
         """No replies for a while; connections stay open."""
@@ -58,7 +60,8 @@ class RedisPair:
         self.primary.start()
         self._link.drop()
         self._link.flow()
-        self._settle()
+        self._follow()
+        time.sleep(SYNCED_SECONDS)
 
     def fail_over(self, seconds: float) -> None:
         """The replica lags for a while, then the primary dies and the replica takes its place.
@@ -76,7 +79,8 @@ class RedisPair:
         self.address.drop()
         self._link.flow()
         self.replica.start()
-        self._settle()
+        self._follow()
+        time.sleep(SYNCED_SECONDS)
 
     def fill(self, seconds: float, below: bool) -> None:
         """No room for further writes for a while; `below`: the memory in use exceeds the limit."""
@@ -95,11 +99,9 @@ class RedisPair:
         self.primary.kill()
         self.replica.kill()
 
-    def _settle(self) -> None:
-        """Wait until the replica follows, and both disks have what has happened so far: a second
-        loss at once could undo what was promised to survive one."""
+    def _follow(self) -> None:
+        """Wait until the replica has what the primary has."""
         self.replica.replicate(self.primary, self._link.port)
-        time.sleep(SYNCED_SECONDS)
 
     def _limit(self, memory: int) -> None:
         self.primary.client.config_set("maxmemory", memory)
