@@ -15,8 +15,8 @@ from tests.address import Address
 from tests.servers import Server
 
 SYNC_SECONDS = 0.3  # that a sync of the append-only file takes
-# After which a write is on the disk: everysec, and a sync that waits for one. There are no two losses
-# within this time: the second one could undo what was promised to survive one.
+# After which a write is on the disk: everysec, and a sync that waits for one. There are no two
+# losses within this time: the second one could undo what was promised to survive one.
 SYNCED_SECONDS = 4.0
 
 
