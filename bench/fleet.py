@@ -42,6 +42,14 @@ class Spent:
     commands: int
     calls: int
 
+    def since(self, before: Spent) -> Spent:
+        return Spent(
+            self.seconds - before.seconds,
+            self.cpu - before.cpu,
+            self.commands - before.commands,
+            self.calls - before.calls,
+        )
+
     @property
     def cores(self) -> float:
         return self.cpu / self.seconds
@@ -57,15 +65,15 @@ class Meter:
     def read(self) -> Spent:
         """Since the last reading."""
         before, self._before = self._before, self._now()
-        return Spent(*(new - old for new, old in zip(self._before, before, strict=True)))
+        return self._before.since(before)
 
-    def _now(self) -> tuple[float, float, int, int]:
+    def _now(self) -> Spent:
         cpu, calls = self._server.info("cpu"), self._server.info("commandstats")
-        return (
-            time.monotonic(),
-            cpu["used_cpu_user"] + cpu["used_cpu_sys"],
-            self._server.info("stats")["total_commands_processed"],
-            sum(one["calls"] for one in calls.values()),
+        return Spent(
+            seconds=time.monotonic(),
+            cpu=cpu["used_cpu_user"] + cpu["used_cpu_sys"],
+            commands=self._server.info("stats")["total_commands_processed"],
+            calls=sum(one["calls"] for one in calls.values()),
         )
 
 

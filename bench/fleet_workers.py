@@ -48,8 +48,8 @@ class _Running:
         """Emit a chunk. True after the last one."""
         self._sent += 1
         last = self._sent == self._chunks
-        finish = "stop" if last else None
-        self._sink.deltas([Delta(0, content=f"word {self._sent}, ", finish_reason=finish)])
+        content = f"word {self._sent}, "
+        self._sink.deltas([Delta(0, content=content, finish_reason="stop" if last else None)])
         if last:
             self._end()
         return last
@@ -133,7 +133,7 @@ class _NoSignals:
 
 @contextmanager
 def _without_signals() -> Iterator[list[WorkerLoop]]:
-    service.StopSignals = _NoSignals  # type: ignore[assignment,misc]
+    vars(service)["StopSignals"] = _NoSignals
     loop.BUSY_SECONDS = BUSY_SECONDS
     yield _NoSignals.loops
 

@@ -140,6 +140,7 @@ def test_a_frozen_recorder_writes_the_same_file_again(site: Site, make: Any) -> 
     a, b = make("a"), make("b")
     fill(site, 5)
     plan = plan_next(a)
+    assert plan is not None
     values = a._plans.rows(plan)
     rows = [row for value in values for row in module._rows(value, plan)]
     time.sleep(0.3)  # a is frozen, its plan expires
@@ -276,7 +277,7 @@ def test_a_run_that_is_no_valid_folder_name_is_ignored(site: Site, make: Any, ru
 
 def test_finishing_waits_for_the_part_of_a_dead_recorder(site: Site, make: Any) -> None:
     fill(site, 3)
-    assert make("dead", plan_seconds=0.6)._plan_next(RUN) is not None
+    assert plan_next(make("dead", plan_seconds=0.6)) is not None
     last = make("last", plan_seconds=0.6)
     last.start()
     assert last.finish(20.0, aborted=lambda: False, with_others=True)
@@ -285,7 +286,7 @@ def test_finishing_waits_for_the_part_of_a_dead_recorder(site: Site, make: Any) 
 
 def test_an_abort_leaves_the_rows_in_redis(site: Site, make: Any) -> None:
     fill(site, 3)
-    make("dead", plan_seconds=60)._plan_next(RUN)
+    plan_next(make("dead", plan_seconds=60))
     last = make("last")
     last.start()
     assert not last.finish(60.0, aborted=lambda: True, with_others=True)
