@@ -100,7 +100,8 @@ class Crew:
         self.exits[code] += 1
         if code == EXIT_REFUSED and "unavailable" in worker.output:
             return
-        if code not in (0, -signal.SIGKILL):
+        # SIGTERM ends a process that does not serve yet.
+        if code not in (0, -signal.SIGKILL, -signal.SIGTERM):
             self.outputs.append(f"exit code {code}: {worker.output[-4000:]}")
 
     def _limit_files(self, size: int) -> None:
