@@ -8,7 +8,7 @@
 #   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
-#   make soak    run the tests that take hours under load and faults
+#   make soak    20 minutes of faults under load, with a new seed
 #   make clean   remove the environment and the caches, but no results
 
 PYTHON ?= python3
@@ -68,7 +68,7 @@ wheel: $(VENV)/.ready-to-test
 	rm -rf worker/kernels/prebuilt build
 
 soak: $(VENV)/.ready-to-test
-	$(BIN)/pytest -m soak --timeout=0
+	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000
 
 clean:
 	rm -rf $(VENV) .oracle build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

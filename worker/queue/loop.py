@@ -96,9 +96,9 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serve until stopped. If the engine dies, returns all jobs and raises JobError."""
+        self._keeper.start()  # first: whoever has a lease is removed from RQ's set when it dies
         self._presence.birth()
         self._control.subscribe()
-        self._keeper.start()
         crashed = True
         try:
             while not self._finished():

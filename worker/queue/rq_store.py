@@ -10,10 +10,12 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.client import Pipeline
+from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.client import rq_format
@@ -39,6 +41,7 @@ from worker.queue.rq_workers import DeadWorker
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 SOON = 70.0  # more than the longest pause before a retry
+COUNT_MILLISECONDS = 2000  # between two counts of the rows that wait for Parquet
 MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
 
 
@@ -223,7 +226,16 @@ class RQStore:
         ]
 
     def backlog(self) -> Backlog:
-        """The rows in the outboxes of all runs, and the limit of their bytes."""
+        """The rows in the outboxes of all runs, which one worker counts for all, and the limit of
+        their bytes."""
+        found = json.loads(self._redis.get(keys.BACKLOG) or b"null")
+        if found is None:
+            found = self._count_backlog()
+            with suppress(OutOfMemoryError):  # the next worker counts as well
+                self._redis.set(keys.BACKLOG, json.dumps(found), px=COUNT_MILLISECONDS)
+        return Backlog(*found)
+
+    def _count_backlog(self) -> Backlog:
         runs = self._redis.smembers(keys.OUTBOXES)
         pipeline = self._redis.pipeline(transaction=False)
         for run in runs:

@@ -22,6 +22,7 @@ from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
 
+KEEP = lua.load("worker.queue", "keep")
 RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA)
 
 PORTION = 200  # jobs per step and queue
@@ -32,6 +33,15 @@ T = TypeVar("T")
 
 
 # The names of the `unpack` lines of the scripts, in the same order.
+
+
+class KeepKeys(NamedTuple):
+    queue: str
+
+
+class KeepArgs(NamedTuple):
+    first: int
+    last: int
 
 
 class RecordKeys(NamedTuple):
@@ -66,6 +76,7 @@ class Upkeep:
     def __init__(self, redis: Redis, queues: Sequence[str]) -> None:
         self._redis: Any = redis  # its stubs leave open whether replies are bytes
         self._queues = queues
+        self._keep = redis.register_script(KEEP)
         self._record = redis.register_script(RECORD)
         self._lists = [
             keys.DEADLINES,
@@ -101,16 +112,10 @@ class Upkeep:
 
     def _keep_queued(self, queue: str) -> None:
         """Remove the expiry that `rq requeue` leaves on the hash of a job."""
-        ids = self._portion(rq_format.queue_key(queue), self._redis.lrange)
-        pipeline = self._redis.pipeline(transaction=False)
-        for job in ids:
-            pipeline.ttl(rq_format.job_key(job.decode(errors="replace")))
-            # RQ's own limit on waiting:
-            pipeline.hget(rq_format.job_key(job.decode(errors="replace")), "ttl")
-        replies = pipeline.execute(raise_on_error=False) if ids else []
-        for job, ttl, own in zip(ids, replies[::2], replies[1::2], strict=True):
-            if isinstance(ttl, int) and ttl >= 0 and own is None:
-                self._redis.persist(rq_format.job_key(job.decode(errors="replace")))
+        key = rq_format.queue_key(queue)
+        first = self._cursors.get(key, 0)
+        count = self._keep(keys=KeepKeys(key), args=KeepArgs(first, first + PORTION - 1))
+        self._cursors[key] = first + PORTION if count == PORTION else 0
 
     def _record_ended(self, queue: str, end: rq_format.End) -> None:
         """Write the rows of jobs that RQ's tools or stock workers have ended."""

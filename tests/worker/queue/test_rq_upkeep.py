@@ -117,6 +117,14 @@ def test_a_requeued_hash_loses_its_expiry(site: Site, store: RQStore, queue: Que
     assert again.lease.attempt == 2
 
 
+def test_a_job_that_ends_while_it_is_looked_at_keeps_its_expiry(site: Site, store: RQStore) -> None:
+    job = site.submit()
+    assert store.settle([ended(one) for one in claim(store)]) == [True]
+    site.redis.rpush(LIST, job.id)  # as the list was when it was read
+    store.upkeep.step()
+    assert site.redis.ttl(job_key(job.id)) > 0
+
+
 def test_a_ttl_passes_in_the_queue_by_the_clock_of_redis(site: Site, store: RQStore) -> None:
     brief, long = site.submit(ttl=0.05), site.submit(ttl=3600)
     site.redis.hset(job_key(brief.id), "enqueued_at", "2099-01-01T00:00:00.000000Z")
