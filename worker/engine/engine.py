@@ -33,8 +33,6 @@ from worker.resident.process import share_cores
 
 logger = logging.getLogger(__name__)
 
-MAX_BATCH = {"cpu": 16, "cuda": 128}  # sequences that run together
-STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # maximum number of tokens per step
 MAX_CONTEXT = 10_000_000  # several times the largest published context
 SLOTS_PER_QUEUED = 2  # batch slots per queued sequence, see `EngineCore.room`
 
@@ -72,7 +70,7 @@ class EngineCore:
         )
         self.scorer = Scorer(self.model, self.pool, self.device, context, resident.not_finite)
         self._resident = resident
-        self._scheduler = Scheduler(self.pool, max_batch, STEP_TOKENS[self.device.type])
+        self._scheduler = Scheduler(self.pool, max_batch, devices.limits(self.device).step_tokens)
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._closed = False
         self._door = threading.Lock()  # held to submit and to close: nothing enters a closed engine
@@ -107,7 +105,7 @@ class EngineCore:
             raise invalid(f"max_batch must be at least 1, got {max_batch}", "max_batch")
         return cls(
             resident,
-            max_batch=max_batch or MAX_BATCH[place.type],
+            max_batch=max_batch or devices.limits(place).max_batch,
             context=context or longest,
             cache_bytes=devices.cache_limit(place) if cache_bytes is None else cache_bytes,
             on_work=on_work,
