@@ -45,23 +45,24 @@ def product(x: Tensor, format_name: str, blocks: Tensor, y: Tensor) -> None:
     longer ones. W is rounded to x's dtype, as `dequantise` does, and sums are float32."""
     form, (rows, columns), outputs = FORMATS[format_name], x.shape, len(blocks)
     x = x if x.stride(1) == 1 else x.contiguous()
-    _product[(triton.cdiv(outputs, TILE),)](
-        x,
-        blocks,
-        blocks.view(torch.float16),
-        y,
-        rows,
-        outputs,
-        columns,
-        x.stride(0),
-        y.stride(0),
-        kind=form.code,
-        values=form.values,
-        size=form.size,
-        most_rows=MAX_ROWS,
-        tile=TILE,
-        step=STEP,
-    )
+    with torch.cuda.device_of(x):  # Triton starts kernels on the current device
+        _product[(triton.cdiv(outputs, TILE),)](
+            x,
+            blocks,
+            blocks.view(torch.float16),
+            y,
+            rows,
+            outputs,
+            columns,
+            x.stride(0),
+            y.stride(0),
+            kind=form.code,
+            values=form.values,
+            size=form.size,
+            most_rows=MAX_ROWS,
+            tile=TILE,
+            step=STEP,
+        )
 
 
 def dequantise(format_name: str, blocks: Tensor, dtype: torch.dtype) -> Tensor:
@@ -70,18 +71,19 @@ def dequantise(format_name: str, blocks: Tensor, dtype: torch.dtype) -> Tensor:
     form, (rows, row_bytes) = FORMATS[format_name], blocks.shape
     columns = row_bytes // form.size * form.values
     output = torch.empty(rows, columns, dtype=dtype, device=blocks.device)
-    _dequantise[(triton.cdiv(rows, TILE), triton.cdiv(columns, STEP))](
-        blocks,
-        blocks.view(torch.float16),
-        output,
-        rows,
-        columns,
-        kind=form.code,
-        values=form.values,
-        size=form.size,
-        tile=TILE,
-        step=STEP,
-    )
+    with torch.cuda.device_of(blocks):
+        _dequantise[(triton.cdiv(rows, TILE), triton.cdiv(columns, STEP))](
+            blocks,
+            blocks.view(torch.float16),
+            output,
+            rows,
+            columns,
+            kind=form.code,
+            values=form.values,
+            size=form.size,
+            tile=TILE,
+            step=STEP,
+        )
     return output
 
 

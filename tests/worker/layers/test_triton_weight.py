@@ -6,7 +6,10 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -144,3 +147,19 @@ def test_without_triton_one_log_line_says_so(
         "quantised weights are multiplied by torch alone, because triton can't be imported "
         "(No module named 'triton'): each product dequantises its weight first"
     ]
+
+
+@needs_triton
+def test_the_kernels_compile_for_gpus(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    del environment["TRITON_INTERPRET"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.worker.layers.compile_triton"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 2 * 2 * len(KINDS)
+    assert all(int(size) > 1000 for *_, size in lines)
