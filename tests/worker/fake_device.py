@@ -51,7 +51,7 @@ class Guard(TorchDispatchMode):
     """Checks devices and dtypes of every operation's tensors."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -60,8 +60,9 @@ def test_the_dtype_decides_the_bytes(original: Path, dtype: str, name: str, size
 
 
 def test_experts_that_a_gpu_holds_unquantised_count_so(tmp_path: Path) -> None:
-    sizes = {"hidden_size": 64, "moe_intermediate_size": 32, "num_experts": 4}
-    folder = make_checkpoint(tmp_path / "model", "qwen3_moe", **sizes)
+    folder = make_checkpoint(
+        tmp_path / "model", "qwen3_moe", hidden_size=64, moe_intermediate_size=32, num_experts=4
+    )
     compression = compression_of("q8")
     on_cpu = check(folder, "bf16", CPU, compression).weight_bytes
     on_gpu = check(folder, "bf16", torch.device("meta"), compression).weight_bytes
