@@ -6,6 +6,7 @@
 #   make bench   run the benchmarks
 #   make bench-peers  make the environment of the peers of bench.gguf, and run it
 #   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
+#   make triton  run the tests of the Triton kernels in its interpreter; downloads 200 MB
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
 #   make soak    20 minutes of faults under load, with a new seed
@@ -17,7 +18,7 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench bench-peers oracle sanitize wheel soak clean
+.PHONY: demo test lint types tests bench bench-peers oracle sanitize wheel soak triton clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -67,11 +68,15 @@ wheel: $(VENV)/.ready-to-test
 	$(BIN)/python -m build --wheel --outdir dist -C--build-option=--plat-name=linux_x86_64 .
 	rm -rf worker/kernels/prebuilt build
 
+# Separate from the environment, so that other tests run as they do without the package.
+triton: $(VENV)/.ready-to-test .triton/.ready
+	PYTHONPATH=.triton $(BIN)/pytest tests/worker/layers/test_triton_weight.py
+
 soak: $(VENV)/.ready-to-test
 	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000
 
 clean:
-	rm -rf $(VENV) .oracle build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .oracle .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	    .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -96,4 +101,8 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 .oracle/.ready: Makefile
 	$(PYTHON) -m venv .oracle
 	.oracle/bin/pip install --quiet llama-cpp-python==0.3.36 gguf==0.19.0
+	@touch $@
+
+.triton/.ready: Makefile | $(BIN)/python
+	$(BIN)/pip install --quiet --no-deps --target .triton triton==3.7.1
 	@touch $@

@@ -34,9 +34,6 @@ from worker.resident.process import share_cores
 
 logger = logging.getLogger(__name__)
 
-MAX_BATCH = {"cpu": 16, "cuda": 128}  # sequences that run together
-STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # maximum number of tokens per step
-
 
 class EngineCore:
     """Steps one model: schedule, prepare, forward, sample, commit.
@@ -71,7 +68,7 @@ class EngineCore:
         )
         self.scorer = Scorer(self.model, self.pool, self.device, context, resident.not_finite)
         self._resident = resident
-        self._scheduler = Scheduler(self.pool, slots, STEP_TOKENS[self.device.type])
+        self._scheduler = Scheduler(self.pool, slots, devices.limits(self.device).step_tokens)
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._closed = False
         self._door = threading.Lock()  # held to submit and to close: nothing enters a closed engine
@@ -104,7 +101,7 @@ class EngineCore:
         longest = resident.model.context_length
         if context is not None:
             check_context(context, resident)
-        batch = MAX_BATCH[place.type] if max_batch is None else max_batch
+        batch = devices.limits(place).max_batch if max_batch is None else max_batch
         return cls(
             resident,
             slots=Slots.share(batch, interactive_slots, preempt),

@@ -29,15 +29,17 @@ from worker.models.fields import Fields
 @dataclass(frozen=True)
 class Placement:
     """Dtype and device of a model's weights, and factories for the layers that depend on them.
-    `compress` is applied to the matrices of linears and the embedding."""
+    `compress` is applied to the matrices of linears and the embedding. `built_for`: the device
+    whose layouts the weights have, if `device` only stands in for it."""
 
     dtype: torch.dtype
     device: torch.device
     compress: Compress | None = None
+    built_for: torch.device | None = None
 
     @property
     def linears(self) -> LinearFactory:
-        return LinearFactory(self.dtype, self.device, self.compress)
+        return LinearFactory(self.dtype, self.device, self.compress, self.built_for)
 
     def norm(self, eps: float) -> MakeNorm:
         """Factory of plain norms."""

@@ -24,7 +24,7 @@ RECORDED = json.loads(ANSWERS.read_text(encoding="utf-8"))["models"]
 # order give errors around 1.
 LLAMA_CPP = 0.15
 # Kind of file → bound of the error of rounded activations in parts of the quantisation's own.
-ROUNDED = {"Q4_0": 0.5, "Q4_K_S": 0.5, "Q5_K_S": 0.5, "Q6_K": 0.5, "Q8_0": 1.5}
+ROUNDED = {"Q4_0": 0.5, "Q4_K_S": 0.5, "Q5_K_S": 0.5, "Q6_K": 0.5, "Q8_0": 1.0}
 
 
 def logits(path: Path) -> torch.Tensor:
