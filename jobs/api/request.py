@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 MAX_DEPTH = 64  # levels of nested lists and objects in one field
 MAX_BITS = 1024  # of an integer
 
-
 MAX_NAME = 1000  # characters of a model's name
 MAX_TOOLS = 1024
 # OpenAI takes up to 64 characters and no dot; others take longer names with dots.
@@ -168,6 +167,7 @@ class ChatRequest(Sampling):
     The prompt:
         chat_template_kwargs, enable_thinking, reasoning_effort
         add_generation_prompt, continue_final_message, truncate_prompt_tokens
+        cache_salt                state is reused only among prompts with equal ones
 
     The job:
         job                       id, run, row, custom_id, target, session, priority, ttl, retries,
@@ -194,6 +194,7 @@ class ChatRequest(Sampling):
     continue_final_message: StrictBool | None = None
     truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None  # -1: to the context
     prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    cache_salt: Annotated[Text, Field(min_length=1)] | None = None
     job: JobOptions = Field(default_factory=JobOptions)
 
     if TYPE_CHECKING:

@@ -59,6 +59,13 @@ from worker.cli.options import (
     help="Maximum number of sequences in the batch. [default: depends on the device]",
 )
 @click.option(
+    "--prefix-cache",
+    type=click.Choice(["on", "off"]),
+    default="on",
+    show_default=True,
+    help="Compute what prompts have in common at their beginning only once.",
+)
+@click.option(
     "--grace",
     type=Seconds(min=0),
     default=25,
@@ -92,6 +99,7 @@ def work(
     download_dir: Path | None,
     context: int | None,
     max_batch: int | None,
+    prefix_cache: str,
     chat_template: Path | None,
     tool_parser: str | None,
     grace: float,
@@ -123,6 +131,7 @@ def work(
                 dtype=dtype,
                 quantize=quantize,
                 max_batch=max_batch,
+                prefix_cache=prefix_cache == "on",
                 context=context,
                 download_dir=download_dir,
                 chat_template=chat_template,

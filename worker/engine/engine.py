@@ -19,6 +19,7 @@ from worker.backend import ModelInfo, Sink
 from worker.engine.bad_words import bad_word_ids
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.kv_pool import CachePool
+from worker.engine.prefix_cache import STRIDE, PrefixCache
 from worker.engine.prompt_logprobs import score_prompts
 from worker.engine.sampler import Sampled, sample
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
@@ -28,14 +29,13 @@ from worker.engine.sequence import Sequence
 from worker.layers.batch import Batch, Span
 from worker.loading.tokenizer import Tokenizer
 from worker.resident import device as devices
-from worker.resident.load import ResidentModel, load
+from worker.resident.load import ResidentModel, check_context, load
 from worker.resident.process import share_cores
 
 logger = logging.getLogger(__name__)
 
 MAX_BATCH = {"cpu": 16, "cuda": 128}  # sequences that run together
 STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # maximum number of tokens per step
-MAX_CONTEXT = 10_000_000  # several times the largest published context
 SLOTS_PER_QUEUED = 2  # batch slots per queued sequence, see `EngineCore.room`
 
 
@@ -53,6 +53,7 @@ class EngineCore:
         max_batch: int,
         context: int,
         cache_bytes: int,
+        prefix_cache: bool = True,
         on_work: Callable[[], None] = lambda: None,
     ) -> None:
         self.info: ModelInfo = resident.info
@@ -72,7 +73,10 @@ class EngineCore:
         )
         self.scorer = Scorer(self.model, self.pool, self.device, context, resident.not_finite)
         self._resident = resident
-        self._scheduler = Scheduler(self.pool, max_batch, STEP_TOKENS[self.device.type])
+        stride = STRIDE[self.device.type] if max_batch == 1 else None
+        self.prefix = PrefixCache(self.pool, resident.state_of if prefix_cache else None, stride)
+        tokens = STEP_TOKENS[self.device.type]
+        self._scheduler = Scheduler(self.pool, max_batch, tokens, reuse=self.prefix)
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._closed = False
         self._door = threading.Lock()  # held to submit and to close: nothing enters a closed engine
@@ -89,6 +93,7 @@ class EngineCore:
         max_batch: int | None,
         context: int | None,
         cache_bytes: int | None,
+        prefix_cache: bool,
         download_dir: Path | None,
         chat_template: Path | None = None,
         tool_parser: str | None = None,
@@ -102,7 +107,7 @@ class EngineCore:
             share_cores(resident.info.weight_bytes)
         longest = resident.model.context_length
         if context is not None:
-            _check_context(context, resident)
+            check_context(context, resident)
         if max_batch is not None and max_batch < 1:
             raise invalid(f"max_batch must be at least 1, got {max_batch}", "max_batch")
         return cls(
@@ -110,6 +115,7 @@ class EngineCore:
             max_batch=max_batch or MAX_BATCH[place.type],
             context=context or longest,
             cache_bytes=devices.cache_limit(place) if cache_bytes is None else cache_bytes,
+            prefix_cache=prefix_cache,
             on_work=on_work,
         )
 
@@ -200,6 +206,7 @@ class EngineCore:
             if self._closed:
                 return
             self._closed = True
+        self.prefix.close()
         self._update_queue()
         self._scheduler.fail_all(_closed())
         self.prompts.close()
@@ -250,6 +257,8 @@ class EngineCore:
         """Count the computed tokens, append the new ones and remove the sequences that ended."""
         for sequence, count in rows:
             sequence.computed += count
+            if sequence.computed <= len(sequence.prompt_ids):
+                self.prefix.keep(sequence)
         for sequence, token in sampled:
             if token.finite:
                 self.tokens_generated += 1
@@ -281,19 +290,3 @@ class EngineCore:
 
 def _closed() -> JobError:
     return JobError("cancelled", "the engine was closed")
-
-
-def _check_context(context: int, resident: ResidentModel) -> None:
-    """Refuse a context beyond a stretch that the config states; warn beyond plain positions."""
-    model = resident.model
-    most = model.context_length if model.stretched else MAX_CONTEXT
-    if not 1 < context <= most:
-        raise invalid(f"context must be 2 to {most} for this model, got {context}", "context")
-    if context > model.context_length:
-        logger.warning(
-            "%s: context %d exceeds the %d positions of its config.json: answers may degrade "
-            "beyond them, unless rope_scaling in config.json stretches the positions",
-            resident.info.reference,
-            context,
-            model.context_length,
-        )

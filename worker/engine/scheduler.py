@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from jobs.errors import JobError
 from worker.engine.kv_pool import CachePool
+from worker.engine.prefix_cache import PrefixCache
 from worker.engine.sequence import Sequence
 
 Scheduled = tuple[Sequence, int]  # a sequence and the number of tokens that it computes
@@ -29,6 +30,10 @@ class Scheduler:
     waiting: deque[Sequence] = field(default_factory=deque)
     running: list[Sequence] = field(default_factory=list)  # oldest first
     isolated: list[Sequence] = field(default_factory=list)  # run one at a time until these end
+    reuse: PrefixCache | None = None  # None: every sequence computes all its tokens
+
+    def __post_init__(self) -> None:
+        self._prefix = self.reuse or PrefixCache(self.pool)
 
     def add(self, sequence: Sequence) -> None:
         """Append a sequence to the waiting queue."""
@@ -40,6 +45,7 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        self._prefix.end(sequence, usable=not poisoned)
         self._release(sequence, poisoned=poisoned)
 
     def schedule(self) -> list[Scheduled]:
@@ -48,19 +54,23 @@ class Scheduler:
         scheduled: list[Scheduled] = []
         budget = self.step_tokens
         for sequence in list(self.running):
-            count = sequence.next_count(budget)
+            count = self._prefix.count(sequence, budget)
             if sequence not in self.running or count == 0:
                 continue  # preempted for an older sequence, or the budget is spent
             if self._reserve(sequence, count):
                 scheduled.append((sequence, count))
                 budget -= count
         limit = 1 if self.isolated else self.max_batch
-        while self.waiting and budget and len(self.running) < limit:
-            sequence = self.waiting[0]
-            count = sequence.next_count(budget)
-            if not self._admit(sequence, count):
+        held = 0  # sequences that wait for a prefix; each has a place in the batch
+        while held < len(self.waiting) and budget and len(self.running) + held < limit:
+            sequence = self.waiting[held]
+            if self._prefix.waits(sequence, self.running):
+                held += 1
+                continue
+            count = self._admit(sequence, budget)
+            if count is None:
                 break
-            if not sequence.ended:
+            if count:
                 scheduled.append((sequence, count))
                 budget -= count
         return [(sequence, count) for sequence, count in scheduled if sequence in self.running]
@@ -82,24 +92,24 @@ class Scheduler:
         for sequence in [*self.running, *self.waiting]:
             self._fail(sequence, error)
 
-    def _admit(self, sequence: Sequence, count: int) -> bool:
-        """Move the head of the waiting queue into the batch, or fail it if it can never fit.
-        Returns False if it has to wait."""
+    def _admit(self, sequence: Sequence, budget: int) -> int | None:
+        """Move a waiting sequence into the batch, or fail it if it can never fit. Returns the
+        number of tokens that it computes now; None if it has to wait."""
         slot = self.pool.acquire()
         if slot is None:
-            return False
-        if not self.pool.reserve(slot, count):
+            return None
+        count = self._prefix.begin(sequence, slot, budget, self.waiting)
+        if not count:
             self.pool.release(slot)
             if self.running:
-                return False
+                return None
             self._fail(sequence, self._too_large(sequence))
-            return True
-        self.pool.reset(slot)
+            return 0
         sequence.slot = slot
         sequence.started_at = sequence.started_at or time.time()
-        self.waiting.popleft()
+        self.waiting.remove(sequence)
         self.running.append(sequence)
-        return True
+        return count
 
     def _reserve(self, sequence: Sequence, count: int) -> bool:
         """Reserve KV cache for `count` more tokens, preempting newer sequences if necessary.
