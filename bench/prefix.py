@@ -66,7 +66,7 @@ def measure_rows(on: Engine, off: Engine, count: int, rounds: int, *, shared: bo
     vocab = on.tokenizer.vocab_size
     engines = {"on": on, "off": off}
     for engine in engines.values():
-        engine.generate(*make_rows(BATCH, vocab, -1, shared=shared))  # warms up
+        engine.generate(*make_rows(BATCH // 4, vocab, -1, shared=shared))  # warms up
     found: dict[str, list[float]] = {name: [] for name in (*engines, "arithmetic", "bound")}
     for number in range(rounds):
         prompts, answers = make_rows(count, vocab, number, shared=shared)
@@ -104,7 +104,7 @@ def conversation(engine: Engine, seed: int) -> list[float]:
         stream = engine.generate_stream(history, answer_of(TURN))
         first: list[Token] = []
         found.append(seconds(partial(_take, stream, first)))
-        history += [token.token_id for token in [*first, *stream]]
+        history += [token.id for token in [*first, *stream]]
     return found
 
 

@@ -18,7 +18,8 @@ SYSTEM = {"role": "system", "content": "You answer questions about the weather. 
 
 def ask(client: Client, text: str, **fields: Any) -> tuple[Any, ChatCompletion]:
     messages = [SYSTEM, {"role": "user", "content": text}]
-    job = client.submit(model="m", messages=messages, max_tokens=4, temperature=0, **fields)
+    request = {"model": "m", "messages": messages, "max_tokens": 4, "temperature": 0, **fields}
+    job = client.submit(request)
     return job, job.result(timeout=PATIENCE)
 
 
@@ -39,7 +40,7 @@ def test_cached_tokens_reach_results_rows_and_status(site: Site, tmp_path: Path)
     total = sum(one.usage.prompt_tokens for one in (cold, warm, salted) if one.usage)
 
     def figures() -> dict[str, Any]:
-        words = [COMMAND, "status", "--json", "--redis", site.url]
+        words = [str(COMMAND), "status", "--json", "--redis", site.url]
         (found,) = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)[
             "workers"
         ]
@@ -47,7 +48,7 @@ def test_cached_tokens_reach_results_rows_and_status(site: Site, tmp_path: Path)
 
     wait_until(lambda: figures()["prompt_tokens"] == total)
     assert figures()["cached_tokens"] == cached(warm)
-    words = [COMMAND, "status", "--redis", site.url]
+    words = [str(COMMAND), "status", "--redis", site.url]
     table = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     assert f"{100 * cached(warm) / total:.0f} %" in table
     assert worker.stop() == 0

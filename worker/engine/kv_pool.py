@@ -2,8 +2,8 @@
 
 Each sequence occupies one slot, a row in the storage of every layer. Storage is allocated for all
 slots and its columns double, as long as the limit allows it; otherwise it has exactly the size that
-is needed. It is freed when the last slot is released. State that is kept of earlier sequences has the
-rest of the limit, and is evicted where storage needs it.
+is needed. It is freed when the last slot is released. State that is kept of earlier sequences has
+the rest of the limit, and is evicted where storage needs it.
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@
 Prefill and decode are not distinguished: a sequence has pending tokens that are not in the KV cache
 yet (the whole prompt, or the one token sampled last), and each step spends a token budget on them,
 oldest sequence first. When the KV cache is full, the newest sequences are preempted and recomputed
-later.
+later. A sequence whose beginning an older one computes waits for it; others may pass it, but not
+take its place in the batch.
 """
 
 from __future__ import annotations
@@ -67,12 +68,9 @@ class Scheduler:
             if self._prefix.waits(sequence, self.running):
                 held += 1
                 continue
-            count = self._admit(sequence, budget)
-            if count is None:
+            if not self._admit(sequence, budget, scheduled):
                 break
-            if count:
-                scheduled.append((sequence, count))
-                budget -= count
+            budget -= 0 if sequence.ended else scheduled[-1][1]
         return [(sequence, count) for sequence, count in scheduled if sequence in self.running]
 
     def isolate_all(self) -> None:
@@ -92,24 +90,25 @@ class Scheduler:
         for sequence in [*self.running, *self.waiting]:
             self._fail(sequence, error)
 
-    def _admit(self, sequence: Sequence, budget: int) -> int | None:
-        """Move a waiting sequence into the batch, or fail it if it can never fit. Returns the
-        number of tokens that it computes now; None if it has to wait."""
+    def _admit(self, sequence: Sequence, budget: int, scheduled: list[Scheduled]) -> bool:
+        """Move a waiting sequence into the batch, or fail it if it can never fit. Returns False if
+        it has to wait."""
         slot = self.pool.acquire()
         if slot is None:
-            return None
+            return False
         count = self._prefix.begin(sequence, slot, budget, self.waiting)
         if not count:
             self.pool.release(slot)
             if self.running:
-                return None
+                return False
             self._fail(sequence, self._too_large(sequence))
-            return 0
+            return True
         sequence.slot = slot
         sequence.started_at = sequence.started_at or time.time()
         self.waiting.remove(sequence)
         self.running.append(sequence)
-        return count
+        scheduled.append((sequence, count))
+        return True
 
     def _reserve(self, sequence: Sequence, count: int) -> bool:
         """Reserve KV cache for `count` more tokens, preempting newer sequences if necessary.

@@ -34,9 +34,8 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture
 def load(folder: Path) -> Load:
-    def load(**options: Any) -> Engine:
-        options = {"dtype": "fp32", "max_batch": 4} | options
-        return Engine.load(str(folder), device="cpu", **options)
+    def load(*, dtype: str = "fp32", max_batch: int = 4, **options: Any) -> Engine:
+        return Engine.load(str(folder), device="cpu", dtype=dtype, max_batch=max_batch, **options)
 
     return load
 
