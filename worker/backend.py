@@ -120,8 +120,9 @@ class Backend(Protocol):
     def load(self, reference: str) -> ModelInfo:
         """Load a model. Raises JobError."""
 
-    def room(self, model: str) -> int:
-        """Number of sequences (n for a request with n choices) that can be submitted now."""
+    def room(self, model: str, *, bulk: bool) -> int:
+        """Number of bulk or interactive sequences that can be submitted now; a request with n
+        choices has n."""
 
     def submit(self, request: ChatRequest, sink: Sink) -> Handle:
         """Queue a request without waiting. Raises JobError if its model is not loaded; otherwise

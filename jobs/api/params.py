@@ -7,6 +7,7 @@ names of `CompletionFields`.
 # Without `from __future__ import annotations`: it would hide `Required` at run time.
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Literal, Required, TypeAlias, TypedDict
 
 from pydantic import BaseModel
@@ -38,10 +39,14 @@ class JobFields(TypedDict, total=False):
     row: int | None
     custom_id: str | None
     target: str | None
+    tenant: str | None
+    delay: float | timedelta | None
+    at: datetime | str | None
     session: str | None
     priority: Literal["interactive", "bulk"]
     ttl: float | None
-    retries: int
+    result_ttl: int | None
+    retries: int | None
     tags: Sequence[str] | None
 
 
@@ -62,6 +67,7 @@ class OpenAIFields(TypedDict, total=False):
     response_format: Mapping[str, object] | BaseModel | None
     seed: int | None
     stop: str | Sequence[str] | None
+    store: bool | None
     stream_options: Mapping[str, object] | BaseModel | None
     temperature: float | None
     tool_choice: str | Mapping[str, object] | None
@@ -114,7 +120,6 @@ class CompletionFields(OpenAIFields, total=False):
     prompt_cache_retention: object
     safety_identifier: object
     service_tier: object
-    store: object
     verbosity: object
     web_search_options: object
     extra_headers: Mapping[str, object] | None

@@ -26,11 +26,12 @@ from jobs.api.fields import (
     drop_unsupported,
 )
 from jobs.api.history import plain_messages
+from jobs.api.job_options import JobOptions
 from jobs.api.message import Message
 from jobs.api.sampling import Sampling
-from jobs.api.wire import Number, Text, Wire, describe
+from jobs.api.wire import Text, Wire, describe
 from jobs.errors import invalid
-from jobs.keys import JOB_ID, RUN_ID
+from jobs.keys import JOB_ID
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -62,21 +63,6 @@ def _tool_name(name: str) -> str:
     if not TOOL_NAME.fullmatch(name):
         fact = "must have 1 to 128 letters (a-z), digits, '_', '-' and '.'"
         raise ValueError(f"{fact}, got {describe(name)}")
-    return name
-
-
-def _job_id(name: str) -> str:
-    if not JOB_ID.fullmatch(name):
-        raise ValueError(f"must have 1 to 200 letters, digits, '_' and '-', got {describe(name)}")
-    return name
-
-
-def _run_id(name: str) -> str:
-    if not RUN_ID.fullmatch(name):
-        raise ValueError(
-            "must have 1 to 100 letters, digits, '_', '-' and '.', and not begin with '.', "
-            f"got {describe(name)}"
-        )
     return name
 
 
@@ -113,21 +99,6 @@ def _distinct(tools: list[Tool]) -> list[Tool]:
             raise ValueError(f"two tools have the name {describe(tool.function.name)}: rename one")
         names.add(tool.function.name)
     return tools
-
-
-class JobOptions(Wire):
-    """How the request is queued, and what is recorded with its result. All optional."""
-
-    id: Annotated[Text, AfterValidator(_job_id)] | None = None
-    run: Annotated[Text, AfterValidator(_run_id)] | None = None
-    row: Annotated[StrictInt, Field(ge=0)] | None = None  # row_index in the run
-    custom_id: Text | None = None  # the user's own key, copied to the result row
-    target: Text | None = None  # the expected answer, copied to the result row
-    session: Text | None = None
-    priority: Literal["interactive", "bulk"] = "interactive"
-    ttl: Annotated[Number, Field(gt=0)] | None = None  # seconds from enqueueing to the end
-    retries: Annotated[StrictInt, Field(ge=0, le=100)] = 0  # for retryable errors
-    tags: list[Text] | None = None
 
 
 class IgnoredFieldWarning(UserWarning):
@@ -170,9 +141,10 @@ class ChatRequest(Sampling):
         cache_salt                state is reused only among prompts with equal ones
 
     The job:
-        job                       id, run, row, custom_id, target, session, priority, ttl, retries,
-                                  tags
+        job                       id, run, row, custom_id, target, session, priority, tenant, delay,
+                                  at, ttl, retries, result_ttl, tags
         user, metadata            kept with the request
+        store                     false: the row has neither the prompt nor the answer
     """
 
     model: Annotated[Text, Field(min_length=1), AfterValidator(_model_name)]
@@ -185,6 +157,7 @@ class ChatRequest(Sampling):
     stream_options: StreamOptions | None = None
     user: Text | None = None
     metadata: dict[Text, Text] | None = None
+    store: StrictBool | None = None  # false: the row has neither the prompt nor the answer
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: StrictBool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (

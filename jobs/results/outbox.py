@@ -16,10 +16,16 @@ from typing import Any, Literal, TypedDict
 
 from jobs.encoding import to_json
 from jobs.keys import RUN_ID
+from jobs.results.failures import Failure
 
 VERSION = 1
 FIELD = "row"  # the only field of the stream entry
 DEFAULT_RUN = "default"  # run of jobs that name none
+
+# Fields of a request that its row has also with `store: false`.
+_STORED_FIELDS = frozenset(
+    ("model", "store", "job", "n", "seed", "stream", "max_tokens", "temperature", "top_p", "top_k")
+)
 
 Status = Literal["ok", "error", "cancelled"]
 
@@ -36,6 +42,7 @@ class OutboxEntry(TypedDict):
     request: dict[str, Any]  # JSON of the ChatRequest, as submitted
     completion: dict[str, Any] | None  # JSON of the ChatCompletion; partial unless ok
     error: dict[str, Any] | None  # JobError.to_dict(), unless ok
+    failures: list[Failure]  # the failed attempts
     prompt_token_ids: list[int]
     output_token_ids: list[list[int]]  # per choice
     token_logprobs: list[list[float]]  # per choice, if requested
@@ -58,6 +65,7 @@ def outbox_entry(
     attempt: int,
     completion: dict[str, Any] | None = None,
     error: dict[str, Any] | None = None,
+    failures: Sequence[Failure] = (),
     prompt_token_ids: Sequence[int] = (),
     output_token_ids: Sequence[Sequence[int]] = (),
     token_logprobs: Sequence[Sequence[float]] = (),
@@ -71,17 +79,27 @@ def outbox_entry(
     host: str | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> OutboxEntry:
-    """The entry of an ended job; run and row index come from its request."""
+    """The entry of an ended job; run and row index come from its request.
+
+    With `store: false` in the request it has neither the prompt nor the answer.
+    """
+    run, row_index = run_of(request), row_index_of(job_id, request)
+    if request.get("store") is False:
+        request = {name: request[name] for name in request.keys() & _STORED_FIELDS}
+        request["job"] = {k: v for k, v in _options(request).items() if k != "target"}
+        completion = _without_content(completion)
+        prompt_token_ids = output_token_ids = token_logprobs = ()
     return OutboxEntry(
         v=VERSION,
         job_id=job_id,
-        run=run_of(request),
-        row_index=row_index_of(job_id, request),
+        run=run,
+        row_index=row_index,
         attempt=attempt,
         status=status,
         request=request,
         completion=completion,
         error=error,
+        failures=list(failures),
         prompt_token_ids=list(prompt_token_ids),
         output_token_ids=[list(ids) for ids in output_token_ids],
         token_logprobs=[list(values) for values in token_logprobs],
@@ -95,6 +113,20 @@ def outbox_entry(
         host=host,
         provenance=provenance,
     )
+
+
+def _without_content(completion: dict[str, Any] | None) -> dict[str, Any] | None:
+    if completion is None:
+        return None
+    choices = [
+        {
+            "index": choice["index"],
+            "finish_reason": choice["finish_reason"],
+            "message": {"role": "assistant", "content": None},
+        }
+        for choice in completion["choices"]
+    ]
+    return {**completion, "choices": choices}
 
 
 def encode(entry: OutboxEntry) -> str:

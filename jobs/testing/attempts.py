@@ -7,6 +7,7 @@ workers find the jobs of a dead one, is left out.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -18,10 +19,14 @@ from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.client.rq_format import (
     ATTEMPT,
+    BYTES,
     CANCEL,
     ERROR,
     FAILURE_SECONDS,
+    FAILURES,
+    LINES_LUA,
     RESULT_SECONDS,
+    ROW,
     End,
     decode_call,
     format_time,
@@ -33,15 +38,18 @@ from jobs.client.rq_format import (
     request_of,
     result_fields,
     results_key,
+    scheduled_key,
 )
 from jobs.errors import JobError
 from jobs.results import outbox
+from jobs.results.failures import Failure, add_failure, failure, parse_failures
 from jobs.stream.delta import Delta
 from jobs.stream.entries import END_LUA, EndReason, Entry, end_id, end_payload
 from jobs.stream.writer import StreamWriter
 
 WORKER = "fake-worker"
 END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2])"
+TAKE = LINES_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
 
 _STATUSES: dict[End, outbox.Status] = {"finished": "ok", "failed": "error", "canceled": "cancelled"}
 
@@ -67,22 +75,37 @@ class Attempts:
         self._writer = StreamWriter(redis)
 
     def waiting(self) -> list[str]:
-        """The jobs in all queues: interactive ones first, then in the order of submission."""
+        """The jobs in all queues, with the scheduled ones whose time has come: interactive ones
+        first, then in the order of submission."""
         found = []
         for queue in queue_names(self._redis):
-            for job in self._redis.lrange(queue_key(queue), 0, -1):
+            jobs = self._redis.lrange(queue_key(queue), 0, -1)
+            for tenant in self._redis.zrange(keys.tenants(queue), 0, -1):
+                jobs += self._redis.lrange(keys.tenant_line(queue, tenant.decode()), 0, -1)
+            jobs += self._redis.zrangebyscore(scheduled_key(queue), "-inf", time.time())
+            for job in jobs:
                 enqueued_at = parse_time(self._redis.hget(job_key(job.decode()), "enqueued_at"))
                 is_bulk = queue.startswith(keys.bulk_queue(""))
                 found.append((is_bulk, enqueued_at or 0.0, job.decode()))
         return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
 
+    def next_due(self) -> float:
+        """Seconds until the next scheduled job is due; infinity if there is none."""
+        firsts = (
+            self._redis.zrange(scheduled_key(queue), 0, 0, withscores=True)
+            for queue in queue_names(self._redis)
+        )
+        now = time.time()
+        return min((max(0.0, due - now) for first in firsts for _, due in first), default=math.inf)
+
     def start(self, job: str) -> Attempt:
-        """Take a job from its queue."""
+        """Take a job from its queue, or from the scheduled ones."""
         key, now = job_key(job), time.time()
         names = ("origin", "data", "enqueued_at", "result_ttl", "failure_ttl")
         origin, data, enqueued_at, result_ttl, failure_ttl = self._redis.hmget(key, names)
         pipeline = self._redis.pipeline()
-        pipeline.lrem(queue_key(origin.decode()), 1, job)
+        lists = (queue_key(origin.decode()), scheduled_key(origin.decode()))
+        pipeline.eval(TAKE, len(lists), *lists, job)
         started = {"status": "started", "worker_name": WORKER, "started_at": format_time()}
         pipeline.hset(key, mapping=started)
         pipeline.hincrby(key, ATTEMPT, 1)
@@ -112,9 +135,13 @@ class Attempts:
         """Whether a client has asked to stop the job."""
         return bool(self._redis.hget(job_key(attempt.job), CANCEL))
 
-    def requeue(self, attempt: Attempt) -> None:
-        """Return the job to the end of its queue."""
+    def requeue(self, attempt: Attempt, error: JobError | None = None) -> None:
+        """Return the job to the end of its queue; `error` is what the attempt ended with."""
         pipeline = self._redis.pipeline()
+        if error is not None:
+            pipeline.hset(
+                job_key(attempt.job), FAILURES, json.dumps(self._failures(attempt, error))
+            )
         pipeline.hset(job_key(attempt.job), "status", "queued")
         pipeline.hdel(job_key(attempt.job), "worker_name", "started_at")
         pipeline.rpush(queue_key(attempt.queue), attempt.job)
@@ -158,7 +185,8 @@ class Attempts:
         error: JobError | None,
     ) -> None:
         now, keep = int(time.time()), attempt.keep[end]
-        row = self._row(attempt, _STATUSES[end], answer, error)
+        failures = self._failures(attempt, error)
+        row = self._row(attempt, _STATUSES[end], answer, error, failures)
         fields = result_fields(
             attempt.job,
             end,
@@ -168,13 +196,18 @@ class Attempts:
             execution=f"{WORKER}-{attempt.number}",
         )
         job, results = job_key(attempt.job), results_key(attempt.job)
-        changed = {"status": end, "ended_at": format_time()}
+        changed: dict[str, Any] = {"status": end, "ended_at": format_time(), ROW: attempt.number}
         if error is not None:
             changed[ERROR] = json.dumps(error.to_dict())
+            if failures:
+                changed[FAILURES] = json.dumps(failures)
         pipeline = self._redis.pipeline()  # a transaction
         pipeline.xadd(keys.outbox(row["run"]), {outbox.FIELD: outbox.encode(row)})
         pipeline.sadd(keys.OUTBOXES, row["run"])
         pipeline.hset(job, mapping=changed)
+        pipeline.hdel(job, BYTES)
+        pipeline.hdel(keys.OPEN_BYTES, queue_key(attempt.queue))
+        pipeline.zrem(keys.DEADLINES, attempt.job)
         pipeline.zadd(registry_key(attempt.queue, end), {attempt.job: now + keep})
         pipeline.xadd(results, dict(zip(fields[::2], fields[1::2], strict=True)))
         pipeline.expire(job, keep)
@@ -183,12 +216,20 @@ class Attempts:
         pipeline.eval(END, len(names), *names, end_id(attempt.number), payload)
         pipeline.execute()
 
+    def _failures(self, attempt: Attempt, error: JobError | None) -> list[Failure]:
+        """The failed attempts at the job, with this one if it ended with an error."""
+        before = parse_failures(self._redis.hget(job_key(attempt.job), FAILURES))
+        if error is None or error.code == "cancelled":
+            return before
+        return add_failure(before, failure(attempt.number, time.time(), WORKER, error))
+
     def _row(
         self,
         attempt: Attempt,
         status: outbox.Status,
         answer: dict[str, Any] | None,
         error: JobError | None,
+        failures: Sequence[Failure],
     ) -> outbox.OutboxEntry:
         return outbox.outbox_entry(
             attempt.job,
@@ -197,6 +238,7 @@ class Attempts:
             attempt=attempt.number,
             completion=answer,
             error=error.to_dict() if error is not None else None,
+            failures=failures,
             enqueued_at=attempt.enqueued_at,
             started_at=attempt.started_at,
             finished_at=time.time(),

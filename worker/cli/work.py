@@ -66,6 +66,19 @@ from worker.cli.options import (
     help="Compute what prompts have in common at their beginning only once.",
 )
 @click.option(
+    "--interactive-slots",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Sequences of the batch that bulk jobs leave to interactive ones. [default: a sixteenth "
+    "of the batch, at least 1]",
+)
+@click.option(
+    "--preempt/--no-preempt",
+    default=True,
+    show_default=True,
+    help="Pause bulk jobs while interactive ones find the batch full.",
+)
+@click.option(
     "--grace",
     type=Seconds(min=0),
     default=25,
@@ -100,6 +113,8 @@ def work(
     context: int | None,
     max_batch: int | None,
     prefix_cache: str,
+    interactive_slots: int | None,
+    preempt: bool,
     chat_template: Path | None,
     tool_parser: str | None,
     grace: float,
@@ -136,6 +151,8 @@ def work(
                 download_dir=download_dir,
                 chat_template=chat_template,
                 tool_parser=tool_parser,
+                interactive_slots=interactive_slots,
+                preempt=preempt,
             )
             if not quiet:
                 click.echo(f"device: {backend.device}", err=True)

@@ -46,8 +46,11 @@ class Sequence:
         detokenizer: Detokenizer,
         listener: Listener,
         prompt_logprobs: PromptLogprobs | None = None,
+        *,
         salt: str = "",
+        bulk: bool = False,
     ) -> None:
+        self.bulk = bulk  # it leaves its slot to interactive sequences
         self.prompt_ids = list(prompt_ids)
         self.output_ids: list[int] = []
         self.plan = plan

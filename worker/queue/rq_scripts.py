@@ -15,17 +15,20 @@ from typing import NamedTuple
 
 from jobs import keys, lua
 from jobs.client import rq_format
+from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
 from jobs.stream.entries import END_LUA
 from worker.queue.rq_job import Lease
 
-CLAIM = lua.load("worker.queue", "claim")
-SETTLE = lua.load("worker.queue", "settle", END_LUA)
-RETURN = lua.load("worker.queue", "return")
+CLAIM = lua.load("worker.queue", "claim", LINES_LUA)
+SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA)
+RETURN = lua.load("worker.queue", "return", LINES_LUA)
 
 
 class ClaimKeys(NamedTuple):
     started: str
     workers: str
+    limits: str
+    queues: str
 
 
 class ClaimArgs(NamedTuple):
@@ -51,6 +54,10 @@ class SettleKeys(NamedTuple):
     worker: str
     started: str
     workers: str
+    queue: str
+    open_bytes: str
+    deadlines: str
+    rows: str
 
 
 class SettleArgs(NamedTuple):
@@ -72,6 +79,9 @@ class SettleArgs(NamedTuple):
     max_results: int
     now: int
     working_time: float
+    attempt: int
+    row_seconds: int
+    failures: str
 
 
 class ReturnKeys(NamedTuple):
@@ -81,6 +91,7 @@ class ReturnKeys(NamedTuple):
     executions: str
     queue: str
     quarantine: str
+    scheduled: str
     started: str
     workers: str
 
@@ -98,6 +109,8 @@ class ReturnArgs(NamedTuple):
     lost: int | str = ""
     lost_at: int | str = ""
     group: str = ""
+    delay: int | str = ""
+    failures: str = ""
 
 
 def return_keys(lease: Lease, worker: str) -> ReturnKeys:
@@ -109,6 +122,7 @@ def return_keys(lease: Lease, worker: str) -> ReturnKeys:
         executions=rq_format.executions_key(lease.job),
         queue=rq_format.queue_key(lease.queue),
         quarantine=keys.quarantine(lease.queue),
+        scheduled=rq_format.scheduled_key(lease.queue),
         started=keys.started(worker),
         workers=keys.WORKERS,
     )

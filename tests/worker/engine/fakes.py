@@ -69,7 +69,7 @@ def layer_of(pool: CachePool) -> FakeLayer:
 class FakeSequence(Sequence):
     """A sequence that keeps its events."""
 
-    def __init__(self, length: int, **sampling: Any) -> None:
+    def __init__(self, length: int, *, bulk: bool = False, **sampling: Any) -> None:
         plan = plan_sampling(
             Sampling(**sampling),
             GenerationDefaults(eos_token_ids=frozenset({2})),
@@ -79,7 +79,7 @@ class FakeSequence(Sequence):
         )
         self.events: list[TokenEvent] = []
         detokenizer: Any = FakeDetokenizer()
-        super().__init__([7] * length, plan, 0, detokenizer, self.events.append)
+        super().__init__([7] * length, plan, 0, detokenizer, self.events.append, bulk=bulk)
 
 
 def advance(scheduled: list[tuple[Sequence, int]]) -> None:

@@ -12,8 +12,9 @@ from jobs.client.rq_format import results_key
 from tests.worker.site import Site
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob
+from worker.queue.rq_settle import Settlement
 from worker.queue.rq_started import LOST_SECONDS, RQStarted, StartedJob
-from worker.queue.rq_store import RQStore, Settlement
+from worker.queue.rq_store import RQStore
 from worker.queue.rq_workers import DeadWorker
 
 QUEUE = "rq:queue:chat:fake"
@@ -40,7 +41,7 @@ def b(site: Site) -> RQStore:
 
 
 def claim(by: RQStore, count: int = 1) -> list[ClaimedJob]:
-    return by.claim({"fake": count})
+    return by.claim(lambda *_: count)
 
 
 def ended(claimed: ClaimedJob, code: Any = "timeout") -> Settlement:
@@ -68,7 +69,7 @@ def test_a_lost_lease_changes_nothing(site: Site, a: RQStore, b: RQStore) -> Non
     before = dump(site)
     assert a.settle([ended(old)]) == [False]
     a.give_back([old.lease])
-    assert a.retry(old.lease, 5)  # True: another worker has the job
+    assert a.retry(old.lease, 5, 0.0, [])  # True: another worker has the job
     RQStarted(site.redis).reclaim([StartedJob(old.lease, 2)], "a", None)
     assert a.check([old.lease, new.lease]) == [(False, False), (True, False)]
     assert dump(site) == before
@@ -148,9 +149,9 @@ def test_a_job_that_ended_with_an_error_is_no_suspect(site: Site, a: RQStore) ->
     (claimed,) = claim(a)
     RQStarted(site.redis).reclaim([StartedJob(claimed.lease, 2, "g")], "a", die(site, "a"))
     assert waiting(site) == []
-    (claimed,) = a.claim({"fake": 1}, suspects=True)
+    (claimed,) = a.claim(lambda *_: 1, suspects=True)
     assert claimed.suspect
-    assert a.retry(claimed.lease, 1)
+    assert a.retry(claimed.lease, 1, 0.0, [])
     assert waiting(site) == [job.id]
     assert "chatjobs_lost" not in site.hash(job)
 
@@ -189,11 +190,11 @@ def test_started_jobs_are_in_the_order_of_their_claims(site: Site, a: RQStore) -
 def test_a_retry_goes_to_the_end_until_none_is_left(site: Site, a: RQStore) -> None:
     first, second = site.submit_many(["a", "b"])
     (claimed,) = claim(a)
-    assert a.retry(claimed.lease, 1)
+    assert a.retry(claimed.lease, 1, 0.0, [])
     assert waiting(site) == [second.id, first.id]
     (claimed,) = claim(a, 2)[1:]
     assert claimed.retried == 1
-    assert not a.retry(claimed.lease, 1)
+    assert not a.retry(claimed.lease, 1, 0.0, [])
     assert a.check([claimed.lease]) == [(True, False)]
 
 

@@ -1,0 +1,44 @@
+"""Room for further jobs at the time of a claim, by model and priority."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from worker.backend import Backend
+
+
+class Rooms:
+    """Shrinks as jobs are started. `single`: room for one job in all."""
+
+    def __init__(self, backend: Backend, models: Collection[str], *, single: bool) -> None:
+        self._single = single
+        self._left = {
+            (model, bulk): backend.room(model, bulk=bulk)
+            for model in models
+            for bulk in (False, True)
+        }
+
+    @property
+    def any(self) -> bool:
+        return any(left > 0 for left in self._left.values())
+
+    @property
+    def everywhere(self) -> bool:
+        """Whether there is room for each model and priority."""
+        return all(left > 0 for left in self._left.values())
+
+    def of(self, model: str, *, bulk: bool) -> int:
+        """The number of sequences that may be started."""
+        left = max(0, self._left[model, bulk])
+        return min(left, 1) if self._single else left
+
+    def use(self, model: str, *, bulk: bool, sequences: int) -> None:
+        """Sequences were started. Interactive ones leave room for one bulk sequence if there was
+        any, as the backend does."""
+        if self._single:
+            self._left = dict.fromkeys(self._left, 0)
+            return
+        self._left[model, bulk] -= sequences
+        if not bulk:
+            left = self._left[model, True]
+            self._left[model, True] = max(left - sequences, min(left, 1))
