@@ -120,7 +120,7 @@ class ChatGeneration:
                 Detokenizer(tokenizer, skip_special=plan.skip_special, shown=choice.reader.markers),
                 partial(self._on_token, choice),
                 self._prompt_logprobs if choice.index == 0 else None,
-                request.cache_salt or "",
+                salt=request.cache_salt or "",
             )
             for choice in self._choices
         ]

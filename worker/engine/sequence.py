@@ -46,6 +46,7 @@ class Sequence:
         detokenizer: Detokenizer,
         listener: Listener,
         prompt_logprobs: PromptLogprobs | None = None,
+        *,
         salt: str = "",
     ) -> None:
         self.prompt_ids = list(prompt_ids)
