@@ -20,10 +20,13 @@ ErrorCode = Literal[
     "worker_lost",
     "not_found",
     "unavailable",
+    "queue_full",
     "internal",
 ]
 ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
-RETRYABLE_CODES = frozenset({"out_of_memory", "worker_lost", "unavailable", "internal"})
+RETRYABLE_CODES = frozenset(
+    {"out_of_memory", "worker_lost", "queue_full", "unavailable", "internal"}
+)
 
 
 class JobError(Exception):

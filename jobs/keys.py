@@ -6,6 +6,7 @@ The names of one job have its id in braces, so that Redis Cluster keeps them in 
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
@@ -20,6 +21,11 @@ REAPER = "chatjobs:reaper"  # the worker that returns the jobs of dead ones now;
 WANTED = "chatjobs:wanted"  # set: runs whose rows somebody waits for; they are written at once
 RESULTS = "chatjobs:results"  # JSON: id, host and path of the results folder of all workers
 BARRIER = "chatjobs:barrier"  # pub/sub: a write that WAIT waits for; nobody subscribes
+LIMITS = "chatjobs:limits"  # hash: the limits that an operator has set
+OPEN_BYTES = "chatjobs:open-bytes"  # hash: bytes of the jobs that have not ended, by queue key
+DEADLINES = "chatjobs:deadlines"  # sorted set: jobs with a ttl; scores are their ends in ms
+
+ROWS_PER_KEY = 100  # rows whose reservations share one hash, small enough for a compact one
 
 
 def chat_queue(model: str) -> str:
@@ -53,6 +59,11 @@ def quarantine_worker(queue: str) -> str:
     return f"chatjobs:quarantine-worker:{queue}"
 
 
+def upkeep(queues: Sequence[str]) -> str:
+    """The worker that does the upkeep of these queues now; expires."""
+    return f"chatjobs:upkeep:{','.join(sorted(queues))}"
+
+
 def wake(model: str) -> str:
     """List that a producer pushes to when it has enqueued a job of a model: idle workers wait on
     it. Its length is limited."""
@@ -72,6 +83,11 @@ def live(job: str) -> str:
 def outbox(run: str) -> str:
     """Redis stream of the ended jobs whose rows are not in Parquet yet."""
     return f"chatjobs:outbox:{run}"
+
+
+def rows(run: str, row: int) -> str:
+    """Hash of the reserved rows near `row`: the request that has each, as a digest."""
+    return f"chatjobs:rows:{run}:{row // ROWS_PER_KEY}"
 
 
 def parts(run: str) -> str:

@@ -10,10 +10,12 @@ from typing import Any
 import pytest
 import redis
 
+from jobs import lua
 from jobs.client import cancel, dead_letters, submit
+from jobs.client.rq_format import DEPENDENTS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
-from worker.queue import rq_scripts, rq_workers
+from worker.queue import rq_presence, rq_scripts, rq_upkeep, rq_workers
 from worker.record import part_plans
 
 ROOT = Path(__file__).parent.parent
@@ -39,10 +41,18 @@ CASES = [
     (rq_scripts.SETTLE, "ARGV", rq_scripts.SettleArgs),
     (rq_scripts.RETURN, "KEYS", rq_scripts.ReturnKeys),
     (rq_scripts.RETURN, "ARGV", rq_scripts.ReturnArgs),
+    (rq_presence.REPORT, "KEYS", rq_presence.ReportKeys),
+    (rq_presence.REPORT, "ARGV", rq_presence.ReportArgs),
+    (rq_workers.ELECT, "KEYS", rq_workers.ElectKeys),
+    (rq_workers.ELECT, "ARGV", rq_workers.ElectArgs),
     (rq_workers.RENEW, "KEYS", rq_workers.RenewKeys),
     (rq_workers.RENEW, "ARGV", rq_workers.RenewArgs),
     (rq_workers.LEAVE, "KEYS", rq_workers.LeaveKeys),
     (rq_workers.LEAVE, "ARGV", rq_workers.LeaveArgs),
+    (rq_upkeep.DUE, "KEYS", rq_upkeep.DueKeys),
+    (rq_upkeep.DUE, "ARGV", rq_upkeep.DueArgs),
+    (rq_upkeep.RECORD, "KEYS", rq_upkeep.RecordKeys),
+    (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
     (part_plans.PLAN, "KEYS", part_plans.PlanKeys),
     (part_plans.PLAN, "ARGV", part_plans.PlanArgs),
     (part_plans.COMMIT, "KEYS", part_plans.CommitKeys),
@@ -54,8 +64,8 @@ NAMES = [names.__name__ for _, _, names in CASES]
 
 
 def header_of(text: str) -> str:
-    lines = text.removeprefix("#!lua flags=allow-oom\n").splitlines()
-    return "\n".join(takewhile(lambda line: line.startswith("--"), lines))
+    _, body = lua.split_flags(text)
+    return "\n".join(takewhile(lambda line: line.startswith("--"), body.splitlines()))
 
 
 def unpacked(script: str, table: str) -> list[tuple[str, ...]]:
@@ -83,13 +93,13 @@ def test_a_script_opens_with_a_header_that_describes_it(path: Path) -> None:
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_a_script_compiles(path: Path, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
-        text = path.read_text()
-        client.script_load(text if text.startswith("#!") else END_LUA + text)
+        flags, body = lua.split_flags(path.read_text())
+        client.script_load(flags + END_LUA + DEPENDENTS_LUA + body)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
 def test_each_unpacked_table_has_names_in_python(path: Path) -> None:
-    text = path.read_text()
+    _, text = lua.split_flags(path.read_text())
     tables = {table for table in ("KEYS", "ARGV") if unpacked(text, table)}
     assert tables == {table for script, table, _ in CASES if script.endswith(text)}
 
@@ -109,7 +119,8 @@ def test_the_variable_tail_follows_the_named_elements(script: str, table: str, n
 
 @pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
 def test_the_header_lists_the_names_in_order(script: str, table: str, names: Any) -> None:
-    body = script.removeprefix(END_LUA)
+    _, body = lua.split_flags(script)
+    body = body.removeprefix(END_LUA).removeprefix(DEPENDENTS_LUA)
     (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
     listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)
     assert tuple(", ".join(listed).split(", ")) == names._fields

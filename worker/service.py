@@ -106,7 +106,7 @@ def serve(
             LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
             Reaper(store, RQStarted(client), workers, settlements, lease_seconds),
             sickness,
-            partial(Waker, connect(redis_url), wake_keys, store.waiting_keys),
+            partial(Waker, connect(redis_url), wake_keys),
             lease_seconds=lease_seconds,
             grace=grace,
             burst=burst,

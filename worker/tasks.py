@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+import logging
+import time
+from typing import Any
 
 from jobs.errors import JobError
+from worker.queue.rq_refusal import back_to_queue, is_run_by_rq
+
+PAUSE_SECONDS = 2.0  # before the job goes back: a stock worker would take it again at once
+
+logger = logging.getLogger("rq.worker")
 
 
-def chat_completion(request: dict[str, Any]) -> NoReturn:
-    """Called only if a stock RQ worker takes the job. Raises JobError: that worker has no model."""
-    raise JobError(
-        "internal",
-        f"a stock RQ worker can't run chat jobs: serve them with chatjobs work "
-        f"--model {request.get('model')}",
+def chat_completion(request: dict[str, Any]) -> Any:
+    """Called only if a stock RQ worker takes the job: that worker has no model, and the job goes
+    back to its queue. Raises JobError if no RQ worker calls it."""
+    refusal = (
+        "a stock RQ worker can't run chat jobs: stop it, and serve the jobs with chatjobs work "
+        f"--model {request.get('model')}"
     )
+    if not is_run_by_rq():
+        raise JobError("internal", refusal)
+    logger.error("%s; the job goes back to its queue", refusal)
+    time.sleep(PAUSE_SECONDS)
+    return back_to_queue()

@@ -27,7 +27,6 @@ IGNORED_FIELDS: dict[str, Any] = {
     "safety_identifier": None,
     "service_tier": None,
     "spaces_between_special_tokens": True,
-    "store": False,
     "verbosity": None,
 }
 # Fields of a message, a content part, a tool call, its function or a tool that have no effect.

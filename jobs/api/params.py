@@ -41,6 +41,7 @@ class JobFields(TypedDict, total=False):
     session: str | None
     priority: Literal["interactive", "bulk"]
     ttl: float | None
+    result_ttl: int | None
     retries: int
     tags: Sequence[str] | None
 
@@ -62,6 +63,7 @@ class OpenAIFields(TypedDict, total=False):
     response_format: Mapping[str, object] | BaseModel | None
     seed: int | None
     stop: str | Sequence[str] | None
+    store: bool | None
     stream_options: Mapping[str, object] | BaseModel | None
     temperature: float | None
     tool_choice: str | Mapping[str, object] | None
@@ -114,7 +116,6 @@ class CompletionFields(OpenAIFields, total=False):
     prompt_cache_retention: object
     safety_identifier: object
     service_tier: object
-    store: object
     verbosity: object
     web_search_options: object
     extra_headers: Mapping[str, object] | None

@@ -127,6 +127,8 @@ class JobOptions(Wire):
     priority: Literal["interactive", "bulk"] = "interactive"
     ttl: Annotated[Number, Field(gt=0)] | None = None  # seconds from enqueueing to the end
     retries: Annotated[StrictInt, Field(ge=0, le=100)] = 0  # for retryable errors
+    # Seconds that Redis keeps the result; None: of the client, or a day, an hour for bulk jobs.
+    result_ttl: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
     tags: list[Text] | None = None
 
 
@@ -171,8 +173,9 @@ class ChatRequest(Sampling):
 
     The job:
         job                       id, run, row, custom_id, target, session, priority, ttl, retries,
-                                  tags
+                                  result_ttl, tags
         user, metadata            kept with the request
+        store                     false: the row has neither the prompt nor the answer
     """
 
     model: Annotated[Text, Field(min_length=1), AfterValidator(_model_name)]
@@ -185,6 +188,7 @@ class ChatRequest(Sampling):
     stream_options: StreamOptions | None = None
     user: Text | None = None
     metadata: dict[Text, Text] | None = None
+    store: StrictBool | None = None  # false: the row has neither the prompt nor the answer
     chat_template_kwargs: dict[str, Any] | None = None
     enable_thinking: StrictBool | None = None
     reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (

@@ -34,6 +34,7 @@ def build() -> click.Group:
     from jobs.cli.failures import CommandGroup, context_settings
     from jobs.cli.follow import follow
     from jobs.cli.jobs import jobs_group
+    from jobs.cli.limits import limits
     from jobs.cli.results import results
     from jobs.cli.status import status
     from jobs.cli.submit import submit
@@ -41,7 +42,7 @@ def build() -> click.Group:
     group = CommandGroup(name="chatjobs", help=HELP, context_settings=context_settings())
     for plugin in sorted(entry_points(group="chatjobs.commands"), reverse=True):
         group.add_command(plugin.load())
-    for command in (chat, submit, follow, cancel, jobs_group, status, results):
+    for command in (chat, submit, follow, cancel, jobs_group, status, limits, results):
         group.add_command(command)
     return click.version_option(package_name="chatjobs")(group)
 

@@ -85,9 +85,8 @@ def submit(
 
     rows = RowFile(file, getattr(file, "name", "<stdin>"))
     overrides = Overrides(model, run, priority, fields, keep)
-    count, ids = _check(rows, overrides)
+    count = _check(rows, overrides)
     with client(redis_url) as connected:
-        _check_ids(connected, ids)
         last = ""
         waiting = DurableSubmit(connected.redis) if durable else None
         if wait or quiet:
@@ -117,15 +116,14 @@ def submit(
             _wait(connected, submitted, rows.unit, as_json, quiet)
 
 
-def _check(rows: RowFile, overrides: Overrides) -> tuple[int, list[str]]:
-    """Return the number of requests in the file, and the job ids that they ask for. Raises
-    WrongInput, which names the first invalid rows."""
+def _check(rows: RowFile, overrides: Overrides) -> int:
+    """Return the number of requests in the file. Raises WrongInput, which names the first invalid
+    rows."""
     from jobs.cli.requests import KEEP_ALL, InvalidLine, read_requests
     from jobs.errors import InvalidRequest
 
     valid = invalid = 0
     errors: list[InvalidLine] = []
-    ids: list[str] = []
     absent = set(overrides.keep) - {KEEP_ALL}
     try:
         for line in read_requests(rows, overrides, rows.unit):
@@ -136,8 +134,6 @@ def _check(rows: RowFile, overrides: Overrides) -> tuple[int, list[str]]:
                 continue
             valid += 1
             absent -= (line.request.metadata or {}).keys()
-            if line.request.job.id is not None:
-                ids.append(line.request.job.id)
     except InvalidRequest as error:
         raise WrongInput(f"{rows.name}: {error.message}") from None
     if invalid:
@@ -149,24 +145,28 @@ def _check(rows: RowFile, overrides: Overrides) -> tuple[int, list[str]]:
             f"{rows.name}: no row has a value in the column {min(absent)!r} to keep; nothing was "
             "enqueued"
         )
-    return valid, ids
-
-
-def _check_ids(connected: Client, ids: list[str]) -> None:
-    """Check all ids before the first request is enqueued."""
-    for job_id in ids:
-        if connected.job(job_id).status() != "unknown":
-            raise WrongInput(f"job.id: {job_id!r} is taken by a job in Redis; nothing was enqueued")
+    return valid
 
 
 def _enqueue(
     connected: Client, rows: RowFile, overrides: Overrides, count: int
 ) -> Iterator[Submitted]:
     from jobs.cli.outcomes import Submitted
+    from jobs.errors import JobError
 
     done = 0
     for chunk in _chunks(islice(_valid(rows, overrides), count)):
-        jobs = connected.submit_many([line.request for line in chunk])
+        try:
+            jobs = connected.submit_many([line.request for line in chunk])
+        except JobError as error:
+            where = f"{rows.unit}s {chunk[0].number} to {chunk[-1].number}"
+            message = (
+                f"{rows.name}, {where}: {error.message}; {done} requests before them are enqueued; "
+                "submitting the same file again enqueues the rest if its rows have ids or a run"
+            )
+            if error.code == "invalid_request":
+                raise WrongInput(message) from None
+            raise JobError(error.code, message, error.param) from None
         for line, job in zip(chunk, jobs, strict=True):
             # Another handle: that of submit_many holds the request.
             yield Submitted(line.number, connected.job(job.id), line.request.job.custom_id)

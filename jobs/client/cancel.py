@@ -1,4 +1,7 @@
-"""Cancelling a job: at once while it is queued, by a message to its worker while it runs."""
+"""Ending jobs that wait: a client cancels them, a worker ends those whose time to live has passed.
+
+A running job is cancelled by a message to its worker.
+"""
 
 from __future__ import annotations
 
@@ -8,21 +11,26 @@ from typing import NamedTuple
 
 from jobs import keys, lua
 from jobs.client.rq_format import (
+    DEPENDENTS_LUA,
     FAILURE_SECONDS,
+    End,
+    deferred_key,
     format_time,
     job_key,
     queue_key,
     registry_key,
     result_fields,
     results_key,
+    scheduled_key,
 )
 from jobs.client.state import JobState, Status, read_state, unknown
 from jobs.client.steps import Steps, command, retry
+from jobs.client.submit import ROW_SECONDS
 from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
 
-CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA)
+CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA, DEPENDENTS_LUA)
 
 
 # The names of the `unpack` lines of rq_cancel.lua, in the same order.
@@ -31,17 +39,25 @@ CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA)
 class CancelKeys(NamedTuple):
     job: str
     queue: str
+    quarantine: str
+    scheduled: str
+    deferred: str
     registry: str
     results: str
     outbox: str
     outboxes: str
     log: str
     live: str
+    open_bytes: str
+    deadlines: str
+    rows: str
 
 
 class CancelArgs(NamedTuple):
     job_id: str
-    expected_attempt: int
+    status: str
+    expected_attempt: bytes
+    attempt: int
     error: str
     row: str
     run: str
@@ -50,6 +66,7 @@ class CancelArgs(NamedTuple):
     ended_at: str
     now: int
     keep: int
+    row_seconds: int
     control_channel: str
     control_message: str
 
@@ -62,19 +79,22 @@ def cancel(job_id: str) -> Steps[bool]:
             raise unknown(job_id)
         if state.status.over:
             return False
-        reply = yield from _run_script(state)
+        error = JobError("cancelled", f"job {job_id} was cancelled before it was run")
+        message = json.dumps({"op": "cancel", "job": job_id})
+        reply = yield from end_waiting(state, error, "canceled", message)
         if reply != b"again":
             return reply != b"over"
 
 
-def _run_script(state: JobState) -> Steps[bytes]:
-    """The reply of rq_cancel.lua; `again` if the job has changed since `state` was read."""
-    error = JobError("cancelled", f"job {state.id} was cancelled before it was run")
+def end_waiting(state: JobState, error: JobError, end: End, message: str = "") -> Steps[bytes]:
+    """The reply of rq_cancel.lua; `again` if the job has changed since `state` was read. `message`:
+    for the worker of a job that does not wait but runs."""
     now = time.time()
+    status: outbox.Status = "cancelled" if end == "canceled" else "error"
     row = outbox.outbox_entry(
         state.id,
         state.request,
-        "cancelled",
+        status,
         attempt=state.attempt,
         error=error.to_dict(),
         enqueued_at=state.enqueued_at,
@@ -83,28 +103,37 @@ def _run_script(state: JobState) -> Steps[bytes]:
     script_keys = CancelKeys(
         job=job_key(state.id),
         queue=queue_key(state.queue),
-        registry=registry_key(state.queue, "canceled"),
+        quarantine=keys.quarantine(state.queue),
+        scheduled=scheduled_key(state.queue),
+        deferred=deferred_key(state.queue),
+        registry=registry_key(state.queue, end),
         results=results_key(state.id),
         outbox=keys.outbox(row["run"]),
         outboxes=keys.OUTBOXES,
         log=keys.log(state.id),
         live=keys.live(state.id),
+        open_bytes=keys.OPEN_BYTES,
+        deadlines=keys.DEADLINES,
+        rows=keys.rows(row["run"], row["row_index"]),
     )
     script_args = CancelArgs(
         job_id=state.id,
-        expected_attempt=state.attempt,
+        status=end,
+        expected_attempt=state.attempt_text,
+        attempt=state.attempt,
         error=json.dumps(error.to_dict()),
         row=outbox.encode(row),
         run=row["run"],
         end_id=end_id(state.attempt),
-        end_payload=end_payload("cancelled", error=error),
+        end_payload=end_payload("cancelled" if end == "canceled" else "error", error=error),
         ended_at=format_time(),
         now=int(now),
-        keep=state.failure_ttl or FAILURE_SECONDS,
+        keep=max(0, state.failure_ttl or 0) or FAILURE_SECONDS,
+        row_seconds=ROW_SECONDS,
         control_channel=keys.CONTROL,
-        control_message=json.dumps({"op": "cancel", "job": state.id}),
+        control_message=message,
     )
-    result = result_fields(state.id, "canceled", error=str(error))
+    result = result_fields(state.id, end, error=str(error))
     call = command("eval", CANCEL, len(script_keys), *script_keys, *script_args, *result)
     reply: bytes = yield from retry(call)
     return reply

@@ -103,6 +103,8 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
         return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
     if isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):
         return JobError("internal", NO_CLUSTER.format(server))
+    if "compiling script" in reason and "'#'" in reason:
+        return JobError("internal", f"Redis at {server} is too old: chatjobs needs 7.0 or newer")
     return JobError("internal", f"Redis at {server} refused a command: {reason}")
 
 

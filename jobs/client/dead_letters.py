@@ -47,11 +47,15 @@ class RequeueKeys(NamedTuple):
     queues: str
     failed: str
     canceled: str
+    open_bytes: str
+    deadlines: str
+    wake: str
 
 
 class RequeueArgs(NamedTuple):
     job_id: str
     enqueued_at: str
+    ttl: int | str
 
 
 class PurgeKeys(NamedTuple):
@@ -62,6 +66,9 @@ class PurgeKeys(NamedTuple):
     finished: str
     failed: str
     canceled: str
+    queue: str
+    open_bytes: str
+    deadlines: str
 
 
 class PurgeArgs(NamedTuple):
@@ -110,7 +117,8 @@ def find_jobs(redis: Redis, wanted: Selection) -> Iterator[FoundJob]:
 
 
 def requeue(job_id: str) -> Steps[bool]:
-    """Put a failed or cancelled job back into its queue. False for a job in another state."""
+    """Put a failed or cancelled job back into its queue; its time to live starts again. False for a
+    job in another state."""
     state = yield from _existing(job_id)
     names = RequeueKeys(
         job=job_key(job_id),
@@ -118,8 +126,17 @@ def requeue(job_id: str) -> Steps[bool]:
         queues=QUEUES_KEY,
         failed=registry_key(state.queue, "failed"),
         canceled=registry_key(state.queue, "canceled"),
+        open_bytes=keys.OPEN_BYTES,
+        deadlines=keys.DEADLINES,
+        wake=keys.wake(keys.model_of(state.queue)),
     )
-    args = RequeueArgs(job_id=job_id, enqueued_at=format_time())
+    options = state.request.get("job")
+    ttl = options.get("ttl") if isinstance(options, dict) else None
+    args = RequeueArgs(
+        job_id=job_id,
+        enqueued_at=format_time(),
+        ttl=max(1, round(1000 * ttl)) if isinstance(ttl, int | float) else "",
+    )
     reply = yield from retry(command("eval", REQUEUE, len(names), *names, *args))
     return bool(reply)
 
@@ -135,6 +152,9 @@ def purge(job_id: str) -> Steps[bool]:
         finished=registry_key(state.queue, "finished"),
         failed=registry_key(state.queue, "failed"),
         canceled=registry_key(state.queue, "canceled"),
+        queue=queue_key(state.queue),
+        open_bytes=keys.OPEN_BYTES,
+        deadlines=keys.DEADLINES,
     )
     reply = yield from retry(command("eval", PURGE, len(names), *names, *PurgeArgs(job_id)))
     return bool(reply)

@@ -21,18 +21,31 @@ from rq.job import Job, JobStatus
 from rq.registry import (
     BaseRegistry,
     CanceledJobRegistry,
+    DeferredJobRegistry,
     FailedJobRegistry,
     FinishedJobRegistry,
+    ScheduledJobRegistry,
     StartedJobRegistry,
 )
 from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import as_text, now, utcformat
 
+from jobs import lua
+
+DATA = "data"  # RQ's field of a job hash: the call, serialised and compressed
+COMPRESSION = 1  # level of zlib; higher ones are slower and not much smaller for JSON
+
+# Lua function `enqueue_dependents(job, job_id, status, now)`, a prelude for scripts that end a job.
+DEPENDENTS_LUA = lua.load("jobs.client", "rq_dependents")
+
 # Fields that chatjobs adds to RQ's job hash.
 ERROR = "chatjobs_error"  # JobError.to_dict() as JSON, of a failed or cancelled job
 ATTEMPT = "chatjobs_attempt"  # attempts so far
 CANCEL = "chatjobs_cancel"  # 1 if a running job must stop
+DEADLINE = "chatjobs_deadline"  # end of its time to live, in ms of the clock of Redis
+BYTES = "chatjobs_bytes"  # bytes of the request, of a job that has not ended
+ROW = "chatjobs_row"  # attempt of which the job's last row is
 
 # Fields of a job's hash that clients read.
 CHANGING_FIELDS = ("status", ATTEMPT, ERROR)
@@ -97,6 +110,16 @@ def wip_key(queue: str) -> str:
     return StartedJobRegistry.key_template.format(queue)
 
 
+def scheduled_key(queue: str) -> str:
+    """Sorted set of the jobs of a queue that wait for their time, by seconds since the epoch."""
+    return ScheduledJobRegistry.key_template.format(queue)
+
+
+def deferred_key(queue: str) -> str:
+    """Sorted set of the jobs of a queue that wait for other jobs."""
+    return DeferredJobRegistry.key_template.format(queue)
+
+
 def registry_key(queue: str, end: End) -> str:
     """Sorted set of the jobs of a queue that ended this way."""
     return _REGISTRIES[end].key_template.format(queue)
@@ -131,46 +154,41 @@ def parse_time(value: bytes | None) -> float | None:
         return None
 
 
+def integer(value: bytes | None, default: int) -> int:
+    """A time to live in seconds, or a count; the default for a value that Redis would refuse."""
+    try:
+        number = default if value is None else int(value)
+    except ValueError:
+        return default
+    return number if -1 <= number < 2**31 else default
+
+
 def read_status(value: bytes | None) -> StatusName:
     """The client's status for RQ's status; "unknown" if it is absent or not one of RQ's."""
     return _STATUSES.get(value or b"", "unknown")
 
 
-def queued_job(
-    redis: Redis,
-    job_id: str,
-    func: str,
-    kwargs: dict[str, Any],
-    *,
-    queue: str,
-    description: str,
-    result_ttl: int,
-    failure_ttl: int,
-) -> dict[str, Any]:
-    """Hash of a queued job that calls `func(**kwargs)`: JSON data, no time limit of RQ.
-
-    Sends nothing to Redis; RQ's constructor requires the connection.
-    """
-    job = Job.create(
-        func,
-        kwargs=kwargs,
-        connection=redis,
-        id=job_id,
-        origin=queue,
-        serializer=JSONSerializer,
-        status=JobStatus.QUEUED,
-        description=description,
-        timeout=NO_TIMEOUT,
-        result_ttl=result_ttl,
-        failure_ttl=failure_ttl,
-    )
-    job.enqueued_at = now()
-    return job.to_dict()
+def queued_fields(
+    *, queue: str, description: str, result_ttl: int, failure_ttl: int
+) -> dict[str, str | int]:
+    """Fields of the hash of a queued job beside DATA. RQ's time limit is off."""
+    now = format_time()
+    return {
+        "created_at": now,
+        "enqueued_at": now,
+        "origin": queue,
+        "description": description,
+        "status": JobStatus.QUEUED.value,
+        "timeout": NO_TIMEOUT,
+        "result_ttl": result_ttl,
+        "failure_ttl": failure_ttl,
+    }
 
 
-def data_size(fields: dict[str, Any]) -> int:
-    """Bytes of the data of a queued job, decompressed."""
-    return len(zlib.decompress(fields["data"]))
+def encode_call(func: str, kwargs: dict[str, Any]) -> tuple[bytes, bytes]:
+    """JSON of a call, and the field DATA of a job that runs it."""
+    call = json.dumps([func, None, [], kwargs], separators=(",", ":")).encode()
+    return call, zlib.compress(call, COMPRESSION)
 
 
 def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]:

@@ -13,7 +13,14 @@ from pydantic import ValidationError
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.client import rq_format
-from jobs.client.rq_format import ATTEMPT, CHANGING_FIELDS, ERROR, FIXED_FIELDS, parse_time
+from jobs.client.rq_format import (
+    ATTEMPT,
+    CHANGING_FIELDS,
+    ERROR,
+    FIXED_FIELDS,
+    integer,
+    parse_time,
+)
 from jobs.client.steps import Steps, command, retry
 from jobs.errors import ErrorCode, JobError
 
@@ -41,6 +48,7 @@ class JobState:
     id: str
     status: Status
     attempt: int
+    attempt_text: bytes  # as it is in the hash, which others may write to; empty if it is absent
     error: JobError | None
     # Empty unless read with `full`:
     request: dict[str, Any]
@@ -66,13 +74,14 @@ def parse_state(job_id: str, fields: Sequence[str], values: Sequence[bytes | Non
     return JobState(
         id=job_id,
         status=Status(rq_format.read_status(found.get("status"))),
-        attempt=int(found.get(ATTEMPT, 0)),
+        attempt=max(0, integer(found.get(ATTEMPT), 0)),
+        attempt_text=found.get(ATTEMPT, b""),
         error=_error(found.get(ERROR)),
         request=rq_format.submitted_request(found.get("data", b"")),
         queue=found.get("origin", b"").decode("utf-8", "replace"),
         created_at=created_at or 0.0,
         enqueued_at=parse_time(found.get("enqueued_at")) or created_at,
-        failure_ttl=int(found["failure_ttl"]) if "failure_ttl" in found else None,
+        failure_ttl=integer(found.get("failure_ttl"), 0) or None,
     )
 
 
@@ -131,4 +140,12 @@ def _foreign_failure(job_id: str, text: str | None) -> JobError:
 
 
 def _error(value: bytes | None) -> JobError | None:
-    return JobError.from_dict(json.loads(value)) if value else None
+    if not value:
+        return None
+    try:
+        content = json.loads(value)
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        return JobError("internal", "the job's error in Redis can't be read: it is no JSON object")
+    return JobError.from_dict(content)

@@ -21,6 +21,11 @@ VERSION = 1
 FIELD = "row"  # the only field of the stream entry
 DEFAULT_RUN = "default"  # run of jobs that name none
 
+# Fields of a request that its row has also with `store: false`.
+_STORED_FIELDS = frozenset(
+    ("model", "store", "job", "n", "seed", "stream", "max_tokens", "temperature", "top_p", "top_k")
+)
+
 Status = Literal["ok", "error", "cancelled"]
 
 
@@ -71,12 +76,21 @@ def outbox_entry(
     host: str | None = None,
     provenance: dict[str, Any] | None = None,
 ) -> OutboxEntry:
-    """The entry of an ended job; run and row index come from its request."""
+    """The entry of an ended job; run and row index come from its request.
+
+    With `store: false` in the request it has neither the prompt nor the answer.
+    """
+    run, row_index = run_of(request), row_index_of(job_id, request)
+    if request.get("store") is False:
+        request = {name: request[name] for name in request.keys() & _STORED_FIELDS}
+        request["job"] = {k: v for k, v in _options(request).items() if k != "target"}
+        completion = _without_content(completion)
+        prompt_token_ids = output_token_ids = token_logprobs = ()
     return OutboxEntry(
         v=VERSION,
         job_id=job_id,
-        run=run_of(request),
-        row_index=row_index_of(job_id, request),
+        run=run,
+        row_index=row_index,
         attempt=attempt,
         status=status,
         request=request,
@@ -95,6 +109,20 @@ def outbox_entry(
         host=host,
         provenance=provenance,
     )
+
+
+def _without_content(completion: dict[str, Any] | None) -> dict[str, Any] | None:
+    if completion is None:
+        return None
+    choices = [
+        {
+            "index": choice["index"],
+            "finish_reason": choice["finish_reason"],
+            "message": {"role": "assistant", "content": None},
+        }
+        for choice in completion["choices"]
+    ]
+    return {**completion, "choices": choices}
 
 
 def encode(entry: OutboxEntry) -> str:

@@ -11,6 +11,7 @@ from jobs import keys, lua
 from jobs.stream.entries import Entry
 
 LOG_ENTRIES = 2**16  # approximate length of a log; followers of a longer one get the result instead
+LOG_BYTES = 16 * 2**20  # approximate size of its entries
 LOG_SECONDS = 3600  # expiry of a log after its last entry; end_stream.lua shortens it at the end
 
 APPEND = lua.load("jobs.stream", "append")
@@ -29,6 +30,7 @@ class AppendArgs(NamedTuple):
     payload: str
     expire_seconds: int
     max_entries: int
+    max_bytes: int
 
 
 class StreamWriter:
@@ -55,6 +57,7 @@ class StreamWriter:
                     payload=entry.payload(),
                     expire_seconds=LOG_SECONDS,
                     max_entries=LOG_ENTRIES,
+                    max_bytes=LOG_BYTES,
                 ),
                 client=pipeline,
             )

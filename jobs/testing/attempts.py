@@ -18,10 +18,12 @@ from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.client.rq_format import (
     ATTEMPT,
+    BYTES,
     CANCEL,
     ERROR,
     FAILURE_SECONDS,
     RESULT_SECONDS,
+    ROW,
     End,
     decode_call,
     format_time,
@@ -168,13 +170,16 @@ class Attempts:
             execution=f"{WORKER}-{attempt.number}",
         )
         job, results = job_key(attempt.job), results_key(attempt.job)
-        changed = {"status": end, "ended_at": format_time()}
+        changed: dict[str, Any] = {"status": end, "ended_at": format_time(), ROW: attempt.number}
         if error is not None:
             changed[ERROR] = json.dumps(error.to_dict())
         pipeline = self._redis.pipeline()  # a transaction
         pipeline.xadd(keys.outbox(row["run"]), {outbox.FIELD: outbox.encode(row)})
         pipeline.sadd(keys.OUTBOXES, row["run"])
         pipeline.hset(job, mapping=changed)
+        pipeline.hdel(job, BYTES)
+        pipeline.hdel(keys.OPEN_BYTES, queue_key(attempt.queue))
+        pipeline.zrem(keys.DEADLINES, attempt.job)
         pipeline.zadd(registry_key(attempt.queue, end), {attempt.job: now + keep})
         pipeline.xadd(results, dict(zip(fields[::2], fields[1::2], strict=True)))
         pipeline.expire(job, keep)

@@ -13,7 +13,7 @@ from typing import Any
 
 import fakeredis
 
-from jobs import keys
+from jobs import keys, lua
 from jobs.client.aio import AsyncClient
 from jobs.client.async_connection import AsyncConnection
 from jobs.client.client import Client
@@ -48,7 +48,17 @@ class _AsyncClient(AsyncClient):
         self.connection = _AsyncConnection(server, stepper)
 
 
-class _Redis(fakeredis.FakeRedis):
+class ScriptingRedis(fakeredis.FakeRedis):
+    """Runs scripts without their line of flags, which fakeredis does not know."""
+
+    def register_script(self, script: Any) -> Any:
+        return super().register_script(lua.split_flags(script)[1])
+
+    def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Any:
+        return super().eval(lua.split_flags(script)[1], numkeys, *keys_and_args)
+
+
+class _Redis(ScriptingRedis):
     """For `submit(durable=True)`: a server that syncs every write."""
 
     def info(self, *sections: Any, **options: Any) -> Any:
@@ -58,9 +68,16 @@ class _Redis(fakeredis.FakeRedis):
         return {"appendfsync": "always"}
 
 
+class _AsyncRedis(fakeredis.FakeAsyncRedis):
+    """`ScriptingRedis` for asyncio."""
+
+    def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Any:
+        return super().eval(lua.split_flags(script)[1], numkeys, *keys_and_args)
+
+
 class _Connection(SyncConnection):
     def __init__(self, server: fakeredis.FakeServer, stepper: Stepper) -> None:
-        super().__init__(_Redis(server=server), lambda: fakeredis.FakeAsyncRedis(server=server))
+        super().__init__(_Redis(server=server), lambda: _AsyncRedis(server=server))
         self._stepper = stepper
 
     def run(self, name: str, *args: Any, **options: Any) -> Any:
@@ -75,7 +92,7 @@ class _Connection(SyncConnection):
 
 class _AsyncConnection(AsyncConnection):
     def __init__(self, server: fakeredis.FakeServer, stepper: Stepper) -> None:
-        super().__init__(fakeredis.FakeAsyncRedis(server=server))
+        super().__init__(_AsyncRedis(server=server))
         self._server = server
         self._stepper = stepper
 

@@ -18,7 +18,11 @@ from jobs.client.client import Client
 from jobs.results.outbox import DEFAULT_RUN
 from jobs.results.rows import Row, rows_of
 from jobs.testing.answer import Answer, Reply, check_reply
-from jobs.testing.connections import connected_async_client, connected_client
+from jobs.testing.connections import (
+    ScriptingRedis,
+    connected_async_client,
+    connected_client,
+)
 from jobs.testing.stepper import Stepper
 
 # One reply to every request, a list of replies in the order of the requests, or a function.
@@ -59,7 +63,7 @@ class FakeWorker:
             check_reply(answers)
         self._answers = answers
         self._server = fakeredis.FakeServer()
-        self._redis: Any = fakeredis.FakeRedis(server=self._server)
+        self._redis: Any = ScriptingRedis(server=self._server)
         self._stepper = Stepper(self._redis, self._reply)
 
     def client(self, url: str | None = None) -> Client:

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from jobs import Client, Job, JobError
+from jobs import Client, Job, JobError, keys
 from jobs.client import dead_letters
 from tests.cli.conftest import Run
 from tests.jobs.conftest import StepwiseWorker
@@ -132,10 +132,21 @@ def test_a_requeue_that_is_sent_twice_queues_the_job_once(
     client: Client, worker: StepwiseWorker
 ) -> None:
     fail(client, worker, "a")
-    names = ("rq:job:a", "rq:queue:chat:m", "rq:queues", "rq:failed:chat:m", "rq:canceled:chat:m")
+    names = dead_letters.RequeueKeys(
+        job="rq:job:a",
+        queue="rq:queue:chat:m",
+        queues="rq:queues",
+        failed="rq:failed:chat:m",
+        canceled="rq:canceled:chat:m",
+        open_bytes=keys.OPEN_BYTES,
+        deadlines=keys.DEADLINES,
+        wake=keys.wake("m"),
+    )
+    args = dead_letters.RequeueArgs("a", "2026-01-01T00:00:00Z", "")
     for _ in range(2):
-        reply = client.redis.eval(dead_letters.REQUEUE, 5, *names, "a", "2026-01-01T00:00:00Z")
-        assert reply == 1
+        assert client.redis.eval(dead_letters.REQUEUE, len(names), *names, *args) == 1
+    size = client.redis.hstrlen("rq:job:a", "data")
+    assert client.redis.hgetall(keys.OPEN_BYTES) == {b"rq:queue:chat:m": str(size).encode()}
     assert client.redis.lrange("rq:queue:chat:m", 0, -1) == [b"a"]
 
 

@@ -168,7 +168,7 @@ def test_a_large_file_takes_little_memory(redis_url: str, tmp_path: Path) -> Non
     assert int(peak) < 250_000
 
 
-def test_a_taken_id_in_the_last_row_enqueues_nothing(run: Run, redis_url: str) -> None:
+def test_a_taken_id_is_refused_with_the_rows_that_are_enqueued(run: Run, redis_url: str) -> None:
     with Client(redis_url) as client:
         message = {"role": "user", "content": "Hi"}
         client.submit({"model": "m", "messages": [message], "job": {"id": "mine"}})
@@ -176,10 +176,22 @@ def test_a_taken_id_in_the_last_row_enqueues_nothing(run: Run, redis_url: str) -
     rows.append({"prompt": "last", "job": {"id": "mine"}})
     lines = "\n".join(map(json.dumps, rows))
     result = run("submit", "-", "-m", "m", "--redis", redis_url, input=lines)
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert "'mine' is taken" in result.stderr
+    assert result.exit_code == 2
+    assert "lines 501 to 501: job.id: 'mine' is taken by another job" in result.stderr
+    assert f"{CHUNK} requests before them are enqueued" in result.stderr
+    assert len(result.stdout.splitlines()) == CHUNK
+
+
+def test_the_same_file_in_the_same_run_enqueues_nothing_twice(run: Run, redis_url: str) -> None:
+    lines = "\n".join(json.dumps({"prompt": str(i)}) for i in range(20))
+    command = ["submit", "-", "-m", "m", "--run", "r", "--redis", redis_url]
+    first, second = (run(*command, input=lines) for _ in range(2))
+    assert first.stdout == second.stdout
+    assert len(set(first.stdout.split())) == 20
     status = json.loads(run("status", "--json", "--redis", redis_url).stdout)
-    assert [queue["queued"] for queue in status["queues"]] == [1]
+    assert [queue["queued"] for queue in status["queues"]] == [20]
+    other = run(*command, input=json.dumps({"prompt": "other"}))
+    assert "row 0 of run 'r' is taken by another request: choose another run" in other.stderr
 
 
 @pytest.fixture

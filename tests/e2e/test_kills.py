@@ -74,7 +74,11 @@ def check_faults(site: Site, seed: int, count: int, seconds: float) -> None:
     rng = random.Random(seed)
     chats = site.submit_many([f"chat {i}" for i in range(count // 2)], words=60, run="r")
     bulk = site.submit_many(
-        [f"bulk {i}" for i in range(count // 2)], words=30, run="r", priority="bulk"
+        [f"bulk {i}" for i in range(count // 2)],
+        words=30,
+        run="r",
+        priority="bulk",
+        first_row=count // 2,
     )
     cancelled = rng.sample(chats + bulk, count // 20)
     followers = {job.id: Follower(site.url, job.id) for job in chats[:20] + chats[-20:]}

@@ -91,10 +91,12 @@ class Site:
         return self.submit_many([prompt], **fields)[0]
 
     def submit_many(self, prompts: list[str], **fields: Any) -> list[Job]:
-        """`fields`: of the request, of its `job`, and instructions to the fake backend."""
+        """`fields`: of the request, of its `job`, and instructions to the fake backend. Rows of a
+        run count from `first_row`."""
+        first_row = fields.pop("first_row", 0)
         options = {
             name: fields.pop(name)
-            for name in ("id", "run", "priority", "ttl", "retries")
+            for name in ("id", "run", "priority", "ttl", "retries", "result_ttl")
             if name in fields
         }
         instructions = (
@@ -116,7 +118,7 @@ class Site:
                 "messages": [{"role": "user", "content": prompt}],
                 "job": {"row": number, **options} if "run" in options else options,
             }
-            for number, prompt in enumerate(prompts)
+            for number, prompt in enumerate(prompts, first_row)
         )
 
     def burst(self, backend: FakeBackend | None = None, **options: Any) -> FakeBackend:

@@ -22,7 +22,9 @@ class Admission:
     def update(self) -> None:
         """Look at what may stop the worker from claiming jobs."""
         pause = ""
-        if self._presence.suspended():
+        if not self._presence.may_pause():  # one command, which is all of an idle worker
+            pass
+        elif self._presence.suspended():
             pause = "suspended by rq"
         elif self._store.waiting_rows() > BACKLOG_ROWS:
             pause = f"more than {BACKLOG_ROWS} rows wait for Parquet"

@@ -5,12 +5,14 @@ Uses no Redis: attempts.py moves attempts from claim to settlement.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jobs import keys
+from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.client.rq_format import request_of
 from jobs.errors import JobError, invalid
@@ -18,7 +20,11 @@ from jobs.results import outbox
 from worker.backend import Handle, ModelInfo, Outcome
 from worker.queue.publisher import StreamBuffer
 from worker.queue.rq_job import ClaimedJob, Lease
-from worker.queue.rq_store import Settlement
+from worker.queue.rq_settle import Settlement
+
+logger = logging.getLogger(__name__)
+
+LEAST_BYTES_OF_LOGPROB = len('{"token":"","logprob":0}')
 
 
 @dataclass(eq=False)
@@ -48,6 +54,16 @@ class Attempt:
             self.stop_reason = reason
             if self.handle is not None:
                 self.handle.cancel()
+
+    @property
+    def overdue(self) -> JobError:
+        """The error of an attempt that has passed its deadline."""
+        timeout = self.claimed.terms.timeout
+        if timeout is not None and self.deadline == self.claimed.claimed_at + timeout:
+            return JobError("timeout", f"not done within RQ's timeout of {timeout} s", "timeout")
+        return JobError(
+            "timeout", f"not done within its ttl of {self.request.job.ttl:g} s", "job.ttl"
+        )
 
     @property
     def error(self) -> JobError | None:
@@ -80,10 +96,16 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
             f"this queue's worker doesn't serve model '{request.model}'; it serves: {served}",
             "model",
         )
-    ttl = request.job.ttl
-    deadline = None if ttl is None else claimed.enqueued_at + ttl
-    if deadline is not None and time.time() >= deadline:
-        raise JobError("timeout", f"waited longer than its ttl of {ttl:g} s", "job.ttl")
+    ttl, terms = request.job.ttl, claimed.terms
+    deadline: float | None = None
+    if ttl is not None:
+        left = terms.seconds_to_live  # absent from jobs that RQ's own functions have enqueued
+        deadline = claimed.enqueued_at + ttl if left is None else claimed.claimed_at + left
+        if time.time() >= deadline:
+            raise JobError("timeout", f"waited longer than its ttl of {ttl:g} s", "job.ttl")
+    if terms.timeout is not None:
+        end = claimed.claimed_at + terms.timeout
+        deadline = end if deadline is None else min(deadline, end)
     stream = StreamBuffer(claimed.lease.job, claimed.lease.attempt)
     return Attempt(claimed, request, stream, deadline)
 
@@ -104,10 +126,17 @@ class SettlementBuilder(NamedTuple):
     host: str
     provenance: Mapping[str, dict[str, Any]]  # of each model, by its name
 
-    def for_attempt(self, attempt: Attempt) -> Settlement:
-        """The settlement of an attempt that has an outcome."""
+    def for_attempt(self, attempt: Attempt, row_bytes: int) -> Settlement:
+        """The settlement of an attempt that has an outcome.
+
+        An answer whose row would exceed `row_bytes` loses its log-probabilities. Raises JobError if
+        it is too large even so.
+        """
         outcome, error = attempt.outcome or Outcome(), attempt.error
         answer = outcome.completion or outcome.partial
+        if answer is not None and least_bytes_of_logprobs(answer) > row_bytes:
+            answer = _without_logprobs(answer, attempt.lease.job, row_bytes)
+            outcome = replace(outcome, token_logprobs=[])
         content = answer.to_dict() if answer else None
         sampling = outcome.sampling
         entry = outbox.outbox_entry(
@@ -130,9 +159,20 @@ class SettlementBuilder(NamedTuple):
             host=self.host,
             provenance=self.provenance[attempt.request.model],
         )
-        completion = content if outcome.completion is not None and error is None else None
         row = outbox.encode(entry)
-        return Settlement(attempt.claimed, entry["run"], row, completion, error)
+        if len(row) > row_bytes and answer is not None:
+            answer = _without_logprobs(answer, attempt.lease.job, row_bytes)
+            entry["completion"] = content = answer.to_dict()
+            entry["token_logprobs"] = []
+            row = outbox.encode(entry)
+        if len(row) > row_bytes:
+            raise invalid(
+                f"the answer is too large for its row: {len(row) / 1e6:.1f} MB, and the limit "
+                f"(row_bytes) is {row_bytes / 1e6:.1f} MB: ask for fewer tokens or choices",
+                "max_tokens",
+            )
+        completion = content if outcome.completion is not None and error is None else None
+        return _settlement(attempt.claimed, entry, row, completion, error)
 
     def for_error(self, claimed: ClaimedJob, error: JobError) -> Settlement:
         """The settlement of a job that is not run, or not run again."""
@@ -147,7 +187,39 @@ class SettlementBuilder(NamedTuple):
             worker=self.worker,
             host=self.host,
         )
-        return Settlement(claimed, entry["run"], outbox.encode(entry), None, error)
+        return _settlement(claimed, entry, outbox.encode(entry), None, error)
+
+
+def least_bytes_of_logprobs(answer: ChatCompletion) -> int:
+    """Bytes that the log-probabilities of an answer have as JSON, at least. Does not encode them,
+    since they may be larger than the memory."""
+    tokens = [
+        token
+        for choice in answer.choices
+        if choice.logprobs is not None
+        for token in choice.logprobs.content or ()
+    ]
+    return LEAST_BYTES_OF_LOGPROB * sum(1 + len(token.top_logprobs) for token in tokens)
+
+
+def _without_logprobs(answer: ChatCompletion, job: str, row_bytes: int) -> ChatCompletion:
+    logger.warning(
+        "job %s: its row would exceed %.1f MB (row_bytes) and has no log-probabilities",
+        job,
+        row_bytes / 1e6,
+    )
+    choices = [choice.model_copy(update={"logprobs": None}) for choice in answer.choices]
+    return answer.model_copy(update={"choices": choices})
+
+
+def _settlement(
+    claimed: ClaimedJob,
+    entry: outbox.OutboxEntry,
+    row: str,
+    completion: dict[str, Any] | None,
+    error: JobError | None,
+) -> Settlement:
+    return Settlement(claimed, entry["run"], entry["row_index"], row, completion, error)
 
 
 def _status(error: JobError | None) -> outbox.Status:

@@ -12,13 +12,16 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+import redis
+
 from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 from worker.backend import Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.publisher import Publisher
 from worker.queue.rq_job import ClaimedJob, Lease
-from worker.queue.rq_store import RQStore, Settlement
+from worker.queue.rq_settle import Settlement
+from worker.queue.rq_store import RQStore
 from worker.queue.sickness import Sickness
 
 logger = logging.getLogger(__name__)
@@ -81,6 +84,7 @@ class Attempts:
         self._running: dict[str, Attempt] = {}
         self._ended: list[Attempt] = []  # of those, with an outcome
         self._refused: list[Settlement] = []  # jobs that could not be started
+        self._failed = False  # the last settlement was not taken
 
     def __len__(self) -> int:
         return len(self._running)
@@ -163,7 +167,7 @@ class Attempts:
 
     def settle(self) -> bool:
         """Settle the jobs that have ended; False if there are none. After a Redis error the next
-        call settles the same jobs."""
+        call settles the same jobs one by one, and fails the one that Redis does not take."""
         if not self._ended and not self._refused:
             return False
         self._publisher.flush((attempt.stream for attempt in self._ended), everything=True)
@@ -171,7 +175,7 @@ class Attempts:
             if self._requeue(attempt):
                 self._forget(attempt)
         settlements = [self._settlement(attempt) for attempt in self._ended] + self._refused
-        held = self._store.settle(settlements)
+        held = self._settle_one_by_one(settlements) if self._failed else self._send(settlements)
         for settlement, was_held in zip(settlements, held, strict=True):
             if not was_held:
                 logger.warning("job %s was settled before, or taken over", settlement.lease.job)
@@ -181,9 +185,34 @@ class Attempts:
             self._forget(attempt)
         return True
 
+    def _send(self, settlements: Sequence[Settlement]) -> list[bool]:
+        self._failed = True  # until Redis has taken them
+        held = self._store.settle(settlements)
+        self._failed = False
+        return held
+
+    def _settle_one_by_one(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """Settle each on its own. One that fails while Redis replies to others is too large for
+        Redis, or refused: its job fails. Raises redis.RedisError if Redis does not reply."""
+        held: list[bool] = []
+        for settlement in settlements:
+            try:
+                held += self._store.settle([settlement])
+            except redis.RedisError as error:
+                self._store.ping()
+                job, size = settlement.lease.job, len(settlement.row)
+                logger.error("Redis does not take the answer of job %s: %s", job, error)
+                reason = JobError(
+                    "internal", f"Redis did not take the answer ({size / 1e6:.1f} MB): {error}"
+                )
+                failed = self._settlements.for_error(settlement.claimed, reason)
+                held += self._store.settle([failed])
+        self._failed = False
+        return held
+
     def _settlement(self, attempt: Attempt) -> Settlement:
         try:
-            return self._settlements.for_attempt(attempt)
+            return self._settlements.for_attempt(attempt, self._store.limits.row_bytes)
         except BaseException as error:  # an outcome that has no row fails only its own job
             reason = failure_of(error)
             logger.exception("the outcome of job %s could not be encoded", attempt.lease.job)
@@ -191,10 +220,15 @@ class Attempts:
 
     def _requeue(self, attempt: Attempt) -> bool:
         """Return a job to its queue after a retryable error, if it has a retry left."""
-        error, allowed = attempt.error, attempt.request.job.retries
+        error = attempt.error
+        if error is None or error.code == "cancelled":
+            return False
         if isinstance(error, MachineError):
             return self._store.return_misplaced(attempt.lease)
-        if error is None or not error.retryable or attempt.claimed.retried >= allowed:
+        # RQ retries after any error, `job.retries` are for those that may not happen again.
+        own = attempt.request.job.retries if error.retryable else 0
+        allowed = max(own, attempt.claimed.terms.retries)
+        if attempt.claimed.retried >= allowed:
             return False
         requeued = self._store.retry(attempt.lease, allowed)
         if requeued:

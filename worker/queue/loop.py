@@ -111,6 +111,7 @@ class WorkerLoop:
                     self._handle_commands()
                     self._check()
                     self._enforce_deadlines()
+                    self._waker.look(self._store.any_waiting)
                     self._claim()
                 except redis.RedisError as error:
                     self._wait(self._outage.failed(error, len(self._attempts)))
@@ -165,9 +166,7 @@ class WorkerLoop:
         now = time.time()
         for attempt in self._attempts:
             if attempt.deadline is not None and now >= attempt.deadline:
-                ttl = attempt.request.job.ttl
-                reason = f"not done within its ttl of {ttl:g} s"
-                attempt.stop(JobError("timeout", reason, "job.ttl"))
+                attempt.stop(attempt.overdue)
 
     def _claim(self) -> None:
         """Claim jobs while the batch has room. A job takes as much room as it has choices, so some

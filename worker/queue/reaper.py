@@ -42,9 +42,11 @@ class Reaper:
 
     def reap(self, known: Collection[Lease]) -> None:
         """Return the jobs of workers that have died, and jobs claimed by this worker that are not
-        `known` to it: the reply to that claim was lost."""
+        `known` to it: the reply to that claim was lost. Also do the upkeep of the queues."""
         if (now := time.monotonic()) >= self._next_look_at_own:
             self._next_look_at_own = now + self._lease_seconds
+            if self._workers.elect(keys.upkeep(self._store.queues), self._lease_seconds):
+                self._store.upkeep.step()
             own = [job.lease for job in self._started.of(self._workers.name)]
             if unknown := [lease for lease in own if lease not in known]:
                 self._store.give_back(unknown)

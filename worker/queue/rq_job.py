@@ -6,16 +6,21 @@ imported by name, and data that cannot be read becomes a fault that fails only t
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from jobs import keys
+from jobs.client.limits import Limits
+from jobs.client.refusals import too_large
 from jobs.client.rq_format import (
     CANCEL,
+    DEADLINE,
     FAILURE_SECONDS,
     RESULT_SECONDS,
     decode_call,
+    integer,
     parse_time,
     request_of,
 )
@@ -30,6 +35,30 @@ RETRIED = "chatjobs_retried"  # retries used after errors
 
 # Fields of a job hash that a worker reads; claim.lua returns them in this order.
 FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETRIED, GROUP, CANCEL)
+
+# Fields of a job hash with its time limits and retries; `read_terms` reads them.
+TERMS = (DEADLINE, "timeout", "retries_left")
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """Time limits and retries of a job, from now on."""
+
+    seconds_to_live: float | None = None  # until its ttl has passed, by the clock of Redis
+    timeout: int | None = None  # RQ's: seconds that an attempt may take
+    retries: int = 0  # RQ's: after any error
+
+
+def read_terms(values: Sequence[bytes | None], now: float) -> Terms:
+    """The terms from the values of TERMS. `now`: the time of Redis. Never raises."""
+    deadline, timeout, retries = values
+    milliseconds = int(deadline) if deadline is not None and deadline.isdigit() else None
+    seconds = integer(timeout, -1)
+    return Terms(
+        seconds_to_live=None if milliseconds is None else milliseconds / 1000 - now,
+        timeout=seconds if seconds > 0 else None,
+        retries=max(0, integer(retries, 0)),
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +96,7 @@ class ClaimedJob:
     retried: int
     suspect: bool  # it may have killed its workers, and runs with its group only
     cancelled: bool
+    terms: Terms = Terms()
 
     @property
     def request(self) -> dict[str, Any]:
@@ -74,13 +104,19 @@ class ClaimedJob:
         return request_of(self.kwargs) or {}
 
 
-def read(lease: Lease, values: Sequence[bytes | None], claimed_at: float) -> ClaimedJob:
+def read(
+    lease: Lease,
+    values: Sequence[bytes | None],
+    claimed_at: float,
+    terms: Terms,
+    limits: Limits,
+) -> ClaimedJob:
     """The job of a lease from the values of FIELDS. Never raises."""
     fields = dict(zip(FIELDS, values, strict=True))
     func: str | None = None
     args: Sequence[Any] = []
     kwargs: dict[str, Any] = {}
-    fault = None
+    fault: JobError | None = None
     try:
         func, args, kwargs = decode_call(fields["data"] or b"")
     except ValueError as error:
@@ -88,6 +124,7 @@ def read(lease: Lease, values: Sequence[bytes | None], claimed_at: float) -> Cla
             f"the job's data cannot be read as JSON: {error}; enqueue {keys.TASK} with the keyword "
             "argument request and RQ's serializer json"
         )
+    fault = fault or _excess(request_of(kwargs) or {}, limits)
     enqueued_at = parse_time(fields["enqueued_at"]) or parse_time(fields["created_at"])
     return ClaimedJob(
         lease=lease,
@@ -97,18 +134,22 @@ def read(lease: Lease, values: Sequence[bytes | None], claimed_at: float) -> Cla
         fault=fault,
         claimed_at=claimed_at,
         enqueued_at=enqueued_at or claimed_at,
-        result_ttl=_integer(fields["result_ttl"], RESULT_SECONDS),
-        failure_ttl=_integer(fields["failure_ttl"], FAILURE_SECONDS),
-        retried=_integer(fields[RETRIED], 0),
+        result_ttl=integer(fields["result_ttl"], RESULT_SECONDS),
+        failure_ttl=integer(fields["failure_ttl"], FAILURE_SECONDS),
+        retried=integer(fields[RETRIED], 0),
         suspect=bool(fields[GROUP]),
         cancelled=bool(fields[CANCEL]),
+        terms=terms,
     )
 
 
-def _integer(value: bytes | None, default: int) -> int:
-    """A time to live in seconds, or a count; the default for a value that Redis would refuse."""
-    try:
-        number = default if value is None else int(value)
-    except ValueError:
-        return default
-    return number if -1 <= number < 2**31 else default
+def _excess(request: dict[str, Any], limits: Limits) -> JobError | None:
+    """The error of a request that exceeds the limits of requests, whoever enqueued it."""
+    size = len(json.dumps(request))
+    if size > limits.request_bytes:
+        return too_large("request_bytes", size, limits.request_bytes)
+    messages = request.get("messages")
+    sizes = [len(json.dumps(one)) for one in messages] if isinstance(messages, list) else []
+    if max(sizes, default=0) > limits.message_bytes:
+        return too_large("message_bytes", max(sizes), limits.message_bytes)
+    return None

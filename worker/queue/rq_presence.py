@@ -3,20 +3,42 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from contextlib import suppress
+from typing import Any, NamedTuple
 
 import redis
+from redis.exceptions import OutOfMemoryError
 from rq.suspension import WORKERS_SUSPENDED
 from rq.worker import BaseWorker
 from rq.worker.base import WorkerStatus
 
-from jobs import keys
+from jobs import keys, lua
+from jobs.client import rq_format
+
+logger = logging.getLogger(__name__)
+
+REPORT = lua.load("worker.queue", "rq_report")
 
 FIGURES_SECONDS = 0.5  # of a lease: figures that are older are those of a worker that is gone
+
+
+class ReportKeys(NamedTuple):
+    figures: str
+    rq_worker: str
+
+
+class ReportArgs(NamedTuple):
+    about: str
+    milliseconds: int
+    state: str
+    current: str
+    now_text: str
+    seconds: int
 
 
 class RQPresence:
@@ -29,31 +51,40 @@ class RQPresence:
         self._redis = client
         self._worker = BaseWorker(queues, name=name, connection=client, serializer="json")
         self.control_channel: str = self._worker.pubsub_channel_name  # of RQ's stop-job, shutdown
+        self._report = client.register_script(REPORT)
         self._told_rq: str | int | None = 0  # the current job that RQ knows; 0 before the first
         self._tell_rq_at = 0.0  # monotonic
 
     def birth(self) -> None:
-        """Register with RQ."""
-        self._worker.register_birth()  # type: ignore[no-untyped-call]
+        """Register with RQ, unless Redis is full: RQ's tools then do not list the worker."""
+        try:
+            self._worker.register_birth()  # type: ignore[no-untyped-call]
+        except OutOfMemoryError as error:
+            logger.warning("Redis is full: RQ's tools will not list this worker (%s)", error)
 
     def report(self, figures: Mapping[str, Any], jobs: Sequence[str]) -> None:
         """Publish what the worker says about itself, beside its name and process. `jobs`: ids of
         the jobs that it runs."""
         about = {"name": self.name, "host": socket.gethostname(), "pid": os.getpid()}
         about |= {"jobs": len(jobs), **figures}
-        pipeline = self._redis.pipeline(transaction=False)
-        milliseconds = int(FIGURES_SECONDS * self._lease_seconds * 1000)
-        pipeline.set(keys.worker(self.name), json.dumps(about), px=milliseconds)
         current, now = jobs[0] if jobs else None, time.monotonic()
         tell_rq = current != self._told_rq or now >= self._tell_rq_at
-        if tell_rq:
-            state = WorkerStatus.BUSY if jobs else WorkerStatus.IDLE
-            self._worker.heartbeat(int(5 * self._lease_seconds) + 1, pipeline=pipeline)
-            self._worker.set_state(state, pipeline=pipeline)
-            self._worker.set_current_job_id(current, pipeline=pipeline)
-        pipeline.execute()
+        state = WorkerStatus.BUSY if jobs else WorkerStatus.IDLE
+        args = ReportArgs(
+            about=json.dumps(about),
+            milliseconds=int(FIGURES_SECONDS * self._lease_seconds * 1000),
+            state=state.value if tell_rq else "",
+            current=current or "",
+            now_text=rq_format.format_time(),
+            seconds=int(5 * self._lease_seconds) + 1,
+        )
+        self._report(keys=ReportKeys(keys.worker(self.name), self._worker.key), args=args)
         if tell_rq:
             self._told_rq, self._tell_rq_at = current, now + self._lease_seconds
+
+    def may_pause(self) -> bool:
+        """Whether `rq suspend` has suspended all workers, or rows wait for Parquet."""
+        return bool(self._redis.exists(WORKERS_SUSPENDED, keys.OUTBOXES))
 
     def suspended(self) -> bool:
         """Whether `rq suspend` has suspended all workers."""
@@ -61,4 +92,5 @@ class RQPresence:
 
     def death(self) -> None:
         """Tell RQ that the worker has ended."""
-        self._worker.register_death()  # type: ignore[no-untyped-call]
+        with suppress(OutOfMemoryError):  # RQ's hash of the worker expires soon
+            self._worker.register_death()  # type: ignore[no-untyped-call]

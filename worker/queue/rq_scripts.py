@@ -15,11 +15,12 @@ from typing import NamedTuple
 
 from jobs import keys, lua
 from jobs.client import rq_format
+from jobs.client.rq_format import DEPENDENTS_LUA
 from jobs.stream.entries import END_LUA
 from worker.queue.rq_job import Lease
 
 CLAIM = lua.load("worker.queue", "claim")
-SETTLE = lua.load("worker.queue", "settle", END_LUA)
+SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA)
 RETURN = lua.load("worker.queue", "return")
 
 
@@ -51,6 +52,10 @@ class SettleKeys(NamedTuple):
     worker: str
     started: str
     workers: str
+    queue: str
+    open_bytes: str
+    deadlines: str
+    rows: str
 
 
 class SettleArgs(NamedTuple):
@@ -72,6 +77,8 @@ class SettleArgs(NamedTuple):
     max_results: int
     now: int
     working_time: float
+    attempt: int
+    row_seconds: int
 
 
 class ReturnKeys(NamedTuple):

@@ -20,6 +20,7 @@ from jobs.client.connection import connect
 
 RENEW = lua.load("worker.queue", "renew")
 LEAVE = lua.load("worker.queue", "rq_leave")
+ELECT = lua.load("worker.queue", "elect")
 
 
 class RenewKeys(NamedTuple):
@@ -45,6 +46,15 @@ class LeaveKeys(NamedTuple):
 class LeaveArgs(NamedTuple):
     name: str
     seen_lease: int | str
+
+
+class ElectKeys(NamedTuple):
+    office: str
+
+
+class ElectArgs(NamedTuple):
+    name: str
+    milliseconds: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +91,8 @@ class RQWorkers:
         }
         self._redis: Any = client
         self._renew, self._leave = client.register_script(RENEW), client.register_script(LEAVE)
+        self._elect = client.register_script(ELECT)
+        self._offices: set[str] = set()  # that this worker has been elected for
 
     def renew(self, seconds: float, *, stopping: bool) -> None:
         """Extend the lease to `seconds` from now. `stopping`: announce the worker's end."""
@@ -96,19 +108,22 @@ class RQWorkers:
 
     def elect(self, key: str, seconds: float) -> bool:
         """Whether this worker holds the office `key`, for `seconds` from now."""
-        milliseconds = int(seconds * 1000)
-        if self._redis.set(key, self.name, nx=True, px=milliseconds):
-            return True
-        holds = self._redis.get(key) == self.name.encode()
-        return holds and bool(self._redis.pexpire(key, milliseconds))
+        args = ElectArgs(self.name, int(seconds * 1000))
+        elected = bool(self._elect(keys=ElectKeys(key), args=args))
+        if elected:
+            self._offices.add(key)
+        return elected
 
     def announced(self, name: str) -> bool:
         """Whether a worker has announced its end."""
         return bool(self._redis.sismember(keys.STOPPING, name))
 
     def leave(self) -> None:
-        """Remove this worker, unless it has started jobs left."""
+        """Remove this worker, unless it has started jobs left, and give up its offices."""
         self._remove(self.name, "")
+        for office in self._offices:
+            if self._redis.get(office) == self.name.encode():
+                self._redis.delete(office)
 
     def remove(self, dead: DeadWorker) -> None:
         """Remove a dead worker, unless it has started jobs left."""

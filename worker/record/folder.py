@@ -38,9 +38,10 @@ def check_folder(root: Path) -> None:
 def claim_folder(client: redis.Redis, root: Path) -> None:
     """Make `root` the results folder of this Redis. Raises JobError if it has another one."""
     mine = {"id": folder_id(root), "host": socket.gethostname(), "path": str(root.absolute())}
-    if client.set(keys.RESULTS, json.dumps(mine), nx=True):
+    found = client.get(keys.RESULTS)  # a full Redis refuses SET even if the key exists
+    if found is None and client.set(keys.RESULTS, json.dumps(mine), nx=True):
         return
-    theirs = json.loads(client.get(keys.RESULTS) or b"{}")
+    theirs = json.loads(found or client.get(keys.RESULTS) or b"{}")
     if theirs.get("id") == mine["id"]:
         return
     raise JobError(

@@ -19,9 +19,6 @@ PLAN = lua.load("worker.record", "plan")
 COMMIT = lua.load("worker.record", "commit")
 RELEASE = lua.load("worker.record", "release")
 
-# Redis 7 lets a script with this flag run when its memory is full: these scripts make room.
-RUN_WHEN_FULL = "#!lua flags=allow-oom\n"
-
 
 # The names of the `unpack` lines of the scripts, in the same order.
 
@@ -80,11 +77,9 @@ class PartPlans:
     def __init__(self, redis: Redis, recorder: str, hold_seconds: float) -> None:
         self._redis: Any = redis  # its stubs do not type replies as bytes
         self._recorder, self._hold_seconds = recorder, hold_seconds
-        version = str(self._redis.info("server").get("redis_version", "0"))
-        flags = RUN_WHEN_FULL if int(version.partition(".")[0]) >= 7 else ""
-        self._plan = redis.register_script(flags + PLAN)
-        self._commit = redis.register_script(flags + COMMIT)
-        self._release = redis.register_script(flags + RELEASE)
+        self._plan = redis.register_script(PLAN)
+        self._commit = redis.register_script(COMMIT)
+        self._release = redis.register_script(RELEASE)
 
     def runs(self) -> list[str]:
         """The runs that have rows in their outbox."""

@@ -1,16 +1,25 @@
--- Cancels a queued job, or asks the worker of a running job to stop it. The caller loads this script
--- behind the Lua function end_stream (jobs.stream.entries.END_LUA).
+#!lua flags=allow-oom
+-- Ends a job that waits, or asks the worker of a running job to stop it. The caller loads this script
+-- behind the Lua functions end_stream (jobs.stream.entries.END_LUA) and enqueue_dependents.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
---       registry: RQ's registry of canceled jobs
+--       quarantine: list of the suspects that wait
+--       scheduled: RQ's registry of jobs that wait for their time
+--       deferred: RQ's registry of jobs that wait for other jobs
+--       registry: RQ's registry of the jobs that ended this way
 --       results: stream of the results of the job
 --       outbox: stream of the rows of the run
 --       outboxes: set of the runs that have rows in their outbox
 --       log: replay log of the token stream
 --       live: pub/sub channel of the token stream
+--       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
+--       deadlines: sorted set of the jobs with a time to live
+--       rows: hash of the reserved rows near this one
 -- ARGV  job_id: id of the job
---       expected_attempt: number of attempts when the caller made the row
+--       status: RQ's status of its end
+--       expected_attempt: attempts in the job's hash when the caller made the row; '' for none
+--       attempt: number of the attempt whose row this is
 --       error: JobError as JSON
 --       row: row for the outbox
 --       run: name of the run
@@ -18,36 +27,52 @@
 --       ended_at: time of the end in RQ's format
 --       now: current time in seconds since the epoch
 --       keep: seconds to keep the job
---       control_channel, control_message: message that asks the worker of a running job to stop it
+--       row_seconds: seconds that the row stays reserved
+--       control_channel, control_message: message that asks the worker of a running job to stop it;
+--       '' for none
 --       result_fields…: field, value, … of the entry in the results stream
--- Returns 'over' if the job has ended, 'cancelled' if it was queued, 'asked' if it runs, 'again' if
+-- Returns 'over' if the job has ended, 'ended' if it waited, 'asked' if it runs, 'again' if
 --       an attempt has started since the caller made the row. Nothing has changed after 'over' and
 --       'again'.
 --
--- Atomic: the server runs the whole script before any other command. LREM decides whether this
--- script or a worker's claim has the job. LREM is also the first write: a full Redis runs it, and
--- refuses no command of a script after its first write.
-local job, queue, registry, results, outbox, outboxes, log, live = unpack(KEYS)
-local job_id, expected_attempt, error, row, run, end_id, end_payload, ended_at, now, keep,
-  control_channel, control_message = unpack(ARGV)
-local result_fields = {unpack(ARGV, 13)}
+-- Atomic: the server runs the whole script before any other command. LREM and ZREM decide whether
+-- this script or a worker's claim has the job. A full Redis runs it: ended jobs make room.
+local job, queue, quarantine, scheduled, deferred, registry, results, outbox, outboxes, log, live,
+  open_bytes, deadlines, rows = unpack(KEYS)
+local job_id, status, expected_attempt, attempt, error, row, run, end_id, end_payload, ended_at, now,
+  keep, row_seconds, control_channel, control_message = unpack(ARGV)
+local result_fields = {unpack(ARGV, 16)}
 
-local status = redis.call('HGET', job, 'status')
-if not status or status == 'finished' or status == 'failed' or status == 'stopped'
-  or status == 'canceled' then return 'over' end
-if (redis.call('HGET', job, 'chatjobs_attempt') or '0') ~= expected_attempt then return 'again' end
-if redis.call('LREM', queue, 1, job_id) == 0 then
-  redis.call('HSET', job, 'chatjobs_cancel', 1)
-  redis.call('PUBLISH', control_channel, control_message)
+local before, attempts, bytes = unpack(redis.call('HMGET', job, 'status', 'chatjobs_attempt',
+  'chatjobs_bytes'))
+if not before or before == 'finished' or before == 'failed' or before == 'stopped'
+  or before == 'canceled' then return 'over' end
+if (attempts or '') ~= expected_attempt then return 'again' end
+if redis.call('LREM', queue, 1, job_id) == 0 and redis.call('LREM', quarantine, 1, job_id) == 0
+  and redis.call('ZREM', scheduled, job_id) == 0
+  and redis.call('ZREM', deferred, job_id) == 0 then
+  if control_message ~= '' then
+    redis.call('HSET', job, 'chatjobs_cancel', 1)
+    redis.call('PUBLISH', control_channel, control_message)
+  end
   return 'asked'
 end
-redis.call('HSET', job, 'status', 'canceled', 'ended_at', ended_at, 'chatjobs_error', error)
-redis.call('EXPIRE', job, keep)
-redis.call('ZREMRANGEBYSCORE', registry, '-inf', now)
-redis.call('ZADD', registry, now + keep, job_id)
-redis.call('XADD', results, '*', unpack(result_fields))
-redis.call('EXPIRE', results, keep)
 redis.call('XADD', outbox, '*', 'row', row)
 redis.call('SADD', outboxes, run)
+redis.call('HSET', job, 'status', status, 'ended_at', ended_at, 'chatjobs_error', error,
+  'chatjobs_row', attempt)
+redis.call('EXPIRE', job, keep)
+redis.pcall('ZADD', registry, now + keep, job_id)
+redis.pcall('XADD', results, '*', unpack(result_fields))
+redis.pcall('EXPIRE', results, keep)
+redis.pcall('ZREM', deadlines, job_id)
+redis.pcall('EXPIRE', rows, row_seconds)
+bytes = tonumber(bytes or '')
+if bytes then
+  local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
+  if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
+  redis.call('HDEL', job, 'chatjobs_bytes')
+end
 end_stream(log, live, end_id, end_payload)
-return 'cancelled'
+pcall(enqueue_dependents, job, job_id, status, ended_at)
+return 'ended'

@@ -1,33 +1,98 @@
--- Puts a new job into its queue.
+#!lua
+-- Puts a new job into its queue, unless it is there already or a limit refuses it.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
+--       wip: sorted set of the started jobs of the queue
+--       quarantine: list of the suspects that wait
+--       other_queue, other_wip, other_quarantine: the same of the model's queue with the other priority
 --       queues: set of all queues
 --       log: replay log of an earlier job of this id; deleted
 --       results: stream of the results of an earlier job of this id; deleted
+--       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
+--       limits: hash of the limits that an operator has set
+--       rows: hash of the reserved rows near this one, by the last part of their number
+--       deadlines: sorted set of the jobs with a time to live, scores in milliseconds
 --       wake: list that idle workers wait on; it keeps the newest 32 elements
 -- ARGV  job_id: id of the job
---       created_at, data: two fields of the hash; they tell this job from another one of this id
---       hash_fields…: field, value, … of the whole hash
--- Returns 1 if the job is enqueued, 0 if its id is taken.
+--       model: name of the model, for limits of its own
+--       data: field of the hash; it tells this job from another one of this id
+--       request_bytes: bytes of the data, decompressed
+--       message_bytes: bytes of the largest message
+--       row, digest: last part of the row's number, and digest of the request; '' without a row
+--       row_seconds: seconds until the reservation expires
+--       ttl: milliseconds to live; '' for no limit
+--       max_jobs, max_bytes, max_request_bytes, max_message_bytes: limits that no operator has set
+--       hash_fields…: field, value, … of the rest of the hash
+-- Returns {'enqueued'}; {'same'} if the job is there already, or has ended and its row is reserved
+--       by the same request; {'id'} or {'row'} if another job has the id or the row; or a limit that
+--       the job exceeds: {name, value, limit}. Nothing has changed unless it returns 'enqueued'.
 --
--- Idempotent: the client library resends a script when the connection breaks before the reply. The
--- second run finds its own job and changes nothing.
+-- Idempotent: the client library resends a script when the connection breaks before the reply.
 --
 -- Atomic: the server runs the whole script before any other command, so no worker sees an id in the
--- queue without its hash.
-local job, queue, queues, log, results, wake = unpack(KEYS)
-local job_id, created_at, data = unpack(ARGV)
-local hash_fields = {unpack(ARGV, 4)}
+-- queue without its hash, and no limit is exceeded by two producers at once. A full Redis refuses
+-- the whole script: it has no flag allow-oom.
+local job, queue, wip, quarantine, other_queue, other_wip, other_quarantine, queues, log, results,
+  open_bytes, limits, rows, deadlines, wake = unpack(KEYS)
+local job_id, model, data, request_bytes, message_bytes, row, digest, row_seconds, ttl, max_jobs,
+  max_bytes, max_request_bytes, max_message_bytes = unpack(ARGV)
+local hash_fields = {unpack(ARGV, 14)}
 
 if redis.call('EXISTS', job) == 1 then
-  local stored = redis.call('HMGET', job, 'created_at', 'data')
-  return (stored[1] == created_at and stored[2] == data) and 1 or 0
+  return {redis.call('HGET', job, 'data') == data and 'same' or 'id'}
 end
+if row ~= '' then
+  local reserved = redis.call('HGET', rows, row)
+  if reserved then return {reserved == digest and 'same' or 'row'} end
+end
+
+local set = redis.call('HMGET', limits, 'jobs:' .. model, 'jobs', 'bytes:' .. model, 'bytes',
+  'request_bytes', 'message_bytes')
+local function exceeds(value, limit) return tonumber(value) > tonumber(limit) end
+max_request_bytes = tonumber(set[5] or '') or max_request_bytes
+if exceeds(request_bytes, max_request_bytes) then
+  return {'request_bytes', request_bytes, tostring(max_request_bytes)}
+end
+max_message_bytes = tonumber(set[6] or '') or max_message_bytes
+if exceeds(message_bytes, max_message_bytes) then
+  return {'message_bytes', message_bytes, tostring(max_message_bytes)}
+end
+
+-- Counts the jobs of a queue. A queue without jobs has no bytes, whatever RQ's tools have removed.
+local function count(queue_key, wip_key, quarantine_key)
+  local number = redis.call('LLEN', queue_key) + redis.call('ZCARD', wip_key)
+    + redis.call('LLEN', quarantine_key)
+  if number == 0 then redis.call('HDEL', open_bytes, queue_key) end
+  return number
+end
+local jobs = count(queue, wip, quarantine) + count(other_queue, other_wip, other_quarantine)
+max_jobs = tonumber(set[1] or '') or tonumber(set[2] or '') or max_jobs
+if exceeds(jobs + 1, max_jobs) then return {'jobs', tostring(jobs), tostring(max_jobs)} end
+local bytes = 0
+for _, value in ipairs(redis.call('HMGET', open_bytes, queue, other_queue)) do
+  bytes = bytes + (tonumber(value or '') or 0)
+end
+max_bytes = tonumber(set[3] or '') or tonumber(set[4] or '') or max_bytes
+if exceeds(bytes + #data, max_bytes) then
+  return {'bytes', tostring(bytes), tostring(max_bytes)}
+end
+
 redis.call('DEL', log, results)
-redis.call('HSET', job, unpack(hash_fields))
+redis.call('HSET', job, 'data', data, 'chatjobs_bytes', #data, unpack(hash_fields))
+redis.call('HINCRBY', open_bytes, queue, #data)
+if row ~= '' then
+  redis.call('HSET', rows, row, digest)
+  redis.call('EXPIRE', rows, row_seconds)
+end
+if ttl ~= '' then
+  local time = redis.call('TIME')
+  local deadline = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000) + ttl)
+  redis.call('HSET', job, 'chatjobs_deadline', deadline)
+  redis.call('ZADD', deadlines, deadline, job_id)
+end
 redis.call('SADD', queues, queue)
 redis.call('RPUSH', queue, job_id)
 redis.call('LPUSH', wake, 1)
 redis.call('LTRIM', wake, 0, 31)
-return 1
+return {'enqueued'}

@@ -4,8 +4,12 @@
 --       queue: list of the ids that wait
 --       queues: set of all queues
 --       failed, canceled: RQ's registries of the queue
+--       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
+--       deadlines: sorted set of the jobs with a time to live, scores in milliseconds
+--       wake: list that idle workers wait on; it keeps the newest 32 elements
 -- ARGV  job_id: id of the job
 --       enqueued_at: current time in RQ's format
+--       ttl: milliseconds to live from now on; '' for no limit
 -- Returns 1 if the job waits again, 0 if it does not exist or has not failed and is not cancelled.
 --
 -- Idempotent: the client library resends a script when the connection breaks before the reply. The
@@ -13,8 +17,8 @@
 --
 -- Atomic: the server runs the whole script before any other command. A full Redis refuses the first
 -- HSET, before anything has changed.
-local job, queue, queues, failed, canceled = unpack(KEYS)
-local job_id, enqueued_at = unpack(ARGV)
+local job, queue, queues, failed, canceled, open_bytes, deadlines, wake = unpack(KEYS)
+local job_id, enqueued_at, ttl = unpack(ARGV)
 
 local status, queued_at = unpack(redis.call('HMGET', job, 'status', 'enqueued_at'))
 if status == 'queued' and queued_at == enqueued_at then return 1 end
@@ -23,8 +27,21 @@ redis.call('HSET', job, 'status', 'queued', 'enqueued_at', enqueued_at)
 redis.call('HDEL', job, 'started_at', 'ended_at', 'worker_name', 'chatjobs_error',
   'chatjobs_cancel', 'chatjobs_lost', 'chatjobs_lost_at', 'chatjobs_group', 'chatjobs_retried')
 redis.call('PERSIST', job)
+if redis.call('HEXISTS', job, 'chatjobs_bytes') == 0 then
+  local bytes = redis.call('HSTRLEN', job, 'data')
+  redis.call('HSET', job, 'chatjobs_bytes', bytes)
+  redis.call('HINCRBY', open_bytes, queue, bytes)
+end
+if ttl ~= '' then
+  local time = redis.call('TIME')
+  local deadline = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000) + ttl)
+  redis.call('HSET', job, 'chatjobs_deadline', deadline)
+  redis.call('ZADD', deadlines, deadline, job_id)
+end
 redis.call('ZREM', failed, job_id)
 redis.call('ZREM', canceled, job_id)
 redis.call('SADD', queues, queue)
 redis.call('RPUSH', queue, job_id)
+redis.call('LPUSH', wake, 1)
+redis.call('LTRIM', wake, 0, 31)
 return 1

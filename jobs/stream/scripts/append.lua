@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Appends an entry to the token stream of a job and publishes it.
 --
 -- KEYS  log: replay log of the token stream
@@ -5,7 +6,8 @@
 -- ARGV  entry_id: id of the entry
 --       payload: its field `d`, JSON
 --       expire_seconds: seconds until the log expires
---       max_entries: approximate maximum length of the log
+--       max_entries, max_bytes: approximate maximum length of the log; a log of entries as large as
+--       this one holds max_bytes
 -- Returns 1 if the entry is in the log, 0 if the log refused it.
 --
 -- Idempotent: the client library resends a script when the connection breaks before the reply, so
@@ -14,9 +16,11 @@
 -- Atomic: the server runs the whole script before any other command. XADD is the first write, and
 -- nothing else is written or published unless it succeeds.
 local log, live = unpack(KEYS)
-local entry_id, payload, expire_seconds, max_entries = unpack(ARGV)
+local entry_id, payload, expire_seconds, max_entries, max_bytes = unpack(ARGV)
 
-local added = redis.pcall('XADD', log, 'MAXLEN', '~', max_entries, entry_id, 'd', payload)
+local length = math.max(1, math.min(max_entries, math.floor(max_bytes / #payload)))
+
+local added = redis.pcall('XADD', log, 'MAXLEN', '~', length, entry_id, 'd', payload)
 if type(added) == 'table' and added.err then
   if not string.find(added.err, 'equal or smaller', 1, true) then return added end
   local present = redis.call('XRANGE', log, entry_id, entry_id)

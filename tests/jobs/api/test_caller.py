@@ -15,7 +15,7 @@ from jobs import AsyncClient, ChatRequest, Client, IgnoredFieldWarning
 FIELDS: dict[str, Any] = {
     "model": "m",
     "messages": [{"role": "user", "content": "Hello"}],
-    "store": True,
+    "service_tier": "auto",
 }
 
 

@@ -112,9 +112,9 @@ def test_a_request_round_trips_through_json() -> None:
 
 
 def test_openai_fields_without_effect_are_ignored_with_a_warning() -> None:
-    with pytest.warns(IgnoredFieldWarning, match="service_tier, store"):
-        request = ChatRequest(**{**GOOD, "store": True, "service_tier": "auto"})
-    assert "store" not in request.to_dict()
+    with pytest.warns(IgnoredFieldWarning, match="service_tier, verbosity"):
+        request = ChatRequest(**{**GOOD, "verbosity": "low", "service_tier": "auto"})
+    assert "verbosity" not in request.to_dict()
 
 
 def test_max_completion_tokens_is_an_alias_of_max_tokens() -> None:

@@ -9,11 +9,13 @@ import time
 from typing import Any
 
 import pytest
+from redis import ResponseError
 from rq import Queue
 from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError, keys
+from jobs.client.connection import redis_failure
 from jobs.client.state import Status
 from jobs.testing import Answer, FakeWorker
 from tests.jobs.conftest import StepwiseWorker
@@ -54,37 +56,18 @@ def test_a_request_that_cannot_be_serialised_enqueues_nothing(client: Client) ->
     assert not client.redis.keys("rq:queue:*")
 
 
-def test_one_taken_id_of_many_enqueues_nothing(client: Client) -> None:
-    client.submit({**REQUEST, "job": {"id": "mine"}})
-    named = [{**REQUEST, "job": {"id": name}} for name in ("other", "mine")]
-    with pytest.raises(JobError, match="'mine' is taken by a job in Redis; nothing was enqueued"):
-        client.submit_many([REQUEST, *named])
-    with pytest.raises(JobError, match="'other' is given twice; nothing was enqueued"):
-        client.submit_many([REQUEST, named[0], named[0]])
-    assert client.redis.llen("rq:queue:chat:demo") == 1
-
-
 def test_a_request_that_no_worker_would_read_is_refused_with_its_size(client: Client) -> None:
     large = {**REQUEST, "messages": [{"role": "user", "content": "x" * 98_000_000}]}
     with pytest.raises(JobError) as caught:
         client.submit(large)
     assert caught.value.code == "invalid_request"
     assert caught.value.message == (
-        "the request has 98.0 MB as JSON, and a job holds at most 67.1 MB: shorten it; nothing was "
-        "enqueued"
+        "the request has 98.0 MB as JSON, and the limit (request_bytes) is 67.1 MB: shorten it; "
+        "nothing was enqueued"
     )
-    with pytest.raises(JobError, match=r"request 1 has 98\.0 MB as JSON"):
+    with pytest.raises(JobError, match=r"request 1: the request has 98\.0 MB as JSON"):
         client.submit_many([REQUEST, large])
     assert not client.redis.exists("rq:queue:chat:demo")
-
-
-def test_a_taken_id_is_refused_and_nothing_is_overwritten(client: Client) -> None:
-    mine = {**REQUEST, "job": {"id": "mine"}}
-    client.submit(mine)
-    with pytest.raises(JobError, match=r"'mine' is taken") as caught:
-        client.submit({**mine, "messages": [{"role": "user", "content": "other"}]})
-    assert caught.value.param == "job.id"
-    assert client.job("mine").request.messages[0].text == "hi"
 
 
 def test_any_client_can_wait_for_a_result(client: Client, worker: StepwiseWorker) -> None:
@@ -152,6 +135,12 @@ def test_an_unreachable_redis_is_named_without_its_password() -> None:
     with pytest.raises(JobError, match=r"can't reach Redis at 127\.0\.0\.1:1") as caught:
         client.submit(REQUEST)
     assert "secret" not in str(caught.value)
+
+
+def test_a_redis_that_does_not_know_flags_of_scripts_is_too_old(client: Client) -> None:
+    text = "Error compiling script (new function): user_script:1: unexpected symbol near '#'"
+    error = redis_failure(client.redis, ResponseError(text))
+    assert "is too old: chatjobs needs 7.0 or newer" in error.message
 
 
 def test_an_invalid_redis_url_is_refused() -> None:

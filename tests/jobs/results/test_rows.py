@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
+from jobs.results import outbox
 from jobs.results.files import table_of
 from jobs.results.outbox import DEFAULT_RUN, decode, encode, row_index_of, run_of
 from jobs.results.rows import rows_of
@@ -193,3 +194,36 @@ def test_no_entry_can_stop_the_recorder(request, overrides):
     table = table_of(rows_of(decode(encode(entry))))
     pq.write_table(table, sink)
     assert table.num_rows == 1
+
+
+def test_store_false_leaves_neither_prompt_nor_answer_in_the_row() -> None:
+    request = {
+        "model": "m",
+        "store": False,
+        "messages": [{"role": "user", "content": "secret question"}],
+        "metadata": {"a": "secret"},
+        "job": {"run": "r", "row": 3, "custom_id": "c", "target": "secret"},
+    }
+    message = {"role": "assistant", "content": "secret answer", "reasoning_content": "secret"}
+    completion = {
+        "id": "x",
+        "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
+        "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+    }
+    entry = outbox.outbox_entry(
+        "j",
+        request,
+        "ok",
+        attempt=1,
+        completion=completion,
+        prompt_token_ids=[1, 2],
+        output_token_ids=[[3, 4, 5]],
+        token_logprobs=[[-1.0]],
+    )
+    assert "secret" not in outbox.encode(entry)
+    (row,) = rows_of(entry)
+    assert (row["run_id"], row["row_index"], row["custom_id"]) == ("r", 3, "c")
+    assert (row["finish_reason"], row["input_tokens"], row["output_tokens"]) == ("stop", 2, 3)
+    assert row["text"] is row["messages"] is row["token_logprobs"] is None
+    stored = outbox.outbox_entry("j", {**request, "store": True}, "ok", attempt=1)
+    assert "secret question" in outbox.encode(stored)

@@ -13,7 +13,7 @@ from jobs import keys
 from jobs.client import follow
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
-from jobs.stream.writer import APPEND
+from jobs.stream.writer import APPEND, AppendArgs
 from tests.jobs.stream.subscribers import Subscriber, client_url, text_of
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -80,7 +80,7 @@ class ChaoticWorker(threading.Thread):
         if self.rng.random() < 0.1:  # in the log, but its message is lost
             entry = Entry(self.job_id, attempt, seq, (Delta(0, text),))
             names = [keys.log(self.job_id), keys.live(self.job_id)]
-            self.silent(keys=names, args=[entry.id, entry.payload(), 60, 10_000])
+            self.silent(keys=names, args=AppendArgs(entry.id, entry.payload(), 60, 10_000, 2**20))
         else:
             self.worker.write(self.job_id, attempt, seq, text)
 

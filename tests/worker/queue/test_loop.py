@@ -8,7 +8,6 @@ import time
 from pathlib import Path
 
 import pytest
-import redis
 
 from jobs import JobError, keys
 from jobs.cli.status import workers
@@ -17,8 +16,6 @@ from jobs.stream.entries import END_SEQ
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 from worker.queue.lease_keeper import EXIT_HUNG
-from worker.queue.rq_started import RQStarted, StartedJob
-from worker.queue.rq_store import RQStore
 
 
 def test_a_job_ends_with_its_result_its_stream_and_its_row(site: Site) -> None:
@@ -168,28 +165,6 @@ def test_a_job_cancelled_while_queued_does_not_start(site: Site) -> None:
     backend = site.burst()
     assert backend.begun == []
     assert site.row(job)["status"] == "cancelled"
-
-
-def test_a_full_redis_loses_no_job(site: Site) -> None:
-    """Scripts are not rolled back: one that is refused after LPOP would lose the job."""
-    store = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
-    waiting, running = site.submit_many(["a", "b"])
-    site.redis.rpush("rq:queue:chat:fake", site.redis.lpop("rq:queue:chat:fake"))
-    (claimed,) = store.claim({"fake": 1})
-    assert claimed.lease.job == running.id
-    with site.settings(maxmemory="1"):
-        with pytest.raises(redis.OutOfMemoryError):
-            store.claim({"fake": 1})
-        with pytest.raises(redis.OutOfMemoryError):
-            store.give_back([claimed.lease])
-        with pytest.raises(redis.OutOfMemoryError):
-            RQStarted(site.redis).reclaim([StartedJob(claimed.lease, 1)], "w1", None)
-    assert site.redis.lrange("rq:queue:chat:fake", 0, -1) == [waiting.id.encode()]
-    assert store.check([claimed.lease]) == [(True, False)]
-    assert "chatjobs_lost" not in site.hash(running)
-    store.give_back([claimed.lease])
-    site.burst()
-    site.assert_settled([waiting, running])
 
 
 def test_a_worker_waits_while_redis_is_full(site: Site) -> None:

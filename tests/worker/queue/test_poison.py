@@ -19,7 +19,7 @@ from tests.worker.panics import panic
 from tests.worker.site import Site
 from worker.backend import Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder
-from worker.queue.rq_store import Settlement
+from worker.queue.rq_settle import Settlement
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 GOOD = {"model": "fake", "messages": MESSAGES}
@@ -184,10 +184,10 @@ def test_a_panic_at_settlement_fails_only_its_job(
     bad, good = site.submit("bad"), site.submit("good")
     whole = SettlementBuilder.for_attempt
 
-    def for_attempt(self: SettlementBuilder, attempt: Attempt) -> Settlement:
+    def for_attempt(self: SettlementBuilder, attempt: Attempt, row_bytes: int) -> Settlement:
         if attempt.lease.job == bad.id:
             panic()
-        return whole(self, attempt)
+        return whole(self, attempt, row_bytes)
 
     monkeypatch.setattr(SettlementBuilder, "for_attempt", for_attempt)
     site.burst()

@@ -12,8 +12,9 @@ from jobs.client.rq_format import results_key
 from tests.worker.site import Site
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob
+from worker.queue.rq_settle import Settlement
 from worker.queue.rq_started import LOST_SECONDS, RQStarted, StartedJob
-from worker.queue.rq_store import RQStore, Settlement
+from worker.queue.rq_store import RQStore
 from worker.queue.rq_workers import DeadWorker
 
 QUEUE = "rq:queue:chat:fake"

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from rq import Queue, SimpleWorker, Worker
+from rq import Worker
 from rq.command import send_shutdown_command, send_stop_job_command
 from rq.job import cancel_job
 from rq.registry import (
@@ -19,7 +19,6 @@ from rq.registry import (
 from rq.serializers import JSONSerializer
 from rq.suspension import resume, suspend
 
-from jobs import JobError
 from jobs.client.client import Job
 from tests.worker.fake_backend import text_of
 from tests.worker.queue.rq_jobs import QUEUE, fetch
@@ -101,11 +100,3 @@ def test_a_suspended_worker_claims_nothing(site: Site) -> None:
     assert job.status().value == "queued"
     resume(site.redis)
     assert job.result(timeout=30).text == text_of(job.request)
-
-
-def test_a_stock_worker_fails_the_job_with_a_hint(site: Site, queue: Queue) -> None:
-    job = site.submit()
-    stock = SimpleWorker([queue], connection=site.redis, serializer=JSONSerializer)
-    stock.work(burst=True)
-    with pytest.raises(JobError, match="chatjobs work"):
-        job.result(timeout=1)

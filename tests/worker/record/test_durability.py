@@ -15,7 +15,6 @@ from jobs.client.durable import NotDurable, wait_until_durable
 from jobs.embedded import EmbeddedRedis
 from tests.worker.record.outboxes import RUN, fill, numbers
 from tests.worker.site import Site
-from worker.record.part_plans import PartPlans
 
 
 class Redis:
@@ -150,19 +149,3 @@ def test_rows_are_written_while_redis_is_full(site: Site, make: Any) -> None:
     finally:
         site.redis.config_set("maxmemory", "0")
     assert numbers(site) == list(range(5))
-
-
-def test_an_older_redis_gets_scripts_without_flags(site: Site) -> None:
-    class Old:
-        def __init__(self) -> None:
-            self.scripts: list[str] = []
-
-        def info(self, *_: Any) -> Any:
-            return {"redis_version": "6.2.14"}
-
-        def register_script(self, text: str) -> None:
-            self.scripts.append(text)
-
-    old = Old()
-    PartPlans(old, "a", 1.0)  # type: ignore[arg-type]
-    assert not any(text.startswith("#!") for text in old.scripts)

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Moves jobs from the front of their queues to "started", in the name of one worker.
 --
 -- KEYS  started: sorted set of the jobs that the worker has started
@@ -20,8 +21,7 @@
 -- id that was queued twice is dropped the second time: its job is over or running.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
--- command is refused. A full Redis refuses the first HSET, before anything has changed, and a job
--- leaves its queue (LPOP) last, so no job can be lost.
+-- command fails. A job leaves its queue (LPOP) last, so no job can be lost. A full Redis runs it.
 local started, workers = unpack(KEYS)
 local lists = {unpack(KEYS, 3)}
 local worker, execution_prefix, now_text, now_seconds, score, take_suspects = unpack(ARGV)

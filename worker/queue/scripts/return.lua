@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Returns a started job to its queue, or to the quarantine of its queue if it is in a group of
 -- suspects.
 --
@@ -25,8 +26,8 @@
 --       is at its limit. The job has not changed after 0 and 2.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
--- command is refused. A full Redis refuses the first HSET, before anything has changed, and the
--- lease is removed last, so the job is always in its queue or held.
+-- command fails. The lease is removed last, so the job is always in its queue or held. A full Redis
+-- runs it.
 local job, wip, execution, executions, queue, quarantine, started, workers = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, push, counter, limit, uncount, lost, lost_at,
   group = unpack(ARGV)

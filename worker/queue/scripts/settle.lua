@@ -1,6 +1,7 @@
+#!lua flags=allow-oom
 -- Ends a started job: "finished", "failed" or "canceled". Writes RQ's status, registry and result,
--- the row in the outbox and the end of the token stream. The caller prepends the Lua
--- function end_stream (jobs.stream.entries.END_LUA).
+-- the row in the outbox and the end of the token stream. The caller loads this script
+-- behind the Lua functions end_stream (jobs.stream.entries.END_LUA) and enqueue_dependents.
 --
 -- KEYS  job: hash of the job
 --       wip: sorted set of the started jobs of its queue
@@ -15,6 +16,10 @@
 --       worker: RQ's hash of the calling worker
 --       started: sorted set of the jobs that the worker of the job has started
 --       workers: sorted set of the workers, scores are the ends of their leases
+--       queue: list of the ids that wait; the name under which open_bytes counts
+--       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
+--       deadlines: sorted set of the jobs with a time to live
+--       rows: hash of the reserved rows near this one
 -- ARGV  job_id, execution_id: their member in wip is the lease of this attempt
 --       entry: the job's member of started
 --       dead: name of the dead worker whose job this is; '' if it is the caller's own
@@ -32,19 +37,22 @@
 --       max_results: length of the results stream
 --       now: current time in seconds since the epoch
 --       working_time: seconds that the job ran
+--       attempt: number of the attempt whose row this is
+--       row_seconds: seconds that the row stays reserved
 --       result_fields…: field, value, … of the entry in the results stream
--- Returns 0 if the lease is lost or the worker is alive (the job has not changed then), else 1 + the number of jobs that
---       depend on this one.
+-- Returns 0 if the lease is lost or the worker is alive (the job has not changed then), else 1.
+--
+-- The jobs that depend on this one are queued here, since the reply may get lost.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
--- command is refused. A full Redis refuses the first write, XADD to the outbox, before anything
--- has changed. The lease is removed directly after it, so the row is written once whatever happens
--- to the commands that follow.
+-- command fails. The lease is removed directly after the row is written, so the row is written once
+-- whatever happens to the commands that follow. A full Redis runs it: ended jobs make room.
 local job, wip, execution, executions, registry, results, outbox, outboxes, log, live, worker,
-  started, workers = unpack(KEYS)
+  started, workers, queue, open_bytes, deadlines, rows = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, status, ended_at, keep, registry_score, error,
-  row, run, end_id, end_payload, counter, max_results, now, working_time = unpack(ARGV)
-local result_fields = {unpack(ARGV, 19)}
+  row, run, end_id, end_payload, counter, max_results, now, working_time, attempt,
+  row_seconds = unpack(ARGV)
+local result_fields = {unpack(ARGV, 21)}
 
 local lease = job_id .. ':' .. execution_id
 if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
@@ -62,11 +70,18 @@ redis.call('SADD', outboxes, run)
 redis.call('DEL', execution)
 redis.call('ZREM', executions, execution_id)
 
-local dependents = redis.call('SCARD', job .. ':dependents')
+redis.pcall('ZREM', deadlines, job_id)
+redis.pcall('EXPIRE', rows, row_seconds)
+
 if redis.call('EXISTS', job) == 1 then
+  local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
+  if bytes then
+    local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
+    if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
+    redis.call('HDEL', job, 'chatjobs_bytes')
+  end
   keep = tonumber(keep)
-  if keep == 0 and dependents > 0 then keep = 60 end  -- RQ reads the hash to queue the dependents
-  redis.call('HSET', job, 'status', status, 'ended_at', ended_at)
+  redis.call('HSET', job, 'status', status, 'ended_at', ended_at, 'chatjobs_row', attempt)
   if error ~= '' then redis.call('HSET', job, 'chatjobs_error', error) end
   if keep == 0 then
     redis.call('DEL', job, results)
@@ -74,6 +89,9 @@ if redis.call('EXISTS', job) == 1 then
     redis.pcall('ZREMRANGEBYSCORE', registry, 0, now)
     redis.pcall('ZADD', registry, registry_score, job_id)
     redis.pcall('XADD', results, 'MAXLEN', max_results, '*', unpack(result_fields))
+    -- XADD reserves 4 KiB, a copy is as large as its entries.
+    redis.pcall('COPY', results, results .. ':copy')
+    redis.pcall('RENAME', results .. ':copy', results)
     if keep > 0 then
       for _, key in ipairs({job, results, job .. ':dependents', job .. ':dependencies'}) do
         redis.call('EXPIRE', key, keep)
@@ -88,4 +106,5 @@ if redis.call('EXISTS', worker) == 1 then
   if counter ~= '' then redis.pcall('HINCRBY', worker, counter, 1) end
   redis.pcall('HINCRBYFLOAT', worker, 'total_working_time', working_time)
 end
-return 1 + dependents
+pcall(enqueue_dependents, job, job_id, status, ended_at)
+return 1

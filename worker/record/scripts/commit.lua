@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Drops a plan and its outbox entries, once their part is written.
 --
 -- KEYS  outbox: stream of the rows of the run

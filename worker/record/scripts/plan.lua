@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Plans the next part of a run, or takes over a plan that its recorder has left.
 --
 -- KEYS  outbox: stream of the rows of the run

@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Gives up a plan, so that another recorder takes it at once.
 --
 -- KEYS  plans: hash of the plans of the run, see plan.lua

@@ -1,0 +1,74 @@
+"""The limits of queues, requests and rows: names, defaults and the operator's values.
+
+An operator's values are in one hash in Redis, so that all producers and workers obey the same ones:
+the script that enqueues a job reads them, and so do workers when they claim jobs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from redis import Redis
+
+from jobs import keys
+from jobs.errors import invalid
+
+MODEL_LIMITS = ("jobs", "bytes")  # these may differ for one model
+
+
+class Limits(NamedTuple):
+    """Bytes are 2**20 per MiB. docs/limits.md says what happens at each limit."""
+
+    jobs: int = 1_000_000  # of one model that have not ended
+    bytes: int = 2 * 2**30  # of the requests of these jobs, compressed
+    request_bytes: int = 16 * 2**20  # of one request, as JSON
+    message_bytes: int = 8 * 2**20  # of one message of it, as JSON
+    row_bytes: int = 64 * 2**20  # of the row of one job, as JSON
+
+
+DEFAULTS = Limits()
+
+
+def read_limits(redis: Redis) -> Limits:
+    """The limits for models that have none of their own."""
+    stored: Any = redis.hmget(keys.LIMITS, Limits._fields)
+    return parse_limits(stored)
+
+
+def parse_limits(values: list[bytes | None]) -> Limits:
+    """Limits from the values of their fields in Redis. A value that is no number is the default."""
+    return Limits(
+        *(
+            int(value) if value is not None and value.isdigit() else default
+            for value, default in zip(values, DEFAULTS, strict=True)
+        )
+    )
+
+
+def read_own_limits(redis: Redis) -> dict[str, int]:
+    """The limits of single models, by `<limit>:<model>`."""
+    stored: Any = redis.hgetall(keys.LIMITS)
+    names = {name.decode(errors="replace"): value for name, value in stored.items()}
+    return {
+        name: int(value)
+        for name, value in sorted(names.items())
+        if name.partition(":")[0] in MODEL_LIMITS and ":" in name and value.isdigit()
+    }
+
+
+def set_limit(redis: Redis, name: str, value: int | None, model: str | None = None) -> None:
+    """Set a limit for all producers and workers, or for one model alone; None: back to the default.
+
+    Raises InvalidRequest for a limit that does not exist or can't be set for one model.
+    """
+    if name not in Limits._fields:
+        raise invalid(f"there is no limit {name!r}: the limits are {', '.join(Limits._fields)}")
+    if model is not None and name not in MODEL_LIMITS:
+        raise invalid(f"{name} is the same for all models; of one model: {', '.join(MODEL_LIMITS)}")
+    if value is not None and value < 0:
+        raise invalid(f"{name}: a limit is at least 0, got {value}")
+    field = name if model is None else f"{name}:{model}"
+    if value is None:
+        redis.hdel(keys.LIMITS, field)
+    else:
+        redis.hset(keys.LIMITS, field, value)

@@ -1,0 +1,77 @@
+"""Why a request was not enqueued: the sentences for each limit, with the numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from redis import Redis
+from redis.exceptions import NoPermissionError
+
+from jobs.errors import JobError, invalid
+
+
+def id_taken(job_id: str) -> JobError:
+    """Another job has the id."""
+    return invalid(
+        f"job.id: {job_id!r} is taken by another job in Redis, which is unchanged: choose another "
+        "id, or none",
+        "job.id",
+    )
+
+
+def row_taken(run: str, row: int | None) -> JobError:
+    """Another request has the row."""
+    return invalid(
+        f"job.row: row {row} of run {run!r} is taken by another request: choose another run or row",
+        "job.row",
+    )
+
+
+def queue_full(model: str, unit: str, used: int, limit: int) -> JobError:
+    """The model's queues have as many jobs as their limit `unit` ("jobs" or "bytes") allows."""
+    if unit == "jobs":
+        have = f"{used} jobs that have not ended, and the limit is {limit}"
+    else:
+        have = f"{used / 1e6:.1f} MB of requests, and the limit is {limit / 1e6:.1f} MB"
+    return JobError(
+        "queue_full",
+        f"the queue of model {model!r} is full: it has {have}; submit again when some have ended, "
+        f"or raise the limit (chatjobs limits --model {model} {unit}=N)",
+    )
+
+
+def redis_full(client: Redis) -> JobError:
+    """Redis has no memory for new jobs."""
+    try:
+        memory: Any = client.info("memory")
+        used, limit = memory["used_memory"], memory["maxmemory"]
+        numbers = f"it uses {used / 1e6:.1f} MB, and maxmemory is {limit / 1e6:.1f} MB"
+    except NoPermissionError:
+        numbers = "this user may not read its numbers (INFO)"
+    return JobError(
+        "queue_full",
+        f"Redis is full: {numbers}; submit again when jobs have ended and their results have "
+        "expired, or raise maxmemory",
+    )
+
+
+def too_large(name: str, size: int, limit: int) -> JobError:
+    """The request exceeds the limit `name` ("request_bytes" or "message_bytes")."""
+    what = "a message of the request" if name == "message_bytes" else "the request"
+    return invalid(
+        f"{what} has {size / 1e6:.1f} MB as JSON, and the limit ({name}) is {limit / 1e6:.1f} MB: "
+        "shorten it",
+        "messages",
+    )
+
+
+def first_refusal(refused: Sequence[tuple[int, JobError]], total: int) -> JobError:
+    """The error of the first refused request. It says how many of `total` are enqueued."""
+    number, error = refused[0]
+    if total == 1:
+        return error
+    more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
+    enqueued = f"{total - len(refused)} of {total} requests are enqueued"
+    message = f"request {number}{more}: {error.message}; {enqueued}"
+    return JobError.from_dict({**error.to_dict(), "message": message})

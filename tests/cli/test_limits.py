@@ -1,0 +1,47 @@
+"""`chatjobs limits` shows and sets what all producers and workers obey."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from jobs import Client, JobError
+from jobs.client.limits import DEFAULTS
+from tests.cli.conftest import Run
+
+MESSAGES = [{"role": "user", "content": "Hi"}]
+
+
+def test_limits_are_shown_with_their_defaults(run: Run, redis_url: str) -> None:
+    shown = json.loads(run("limits", "--json", "--redis", redis_url).stdout)
+    assert shown == DEFAULTS._asdict()
+    assert f"jobs           {DEFAULTS.jobs}" in run("limits", "--redis", redis_url).stdout
+
+
+def test_producers_obey_a_limit_that_is_set(run: Run, redis_url: str) -> None:
+    result = run("limits", "-m", "one", "jobs=0", "--json", "--redis", redis_url)
+    assert json.loads(result.stdout)["jobs:one"] == 0
+    with Client(redis_url) as client:
+        with pytest.raises(JobError) as caught:
+            client.submit({"model": "one", "messages": MESSAGES})
+        assert caught.value.code == "queue_full"
+        client.submit({"model": "two", "messages": MESSAGES})
+        result = run("limits", "-m", "one", "jobs=default", "--json", "--redis", redis_url)
+        assert json.loads(result.stdout) == DEFAULTS._asdict()
+        client.submit({"model": "one", "messages": MESSAGES})
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["jobs"], "'jobs': a limit is set as NAME=N or NAME=default"),
+        (["jobs=many"], "'jobs=many': a limit is set as NAME=N"),
+        (["pages=3"], "there is no limit 'pages': the limits are jobs, bytes, request_bytes"),
+        (["-m", "x", "row_bytes=3"], "row_bytes is the same for all models"),
+    ],
+)
+def test_a_wrong_limit_is_refused(run: Run, redis_url: str, words: list[str], message: str) -> None:
+    result = run("limits", *words, "--redis", redis_url)
+    assert result.exit_code == 2
+    assert message in result.stderr

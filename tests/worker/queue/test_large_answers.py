@@ -1,0 +1,107 @@
+"""An answer that is too large for Redis fails or shrinks alone; its neighbours are settled."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import redis
+
+from jobs import JobError
+from jobs.api.answer import ChoiceLogprobs, TokenLogprob, TopLogprob
+from jobs.client.limits import set_limit
+from tests.worker.fake_backend import FakeBackend, FakeHandle, text_of
+from tests.worker.site import Site
+from worker.queue.rq_settle import Settler
+
+LIMIT = 20_000  # bytes
+
+
+def with_logprobs(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
+    """All answers have log-probabilities of so many tokens."""
+    end = FakeHandle._end
+
+    def _end(self: FakeHandle, error: JobError | None) -> None:
+        sink = self.sink
+        top = [TopLogprob(token="x", logprob=-1.0)] * 5
+        content = [TokenLogprob(token="x", logprob=-1.0, top_logprobs=top)] * tokens
+
+        class Adding:
+            def deltas(self, deltas: Any) -> None:
+                sink.deltas(deltas)
+
+            def ended(self, outcome: Any) -> None:
+                for choice in outcome.completion.choices:
+                    choice.logprobs = ChoiceLogprobs(content=content)
+                sink.ended(outcome)
+
+        self.sink = Adding()
+        end(self, error)
+
+    monkeypatch.setattr(FakeHandle, "_end", _end)
+
+
+@pytest.mark.parametrize("tokens", [110, 10_000])  # about the limit, and far above it
+def test_a_row_that_is_too_large_loses_its_logprobs_first(
+    site: Site, monkeypatch: pytest.MonkeyPatch, tokens: int
+) -> None:
+    with_logprobs(monkeypatch, tokens)
+    set_limit(site.redis, "row_bytes", LIMIT)
+    job = site.submit()
+    site.burst()
+    answer = job.result(timeout=5)
+    assert answer.text == text_of(job.request)
+    assert answer.choices[0].logprobs is None
+    assert site.row(job)["top_logprobs"] is None
+
+
+def test_a_row_within_the_limit_keeps_its_logprobs(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_logprobs(monkeypatch, 20)
+    set_limit(site.redis, "row_bytes", LIMIT)
+    job = site.submit()
+    site.burst()
+    logprobs = job.result(timeout=5).choices[0].logprobs
+    assert logprobs is not None and len(logprobs.content or ()) == 20
+
+
+def test_an_answer_that_is_too_large_fails_with_the_numbers(site: Site) -> None:
+    set_limit(site.redis, "row_bytes", 8_000)
+    large, small = site.submit(words=2000), site.submit()
+    site.burst()
+    with pytest.raises(JobError, match=r"too large for its row: 0\.0 MB, and the limit"):
+        large.result(timeout=5)
+    assert small.result(timeout=5).text
+    site.assert_settled([large, small])
+
+
+def test_an_answer_that_redis_does_not_take_fails_alone(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a value larger than proto-max-bulk-len: the server closes the connection."""
+    jobs = site.submit_many(["a", "b", "c"])
+    send = Settler.send
+
+    def send_or_fail(self: Settler, settlement: Any, *rest: Any) -> None:
+        if settlement.lease.job == jobs[1].id and settlement.completion is not None:
+            raise redis.ConnectionError("the server closed the connection")
+        send(self, settlement, *rest)
+
+    monkeypatch.setattr(Settler, "send", send_or_fail)
+    site.burst(FakeBackend())
+    assert jobs[0].result(timeout=5).text and jobs[2].result(timeout=5).text
+    with pytest.raises(JobError, match="Redis did not take the answer"):
+        jobs[1].result(timeout=5)
+    site.assert_settled(jobs)
+
+
+def test_a_large_request_of_another_producer_is_refused_at_its_claim(site: Site) -> None:
+    large, other = site.submit("x" * 5000), site.submit("y")
+    set_limit(site.redis, "message_bytes", 2000)
+    with pytest.raises(JobError, match=r"a message of the request has 0\.0 MB as JSON"):
+        site.submit("z" * 5000)
+    site.burst()
+    with pytest.raises(JobError, match="message_bytes"):
+        large.result(timeout=5)
+    assert other.result(timeout=5).text

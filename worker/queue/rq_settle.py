@@ -1,0 +1,132 @@
+"""Ends jobs in RQ's keys: the arguments of settle.lua, made from a `Settlement`."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from redis import Redis
+from redis.client import Pipeline
+
+from jobs import keys
+from jobs.client import rq_format
+from jobs.client.submit import ROW_SECONDS
+from jobs.encoding import encodable
+from jobs.errors import JobError
+from jobs.stream.entries import end_id, end_payload
+from worker.queue import rq_scripts
+from worker.queue.rq_job import ClaimedJob, Lease
+from worker.queue.rq_scripts import SettleArgs, SettleKeys
+from worker.queue.rq_workers import DeadWorker
+
+MAX_RESULTS = 10  # results that RQ keeps of one job
+SECONDS_WHEN_FULL = 60  # how long results are kept at most while Redis is full: rows have them too
+MEMORY_CHECK_SECONDS = 1.0  # how long the answer to "is Redis full" holds
+WORKER_COUNTERS = {"finished": "successful_job_count", "failed": "failed_job_count"}
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """How a job ends: what is written to RQ's keys, the outbox and the token stream."""
+
+    claimed: ClaimedJob
+    run: str
+    row_index: int
+    row: str  # outbox.encode(…)
+    completion: dict[str, Any] | None  # ChatCompletion's JSON
+    error: JobError | None
+
+    @property
+    def lease(self) -> Lease:
+        return self.claimed.lease
+
+    @property
+    def status(self) -> rq_format.End:
+        if self.completion is not None:
+            return "finished"
+        if self.error is not None and self.error.code == "cancelled":
+            return "canceled"
+        return "failed"
+
+
+class Settler:
+    """Settles jobs in the name of one worker."""
+
+    def __init__(self, redis: Redis, worker: str, worker_key: str) -> None:
+        self._redis: Any = redis  # its stubs leave open whether replies are bytes
+        self._worker, self._worker_key = worker, worker_key
+        self._settle = redis.register_script(rq_scripts.SETTLE)
+        self._full, self._full_until = False, 0.0  # the last answer, and until when it holds
+
+    def send(self, settlement: Settlement, dead: DeadWorker | None, pipeline: Pipeline) -> None:
+        """Add the script to `pipeline`. It replies 0 if the lease is lost, else 1. `dead`: the
+        worker that died with the job; nothing is changed if it turns out to be alive."""
+        claimed, completion, error = settlement.claimed, settlement.completion, settlement.error
+        lease, status, now = claimed.lease, settlement.status, time.time()
+        keep = claimed.result_ttl if status == "finished" else claimed.failure_ttl
+        if status == "finished" and keep > SECONDS_WHEN_FULL and self._is_full():
+            keep = SECONDS_WHEN_FULL
+        usage = completion["usage"] if completion is not None else None
+        reason = "cancelled" if status == "canceled" else "error"
+        if completion is not None:
+            reason = completion["choices"][0]["finish_reason"]
+        script_keys = SettleKeys(
+            job=rq_format.job_key(lease.job),
+            wip=rq_format.wip_key(lease.queue),
+            execution=rq_format.execution_key(lease.job, lease.execution),
+            executions=rq_format.executions_key(lease.job),
+            registry=rq_format.registry_key(lease.queue, status),
+            results=rq_format.results_key(lease.job),
+            outbox=keys.outbox(settlement.run),
+            outboxes=keys.OUTBOXES,
+            log=keys.log(lease.job),
+            live=keys.live(lease.job),
+            worker=self._worker_key,
+            started=keys.started(self._worker if dead is None else dead.name),
+            workers=keys.WORKERS,
+            queue=rq_format.queue_key(lease.queue),
+            open_bytes=keys.OPEN_BYTES,
+            deadlines=keys.DEADLINES,
+            rows=keys.rows(settlement.run, settlement.row_index),
+        )
+        args = SettleArgs(
+            job_id=lease.job,
+            execution_id=lease.execution,
+            entry=lease.entry,
+            dead="" if dead is None else dead.name,
+            seen_lease=0 if dead is None else dead.lease,
+            status=status,
+            ended_at=rq_format.format_time(),
+            keep=keep,
+            registry_score="+inf" if keep < 0 else int(now) + keep,
+            error=json.dumps(error.to_dict()) if error is not None else "",
+            row=settlement.row,
+            run=settlement.run,
+            end_id=end_id(lease.attempt),
+            end_payload=end_payload(reason, usage, error),  # type: ignore[arg-type]
+            counter=WORKER_COUNTERS.get(status, ""),
+            max_results=MAX_RESULTS,
+            now=int(now),
+            working_time=max(0.0, now - claimed.claimed_at),
+            attempt=lease.attempt,
+            row_seconds=ROW_SECONDS,
+        )
+        result_fields = rq_format.result_fields(
+            lease.job,
+            status,
+            answer=completion,
+            error=encodable(str(error)) if error is not None else None,
+            worker=self._worker,
+            execution=lease.execution,
+        )
+        self._settle(keys=script_keys, args=[*args, *result_fields], client=pipeline)
+
+    def _is_full(self) -> bool:
+        """Whether Redis has used up its maxmemory."""
+        if time.monotonic() >= self._full_until:
+            memory = self._redis.info("memory")
+            self._full = 0 < memory.get("maxmemory", 0) <= memory["used_memory"]
+            self._full_until = time.monotonic() + MEMORY_CHECK_SECONDS
+        return self._full

@@ -1,0 +1,223 @@
+"""What no claim or settlement does: jobs that are due, overdue, or ended by RQ's own tools.
+
+Any worker may do it at any time, in small portions; each change is one script.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeVar
+
+from redis import Redis
+
+from jobs import keys, lua
+from jobs.client import rq_format
+from jobs.client.cancel import end_waiting
+from jobs.client.rq_format import ATTEMPT, DEPENDENTS_LUA, FAILURE_SECONDS, ROW
+from jobs.client.state import JobState, Status, read_outcome, read_state
+from jobs.client.steps import Steps
+from jobs.errors import JobError
+from jobs.results import outbox
+from jobs.stream.entries import END_LUA, end_id, end_payload
+
+DUE = lua.load("worker.queue", "due")
+RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA)
+
+PORTION = 200  # jobs per step and queue
+ENDS: tuple[rq_format.End, ...] = ("failed", "canceled")  # by RQ's tools
+
+
+T = TypeVar("T")
+
+
+# The names of the `unpack` lines of the scripts, in the same order.
+
+
+class DueKeys(NamedTuple):
+    scheduled: str
+    queue: str
+    queues: str
+
+
+class DueArgs(NamedTuple):
+    portion: int
+    now_text: str
+
+
+class RecordKeys(NamedTuple):
+    job: str
+    registry: str
+    outbox: str
+    outboxes: str
+    log: str
+    live: str
+    queue: str
+    open_bytes: str
+    deadlines: str
+
+
+class RecordArgs(NamedTuple):
+    job_id: str
+    status: str
+    attempt: int
+    row: str
+    run: str
+    error: str
+    end_id: str
+    end_payload: str
+    ended_at: str
+    keep: int
+    expires: int
+
+
+class Upkeep:
+    """The upkeep of some queues. `step` looks at one portion of each list."""
+
+    def __init__(self, redis: Redis, queues: Sequence[str]) -> None:
+        self._redis: Any = redis  # its stubs leave open whether replies are bytes
+        self._queues = queues
+        self._due = redis.register_script(DUE)
+        self._record = redis.register_script(RECORD)
+        self._lists = [
+            keys.DEADLINES,
+            *map(rq_format.scheduled_key, queues),
+            *map(rq_format.queue_key, queues),
+            *(rq_format.registry_key(queue, end) for queue in queues for end in ENDS),
+        ]
+        self._cursors: dict[str, int] = {}  # position of the next portion, by key
+
+    def step(self) -> None:
+        """Queue scheduled jobs, end overdue ones, write missing rows, keep queued hashes."""
+        if not self._redis.exists(*self._lists):
+            return
+        self._end_overdue()
+        for queue in self._queues:
+            self._queue_due(queue)
+            self._keep_queued(queue)
+            for end in ENDS:
+                self._record_ended(queue, end)
+
+    def _queue_due(self, queue: str) -> None:
+        names = DueKeys(
+            scheduled=rq_format.scheduled_key(queue),
+            queue=rq_format.queue_key(queue),
+            queues=rq_format.QUEUES_KEY,
+        )
+        self._due(keys=names, args=DueArgs(portion=PORTION, now_text=rq_format.format_time()))
+
+    def _end_overdue(self) -> None:
+        """Fail the jobs whose time to live has passed while they wait."""
+        seconds, microseconds = self._redis.time()
+        now = seconds * 1000 + microseconds // 1000
+        for name in self._redis.zrangebyscore(keys.DEADLINES, "-inf", now, 0, PORTION):
+            job = name.decode(errors="replace")
+            state = self._run(read_state(job, full=True))
+            options = state.request.get("job")
+            ttl = options.get("ttl") if isinstance(options, dict) else None
+            error = JobError("timeout", f"waited longer than its ttl of {ttl} s", "job.ttl")
+            if state.status is Status.QUEUED:
+                self._run(end_waiting(state, error, "failed"))
+            else:  # its worker watches the deadline of a running job
+                self._redis.zrem(keys.DEADLINES, name)
+
+    def _keep_queued(self, queue: str) -> None:
+        """Remove the expiry that `rq requeue` leaves on the hash of a job."""
+        ids = self._portion(rq_format.queue_key(queue), self._redis.lrange)
+        pipeline = self._redis.pipeline(transaction=False)
+        for job in ids:
+            pipeline.ttl(rq_format.job_key(job.decode(errors="replace")))
+            # RQ's own limit on waiting:
+            pipeline.hget(rq_format.job_key(job.decode(errors="replace")), "ttl")
+        replies = pipeline.execute(raise_on_error=False) if ids else []
+        for job, ttl, own in zip(ids, replies[::2], replies[1::2], strict=True):
+            if isinstance(ttl, int) and ttl >= 0 and own is None:
+                self._redis.persist(rq_format.job_key(job.decode(errors="replace")))
+
+    def _record_ended(self, queue: str, end: rq_format.End) -> None:
+        """Write the rows of jobs that RQ's tools or stock workers have ended."""
+        ids = self._portion(rq_format.registry_key(queue, end), self._redis.zrange)
+        pipeline = self._redis.pipeline(transaction=False)
+        for job in ids:
+            pipeline.hmget(rq_format.job_key(job.decode(errors="replace")), "status", ROW, ATTEMPT)
+        replies = pipeline.execute(raise_on_error=False) if ids else []
+        for job, reply in zip(ids, replies, strict=True):
+            if isinstance(reply, Exception):
+                continue  # the key is not a hash
+            status, recorded, attempt = reply
+            if status == end.encode() and recorded != (attempt or b"0"):
+                self._record_one(job.decode(errors="replace"), queue, end)
+
+    def _record_one(self, job: str, queue: str, end: rq_format.End) -> None:
+        state = self._run(read_state(job, full=True))
+        error = self._error_of(state, end)
+        now = time.time()
+        entry = outbox.outbox_entry(
+            job,
+            state.request,
+            "cancelled" if end == "canceled" else "error",
+            attempt=state.attempt,
+            error=error.to_dict(),
+            enqueued_at=state.enqueued_at,
+            finished_at=now,
+        )
+        keep = max(0, state.failure_ttl or 0) or FAILURE_SECONDS
+        names = RecordKeys(
+            job=rq_format.job_key(job),
+            registry=rq_format.registry_key(queue, end),
+            outbox=keys.outbox(entry["run"]),
+            outboxes=keys.OUTBOXES,
+            log=keys.log(job),
+            live=keys.live(job),
+            queue=rq_format.queue_key(queue),
+            open_bytes=keys.OPEN_BYTES,
+            deadlines=keys.DEADLINES,
+        )
+        args = RecordArgs(
+            job_id=job,
+            status=end,
+            attempt=state.attempt,
+            row=outbox.encode(entry),
+            run=entry["run"],
+            error=json.dumps(error.to_dict()),
+            end_id=end_id(state.attempt),
+            end_payload=end_payload("cancelled" if end == "canceled" else "error", error=error),
+            ended_at=rq_format.format_time(),
+            keep=keep,
+            expires=int(now) + keep,
+        )
+        self._record(keys=names, args=args)
+
+    def run(self, name: str, *args: Any, **options: Any) -> Any:
+        """The reply to one command of steps."""
+        return getattr(self._redis, name)(*args, **options)
+
+    def _run(self, steps: Steps[T]) -> T:
+        """What steps return that only run commands. A Redis error ends them at once, as it is: the
+        loop handles it."""
+        connection: Any = self
+        reply: Any = None
+        while True:
+            try:
+                call: Any = steps.send(reply)
+            except StopIteration as end:
+                value: T = end.value
+                return value
+            reply = call(connection)
+
+    def _error_of(self, state: JobState, end: rq_format.End) -> JobError:
+        if end == "canceled":
+            return JobError("cancelled", f"job {state.id} was cancelled with RQ's own tools")
+        try:
+            self._run(read_outcome(state))
+        except JobError as error:
+            return error
+        return JobError("internal", f"job {state.id} failed without a reason")
+
+    def _portion(self, key: str, read: Any) -> list[bytes]:
+        """The next ids of a list or sorted set, from its start after its end."""
+        start = self._cursors.get(key, 0)
+        ids: list[bytes] = read(key, start, start + PORTION - 1)
+        self._cursors[key] = start + PORTION if len(ids) == PORTION else 0
+        return ids

@@ -1,0 +1,48 @@
+#!lua flags=allow-oom
+-- Writes the row of a job that ended without one: RQ's own tools cancelled or failed it. The caller
+-- loads this script behind the Lua functions end_stream and enqueue_dependents.
+--
+-- KEYS  job: hash of the job
+--       registry: RQ's registry of the jobs that ended this way
+--       outbox: stream of the rows of the run
+--       outboxes: set of the runs that have rows in their outbox
+--       log: replay log of the token stream
+--       live: pub/sub channel of the token stream
+--       queue: list of the ids that wait; the name under which open_bytes counts
+--       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
+--       deadlines: sorted set of the jobs with a time to live
+-- ARGV  job_id: id of the job
+--       status: RQ's status that the caller has read
+--       attempt: number of the attempt whose row this is
+--       row: row for the outbox
+--       run: name of the run
+--       error: JobError as JSON
+--       end_id, end_payload: last entry of the token stream
+--       ended_at: time in RQ's format
+--       keep: seconds to keep the job
+--       expires: score in the registry, the time when the entry expires
+-- Returns 1, or 0 if the job has changed or has a row of this attempt: nothing has changed then.
+--
+-- Atomic: the server runs the whole script before any other command, so the row is written once.
+local job, registry, outbox, outboxes, log, live, queue, open_bytes, deadlines = unpack(KEYS)
+local job_id, status, attempt, row, run, error, end_id, end_payload, ended_at, keep,
+  expires = unpack(ARGV)
+
+local state, recorded, bytes = unpack(redis.call('HMGET', job, 'status', 'chatjobs_row',
+  'chatjobs_bytes'))
+if state ~= status or recorded == attempt then return 0 end
+redis.call('XADD', outbox, '*', 'row', row)
+redis.call('HSET', job, 'chatjobs_row', attempt, 'chatjobs_error', error)
+redis.call('SADD', outboxes, run)
+redis.call('EXPIRE', job, keep)
+redis.pcall('ZADD', registry, expires, job_id)
+redis.pcall('ZREM', deadlines, job_id)
+bytes = tonumber(bytes or '')
+if bytes then
+  local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
+  if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
+  redis.call('HDEL', job, 'chatjobs_bytes')
+end
+end_stream(log, live, end_id, end_payload)
+pcall(enqueue_dependents, job, job_id, status, ended_at)
+return 1
