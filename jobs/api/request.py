@@ -19,12 +19,7 @@ from pydantic import (
 )
 
 from jobs.api.caller import warn_caller
-from jobs.api.fields import (
-    IGNORED_IN_TOOL,
-    drop_ignored,
-    drop_stream_options,
-    drop_unsupported,
-)
+from jobs.api.fields import IGNORED_IN_TOOL, drop_ignored, drop_stream_options, drop_unsupported
 from jobs.api.history import plain_messages
 from jobs.api.job_options import JobOptions
 from jobs.api.message import Message

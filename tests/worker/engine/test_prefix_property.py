@@ -24,7 +24,7 @@ from worker.text.detokenizer import Detokenizer
 KINDS = {"full": "qwen3", "window": "gemma3_text", "recurrent": "qwen3_5_text"}
 WORDS = ([7] * 9, [8, 9] * 8, [10 + i for i in range(23)], [40])  # prompts are made of these
 LONGEST = 200  # tokens of a prompt and its answer
-EXAMPLES = 60
+EXAMPLES = 100
 
 Prompt = tuple[int, ...]
 
@@ -59,8 +59,8 @@ ACTIONS = st.lists(
         st.builds(Steps, st.integers(1, 12)),
         st.builds(Cancel, st.integers(0, 30)),
     ),
-    min_size=4,
-    max_size=24,
+    min_size=8,
+    max_size=40,
 )
 
 
