@@ -44,6 +44,11 @@ def model_of(queue: str) -> str:
     return queue.partition(":")[2]
 
 
+def is_bulk(queue: str) -> bool:
+    """Whether an RQ queue is that of a model's bulk jobs."""
+    return queue.startswith(bulk_queue(""))
+
+
 def queue(model: str, priority: str) -> str:
     """RQ queue of `model` for a job of this priority ("interactive" or "bulk")."""
     return bulk_queue(model) if priority == "bulk" else chat_queue(model)
@@ -80,10 +85,10 @@ def upkeep(queues: Sequence[str]) -> str:
     return f"chatjobs:upkeep:{','.join(sorted(queues))}"
 
 
-def wake(model: str) -> str:
-    """List that a producer pushes to when it has enqueued a job of a model: idle workers wait on
-    it. Its length is limited."""
-    return f"chatjobs:wake:{model}"
+def wake(model: str, *, bulk: bool = False) -> str:
+    """List that a producer pushes to when it has enqueued a job of a model: workers with room for
+    it wait on it. Its length is limited."""
+    return f"chatjobs:wake:{queue(model, 'bulk' if bulk else 'interactive')}"
 
 
 def log(job: str) -> str:

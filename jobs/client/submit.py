@@ -164,7 +164,7 @@ class _NewJob(NamedTuple):
             limits=keys.LIMITS,
             rows=keys.rows(run_of(self.content), options.row or 0),
             deadlines=keys.DEADLINES,
-            wake=keys.wake(model),
+            wake=keys.wake(model, bulk=options.priority == "bulk"),
         )
 
     def script_args(self) -> list[Any]:

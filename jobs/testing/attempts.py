@@ -85,7 +85,7 @@ class Attempts:
             jobs += self._redis.zrangebyscore(scheduled_key(queue), "-inf", time.time())
             for job in jobs:
                 enqueued_at = parse_time(self._redis.hget(job_key(job.decode()), "enqueued_at"))
-                is_bulk = queue.startswith(keys.bulk_queue(""))
+                is_bulk = keys.is_bulk(queue)
                 found.append((is_bulk, enqueued_at or 0.0, job.decode()))
         return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
 

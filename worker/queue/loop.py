@@ -179,14 +179,11 @@ class WorkerLoop:
             self._sickness.settled()
         if (self._isolating and not idle) or not self._sickness.may_claim():
             return
-        names = set(self._models.values())
-        rooms = Rooms(self._backend, names, single=self._sickness.tries_one)
+        rooms = Rooms(self._backend, self._models, single=self._sickness.tries_one)
         if not rooms.any:
             return
         self._next_poll = math.inf  # before the claim: it may be reset while that runs
-        claimed = self._store.claim(
-            lambda name, bulk: rooms.of(self._models[name], bulk=bulk), suspects=idle
-        )
+        claimed = self._store.claim(rooms.of, suspects=idle)
         self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []
         era = self._sickness.era
@@ -194,10 +191,9 @@ class WorkerLoop:
             self._sickness.claimed()
         for job in claimed:
             name, bulk = self._store.model_of(job.lease)
-            model = self._models[name]
             may_start = self._stop_at is None and self._sickness.era == era
-            if may_start and rooms.of(model, bulk=bulk):
-                rooms.use(model, bulk=bulk, sequences=self._attempts.start(job))
+            if may_start and rooms.of(name, bulk):
+                rooms.use(name, bulk, self._attempts.start(job))
                 self._watchdog.touch()  # starting many jobs may take minutes
             else:
                 surplus.append(job.lease)
@@ -210,7 +206,7 @@ class WorkerLoop:
             self._drained = self._burst and rooms.everywhere and not self._store.any_unsettled()
             if self._burst:
                 self._next_poll = now + BURST_SECONDS
-            self._waker.arm()
+            self._waker.arm(rooms.wake_keys)
 
     # --- helpers ----------------------------------------------------------------------------------
 

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Mapping
 
+from jobs import keys
 from worker.backend import Backend
 
 
 class Rooms:
-    """Shrinks as jobs are started. `single`: room for one job in all."""
+    """Shrinks as jobs are started.
 
-    def __init__(self, backend: Backend, models: Collection[str], *, single: bool) -> None:
-        self._single = single
+    models: the name of the model, by each name that has queues. single: room for one job in all.
+    """
+
+    def __init__(self, backend: Backend, models: Mapping[str, str], *, single: bool) -> None:
+        self._models, self._single = models, single
         self._left = {
             (model, bulk): backend.room(model, bulk=bulk)
-            for model in models
+            for model in set(models.values())
             for bulk in (False, True)
         }
 
@@ -27,17 +31,28 @@ class Rooms:
         """Whether there is room for each model and priority."""
         return all(left > 0 for left in self._left.values())
 
-    def of(self, model: str, *, bulk: bool) -> int:
-        """The number of sequences that may be started."""
-        left = max(0, self._left[model, bulk])
+    @property
+    def wake_keys(self) -> list[str]:
+        """The lists that producers of jobs for which there is room push to."""
+        return [
+            keys.wake(name, bulk=bulk)
+            for name in self._models
+            for bulk in (False, True)
+            if self.of(name, bulk)
+        ]
+
+    def of(self, name: str, bulk: bool) -> int:
+        """The number of sequences of a model that may be started."""
+        left = max(0, self._left[self._models[name], bulk])
         return min(left, 1) if self._single else left
 
-    def use(self, model: str, *, bulk: bool, sequences: int) -> None:
+    def use(self, name: str, bulk: bool, sequences: int) -> None:
         """Sequences were started. Interactive ones leave room for one bulk sequence if there was
         any, as the backend does."""
         if self._single:
             self._left = dict.fromkeys(self._left, 0)
             return
+        model = self._models[name]
         self._left[model, bulk] -= sequences
         if not bulk:
             left = self._left[model, True]

@@ -148,9 +148,10 @@ local function take_in_turns(number, queue, wip)
   end
 end
 
+local time = redis.call('TIME')
+local now = string.format('%.3f', time[1] + time[2] / 1e6)
+
 local function queue_due(queue, scheduled)
-  local time = redis.call('TIME')
-  local now = string.format('%.3f', time[1] + time[2] / 1e6)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, 100)) do
     local job = 'rq:job:' .. id
     redis.call('ZREM', scheduled, id)
