@@ -93,10 +93,10 @@ class EngineCore:
         max_batch: int | None,
         context: int | None,
         cache_bytes: int | None,
-        prefix_cache: bool,
         download_dir: Path | None,
         chat_template: Path | None = None,
         tool_parser: str | None = None,
+        prefix_cache: bool = True,
         on_work: Callable[[], None] = lambda: None,
     ) -> EngineCore:
         """Load a model; None means the default, see `worker.engine.local.Engine.load`.
