@@ -93,12 +93,12 @@ class EngineCore:
         max_batch: int | None,
         context: int | None,
         cache_bytes: int | None,
-        prefix_cache: bool,
         download_dir: Path | None,
         chat_template: Path | None = None,
         tool_parser: str | None = None,
         interactive_slots: int | None = 0,
         preempt: bool = False,
+        prefix_cache: bool = True,
         on_work: Callable[[], None] = lambda: None,
     ) -> EngineCore:
         """Load a model; None means the default, see `worker.engine.local.Engine.load` and `Slots`.
