@@ -21,6 +21,7 @@ class Rooms:
             for model in set(models.values())
             for bulk in (False, True)
         }
+        self._first = dict(self._left)
 
     @property
     def any(self) -> bool:
@@ -47,13 +48,12 @@ class Rooms:
         return min(left, 1) if self._single else left
 
     def use(self, name: str, bulk: bool, sequences: int) -> None:
-        """Sequences were started. Interactive ones leave room for one bulk sequence if there was
-        any, as the backend does."""
+        """Sequences were started. Interactive ones take the room of bulk ones, unless there was
+        room for just one: those must not starve."""
         if self._single:
             self._left = dict.fromkeys(self._left, 0)
             return
         model = self._models[name]
         self._left[model, bulk] -= sequences
-        if not bulk:
-            left = self._left[model, True]
-            self._left[model, True] = max(left - sequences, min(left, 1))
+        if not bulk and self._first[model, True] > 1:
+            self._left[model, True] -= sequences

@@ -233,3 +233,13 @@ def test_a_deleted_job_leaves_its_row_and_no_hash(site: Site, a: RQStore) -> Non
     assert not site.redis.exists(f"rq:job:{job.id}", results_key(job.id))
     assert site.redis.xlen(keys.outbox("default")) == 1
     assert not site.redis.exists("rq:failed:chat:fake")
+
+
+def test_interactive_jobs_take_the_room_of_bulk_jobs_but_the_last_place(
+    site: Site, a: RQStore
+) -> None:
+    chats, bulks = site.submit_many(["a"] * 6), site.submit_many(["b"] * 3, priority="bulk")
+    assert [one.lease.job for one in claim(a, 3)] == ids(chats[:3])
+    saturated = a.claim(lambda _, bulk: 1 if bulk else 2)
+    assert [one.lease.job for one in saturated] == ids(chats[3:5] + bulks[:1])
+    assert [one.lease.job for one in claim(a, 3)] == ids(chats[5:] + bulks[1:])

@@ -18,7 +18,7 @@
 --       take_suspects: '1' if the worker runs no job: it takes the first group of suspects from the
 --       quarantines and nothing else; if there is none, it takes other jobs
 --       rooms…: for each queue, the number of jobs to take at most. An interactive job also takes room
---       of its model's bulk jobs, but leaves room for one of them
+--       of its model's bulk jobs, unless there is room for just one: those must not starve
 -- Returns one list per job taken: {number of the queue from 1, job id, attempt, execution id,
 --       then the fields of the job hash in the order of FIELDS in rq_job.py}.
 --
@@ -38,6 +38,7 @@ local rooms = {unpack(ARGV, 7)}
 
 local ended = {finished = true, failed = true, stopped = true, canceled = true}
 local taken = {}
+local only_one = {}  -- of each queue: whether there was room for one job
 
 local function is_waiting(id, job)
   if not string.find(id, '^[!-~]+$') or redis.call('TYPE', job).ok ~= 'hash' then return false end
@@ -90,7 +91,7 @@ local function take_one(list, number, queue, wip, accepts, left)
       start(number, id, job, queue, wip, list)
       rooms[number] = rooms[number] - 1
       local bulk = number + #rooms / 2
-      if rooms[bulk] and rooms[bulk] > 1 then rooms[bulk] = rooms[bulk] - 1 end
+      if rooms[bulk] and not only_one[bulk] then rooms[bulk] = rooms[bulk] - 1 end
     end
     redis.call('LPOP', list)
     left()
@@ -132,7 +133,7 @@ local function take_in_turns(number, queue, wip)
   end
   for _ = 1, 100 + rooms[number] do
     local tenant = redis.call('ZRANGE', tenants, 0, 0)[1]
-    if not tenant or rooms[number] == 0 then break end
+    if not tenant or rooms[number] <= 0 then break end
     turn = set_turn(queue, tenant, turn)
     if tenant == '' then
       take_one(queue, number, queue, wip, is_any, nothing)
@@ -163,7 +164,10 @@ local function queue_due(queue, scheduled)
   end
 end
 
-for number, room in ipairs(rooms) do rooms[number] = tonumber(room) end
+for number, room in ipairs(rooms) do
+  rooms[number] = tonumber(room)
+  only_one[number] = rooms[number] == 1
+end
 -- Whoever looks for the jobs of dead workers starts with the workers.
 if not redis.call('ZSCORE', workers, worker) then
   redis.call('ZADD', workers, string.format('%d', now_seconds * 1000), worker)
