@@ -43,6 +43,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.priority
 	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.prefix
 
 bench-peers: $(VENV)/.ready-to-test .bench-peers/.ready
 	$(BIN)/python -m bench.gguf

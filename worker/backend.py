@@ -62,6 +62,8 @@ class Health:
     tokens_generated: int
     error: str | None = None
     loading: bool = False
+    prompt_tokens: int = 0  # of all sequences that have run
+    cached_tokens: int = 0  # of these, how many were not computed but read from the prefix cache
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,6 +83,7 @@ class RequestFields(OpenAIFields, total=False):
     add_generation_prompt: bool | None
     allowed_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
+    cache_salt: str | None
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool | None
     enable_thinking: bool | None

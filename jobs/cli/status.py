@@ -42,7 +42,7 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
 
     console = Console()
     table = Table("worker", "models", "device", box=box.SIMPLE)
-    for name in ("memory", "running", "tokens/s"):
+    for name in ("memory", "running", "tokens/s", "prompt cached"):
         table.add_column(name, justify="right")
     for worker in workers:
         used = (worker["memory"]["weights"] + worker["memory"]["cache"]) / 2**20
@@ -53,6 +53,7 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
             f"{used:,.0f} MiB",
             "paused" if worker["paused"] else str(worker["running"]),
             f"{worker['tokens_per_second']:,.0f}",
+            _share(worker.get("cached_tokens", 0), worker.get("prompt_tokens", 0)),
         )
     console.print(table if workers else "no workers")
     for worker in workers:
@@ -75,6 +76,11 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
         click.echo(
             f"no worker serves {model!r}: its jobs wait (chatjobs work --model {model})", err=True
         )
+
+
+def _share(part: int, whole: int) -> str:
+    """A percentage, or a dash if there is nothing to share."""
+    return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 def workers(redis: Redis) -> list[dict[str, Any]]:

@@ -33,7 +33,7 @@ from jobs.results.values import (
 Row = dict[str, Any]
 
 # Fields of a request that don't affect its answer.
-_NOT_HASHED = frozenset({"job", "user", "metadata", "stream", "stream_options"})
+_NOT_HASHED = frozenset({"job", "user", "metadata", "stream", "stream_options", "cache_salt"})
 
 _SAMPLING_FLOATS = (
     "temperature",

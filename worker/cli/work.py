@@ -59,6 +59,13 @@ from worker.cli.options import (
     help="Maximum number of sequences in the batch. [default: depends on the device]",
 )
 @click.option(
+    "--prefix-cache",
+    type=click.Choice(["on", "off"]),
+    default="on",
+    show_default=True,
+    help="Compute what prompts have in common at their beginning only once.",
+)
+@click.option(
     "--interactive-slots",
     type=click.IntRange(min=0),
     metavar="N",
@@ -105,6 +112,7 @@ def work(
     download_dir: Path | None,
     context: int | None,
     max_batch: int | None,
+    prefix_cache: str,
     interactive_slots: int | None,
     preempt: bool,
     chat_template: Path | None,
@@ -138,6 +146,7 @@ def work(
                 dtype=dtype,
                 quantize=quantize,
                 max_batch=max_batch,
+                prefix_cache=prefix_cache == "on",
                 context=context,
                 download_dir=download_dir,
                 chat_template=chat_template,

@@ -19,6 +19,7 @@ from worker.backend import ModelInfo, Sink
 from worker.engine.bad_words import bad_word_ids
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.kv_pool import CachePool
+from worker.engine.prefix_cache import PrefixCache
 from worker.engine.prompt_logprobs import score_prompts
 from worker.engine.sampler import Sampled, sample
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
@@ -49,6 +50,7 @@ class EngineCore:
         slots: Slots,
         context: int,
         cache_bytes: int,
+        prefix_cache: bool = True,
         on_work: Callable[[], None] = lambda: None,
     ) -> None:
         self.info: ModelInfo = resident.info
@@ -68,7 +70,10 @@ class EngineCore:
         )
         self.scorer = Scorer(self.model, self.pool, self.device, context, resident.not_finite)
         self._resident = resident
-        self._scheduler = Scheduler(self.pool, slots, devices.limits(self.device).step_tokens)
+        limits = devices.limits(self.device)
+        stride = limits.stride if slots.batch == 1 else None
+        self.prefix = PrefixCache(self.pool, resident.state_of if prefix_cache else None, stride)
+        self._scheduler = Scheduler(self.pool, slots, limits.step_tokens, reuse=self.prefix)
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._closed = False
         self._door = threading.Lock()  # held to submit and to close: nothing enters a closed engine
@@ -90,6 +95,7 @@ class EngineCore:
         tool_parser: str | None = None,
         interactive_slots: int | None = 0,
         preempt: bool = False,
+        prefix_cache: bool = True,
         on_work: Callable[[], None] = lambda: None,
     ) -> EngineCore:
         """Load a model; None means the default, see `worker.engine.local.Engine.load` and `Slots`.
@@ -107,6 +113,7 @@ class EngineCore:
             slots=Slots.share(batch, interactive_slots, preempt),
             context=context or longest,
             cache_bytes=devices.cache_limit(place) if cache_bytes is None else cache_bytes,
+            prefix_cache=prefix_cache,
             on_work=on_work,
         )
 
@@ -202,6 +209,7 @@ class EngineCore:
             if self._closed:
                 return
             self._closed = True
+        self.prefix.close()
         self._update_queue()
         self._scheduler.fail_all(_closed())
         self.prompts.close()
@@ -252,6 +260,8 @@ class EngineCore:
         """Count the computed tokens, append the new ones and remove the sequences that ended."""
         for sequence, count in rows:
             sequence.computed += count
+            if sequence.computed <= len(sequence.prompt_ids):
+                self.prefix.keep(sequence)
         for sequence, token in sampled:
             if token.finite:
                 self.tokens_generated += 1

@@ -4,6 +4,8 @@ Prefill and decode are not distinguished: a sequence has pending tokens that are
 yet (the whole prompt, or the one token sampled last), and each step spends a token budget on them,
 interactive sequences before bulk ones, oldest first. Interactive sequences that find no slot pause
 bulk ones. When the KV cache is full, the newest sequences are preempted and recomputed later.
+A sequence whose beginning an older one computes waits for it; others may pass it, but not take its
+place in the batch.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from dataclasses import dataclass, field
 
 from jobs.errors import JobError
 from worker.engine.kv_pool import CachePool
+from worker.engine.prefix_cache import PrefixCache
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
 from worker.engine.waiting_line import WaitingLine
@@ -34,7 +37,11 @@ class Scheduler:
     # Those that yield to interactive sequences are last; else oldest first:
     running: list[Sequence] = field(default_factory=list)
     isolated: list[Sequence] = field(default_factory=list)  # run one at a time until these end
+    reuse: PrefixCache | None = None  # None: every sequence computes all its tokens
     _pulled: Sequence | None = None  # a bulk sequence that has waited long and does not yield
+
+    def __post_init__(self) -> None:
+        self._prefix = self.reuse or PrefixCache(self.pool)
 
     @property
     def bulk_running(self) -> int:
@@ -55,6 +62,7 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        self._prefix.end(sequence, usable=not poisoned)
         self._release(sequence, poisoned=poisoned)
 
     def schedule(self) -> list[Scheduled]:
@@ -65,9 +73,9 @@ class Scheduler:
         kept = min(sum(one.pending for one in bulk), -(-self.step_tokens // BULK_TOKENS))
         firm = [sequence for sequence in self.running if not self._yields(sequence)]
         budget = self._advance(firm, self.step_tokens - kept, scheduled)
-        budget = self._admit_first(budget, scheduled) + kept
-        budget = self._advance(bulk, budget, scheduled)
-        self._admit_bulk(budget, scheduled)
+        budget, held = self._admit_first(budget, scheduled)
+        budget = self._advance(bulk, budget + kept, scheduled)
+        self._admit_bulk(budget, held, scheduled)
         return [(sequence, count) for sequence, count in scheduled if sequence in self.running]
 
     def isolate_all(self) -> None:
@@ -96,7 +104,7 @@ class Scheduler:
     ) -> int:
         """Schedule running sequences; returns the rest of the budget."""
         for sequence in sequences:
-            count = sequence.next_count(budget)
+            count = self._prefix.count(sequence, budget)
             if sequence not in self.running or count == 0:
                 continue  # preempted for an older sequence, or the budget is spent
             if self._reserve(sequence, count):
@@ -104,28 +112,48 @@ class Scheduler:
                 budget -= count
         return budget
 
-    def _admit_first(self, budget: int, scheduled: list[Scheduled]) -> int:
+    def _admit_first(self, budget: int, scheduled: list[Scheduled]) -> tuple[int, int]:
         """Admit interactive sequences and the bulk sequence that has waited long. Returns the rest
-        of the budget."""
-        while budget and (self._pull_bulk() or self.waiting.first):
-            sequence = self.waiting.first[0]
-            if not self._find_slot(sequence) or not self._admit(sequence, budget, scheduled):
+        of the budget, and how many sequences wait for a prefix; each has a place in the batch."""
+        held = 0
+        while budget:
+            if self._pull_bulk():
+                held = 0  # it is the first in the line now
+            if held == len(self.waiting.first):
+                break
+            sequence = self.waiting.first[held]
+            if self._waits(sequence):
+                held += 1
+                continue
+            if not self._find_slot(sequence, held) or not self._admit(sequence, budget, scheduled):
                 break
             budget -= 0 if sequence.ended else scheduled[-1][1]
-        return budget
+        return budget, held
 
-    def _admit_bulk(self, budget: int, scheduled: list[Scheduled]) -> None:
-        """Admit bulk sequences to the slots that are not reserved."""
+    def _admit_bulk(self, budget: int, held: int, scheduled: list[Scheduled]) -> None:
+        """Admit bulk sequences to the slots that are neither reserved nor `held` by others."""
+        own = 0  # bulk sequences that wait for a prefix
         while (
             budget
-            and self.waiting.bulk
-            and len(self.running) < self._limit
-            and self.bulk_running < max(1, self._limit - self.slots.reserved)
+            and own < len(self.waiting.bulk)
+            and len(self.running) + held + own < self._limit
+            and self.bulk_running + own < max(1, self._limit - self.slots.reserved)
         ):
-            sequence = self.waiting.bulk[0]
+            sequence = self.waiting.bulk[own]
+            if self._waits(sequence):
+                own += 1
+                continue
             if not self._admit(sequence, budget, scheduled):
                 break
             budget -= 0 if sequence.ended else scheduled[-1][1]
+
+    def _waits(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for what one that goes before it computes."""
+        if sequence.slot is not None:
+            return False  # it was paused and has its state
+        last = self._yields(sequence)
+        before = [one for one in self.running if last or not self._yields(one)]
+        return self._prefix.waits(sequence, before)
 
     @property
     def _limit(self) -> int:
@@ -138,10 +166,12 @@ class Scheduler:
             self._pulled = pulled
         return pulled is not None
 
-    def _find_slot(self, sequence: Sequence) -> bool:
+    def _find_slot(self, sequence: Sequence, held: int) -> bool:
         """Whether there is a slot for the next sequence, perhaps by pausing the newest bulk one."""
-        if len(self.running) < self._limit:
+        if len(self.running) + held < self._limit:
             return True
+        if held:
+            return False
         newest = self.running[-1]
         if not self.slots.preempt or self.isolated or sequence.bulk or not self._yields(newest):
             return False
@@ -159,19 +189,20 @@ class Scheduler:
                 sequence.slot = self.pool.acquire()
             if sequence.slot is None:
                 return False
-            count = sequence.next_count(budget)
-            if self.pool.reserve(sequence.slot, sequence.computed + count):
+            resumed = sequence.computed > 0
+            if resumed:
+                count = self._prefix.count(sequence, budget)
+                if self.pool.reserve(sequence.slot, sequence.computed + count):
+                    break
+            elif count := self._prefix.begin(sequence, sequence.slot, budget, self.waiting):
                 break
             # The cache is full. A slot with a lower number may need less.
-            resumed = sequence.computed > 0
             self._release(sequence)
             if not self._make_room(sequence) and not resumed:
                 if self.running:
                     return False
                 self._fail(sequence, self._too_large(sequence))
                 return True
-        if not sequence.computed:
-            self.pool.reset(sequence.slot)
         sequence.started_at = sequence.started_at or time.time()
         end = len(self.running)
         if not self._yields(sequence):

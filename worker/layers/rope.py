@@ -112,6 +112,14 @@ class Rope:
             torch.cat([-sin, sin], dim=-1).to(self._dtype)[:, None],
         )
 
+    def variant(self, prompt_length: int) -> int:
+        """Equal for prompt lengths whose tokens are rotated equally."""
+        if self._long is not None:
+            return int(prompt_length > self._config.original)
+        if self._config.kind == "dynamic":
+            return max(prompt_length, self._config.max_positions)
+        return 0
+
     def _frequencies_for(self, prompt_lengths: Tensor) -> Tensor:
         """[1 or tokens, dim / 2], radians per position."""
         config = self._config

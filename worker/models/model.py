@@ -69,6 +69,10 @@ class Model(Protocol):
     def make_caches(self) -> list[LayerCache]:
         """A new, empty cache for each layer."""
 
+    def rotation(self, prompt_length: int) -> tuple[int, ...]:
+        """Equal for prompt lengths whose tokens are rotated equally, so that one prompt may begin
+        with the state of another."""
+
     def weight_map(self) -> Mapping[str, WeightSlot]:
         """Slots by checkpoint name, without wrapper prefixes (`model.…`, `lm_head.…`)."""
 
@@ -187,6 +191,9 @@ class Decoder:
         if self._logit_cap is not None:
             logits = torch.tanh(logits / self._logit_cap) * self._logit_cap
         return logits
+
+    def rotation(self, prompt_length: int) -> tuple[int, ...]:
+        return tuple(rope.variant(prompt_length) for rope in self._ropes)
 
     def make_caches(self) -> list[LayerCache]:
         return [layer.make_cache() for layer in self._layers]

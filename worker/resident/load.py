@@ -69,6 +69,10 @@ class ResidentModel:
         inside = prompt.text.rstrip().endswith(tags.opening) or tags.left_open(prompt.continued)
         return lambda: AnswerReader(ReasoningSplitter(tags, inside=inside), make_parser())
 
+    def state_of(self, prompt_length: int) -> tuple[object, ...]:
+        """What prompts must have in common to begin with the state of each other."""
+        return self.info.fingerprint, self.info.dtype, self.model.rotation(prompt_length)
+
     def not_finite(self, tokens: int) -> JobError:
         """The error for non-finite logits, naming the non-finite weight if there is one."""
         fact = f"the model's logits are not finite after {tokens} tokens"
