@@ -15,9 +15,9 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.engine.collect import CollectingSink
-from worker.engine.prefix_cache import STRIDE
 from worker.engine.prefix_store import BLOCK
 from worker.layers.batch import Batch
+from worker.resident import device as devices
 
 KINDS = {"full": "qwen3", "window": "gemma3_text", "recurrent": "qwen3_5_text"}
 SYSTEM = [5 + i % 90 for i in range(100)]
@@ -208,7 +208,7 @@ def test_kept_state_gives_way_to_running_sequences(load: Load) -> None:
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
 def test_at_max_batch_1_reuse_changes_no_bit(load: Load, dtype: str) -> None:
-    stride = STRIDE["cpu"]
+    stride = devices.CPU_LIMITS.stride
     prompts = [SYSTEM + [101] * 60, SYSTEM + [102] * 50, SYSTEM + [101] * 60 + [9] * 7, SYSTEM]
     exact = GREEDY.model_copy(update={"logprobs": True, "top_logprobs": 3, "max_tokens": 40})
     engine = load(dtype=dtype, max_batch=1)
