@@ -39,6 +39,7 @@ class JobFields(TypedDict, total=False):
     custom_id: str | None
     target: str | None
     session: str | None
+    turn: Mapping[str, bool] | BaseModel | None
     priority: Literal["interactive", "bulk"]
     ttl: float | None
     result_ttl: int | None
@@ -94,6 +95,7 @@ class RequestFields(OpenAIFields, total=False):
     stop_token_ids: Sequence[int] | None
     stream: bool | None
     top_k: int | None
+    truncate: Literal["oldest"] | None
     truncate_prompt_tokens: int | None
 
 

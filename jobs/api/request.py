@@ -26,11 +26,12 @@ from jobs.api.fields import (
     drop_unsupported,
 )
 from jobs.api.history import plain_messages
+from jobs.api.job_options import JobOptions
 from jobs.api.message import Message
 from jobs.api.sampling import Sampling
-from jobs.api.wire import Number, Text, Wire, describe
+from jobs.api.wire import Text, Wire, describe
 from jobs.errors import invalid
-from jobs.keys import JOB_ID, RUN_ID
+from jobs.keys import JOB_ID
 
 if TYPE_CHECKING:
     from typing import Unpack
@@ -62,21 +63,6 @@ def _tool_name(name: str) -> str:
     if not TOOL_NAME.fullmatch(name):
         fact = "must have 1 to 128 letters (a-z), digits, '_', '-' and '.'"
         raise ValueError(f"{fact}, got {describe(name)}")
-    return name
-
-
-def _job_id(name: str) -> str:
-    if not JOB_ID.fullmatch(name):
-        raise ValueError(f"must have 1 to 200 letters, digits, '_' and '-', got {describe(name)}")
-    return name
-
-
-def _run_id(name: str) -> str:
-    if not RUN_ID.fullmatch(name):
-        raise ValueError(
-            "must have 1 to 100 letters, digits, '_', '-' and '.', and not begin with '.', "
-            f"got {describe(name)}"
-        )
     return name
 
 
@@ -113,23 +99,6 @@ def _distinct(tools: list[Tool]) -> list[Tool]:
             raise ValueError(f"two tools have the name {describe(tool.function.name)}: rename one")
         names.add(tool.function.name)
     return tools
-
-
-class JobOptions(Wire):
-    """How the request is queued, and what is recorded with its result. All optional."""
-
-    id: Annotated[Text, AfterValidator(_job_id)] | None = None
-    run: Annotated[Text, AfterValidator(_run_id)] | None = None
-    row: Annotated[StrictInt, Field(ge=0)] | None = None  # row_index in the run
-    custom_id: Text | None = None  # the user's own key, copied to the result row
-    target: Text | None = None  # the expected answer, copied to the result row
-    session: Text | None = None
-    priority: Literal["interactive", "bulk"] = "interactive"
-    ttl: Annotated[Number, Field(gt=0)] | None = None  # seconds from enqueueing to the end
-    retries: Annotated[StrictInt, Field(ge=0, le=100)] = 0  # for retryable errors
-    # Seconds that Redis keeps the result; None: of the client, or a day, an hour for bulk jobs.
-    result_ttl: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None
-    tags: list[Text] | None = None
 
 
 class IgnoredFieldWarning(UserWarning):
@@ -169,10 +138,11 @@ class ChatRequest(Sampling):
     The prompt:
         chat_template_kwargs, enable_thinking, reasoning_effort
         add_generation_prompt, continue_final_message, truncate_prompt_tokens
+        truncate                  "oldest": drop the oldest turns that the context has no room for
 
     The job:
-        job                       id, run, row, custom_id, target, session, priority, ttl, retries,
-                                  result_ttl, tags
+        job                       id, run, row, custom_id, target, session, turn, priority, ttl,
+                                  retries, result_ttl, tags
         user, metadata            kept with the request
         store                     false: the row has neither the prompt nor the answer
     """
@@ -196,6 +166,7 @@ class ChatRequest(Sampling):
     add_generation_prompt: StrictBool | None = None  # None: unless continue_final_message
     continue_final_message: StrictBool | None = None
     truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None  # -1: to the context
+    truncate: Literal["oldest"] | None = None
     prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     job: JobOptions = Field(default_factory=JobOptions)
 
@@ -252,6 +223,20 @@ class ChatRequest(Sampling):
             raise ValueError("prompt_logprobs: they are not streamed: set stream to false")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for the context")
+        if self.truncate is not None and self.truncate_prompt_tokens is not None:
+            raise ValueError("truncate and truncate_prompt_tokens exclude each other: set only one")
+        return self
+
+    @model_validator(mode="after")
+    def _check_session(self) -> Self:
+        if self.job.session is None:
+            if self.job.turn is not None:
+                raise ValueError("job.turn needs job.session")
+            return self
+        if (self.n or 1) > 1:
+            raise ValueError(f"n: a turn of a session has one answer, got {self.n}")
+        if self.continue_final_message:
+            raise ValueError("continue_final_message is not possible in a session: remove it")
         return self
 
     @property

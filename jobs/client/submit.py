@@ -36,6 +36,7 @@ from jobs.client.rq_format import (
     MAX_DATA,
     QUEUES_KEY,
     RESULT_SECONDS,
+    deferred_key,
     encode_call,
     job_key,
     queue_key,
@@ -43,6 +44,7 @@ from jobs.client.rq_format import (
     results_key,
     wip_key,
 )
+from jobs.client.turns import TURNS_LUA, refused
 from jobs.errors import InvalidRequest, JobError, invalid
 from jobs.results.outbox import run_of
 
@@ -52,7 +54,7 @@ BATCH = 500  # jobs per round trip
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
 ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitted, and after its end
 
-ENQUEUE = lua.load("jobs.client", "rq_enqueue")
+ENQUEUE = lua.load("jobs.client", "rq_enqueue", TURNS_LUA)
 
 
 # The names of the `unpack` lines of rq_enqueue.lua, in the same order.
@@ -74,6 +76,7 @@ class EnqueueKeys(NamedTuple):
     rows: str
     deadlines: str
     wake: str
+    deferred: str
 
 
 class EnqueueArgs(NamedTuple):
@@ -90,6 +93,9 @@ class EnqueueArgs(NamedTuple):
     max_bytes: int
     max_request_bytes: int
     max_message_bytes: int
+    max_session_bytes: int
+    session: str
+    session_waits: int
 
 
 def parse_many(requests: Iterable[RequestInput]) -> list[ChatRequest]:
@@ -156,6 +162,7 @@ class _NewJob(NamedTuple):
             rows=keys.rows(run_of(self.content), options.row or 0),
             deadlines=keys.DEADLINES,
             wake=keys.wake(model),
+            deferred=deferred_key(queue),
         )
 
     def script_args(self) -> list[Any]:
@@ -175,6 +182,9 @@ class _NewJob(NamedTuple):
             max_bytes=DEFAULTS.bytes,
             max_request_bytes=DEFAULTS.request_bytes,
             max_message_bytes=DEFAULTS.message_bytes,
+            max_session_bytes=DEFAULTS.session_bytes,
+            session=options.session or "",
+            session_waits=int(options.turn is not None and options.turn.wait),
         )
         fields = queued_fields(
             queue=keys.queue(model, options.priority),
@@ -230,6 +240,8 @@ def _refusal(redis: Redis, job: _NewJob, reply: Any) -> JobError | None:
     if isinstance(reply, Exception):
         raise reply
     reason, *numbers = [value.decode() for value in reply]
+    if reason == "busy" or reason.startswith("session"):
+        return refused(job.request.job.session or "", job.request.model, reply)
     match reason:
         case "enqueued" | "same":
             return None

@@ -11,8 +11,10 @@ from redis import Redis
 from redis.client import Pipeline
 
 from jobs import keys
+from jobs.api.conversation import Turn
 from jobs.client import rq_format
 from jobs.client.submit import ROW_SECONDS
+from jobs.client.turns import session_of
 from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.stream.entries import end_id, end_payload
@@ -37,6 +39,7 @@ class Settlement:
     row: str  # outbox.encode(…)
     completion: dict[str, Any] | None  # ChatCompletion's JSON
     error: JobError | None
+    turn: Turn | None = None  # of the job's session
 
     @property
     def lease(self) -> Lease:
@@ -112,6 +115,9 @@ class Settler:
             working_time=max(0.0, now - claimed.claimed_at),
             attempt=lease.attempt,
             row_seconds=ROW_SECONDS,
+            session=session_of(claimed.request),
+            turn=settlement.turn.to_json() if settlement.turn is not None else "",
+            replaces_turn=int(claimed.history is not None and claimed.history.replaces),
         )
         result_fields = rq_format.result_fields(
             lease.job,
