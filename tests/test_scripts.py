@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from jobs import lua
-from jobs.client import cancel, dead_letters, session_steps, submit, turns
+from jobs.client import cancel, dead_letters, enqueue_script, session_steps, turns
 from jobs.client.rq_format import DEPENDENTS_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
@@ -26,8 +26,8 @@ SCRIPTS = sorted(
 
 # The text of each script, a table that it unpacks, and the names that Python gives its elements.
 CASES = [
-    (submit.ENQUEUE, "KEYS", submit.EnqueueKeys),
-    (submit.ENQUEUE, "ARGV", submit.EnqueueArgs),
+    (enqueue_script.ENQUEUE, "KEYS", enqueue_script.EnqueueKeys),
+    (enqueue_script.ENQUEUE, "ARGV", enqueue_script.EnqueueArgs),
     (cancel.CANCEL, "KEYS", cancel.CancelKeys),
     (cancel.CANCEL, "ARGV", cancel.CancelArgs),
     (dead_letters.REQUEUE, "KEYS", dead_letters.RequeueKeys),

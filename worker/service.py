@@ -14,7 +14,7 @@ from pathlib import Path
 import redis
 
 from jobs import keys
-from jobs.client.connection import connect, redis_failure, refuse_cluster
+from jobs.client.connection import check_server, connect, redis_failure
 from jobs.errors import JobError, invalid
 from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
@@ -106,7 +106,7 @@ def serve(
             LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
             Reaper(store, RQStarted(client), workers, settlements, lease_seconds),
             sickness,
-            partial(Waker, connect(redis_url), wake_keys, store.waiting_keys),
+            partial(Waker, connect(redis_url), wake_keys),
             lease_seconds=lease_seconds,
             grace=grace,
             burst=burst,
@@ -159,8 +159,8 @@ def _load(backend: Backend, references: Sequence[str]) -> list[ModelInfo]:
 
 
 def _check_redis(client: redis.Redis) -> None:
-    """Raise an error if Redis does not reply, is a Cluster, or may evict keys."""
-    refuse_cluster(client)
+    """Raise an error if Redis does not reply, is too old or a Cluster, or may evict keys."""
+    check_server(client)
     memory = client.info("memory")
     policy = memory.get("maxmemory_policy", "noeviction")
     if memory.get("maxmemory") and policy != "noeviction":

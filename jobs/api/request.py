@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import math
 import re
 import unicodedata
-from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
     Field,
     StrictBool,
@@ -27,6 +24,7 @@ from jobs.api.fields import (
 )
 from jobs.api.history import plain_messages
 from jobs.api.job_options import JobOptions
+from jobs.api.json_values import as_list, check_json
 from jobs.api.message import Message
 from jobs.api.sampling import Sampling
 from jobs.api.wire import Text, Wire, describe
@@ -37,10 +35,6 @@ if TYPE_CHECKING:
     from typing import Unpack
 
     from jobs.api.params import RequestFields
-
-# Limits of free JSON; serializers and parsers have limits of their own beyond these.
-MAX_DEPTH = 64  # levels of nested lists and objects in one field
-MAX_BITS = 1024  # of an integer
 
 MAX_NAME = 1000  # characters of a model's name
 MAX_TOOLS = 1024
@@ -180,9 +174,9 @@ class ChatRequest(Sampling):
         """Take the request as clients of OpenAI, vLLM and litellm send it."""
         if not isinstance(data, dict):
             return data
-        data = {name: _as_list(value) for name, value in data.items()}
+        data = {name: as_list(value) for name, value in data.items()}
         for name, value in data.items():
-            _check_json(value, MAX_DEPTH, str(name))
+            check_json(value, str(name))
         ignored: list[str] = []
         data = drop_unsupported(data, ignored)
         if "messages" in data:
@@ -261,25 +255,3 @@ def _merge_request_id(data: dict[str, Any]) -> None:
         fact = f"must have only letters, digits, '_' and '-', got {describe(given)}"
         raise invalid(f"request_id: {fact}", "request_id")
     data["job"] = {**options, "id": given}
-
-
-def _as_list(value: Any) -> Any:
-    """Python's other collections, such as a generator of messages, as a list."""
-    other = isinstance(value, Iterable) and not isinstance(
-        value, str | bytes | bytearray | Mapping | BaseModel
-    )
-    return list(value) if other else value
-
-
-def _check_json(value: Any, depth: int, field: str) -> None:
-    """Raises ValueError for more than `depth` levels of nesting, a huge integer, or a number that
-    is not finite."""
-    if isinstance(value, dict | list | tuple):
-        if not depth:
-            raise ValueError(f"{field} is nested deeper than {MAX_DEPTH} levels")
-        for item in value.values() if isinstance(value, dict) else value:
-            _check_json(item, depth - 1, field)
-    elif isinstance(value, int) and value.bit_length() > MAX_BITS:
-        raise ValueError(f"{field} contains an integer of more than {MAX_BITS} bits")
-    elif isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(f"{field} contains {value}: numbers must be finite")

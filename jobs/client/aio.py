@@ -35,8 +35,9 @@ class AsyncClient:
     Arguments and errors are those of `Client`. Use one client per event loop.
     """
 
-    def __init__(self, url: str | None = None) -> None:
-        self._producer = Client(url)  # enqueueing blocks, so it runs in a thread
+    def __init__(self, url: str | None = None, *, result_ttl: int | None = None) -> None:
+        # Enqueueing blocks, so it runs in a thread.
+        self._producer = Client(url, result_ttl=result_ttl)
         self.connection = AsyncConnection(connect_async(url))
         self.chat = AsyncChat(self)  # await client.chat.completions.create(...)
 

@@ -91,12 +91,14 @@ def end_waiting(state: JobState, error: JobError, end: End, message: str = "") -
     """The reply of rq_cancel.lua; `again` if the job has changed since `state` was read. `message`:
     for the worker of a job that does not wait but runs."""
     now = time.time()
+    # A job that was requeued has a row of its last attempt: this end is the next one.
+    attempt = state.attempt + (state.row_attempt == state.attempt)
     status: outbox.Status = "cancelled" if end == "canceled" else "error"
     row = outbox.outbox_entry(
         state.id,
         state.request,
         status,
-        attempt=state.attempt,
+        attempt=attempt,
         error=error.to_dict(),
         enqueued_at=state.enqueued_at,
         finished_at=now,
@@ -121,11 +123,11 @@ def end_waiting(state: JobState, error: JobError, end: End, message: str = "") -
         job_id=state.id,
         status=end,
         expected_attempt=state.attempt_text,
-        attempt=state.attempt,
+        attempt=attempt,
         error=json.dumps(error.to_dict()),
         row=outbox.encode(row),
         run=row["run"],
-        end_id=end_id(state.attempt),
+        end_id=end_id(attempt),
         end_payload=end_payload("cancelled" if end == "canceled" else "error", error=error),
         ended_at=format_time(),
         now=int(now),

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self, overload
@@ -22,7 +23,13 @@ from jobs.client.session import Session
 from jobs.client.session_steps import SESSION_SECONDS, needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_sync, run_sync
-from jobs.client.submit import RequestInput, enqueue, parse_many
+from jobs.client.submit import (
+    RequestInput,
+    check_result_ttl,
+    enqueue,
+    parse_many,
+    windows,
+)
 from jobs.client.sync_connection import SyncConnection
 from jobs.client.wait import wait_for_result
 from jobs.client.wait_many import follow_ends, gather_outcomes, wait_for_rows
@@ -35,9 +42,12 @@ class Client:
 
     `url` is redis://, rediss:// or unix://; by default $CHATJOBS_REDIS_URL, else the local server.
     Connects on the first call; if Redis can't be reached, that call raises JobError (unavailable).
+    `result_ttl`: seconds that Redis keeps the results of its jobs, unless a request has a
+    `job.result_ttl`; by default a day, and an hour for bulk jobs.
     """
 
-    def __init__(self, url: str | None = None) -> None:
+    def __init__(self, url: str | None = None, *, result_ttl: int | None = None) -> None:
+        self._result_ttl = None if result_ttl is None else check_result_ttl(result_ttl)
         self.connection = SyncConnection(connect(url), partial(connect_async, url))
         self.serving: ServingCheck | None = ServingCheck(self.redis)
         self.chat = Chat(self)  # client.chat.completions.create(...), as in the openai package
@@ -56,18 +66,27 @@ class Client:
         Raises InvalidRequest, naming the field, for a bad request or a `job.id` that is taken.
         """
         parsed = ChatRequest.parse(request)
-        (job_id,) = self._enqueue([parsed], durable)
-        return Job(self.connection, job_id, parsed)
+        with self._waiting_until(durable) as enqueued:
+            enqueued += self._enqueue([parsed])
+            return Job(self.connection, enqueued[0], parsed)
 
     def submit_many(self, requests: Iterable[RequestInput], *, durable: bool = False) -> list[Job]:
-        """Enqueue many requests in few round trips; all are checked before any is enqueued.
-        `durable`: see `submit`; they wait together."""
-        parsed = parse_many(requests)
-        job_ids = self._enqueue(parsed, durable)
-        return [
-            Job(self.connection, job_id, request)
-            for job_id, request in zip(job_ids, parsed, strict=True)
-        ]
+        """Enqueue many requests in few round trips. `durable`: see `submit`; they wait together.
+
+        All requests of a list are checked before any is enqueued. An iterator is read in windows
+        of BATCH requests, of which none is kept: an error says how many are enqueued.
+        """
+        with self._waiting_until(durable) as enqueued:
+            if isinstance(requests, Collection):
+                parsed = parse_many(requests)
+                enqueued += self._enqueue(parsed)
+                return [
+                    Job(self.connection, job_id, request)
+                    for job_id, request in zip(enqueued, parsed, strict=True)
+                ]
+            for window in windows(requests):
+                enqueued += self._enqueue(window, first=len(enqueued))
+            return [Job(self.connection, job_id) for job_id in enqueued]
 
     def job(self, job_id: str) -> Job:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
@@ -142,14 +161,20 @@ class Client:
     ) -> None:
         self.close()
 
-    def _enqueue(self, requests: list[ChatRequest], durable: bool) -> list[str]:
+    @contextmanager
+    def _waiting_until(self, durable: bool) -> Iterator[list[str]]:
+        """Takes the ids of the jobs that the block enqueues, and waits for them if `durable`."""
+        enqueued: list[str] = []
         try:
             waiting = DurableSubmit(self.redis) if durable else None
-            job_ids = enqueue(self.redis, requests)
+            yield enqueued
             if waiting is not None:
-                waiting.wait(job_ids)
+                waiting.wait(enqueued)
         except RedisError as error:
             raise redis_failure(self.redis, error) from error
+
+    def _enqueue(self, requests: list[ChatRequest], first: int = 0) -> list[str]:
+        job_ids = enqueue(self.redis, requests, self._result_ttl, first)
         if self.serving is not None:
             self.serving.warn(request.model for request in requests)
         return job_ids

@@ -33,6 +33,9 @@ NO_CLUSTER = (
     "with replicas and Sentinel (redis+sentinel://…)"
 )
 
+MIN_VERSION = 7  # of Redis: older ones do not read the flags of scripts; Valkey says 7.2
+TOO_OLD = "Redis at {} is too old{}: chatjobs needs Redis 7.0 or newer, or Valkey"
+
 _TLS_HINT = (
     "; name the authority of the server's certificate in the URL (?ssl_ca_certs=FILE), and use "
     "rediss:// only for a server that speaks TLS"
@@ -104,13 +107,18 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     if isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):
         return JobError("internal", NO_CLUSTER.format(server))
     if "compiling script" in reason and "'#'" in reason:
-        return JobError("internal", f"Redis at {server} is too old: chatjobs needs 7.0 or newer")
+        return JobError("internal", TOO_OLD.format(server, ""))
     return JobError("internal", f"Redis at {server} refused a command: {reason}")
 
 
-def refuse_cluster(client: redis.Redis) -> None:
-    """Raise JobError if the server is a node of a Redis Cluster."""
-    if client.info("server").get("redis_mode") == "cluster":
+def check_server(client: redis.Redis) -> None:
+    """Raise JobError if the server is older than MIN_VERSION, or a node of a Redis Cluster."""
+    server = client.info("server")
+    version = str(server.get("redis_version", ""))
+    major = version.partition(".")[0]
+    if major.isdigit() and int(major) < MIN_VERSION:
+        raise JobError("internal", TOO_OLD.format(server_name(client), f" ({version})"))
+    if server.get("redis_mode") == "cluster":
         raise JobError("internal", NO_CLUSTER.format(server_name(client)))
 
 

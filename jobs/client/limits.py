@@ -25,6 +25,7 @@ class Limits(NamedTuple):
     message_bytes: int = 8 * 2**20  # of one message of it, as JSON
     row_bytes: int = 64 * 2**20  # of the row of one job, as JSON
     session_bytes: int = 8 * 2**20  # of the turns of one session, as JSON
+    outbox_bytes: int = 2**30  # of the rows of all runs that wait for Parquet, about
 
 
 DEFAULTS = Limits()

@@ -66,9 +66,11 @@ def too_large(name: str, size: int, limit: int) -> JobError:
     )
 
 
-def first_refusal(refused: Sequence[tuple[int, JobError]], total: int) -> JobError:
-    """The error of the first refused request. It says how many of `total` are enqueued."""
-    number, error = refused[0]
+def first_refusal(refused: Sequence[tuple[int, JobError]], count: int, first: int) -> JobError:
+    """The error of the first of the refused requests, which says how many are enqueued: of `count`
+    requests, after `first` that are."""
+    number, error = refused[0][0] + first, refused[0][1]
+    total = first + count
     if total == 1:
         return error
     more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""

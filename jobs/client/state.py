@@ -18,6 +18,7 @@ from jobs.client.rq_format import (
     CHANGING_FIELDS,
     ERROR,
     FIXED_FIELDS,
+    ROW,
     integer,
     parse_time,
 )
@@ -49,6 +50,7 @@ class JobState:
     status: Status
     attempt: int
     attempt_text: bytes  # as it is in the hash, which others may write to; empty if it is absent
+    row_attempt: int | None  # of which the last row is: a requeued job has one before it waits
     error: JobError | None
     # Empty unless read with `full`:
     request: dict[str, Any]
@@ -76,6 +78,7 @@ def parse_state(job_id: str, fields: Sequence[str], values: Sequence[bytes | Non
         status=Status(rq_format.read_status(found.get("status"))),
         attempt=max(0, integer(found.get(ATTEMPT), 0)),
         attempt_text=found.get(ATTEMPT, b""),
+        row_attempt=integer(found.get(ROW), -1) if ROW in found else None,
         error=_error(found.get(ERROR)),
         request=rq_format.submitted_request(found.get("data", b"")),
         queue=found.get("origin", b"").decode("utf-8", "replace"),

@@ -10,16 +10,18 @@ import hashlib
 import json
 import secrets
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from itertools import chain, islice
 from typing import Any, NamedTuple, TypeAlias
 
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from jobs import keys, lua
+from jobs import keys
 from jobs.api.params import RequestFields
 from jobs.api.request import ChatRequest
+from jobs.client.enqueue_script import ENQUEUE, EnqueueArgs, EnqueueKeys
 from jobs.client.limits import DEFAULTS
 from jobs.client.refusals import (
     first_refusal,
@@ -38,13 +40,14 @@ from jobs.client.rq_format import (
     RESULT_SECONDS,
     deferred_key,
     encode_call,
+    format_time,
     job_key,
     queue_key,
     queued_fields,
     results_key,
     wip_key,
 )
-from jobs.client.turns import TURNS_LUA, refused
+from jobs.client.turns import refused
 from jobs.errors import InvalidRequest, JobError, invalid
 from jobs.results.outbox import run_of
 
@@ -54,54 +57,14 @@ BATCH = 500  # jobs per round trip
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
 ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitted, and after its end
 
-ENQUEUE = lua.load("jobs.client", "rq_enqueue", TURNS_LUA)
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
-# The names of the `unpack` lines of rq_enqueue.lua, in the same order.
-
-
-class EnqueueKeys(NamedTuple):
-    job: str
-    queue: str
-    wip: str
-    quarantine: str
-    other_queue: str
-    other_wip: str
-    other_quarantine: str
-    queues: str
-    log: str
-    results: str
-    open_bytes: str
-    limits: str
-    rows: str
-    deadlines: str
-    wake: str
-    deferred: str
-
-
-class EnqueueArgs(NamedTuple):
-    job_id: str
-    model: str
-    data: bytes
-    request_bytes: int
-    message_bytes: int
-    row: int | str
-    digest: bytes
-    row_seconds: int
-    ttl: int | str
-    max_jobs: int
-    max_bytes: int
-    max_request_bytes: int
-    max_message_bytes: int
-    max_session_bytes: int
-    session: str
-    session_waits: int
-
-
-def parse_many(requests: Iterable[RequestInput]) -> list[ChatRequest]:
-    """All requests, checked. Raises InvalidRequest, naming the number of the bad one."""
+def parse_many(requests: Iterable[RequestInput], first: int = 0) -> list[ChatRequest]:
+    """All requests, checked. Raises InvalidRequest, naming the number of the bad one, counted from
+    `first`."""
     parsed = []
-    for number, request in enumerate(requests):
+    for number, request in enumerate(requests, first):
         try:
             parsed.append(ChatRequest.parse(request))
         except InvalidRequest as error:
@@ -109,8 +72,31 @@ def parse_many(requests: Iterable[RequestInput]) -> list[ChatRequest]:
     return parsed
 
 
-def enqueue(redis: Redis, requests: Sequence[ChatRequest]) -> list[str]:
-    """Put requests into their queues, in order. Returns their job ids.
+def windows(requests: Iterable[RequestInput]) -> Iterator[list[ChatRequest]]:
+    """The requests, checked, in lists of BATCH. Raises InvalidRequest with the number of the bad
+    one, and how many are in the lists before."""
+    source, done = iter(requests), 0
+    while window := list(islice(source, BATCH)):
+        try:
+            parsed = parse_many(window, done)
+        except InvalidRequest as error:
+            raise invalid(f"{error.message}; {done} requests are enqueued", error.param) from None
+        yield parsed
+        done += len(window)
+
+
+def check_result_ttl(seconds: int) -> int:
+    """`seconds`, if results can be kept for them. Raises InvalidRequest."""
+    if isinstance(seconds, bool) or not isinstance(seconds, int) or not 0 < seconds < 2**31:
+        raise invalid(f"result_ttl: a whole number of seconds from 1 on, got {seconds!r}")
+    return seconds
+
+
+def enqueue(
+    redis: Redis, requests: Sequence[ChatRequest], result_ttl: int | None = None, first: int = 0
+) -> list[str]:
+    """Put requests into their queues, in order. Returns their job ids. `result_ttl`: of requests
+    that have none. `first`: the number of the first one, which errors name.
 
     A request whose job is in Redis already, by its id or its row, gives that job. Raises JobError
     for the first request that is refused; the others are enqueued.
@@ -121,59 +107,49 @@ def enqueue(redis: Redis, requests: Sequence[ChatRequest]) -> list[str]:
     refused: list[tuple[int, JobError]] = []
     for start in range(0, len(jobs), BATCH):
         batch = jobs[start : start + BATCH]
-        pipeline = redis.pipeline(transaction=False)
+        pipeline: Any = redis.pipeline(transaction=False)  # its stubs lack `scripts`
+        pipeline.scripts.add(script)
+        now = format_time()
         for job in batch:
-            script(keys=job.script_keys(), args=job.script_args(), client=pipeline)
+            names, args = job.script_keys(), job.script_args(now, result_ttl)
+            pipeline.execute_command("EVALSHA", script.sha, len(names), *names, *args)
         replies = pipeline.execute(raise_on_error=False)
         for number, (job, reply) in enumerate(zip(batch, replies, strict=True), start):
             error = _refusal(redis, job, reply)
             if error is not None:
                 refused.append((number, error))
     if refused:
-        raise first_refusal(refused, len(jobs))
+        raise first_refusal(refused, len(jobs), first)
     return [job.id for job in jobs]
 
 
 class _NewJob(NamedTuple):
     id: str
     request: ChatRequest
-    content: dict[str, Any]  # of the request
-    call: bytes  # the job's data, before compression
+    run: str
+    request_bytes: int
+    message_bytes: int
     data: bytes
     digest: bytes  # of the content, of a request with a row
 
     def script_keys(self) -> EnqueueKeys:
-        model, options = self.request.model, self.request.job
-        other = "interactive" if options.priority == "bulk" else "bulk"
-        queue, other_queue = keys.queue(model, options.priority), keys.queue(model, other)
-        return EnqueueKeys(
+        options = self.request.job
+        return _keys_of(self.request.model, options.priority)._replace(
             job=job_key(self.id),
-            queue=queue_key(queue),
-            wip=wip_key(queue),
-            quarantine=keys.quarantine(queue),
-            other_queue=queue_key(other_queue),
-            other_wip=wip_key(other_queue),
-            other_quarantine=keys.quarantine(other_queue),
-            queues=QUEUES_KEY,
             log=keys.log(self.id),
             results=results_key(self.id),
-            open_bytes=keys.OPEN_BYTES,
-            limits=keys.LIMITS,
-            rows=keys.rows(run_of(self.content), options.row or 0),
-            deadlines=keys.DEADLINES,
-            wake=keys.wake(model),
-            deferred=deferred_key(queue),
+            rows=keys.rows(self.run, options.row or 0),
         )
 
-    def script_args(self) -> list[Any]:
+    def script_args(self, now: str, result_ttl: int | None) -> list[Any]:
         """The named arguments, then field, value, … of the hash."""
         model, options = self.request.model, self.request.job
         named = EnqueueArgs(
             job_id=self.id,
             model=model,
             data=self.data,
-            request_bytes=len(self.call),
-            message_bytes=_largest_message(self.content),
+            request_bytes=self.request_bytes,
+            message_bytes=self.message_bytes,
             row="" if options.row is None else options.row % keys.ROWS_PER_KEY,
             digest=self.digest,
             row_seconds=ROW_SECONDS,
@@ -186,26 +162,66 @@ class _NewJob(NamedTuple):
             session=options.session or "",
             session_waits=int(options.turn is not None and options.turn.wait),
         )
-        fields = queued_fields(
-            queue=keys.queue(model, options.priority),
-            description=f"chat completion with {model[:100]}",  # RQ's own contains the prompt
-            result_ttl=options.result_ttl or RESULT_TTLS[options.priority],
-            failure_ttl=FAILURE_SECONDS,
-        )
-        return [*named, *chain.from_iterable(fields.items())]
+        keep = options.result_ttl or result_ttl or RESULT_TTLS[options.priority]
+        return [*named, *_hash_fields(model, options.priority, now, keep)]
+
+
+@lru_cache(maxsize=64)
+def _keys_of(model: str, priority: str) -> EnqueueKeys:
+    """The keys of the queue; those of one job are empty."""
+    other = "interactive" if priority == "bulk" else "bulk"
+    queue, other_queue = keys.queue(model, priority), keys.queue(model, other)
+    return EnqueueKeys(
+        job="",
+        queue=queue_key(queue),
+        wip=wip_key(queue),
+        quarantine=keys.quarantine(queue),
+        other_queue=queue_key(other_queue),
+        other_wip=wip_key(other_queue),
+        other_quarantine=keys.quarantine(other_queue),
+        queues=QUEUES_KEY,
+        log="",
+        results="",
+        open_bytes=keys.OPEN_BYTES,
+        limits=keys.LIMITS,
+        rows="",
+        deadlines=keys.DEADLINES,
+        wake=keys.wake(model),
+        deferred=deferred_key(queue),
+    )
+
+
+@lru_cache(maxsize=64)
+def _hash_fields(model: str, priority: str, now: str, result_ttl: int) -> tuple[Any, ...]:
+    """Field, value, … of the hash of a job that is queued now."""
+    fields = queued_fields(
+        now=now,
+        queue=keys.queue(model, priority),
+        description=f"chat completion with {model[:100]}",  # RQ's own contains the prompt
+        result_ttl=result_ttl,
+        failure_ttl=FAILURE_SECONDS,
+    )
+    return tuple(chain.from_iterable(fields.items()))
 
 
 def _new_job(request: ChatRequest) -> _NewJob:
     content = request.to_dict()
+    run, row, job_id = run_of(content), request.job.row, request.job.id
+    # All of it becomes JSON once: the sizes and the digest come from the text of the job.
+    messages = [_to_json(message) for message in content.pop("messages")]
+    content["job"] = content.pop("job")  # last, so that the id can be appended
+    content["job"].pop("id", None)
+    text = f'{{"messages":[{",".join(messages)}],{_to_json(content)[1:]}'
     digest = b""
-    job_id = request.job.id
-    if request.job.row is not None:
-        digest = _digest(content)
-        row = f"{run_of(content)}/{request.job.row}/".encode()
-        job_id = job_id or hashlib.blake2b(row + digest, digest_size=16).hexdigest()
-    content["job"]["id"] = job_id = job_id or _new_id()
-    call, data = encode_call(keys.TASK, {"request": content})
-    return _NewJob(job_id, request, content, call, data, digest)
+    if row is not None:
+        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        name = f"{run}/{row}/".encode() + digest
+        job_id = job_id or hashlib.blake2b(name, digest_size=16).hexdigest()
+    job_id = job_id or _new_id()
+    comma = "," if content["job"] else ""
+    text = f'{text[:-2]}{comma}"id":"{job_id}"}}}}'
+    call, data = encode_call(keys.TASK, "request", text)
+    return _NewJob(job_id, request, run, len(call), max(map(len, messages)), data, digest)
 
 
 def _new_id() -> str:
@@ -213,20 +229,11 @@ def _new_id() -> str:
     return f"{time.time_ns() // 1000:014x}{secrets.token_hex(9)}"
 
 
-def _digest(content: dict[str, Any]) -> bytes:
-    """Eight bytes that tell requests with the same row apart."""
-    return hashlib.blake2b(json.dumps(content).encode(), digest_size=8).digest()
-
-
-def _largest_message(content: dict[str, Any]) -> int:
-    return max(len(json.dumps(message)) for message in content["messages"])
-
-
 def _check_sizes(jobs: Sequence[_NewJob]) -> None:
     """Raises InvalidRequest for a request that no worker would read, whatever the limits."""
     for number, job in enumerate(jobs):
-        if len(job.call) > MAX_DATA:
-            error = too_large("request_bytes", len(job.call), MAX_DATA)
+        if job.request_bytes > MAX_DATA:
+            error = too_large("request_bytes", job.request_bytes, MAX_DATA)
             which = f"request {number}: " if len(jobs) > 1 else ""
             raise invalid(f"{which}{error.message}; nothing was enqueued")
 
@@ -248,7 +255,7 @@ def _refusal(redis: Redis, job: _NewJob, reply: Any) -> JobError | None:
         case "id":
             return id_taken(job.id)
         case "row":
-            return row_taken(run_of(job.content), job.request.job.row)
+            return row_taken(job.run, job.request.job.row)
         case "jobs" | "bytes":
             return queue_full(job.request.model, reason, *map(int, numbers))
         case _:

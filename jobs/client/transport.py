@@ -148,22 +148,30 @@ class _Pipeline(Pipeline):
     one that it is repeated on after a fail-over."""
 
     def load_scripts(self) -> None:
-        """redis-py asks for the scripts before it sends; here, the replies tell."""
+        """redis-py asks for the scripts once, maybe over another connection; here, the replies
+        tell, and a transaction loads them first."""
+
+    def _execute_transaction(self, connection: Any, *words: Any) -> Any:
+        self._load(connection)
+        return super()._execute_transaction(connection, *words)
 
     def _execute_pipeline(self, connection: Any, commands: Any, raise_on_error: bool) -> Any:
         run = super()._execute_pipeline
         replies = run(connection, commands, False)  # type: ignore[no-untyped-call]
         refused = [at for at, reply in enumerate(replies) if isinstance(reply, NoScriptError)]
         if refused:
-            for script in self.scripts:
-                connection.send_command("SCRIPT LOAD", script.script)
-                connection.read_response()
+            self._load(connection)
             again = run(connection, [commands[at] for at in refused], False)  # type: ignore[no-untyped-call]
             for at, reply in zip(refused, again, strict=True):
                 replies[at] = reply
         if raise_on_error:
             self.raise_first_error(commands, replies)  # type: ignore[no-untyped-call]
         return replies
+
+    def _load(self, connection: Any) -> None:
+        for script in self.scripts:
+            connection.send_command("SCRIPT LOAD", script.script)
+            connection.read_response()
 
 
 class Client(redis.Redis):

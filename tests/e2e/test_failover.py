@@ -155,7 +155,7 @@ def test_every_client_finds_the_primary_through_sentinel(start: Start, tmp_path:
 
 
 def test_a_cluster_is_refused_in_one_sentence(start: Start, tmp_path: Path) -> None:
-    server = start(cluster_enabled="yes")
+    server = start(cluster_enabled="yes", cluster_port=str(free_port()))
     with Client(server.url) as client:
         for _ in range(2):  # without slots, then with all of them
             with pytest.raises(JobError, match="a Redis Cluster, which chatjobs does not support"):

@@ -26,8 +26,12 @@ class Admission:
             pass
         elif self._presence.suspended():
             pause = "suspended by rq"
-        elif self._store.waiting_rows() > BACKLOG_ROWS:
-            pause = f"more than {BACKLOG_ROWS} rows wait for Parquet"
+        else:
+            rows, size, max_bytes = self._store.backlog()
+            if rows > BACKLOG_ROWS:
+                pause = f"more than {BACKLOG_ROWS} rows wait for Parquet"
+            elif size > max_bytes:
+                pause = f"rows of more than {max_bytes / 1e6:g} MB (outbox_bytes) wait for Parquet"
         if pause and pause != self.pause:
             logger.warning("not claiming jobs: %s", pause)
         elif self.pause and not pause:

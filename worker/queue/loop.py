@@ -111,6 +111,7 @@ class WorkerLoop:
                     self._handle_commands()
                     self._check()
                     self._enforce_deadlines()
+                    self._waker.look(self._store.any_waiting)
                     self._claim()
                 except redis.RedisError as error:
                     self._wait(self._outage.failed(error, len(self._attempts)))

@@ -24,14 +24,15 @@ class Shutdown:
 
 
 class Control:
-    """A subscription to the channel of all workers and to the worker's own RQ channel."""
+    """A subscription to the channel of all workers, on which producers cancel jobs, and to the
+    worker's own RQ channel, which is for operators: only RQ's command shutdown there ends it."""
 
     def __init__(self, client: redis.Redis, channel: str) -> None:
         self._pubsub = client.pubsub(ignore_subscribe_messages=True)  # type: ignore[no-untyped-call]
-        self._channels = (keys.CONTROL, channel)
+        self._own = channel
 
     def subscribe(self) -> None:
-        self._pubsub.subscribe(*self._channels)
+        self._pubsub.subscribe(keys.CONTROL, self._own)
 
     def commands(self) -> Iterator[Cancel | Shutdown]:
         """The commands that have arrived; messages of any other form are skipped."""
@@ -44,7 +45,7 @@ class Control:
                 continue
             if command in ("cancel", "stop-job") and isinstance(job, str):
                 yield Cancel(job)
-            elif command == "shutdown":
+            elif command == "shutdown" and message["channel"] == self._own.encode():
                 yield Shutdown()
 
     def close(self) -> None:

@@ -9,14 +9,14 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.client import Pipeline
 
 from jobs import keys
 from jobs.client import rq_format
-from jobs.client.limits import DEFAULTS, Limits, parse_limits
+from jobs.client.limits import DEFAULTS, Limits, parse_limits, read_limits
 from jobs.client.rq_format import CANCEL
 from worker.queue import rq_scripts
 from worker.queue.rq_job import (
@@ -40,6 +40,14 @@ LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an e
 MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
 
 
+class Backlog(NamedTuple):
+    """The rows that wait for Parquet."""
+
+    rows: int
+    bytes: int
+    max_bytes: int
+
+
 class RQStore:
     """The jobs of the models' queues in one Redis."""
 
@@ -49,8 +57,8 @@ class RQStore:
         self._worker = worker
         interactive = [keys.chat_queue(model) for model in models]
         self.queues = interactive + [keys.bulk_queue(model) for model in models]
-        self.waiting_keys = [rq_format.queue_key(queue) for queue in self.queues]
-        self.waiting_keys += [keys.quarantine(queue) for queue in self.queues]
+        self._waiting_keys = [rq_format.queue_key(queue) for queue in self.queues]
+        self._waiting_keys += [keys.quarantine(queue) for queue in self.queues]
         self._claim = redis.register_script(rq_scripts.CLAIM)
         self._settler = Settler(redis, worker, worker_key)
         self._return = redis.register_script(rq_scripts.RETURN)
@@ -149,6 +157,10 @@ class RQStore:
 
     # --- reading ----------------------------------------------------------------------------------
 
+    def any_waiting(self) -> bool:
+        """Whether a job waits in the queues, or a suspect."""
+        return bool(self._redis.exists(*self._waiting_keys))
+
     def any_unsettled(self) -> bool:
         """Whether any worker has claimed a job of the queues, or a suspect waits."""
         pipeline = self._redis.pipeline(transaction=False)
@@ -182,13 +194,17 @@ class RQStore:
             for score, cancel in zip(replies[::2], replies[1::2], strict=True)
         ]
 
-    def waiting_rows(self) -> int:
-        """Number of rows in the outboxes of all runs."""
+    def backlog(self) -> Backlog:
+        """The rows in the outboxes of all runs, and the limit of their bytes."""
         runs = self._redis.smembers(keys.OUTBOXES)
         pipeline = self._redis.pipeline(transaction=False)
         for run in runs:
-            pipeline.xlen(keys.outbox(run.decode(errors="replace")))
-        return sum(pipeline.execute()) if runs else 0
+            outbox = keys.outbox(run.decode(errors="replace"))
+            pipeline.xlen(outbox)
+            pipeline.memory_usage(outbox)  # Redis looks at a few entries, and estimates the others
+        found = pipeline.execute() if runs else []
+        limit = read_limits(self._redis).outbox_bytes
+        return Backlog(sum(found[::2]), sum(size or 0 for size in found[1::2]), limit)
 
     # --- scripts ----------------------------------------------------------------------------------
 

@@ -1,7 +1,7 @@
-"""Waits for new jobs on a thread of its own, so that an idle worker need not poll.
+"""Tells an idle worker of new jobs, so that it need not poll for them.
 
-Our producers push to a list of the model when they enqueue; RQ's own producers and tools do not, so
-the queues are looked at as well.
+Our producers push to a list of the model when they enqueue: a thread waits on it. RQ's own
+producers and tools do not push, so the loop looks at the queues as well.
 """
 
 from __future__ import annotations
@@ -12,28 +12,29 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
+WAIT_SECONDS = 10.0  # of one command that waits for a push
 LOOK_SECONDS = 1.0  # between two looks at the queues; also the pause after a Redis error
 
 
 class Waker:
     """Calls `on_wake` once for each `arm`: when a job may wait, or Redis has failed.
 
-    wake_keys: the lists that producers push to. queue_keys: lists that hold jobs.
+    client: for the thread alone. wake_keys: the lists that producers push to.
     """
 
     def __init__(
-        self,
-        client: redis.Redis,
-        wake_keys: Sequence[str],
-        queue_keys: Sequence[str],
-        on_wake: Callable[[], None],
+        self, client: redis.Redis, wake_keys: Sequence[str], on_wake: Callable[[], None]
     ) -> None:
+        client.set_retry(Retry(NoBackoff(), 0))  # else `close` would only make it connect again
         self._redis: Any = client
-        self._wake_keys, self._queue_keys = list(wake_keys), list(queue_keys)
+        self._wake_keys = list(wake_keys)
         self._on_wake = on_wake
         self._armed = threading.Event()
-        self._closed = False
+        self._closed = threading.Event()
+        self._next_look = 0.0  # monotonic
         self._thread = threading.Thread(target=self._loop, name="waker", daemon=True)
         self._thread.start()
 
@@ -41,26 +42,30 @@ class Waker:
         """The queues were empty, and there is room for jobs: wait for the next one."""
         self._armed.set()
 
+    def look(self, job_waits: Callable[[], bool]) -> None:
+        """Wake if `job_waits`, which is asked once in LOOK_SECONDS while this is armed."""
+        now = time.monotonic()
+        if self._armed.is_set() and now >= self._next_look:
+            self._next_look = now + LOOK_SECONDS
+            if job_waits():
+                self._wake()
+
     def close(self) -> None:
-        """End the thread, after its last look."""
-        self._closed = True
+        """End the thread."""
+        self._closed.set()
         self._armed.set()
+        self._redis.close()  # also ends the command that waits
 
     def _loop(self) -> None:
-        while True:
-            self._armed.wait()
-            if self._closed:
-                break
+        while self._armed.wait() and not self._closed.is_set():
             try:
-                if not self._job_may_wait():
+                if self._redis.blpop(self._wake_keys, timeout=WAIT_SECONDS) is None:
                     continue
             except redis.RedisError:
-                time.sleep(LOOK_SECONDS)
-            self._armed.clear()
-            self._on_wake()
-        self._redis.close()
+                if self._closed.wait(LOOK_SECONDS):
+                    break
+            self._wake()
 
-    def _job_may_wait(self) -> bool:
-        if self._redis.blpop(self._wake_keys, timeout=LOOK_SECONDS) is not None:
-            return True
-        return bool(self._redis.exists(*self._queue_keys))
+    def _wake(self) -> None:
+        self._armed.clear()
+        self._on_wake()

@@ -162,7 +162,7 @@ class Recorder:
         try:
             for plan in plans:
                 self._execute(plan)
-        except OSError:  # another recorder may have a working disk; what is committed is no plan
+        except Exception:  # another recorder may have a working disk; what is committed is no plan
             for plan in plans:
                 self._plans.release(plan)
             raise

@@ -60,7 +60,7 @@ end
 redis.call('XADD', outbox, '*', 'row', row)
 redis.call('SADD', outboxes, run)
 redis.call('HSET', job, 'status', status, 'ended_at', ended_at, 'chatjobs_error', error,
-  'chatjobs_row', attempt)
+  'chatjobs_row', attempt, 'chatjobs_attempt', attempt)
 redis.call('EXPIRE', job, keep)
 redis.pcall('ZADD', registry, now + keep, job_id)
 redis.pcall('XADD', results, '*', unpack(result_fields))

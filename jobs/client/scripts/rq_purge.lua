@@ -22,8 +22,8 @@ if status ~= 'finished' and status ~= 'failed' and status ~= 'canceled' and stat
 end
 bytes = tonumber(bytes or '')
 if bytes then  -- RQ's own tools have ended it
-  local left = redis.call('HINCRBY', open_bytes, queue, -bytes)
-  if left <= 0 then redis.call('HDEL', open_bytes, queue) end
+  local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
+  if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
 end
 redis.call('ZREM', deadlines, job_id)
 redis.call('DEL', job, results, log, executions)

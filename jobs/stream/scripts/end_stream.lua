@@ -6,6 +6,10 @@
 local function end_stream(log, live, id, payload)
   local added = redis.pcall('XADD', log, id, 'd', payload)
   if type(added) == 'table' and added.err then return end
+  if redis.call('XLEN', log) <= 100 then  -- XADD reserves 4 KiB, a copy is as large as its entries
+    redis.pcall('COPY', log, log .. ':copy', 'REPLACE')
+    redis.pcall('RENAME', log .. ':copy', log)
+  end
   redis.call('EXPIRE', log, 600)  -- seconds; the job's own hash holds the whole answer
   redis.call('PUBLISH', live, '{"id":"' .. id .. '","d":' .. payload .. '}')
 end

@@ -6,6 +6,7 @@ import asyncio
 import math
 import threading
 import time
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError, keys
-from jobs.client.connection import redis_failure
+from jobs.client.connection import check_server, redis_failure
 from jobs.client.state import Status
 from jobs.testing import Answer, FakeWorker
 from tests.jobs.conftest import StepwiseWorker
@@ -140,7 +141,17 @@ def test_an_unreachable_redis_is_named_without_its_password() -> None:
 def test_a_redis_that_does_not_know_flags_of_scripts_is_too_old(client: Client) -> None:
     text = "Error compiling script (new function): user_script:1: unexpected symbol near '#'"
     error = redis_failure(client.redis, ResponseError(text))
-    assert "is too old: chatjobs needs 7.0 or newer" in error.message
+    assert "is too old: chatjobs needs Redis 7.0 or newer" in error.message
+
+
+@pytest.mark.parametrize(("version", "too_old"), [("6.2.14", True), ("7.0.0", False)])
+def test_a_worker_refuses_an_old_redis(
+    client: Client, monkeypatch: pytest.MonkeyPatch, version: str, too_old: bool
+) -> None:
+    monkeypatch.setattr(client.redis, "info", lambda _: {"redis_version": version})
+    refusal = pytest.raises(JobError, match=r"is too old \(6\.2\.14\): chatjobs needs Redis 7\.0")
+    with refusal if too_old else nullcontext():
+        check_server(client.redis)
 
 
 def test_an_invalid_redis_url_is_refused() -> None:

@@ -39,3 +39,13 @@ def test_a_pipeline_whose_scripts_the_server_has_sends_nothing_else(redis_url: s
         assert pipeline.execute() == [b"1"]
         commands = set(redis.info("commandstats"))
         assert commands <= {"cmdstat_evalsha", "cmdstat_config|resetstat", "cmdstat_info"}
+
+
+def test_a_transaction_loads_its_scripts_first(redis_url: str) -> None:
+    with connect(redis_url) as redis:
+        script = redis.register_script(SCRIPT)
+        redis.script_flush()
+        pipeline = redis.pipeline(transaction=True)
+        pipeline.incr("runs")
+        script(args=[1], client=pipeline)
+        assert pipeline.execute() == [1, b"1"]

@@ -11,6 +11,7 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.cli.status import workers
+from jobs.client.limits import set_limit
 from jobs.embedded import EmbeddedRedis
 from jobs.stream.entries import END_SEQ
 from tests.worker.fake_backend import FakeBackend, text_of
@@ -229,11 +230,17 @@ def test_a_worker_whose_engine_hangs_ends_and_loses_its_jobs(site: Site) -> None
     assert [job.result(timeout=1).text for job in jobs] == [text_of(job.request) for job in jobs]
 
 
+@pytest.mark.parametrize("limit", ["rows", "bytes"])
 def test_a_backlog_of_rows_pauses_claiming(
-    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, limit: str
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr("worker.queue.admission.BACKLOG_ROWS", 3)
+    if limit == "rows":
+        monkeypatch.setattr("worker.queue.admission.BACKLOG_ROWS", 3)
+        reason = "more than 3 rows wait for Parquet"
+    else:
+        set_limit(site.redis, "outbox_bytes", 100)
+        reason = "rows of more than 0.0001 MB (outbox_bytes) wait for Parquet"
     site.redis.sadd(keys.OUTBOXES, "not a run")  # no recorder writes it
     for _ in range(4):
         site.redis.xadd(keys.outbox("not a run"), {"row": "x"})
@@ -251,7 +258,7 @@ def test_a_backlog_of_rows_pauses_claiming(
     site.burst(backend)
     assert backend.begun == [job.id]
     messages = [record.getMessage() for record in caplog.records]
-    paused = messages.index("not claiming jobs: more than 3 rows wait for Parquet")
+    paused = messages.index(f"not claiming jobs: {reason}")
     assert "claiming jobs again" in messages[paused:]
 
 

@@ -49,3 +49,10 @@ def test_other_messages_are_skipped(site: Site, control: Control) -> None:
         site.redis.publish(keys.CONTROL, message)
     site.redis.publish(keys.CONTROL, json.dumps({"op": "cancel", "job": "last"}))
     assert commands(control, 1) == [Cancel("last")]
+
+
+def test_only_operators_end_a_worker(site: Site, control: Control) -> None:
+    for message in ({"op": "shutdown"}, {"command": "shutdown"}):
+        site.redis.publish(keys.CONTROL, json.dumps(message))
+    site.redis.publish(keys.CONTROL, json.dumps({"op": "cancel", "job": "last"}))
+    assert commands(control, 1) == [Cancel("last")]

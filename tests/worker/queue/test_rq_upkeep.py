@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from datetime import timedelta
 
 import pytest
@@ -10,7 +11,9 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import JobError, keys
+from jobs.client.dead_letters import requeue
 from jobs.client.rq_format import job_key
+from jobs.client.steps import run_sync
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.test_rq_store import claim, ended
 from tests.worker.site import Site, wait_until
@@ -165,3 +168,34 @@ def test_a_foreign_value_in_the_hash_stops_nobody(site: Site, store: RQStore, fi
     assert job.result(timeout=5).text
     assert "".join(chunk.text for chunk in job.stream())
     site.assert_settled([job, cancelled])
+
+
+@pytest.mark.parametrize("requeue_with", ["chatjobs", "rq"])
+def test_a_requeued_job_that_is_cancelled_has_a_row_of_its_own_attempt(
+    site: Site, store: RQStore, requeue_with: str
+) -> None:
+    job = site.submit(run="r")
+    assert store.settle([ended(one) for one in claim(store)]) == [True]
+    if requeue_with == "rq":
+        fetch(site, job).requeue()
+    else:
+        assert run_sync(requeue(job.id), site.client.connection)
+    assert job.cancel()
+    entries = [json.loads(row[b"row"]) for _, row in site.redis.xrange(keys.outbox("r"))]
+    assert [(one["attempt"], one["status"]) for one in entries] == [(1, "error"), (2, "cancelled")]
+    site.burst()
+    (row,) = site.rows("r")
+    assert (row["status"], row["attempt"]) == ("cancelled", 2)
+
+
+@pytest.mark.parametrize("attempt", ["x", "1.5", b"\xff", "9" * 40])
+def test_a_foreign_attempt_of_a_claimed_job_stops_no_return(
+    site: Site, store: RQStore, attempt: str | bytes
+) -> None:
+    job = site.submit()
+    (claimed,) = claim(store)
+    site.redis.hset(job_key(job.id), mapping={"chatjobs_attempt": attempt, "chatjobs_bytes": "x"})
+    store.give_back([claimed.lease], uncount=True)
+    assert waiting(site) == [job.id]
+    site.burst()
+    assert job.result(timeout=5).text

@@ -7,6 +7,9 @@ import time
 from typing import Any
 
 import pytest
+from rq import Queue
+from rq.job import Job as RQJob
+from rq.serializers import JSONSerializer
 
 from jobs import AsyncClient, ChatRequest, JobError, Session, SessionBusy, keys
 from jobs.client.dead_letters import requeue
@@ -14,6 +17,7 @@ from jobs.client.rq_format import job_key
 from jobs.client.state import Status
 from jobs.client.steps import run_sync
 from tests.worker.fake_backend import FakeBackend, text_of
+from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.site import Site, wait_until
 
 USER = {"role": "user", "content": "hello"}
@@ -292,24 +296,30 @@ def test_a_session_holds_at_most_100_jobs(site: Site) -> None:
         session.submit("more", wait=True)
 
 
-def test_jobs_that_were_enqueued_by_others_join_their_session(site: Site) -> None:
-    """A job that RQ's own functions have enqueued is in no list of its session."""
+def enqueue_by_rq(site: Site, session: str) -> RQJob:
+    request = {"model": "fake", "messages": [USER], "job": {"session": session}}
+    queue = Queue(QUEUE, connection=site.redis, serializer=JSONSerializer)
+    return queue.enqueue(keys.TASK, kwargs={"request": request})
+
+
+def test_a_job_that_was_enqueued_by_others_joins_its_session(site: Site) -> None:
     session = open_session(site, "s")
-    jobs = [session.submit(name, wait=True) for name in ("a", "b")]
-    site.redis.delete(keys.open_turns("s"))
-    for job in jobs:
-        site.redis.hdel(job_key(job.id), "chatjobs_session")
+    job = enqueue_by_rq(site, "s")
     site.burst()
-    assert [turn.job for turn in session.turns()] == [jobs[0].id]
-    site.redis.rpush("rq:queue:chat:fake", jobs[1].id)
-    site.redis.hset(job_key(jobs[1].id), "status", "queued")
-    running = session.submit("c")
-    site.redis.lpop("rq:queue:chat:fake")
+    assert [turn.job for turn in session.turns()] == [job.id]
+    assert not site.redis.exists(keys.open_turns("s"))
+
+
+def test_a_job_that_was_enqueued_by_others_does_not_interleave(site: Site) -> None:
+    session = open_session(site, "s")
+    running = session.submit("a")
+    site.redis.lpop("rq:queue:chat:fake")  # as if a worker had claimed it
+    job = site.client.job(enqueue_by_rq(site, "s").id)
     site.burst()
     with pytest.raises(JobError, match=running.id) as caught:
-        session.turns() and running.status() and site.client.job(running.id).cancel()
-        running.result(timeout=1)
-    assert caught.value.code == "cancelled"
+        job.result(timeout=1)
+    assert caught.value.code == "session_busy"
+    assert session.turns() == []
 
 
 def test_fields_of_a_turn_are_checked(site: Site) -> None:

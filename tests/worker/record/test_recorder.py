@@ -179,18 +179,19 @@ def test_a_full_disk_keeps_the_rows_and_is_logged_once(
     site.assert_settled(jobs, RUN)
 
 
-def test_a_recorder_whose_disk_fails_gives_its_plans_up(
-    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("error", [OSError(errno.EIO, os.strerror(errno.EIO)), ValueError("bug")])
+def test_a_recorder_that_fails_gives_its_plans_up(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     broken, working = make("broken", plan_seconds=600.0), make("working", plan_seconds=600.0)
     fill(site, 3)
     fill(site, 3, run="r2")
 
     def fail(*_: Any) -> None:
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
+        raise error
 
     monkeypatch.setattr(broken, "_write", fail)
-    with pytest.raises(OSError, match="Input/output"):
+    with pytest.raises(type(error)):
         broken._write_due_parts()
     assert working._write_due_parts()
     assert numbers(site) == [0, 1, 2]

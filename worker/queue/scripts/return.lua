@@ -52,7 +52,7 @@ if redis.call('EXISTS', job) == 1 then
   end
   redis.call('HSET', job, 'status', 'queued')
   redis.call('HDEL', job, 'worker_name', 'started_at')
-  if uncount == '1' then redis.call('HINCRBY', job, 'chatjobs_attempt', -1) end
+  if uncount == '1' then redis.pcall('HINCRBY', job, 'chatjobs_attempt', -1) end
   if lost ~= '' then
     redis.call('HSET', job, 'chatjobs_lost', lost, 'chatjobs_lost_at', lost_at)
   end
