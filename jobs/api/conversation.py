@@ -102,14 +102,16 @@ def split_turns(messages: Iterable[MessageInput | Turn]) -> tuple[str, list[Turn
     """The system text and the turns of a list of messages, or of turns. Raises InvalidRequest for
     messages that no conversation has, and for a last message without an answer."""
     given = list(messages)
-    if given and all(isinstance(one, Turn) for one in given):
-        return "", [one for one in given if isinstance(one, Turn)]
-    plain = checked_messages(given) if given else []
+    turns = [one for one in given if isinstance(one, Turn)]
+    if turns and len(turns) == len(given):
+        return "", turns
+    if turns:
+        raise invalid("a history is a list of messages, or of turns: got both", "messages")
+    plain = checked_messages(one for one in given if not isinstance(one, Turn)) if given else []
     system = ""
     if plain and plain[0]["role"] in LEADING_ROLES:
         system = ChatRequest(model="any", messages=[plain[0]]).messages[0].text
         plain = plain[1:]
-    turns: list[Turn] = []
     waiting: list[dict[str, Any]] = []
     for number, message in enumerate(plain):
         if message["role"] != "assistant":

@@ -45,7 +45,12 @@ class Spent(NamedTuple):
     seconds: float = 0.0
 
     def plus(self, other: Spent) -> Spent:
-        return Spent(*(mine + its for mine, its in zip(self, other, strict=True)))
+        return Spent(
+            self.answers + other.answers,
+            self.prompt + other.prompt,
+            self.completion + other.completion,
+            self.seconds + other.seconds,
+        )
 
     def __str__(self) -> str:
         speed = self.completion / self.seconds if self.seconds else 0.0

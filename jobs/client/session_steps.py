@@ -167,7 +167,7 @@ def turn_request(
     return ChatRequest(
         **{**state.options, **fields, "model": state.model},
         messages=new_messages(content),
-        job=job,  # type: ignore[arg-type]
+        job=job,
     )
 
 
@@ -209,7 +209,7 @@ def _checked_options(model: str, system: str | None, options: dict[str, Any]) ->
     messages = [{"role": "user", "content": "?"}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
-    dumped = ChatRequest(**options, model=model, messages=messages).to_dict()  # type: ignore[arg-type]
+    dumped = ChatRequest(**options, model=model, messages=messages).to_dict()
     return {name: value for name, value in dumped.items() if name in options}
 
 

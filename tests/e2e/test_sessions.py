@@ -40,9 +40,9 @@ def check_kills(site: Site, seed: int, kills: int, sessions: int, turns: int) ->
     ]
     jobs: dict[str, list[Job]] = {session.id: [] for session in opened}
     words = {}
-    for turn in range(turns):
+    for number in range(turns):
         for session in opened:
-            content = f"{session.id} turn {turn}"
+            content = f"{session.id} turn {number}"
             words[content] = rng.randint(5, 60)
             metadata = {"words": str(words[content])}
             jobs[session.id].append(session.submit(content, wait=True, metadata=metadata))

@@ -146,6 +146,8 @@ class ChatSession:
         answer, cancelled = outcome.completion, False
         if answer is None and outcome.error is not None and outcome.error.code == "cancelled":
             answer, cancelled = outcome.partial, True
-        turn = answer and ended_turn(messages, answer, cancelled=cancelled)
+        if answer is None:
+            return
+        turn = ended_turn(messages, answer, cancelled=cancelled)
         if turn is not None:
             self._turns.append(turn)

@@ -8,8 +8,9 @@ import re
 
 import pytest
 
+from jobs.api.job_options import JobOptions
 from jobs.api.params import JobFields, RequestFields
-from jobs.api.request import ChatRequest, JobOptions
+from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 
 

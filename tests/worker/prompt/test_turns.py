@@ -8,7 +8,7 @@ from jobs import ChatRequest, JobError
 from jobs.api.message import Message
 from worker.prompt.turns import build_newest, split_turns
 
-SYSTEM = {"role": "system", "content": "sys"}
+SYSTEM: dict[str, object] = {"role": "system", "content": "sys"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
