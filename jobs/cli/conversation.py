@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from jobs import ChatCompletion, Client, Job, Session
 
-GREETING = "Enter sends, Alt-Enter or Ctrl-J begins a new line, /help lists the commands."
+GREETING = "Enter sends, Alt-Enter begins a new line, /help lists the commands."
 HELP = """\
 /system [TEXT]  show the system message, or set it
 /history        show the conversation
@@ -222,7 +222,8 @@ def converse(
 
 def _prompt_session(commands: list[str]) -> PromptSession[str]:
     """The editor of questions, with several lines, the history of this conversation and completion
-    of commands."""
+    of commands. Ctrl-J stays Enter: lines that were typed while an answer was printed end with it.
+    """
     from prompt_toolkit import PromptSession
     from prompt_toolkit.completion import WordCompleter
     from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
@@ -234,7 +235,6 @@ def _prompt_session(commands: list[str]) -> PromptSession[str]:
         event.current_buffer.validate_and_handle()
 
     @bindings.add("escape", "enter")
-    @bindings.add("c-j")
     def _new_line(event: KeyPressEvent) -> None:
         event.current_buffer.insert_text("\n")
 

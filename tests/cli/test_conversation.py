@@ -112,7 +112,7 @@ def test_a_conversation_with_its_commands(
     terminal = start(site, opened, "--system", "Be brief.")
     terminal.type("one\r")
     terminal.expect(answer_to("one"))
-    terminal.type("two\x0asecond line\r")  # Ctrl-J begins a new line
+    terminal.type("two\x1b\rsecond line\r")  # Alt-Enter begins a new line
     terminal.expect(answer_to("two\nsecond line"))
     terminal.type("/stats\r")
     terminal.expect("model fake, 2 turns")
