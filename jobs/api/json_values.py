@@ -12,12 +12,15 @@ from pydantic import BaseModel
 MAX_DEPTH = 64  # levels of nested lists and objects in one field
 MAX_BITS = 1024  # of an integer
 
+# Requests have many values, and exact types are found faster than abstract ones.
 _PLAIN = frozenset({str, int, float, bool, dict, list, type(None)})
+_UNLIMITED = frozenset({str, bool, type(None)})
+_CONTAINERS = (dict, list, tuple)
 
 
 def as_list(value: Any) -> Any:
     """Python's other collections, such as a generator of messages, as a list."""
-    if type(value) in _PLAIN:  # most values: the checks of abstract types are slow
+    if type(value) in _PLAIN:
         return value
     other = isinstance(value, Iterable) and not isinstance(
         value, str | bytes | bytearray | Mapping | BaseModel
@@ -28,9 +31,9 @@ def as_list(value: Any) -> Any:
 def check_json(value: Any, field: str, depth: int = MAX_DEPTH) -> None:
     """Raises ValueError for more than `depth` levels of nesting, a huge integer, or a number that
     is not finite."""
-    if type(value) is str:
+    if type(value) in _UNLIMITED:
         return
-    if isinstance(value, dict | list | tuple):
+    if isinstance(value, _CONTAINERS):
         if not depth:
             raise ValueError(f"{field} is nested deeper than {MAX_DEPTH} levels")
         for item in value.values() if isinstance(value, dict) else value:

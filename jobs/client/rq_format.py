@@ -35,7 +35,7 @@ from jobs import lua
 
 DATA = "data"  # RQ's field of a job hash: the call, serialised and compressed
 COMPRESSION = 1  # level of zlib; higher ones are slower and not much smaller for JSON
-SMALL = 4096  # bytes that zlib compresses with a small state, which takes a tenth of the time
+UNCOMPRESSED = 512  # bytes up to which compression takes longer than all else, and gains little
 
 # Lua function `enqueue_dependents(job, job_id, status, now)`, a prelude for scripts that end a job.
 DEPENDENTS_LUA = lua.load("jobs.client", "rq_dependents")
@@ -189,10 +189,9 @@ def encode_call(func: str, name: str, value: str) -> tuple[bytes, bytes]:
     """JSON of a call with one keyword argument, whose `value` is JSON, and the field DATA of a job
     that runs it."""
     call = f'["{func}",null,[],{{"{name}":{value}}}]'.encode()
-    small = len(call) <= SMALL
-    window, memory = (12, 5) if small else (zlib.MAX_WBITS, zlib.DEF_MEM_LEVEL)
-    compress = zlib.compressobj(COMPRESSION, zlib.DEFLATED, window, memory)
-    return call, compress.compress(call) + compress.flush()
+    if len(call) <= UNCOMPRESSED:
+        return call, call  # RQ reads both
+    return call, zlib.compress(call, COMPRESSION)
 
 
 def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]:

@@ -214,7 +214,7 @@ def _new_job(request: ChatRequest) -> _NewJob:
     text = f'{{"messages":[{",".join(messages)}],{_to_json(content)[1:]}'
     digest = b""
     if row is not None:
-        digest = hashlib.blake2b(text.encode(), digest_size=8).digest()
+        digest = hashlib.blake2b((text + (job_id or "")).encode(), digest_size=8).digest()
         name = f"{run}/{row}/".encode() + digest
         job_id = job_id or hashlib.blake2b(name, digest_size=16).hexdigest()
     job_id = job_id or _new_id()

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import hiredis
 import redis
 from redis import asyncio, connection, sentinel
 from redis.asyncio import connection as async_connection
@@ -19,11 +20,24 @@ from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError
 from redis.utils import SENTINEL as NOT_GIVEN
 
 
+class _Packer(connection.HiredisRespSerializer):
+    """redis-py's packer looks at the type of each word, which takes longer than to pack it."""
+
+    def pack(self, *words: Any) -> list[bytes]:
+        if words[0] == "EVALSHA":  # no words but str, bytes and numbers, and the most by far
+            return [hiredis.pack_command(words)]
+        packed: list[bytes] = super().pack(*words)
+        return packed
+
+
 class _Sync:
     """For subclasses of redis.connection.Connection."""
 
     socket_timeout: float | None
     _waits = 0.0  # seconds that the last command may block
+
+    def _construct_command_packer(self, packer: Any) -> Any:
+        return _Packer()
 
     def send_command(self, *words: Any, **options: Any) -> None:
         self._waits = waiting_time(words)
