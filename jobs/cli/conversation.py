@@ -103,6 +103,8 @@ class Conversation:
                     _complain(sentence(error))
                 except OSError as error:
                     _complain(str(error))
+                except KeyboardInterrupt:  # twice, or while a command runs
+                    _say("(stopped; Ctrl-D ends)")
         finally:
             with suppress(JobError):  # it expires all the same
                 self._session.delete()

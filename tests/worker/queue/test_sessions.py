@@ -170,6 +170,22 @@ def test_an_answer_that_exceeds_its_time_is_kept_as_far_as_it_got(site: Site) ->
     worker.kill()
 
 
+def test_a_frozen_worker_that_comes_back_appends_nothing(site: Site) -> None:
+    session = open_session(site)
+    frozen = site.worker(delay=0.02)
+    job = session.submit("a", metadata={"words": "60"})
+    wait_until(lambda: job.status() is Status.STARTED)
+    frozen.freeze()
+    other = site.worker()
+    wait_until(lambda: job.status() is Status.FINISHED)
+    frozen.thaw()
+    assert frozen.stop() == 0 and other.stop() == 0
+    (turn,) = session.turns()
+    assert turn.answer["content"] == answer_to("a", 60)
+    (row,) = site.rows()
+    assert row["attempt"] == 2
+
+
 def test_edit_replaces_the_last_turn(site: Site) -> None:
     session = open_session(site)
     run(site, session, "one", "two")
