@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from jobs import ChatRequest, JobError, SessionBusy
-from jobs.testing import FakeWorker
+from jobs.testing import Answer, FakeWorker
 
 
 def echo(request: ChatRequest) -> str:
@@ -43,3 +43,16 @@ def test_a_cancelled_turn_is_left_out() -> None:
         session.delete()
         with pytest.raises(JobError, match="no session"):
             session.send("c")
+
+
+def test_reasoning_and_calls_are_kept_for_the_template() -> None:
+    call = {"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
+    answers = [Answer(reasoning="hm", tool_calls=[call]), "3"]
+    with FakeWorker(answers) as worker:
+        session = worker.client().session(model="any")
+        assert session.send("a", timeout=5).choices[0].finish_reason == "tool_calls"
+        session.send({"role": "tool", "tool_call_id": "c1", "content": "3"}, timeout=5)
+        asked = worker.requests[1].messages[1]
+        assert asked.reasoning_content == "hm" and asked.tool_calls is not None
+        assert session.history()[1]["reasoning_content"] == "hm"
+        assert [turn.finish_reason for turn in session.turns()] == ["tool_calls", "stop"]
