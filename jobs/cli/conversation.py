@@ -91,20 +91,15 @@ class Conversation:
         try:
             while True:
                 try:
-                    line = prompt.prompt("> ").strip()
-                except KeyboardInterrupt:
-                    _say("(Ctrl-D ends)")
-                    continue
+                    self._take(prompt.prompt("> ").strip())
                 except EOFError:
                     return
-                try:
-                    self._take(line)
+                except KeyboardInterrupt:
+                    _say("(Ctrl-D ends)")
                 except JobError as error:
                     _complain(sentence(error))
                 except OSError as error:
                     _complain(str(error))
-                except KeyboardInterrupt:  # twice, or while a command runs
-                    _say("(stopped; Ctrl-D ends)")
         finally:
             with suppress(JobError):  # it expires all the same
                 self._session.delete()

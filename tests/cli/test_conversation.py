@@ -8,17 +8,18 @@ import re
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from jobs import ChatRequest
+from jobs.cli.status import workers
 from tests.cli.conftest import COMMAND, Run
 from tests.worker.fake_backend import text_of
 from tests.worker.site import Site, wait_until
 
+PROMPT_BEGINS = "\x1b[?2004h"  # the editor takes pasted text from now on
 CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
 
 
@@ -42,11 +43,16 @@ class Terminal:
         )
         os.close(side)
         self._text = ""
-        self._seen = 0
+        self._seen = self._prompts = 0
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
     def type(self, keys: str) -> None:
+        """Type at the next prompt: the terminal is in another mode before."""
+        self._prompts += 1
+        wait_until(
+            lambda: self._text.count(PROMPT_BEGINS) >= self._prompts, f"no prompt: {self._text!r}"
+        )
         os.write(self._end, keys.encode())
 
     def expect(self, text: str) -> str:
@@ -62,8 +68,8 @@ class Terminal:
         return before
 
     def interrupt(self) -> None:
-        """Ctrl-C, as the terminal sends it while an answer is printed."""
-        self.type("\x03")
+        """Ctrl-C while an answer is printed."""
+        os.write(self._end, b"\x03")
 
     def wait(self) -> int:
         code = self._process.wait(timeout=30)
@@ -175,8 +181,7 @@ def test_without_a_worker_the_conversation_says_so_and_goes_on(
     terminal.type("one\r")
     terminal.expect("no worker served 'fake'")
     worker = site.worker()
-    wait_until(lambda: site.redis.zcard("chatjobs:workers"))
-    time.sleep(0.5)  # until its first status
+    wait_until(lambda: any("fake" in one["names"] for one in workers(site.redis)))
     terminal.type("two\r")
     terminal.expect(answer_to("two"))
     terminal.type("\x04")

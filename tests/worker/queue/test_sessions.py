@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import time
 from typing import Any
 
 import pytest
@@ -162,10 +161,11 @@ def test_a_stopped_answer_is_kept_as_far_as_it_got(site: Site) -> None:
 def test_an_answer_that_exceeds_its_time_is_kept_as_far_as_it_got(site: Site) -> None:
     session = open_session(site)
     worker = site.worker(delay=0.02)
-    job = session.submit("long", metadata={"words": "100000"}, job={"ttl": 2})
+    session.send("first", timeout=60)  # the worker runs now
+    job = session.submit("long", metadata={"words": "100000"}, job={"ttl": 4})
     with pytest.raises(JobError, match="ttl"):
-        job.result(timeout=30)
-    (turn,) = session.turns()
+        job.result(timeout=60)
+    _, turn = session.turns()
     assert turn.finish_reason == "cancelled" and turn.answer["content"]
     worker.kill()
 
@@ -200,8 +200,7 @@ def test_a_requeued_turn_replaces_its_first_answer(site: Site) -> None:
     session = open_session(site)
     worker = site.worker(delay=0.02)
     job = session.submit("long", metadata={"words": "200"})
-    wait_until(lambda: job.status() is Status.STARTED)
-    time.sleep(0.3)
+    next(job.stream())
     job.cancel()
     wait_until(lambda: session.turns())
     worker.kill()
