@@ -47,7 +47,7 @@ def test_a_cancelled_turn_is_left_out() -> None:
 
 def test_reasoning_and_calls_are_kept_for_the_template() -> None:
     call = {"id": "c1", "function": {"name": "add", "arguments": '{"a": 1}'}}
-    answers = [Answer(reasoning="hm", tool_calls=[call]), "3"]
+    answers: list[Answer | str] = [Answer(reasoning="hm", tool_calls=[call]), "3"]
     with FakeWorker(answers) as worker:
         session = worker.client().session(model="any")
         assert session.send("a", timeout=5).choices[0].finish_reason == "tool_calls"
