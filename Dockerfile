@@ -9,6 +9,13 @@ RUN pip install --no-cache-dir -c constraints.txt rq-dashboard==0.9.0 six==1.17.
 USER nobody
 ENTRYPOINT ["rq-dashboard", "--json"]
 
+# The CPU kernels, compiled: the worker image has no compiler. They exist for x86-64 only.
+FROM base AS kernels
+RUN apt-get update && apt-get install -y --no-install-recommends g++
+COPY worker/kernels worker/kernels
+RUN if [ "$(uname -m)" = x86_64 ]; then python -m worker.kernels.build; \
+    else mkdir -p worker/kernels/prebuilt; fi
+
 FROM base AS worker
 RUN useradd --create-home --uid 1000 chatjobs \
     && install -d -o chatjobs -g chatjobs /results /models
@@ -21,6 +28,7 @@ RUN pip install --no-cache-dir -c constraints.txt --extra-index-url "$TORCH_INDE
 COPY pyproject.toml README.md ./
 COPY jobs jobs
 COPY worker worker
+COPY --from=kernels /app/worker/kernels/prebuilt worker/kernels/prebuilt
 RUN pip install --no-cache-dir -c constraints.txt '.[worker]'
 
 USER chatjobs

@@ -6,8 +6,10 @@
 #   make bench   run the benchmarks
 #   make bench-peers  make the environment of the peers of bench.gguf, and run it
 #   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
+#   make triton  run the tests of the Triton kernels in its interpreter; downloads 200 MB
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
-#   make soak    run the tests that take hours under load and faults
+#   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
+#   make soak    20 minutes of faults under load, with a new seed
 #   make clean   remove the environment and the caches, but no results
 
 PYTHON ?= python3
@@ -16,7 +18,7 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench bench-peers oracle sanitize soak clean
+.PHONY: demo test lint types tests bench bench-peers oracle sanitize wheel soak triton clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -39,7 +41,9 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.decode
 	$(BIN)/python -m bench.families
 	$(BIN)/python -m bench.overhead
+	$(BIN)/python -m bench.priority
 	$(BIN)/python -m bench.memory
+	$(BIN)/python -m bench.prefix
 
 bench-peers: $(VENV)/.ready-to-test .bench-peers/.ready
 	$(BIN)/python -m bench.gguf
@@ -59,11 +63,21 @@ sanitize: $(VENV)/.ready-to-test
 	    ASAN_OPTIONS=detect_leaks=0 OMP_NUM_THREADS=2 \
 	    $(BIN)/pytest tests/worker/kernels --deselect tests/worker/kernels/test_build.py
 
+# Needs a C++ compiler: the kernels are compiled for every kind of CPU.
+wheel: $(VENV)/.ready-to-test
+	$(BIN)/python -m worker.kernels.build
+	$(BIN)/python -m build --wheel --outdir dist -C--build-option=--plat-name=linux_x86_64 .
+	rm -rf worker/kernels/prebuilt build
+
+# Separate from the environment, so that other tests run as they do without the package.
+triton: $(VENV)/.ready-to-test .triton/.ready
+	PYTHONPATH=.triton $(BIN)/pytest tests/worker/layers/test_triton_weight.py
+
 soak: $(VENV)/.ready-to-test
-	$(BIN)/pytest -m soak --timeout=0
+	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000
 
 clean:
-	rm -rf $(VENV) .oracle build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .oracle .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	    .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -88,4 +102,8 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 .oracle/.ready: Makefile
 	$(PYTHON) -m venv .oracle
 	.oracle/bin/pip install --quiet llama-cpp-python==0.3.36 gguf==0.19.0
+	@touch $@
+
+.triton/.ready: Makefile | $(BIN)/python
+	$(BIN)/pip install --quiet --no-deps --target .triton triton==3.7.1
 	@touch $@

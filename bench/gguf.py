@@ -1,13 +1,14 @@
 """Decode and prefill speed of bf16, Q8_0 and Q4_K_M beside llama.cpp and OpenVINO GenAI.
 
     make bench-peers
-    python -m bench.gguf [--rounds 5] [--format Q8_0]
+    python -m bench.gguf [--rounds 5] [--format Q8_0] [--cell "decode 8"] [--folder /var/tmp/shape]
 
 A Qwen3-0.6B shape with random weights; our own quantiser makes the GGUF files, and llama.cpp reads
 the same files. OpenVINO's model is exported from the same checkpoint (fp16, which it runs in bf16,
-int8, int4). Decode-only tokens per second: prompts of 64 tokens, the time of 33 new tokens less the
-time of one, so that the context is 64 to 96. Prefill: prompt tokens per second of one new token.
-All contestants take turns in one run, with as many threads as torch has.
+int8, int4). Decode-only tokens per second: prompts of 64 tokens, the time of 34 new tokens less the
+time of two, so that the context is 65 to 97. Prefill: prompt tokens per second of one new token.
+All contestants take turns in one run, with as many threads as torch has. A peer that ends with an
+error in a cell is left out there. With --folder, files and exports are kept for further runs.
 """
 
 from __future__ import annotations
@@ -26,12 +27,18 @@ import torch
 
 from bench.contestants import random_prompts
 from bench.harness import alternate, median, report, seconds
-from bench.peers.process import PeerProcess, export_openvino
+from bench.peers.process import PeerFailed, PeerProcess, export_openvino
 from bench.shapes import QWEN3_06B, random_checkpoint
 from jobs.api.sampling import Sampling
 from worker import Engine
 
 PROMPT, TOKENS = 64, 32
+SMALLEST_VOCABULARY = 1000  # token ids that every contestant has
+CELLS: dict[str, tuple[int, int, bool]] = {  # batch, prompt length, whether prefill is measured
+    **{f"decode {batch}": (batch, PROMPT, False) for batch in (1, 8, 16, 32)},
+    "prefill 16 x 64": (16, 64, True),
+    "prefill 1 x 512": (1, 512, True),
+}
 FORMATS = {"bf16": ("BF16", "fp16"), "Q8_0": ("Q8_0", "int8"), "Q4_K_M": ("Q4_K_M", "int4")}
 
 # Seconds to prefill the prompts and to generate a number of tokens for each.
@@ -48,7 +55,7 @@ def ours(engine: Engine) -> Generate:
 
 def decode_rate(generate: Generate, prompts: list[list[int]]) -> float:
     """Decode-only tokens per second."""
-    taken = generate(prompts, 1 + TOKENS) - generate(prompts, 1)
+    taken = generate(prompts, 2 + TOKENS) - generate(prompts, 2)
     return len(prompts) * TOKENS / taken
 
 
@@ -58,31 +65,36 @@ def prefill_rate(generate: Generate, prompts: list[list[int]]) -> float:
 
 
 def quantise(source: Path, kind: str, target: Path) -> Path:
-    """A GGUF file made by `chatjobs models quantize`."""
+    """A GGUF file made by `chatjobs models quantize`, or an earlier one."""
+    if target.exists():
+        return target
     chatjobs = str(Path(sys.executable).with_name("chatjobs"))
     command = [chatjobs, "models", "quantize", str(source), "--type", kind, "-o", str(target)]
     subprocess.run(command, check=True)
     return target
 
 
-def cells(batches: list[int]) -> dict[str, tuple[int, int, bool]]:
-    """Name → batch, prompt length, whether prefill is measured."""
-    decode = {f"decode {batch}": (batch, PROMPT, False) for batch in batches}
-    return decode | {"prefill 16 x 64": (16, 64, True), "prefill 1 x 512": (1, 512, True)}
-
-
 @click.command()
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--format", "formats", multiple=True, type=click.Choice(list(FORMATS)))
-@click.option("--batches", default="1,8,16,32", show_default=True)
+@click.option("--cell", "wanted", multiple=True, type=click.Choice(list(CELLS)))
+@click.option("--folder", type=click.Path(path_type=Path), default=None)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
-def main(rounds: int, formats: tuple[str, ...], batches: str, out: Path | None) -> None:
+def main(
+    rounds: int,
+    formats: tuple[str, ...],
+    wanted: tuple[str, ...],
+    folder: Path | None,
+    out: Path | None,
+) -> None:
     """Measure tokens per second: chatjobs, llama.cpp, OpenVINO GenAI."""
     rows: list[dict[str, Any]] = []
     threads = torch.get_num_threads()
-    with tempfile.TemporaryDirectory() as folder:
-        base = Path(folder)
-        source = random_checkpoint(base / "shape", "qwen3", QWEN3_06B)
+    with tempfile.TemporaryDirectory() as temporary:
+        base = folder or Path(temporary)
+        source = base / "shape"
+        if not source.exists():
+            random_checkpoint(source, "qwen3", QWEN3_06B)
         for name in formats or FORMATS:
             gguf_type, ov_format = FORMATS[name]
             file = quantise(source, gguf_type, base / f"{gguf_type}.gguf")
@@ -96,26 +108,31 @@ def main(rounds: int, formats: tuple[str, ...], batches: str, out: Path | None) 
                     "llama.cpp": llama.seconds,
                     "OpenVINO": openvino.seconds,
                 }
-                for cell, (batch, length, prefill) in cells(
-                    [int(batch) for batch in batches.split(",")]
-                ).items():
-                    prompts = random_prompts(batch, length, engine.tokenizer.vocab_size)
-                    rate = prefill_rate if prefill else decode_rate
-                    runs = {
-                        who: partial(rate, generate, prompts)
-                        for who, generate in contestants.items()
-                    }
-                    figures = alternate(runs, rounds)
-                    rows.append({"format": name, "cell": cell, **_row(figures)})
+                for cell in wanted or CELLS:
+                    row = _row(contestants, *CELLS[cell], rounds)
+                    rows.append({"format": name, "cell": cell, **row})
                 engine.close()
     title = f"Qwen3-0.6B shape, {threads} threads, tokens/s"
     report(title, rows, "cpu", out)
 
 
-def _row(figures: dict[str, list[float]]) -> dict[str, Any]:
-    medians = {who: median(values) for who, values in figures.items()}
-    best = max(medians["llama.cpp"], medians["OpenVINO"])
-    return {**medians, "ours / better peer": medians["chatjobs"] / best}
+def _row(
+    contestants: dict[str, Generate], batch: int, length: int, prefill: bool, rounds: int
+) -> dict[str, Any]:
+    """The medians of one cell; None for a peer that can't run it."""
+    prompts = random_prompts(batch, length, SMALLEST_VOCABULARY)
+    medians: dict[str, Any] = dict.fromkeys(contestants)
+    able = {}
+    for who, generate in contestants.items():
+        try:
+            generate(prompts, 1 if prefill else 2)
+        except PeerFailed as error:
+            print(f"  {who} failed: {error}", file=sys.stderr)
+        else:
+            able[who] = partial(prefill_rate if prefill else decode_rate, generate, prompts)
+    medians |= {who: median(values) for who, values in alternate(able, rounds).items()}
+    best = max(medians[who] or 0.0 for who in ("llama.cpp", "OpenVINO"))
+    return {**medians, "ours / better peer": medians["chatjobs"] / best if best else None}
 
 
 if __name__ == "__main__":

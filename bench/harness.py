@@ -86,7 +86,9 @@ def report(title: str, rows: list[dict[str, Any]], device: str, out: Path | None
 
 
 def _shown(value: object) -> str:
-    """A number with three significant digits, or as an integer from 100 up."""
+    """A number with three significant digits, or as an integer from 100 up; "-" for None."""
+    if value is None:
+        return "-"
     if not isinstance(value, float):
         return str(value)
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"

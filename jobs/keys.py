@@ -20,11 +20,14 @@ OUTBOXES = "chatjobs:outboxes"  # set: runs that have an outbox
 WORKERS = "chatjobs:workers"  # sorted set: workers, by the end of their lease in ms since the epoch
 STOPPING = "chatjobs:stopping"  # set: workers that have announced their end
 REAPER = "chatjobs:reaper"  # the worker that returns the jobs of dead ones now; expires
+RECORDER = "chatjobs:recorder"  # the recorder that has looked at the outboxes last; expires
+BACKLOG = "chatjobs:backlog"  # JSON: rows and bytes in all outboxes, as counted last; expires
 WANTED = "chatjobs:wanted"  # set: runs whose rows somebody waits for; they are written at once
 RESULTS = "chatjobs:results"  # JSON: id, host and path of the results folder of all workers
 BARRIER = "chatjobs:barrier"  # pub/sub: a write that WAIT waits for; nobody subscribes
 LIMITS = "chatjobs:limits"  # hash: the limits that an operator has set
 OPEN_BYTES = "chatjobs:open-bytes"  # hash: bytes of the jobs that have not ended, by queue key
+TENANT_JOBS = "chatjobs:tenant-jobs"  # hash: jobs that wait in lines of tenants, by queue
 DEADLINES = "chatjobs:deadlines"  # sorted set: jobs with a ttl; scores are their ends in ms
 
 ROWS_PER_KEY = 100  # rows whose reservations share one hash, small enough for a compact one
@@ -45,9 +48,29 @@ def model_of(queue: str) -> str:
     return queue.partition(":")[2]
 
 
+def is_bulk(queue: str) -> bool:
+    """Whether an RQ queue is that of a model's bulk jobs."""
+    return queue.startswith(bulk_queue(""))
+
+
 def queue(model: str, priority: str) -> str:
     """RQ queue of `model` for a job of this priority ("interactive" or "bulk")."""
     return bulk_queue(model) if priority == "bulk" else chat_queue(model)
+
+
+def tenants(queue: str) -> str:
+    """Sorted set of the tenants with jobs in the lines of an RQ queue, the next one first."""
+    return f"chatjobs:tenants:{queue}"
+
+
+def tenant_line(queue: str, tenant: str) -> str:
+    """List of the waiting jobs of a tenant in an RQ queue."""
+    return f"chatjobs:tenant:{queue}:{tenant}"
+
+
+def tenant_running(tenant: str) -> str:
+    """Set of the running jobs of a tenant, as in `started`."""
+    return f"chatjobs:tenant-running:{tenant}"
 
 
 def quarantine(queue: str) -> str:
@@ -66,10 +89,10 @@ def upkeep(queues: Sequence[str]) -> str:
     return f"chatjobs:upkeep:{','.join(sorted(queues))}"
 
 
-def wake(model: str) -> str:
-    """List that a producer pushes to when it has enqueued a job of a model: idle workers wait on
-    it. Its length is limited."""
-    return f"chatjobs:wake:{model}"
+def wake(model: str, *, bulk: bool = False) -> str:
+    """List that a producer pushes to when it has enqueued a job of a model: workers with room for
+    it wait on it. Its length is limited."""
+    return f"chatjobs:wake:{queue(model, 'bulk' if bulk else 'interactive')}"
 
 
 def log(job: str) -> str:

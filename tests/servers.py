@@ -98,9 +98,9 @@ class Server:
         }
         return self
 
-    def replicate(self, primary: Server) -> Self:
-        """Become a replica, and wait until it has the primary's data."""
-        self.client.execute_command("REPLICAOF", "127.0.0.1", str(primary.port))
+    def replicate(self, primary: Server, port: int | None = None) -> Self:
+        """Become a replica, and wait until it has the primary's data. `port`: leads to it."""
+        self.client.execute_command("REPLICAOF", "127.0.0.1", str(port or primary.port))
         deadline = time.monotonic() + START_SECONDS
         while self.client.info("replication").get("master_link_status") != "up":
             assert time.monotonic() < deadline, (self.folder / "redis.log").read_text()
@@ -138,6 +138,13 @@ class Server:
     def send(self, number: signal.Signals) -> None:
         assert self._process is not None
         self._process.send_signal(number)
+
+    def stop(self) -> None:
+        """SIGTERM: it writes what it has to its append-only file and ends."""
+        assert self._process is not None
+        self._process.terminate()
+        self._process.wait(START_SECONDS)
+        self._process = None
 
     def kill(self) -> None:
         """SIGKILL, also when it is frozen."""

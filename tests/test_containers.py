@@ -6,15 +6,19 @@ Each test of the compose files runs twice: on the plain YAML, and on the output 
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import subprocess
+import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from worker.kernels import build
 
 ROOT = Path(__file__).parent.parent
 BASE = ROOT / "docker-compose.yml"
@@ -160,6 +164,32 @@ def test_the_worker_image_is_the_default_and_has_volumes_for_results_and_models(
     assert list(DOCKERFILE)[-1] == "worker"
     assert DOCKERFILE["worker"].last("VOLUME") == '["/results", "/models"]'
     assert DOCKERFILE["worker"].last("CMD") == '["work", "--model", "demo"]'
+
+
+def test_the_worker_image_has_compiled_kernels() -> None:
+    """Compiled in a stage with a compiler, and there before the package is installed."""
+    compiling = " ".join(rest for _, rest in DOCKERFILE["kernels"].instructions)
+    assert "g++" in compiling
+    assert "python -m worker.kernels.build" in compiling
+    words = [f"{word} {rest}" for word, rest in DOCKERFILE["worker"].instructions]
+    folder = f"worker/kernels/{build.PREBUILT.name}"
+    copied = words.index(f"COPY --from=kernels /app/{folder} {folder}")
+    (installed,) = [i for i, one in enumerate(words) if "pip install" in one and "[worker]" in one]
+    assert words.index("COPY worker worker") < copied < installed
+
+
+def test_kernels_compile_without_the_rest_of_the_package(tmp_path: Path) -> None:
+    """As in the image: with the standard library alone."""
+    shutil.copytree(ROOT / "worker" / "kernels", tmp_path / "worker" / "kernels")
+    code = "from worker.kernels import build; print(build.PREBUILT)"
+    done = subprocess.run(
+        [sys.executable, "-S", "-c", code],
+        cwd=tmp_path,
+        env={"PATH": os.environ["PATH"]},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.strip() == str(tmp_path / "worker" / "kernels" / "prebuilt"), done.stderr
 
 
 def test_the_worker_image_asks_redis_for_its_health() -> None:

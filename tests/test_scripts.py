@@ -11,8 +11,8 @@ import pytest
 import redis
 
 from jobs import lua
-from jobs.client import cancel, dead_letters, enqueue_script, session_steps, turns
-from jobs.client.rq_format import DEPENDENTS_LUA
+from jobs.client import cancel, dead_letters, new_job, session_steps, turns
+from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
@@ -26,8 +26,8 @@ SCRIPTS = sorted(
 
 # The text of each script, a table that it unpacks, and the names that Python gives its elements.
 CASES = [
-    (enqueue_script.ENQUEUE, "KEYS", enqueue_script.EnqueueKeys),
-    (enqueue_script.ENQUEUE, "ARGV", enqueue_script.EnqueueArgs),
+    (new_job.ENQUEUE, "KEYS", new_job.EnqueueKeys),
+    (new_job.ENQUEUE, "ARGV", new_job.EnqueueArgs),
     (cancel.CANCEL, "KEYS", cancel.CancelKeys),
     (cancel.CANCEL, "ARGV", cancel.CancelArgs),
     (dead_letters.REQUEUE, "KEYS", dead_letters.RequeueKeys),
@@ -58,10 +58,12 @@ CASES = [
     (rq_workers.RENEW, "ARGV", rq_workers.RenewArgs),
     (rq_workers.LEAVE, "KEYS", rq_workers.LeaveKeys),
     (rq_workers.LEAVE, "ARGV", rq_workers.LeaveArgs),
-    (rq_upkeep.DUE, "KEYS", rq_upkeep.DueKeys),
-    (rq_upkeep.DUE, "ARGV", rq_upkeep.DueArgs),
+    (rq_upkeep.KEEP, "KEYS", rq_upkeep.KeepKeys),
+    (rq_upkeep.KEEP, "ARGV", rq_upkeep.KeepArgs),
     (rq_upkeep.RECORD, "KEYS", rq_upkeep.RecordKeys),
     (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
+    (part_plans.TURN, "KEYS", part_plans.TurnKeys),
+    (part_plans.TURN, "ARGV", part_plans.TurnArgs),
     (part_plans.PLAN, "KEYS", part_plans.PlanKeys),
     (part_plans.PLAN, "ARGV", part_plans.PlanArgs),
     (part_plans.COMMIT, "KEYS", part_plans.CommitKeys),
@@ -129,7 +131,7 @@ def test_the_variable_tail_follows_the_named_elements(script: str, table: str, n
 @pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
 def test_the_header_lists_the_names_in_order(script: str, table: str, names: Any) -> None:
     _, body = lua.split_flags(script)
-    for prelude in (END_LUA, DEPENDENTS_LUA, TURNS_LUA):
+    for prelude in (END_LUA, DEPENDENTS_LUA, LINES_LUA, TURNS_LUA):
         body = body.removeprefix(prelude)
     (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
     listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)

@@ -7,12 +7,15 @@ links to those of this environment, so that nothing is downloaded.
 from __future__ import annotations
 
 import os
+import platform
 import re
+import shlex
 import shutil
 import subprocess
 import sys
 import time
 import tomllib
+import zipfile
 from collections.abc import Iterable, Iterator, Sequence
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
@@ -23,6 +26,7 @@ from packaging.requirements import Requirement
 from jobs import Client
 from jobs.cli.status import workers
 from tests.test_readme import README, blocks
+from worker.kernels import build
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -114,8 +118,9 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
     """The wheel with three extras, and the readers of the README."""
     folder = tmp_path_factory.mktemp("wheel")
-    build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(source)]
-    subprocess.run(build, check=True, capture_output=True)  # the wheel is built from the sdist
+    # The wheel is built from the sdist.
+    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
+    subprocess.run([*command, str(source)], check=True, capture_output=True)
     environment = Environment(
         folder / "venv", [*requirements("worker", "embedded", "testing"), *READERS]
     )
@@ -178,6 +183,28 @@ def test_the_examples_type_check_with_the_wheel(installed: Environment, tmp_path
     script = tmp_path / "examples.py"
     script.write_text("\n".join(examples) + EXAMPLES)
     installed.check_types(script)
+
+
+def test_make_wheel_builds_one_for_linux_with_the_kernels_of_every_level(source: Path) -> None:
+    if platform.machine() != "x86_64" or not any(map(shutil.which, build.COMPILERS)):
+        pytest.skip("this machine compiles no kernels")
+    recipe = (ROOT / "Makefile").read_text().partition("\nwheel:")[2].split("\n\n")[0]
+    commands = [line.strip() for line in recipe.splitlines()[1:]]
+    for command in commands:
+        command = command.replace("$(BIN)/python", sys.executable)
+        command = command.replace("-m build", "-m build --no-isolation")
+        environment = {**os.environ, "PYTHONPATH": str(source)}
+        done = subprocess.run(
+            shlex.split(command), cwd=source, env=environment, capture_output=True, text=True
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    (wheel,) = (source / "dist").glob("*.whl")
+    assert wheel.name.endswith("-py3-none-linux_x86_64.whl")
+    names = zipfile.ZipFile(wheel).namelist()
+    for level in build.LEVELS:
+        pattern = rf"worker/kernels/prebuilt/kernels-{level.name}-[0-9a-f]{{16}}\.so"
+        assert any(re.fullmatch(pattern, name) for name in names), level.name
+    assert not (source / "worker/kernels/prebuilt").exists()
 
 
 def test_an_editable_install_is_found_by_type_checkers(source: Path, tmp_path: Path) -> None:

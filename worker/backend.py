@@ -26,7 +26,7 @@ class ModelInfo:
     family: str
     parameters: int
     weight_bytes: int
-    dtype: str
+    dtype: str  # of the computation, then the quantised types of the weights: "bfloat16, Q8_0"
     device: str
     device_name: str
     context_length: int
@@ -62,6 +62,8 @@ class Health:
     tokens_generated: int
     error: str | None = None
     loading: bool = False
+    prompt_tokens: int = 0  # of all sequences that have run
+    cached_tokens: int = 0  # of these, how many were not computed but read from the prefix cache
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +120,9 @@ class Backend(Protocol):
     def load(self, reference: str) -> ModelInfo:
         """Load a model. Raises JobError."""
 
-    def room(self, model: str) -> int:
-        """Number of sequences (n for a request with n choices) that can be submitted now."""
+    def room(self, model: str, *, bulk: bool) -> int:
+        """Number of bulk or interactive sequences that can be submitted now; a request with n
+        choices has n."""
 
     def submit(self, request: ChatRequest, sink: Sink) -> Handle:
         """Queue a request without waiting. Raises JobError if its model is not loaded; otherwise

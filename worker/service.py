@@ -13,7 +13,6 @@ from pathlib import Path
 
 import redis
 
-from jobs import keys
 from jobs.client.connection import check_server, connect, redis_failure
 from jobs.errors import JobError, invalid
 from jobs.stream.writer import StreamWriter
@@ -92,7 +91,6 @@ def serve(
         publisher = Publisher(StreamWriter(client))
         watchdog = Watchdog(backend, hang_seconds)
         sickness = Sickness()
-        wake_keys = [keys.wake(name) for name in named]
         own_connection = RQWorkers(redis_url, name, store.queues, patience)
         loop = WorkerLoop(
             backend,
@@ -106,7 +104,7 @@ def serve(
             LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
             Reaper(store, RQStarted(client), workers, settlements, lease_seconds),
             sickness,
-            partial(Waker, connect(redis_url), wake_keys),
+            partial(Waker, connect(redis_url)),
             lease_seconds=lease_seconds,
             grace=grace,
             burst=burst,

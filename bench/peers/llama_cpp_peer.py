@@ -18,7 +18,7 @@ import llama_cpp
 import numpy as np
 
 ROOM = 32  # cache positions beyond the prompt and the completion
-MICRO_BATCH = 512  # llama.cpp's default: tokens of one forward pass
+MICRO_BATCH = 512  # llama.cpp's default: tokens of one forward pass in a prefill
 
 
 class Peer:
@@ -34,12 +34,15 @@ class Peer:
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
         self._threads = threads
-        self._shape: tuple[int, int] | None = None
+        self._shape: tuple[int, int, int] | None = None
         self._context: Any = None
 
     def measure(self, prompts: list[list[int]], tokens: int) -> float:
         """Seconds of one greedy generation."""
-        context = self._context_for(len(prompts), len(prompts[0]) + tokens + ROOM)
+        # To measure decoding the prompts are read with as many tokens at a time as a decode step
+        # has: some builds end with SIGSEGV on larger batches of quantised weights.
+        at_once = MICRO_BATCH if tokens == 1 else len(prompts)
+        context = self._context_for(len(prompts), len(prompts[0]) + tokens + ROOM, at_once)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
         start = time.perf_counter()
         last = self._prefill(context, prompts)
@@ -77,19 +80,19 @@ class Peer:
         llama_cpp.llama_batch_free(batch)
         return greedy
 
-    def _context_for(self, sequences: int, length: int) -> Any:
-        if self._shape != (sequences, length):
+    def _context_for(self, sequences: int, length: int, at_once: int) -> Any:
+        if self._shape != (sequences, length, at_once):
             if self._context is not None:
                 llama_cpp.llama_free(self._context)
             params = llama_cpp.llama_context_default_params()
             params.n_ctx = sequences * -(-length // 256) * 256
-            params.n_batch, params.n_ubatch = max(2048, sequences * length), MICRO_BATCH
+            params.n_batch, params.n_ubatch = max(2048, sequences * length), at_once
             params.n_seq_max = sequences
             params.n_threads = params.n_threads_batch = self._threads
             self._context = llama_cpp.llama_init_from_model(self._model, params)
             if not self._context:
                 raise SystemExit("llama.cpp can't make a context")
-            self._shape = (sequences, length)
+            self._shape = (sequences, length, at_once)
         return self._context
 
 

@@ -15,36 +15,51 @@ PYTHON = ENVIRONMENT / "bin" / "python"
 HERE = Path(__file__).parent
 
 
+class PeerFailed(Exception):
+    """A peer ended instead of answering: what it was asked, it can't do on this machine."""
+
+
 class PeerProcess:
-    """Runs `python <script> <model> <threads>`; a context manager. The protocol: llama_cpp_peer."""
+    """Runs `python <script> <model> <threads>`; a context manager. The protocol: llama_cpp_peer.
+    The process is started when it is first asked, and again after it failed."""
 
     def __init__(self, script: str, model: Path, threads: int) -> None:
         if not PYTHON.exists():
             raise click.ClickException(f"{ENVIRONMENT} is missing: run `make bench-peers` first")
-        self._script = script
-        self._process = subprocess.Popen(
-            [str(PYTHON), str(HERE / script), str(model), str(threads)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-        self.version: str = self._read()["version"]
+        self._command = [str(PYTHON), str(HERE / script), str(model), str(threads)]
+        self._process: subprocess.Popen[str] | None = None
 
     def seconds(self, prompts: list[list[int]], tokens: int) -> float:
-        """Seconds to prefill all prompts and to generate `tokens` tokens for each of them."""
+        """Seconds to prefill all prompts and to generate `tokens` tokens for each of them. Raises
+        PeerFailed."""
+        if self._process is None:
+            self._process = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                text=True,
+            )
+            self._read(self._process)  # "ready"
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
         self._process.stdin.flush()
-        seconds: float = self._read()["seconds"]
+        seconds: float = self._read(self._process)["seconds"]
         return seconds
 
-    def _read(self) -> Any:
-        assert self._process.stdout is not None
-        line = self._process.stdout.readline()
+    def _read(self, process: subprocess.Popen[str]) -> Any:
+        assert process.stdout is not None
+        line = process.stdout.readline()
         if not line.startswith("{"):
-            raise click.ClickException(f"{self._script} ended: {line.strip() or 'no output'}")
+            self._stop()
+            raise PeerFailed(line.strip() or "no output")
         return json.loads(line)
+
+    def _stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            self._process.wait()
+            self._process = None
 
     def __enter__(self) -> Self:
         return self
@@ -55,12 +70,14 @@ class PeerProcess:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._process.terminate()
-        self._process.wait()
+        self._stop()
 
 
 def export_openvino(source: Path, weight_format: str, target: Path) -> Path:
-    """A model folder in OpenVINO's format: fp16, int8 or int4 weights, by optimum-intel."""
+    """A model folder in OpenVINO's format: fp16, int8 or int4 weights, by optimum-intel. An
+    earlier export is used again."""
+    if (target / "openvino_model.bin").exists():
+        return target
     command = [str(ENVIRONMENT / "bin" / "optimum-cli"), "export", "openvino"]
     options = ["--task", "text-generation-with-past", "--weight-format", weight_format]
     done = subprocess.run(

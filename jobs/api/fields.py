@@ -14,7 +14,6 @@ from jobs.errors import invalid
 # Fields of a request that have no effect on a local text model, with their neutral value.
 IGNORED_FIELDS: dict[str, Any] = {
     "audio": None,
-    "cache_salt": None,
     "early_stopping": False,  # of beam search, as is the next one
     "length_penalty": 1.0,
     "media_io_kwargs": None,

@@ -7,6 +7,7 @@ names of `CompletionFields`.
 # Without `from __future__ import annotations`: it would hide `Required` at run time.
 
 from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime, timedelta
 from typing import Any, Literal, Required, TypeAlias, TypedDict
 
 from pydantic import BaseModel
@@ -38,12 +39,15 @@ class JobFields(TypedDict, total=False):
     row: int | None
     custom_id: str | None
     target: str | None
+    tenant: str | None
+    delay: float | timedelta | None
+    at: datetime | str | None
     session: str | None
     turn: Mapping[str, bool] | BaseModel | None
     priority: Literal["interactive", "bulk"]
     ttl: float | None
     result_ttl: int | None
-    retries: int
+    retries: int | None
     tags: Sequence[str] | None
 
 
@@ -80,6 +84,7 @@ class RequestFields(OpenAIFields, total=False):
     add_generation_prompt: bool | None
     allowed_token_ids: Sequence[int] | None
     bad_words: Sequence[str] | None
+    cache_salt: str | None
     chat_template_kwargs: Mapping[str, Any] | None
     continue_final_message: bool | None
     enable_thinking: bool | None

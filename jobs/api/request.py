@@ -16,12 +16,7 @@ from pydantic import (
 )
 
 from jobs.api.caller import warn_caller
-from jobs.api.fields import (
-    IGNORED_IN_TOOL,
-    drop_ignored,
-    drop_stream_options,
-    drop_unsupported,
-)
+from jobs.api.fields import IGNORED_IN_TOOL, drop_ignored, drop_stream_options, drop_unsupported
 from jobs.api.history import plain_messages
 from jobs.api.job_options import JobOptions
 from jobs.api.json_values import as_list, check_json
@@ -133,10 +128,11 @@ class ChatRequest(Sampling):
         chat_template_kwargs, enable_thinking, reasoning_effort
         add_generation_prompt, continue_final_message, truncate_prompt_tokens
         truncate                  "oldest": drop the oldest turns that the context has no room for
+        cache_salt                state is reused only among prompts with equal ones
 
     The job:
-        job                       id, run, row, custom_id, target, session, turn, priority, ttl,
-                                  retries, result_ttl, tags
+        job                       id, run, row, custom_id, target, session, turn, priority, tenant,
+                                  delay, at, ttl, retries, result_ttl, tags
         user, metadata            kept with the request
         store                     false: the row has neither the prompt nor the answer
     """
@@ -162,6 +158,7 @@ class ChatRequest(Sampling):
     truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None  # -1: to the context
     truncate: Literal["oldest"] | None = None
     prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
+    cache_salt: Annotated[Text, Field(min_length=1)] | None = None
     job: JobOptions = Field(default_factory=JobOptions)
 
     if TYPE_CHECKING:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jobs.client.dead_letters import FoundJob, Selection
     from jobs.client.steps import Steps
 
-STATES = ("queued", "started", "finished", "failed", "cancelled")
+STATES = ("scheduled", "queued", "started", "finished", "failed", "cancelled")
 WIDTH = 160  # of the table, if stdout is not a terminal
 
 
@@ -83,7 +83,7 @@ def list_jobs(chosen: dict[str, Any], limit: int, as_json: bool, redis_url: str)
 @json_option
 @redis_option
 def show(job_id: str, as_json: bool, redis_url: str) -> None:
-    """Show the state, the error and the request of JOB."""
+    """Show the state, the error, the failed attempts and the request of JOB."""
     from jobs.client.dead_letters import read_job
     from jobs.client.steps import run_sync
 
@@ -93,11 +93,16 @@ def show(job_id: str, as_json: bool, redis_url: str) -> None:
     if as_json:
         print_json(facts | {"request": found.state.request})
         return
-    error = facts.pop("error")
+    error, failures = facts.pop("error"), facts.pop("failures")
     for name, value in facts.items():
         click.echo(f"{name}: {value}")
     if error is not None:
         click.echo(f"error: {error['message']} ({error['code']})")
+    for one in failures:
+        click.echo(
+            f"attempt {one['attempt']} failed at {one['at']:%Y-%m-%d %H:%M:%S}Z "
+            f"on {one['worker']}: {one['message']} ({one['code']})"
+        )
     click.echo("request:")
     print_json(found.state.request)
 
@@ -141,9 +146,9 @@ def requeue(job_id: str) -> Steps[bool]:
 
 
 @jobs_group.command()
-@change("cancelled", ("queued", "started"))
+@change("cancelled", ("scheduled", "queued", "started"))
 def cancel(job_id: str) -> Steps[bool]:
-    """Cancel queued or running jobs; those that run stop soon after."""
+    """Cancel scheduled, queued or running jobs; those that run stop soon after."""
     from jobs.client.cancel import cancel
 
     return cancel(job_id)
@@ -218,6 +223,9 @@ def _facts(found: FoundJob) -> dict[str, Any]:
         "attempt": state.attempt,
         "since": datetime.fromtimestamp(found.since, UTC),
         "error": state.error.to_dict() if state.error is not None else None,
+        "failures": [
+            one | {"at": datetime.fromtimestamp(one["at"], UTC)} for one in found.failures
+        ],
     }
 
 

@@ -22,9 +22,12 @@ class _Setting:
 @click.command()
 @click.argument("settings", metavar="[NAME=N]...", nargs=-1)
 @click.option("-m", "--model", metavar="M", help="Limits of this model alone: jobs and bytes.")
+@click.option("--tenant", metavar="T", help="Limits of this tenant alone: tenant_running.")
 @json_option
 @redis_option
-def limits(settings: tuple[str, ...], model: str | None, as_json: bool, redis_url: str) -> None:
+def limits(
+    settings: tuple[str, ...], model: str | None, tenant: str | None, as_json: bool, redis_url: str
+) -> None:
     """Show all limits, or set some: jobs=5000, bytes=1000000000, jobs=default.
 
     They are kept in Redis. Producers and workers obey them at once.
@@ -36,7 +39,7 @@ def limits(settings: tuple[str, ...], model: str | None, as_json: bool, redis_ur
     with client(redis_url) as connected:
         for setting in parsed:
             try:
-                set_limit(connected.redis, setting.name, setting.value, model)
+                set_limit(connected.redis, setting.name, setting.value, model, tenant)
             except InvalidRequest as error:
                 raise WrongInput(error.message) from None
         values = read_limits(connected.redis)._asdict() | read_own_limits(connected.redis)

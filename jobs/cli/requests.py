@@ -61,6 +61,8 @@ class Overrides:
     priority: str | None = None
     fields: Mapping[str, Any] = field(default_factory=dict)
     keep: tuple[str, ...] = ()
+    tenant: str | None = None
+    delay: float | None = None
 
 
 def read_requests(
@@ -212,8 +214,9 @@ def _override(fields: dict[str, Any], overrides: Overrides, row: int) -> dict[st
     job = dict(_mapping(fields, "job"))
     if overrides.run is not None:
         job = {"priority": "bulk", **job, "run": overrides.run, "row": row}
-    if overrides.priority is not None:
-        job["priority"] = overrides.priority
+    for name in ("priority", "tenant", "delay"):
+        if (value := getattr(overrides, name)) is not None:
+            job[name] = value
     model = fields.get("model") if overrides.model is None else overrides.model
     if model is None:
         return {**fields, "job": job}

@@ -42,7 +42,7 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
 
     console = Console()
     table = Table("worker", "models", "device", box=box.SIMPLE)
-    for name in ("memory", "running", "tokens/s"):
+    for name in ("memory", "running", "tokens/s", "prompt cached"):
         table.add_column(name, justify="right")
     for worker in workers:
         used = (worker["memory"]["weights"] + worker["memory"]["cache"]) / 2**20
@@ -51,21 +51,36 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
             ", ".join(worker["models"]),
             worker["device"],
             f"{used:,.0f} MiB",
-            str(worker["running"]),
+            "paused" if worker["paused"] else str(worker["running"]),
             f"{worker['tokens_per_second']:,.0f}",
+            _share(worker.get("cached_tokens", 0), worker.get("prompt_tokens", 0)),
         )
     console.print(table if workers else "no workers")
+    for worker in workers:
+        if worker["paused"]:
+            click.echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)
     table = Table("queue", box=box.SIMPLE)
-    columns = ("queued", "running", "failed", "workers")
+    columns = ("scheduled", "queued", "running", "failed", "workers")
     for name in columns:
         table.add_column(name, justify="right")
     for queue in queues:
         table.add_row(queue["name"], *(str(queue[name]) for name in columns))
     console.print(table if queues else "no queues")
-    for model in sorted({one["model"] for one in queues if one["queued"] and not one["workers"]}):
+    for model in sorted(
+        {
+            one["model"]
+            for one in queues
+            if (one["queued"] or one["scheduled"]) and not one["workers"]
+        }
+    ):
         click.echo(
             f"no worker serves {model!r}: its jobs wait (chatjobs work --model {model})", err=True
         )
+
+
+def _share(part: int, whole: int) -> str:
+    """A percentage, or a dash if there is nothing to share."""
+    return f"{100 * part / whole:.0f} %" if whole else "-"
 
 
 def workers(redis: Redis) -> list[dict[str, Any]]:
@@ -80,13 +95,21 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
 
     Reads the keys directly: asking RQ's registries for their length would run their clean-up.
     """
-    from jobs.client.rq_format import queue_key, queue_names, registry_key, wip_key
+    from jobs.client.rq_format import (
+        queue_key,
+        queue_names,
+        registry_key,
+        scheduled_key,
+        wip_key,
+    )
 
     prefixes = (keys.chat_queue(""), keys.bulk_queue(""))
     names = [name for name in queue_names(redis) if name.startswith(prefixes)]
     with redis.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.llen(queue_key(name))
+            pipe.hget(keys.TENANT_JOBS, name)
+            pipe.zcard(scheduled_key(name))
             pipe.zcard(wip_key(name))
             pipe.zcard(registry_key(name, "failed"))
         depths = iter(pipe.execute())
@@ -94,7 +117,8 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
         {
             "name": name,
             "model": name.partition(":")[2],
-            "queued": next(depths),
+            "queued": next(depths) + int(next(depths) or 0),
+            "scheduled": next(depths),
             "running": next(depths),
             "failed": next(depths),
         }

@@ -11,7 +11,7 @@ import click
 from jobs.cli.answer import counted, print_json
 from jobs.cli.failures import Failure, Interrupted, WrongInput
 from jobs.cli.fields import fields_option
-from jobs.cli.options import check_run, client, json_option, quiet_option, redis_option
+from jobs.cli.options import Seconds, check_run, client, json_option, quiet_option, redis_option
 
 if TYPE_CHECKING:
     from jobs import Client
@@ -40,7 +40,17 @@ CHUNK_BYTES = 8 * 2**20  # and their size as JSON
     type=click.Choice(["interactive", "bulk"]),
     help="Priority of all requests. [default: bulk with --run, else interactive]",
 )
-@fields_option({"model": "--model", "messages": "FILE", "job": "--run, --priority and FILE"})
+@click.option("--tenant", metavar="T", help="Tenant of all requests: tenants take turns.")
+@click.option(
+    "--delay", type=Seconds(min=0), metavar="S", help="Seconds until the requests are queued."
+)
+@fields_option(
+    {
+        "model": "--model",
+        "messages": "FILE",
+        "job": "--run, --priority, --tenant, --delay and FILE",
+    }
+)
 @click.option(
     "--keep",
     multiple=True,
@@ -62,6 +72,8 @@ def submit(
     model: str | None,
     run: str | None,
     priority: str | None,
+    tenant: str | None,
+    delay: float | None,
     fields: dict[str, Any],
     keep: tuple[str, ...],
     wait: bool,
@@ -84,7 +96,7 @@ def submit(
     from jobs.client.durable import DurableSubmit
 
     rows = RowFile(file, getattr(file, "name", "<stdin>"))
-    overrides = Overrides(model, run, priority, fields, keep)
+    overrides = Overrides(model, run, priority, fields, keep, tenant, delay)
     count = _check(rows, overrides)
     with client(redis_url) as connected:
         last = ""

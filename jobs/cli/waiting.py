@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from datetime import datetime
 from typing import TYPE_CHECKING, Self, TypeVar
 
 import click
@@ -74,8 +75,9 @@ class WaitNotice:
 
 def reason(connection: Connection, job: Job) -> str:
     """Return what a job waits for; "" if it has ended."""
+    from jobs import keys
     from jobs.cli.status import workers
-    from jobs.client.rq_format import queue_key
+    from jobs.client.rq_format import queue_key, scheduled_key
     from jobs.client.state import read_state
     from jobs.client.steps import run_sync
 
@@ -83,6 +85,12 @@ def reason(connection: Connection, job: Job) -> str:
     state = run_sync(read_state(job.id, full=True), connection)
     if state.status == "started":
         return f"job {job.id} is running: its first token has not come yet"
+    if state.status == "scheduled":
+        due = redis.zscore(scheduled_key(state.queue), job.id)
+        if due is None:  # queued since its state was read
+            return ""
+        moment = datetime.fromtimestamp(due).astimezone()
+        return f"job {job.id} is scheduled for {moment:%Y-%m-%d %H:%M:%S %z}"
     if state.status != "queued":
         return ""
     model = state.queue.partition(":")[2]
@@ -91,7 +99,11 @@ def reason(connection: Connection, job: Job) -> str:
             f"no worker serves {model!r}: waiting for one to start or to finish loading "
             f"(chatjobs work --model {model})"
         )
-    ahead = redis.lpos(queue_key(state.queue), job.id)
+    options = state.request.get("job")
+    tenant = options.get("tenant") if isinstance(options, dict) else None
+    line = keys.tenant_line(state.queue, tenant) if tenant else queue_key(state.queue)
+    ahead = redis.lpos(line, job.id)
     if not isinstance(ahead, int):  # claimed since its state was read
         return ""
-    return f"job {job.id} is queued behind {counted(ahead, 'other job')} for {model!r}"
+    whose = f" of tenant {tenant!r}" if tenant else ""
+    return f"job {job.id} is queued behind {counted(ahead, 'other job')}{whose} for {model!r}"

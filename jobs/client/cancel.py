@@ -10,6 +10,7 @@ import time
 from typing import NamedTuple
 
 from jobs import keys, lua
+from jobs.client.new_job import ROW_SECONDS
 from jobs.client.rq_format import (
     DEPENDENTS_LUA,
     FAILURE_SECONDS,
@@ -25,7 +26,6 @@ from jobs.client.rq_format import (
 )
 from jobs.client.state import JobState, Status, read_state, unknown
 from jobs.client.steps import Steps, command, retry
-from jobs.client.submit import ROW_SECONDS
 from jobs.client.turns import TURNS_LUA
 from jobs.errors import JobError
 from jobs.results import outbox

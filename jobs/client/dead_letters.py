@@ -6,7 +6,7 @@ Jobs are found in RQ's queues and registries, in pages; keys are never scanned.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -15,7 +15,9 @@ from redis import Redis
 from jobs import keys, lua
 from jobs.client.rq_format import (
     CHANGING_FIELDS,
+    FAILURES,
     FIXED_FIELDS,
+    LINES_LUA,
     QUEUES_KEY,
     executions_key,
     format_time,
@@ -25,16 +27,18 @@ from jobs.client.rq_format import (
     queue_names,
     registry_key,
     results_key,
+    scheduled_key,
     wip_key,
 )
 from jobs.client.state import JobState, Status, parse_state, read_state, unknown
 from jobs.client.steps import Steps, command, retry
+from jobs.results.failures import Failure, parse_failures
 from jobs.results.outbox import run_of
 
 PAGE = 100  # jobs whose hashes are read at once
-FIELDS = (*CHANGING_FIELDS, *FIXED_FIELDS, "ended_at")
+FIELDS = (*CHANGING_FIELDS, *FIXED_FIELDS, "ended_at", FAILURES)
 
-REQUEUE = lua.load("jobs.client", "rq_requeue")
+REQUEUE = lua.load("jobs.client", "rq_requeue", LINES_LUA)
 PURGE = lua.load("jobs.client", "rq_purge")
 
 
@@ -91,6 +95,7 @@ class FoundJob(NamedTuple):
 
     state: JobState
     since: float
+    failures: list[Failure]  # of its attempts
 
     @property
     def run(self) -> str:
@@ -128,7 +133,7 @@ def requeue(job_id: str) -> Steps[bool]:
         canceled=registry_key(state.queue, "canceled"),
         open_bytes=keys.OPEN_BYTES,
         deadlines=keys.DEADLINES,
-        wake=keys.wake(keys.model_of(state.queue)),
+        wake=keys.wake(keys.model_of(state.queue), bulk=keys.is_bulk(state.queue)),
     )
     options = state.request.get("job")
     ttl = options.get("ttl") if isinstance(options, dict) else None
@@ -178,19 +183,28 @@ def _existing(job_id: str) -> Steps[JobState]:
 
 def _pages(redis: Any, queue: str, status: Status) -> Iterator[list[str]]:
     """The ids of the jobs of a queue in this state. A job that moves meanwhile may be missed."""
+    if status is Status.QUEUED:
+        yield from _pages_of(redis.lrange, queue_key(queue))
+        for tenant in redis.zrange(keys.tenants(queue), 0, -1):
+            if tenant:
+                line = keys.tenant_line(queue, tenant.decode(errors="replace"))
+                yield from _pages_of(redis.lrange, line)
+    elif status is Status.SCHEDULED:
+        yield from _pages_of(redis.zrange, scheduled_key(queue))
+    elif status is Status.STARTED:
+        yield from _pages_of(redis.zrange, wip_key(queue))
+    elif status is Status.FINISHED:
+        yield from _pages_of(redis.zrange, registry_key(queue, "finished"))
+    elif status is Status.FAILED:
+        yield from _pages_of(redis.zrange, registry_key(queue, "failed"))
+    else:
+        yield from _pages_of(redis.zrange, registry_key(queue, "canceled"))
+
+
+def _pages_of(read: Callable[[str, int, int], list[bytes]], key: str) -> Iterator[list[str]]:
     start = 0
     while True:
-        stop = start + PAGE - 1
-        if status is Status.QUEUED:
-            found = redis.lrange(queue_key(queue), start, stop)
-        elif status is Status.STARTED:
-            found = redis.zrange(wip_key(queue), start, stop)
-        elif status is Status.FINISHED:
-            found = redis.zrange(registry_key(queue, "finished"), start, stop)
-        elif status is Status.FAILED:
-            found = redis.zrange(registry_key(queue, "failed"), start, stop)
-        else:
-            found = redis.zrange(registry_key(queue, "canceled"), start, stop)
+        found = read(key, start, start + PAGE - 1)
         if found:
             yield [member.decode().partition(":")[0] for member in found]
         if len(found) < PAGE:
@@ -210,7 +224,8 @@ def _read(redis: Redis, job_ids: list[str]) -> list[FoundJob]:
 def _found(job_id: str, values: list[bytes | None]) -> FoundJob:
     state = parse_state(job_id, FIELDS, values)
     ended_at = parse_time(values[FIELDS.index("ended_at")])
-    return FoundJob(state, ended_at or state.enqueued_at or 0.0)
+    failures = parse_failures(values[FIELDS.index(FAILURES)])
+    return FoundJob(state, ended_at or state.enqueued_at or 0.0, failures)
 
 
 def _matches(found: FoundJob, wanted: Selection, now: float) -> bool:

@@ -40,8 +40,11 @@ class Persistence:
 
 
 def read_persistence(client: redis.Redis) -> Persistence:
-    """The state of the server now."""
+    """The state of the server now. Raises BusyLoadingError while it loads its data: until then,
+    INFO says that there is no append-only file."""
     found: dict[str, Any] = client.info("server", "persistence", "replication")
+    if found.get("loading"):
+        raise redis.BusyLoadingError("Redis is loading its data")
     return Persistence(
         server=str(found.get("run_id", "")),
         append_only=bool(found.get("aof_enabled")),

@@ -30,7 +30,7 @@ from jobs.client.steps import (
     next_events,
     retry,
 )
-from jobs.errors import WaitTimeout
+from jobs.errors import JobError, WaitTimeout
 from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
 
@@ -72,7 +72,14 @@ def follow_steps(
         while True:
             state = yield from _catch_up(cursor, job_id)
             if state.status.over:
-                break
+                try:
+                    completion = yield from read_outcome(state)
+                    break
+                except JobError:
+                    state = yield from read_state(job_id)
+                    if state.status.over:
+                        raise
+                    continue  # Redis has lost the end in a crash: the job runs again
             if cursor.position != position:
                 position, since = cursor.position, time.monotonic()
             elif timeout is not None and time.monotonic() - since >= timeout:
@@ -85,7 +92,6 @@ def follow_steps(
     finally:
         if mailbox is not None:
             mailbox.close()
-    completion = yield from read_outcome(state)
     for chunk in cursor.complete(completion, state.attempt):
         yield Emit(chunk)
 

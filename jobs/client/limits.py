@@ -14,6 +14,7 @@ from jobs import keys
 from jobs.errors import invalid
 
 MODEL_LIMITS = ("jobs", "bytes")  # these may differ for one model
+TENANT_LIMITS = ("tenant_running",)  # and these for one tenant
 
 
 class Limits(NamedTuple):
@@ -25,6 +26,7 @@ class Limits(NamedTuple):
     message_bytes: int = 8 * 2**20  # of one message of it, as JSON
     row_bytes: int = 64 * 2**20  # of the row of one job, as JSON
     session_bytes: int = 8 * 2**20  # of the turns of one session, as JSON
+    tenant_running: int = 1_000_000  # jobs of one tenant that run, over all workers
     outbox_bytes: int = 2**30  # of the rows of all runs that wait for Parquet, about
 
 
@@ -48,28 +50,40 @@ def parse_limits(values: list[bytes | None]) -> Limits:
 
 
 def read_own_limits(redis: Redis) -> dict[str, int]:
-    """The limits of single models, by `<limit>:<model>`."""
+    """The limits of single models and tenants, by `<limit>:<model or tenant>`."""
     stored: Any = redis.hgetall(keys.LIMITS)
     names = {name.decode(errors="replace"): value for name, value in stored.items()}
     return {
         name: int(value)
         for name, value in sorted(names.items())
-        if name.partition(":")[0] in MODEL_LIMITS and ":" in name and value.isdigit()
+        if name.partition(":")[0] in MODEL_LIMITS + TENANT_LIMITS
+        and ":" in name
+        and value.isdigit()
     }
 
 
-def set_limit(redis: Redis, name: str, value: int | None, model: str | None = None) -> None:
-    """Set a limit for all producers and workers, or for one model alone; None: back to the default.
+def set_limit(
+    redis: Redis,
+    name: str,
+    value: int | None,
+    model: str | None = None,
+    tenant: str | None = None,
+) -> None:
+    """Set a limit for all producers and workers, or for one model or tenant alone; None: back to
+    the default.
 
-    Raises InvalidRequest for a limit that does not exist or can't be set for one model.
+    Raises InvalidRequest for a limit that does not exist or can't be set for one model or tenant.
     """
     if name not in Limits._fields:
         raise invalid(f"there is no limit {name!r}: the limits are {', '.join(Limits._fields)}")
     if model is not None and name not in MODEL_LIMITS:
         raise invalid(f"{name} is the same for all models; of one model: {', '.join(MODEL_LIMITS)}")
+    if tenant is not None and (name not in TENANT_LIMITS or model is not None):
+        raise invalid(f"{name} is not a limit of a tenant; of one tenant: {TENANT_LIMITS[0]}")
     if value is not None and value < 0:
         raise invalid(f"{name}: a limit is at least 0, got {value}")
-    field = name if model is None else f"{name}:{model}"
+    own = tenant if model is None else model
+    field = name if own is None else f"{name}:{own}"
     if value is None:
         redis.hdel(keys.LIMITS, field)
     else:

@@ -115,6 +115,14 @@ class AsyncMailbox(Mailbox):
         return [first, *self._waiting()]
 
 
+class _PubSub(redis.asyncio.client.PubSub):
+    """Fails with its connection. redis-py's own connects again, under the reader or the writer that
+    still uses the connection; the hub opens another one for both."""
+
+    async def _execute(self, conn: Any, command: Any, *args: Any, **kwargs: Any) -> Any:
+        return await command(*args, **kwargs)
+
+
 class Hub:
     """Reads the connection, in one event loop. All methods must be called there."""
 
@@ -159,7 +167,7 @@ class Hub:
 
     @asynccontextmanager
     async def _open(self) -> AsyncIterator[redis.asyncio.client.PubSub]:
-        pubsub = self._client.pubsub()
+        pubsub = _PubSub(self._client.connection_pool)
         self._subscribed.clear()
         self._acknowledged.clear()
         self._changed.update(self._boxes)

@@ -38,7 +38,9 @@ COMPRESSION = 1  # level of zlib; higher ones are slower and not much smaller fo
 UNCOMPRESSED = 512  # bytes up to which compression takes longer than all else, and gains little
 
 # Lua function `enqueue_dependents(job, job_id, status, now)`, a prelude for scripts that end a job.
-DEPENDENTS_LUA = lua.load("jobs.client", "rq_dependents")
+# It has in front the functions for the lines of a queue, which other scripts use alone.
+LINES_LUA = lua.load("jobs.client", "rq_lines")
+DEPENDENTS_LUA = lua.load("jobs.client", "rq_dependents", LINES_LUA)
 
 # Fields that chatjobs adds to RQ's job hash.
 ERROR = "chatjobs_error"  # JobError.to_dict() as JSON, of a failed or cancelled job
@@ -46,6 +48,8 @@ ATTEMPT = "chatjobs_attempt"  # attempts so far
 CANCEL = "chatjobs_cancel"  # 1 if a running job must stop
 DEADLINE = "chatjobs_deadline"  # end of its time to live, in ms of the clock of Redis
 BYTES = "chatjobs_bytes"  # bytes of the request, of a job that has not ended
+TENANT = "chatjobs_tenant"  # job.tenant of the request
+FAILURES = "chatjobs_failures"  # the failed attempts, see jobs.results.failures
 ROW = "chatjobs_row"  # attempt of which the job's last row is
 
 # Fields of a job's hash that clients read.
@@ -75,12 +79,12 @@ _RESULT_TYPES: dict[End, Result.Type] = {
     "canceled": Result.Type.STOPPED,
 }
 
-StatusName = Literal["queued", "started", "finished", "failed", "cancelled", "unknown"]
+StatusName = Literal["scheduled", "queued", "started", "finished", "failed", "cancelled", "unknown"]
 _STATUSES: dict[bytes, StatusName] = {
     b"created": "queued",
     b"queued": "queued",
     b"deferred": "queued",
-    b"scheduled": "queued",
+    b"scheduled": "scheduled",
     b"started": "started",
     b"finished": "finished",
     b"failed": "failed",

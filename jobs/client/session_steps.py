@@ -10,13 +10,14 @@ from typing import Any, Literal, NamedTuple
 from jobs import keys, lua
 from jobs.api.conversation import Turn, TurnInput, new_messages
 from jobs.api.request import ChatRequest
+from jobs.client.rq_format import LINES_LUA
 from jobs.client.steps import Steps, command, retry
 from jobs.client.turns import TURNS_LUA, no_session, nothing_to_edit, other_model, refused
 from jobs.errors import JobError, invalid
 from jobs.keys import SESSION_ID
 
-CREATE = lua.load("jobs.client", "session_create", TURNS_LUA)
-CHANGE = lua.load("jobs.client", "session_change", TURNS_LUA)
+CREATE = lua.load("jobs.client", "session_create", LINES_LUA, TURNS_LUA)
+CHANGE = lua.load("jobs.client", "session_change", LINES_LUA, TURNS_LUA)
 
 SESSION_SECONDS = 7 * 86_400  # after its last change, a session expires
 OWN_FIELDS = ("model", "messages", "job", "n")  # of a request: a session sets them

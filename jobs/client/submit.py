@@ -6,23 +6,16 @@ off: the worker enforces time limits.
 
 from __future__ import annotations
 
-import hashlib
-import json
-import secrets
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
-from itertools import chain, islice
-from typing import Any, NamedTuple, TypeAlias
+from itertools import islice
+from typing import Any, TypeAlias
 
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
-from jobs import keys
 from jobs.api.params import RequestFields
 from jobs.api.request import ChatRequest
-from jobs.client.enqueue_script import ENQUEUE, EnqueueArgs, EnqueueKeys
-from jobs.client.limits import DEFAULTS
+from jobs.client.new_job import ENQUEUE, NewJob, new_job
 from jobs.client.refusals import (
     first_refusal,
     id_taken,
@@ -32,32 +25,17 @@ from jobs.client.refusals import (
     too_large,
 )
 from jobs.client.rq_format import (
-    BULK_RESULT_SECONDS,
     DATA,
-    FAILURE_SECONDS,
     MAX_DATA,
-    QUEUES_KEY,
-    RESULT_SECONDS,
-    deferred_key,
-    encode_call,
     format_time,
     job_key,
-    queue_key,
-    queued_fields,
-    results_key,
-    wip_key,
 )
 from jobs.client.turns import refused
 from jobs.errors import InvalidRequest, JobError, invalid
-from jobs.results.outbox import run_of
 
 RequestInput: TypeAlias = ChatRequest | RequestFields | Mapping[str, Any]
 
 BATCH = 500  # jobs per round trip
-RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
-ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitted, and after its end
-
-_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 def parse_many(requests: Iterable[RequestInput], first: int = 0) -> list[ChatRequest]:
@@ -101,7 +79,7 @@ def enqueue(
     A request whose job is in Redis already, by its id or its row, gives that job. Raises JobError
     for the first request that is refused; the others are enqueued.
     """
-    jobs = [_new_job(request) for request in requests]  # all, before the first one is sent
+    jobs = [new_job(request) for request in requests]  # all, before the first one is sent
     _check_sizes(jobs)
     script = redis.register_script(ENQUEUE)
     refused: list[tuple[int, JobError]] = []
@@ -123,113 +101,7 @@ def enqueue(
     return [job.id for job in jobs]
 
 
-class _NewJob(NamedTuple):
-    id: str
-    request: ChatRequest
-    run: str
-    request_bytes: int
-    message_bytes: int
-    data: bytes
-    digest: bytes  # of the content, of a request with a row
-
-    def script_keys(self) -> EnqueueKeys:
-        options = self.request.job
-        return _keys_of(self.request.model, options.priority)._replace(
-            job=job_key(self.id),
-            log=keys.log(self.id),
-            results=results_key(self.id),
-            rows=keys.rows(self.run, options.row or 0),
-        )
-
-    def script_args(self, now: str, result_ttl: int | None) -> list[Any]:
-        """The named arguments, then field, value, … of the hash."""
-        model, options = self.request.model, self.request.job
-        named = EnqueueArgs(
-            job_id=self.id,
-            model=model,
-            data=self.data,
-            request_bytes=self.request_bytes,
-            message_bytes=self.message_bytes,
-            row="" if options.row is None else options.row % keys.ROWS_PER_KEY,
-            digest=self.digest,
-            row_seconds=ROW_SECONDS,
-            ttl="" if options.ttl is None else max(1, round(1000 * options.ttl)),
-            max_jobs=DEFAULTS.jobs,
-            max_bytes=DEFAULTS.bytes,
-            max_request_bytes=DEFAULTS.request_bytes,
-            max_message_bytes=DEFAULTS.message_bytes,
-            max_session_bytes=DEFAULTS.session_bytes,
-            session=options.session or "",
-            session_waits=int(options.turn is not None and options.turn.wait),
-        )
-        keep = options.result_ttl or result_ttl or RESULT_TTLS[options.priority]
-        return [*named, *_hash_fields(model, options.priority, now, keep)]
-
-
-@lru_cache(maxsize=64)
-def _keys_of(model: str, priority: str) -> EnqueueKeys:
-    """The keys of the queue; those of one job are empty."""
-    other = "interactive" if priority == "bulk" else "bulk"
-    queue, other_queue = keys.queue(model, priority), keys.queue(model, other)
-    return EnqueueKeys(
-        job="",
-        queue=queue_key(queue),
-        wip=wip_key(queue),
-        quarantine=keys.quarantine(queue),
-        other_queue=queue_key(other_queue),
-        other_wip=wip_key(other_queue),
-        other_quarantine=keys.quarantine(other_queue),
-        queues=QUEUES_KEY,
-        log="",
-        results="",
-        open_bytes=keys.OPEN_BYTES,
-        limits=keys.LIMITS,
-        rows="",
-        deadlines=keys.DEADLINES,
-        wake=keys.wake(model),
-        deferred=deferred_key(queue),
-    )
-
-
-@lru_cache(maxsize=64)
-def _hash_fields(model: str, priority: str, now: str, result_ttl: int) -> tuple[Any, ...]:
-    """Field, value, … of the hash of a job that is queued now."""
-    fields = queued_fields(
-        now=now,
-        queue=keys.queue(model, priority),
-        description=f"chat completion with {model[:100]}",  # RQ's own contains the prompt
-        result_ttl=result_ttl,
-        failure_ttl=FAILURE_SECONDS,
-    )
-    return tuple(chain.from_iterable(fields.items()))
-
-
-def _new_job(request: ChatRequest) -> _NewJob:
-    content = request.to_dict()
-    run, row, job_id = run_of(content), request.job.row, request.job.id
-    # All of it becomes JSON once: the sizes and the digest come from the text of the job.
-    messages = [_to_json(message) for message in content.pop("messages")]
-    content["job"] = content.pop("job")  # last, so that the id can be appended
-    content["job"].pop("id", None)
-    text = f'{{"messages":[{",".join(messages)}],{_to_json(content)[1:]}'
-    digest = b""
-    if row is not None:
-        digest = hashlib.blake2b((text + (job_id or "")).encode(), digest_size=8).digest()
-        name = f"{run}/{row}/".encode() + digest
-        job_id = job_id or hashlib.blake2b(name, digest_size=16).hexdigest()
-    job_id = job_id or _new_id()
-    comma = "," if content["job"] else ""
-    text = f'{text[:-2]}{comma}"id":"{job_id}"}}}}'
-    call, data = encode_call(keys.TASK, "request", text)
-    return _NewJob(job_id, request, run, len(call), max(map(len, messages)), data, digest)
-
-
-def _new_id() -> str:
-    """A job id of 32 hex digits that sorts by creation time."""
-    return f"{time.time_ns() // 1000:014x}{secrets.token_hex(9)}"
-
-
-def _check_sizes(jobs: Sequence[_NewJob]) -> None:
+def _check_sizes(jobs: Sequence[NewJob]) -> None:
     """Raises InvalidRequest for a request that no worker would read, whatever the limits."""
     for number, job in enumerate(jobs):
         if job.request_bytes > MAX_DATA:
@@ -238,7 +110,7 @@ def _check_sizes(jobs: Sequence[_NewJob]) -> None:
             raise invalid(f"{which}{error.message}; nothing was enqueued")
 
 
-def _refusal(redis: Redis, job: _NewJob, reply: Any) -> JobError | None:
+def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
     """Why a request was refused, from the reply to its script. None: its job is in Redis."""
     if isinstance(reply, OutOfMemoryError):
         stored: Any = redis.hget(job_key(job.id), DATA)

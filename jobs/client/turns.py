@@ -14,10 +14,12 @@ from typing import Any, NamedTuple
 
 from jobs import keys, lua
 from jobs.api.conversation import Turn, messages_of
+from jobs.client.rq_format import LINES_LUA
 from jobs.errors import JobError, SessionBusy, invalid
 
+# Prelude for scripts that have LINES_LUA in front.
 TURNS_LUA = lua.load("jobs.client", "rq_turns")
-BEGIN = lua.load("jobs.client", "begin_turn", TURNS_LUA)
+BEGIN = lua.load("jobs.client", "begin_turn", LINES_LUA, TURNS_LUA)
 
 SESSION = "chatjobs_session"  # field of a job's hash: its session
 

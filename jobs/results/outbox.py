@@ -16,6 +16,7 @@ from typing import Any, Literal, TypedDict
 
 from jobs.encoding import to_json
 from jobs.keys import RUN_ID
+from jobs.results.failures import Failure
 
 VERSION = 1
 FIELD = "row"  # the only field of the stream entry
@@ -41,6 +42,7 @@ class OutboxEntry(TypedDict):
     request: dict[str, Any]  # JSON of the ChatRequest, as submitted
     completion: dict[str, Any] | None  # JSON of the ChatCompletion; partial unless ok
     error: dict[str, Any] | None  # JobError.to_dict(), unless ok
+    failures: list[Failure]  # the failed attempts
     prompt_token_ids: list[int]
     output_token_ids: list[list[int]]  # per choice
     token_logprobs: list[list[float]]  # per choice, if requested
@@ -63,6 +65,7 @@ def outbox_entry(
     attempt: int,
     completion: dict[str, Any] | None = None,
     error: dict[str, Any] | None = None,
+    failures: Sequence[Failure] = (),
     prompt_token_ids: Sequence[int] = (),
     output_token_ids: Sequence[Sequence[int]] = (),
     token_logprobs: Sequence[Sequence[float]] = (),
@@ -96,6 +99,7 @@ def outbox_entry(
         request=request,
         completion=completion,
         error=error,
+        failures=list(failures),
         prompt_token_ids=list(prompt_token_ids),
         output_token_ids=[list(ids) for ids in output_token_ids],
         token_logprobs=[list(values) for values in token_logprobs],

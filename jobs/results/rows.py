@@ -33,7 +33,7 @@ from jobs.results.values import (
 Row = dict[str, Any]
 
 # Fields of a request that don't affect its answer.
-_NOT_HASHED = frozenset({"job", "user", "metadata", "stream", "stream_options"})
+_NOT_HASHED = frozenset({"job", "user", "metadata", "stream", "stream_options", "cache_salt"})
 
 _SAMPLING_FLOATS = (
     "temperature",
@@ -107,6 +107,7 @@ def _shared(entry: OutboxEntry) -> Row:
         "model": as_text(request.get("model")) or "",
         "custom_id": as_text(options.get("custom_id")),
         "session": as_text(options.get("session")),
+        "tenant": as_text(options.get("tenant")),
         "tags": as_texts(options.get("tags")),
         "messages": _messages(request.get("messages")),
         "prompt_token_ids": as_ints(entry.get("prompt_token_ids")),
@@ -117,11 +118,20 @@ def _shared(entry: OutboxEntry) -> Row:
         "error_type": as_text(error.get("code")),
         "error_message": as_text(error.get("message")),
         "error_retryable": JobError.from_dict(error).retryable if error else None,
+        "failures": [_failure(one) for one in as_objects(entry.get("failures"))],
         "worker_id": as_text(entry.get("worker")),
         "host": as_text(entry.get("host")),
         **_times(entry),
         **_sampling(entry, request),
         **_provenance(entry),
+    }
+
+
+def _failure(failure: dict[str, Any]) -> Row:
+    return {
+        "attempt": as_int(failure.get("attempt"), 16),
+        "at": as_time(failure.get("at")),
+        **{name: as_text(failure.get(name)) for name in ("worker", "code", "message")},
     }
 
 

@@ -34,6 +34,11 @@ MESSAGES = pa.list_(
         ]
     )
 )
+FAILURES = pa.list_(
+    pa.struct(
+        [("attempt", pa.int16()), ("at", TIME), ("worker", TEXT), ("code", TEXT), ("message", TEXT)]
+    )
+)
 TOP_LOGPROBS = pa.list_(
     pa.list_(pa.struct([("token_id", pa.int32()), ("token", TEXT), ("logprob", pa.float32())]))
 )
@@ -62,6 +67,7 @@ KEY = [
     _required("model", TEXT, "model name in the request"),
     _optional("custom_id", TEXT, "key given by the user"),
     _optional("session", TEXT, "session given by the user"),
+    _optional("tenant", TEXT, "tenant given by the user"),
     _optional("tags", pa.list_(TEXT), "tags given by the user"),
     # Reserved for scoring, like is_greedy and scored_bytes below; null today.
     _optional("dataset", TEXT, "data set of the sample"),
@@ -114,6 +120,7 @@ ERROR = [
     _optional("error_type", TEXT, "error code"),
     _optional("error_message", TEXT, "error message"),
     _optional("error_retryable", pa.bool_(), "whether the same request may succeed if sent again"),
+    _optional("failures", FAILURES, "the failed attempts, up to ten: when, where and why"),
 ]
 SAMPLING = [
     _optional("seed", pa.int64(), "seed used, given or drawn"),
@@ -134,7 +141,7 @@ PROVENANCE = [
     _optional("model_fingerprint", TEXT, "hash of the weight files"),
     _optional("tokenizer_hash", TEXT, "hash of the tokenizer"),
     _optional("chat_template_hash", TEXT, "hash of the chat template"),
-    _optional("dtype", TEXT, "data type of the computation"),
+    _optional("dtype", TEXT, "data type of the computation, and of quantised weights"),
     _optional("engine", TEXT, "engine that generated the answer"),
     _optional("engine_version", TEXT, "version of the engine"),
     _optional("torch_version", TEXT, "version of torch"),

@@ -7,6 +7,7 @@ workers find the jobs of a dead one, is left out.
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -23,6 +24,8 @@ from jobs.client.rq_format import (
     CANCEL,
     ERROR,
     FAILURE_SECONDS,
+    FAILURES,
+    LINES_LUA,
     RESULT_SECONDS,
     ROW,
     End,
@@ -36,6 +39,7 @@ from jobs.client.rq_format import (
     request_of,
     result_fields,
     results_key,
+    scheduled_key,
 )
 from jobs.client.turns import (
     BEGIN,
@@ -47,13 +51,15 @@ from jobs.client.turns import (
 )
 from jobs.errors import JobError
 from jobs.results import outbox
+from jobs.results.failures import Failure, add_failure, failure, parse_failures
 from jobs.stream.delta import Delta
 from jobs.stream.entries import END_LUA, EndReason, Entry, end_id, end_payload
 from jobs.stream.writer import StreamWriter
 
 WORKER = "fake-worker"
 END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2])"
-END_TURN = TURNS_LUA + "\nend_turn(ARGV[1], ARGV[2], ARGV[3], ARGV[4])"
+END_TURN = LINES_LUA + TURNS_LUA + "\nend_turn(ARGV[1], ARGV[2], ARGV[3], ARGV[4])"
+TAKE = LINES_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
 
 _STATUSES: dict[End, outbox.Status] = {"finished": "ok", "failed": "error", "canceled": "cancelled"}
 
@@ -88,22 +94,37 @@ class Attempts:
         self._writer = StreamWriter(redis)
 
     def waiting(self) -> list[str]:
-        """The jobs in all queues: interactive ones first, then in the order of submission."""
+        """The jobs in all queues, with the scheduled ones whose time has come: interactive ones
+        first, then in the order of submission."""
         found = []
         for queue in queue_names(self._redis):
-            for job in self._redis.lrange(queue_key(queue), 0, -1):
+            jobs = self._redis.lrange(queue_key(queue), 0, -1)
+            for tenant in self._redis.zrange(keys.tenants(queue), 0, -1):
+                jobs += self._redis.lrange(keys.tenant_line(queue, tenant.decode()), 0, -1)
+            jobs += self._redis.zrangebyscore(scheduled_key(queue), "-inf", time.time())
+            for job in jobs:
                 enqueued_at = parse_time(self._redis.hget(job_key(job.decode()), "enqueued_at"))
-                is_bulk = queue.startswith(keys.bulk_queue(""))
+                is_bulk = keys.is_bulk(queue)
                 found.append((is_bulk, enqueued_at or 0.0, job.decode()))
         return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
 
+    def next_due(self) -> float:
+        """Seconds until the next scheduled job is due; infinity if there is none."""
+        firsts = (
+            self._redis.zrange(scheduled_key(queue), 0, 0, withscores=True)
+            for queue in queue_names(self._redis)
+        )
+        now = time.time()
+        return min((max(0.0, due - now) for first in firsts for _, due in first), default=math.inf)
+
     def start(self, job: str) -> Attempt:
-        """Take a job from its queue."""
+        """Take a job from its queue, or from the scheduled ones."""
         key, now = job_key(job), time.time()
         names = ("origin", "data", "enqueued_at", "result_ttl", "failure_ttl")
         origin, data, enqueued_at, result_ttl, failure_ttl = self._redis.hmget(key, names)
         pipeline = self._redis.pipeline()
-        pipeline.lrem(queue_key(origin.decode()), 1, job)
+        lists = (queue_key(origin.decode()), scheduled_key(origin.decode()))
+        pipeline.eval(TAKE, len(lists), *lists, job)
         started = {"status": "started", "worker_name": WORKER, "started_at": format_time()}
         pipeline.hset(key, mapping=started)
         pipeline.hincrby(key, ATTEMPT, 1)
@@ -141,9 +162,13 @@ class Attempts:
         """Whether a client has asked to stop the job."""
         return bool(self._redis.hget(job_key(attempt.job), CANCEL))
 
-    def requeue(self, attempt: Attempt) -> None:
-        """Return the job to the end of its queue."""
+    def requeue(self, attempt: Attempt, error: JobError | None = None) -> None:
+        """Return the job to the end of its queue; `error` is what the attempt ended with."""
         pipeline = self._redis.pipeline()
+        if error is not None:
+            pipeline.hset(
+                job_key(attempt.job), FAILURES, json.dumps(self._failures(attempt, error))
+            )
         pipeline.hset(job_key(attempt.job), "status", "queued")
         pipeline.hdel(job_key(attempt.job), "worker_name", "started_at")
         pipeline.rpush(queue_key(attempt.queue), attempt.job)
@@ -190,7 +215,8 @@ class Attempts:
         turn: str,
     ) -> None:
         now, keep = int(time.time()), attempt.keep[end]
-        row = self._row(attempt, _STATUSES[end], answer, error)
+        failures = self._failures(attempt, error)
+        row = self._row(attempt, _STATUSES[end], answer, error, failures)
         fields = result_fields(
             attempt.job,
             end,
@@ -203,6 +229,8 @@ class Attempts:
         changed: dict[str, Any] = {"status": end, "ended_at": format_time(), ROW: attempt.number}
         if error is not None:
             changed[ERROR] = json.dumps(error.to_dict())
+            if failures:
+                changed[FAILURES] = json.dumps(failures)
         pipeline = self._redis.pipeline()  # a transaction
         pipeline.xadd(keys.outbox(row["run"]), {outbox.FIELD: outbox.encode(row)})
         pipeline.sadd(keys.OUTBOXES, row["run"])
@@ -231,12 +259,20 @@ class Attempts:
         turn = ended_turn(messages, answer, cancelled=error is not None, job=attempt.job)
         return turn.to_json() if turn is not None else ""
 
+    def _failures(self, attempt: Attempt, error: JobError | None) -> list[Failure]:
+        """The failed attempts at the job, with this one if it ended with an error."""
+        before = parse_failures(self._redis.hget(job_key(attempt.job), FAILURES))
+        if error is None or error.code == "cancelled":
+            return before
+        return add_failure(before, failure(attempt.number, time.time(), WORKER, error))
+
     def _row(
         self,
         attempt: Attempt,
         status: outbox.Status,
         answer: dict[str, Any] | None,
         error: JobError | None,
+        failures: Sequence[Failure],
     ) -> outbox.OutboxEntry:
         return outbox.outbox_entry(
             attempt.job,
@@ -245,6 +281,7 @@ class Attempts:
             attempt=attempt.number,
             completion=answer,
             error=error.to_dict() if error is not None else None,
+            failures=failures,
             enqueued_at=attempt.enqueued_at,
             started_at=attempt.started_at,
             finished_at=time.time(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import time
 from collections.abc import Callable
@@ -48,7 +47,8 @@ class Stepper:
             now = time.monotonic()
             due = [one for one in self._running if one.due <= now or self._is_cancelled(one)]
             if not waiting and not due:
-                return min((one.due - now for one in self._running), default=math.inf)
+                dues = [one.due - now for one in self._running]
+                return min([*dues, self._attempts.next_due()])
             self._steps += 1
             if waiting:
                 for job in waiting:
@@ -108,9 +108,9 @@ class Stepper:
         job, retried = one.attempt.job, self._retried.get(one.attempt.job, 0)
         if error is None:
             self._attempts.finish(one.attempt, one.plan.completion)
-        elif error.retryable and retried < one.request.job.retries:
+        elif error.retryable and retried < (one.request.job.retries or 0):
             self._retried[job] = retried + 1
-            self._attempts.requeue(one.attempt)
+            self._attempts.requeue(one.attempt, error)
         else:
             partial = one.plan.partial(one.done) if one.done else None
             self._attempts.fail(one.attempt, error, partial)

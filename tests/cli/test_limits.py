@@ -16,7 +16,7 @@ MESSAGES = [{"role": "user", "content": "Hi"}]
 def test_limits_are_shown_with_their_defaults(run: Run, redis_url: str) -> None:
     shown = json.loads(run("limits", "--json", "--redis", redis_url).stdout)
     assert shown == DEFAULTS._asdict()
-    assert f"jobs           {DEFAULTS.jobs}" in run("limits", "--redis", redis_url).stdout
+    assert f"jobs            {DEFAULTS.jobs}" in run("limits", "--redis", redis_url).stdout
 
 
 def test_producers_obey_a_limit_that_is_set(run: Run, redis_url: str) -> None:

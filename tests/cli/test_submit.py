@@ -44,7 +44,7 @@ def test_options_apply_to_all_requests(run: Run, redis_url: str) -> None:
         ("temprature=0", "unknown field 'temprature'; did you mean 'temperature'?"),
         ("foo=0", "unknown field 'foo'; known fields: "),
         ("model=x", "model is set by --model"),
-        ("job={}", "job is set by --run, --priority and FILE"),
+        ("job={}", "job is set by --run, --priority, --tenant, --delay and FILE"),
         ("temperature", "'temperature' is not KEY=VALUE"),
     ],
 )

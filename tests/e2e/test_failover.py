@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
-import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -17,6 +14,7 @@ from click.testing import CliRunner
 
 from jobs import AsyncClient, Client, JobError
 from jobs.cli import build
+from tests.address import Address
 from tests.servers import BINARIES, Sentinel, Server, free_port
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.site import Site, wait_until
@@ -43,41 +41,6 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
     yield start
     for server in running:
         server.kill()
-
-
-class Address:
-    """A port that leads to one server, and after `move` to another one. Old connections stay."""
-
-    def __init__(self, server: Server) -> None:
-        self._server, self.port = server, free_port()
-        self._listener = socket.create_server(("127.0.0.1", self.port))
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    @property
-    def url(self) -> str:
-        return f"redis://127.0.0.1:{self.port}/0"
-
-    def move(self, server: Server) -> None:
-        self._server = server
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                outside, _ = self._listener.accept()
-                inside = socket.create_connection(("127.0.0.1", self._server.port))
-                for pair in ((outside, inside), (inside, outside)):
-                    threading.Thread(target=_pump, args=pair, daemon=True).start()
-
-
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    with suppress(OSError):
-        target.shutdown(socket.SHUT_RDWR)
 
 
 def test_clients_and_workers_leave_a_server_that_was_demoted(start: Start, tmp_path: Path) -> None:

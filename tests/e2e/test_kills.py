@@ -193,7 +193,12 @@ def test_a_job_that_kills_its_workers_is_failed_after_three(site: Site) -> None:
     with pytest.raises(JobError, match="worker_lost"):
         list(poison.stream())
     wait_until(lambda: len(site.rows()) == 2)
-    assert site.row(poison)["error_type"] == "worker_lost"
+    row = site.row(poison)
+    assert row["error_type"] == "worker_lost"
+    assert [(one["attempt"], one["code"]) for one in row["failures"]] == [
+        (attempt, "worker_lost") for attempt in range(1, MAX_LOST + 1)
+    ]
+    assert len({one["worker"] for one in row["failures"]}) == MAX_LOST
 
 
 def test_other_jobs_of_killed_workers_do_not_fail(site: Site) -> None:

@@ -161,7 +161,7 @@ class FakeBackend:
         info |= {"name": reference.rpartition("/")[2], "reference": reference}
         return ModelInfo(**info)
 
-    def room(self, model: str) -> int:
+    def room(self, model: str, *, bulk: bool) -> int:
         with self._lock:
             return max(0, self.max_batch - self._sequences())
 

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -42,7 +43,9 @@ class WorkerProcess:
             stderr=subprocess.PIPE,
             text=True,
         )
-        self.output = ""  # of stderr, after it has ended
+        self.output = ""  # of stderr
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
 
     @property
     def pid(self) -> int:
@@ -63,8 +66,9 @@ class WorkerProcess:
 
     def wait(self) -> int:
         """Exit code, negative for a signal."""
-        _, self.output = self._process.communicate(timeout=PATIENCE)
-        return self._process.returncode
+        code = self._process.wait(timeout=PATIENCE)
+        self._reader.join(PATIENCE)
+        return code
 
     def stop(self) -> int:
         self.send(signal.SIGTERM)
@@ -75,6 +79,12 @@ class WorkerProcess:
             self.send(signal.SIGKILL)
             self.thaw()
         self.wait()
+
+    def _read(self) -> None:
+        assert self._process.stderr is not None
+        for line in self._process.stderr:  # a full pipe would block the worker
+            self.output += line
+        self._process.stderr.close()
 
 
 class Site:
@@ -96,7 +106,9 @@ class Site:
         first_row = fields.pop("first_row", 0)
         options = {
             name: fields.pop(name)
-            for name in ("id", "run", "priority", "ttl", "retries", "result_ttl")
+            for name in (
+                *("id", "run", "priority", "ttl", "retries", "result_ttl", "tenant", "delay", "at"),
+            )
             if name in fields
         }
         instructions = (

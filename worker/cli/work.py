@@ -59,6 +59,26 @@ from worker.cli.options import (
     help="Maximum number of sequences in the batch. [default: depends on the device]",
 )
 @click.option(
+    "--prefix-cache",
+    type=click.Choice(["on", "off"]),
+    default="on",
+    show_default=True,
+    help="Compute what prompts have in common at their beginning only once.",
+)
+@click.option(
+    "--interactive-slots",
+    type=click.IntRange(min=0),
+    metavar="N",
+    help="Sequences of the batch that bulk jobs leave to interactive ones. [default: a sixteenth "
+    "of the batch, at least 1]",
+)
+@click.option(
+    "--preempt/--no-preempt",
+    default=True,
+    show_default=True,
+    help="Pause bulk jobs while interactive ones find the batch full.",
+)
+@click.option(
     "--grace",
     type=Seconds(min=0),
     default=25,
@@ -92,6 +112,9 @@ def work(
     download_dir: Path | None,
     context: int | None,
     max_batch: int | None,
+    prefix_cache: str,
+    interactive_slots: int | None,
+    preempt: bool,
     chat_template: Path | None,
     tool_parser: str | None,
     grace: float,
@@ -123,10 +146,13 @@ def work(
                 dtype=dtype,
                 quantize=quantize,
                 max_batch=max_batch,
+                prefix_cache=prefix_cache == "on",
                 context=context,
                 download_dir=download_dir,
                 chat_template=chat_template,
                 tool_parser=tool_parser,
+                interactive_slots=interactive_slots,
+                preempt=preempt,
             )
             if not quiet:
                 click.echo(f"device: {backend.device}", err=True)

@@ -120,6 +120,8 @@ class ChatGeneration:
                 Detokenizer(tokenizer, skip_special=plan.skip_special, shown=choice.reader.markers),
                 partial(self._on_token, choice),
                 self._prompt_logprobs if choice.index == 0 else None,
+                salt=request.cache_salt or "",
+                bulk=request.job.priority == "bulk",
             )
             for choice in self._choices
         ]
@@ -211,6 +213,9 @@ class ChatGeneration:
                 prompt_tokens=prompt,
                 completion_tokens=generated,
                 total_tokens=prompt + generated,
+                prompt_tokens_details=Usage.PromptDetails(
+                    cached_tokens=min(one.cached_tokens or 0 for one in self.sequences)
+                ),
                 completion_tokens_details=Usage.CompletionDetails(reasoning_tokens=reasoning),
             ),
             system_fingerprint=self._fingerprint,

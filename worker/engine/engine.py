@@ -14,29 +14,26 @@ from torch import Tensor
 
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
-from jobs.errors import JobError, failure_of, invalid
+from jobs.errors import JobError, failure_of
 from worker.backend import ModelInfo, Sink
 from worker.engine.bad_words import bad_word_ids
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.kv_pool import CachePool
+from worker.engine.prefix_cache import PrefixCache
 from worker.engine.prompt_logprobs import score_prompts
 from worker.engine.sampler import Sampled, sample
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.engine.scheduler import Scheduled, Scheduler
 from worker.engine.scorer import Scorer
 from worker.engine.sequence import Sequence
+from worker.engine.slots import Slots
 from worker.layers.batch import Batch, Span
 from worker.loading.tokenizer import Tokenizer
 from worker.resident import device as devices
-from worker.resident.load import ResidentModel, load
+from worker.resident.load import ResidentModel, check_context, load
 from worker.resident.process import share_cores
 
 logger = logging.getLogger(__name__)
-
-MAX_BATCH = {"cpu": 16, "cuda": 128}  # sequences that run together
-STEP_TOKENS = {"cpu": 512, "cuda": 8192}  # maximum number of tokens per step
-MAX_CONTEXT = 10_000_000  # several times the largest published context
-SLOTS_PER_QUEUED = 2  # batch slots per queued sequence, see `EngineCore.room`
 
 
 class EngineCore:
@@ -50,9 +47,10 @@ class EngineCore:
         self,
         resident: ResidentModel,
         *,
-        max_batch: int,
+        slots: Slots,
         context: int,
         cache_bytes: int,
+        prefix_cache: bool = True,
         on_work: Callable[[], None] = lambda: None,
     ) -> None:
         self.info: ModelInfo = resident.info
@@ -60,19 +58,22 @@ class EngineCore:
         self.prompts = resident.prompts(context)
         self.context_length = context
         self.vocab_size = resident.model.vocab_size  # may be larger than the tokenizer's
-        self.max_batch = max_batch
+        self.max_batch = slots.batch
         self.steps = 0
         self.tokens_generated = 0
         self.model, self.device = resident.model, resident.device
         self.pool = CachePool(
             resident.model.make_caches,
-            max_slots=max_batch + 1,  # one for the scorer
+            max_slots=slots.batch + slots.paused + 1,  # one for the scorer
             max_columns=context,
             limit_bytes=cache_bytes,
         )
         self.scorer = Scorer(self.model, self.pool, self.device, context, resident.not_finite)
         self._resident = resident
-        self._scheduler = Scheduler(self.pool, max_batch, STEP_TOKENS[self.device.type])
+        limits = devices.limits(self.device)
+        stride = limits.stride if slots.batch == 1 else None
+        self.prefix = PrefixCache(self.pool, resident.state_of if prefix_cache else None, stride)
+        self._scheduler = Scheduler(self.pool, slots, limits.step_tokens, reuse=self.prefix)
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._closed = False
         self._door = threading.Lock()  # held to submit and to close: nothing enters a closed engine
@@ -92,9 +93,12 @@ class EngineCore:
         download_dir: Path | None,
         chat_template: Path | None = None,
         tool_parser: str | None = None,
+        interactive_slots: int | None = 0,
+        preempt: bool = False,
+        prefix_cache: bool = True,
         on_work: Callable[[], None] = lambda: None,
     ) -> EngineCore:
-        """Load a model; None means the default, see `worker.engine.local.Engine.load`.
+        """Load a model; None means the default, see `worker.engine.local.Engine.load` and `Slots`.
         Raises JobError."""
         place = devices.choose_device(device)
         resident = load(reference, place, dtype, download_dir, quantize, chat_template, tool_parser)
@@ -102,14 +106,14 @@ class EngineCore:
             share_cores(resident.info.weight_bytes)
         longest = resident.model.context_length
         if context is not None:
-            _check_context(context, resident)
-        if max_batch is not None and max_batch < 1:
-            raise invalid(f"max_batch must be at least 1, got {max_batch}", "max_batch")
+            check_context(context, resident)
+        batch = devices.limits(place).max_batch if max_batch is None else max_batch
         return cls(
             resident,
-            max_batch=max_batch or MAX_BATCH[place.type],
+            slots=Slots.share(batch, interactive_slots, preempt),
             context=context or longest,
             cache_bytes=devices.cache_limit(place) if cache_bytes is None else cache_bytes,
+            prefix_cache=prefix_cache,
             on_work=on_work,
         )
 
@@ -123,12 +127,17 @@ class EngineCore:
         """Number of queued sequences, including those that no step has seen yet."""
         return len(self._scheduler.waiting) + len(self._submitted)
 
-    @property
-    def room(self) -> int:
-        """Number of sequences that the batch and a short queue can still take. The queue keeps the
-        batch full while further jobs are claimed."""
-        queued = self.max_batch // SLOTS_PER_QUEUED
-        return max(0, self.max_batch + queued - self.running - self.waiting)
+    def room(self, *, bulk: bool, bulk_coming: int, interactive_coming: int) -> int:
+        """Number of further sequences that can be submitted now, see `Slots.room`; others are
+        `coming` already."""
+        scheduler, submitted = self._scheduler, tuple(self._submitted)
+        bulk_all = scheduler.bulk + sum(sequence.bulk for sequence in submitted)
+        return scheduler.slots.room(
+            bulk=bulk,
+            bulk_running=scheduler.bulk_running,
+            bulk_all=bulk_all + bulk_coming,
+            interactive=self.running + self.waiting - bulk_all + interactive_coming,
+        )
 
     @property
     def cache_bytes(self) -> tuple[int, int]:
@@ -200,6 +209,7 @@ class EngineCore:
             if self._closed:
                 return
             self._closed = True
+        self.prefix.close()
         self._update_queue()
         self._scheduler.fail_all(_closed())
         self.prompts.close()
@@ -250,6 +260,8 @@ class EngineCore:
         """Count the computed tokens, append the new ones and remove the sequences that ended."""
         for sequence, count in rows:
             sequence.computed += count
+            if sequence.computed <= len(sequence.prompt_ids):
+                self.prefix.keep(sequence)
         for sequence, token in sampled:
             if token.finite:
                 self.tokens_generated += 1
@@ -281,19 +293,3 @@ class EngineCore:
 
 def _closed() -> JobError:
     return JobError("cancelled", "the engine was closed")
-
-
-def _check_context(context: int, resident: ResidentModel) -> None:
-    """Refuse a context beyond a stretch that the config states; warn beyond plain positions."""
-    model = resident.model
-    most = model.context_length if model.stretched else MAX_CONTEXT
-    if not 1 < context <= most:
-        raise invalid(f"context must be 2 to {most} for this model, got {context}", "context")
-    if context > model.context_length:
-        logger.warning(
-            "%s: context %d exceeds the %d positions of its config.json: answers may degrade "
-            "beyond them, unless rope_scaling in config.json stretches the positions",
-            resident.info.reference,
-            context,
-            model.context_length,
-        )

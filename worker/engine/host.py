@@ -44,9 +44,12 @@ class EngineHost:
         max_batch: int | None = None,
         context: int | None = None,
         cache_bytes: int | None = None,
+        prefix_cache: bool = True,
         download_dir: Path | None = None,
         chat_template: Path | None = None,
         tool_parser: str | None = None,
+        interactive_slots: int | None = None,
+        preempt: bool = True,
     ) -> None:
         self.device = devices.choose_device(device)
         self._engines: dict[str, EngineCore] = {}  # replaced, never changed: any thread may read
@@ -59,9 +62,12 @@ class EngineHost:
             max_batch=max_batch,
             context=context,
             cache_bytes=cache_bytes,
+            prefix_cache=prefix_cache,
             download_dir=download_dir,
             chat_template=chat_template,
             tool_parser=tool_parser,
+            interactive_slots=interactive_slots,
+            preempt=preempt,
             on_work=self._work.set,
         )
         self._commands: deque[Command] = deque()
@@ -78,8 +84,10 @@ class EngineHost:
             alive=self._thread.is_alive() and self._preparer.alive,
             progress=sum(engine.steps for engine in engines) + self._preparer.prepared,
             running=sum(engine.running for engine in engines),
-            waiting=sum(engine.waiting + self._preparer.sequences(engine) for engine in engines),
+            waiting=sum(engine.waiting + sum(self._coming(engine).values()) for engine in engines),
             tokens_generated=sum(engine.tokens_generated for engine in engines),
+            prompt_tokens=sum(engine.prefix.prompt_tokens for engine in engines),
+            cached_tokens=sum(engine.prefix.cached_tokens for engine in engines),
             error=self._error,
             loading=self._loading,
         )
@@ -100,9 +108,9 @@ class EngineHost:
         # cores and halve the speed, so the engine thread loads as well.
         return self._execute(partial(self._load, reference))
 
-    def room(self, model: str) -> int:
+    def room(self, model: str, *, bulk: bool) -> int:
         engine = self._engine(model)
-        return max(0, engine.room - self._preparer.sequences(engine))
+        return engine.room(bulk=bulk, **self._coming(engine))
 
     def submit(self, request: ChatRequest, sink: Sink) -> Preparation:
         return self._preparer.submit(self._engine(request.model), request, sink)
@@ -115,6 +123,13 @@ class EngineHost:
         engines, self._engines = self._engines, {}
         for engine in engines.values():
             engine.close()
+
+    def _coming(self, engine: EngineCore) -> dict[str, int]:
+        """Number of sequences whose prompts are not prepared yet."""
+        return {
+            "bulk_coming": self._preparer.sequences(engine, bulk=True),
+            "interactive_coming": self._preparer.sequences(engine, bulk=False),
+        }
 
     def _engine(self, name: str) -> EngineCore:
         engines = self._engines

@@ -2,14 +2,17 @@
 
 Each sequence occupies one slot, a row in the storage of every layer. Storage is allocated for all
 slots and its columns double, as long as the limit allows it; otherwise it has exactly the size that
-is needed. It is freed when the last slot is released.
+is needed. It is freed when the last slot is released. State that is kept of earlier sequences has
+the rest of the limit, and is evicted where storage needs it.
 """
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Sequence
+from typing import Any
 
+from worker.engine.prefix_store import PrefixStore
 from worker.layers.cache import LayerCache
 
 FIRST_COLUMNS = 256  # tokens per slot in the first allocation
@@ -26,6 +29,7 @@ class CachePool:
         max_columns: int,
         limit_bytes: int,
     ) -> None:
+        self.kept: PrefixStore[Any] = PrefixStore()
         self._make_caches = make_caches
         self.layers: Sequence[LayerCache] = make_caches()
         self._max_slots, self._max_columns = max_slots, max_columns
@@ -37,8 +41,13 @@ class CachePool:
 
     @property
     def bytes_held(self) -> int:
-        """Bytes allocated now."""
-        return self._bytes(self._slots, self._columns)
+        """Bytes allocated now, with those of kept state."""
+        return self._bytes(self._slots, self._columns) + self.kept.nbytes
+
+    @property
+    def bytes_for_kept(self) -> int:
+        """Bytes that kept state may take beside the storage."""
+        return self.limit_bytes - self._bytes(self._slots, self._columns)
 
     def acquire(self) -> int | None:
         """Returns the lowest free slot, or None. `reserve` allocates its storage."""
@@ -60,7 +69,8 @@ class CachePool:
 
     def reserve(self, slot: int, columns: int) -> bool:
         """Allocate room for `columns` tokens in every slot in use, `slot` included. Returns False,
-        with nothing changed, if the limit forbids it."""
+        with nothing changed, if the limit forbids it. Kept state is evicted for what is needed now,
+        and for all slots within half of the limit, but not for columns of later tokens."""
         slots = max(self._used) + 1
         if slots <= self._slots and columns <= self._columns:
             return True
@@ -68,12 +78,18 @@ class CachePool:
         while doubled < columns:
             doubled *= 2
         doubled = min(doubled, max(self._max_columns, columns))
-        for rows, size in (
-            (self._max_slots, doubled),
-            (slots, doubled),
-            (slots, max(columns, self._columns)),
+        least = max(columns, self._columns)
+        stepped = min(doubled, -(-least // FIRST_COLUMNS) * FIRST_COLUMNS)
+        beside = self.limit_bytes - self.kept.nbytes
+        for rows, size, limit in (
+            (self._max_slots, doubled, beside),
+            (self._max_slots, stepped, max(beside, self.limit_bytes // 2)),
+            (slots, doubled, beside),
+            (slots, stepped, self.limit_bytes),
+            (slots, least, self.limit_bytes),
         ):
-            if self._bytes(rows, size) <= self.limit_bytes:
+            needed = self._bytes(rows, size)
+            if needed <= limit and self.kept.shrink(self.limit_bytes - needed):
                 for layer in self.layers:
                     layer.resize(rows, size, keep=min(slots, self._slots))
                 self._slots, self._columns = rows, size
@@ -97,6 +113,7 @@ class CachePool:
     def close(self) -> None:
         """Free the storage, and the model that `make_caches` belongs to."""
         self._make_caches = list
+        self.kept.clear()
         self._deallocate()
 
     def _bytes(self, slots: int, columns: int) -> int:

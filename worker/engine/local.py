@@ -60,6 +60,7 @@ class Engine:
         max_batch: int | None = None,
         context: int | None = None,
         cache_bytes: int | None = None,
+        prefix_cache: bool = True,
         download_dir: Path | None = None,
         chat_template: str | Path | None = None,
         tool_parser: str | None = None,
@@ -71,7 +72,9 @@ class Engine:
         in memory with 8 bits, in GGUF's Q8_0 blocks; those of a GGUF file stay as they are.
         max_batch: maximum number of sequences that run together. context: maximum tokens per
         sequence, by default the model's own; a model whose config doesn't stretch its positions may
-        go beyond, with a warning. cache_bytes: limit of the KV cache. download_dir: where models of
+        go beyond, with a warning. cache_bytes: limit of the KV cache and of the state that is
+        kept of earlier prompts. prefix_cache: let prompts that begin alike share that state.
+        download_dir: where models of
         the hub are stored, by default the hub library's cache. chat_template: file with a chat
         template to use instead of the model's own. tool_parser: syntax of the model's tool calls
         (hermes, llama3_json, pythonic or qwen3_coder), by default the one that its template writes.
@@ -85,6 +88,7 @@ class Engine:
             max_batch=max_batch,
             context=context,
             cache_bytes=cache_bytes,
+            prefix_cache=prefix_cache,
             download_dir=download_dir,
             chat_template=None if chat_template is None else template_path(chat_template),
             tool_parser=tool_parser,

@@ -5,6 +5,7 @@ the worker's loop, which renews the lease, nor the engine thread.
 from __future__ import annotations
 
 import logging
+import math
 import queue
 import threading
 
@@ -22,6 +23,7 @@ class Preparation:
 
     def __init__(self, engine: EngineCore, request: ChatRequest, sink: Sink) -> None:
         self.engine, self.sequences = engine, request.n or 1
+        self.bulk = request.job.priority == "bulk"
         self._request, self._sink = request, sink
         self._cancelled = threading.Event()
         self._generation: ChatGeneration | None = None
@@ -51,14 +53,21 @@ class Preparation:
                 self._generation.cancel()
 
 
+PATIENCE = 16  # interactive preparations that a bulk one lets go first
+
+Place = tuple[float, int, Preparation | None]  # in the queue: lowest first; None ends the thread
+
+
 class Preparer:
-    """Runs preparations in the order of their submission."""
+    """Runs preparations in the order of their submission, but up to PATIENCE interactive ones
+    before a bulk one that was submitted earlier."""
 
     def __init__(self) -> None:
         self.prepared = 0  # requests
+        self._submitted = 0
         self._waiting: dict[Preparation, None] = {}  # an ordered set, with the one that runs
         self._lock = threading.Lock()  # held to change and to read it
-        self._queue: queue.SimpleQueue[Preparation | None] = queue.SimpleQueue()
+        self._queue: queue.PriorityQueue[Place] = queue.PriorityQueue()
         self._thread = threading.Thread(target=self._loop, name="prompts", daemon=True)
         self._thread.start()
 
@@ -66,16 +75,20 @@ class Preparer:
     def alive(self) -> bool:
         return self._thread.is_alive()
 
-    def sequences(self, engine: EngineCore) -> int:
-        """Number of sequences that are on their way to an engine."""
+    def sequences(self, engine: EngineCore, *, bulk: bool) -> int:
+        """Number of bulk or interactive sequences that are on their way to an engine."""
         with self._lock:
-            return sum(one.sequences for one in self._waiting if one.engine is engine)
+            return sum(
+                one.sequences for one in self._waiting if one.engine is engine and one.bulk == bulk
+            )
 
     def submit(self, engine: EngineCore, request: ChatRequest, sink: Sink) -> Preparation:
         preparation = Preparation(engine, request, sink)
         with self._lock:
             self._waiting[preparation] = None
-        self._queue.put(preparation)
+            self._submitted += 1
+            number = self._submitted
+        self._queue.put((number + PATIENCE * preparation.bulk, number, preparation))
         return preparation
 
     def close(self) -> None:
@@ -85,11 +98,11 @@ class Preparer:
         for preparation in waiting:
             preparation.cancel()
             preparation.engine.prompts.close()  # a long prompt may take seconds
-        self._queue.put(None)
+        self._queue.put((math.inf, 0, None))
         self._thread.join()
 
     def _loop(self) -> None:
-        while (preparation := self._queue.get()) is not None:
+        while (preparation := self._queue.get()[2]) is not None:
             preparation.run()
             with self._lock:
                 del self._waiting[preparation]

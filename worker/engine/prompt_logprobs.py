@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from worker.layers.device import read_back, to_device
+
 CHUNK_TOKENS = 256  # of such a prompt per step, which bounds the logits held in memory
 
 
@@ -40,18 +42,18 @@ class PromptLogprobs:
         if end <= first:
             return
         rows = logits[first - start : end - start].log_softmax(-1)
-        if not rows.isfinite().all():
+        if not read_back(rows.isfinite().all()):
             raise ValueError("the logits of the prompt are not finite")
-        chosen = rows.new_tensor(self._ids[first + 1 : end + 1]).long()[:, None]
+        chosen = to_device(self._ids[first + 1 : end + 1], rows.device)[:, None]
         own = rows.gather(1, chosen)
         ranks = (rows > own).sum(1) + 1
         top = rows.topk(min(self._top, rows.shape[1]), dim=1)
         for token_id, value, rank, values, ids in zip(
-            chosen[:, 0].tolist(),
-            own[:, 0].tolist(),
-            ranks.tolist(),
-            top.values.tolist(),
-            top.indices.tolist(),
+            self._ids[first + 1 : end + 1],
+            read_back(own[:, 0]),
+            read_back(ranks),
+            read_back(top.values),
+            read_back(top.indices),
             strict=True,
         ):
             scores = {token_id: TokenScore(token_id, value, rank)}

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from worker.engine.sampling_plan import REPETITION_WINDOW, SamplingPlan
 from worker.kernels import elementwise, library
+from worker.layers.device import read_back, to_device
 
 CANDIDATES = 1024  # number of most likely tokens that top_p considers before a full sort
 
@@ -59,8 +60,8 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
         for row in adjusted:
             _adjust(logits[row], draws[row])
     best, chosen = _greatest(logits)
-    finite = torch.isfinite(best).tolist()
-    token_ids = chosen.tolist()
+    finite = read_back(torch.isfinite(best))
+    token_ids = read_back(chosen)
     drawn = [row for row, draw in enumerate(draws) if not draw.plan.greedy and finite[row]]
     if drawn:
         picked = _draw(
@@ -89,7 +90,7 @@ def _adjust(logits: Tensor, draw: Draw) -> None:
     plan, device = draw.plan, logits.device
     if plan.repetition_penalty != 1:
         window = [*draw.prompt_ids[-REPETITION_WINDOW:], *draw.output_ids][-REPETITION_WINDOW:]
-        ids = torch.tensor(sorted(set(window)), device=device)
+        ids = to_device(sorted(set(window)), device)
         seen = logits[ids]
         penalised = torch.where(
             seen > 0, seen / plan.repetition_penalty, seen * plan.repetition_penalty
@@ -97,17 +98,17 @@ def _adjust(logits: Tensor, draw: Draw) -> None:
         logits[ids] = penalised
     if (plan.presence_penalty or plan.frequency_penalty) and draw.output_ids:
         counts = Counter(draw.output_ids)
-        ids = torch.tensor(list(counts), device=device)
-        times = torch.tensor(list(counts.values()), device=device, dtype=logits.dtype)
+        ids = to_device(list(counts), device)
+        times = to_device(list(counts.values()), device, logits.dtype)
         logits[ids] -= plan.presence_penalty + plan.frequency_penalty * times
     for token_id, bias in plan.logit_bias.items():
         logits[token_id] += bias
     excluded = set(plan.stop_ids) if len(draw.output_ids) < plan.min_tokens else set()
     excluded |= {ids[-1] for ids in plan.bad_word_ids if _ends_with(draw.output_ids, ids[:-1])}
     if excluded:
-        logits[torch.tensor(sorted(excluded), device=device)] = float("-inf")
+        logits[to_device(sorted(excluded), device)] = float("-inf")
     if plan.allowed_ids is not None:
-        allowed = torch.tensor(plan.allowed_ids, device=device)
+        allowed = to_device(plan.allowed_ids, device)
         kept = logits[allowed]
         logits.fill_(float("-inf"))
         logits[allowed] = kept
@@ -125,10 +126,8 @@ def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
     """
     device = logits.device
     plans = [draw.plan for draw in draws]
-    uniforms = torch.tensor(
-        [uniform(d.plan.seed, d.choice, len(d.output_ids)) for d in draws],
-        device=device,
-        dtype=torch.float64,
+    uniforms = to_device(
+        [uniform(d.plan.seed, d.choice, len(d.output_ids)) for d in draws], device, torch.float64
     )
     scaled = logits / _column([p.temperature for p in plans], device)
     ranked = [row for row, p in enumerate(plans) if p.top_k or p.top_p < 1]
@@ -150,7 +149,7 @@ def _draw_unranked(scaled: Tensor, plans: Sequence[SamplingPlan], uniforms: Tens
     if any(p.min_p for p in plans):
         floor = _column([p.min_p for p in plans], scaled.device) * probs.amax(-1, keepdim=True)
         probs = probs.masked_fill(probs < floor, 0)
-    chosen: list[int] = _invert(probs, uniforms).tolist()
+    chosen: list[int] = read_back(_invert(probs, uniforms))
     return chosen
 
 
@@ -159,24 +158,25 @@ def _draw_ranked(scaled: Tensor, plans: Sequence[SamplingPlan], uniforms: Tensor
     vocab = scaled.shape[-1]
     width = min(max(p.top_k or CANDIDATES for p in plans), vocab)
     values, ids = scaled.topk(width, dim=-1)
-    probs, enough = _rank(values, torch.logsumexp(scaled, -1, keepdim=True), plans, vocab)
+    probs, covered = _rank(values, torch.logsumexp(scaled, -1, keepdim=True), plans, vocab)
+    enough: list[bool] = read_back(covered)
     picks = _invert(probs, uniforms)
-    chosen: list[int] = ids.gather(1, picks[:, None])[:, 0].tolist()
+    chosen: list[int] = read_back(ids.gather(1, picks[:, None])[:, 0])
     for row, plan in enumerate(plans):
         if not enough[row]:
             all_values, all_ids = scaled[row].sort(descending=True, stable=True)
             total = torch.logsumexp(all_values, -1, keepdim=True)
             all_probs, _ = _rank(all_values[None], total[None], [plan], vocab)
-            chosen[row] = int(all_ids[_invert(all_probs, uniforms[row : row + 1])[0]])
+            chosen[row] = read_back(all_ids[_invert(all_probs, uniforms[row : row + 1])])[0]
     return chosen
 
 
 def _rank(
     values: Tensor, total: Tensor, plans: Sequence[SamplingPlan], vocab: int
-) -> tuple[Tensor, list[bool]]:
+) -> tuple[Tensor, Tensor]:
     """Apply top_k, top_p and min_p to the sorted logits `values` [rows, width] of the candidates.
-    Returns their probabilities, and for each row whether the candidates cover its top_p. `total`
-    [rows, 1]: logsumexp of the whole row."""
+    Returns their probabilities, and for each row [rows] whether the candidates cover its top_p.
+    `total` [rows, 1]: logsumexp of the whole row."""
     device, width = values.device, values.shape[-1]
     ranks = torch.arange(width, device=device)[None, :]
     top_k = _column([float(p.top_k or vocab) for p in plans], device)
@@ -188,12 +188,11 @@ def _rank(
     min_p = _column([p.min_p for p in plans], device)
     out = ((before >= top_p) & (ranks > 0)) | (probs < min_p * probs[:, :1])
     covered = probs.sum(-1, keepdim=True) >= top_p
-    enough: list[bool] = (covered | (top_k <= width) | (width == vocab))[:, 0].tolist()
-    return probs.masked_fill(out, 0), enough
+    return probs.masked_fill(out, 0), (covered | (top_k <= width) | (width == vocab))[:, 0]
 
 
 def _column(values: Sequence[float], device: torch.device) -> Tensor:
-    return torch.tensor(values, device=device, dtype=torch.float32)[:, None]
+    return to_device(values, device, torch.float32)[:, None]
 
 
 def _invert(probs: Tensor, uniforms: Tensor) -> Tensor:
@@ -208,5 +207,5 @@ def _with_logprobs(raw: Tensor, token_id: int, plan: SamplingPlan) -> Sampled:
     top: tuple[tuple[int, float], ...] = ()
     if plan.top_logprobs:
         values, ids = raw.topk(plan.top_logprobs)
-        top = tuple(zip(ids.tolist(), (values - total).tolist(), strict=True))
-    return Sampled(token_id, True, float(raw[token_id] - total), top)
+        top = tuple(zip(read_back(ids), read_back(values - total), strict=True))
+    return Sampled(token_id, True, read_back(raw[token_id] - total), top)

@@ -2,37 +2,59 @@
 
 Prefill and decode are not distinguished: a sequence has pending tokens that are not in the KV cache
 yet (the whole prompt, or the one token sampled last), and each step spends a token budget on them,
-oldest sequence first. When the KV cache is full, the newest sequences are preempted and recomputed
-later.
+interactive sequences before bulk ones, oldest first. Interactive sequences that find no slot pause
+bulk ones. When the KV cache is full, the newest sequences are preempted and recomputed later.
+A sequence whose beginning an older one computes waits for it; others may pass it, but not take its
+place in the batch.
 """
 
 from __future__ import annotations
 
 import time
-from collections import deque
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from jobs.errors import JobError
 from worker.engine.kv_pool import CachePool
+from worker.engine.prefix_cache import PrefixCache
 from worker.engine.sequence import Sequence
+from worker.engine.slots import Slots
+from worker.engine.waiting_line import WaitingLine
+
+BULK_TOKENS = 8  # one of this many tokens of a step is kept for bulk sequences that run
 
 Scheduled = tuple[Sequence, int]  # a sequence and the number of tokens that it computes
 
 
 @dataclass
 class Scheduler:
-    """Owns the waiting queue and the running batch. Used by the thread that steps the engine."""
+    """Owns the waiting line and the running batch. Used by the thread that steps the engine."""
 
     pool: CachePool
-    max_batch: int  # maximum number of running sequences
+    slots: Slots
     step_tokens: int  # maximum number of tokens per step
-    waiting: deque[Sequence] = field(default_factory=deque)
-    running: list[Sequence] = field(default_factory=list)  # oldest first
+    waiting: WaitingLine = field(default_factory=WaitingLine)
+    # Those that yield to interactive sequences are last; else oldest first:
+    running: list[Sequence] = field(default_factory=list)
     isolated: list[Sequence] = field(default_factory=list)  # run one at a time until these end
+    reuse: PrefixCache | None = None  # None: every sequence computes all its tokens
+    _pulled: Sequence | None = None  # a bulk sequence that has waited long and does not yield
+
+    def __post_init__(self) -> None:
+        self._prefix = self.reuse or PrefixCache(self.pool)
+
+    @property
+    def bulk_running(self) -> int:
+        return sum(sequence.bulk for sequence in self.running)
+
+    @property
+    def bulk(self) -> int:
+        """Number of bulk sequences, running and waiting. May be read by any thread."""
+        return self.bulk_running + len(self.waiting.bulk)
 
     def add(self, sequence: Sequence) -> None:
-        """Append a sequence to the waiting queue."""
-        self.waiting.append(sequence)
+        """Append a sequence to the waiting line."""
+        self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence, *, poisoned: bool = False) -> None:
         """Remove an ended sequence; `poisoned` if its KV slot may hold NaN."""
@@ -40,36 +62,27 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        self._prefix.end(sequence, usable=not poisoned)
         self._release(sequence, poisoned=poisoned)
 
     def schedule(self) -> list[Scheduled]:
         """Returns the next step. Fails sequences that exceed the KV cache limit on their own."""
         self.isolated = [sequence for sequence in self.isolated if not sequence.ended]
         scheduled: list[Scheduled] = []
-        budget = self.step_tokens
-        for sequence in list(self.running):
-            count = sequence.next_count(budget)
-            if sequence not in self.running or count == 0:
-                continue  # preempted for an older sequence, or the budget is spent
-            if self._reserve(sequence, count):
-                scheduled.append((sequence, count))
-                budget -= count
-        limit = 1 if self.isolated else self.max_batch
-        while self.waiting and budget and len(self.running) < limit:
-            sequence = self.waiting[0]
-            count = sequence.next_count(budget)
-            if not self._admit(sequence, count):
-                break
-            if not sequence.ended:
-                scheduled.append((sequence, count))
-                budget -= count
+        bulk = [sequence for sequence in self.running if self._yields(sequence)]
+        kept = min(sum(one.pending for one in bulk), -(-self.step_tokens // BULK_TOKENS))
+        firm = [sequence for sequence in self.running if not self._yields(sequence)]
+        budget = self._advance(firm, self.step_tokens - kept, scheduled)
+        budget, held = self._admit_first(budget, scheduled)
+        budget = self._advance(bulk, budget + kept, scheduled)
+        self._admit_bulk(budget, held, scheduled)
         return [(sequence, count) for sequence, count in scheduled if sequence in self.running]
 
     def isolate_all(self) -> None:
         """After a failed step: preempt every running sequence, then run them one at a time."""
         self.isolated = list(self.running)
         for sequence in reversed(self.isolated):
-            self._preempt(sequence)
+            self._preempt(sequence, first=True)
 
     def remove_cancelled(self) -> None:
         """Fail and remove the sequences whose cancellation was requested."""
@@ -82,24 +95,146 @@ class Scheduler:
         for sequence in [*self.running, *self.waiting]:
             self._fail(sequence, error)
 
-    def _admit(self, sequence: Sequence, count: int) -> bool:
-        """Move the head of the waiting queue into the batch, or fail it if it can never fit.
-        Returns False if it has to wait."""
-        slot = self.pool.acquire()
-        if slot is None:
-            return False
-        if not self.pool.reserve(slot, count):
-            self.pool.release(slot)
-            if self.running:
-                return False
-            self._fail(sequence, self._too_large(sequence))
+    def _yields(self, sequence: Sequence) -> bool:
+        """Whether a sequence is paused or preempted for an interactive one."""
+        return sequence.bulk and sequence is not self._pulled
+
+    def _advance(
+        self, sequences: SequenceOf[Sequence], budget: int, scheduled: list[Scheduled]
+    ) -> int:
+        """Schedule running sequences; returns the rest of the budget."""
+        for sequence in sequences:
+            count = self._prefix.count(sequence, budget)
+            if sequence not in self.running or count == 0:
+                continue  # preempted for an older sequence, or the budget is spent
+            if self._reserve(sequence, count):
+                scheduled.append((sequence, count))
+                budget -= count
+        return budget
+
+    def _admit_first(self, budget: int, scheduled: list[Scheduled]) -> tuple[int, int]:
+        """Admit interactive sequences and the bulk sequence that has waited long. Returns the rest
+        of the budget, and how many sequences wait for a prefix; each has a place in the batch."""
+        held = 0
+        while budget:
+            if self._pull_bulk():
+                held = 0  # it is the first in the line now
+            if held == len(self.waiting.first):
+                break
+            sequence = self.waiting.first[held]
+            if self._waits(sequence):
+                held += 1
+                continue
+            if not self._find_slot(sequence, held) or not self._admit(sequence, budget, scheduled):
+                break
+            budget -= 0 if sequence.ended else scheduled[-1][1]
+        return budget, held
+
+    def _admit_bulk(self, budget: int, held: int, scheduled: list[Scheduled]) -> None:
+        """Admit bulk sequences to the slots that are neither reserved nor `held` by others."""
+        own = 0  # bulk sequences that wait for a prefix
+        while (
+            budget
+            and own < len(self.waiting.bulk)
+            and len(self.running) + held + own < self._limit
+            and self.bulk_running + own < max(1, self._limit - self.slots.reserved)
+        ):
+            sequence = self.waiting.bulk[own]
+            if self._waits(sequence):
+                own += 1
+                continue
+            if not self._admit(sequence, budget, scheduled):
+                break
+            budget -= 0 if sequence.ended else scheduled[-1][1]
+
+    def _waits(self, sequence: Sequence) -> bool:
+        """Whether a sequence waits for what one that goes before it computes."""
+        if sequence.slot is not None:
+            return False  # it was paused and has its state
+        last = self._yields(sequence)
+        before = [one for one in self.running if last or not self._yields(one)]
+        return self._prefix.waits(sequence, before)
+
+    @property
+    def _limit(self) -> int:
+        return 1 if self.isolated else self.slots.batch
+
+    def _pull_bulk(self) -> bool:
+        """Let the first bulk sequence be next if it has waited long."""
+        pulled = self.waiting.pull_bulk()
+        if pulled is not None:
+            self._pulled = pulled
+        return pulled is not None
+
+    def _find_slot(self, sequence: Sequence, held: int) -> bool:
+        """Whether there is a slot for the next sequence, perhaps by pausing the newest bulk one."""
+        if len(self.running) + held < self._limit:
             return True
-        self.pool.reset(slot)
-        sequence.slot = slot
-        sequence.started_at = sequence.started_at or time.time()
-        self.waiting.popleft()
-        self.running.append(sequence)
+        if held:
+            return False
+        newest = self.running[-1]
+        if not self.slots.preempt or self.isolated or sequence.bulk or not self._yields(newest):
+            return False
+        self.running.remove(newest)
+        if sum(one.slot is not None for one in self.waiting) >= self.slots.paused:
+            self._release(newest)  # it is computed again
+        self.waiting.put_back(newest, first=False)
         return True
+
+    def _admit(self, sequence: Sequence, budget: int, scheduled: list[Scheduled]) -> bool:
+        """Move a waiting sequence into the batch, or fail it if it can never fit. Returns False if
+        it has to wait."""
+        while True:
+            if sequence.slot is None:
+                sequence.slot = self.pool.acquire()
+            if sequence.slot is None:
+                return False
+            resumed = sequence.computed > 0
+            if resumed:
+                count = self._prefix.count(sequence, budget)
+                if self.pool.reserve(sequence.slot, sequence.computed + count):
+                    break
+            elif count := self._prefix.begin(sequence, sequence.slot, budget, self.waiting):
+                break
+            # The cache is full. A slot with a lower number may need less.
+            self._release(sequence)
+            if not self._make_room(sequence) and not resumed:
+                if self.running:
+                    return False
+                self._fail(sequence, self._too_large(sequence))
+                return True
+        sequence.started_at = sequence.started_at or time.time()
+        end = len(self.running)
+        if not self._yields(sequence):
+            end -= sum(map(self._yields, self.running))
+        self.running.insert(end, sequence)
+        self.waiting.taken(sequence, bulk_runs=self.bulk_running > 0)
+        scheduled.append((sequence, count))
+        return True
+
+    def _make_room(self, sequence: Sequence) -> bool:
+        """Free the cache of a paused sequence, or of a bulk one that runs if `sequence` goes before
+        it. Returns False if there is none."""
+        paused = self._paused(sequence)
+        if paused is not None:
+            self._release(paused)
+        elif (
+            self.slots.preempt
+            and not self._yields(sequence)
+            and self.running
+            and self._yields(self.running[-1])
+        ):
+            self._preempt(self.running[-1])
+        else:
+            return False
+        return True
+
+    def _paused(self, sequence: Sequence) -> Sequence | None:
+        """The newest other sequence that waits and keeps its cache."""
+        return next(
+            (one for one in reversed([*self.waiting]) if one.slot is not None and one != sequence),
+            None,
+        )
 
     def _reserve(self, sequence: Sequence, count: int) -> bool:
         """Reserve KV cache for `count` more tokens, preempting newer sequences if necessary.
@@ -107,7 +242,10 @@ class Scheduler:
         assert sequence.slot is not None
         while not self.pool.reserve(sequence.slot, sequence.computed + count):
             newest = self.running[-1]
-            if newest is not sequence:
+            paused = self._paused(sequence)
+            if paused is not None:
+                self._release(paused)
+            elif newest is not sequence:
                 self._preempt(newest)
             elif len(self.running) > 1 or self.pool.fits_alone(sequence.computed + count):
                 self._preempt(sequence)  # fits once older sequences have ended
@@ -117,10 +255,10 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence, *, first: bool = False) -> None:
         self.running.remove(sequence)
         self._release(sequence)
-        self.waiting.appendleft(sequence)
+        self.waiting.put_back(sequence, first=first or not self._yields(sequence))
 
     def _fail(self, sequence: Sequence, error: JobError) -> None:
         sequence.fail(error)

@@ -11,6 +11,7 @@ from torch import Tensor
 from jobs.errors import JobError, invalid
 from worker.engine.kv_pool import CachePool
 from worker.layers.batch import Batch, Span
+from worker.layers.device import read_back, to_device
 from worker.models.model import Model
 
 CHUNK_TOKENS = 256  # tokens per forward pass, which bounds the logits held in memory
@@ -40,8 +41,8 @@ class Scorer:
         scores: list[float] = []
         for start, logits in self._logits([*prompt, *target[:-1]], first=len(prompt) - 1):
             wanted = target[start - len(prompt) + 1 :][: len(logits)]
-            chosen = torch.tensor(wanted, device=logits.device)[:, None]
-            scores += logits.log_softmax(-1).gather(1, chosen)[:, 0].tolist()
+            chosen = to_device(wanted, logits.device)[:, None]
+            scores += read_back(logits.log_softmax(-1).gather(1, chosen)[:, 0])
         return scores
 
     def prompt_logits(self, prompt: list[int]) -> Tensor:
@@ -72,7 +73,7 @@ class Scorer:
                 span = Span(slot, start, chunk, len(ids), all_logits=wanted)
                 batch, _ = Batch.prepare([span], self._device)
                 logits = self._model(batch, self._pool.layers)
-                if not logits.isfinite().all():
+                if not read_back(logits.isfinite().all()):
                     poisoned = True
                     raise self._not_finite(start + len(chunk))
                 if wanted:

@@ -46,12 +46,18 @@ class Sequence:
         detokenizer: Detokenizer,
         listener: Listener,
         prompt_logprobs: PromptLogprobs | None = None,
+        *,
+        salt: str = "",
+        bulk: bool = False,
     ) -> None:
+        self.bulk = bulk  # it leaves its slot to interactive sequences
         self.prompt_ids = list(prompt_ids)
         self.output_ids: list[int] = []
         self.plan = plan
         self.prompt_logprobs = prompt_logprobs
         self.draw = Draw(plan, choice, self.prompt_ids, self.output_ids)
+        self.salt = salt  # state is shared with sequences of the same salt only
+        self.cached_tokens: int | None = None  # of the prompt; None: not admitted yet
         self.computed = 0
         self.slot: int | None = None
         self.started_at: float | None = None  # seconds since the epoch
@@ -69,6 +75,15 @@ class Sequence:
     def pending(self) -> int:
         """Number of tokens not in the KV cache yet. All are computed before the next is sampled."""
         return self.length - self.computed
+
+    @property
+    def reusable(self) -> int:
+        """Number of leading tokens that need not be computed if their state is known: all but the
+        last, and none whose logits are still wanted."""
+        scores, most = self.prompt_logprobs, self.length - 1
+        if scores is None or not scores.wants(0, self.length):
+            return most
+        return min(most, len(scores.positions))
 
     def next_count(self, budget: int) -> int:
         """Number of pending tokens that a step with room for `budget` tokens computes."""

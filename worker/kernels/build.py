@@ -62,7 +62,7 @@ AVX512_FEATURES = (
     *("avx512_vnni", "avx512_bf16"),
 )
 AVX512 = _level("avx512", *AVX512_FEATURES)
-AMX = _level("amx", *AVX512_FEATURES, "amx_tile", "amx_int8")
+AMX = _level("amx", *AVX512_FEATURES, "amx_tile", "amx_int8", "amx_bf16")
 LEVELS = (AMX, AVX512, AVX2)  # best first
 
 

@@ -22,7 +22,7 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 # Parameters of the exported functions in order: p pointer, l int64, i int, f float.
 SIGNATURES = {
     "pack_rows": "ippll i",
-    "quantised_product": "ipppppp llll ii",
+    "quantised_linear": "plll i pi pl pi",
     "rms_norm": "plppp plifi ii",
     "delta_convolve": "pppl pp lil ii",
     "delta_recur": "pppppp l iiii i",
@@ -30,7 +30,6 @@ SIGNATURES = {
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
     "attend_decode": "plplpl pp ppp p lll iii ff ii",
     "greatest": "pppll i",
-    "round_activations": "plpppp ll ii",
 }
 _KINDS = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
 
@@ -40,9 +39,8 @@ class Library:
 
     pack_rows: Callable[..., None]
     packed_bytes: Callable[[int, int, int], int]
-    quantised_product: Callable[..., None]
+    quantised_linear: Callable[..., None]
     rms_norm: Callable[..., None]
-    round_activations: Callable[..., None]
     delta_convolve: Callable[..., None]
     delta_recur: Callable[..., None]
     gated_activation: Callable[..., None]

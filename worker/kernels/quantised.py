@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from ctypes import c_int64
 from dataclasses import dataclass
 
 import torch
@@ -13,6 +14,8 @@ from worker.kernels.library import TYPE_CODES
 
 PANEL = 16  # output rows that are packed together
 BLOCK = 32  # channels with one activation scale
+WIDE_FROM = 64  # rows, as in src/quantised.cpp
+SCRATCH = 48  # bytes per row and block for rounded activations
 # GGUF's names of the formats → their codes in src/quantised.cpp, and the channels of a block.
 FORMATS = {"Q4_0": (0, 32), "Q8_0": (1, 32), "Q4_K": (2, 256), "Q5_K": (3, 256), "Q6_K": (4, 256)}
 
@@ -21,7 +24,7 @@ FORMATS = {"Q4_0": (0, 32), "Q8_0": (1, 32), "Q4_K": (2, 256), "Q5_K": (3, 256),
 class PackedBlocks:
     """A matrix [rows, columns] in the layout of the kernels."""
 
-    format: str
+    code: int  # of the format, in FORMATS
     rows: int
     columns: int
     data: Tensor  # uint8
@@ -46,53 +49,33 @@ def pack(format_name: str, rows: int, columns: int, blocks: Tensor) -> PackedBlo
     kernels.pack_rows(
         code, blocks.data_ptr(), data.data_ptr(), rows, columns, torch.get_num_threads()
     )
-    return PackedBlocks(format_name, rows, columns, data)
+    return PackedBlocks(code, rows, columns, data)
 
 
 def linear(x: Tensor, parts: Sequence[PackedBlocks]) -> Tensor:
     """x Wᵀ, with W the parts one below the other. x [rows, columns] in float32 or bf16 → [rows,
     outputs] in its dtype.
 
-    The activations are rounded to int8, with one scale per row and 32 columns.
+    The activations are rounded to int8, with one scale per row and 32 columns; but with AMX, from
+    WIDE_FROM rows of bf16 on, the weights are dequantised to bf16 instead.
     """
-    kernels, threads = library.require(), torch.get_num_threads()
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape
-    values = torch.empty(rows, columns, dtype=torch.int8)
-    scales = torch.empty(rows, columns // BLOCK)
-    sums = torch.empty(rows, columns // BLOCK, 2, dtype=torch.int32)
-    minus_sums = torch.empty_like(scales)
-    code = TYPE_CODES[x.dtype]
-    kernels.round_activations(
+    outputs = sum(part.rows for part in parts)
+    table = [fact for part in parts for fact in (part.code, part.data.data_ptr(), part.rows)]
+    scratch = torch.empty(rows * columns // BLOCK * SCRATCH, dtype=torch.uint8)
+    y = torch.empty(rows, outputs, dtype=x.dtype)
+    library.require().quantised_linear(
         x.data_ptr(),
         x.stride(0),
-        values.data_ptr(),
-        scales.data_ptr(),
-        sums.data_ptr(),
-        minus_sums.data_ptr(),
         rows,
         columns,
-        code,
-        threads,
+        TYPE_CODES[x.dtype],
+        (c_int64 * len(table))(*table),
+        len(parts),
+        y.data_ptr(),
+        outputs,
+        scratch.data_ptr(),
+        torch.get_num_threads(),
     )
-    outputs = sum(part.rows for part in parts)
-    y = torch.empty(rows, outputs, dtype=x.dtype)
-    start = 0
-    for part in parts:
-        kernels.quantised_product(
-            FORMATS[part.format][0],
-            part.data.data_ptr(),
-            values.data_ptr(),
-            scales.data_ptr(),
-            sums.data_ptr(),
-            minus_sums.data_ptr(),
-            y.data_ptr() + start * y.element_size(),
-            outputs,
-            rows,
-            part.rows,
-            columns,
-            code,
-            threads,
-        )
-        start += part.rows
     return y

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from worker.kernels import attention as kernels
 from worker.layers.batch import Batch, Chunk
+from worker.layers.device import is_accelerator
 from worker.layers.kv_cache import KVCache
 
 # Queries per block on a CPU: limited so that a block's scores stay in the CPU caches.
@@ -96,7 +97,7 @@ def _attend_chunk(
     keys, values = cache.append_chunk(k, v, chunk)  # [kv_heads, n, head_dim]
     repeats = heads // kv_heads
     grouped = q.view(length, kv_heads, repeats, dim).permute(1, 2, 0, 3)  # [kv, r, length, dim]
-    if q.device.type == "cuda" and cap is None and sinks is None:
+    if is_accelerator(q.device) and cap is None and sinks is None:
         out = _fused(grouped, keys, values, cache.window, scale)
     else:
         out = _by_blocks(grouped, keys, values, cache.window, scale, cap, sinks)

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.layers.device import to_device
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -120,12 +122,12 @@ class Batch:
             wanted.extend(range(row if span.all_logits else len(ids) - 1, len(ids)))
         everything = len(wanted) == len(ids)
         batch = cls(
-            token_ids=torch.tensor(ids, device=device),
-            positions=torch.tensor(positions, device=device),
-            prompt_lengths=torch.tensor(lengths, device=device),
+            token_ids=to_device(ids, device),
+            positions=to_device(positions, device),
+            prompt_lengths=to_device(lengths, device),
             decode=_group(singles, device) if singles else None,
             chunks=tuple(chunks),
-            logits_rows=None if everything else torch.tensor(wanted, device=device),
+            logits_rows=None if everything else to_device(wanted, device),
             masks={},
         )
         return batch, ordered
@@ -145,9 +147,9 @@ def _group(singles: list[Span], device: torch.device) -> DecodeGroup:
         size=len(singles),
         low=low,
         high=high,
-        slots=torch.tensor([s.slot for s in singles], device=device),
-        positions=torch.tensor([s.start for s in singles], device=device),
-        rows=None if dense else torch.tensor([s.slot - low for s in singles], device=device),
+        slots=to_device([s.slot for s in singles], device),
+        positions=to_device([s.start for s in singles], device),
+        rows=None if dense else to_device([s.slot - low for s in singles], device),
         longest=max(s.end for s in singles),
-        range_positions=torch.tensor(in_range, device=device),
+        range_positions=to_device(in_range, device),
     )

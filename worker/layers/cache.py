@@ -7,6 +7,7 @@ sequence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from math import prod
 from typing import Protocol
 
@@ -19,6 +20,7 @@ class LayerCache(Protocol):
     """The state that one layer keeps of all sequences."""
 
     needs_clearing: bool  # whether a new sequence would read what the slot's last one left
+    by_position: bool  # whether what a token added stays as it is while later tokens are added
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
         """Set the capacity to `slots` sequences of up to `columns` tokens. `columns` never shrinks.
@@ -29,6 +31,11 @@ class LayerCache(Protocol):
 
     def clear(self, slot: int) -> None:
         """Reset a slot to zero."""
+
+    def views(self, slot: int, start: int, end: int) -> Sequence[Tensor]:
+        """Views of the storage, to copy state from and to. If `by_position`: of what the tokens
+        [start, end) of a slot added, with tokens as dimension 1. Otherwise `start` is 0 and the
+        views are the state of a sequence of exactly `end` tokens."""
 
 
 def resize_slots(storage: Tensor, slots: int, keep: int) -> Tensor:

@@ -7,7 +7,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers.linear import Linear, LinearFactory
-from worker.layers.quantised import Compress, QuantisedTensor, Weight
+from worker.layers.quantised import Compress, QuantisedTensor, Weight, place
 from worker.layers.weight import WeightSlot
 
 
@@ -42,10 +42,7 @@ class Embedding:
         def keep(table: Weight) -> None:
             # A tensor that has the right dtype already is kept as it is. On the CPU that is a view
             # of the mapped file: only the rows that are used become resident.
-            if isinstance(table, QuantisedTensor):
-                self._table = table.to(self._device)
-            else:
-                self._table = table.to(device=self._device, dtype=self._dtype)
+            self._table = place(table, self._dtype, self._device)
             for other in also:
                 other.fill(self._table)
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.layers.device import is_accelerator, read_back
 from worker.layers.linear import Linear, LinearFactory
 from worker.layers.weight import WeightSlot
 
@@ -40,7 +41,7 @@ class SeparateWeights:
         self._linears = linears
 
     def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
-        pieces = zip(self._linears, x.split(counts.tolist()), strict=True)
+        pieces = zip(self._linears, x.split(read_back(counts)), strict=True)
         return torch.cat([linear(rows) for linear, rows in pieces if len(rows)])
 
     def weight_slot(self, expert: int, part: int = 0) -> WeightSlot:
@@ -118,11 +119,11 @@ class ExpertFactory:
         self, linear: Callable[[], Linear], in_features: int, parts: tuple[int, ...], bias: bool
     ) -> ExpertWeights:
         dtype, device = self.linears.dtype, self.linears.device
-        if runs_grouped(device):
+        if runs_grouped(self.linears.built_for or device):
             return GroupedWeights(self.experts, in_features, parts, bias, dtype, device)
         return SeparateWeights([linear() for _ in range(self.experts)])
 
 
 def runs_grouped(device: torch.device) -> bool:
     """Whether the grouped product is the faster layout."""
-    return device.type == "cuda"
+    return is_accelerator(device)

@@ -90,7 +90,7 @@ class Experts:
         flat = experts.flatten()
         order = flat.argsort(stable=True)  # (token, expert) pairs, grouped by expert
         tokens = order // top_k
-        counts = torch.bincount(flat, minlength=self._count)
+        counts = flat.new_zeros(self._count).scatter_add_(0, flat, torch.ones_like(flat))
         gate, up = self.gate_up(x[tokens], counts).chunk(2, dim=-1)
         outputs = self.down(self._gate(gate, up), counts) * weights.flatten()[order, None]
         # Back in token order, then summed: deterministic, unlike adding into shared rows.

@@ -40,6 +40,7 @@ class FullKVCache:
     """Keys and values of all positions: [slots, kv_heads, columns, head_dim], column = position."""
 
     needs_clearing = False
+    by_position = True
     window: int | None = None
 
     def __init__(
@@ -60,6 +61,9 @@ class FullKVCache:
         # Masked columns are multiplied by 0, so they must be finite: 0 * NaN is NaN.
         self._keys[slot].zero_()
         self._values[slot].zero_()
+
+    def views(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return self._keys[slot, :, start:end], self._values[slot, :, start:end]
 
     def stored(self) -> Stored:
         return Stored(self._keys, self._values, self.window)
@@ -84,6 +88,7 @@ class WindowKVCache:
     """Keys and values of the last `window` positions, in a ring: column = position % window."""
 
     needs_clearing = False
+    by_position = False
 
     def __init__(
         self, kv_heads: int, head_dim: int, window: int, dtype: torch.dtype, device: torch.device
@@ -104,6 +109,10 @@ class WindowKVCache:
     def clear(self, slot: int) -> None:
         self._keys[slot].zero_()
         self._values[slot].zero_()
+
+    def views(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        columns = min(end, self._size)  # all of the ring that has been written
+        return self._keys[slot, :, :columns], self._values[slot, :, :columns]
 
     def stored(self) -> Stored:
         return Stored(self._keys, self._values, self.window)

@@ -14,9 +14,9 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from worker.layers import packed_blocks, packing
+from worker.layers import packed_blocks, packing, triton_weight
 from worker.layers.linear_weight import DenseWeight, LinearWeight, merge
-from worker.layers.quantised import Compress, QuantisedTensor, Weight
+from worker.layers.quantised import Compress, QuantisedTensor, Weight, place
 from worker.layers.quantised_weight import QuantisedWeight
 from worker.layers.weight import WeightSlot
 
@@ -96,11 +96,13 @@ class Linear:
 @dataclass(frozen=True)
 class LinearFactory:
     """Makes all linears of one model, in its dtype and on its device. `compress` is applied to the
-    plain weights of all but the replicated ones."""
+    plain weights of all but the replicated ones. `built_for`: the device whose layouts are chosen,
+    if `device` only stands in for it."""
 
     dtype: torch.dtype
     device: torch.device
     compress: Compress | None = None
+    built_for: torch.device | None = None
 
     def column(self, in_features: int, *out_features: int, bias: bool = False) -> Linear:
         """A linear split by output features. Several `out_features` are merged into one product."""
@@ -127,11 +129,15 @@ class LinearFactory:
         )
 
     def _store(self, parts: Sequence[Weight]) -> LinearWeight:
-        plain = [part for part in parts if not isinstance(part, QuantisedTensor)]
         if packed_blocks.served(parts, self.dtype, self.device):
             return packed_blocks.PackedBlocksWeight(parts)
+        if any(isinstance(part, QuantisedTensor) for part in parts):
+            parts = [place(part, self.dtype, self.device) for part in parts]
+        plain = [part for part in parts if not isinstance(part, QuantisedTensor)]
         if len(plain) < len(parts):
-            return QuantisedWeight([self._place(part) for part in parts])
+            if triton_weight.served(parts, self.device):
+                return triton_weight.TritonWeight(parts)
+            return QuantisedWeight(parts)
         merged = merge(plain, self.dtype, self.device)
         if packing.supports(self.dtype, self.device):
             return packing.PackedWeight(merged)
@@ -139,8 +145,3 @@ class LinearFactory:
         # copied into memory of their own.
         mapped = self.device.type == "cpu" and merged.data_ptr() == plain[0].data_ptr()
         return DenseWeight(merged.clone() if mapped else merged)
-
-    def _place(self, part: Weight) -> Weight:
-        if isinstance(part, QuantisedTensor):
-            return part.to(self.device)
-        return part.to(device=self.device, dtype=self.dtype)

@@ -9,11 +9,13 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
-from worker.layers.quantised_blocks import dequantise
+from worker.layers.device import is_accelerator
+from worker.layers.quantised_blocks import FUNCTIONS, dequantise
 
-# Values that are dequantised at a time. The temporary tensors stay in the cache of one core, and
+# Values that a CPU dequantises at a time. The temporary tensors stay in the cache of one core, and
 # torch starts no threads for them, which would wait for each other after every operation.
 CHUNK = 1 << 15
+ACCELERATOR_CHUNK = 1 << 24  # each operation starts a kernel there
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -46,7 +48,8 @@ class QuantisedTensor:
         values, size = GGML_QUANT_SIZES[self.type]
         blocks = self.blocks.reshape(-1, size)
         output = torch.empty(len(blocks), values, dtype=dtype, device=self.device)
-        step = max(1, CHUNK // values)
+        chunk = ACCELERATOR_CHUNK if is_accelerator(self.device) else CHUNK
+        step = max(1, chunk // values)
         for start in range(0, len(blocks), step):
             output[start : start + step] = dequantise(blocks[start : start + step], self.type)
         return output.view(self.shape)
@@ -56,3 +59,17 @@ class QuantisedTensor:
 Weight = Tensor | QuantisedTensor
 # Stores a plain matrix in fewer bytes; returns it as it is if that is not possible.
 Compress = Callable[[Tensor], Weight]
+
+
+def stays_quantised(kind: GGMLQuantizationType, device: torch.device) -> bool:
+    """Whether blocks of this type are kept on the device. gguf dequantises some on the CPU only."""
+    return kind in FUNCTIONS or not is_accelerator(device)
+
+
+def place(weight: Weight, dtype: torch.dtype, device: torch.device) -> Weight:
+    """`weight` on the device: plain ones in `dtype`, blocks as they are if they stay so there."""
+    if not isinstance(weight, QuantisedTensor):
+        return weight.to(device=device, dtype=dtype)
+    if stays_quantised(weight.type, device):
+        return weight.to(device)
+    return weight.dequantise(dtype).to(device)

@@ -16,6 +16,8 @@ from gguf import GGMLQuantizationType as Type
 from gguf import quants
 from torch import Tensor
 
+from worker.layers.device import to_device
+
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled e2m1
 
@@ -169,5 +171,5 @@ def _scaled(blocks: Tensor, q: Tensor) -> Tensor:
 
 
 def _look_up(index: Tensor, values: tuple[int, ...]) -> Tensor:
-    table = torch.tensor(values, dtype=torch.float32, device=index.device)
+    table = to_device(values, index.device, torch.float32)
     return table[index.int()]

@@ -7,10 +7,12 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from worker.layers.device import is_accelerator
 from worker.layers.quantised import QuantisedTensor, Weight
 
-# Values of the weight that are dequantised for one product. Larger products take more memory.
-CHUNK = 1 << 18
+# Values of the weight that are dequantised for one product, on the CPU and elsewhere. Larger
+# products take more memory.
+CHUNK, ACCELERATOR_CHUNK = 1 << 18, 1 << 24
 
 
 class QuantisedWeight:
@@ -37,5 +39,6 @@ def _pieces(part: Weight) -> list[Weight]:
     if not isinstance(part, QuantisedTensor):
         return [part]
     rows, columns = part.shape
-    step = max(1, CHUNK // columns)
+    chunk = ACCELERATOR_CHUNK if is_accelerator(part.device) else CHUNK
+    step = max(1, chunk // columns)
     return [part[start : start + step] for start in range(0, rows, step)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from worker.layers.cache import resize_slots
 
@@ -16,6 +17,7 @@ class RecurrentCache:
     """
 
     needs_clearing = True
+    by_position = False
 
     def __init__(
         self,
@@ -43,3 +45,6 @@ class RecurrentCache:
     def clear(self, slot: int) -> None:
         self.inputs[slot].zero_()
         self.state[slot].zero_()
+
+    def views(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[slot], self.state[slot]

@@ -99,7 +99,7 @@ class Rope:
         elif config.kind == "longrope":
             self._long = (1.0 / (torch.tensor(scaling["long_factor"]) * wavelengths)).to(device)
             plain = 1.0 / (torch.tensor(scaling["short_factor"]) * wavelengths)
-            self._factor = _longrope_factor(config)
+            self._factor = longrope_factor(config)
         self._exponents = exponents.to(device)
         self._frequencies = plain.to(device)
 
@@ -111,6 +111,14 @@ class Rope:
             torch.cat([cos, cos], dim=-1).to(self._dtype)[:, None],
             torch.cat([-sin, sin], dim=-1).to(self._dtype)[:, None],
         )
+
+    def variant(self, prompt_length: int) -> int:
+        """Equal for prompt lengths whose tokens are rotated equally."""
+        if self._long is not None:
+            return int(prompt_length > self._config.original)
+        if self._config.kind == "dynamic":
+            return max(prompt_length, self._config.max_positions)
+        return 0
 
     def _frequencies_for(self, prompt_lengths: Tensor) -> Tensor:
         """[1 or tokens, dim / 2], radians per position."""
@@ -169,7 +177,8 @@ def _mscale(factor: float, weight: float) -> float:
     return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
-def _longrope_factor(config: RopeConfig) -> float:
+def longrope_factor(config: RopeConfig) -> float:
+    """What cos and sin are multiplied by."""
     given = config.scaling.get("attention_factor")
     if given is not None:
         return float(given)

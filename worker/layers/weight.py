@@ -18,12 +18,14 @@ from worker.layers.quantised import QuantisedTensor, Weight
 @dataclass(frozen=True, slots=True)
 class StackedPlace:
     """Place of a slot's tensor in a checkpoint tensor of shape [count, rows, ...] that stacks
-    several of them: `tensor[index, rows]`."""
+    several of them: `tensor[index, rows]`. With `transposed`, the shape is [count, columns, rows].
+    """
 
     name: str
     shape: tuple[int, ...]
     index: int
     rows: slice
+    transposed: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,6 +39,7 @@ class Quantization(Protocol):
     name: ClassVar[str]  # for users
     dtype: ClassVar[str]  # of the values in safetensors files
     scale_dtypes: ClassVar[Container[str]]
+    transposes: ClassVar[bool]  # rows of the stored values are columns of the weight
 
     def scale_of(self, name: str, names: Mapping[str, Any]) -> str | None:
         """The name of a tensor's scales among the tensors of its checkpoint."""
@@ -67,6 +68,7 @@ class Fp8:
     name: ClassVar[str] = "FP8"
     dtype: ClassVar[str] = FP8
     scale_dtypes: ClassVar[Container[str]] = FROM_SAFETENSORS
+    transposes: ClassVar[bool] = False
 
     def scale_of(self, name: str, names: Mapping[str, Any]) -> str | None:
         return next((name + suffix for suffix in SCALES if name + suffix in names), None)
@@ -116,6 +118,7 @@ class Mxfp4:
     name: ClassVar[str] = "MXFP4"
     dtype: ClassVar[str] = "U8"
     scale_dtypes: ClassVar[Container[str]] = ("U8",)
+    transposes: ClassVar[bool] = True
 
     def scale_of(self, name: str, names: Mapping[str, Any]) -> str | None:
         scale = name.removesuffix(BLOCKS) + BLOCK_SCALES

@@ -51,18 +51,25 @@ class TensorSource:
     quantization: Quantization | None = None
 
     def read(self, checkpoint: Checkpoint) -> Weight:
-        """The values, as a view of the mapped file. FP8 is dequantised."""
-        tensor = checkpoint.read(self.name)
-        if self.stacked is not None:
-            tensor = tensor[self.stacked.index]
+        """The values, where possible as a view of the mapped file. FP8 and MXFP4 are
+        dequantised."""
+        tensor, place = checkpoint.read(self.name), self.stacked
+        if place is not None:
+            tensor = tensor[place.index]
+        rows = None if place is None else place.rows
         if self.quantization is not None and self.scale is not None:
             scale = checkpoint.read(self.scale)
             assert isinstance(tensor, Tensor) and isinstance(scale, Tensor)
-            per_expert = self.stacked is not None and scale.dim() > 0 and scale.numel() > 1
-            tensor = self.quantization.dequantise(
-                tensor, scale[self.stacked.index] if self.stacked and per_expert else scale
-            )
-        return tensor if self.stacked is None else tensor[self.stacked.rows]
+            if place is not None and scale.dim() > 0 and scale.numel() > 1:
+                scale = scale[place.index]
+            if place is not None and place.transposed and self.quantization.transposes:
+                # Only the rows of this slot are dequantised.
+                return self.quantization.dequantise(tensor[rows], scale[rows]).T
+            tensor = self.quantization.dequantise(tensor, scale)
+        if place is not None and place.transposed:
+            assert isinstance(tensor, Tensor)
+            return tensor.T[rows].contiguous()
+        return tensor if rows is None else tensor[rows]
 
 
 def sources(

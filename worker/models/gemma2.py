@@ -13,7 +13,7 @@ from worker.layers.rope import Rope
 from worker.layers.self_attention import SelfAttention
 from worker.models.fields import Fields, read_head_shape, read_rope
 from worker.models.model import Decoder, Family, Placement
-from worker.models.pre_norm import FULL, SLIDING, windows_by_kind
+from worker.models.pre_norm import FULL, SLIDING, Windows, windows_by_kind
 from worker.models.sandwich import SandwichLayer
 
 # Defaults of fields that a config.json may omit, equal to transformers'. A cap of null is no cap.
@@ -33,13 +33,17 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
+def read_windows(fields: Fields) -> Windows:
+    plan = [FULL if i % 2 else SLIDING for i in range(fields.layers())]
+    return windows_by_kind(fields, plan)
+
+
 def gemma2(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Gemma 2 with empty weights."""
     if fields.boolean("use_bidirectional_attention", False):
         raise fields.error("use_bidirectional_attention (an encoder) is not supported")
     fields = fields.with_defaults(DEFAULTS)
     attention = read_head_shape(fields)
-    plan = [FULL if i % 2 else SLIDING for i in range(fields.layers())]
     hidden, inner = fields.integer("hidden_size"), fields.integer("intermediate_size")
     bias = fields.boolean("attention_bias", False)
     act = fields.choice("hidden_activation", ACTIVATIONS, "gelu_pytorch_tanh")
@@ -65,7 +69,7 @@ def gemma2(fields: Fields, tied: bool, place: Placement) -> Decoder:
     return Decoder(
         vocab_size=fields.integer("vocab_size"),
         hidden_size=hidden,
-        layers=[layer(window) for window in windows_by_kind(fields, plan)],
+        layers=[layer(window) for window in read_windows(fields)],
         norm=norm(hidden),
         tied=tied,
         context_length=positions.context,

@@ -1,7 +1,8 @@
 """gpt-oss (OpenAI, 2025): sliding and full layers in turn with attention sinks, and in every layer
 a mixture of experts with biases and a clamped gate.
 
-Checkpoints stack the experts: [experts, in, out], the channels of gate and up in turn.
+Checkpoints stack the experts: [experts, in, out], the channels of gate and up in turn. GGUF files
+have one tensor for each projection.
 """
 
 from __future__ import annotations
@@ -45,6 +46,13 @@ ROPE: dict[str, Any] = {
     "truncate": False,
     "original_max_position_embeddings": 4096,
 }
+SLOPE, LIMIT = 1.702, 7.0  # swiglu_alpha, swiglu_limit
+# A projection of an expert, the tensor that stacks it, and its part of the channels there.
+PROJECTIONS = (
+    ("gate_proj", "gate_up_proj", slice(0, None, 2)),
+    ("up_proj", "gate_up_proj", slice(1, None, 2)),
+    ("down_proj", "down_proj", slice(None)),
+)
 
 
 def clamped(slope: float, limit: float) -> Gate:
@@ -86,59 +94,51 @@ class GptOssMLP:
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         slots = self._router.weight_map(f"{prefix}.router")
         for index in range(self._count):
-            for name, slot in self._expert_slots(index).items():
-                stack = f"{prefix}.experts.{name}"
-                place = StackedPlace(stack, (self._count, *slot.shape), index, slice(None))
-                slots[f"{prefix}.experts.{index}.{name}"] = replace(slot, stacked=place)
+            for part, stack, rows in PROJECTIONS:
+                name = f"{prefix}.experts.{index}.{part}"
+                weight, bias = self._slots(index, part)
+                columns, count = weight.shape[1], weight.shape[0] * (rows.step or 1)
+                shape = (self._count, columns, count)
+                place = StackedPlace(f"{prefix}.experts.{stack}", shape, index, rows, True)
+                slots[f"{name}.weight"] = replace(weight, stacked=place)
+                place = StackedPlace(
+                    f"{prefix}.experts.{stack}_bias", (self._count, count), index, rows
+                )
+                slots[f"{name}.bias"] = replace(bias, stacked=place)
         return slots
 
-    def _expert_slots(self, index: int) -> dict[str, WeightSlot]:
-        """The slots of one expert, in the layout of its part of the stacked tensors."""
-        gate_up, down = self._experts.gate_up, self._experts.down
-        weights = (gate_up.weight_slot(index, part) for part in (0, 1))
-        biases = (gate_up.bias_slot(index, part) for part in (0, 1))
-        return {
-            "gate_up_proj": _transposed(_in_turn(*weights)),
-            "gate_up_proj_bias": _in_turn(*biases),
-            "down_proj": _transposed(down.weight_slot(index)),
-            "down_proj_bias": down.bias_slot(index),
-        }
+    def _slots(self, index: int, part: str) -> tuple[WeightSlot, WeightSlot]:
+        """Weight and bias of one projection of an expert."""
+        if part == "down_proj":
+            down = self._experts.down
+            return down.weight_slot(index), down.bias_slot(index)
+        gate_up, which = self._experts.gate_up, int(part == "up_proj")
+        return gate_up.weight_slot(index, which), gate_up.bias_slot(index, which)
 
 
-def _in_turn(gate: WeightSlot, up: WeightSlot) -> WeightSlot:
-    """Slot of a tensor that holds the rows of gate and up in turn."""
-    rows, *rest = gate.shape
-
-    def load(tensor: Tensor) -> None:
-        gate.load(tensor[::2])
-        up.load(tensor[1::2])
-
-    return WeightSlot((2 * rows, *rest), load)
-
-
-def _transposed(slot: WeightSlot) -> WeightSlot:
-    """Slot of a tensor [in, out]."""
-
-    def load(tensor: Tensor) -> None:
-        slot.load(tensor.T.contiguous())
-
-    return WeightSlot(slot.shape[::-1], load)
-
-
-def gpt_oss(fields: Fields, tied: bool, place: Placement) -> Decoder:
-    """gpt-oss with empty weights. All layers are sparse; router weights always sum to 1."""
+def with_fixed(fields: Fields) -> Fields:
+    """With the defaults, and the fields that a config.json doesn't state."""
     fields = fields.with_defaults(DEFAULTS)
     if fields.inner("rope_scaling") is None and fields.inner("rope_parameters") is None:
         fields = Fields({**fields.values, "rope_parameters": ROPE}, fields.where)
     inner = fields.integer("intermediate_size")
     fixed = {**ALL_SPARSE, "moe_intermediate_size": inner, "norm_topk_prob": True}
-    fields = Fields({**fields.values, **fixed}, fields.where)
+    return Fields({**fields.values, **fixed}, fields.where)
+
+
+def read_config(fields: Fields) -> PreNormConfig:
+    """`fields` are those of `with_fixed`."""
     plan = [FULL if i % 2 else SLIDING for i in range(fields.layers())]
-    config = PreNormConfig.read(fields, windows_by_kind(fields, plan), theta=150_000.0)
-    mixture = ExpertsConfig.read(fields)
+    return PreNormConfig.read(fields, windows_by_kind(fields, plan), theta=150_000.0)
+
+
+def gpt_oss(fields: Fields, tied: bool, place: Placement) -> Decoder:
+    """gpt-oss with empty weights. All layers are sparse; router weights always sum to 1."""
+    fields = with_fixed(fields)
+    config, mixture = read_config(fields), ExpertsConfig.read(fields)
     gate = clamped(
-        fields.number("swiglu_alpha", 1.702, or_zero=True),
-        fields.number("swiglu_limit", 7.0, or_zero=True),
+        fields.number("swiglu_alpha", SLOPE, or_zero=True),
+        fields.number("swiglu_limit", LIMIT, or_zero=True),
     )
 
     def make_mixer(index: int) -> Mixer:

@@ -26,19 +26,26 @@ DEFAULTS: dict[str, Any] = {
 
 def mistral(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Mistral with empty weights."""
-    fields = _read(fields)
-    return pre_norm(PreNormConfig.read(fields, one_window(fields)), tied, place)
+    return pre_norm(read_mistral(fields), tied, place)
 
 
 def ministral(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Ministral with empty weights."""
-    fields = _read(fields)
+    return pre_norm(read_ministral(fields), tied, place)
+
+
+def read_mistral(fields: Fields) -> PreNormConfig:
+    fields = _with_fixed(fields)
+    return PreNormConfig.read(fields, one_window(fields))
+
+
+def read_ministral(fields: Fields) -> PreNormConfig:
+    fields = _with_fixed(fields)
     fields.integer("head_dim")  # transformers has no default
-    windows = windows_by_kind(fields, [SLIDING] * fields.layers())
-    return pre_norm(PreNormConfig.read(fields, windows), tied, place)
+    return PreNormConfig.read(fields, windows_by_kind(fields, [SLIDING] * fields.layers()))
 
 
-def _read(fields: Fields) -> Fields:
+def _with_fixed(fields: Fields) -> Fields:
     """The family has no biases: transformers ignores attention_bias."""
     return Fields({**DEFAULTS, **fields.values, "attention_bias": False}, fields.where)
 

@@ -51,8 +51,8 @@ def _renamed(name: str) -> str:
     return name
 
 
-def mixtral(fields: Fields, tied: bool, place: Placement) -> Decoder:
-    """Mixtral with empty weights. All layers are sparse; router weights always sum to 1."""
+def with_fixed(fields: Fields) -> Fields:
+    """With the defaults, and the fields that a config.json doesn't state."""
     fields = fields.with_defaults(DEFAULTS)
     fixed = {
         **ALL_SPARSE,
@@ -60,9 +60,18 @@ def mixtral(fields: Fields, tied: bool, place: Placement) -> Decoder:
         "norm_topk_prob": True,
         "attention_bias": False,
     }
-    fields = Fields({**fields.values, **fixed}, fields.where)
-    config = PreNormConfig.read(fields, one_window(fields), theta=1e6)
-    mixture = ExpertsConfig.read(fields)
+    return Fields({**fields.values, **fixed}, fields.where)
+
+
+def read_config(fields: Fields) -> PreNormConfig:
+    """`fields` are those of `with_fixed`."""
+    return PreNormConfig.read(fields, one_window(fields), theta=1e6)
+
+
+def mixtral(fields: Fields, tied: bool, place: Placement) -> Decoder:
+    """Mixtral with empty weights. All layers are sparse; router weights always sum to 1."""
+    fields = with_fixed(fields)
+    config, mixture = read_config(fields), ExpertsConfig.read(fields)
 
     def make_mlp(index: int) -> FeedForward:
         return MixtralBlock(mixture.sparse_mlp(config.hidden_size, place))

@@ -29,15 +29,17 @@ from worker.models.fields import Fields
 @dataclass(frozen=True)
 class Placement:
     """Dtype and device of a model's weights, and factories for the layers that depend on them.
-    `compress` is applied to the matrices of linears and the embedding."""
+    `compress` is applied to the matrices of linears and the embedding. `built_for`: the device
+    whose layouts the weights have, if `device` only stands in for it."""
 
     dtype: torch.dtype
     device: torch.device
     compress: Compress | None = None
+    built_for: torch.device | None = None
 
     @property
     def linears(self) -> LinearFactory:
-        return LinearFactory(self.dtype, self.device, self.compress)
+        return LinearFactory(self.dtype, self.device, self.compress, self.built_for)
 
     def norm(self, eps: float) -> MakeNorm:
         """Factory of plain norms."""
@@ -66,6 +68,10 @@ class Model(Protocol):
 
     def make_caches(self) -> list[LayerCache]:
         """A new, empty cache for each layer."""
+
+    def rotation(self, prompt_length: int) -> tuple[int, ...]:
+        """Equal for prompt lengths whose tokens are rotated equally, so that one prompt may begin
+        with the state of another."""
 
     def weight_map(self) -> Mapping[str, WeightSlot]:
         """Slots by checkpoint name, without wrapper prefixes (`model.…`, `lm_head.…`)."""
@@ -185,6 +191,9 @@ class Decoder:
         if self._logit_cap is not None:
             logits = torch.tanh(logits / self._logit_cap) * self._logit_cap
         return logits
+
+    def rotation(self, prompt_length: int) -> tuple[int, ...]:
+        return tuple(rope.variant(prompt_length) for rope in self._ropes)
 
     def make_caches(self) -> list[LayerCache]:
         return [layer.make_cache() for layer in self._layers]

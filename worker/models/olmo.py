@@ -33,6 +33,7 @@ DEFAULTS: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "rms_norm_eps": 1e-5,
 }
+OLMO3_DEFAULTS = {**DEFAULTS, "sliding_window": 4096}
 OLMO3_THETA = 500_000.0
 
 
@@ -71,10 +72,19 @@ def olmo2(fields: Fields, tied: bool, place: Placement) -> Decoder:
 
 def olmo3(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """OLMo 3 with empty weights."""
-    fields = fields.with_defaults({**DEFAULTS, "sliding_window": 4096})
-    attention = read_head_shape(fields)
+    fields = fields.with_defaults(OLMO3_DEFAULTS)
+    attention, windows = read_head_shape(fields), read_windows(fields)
+    full, sliding = read_ropes(fields, attention.dim)
+    return _decoder(fields, tied, place, attention, windows, full=full, sliding=sliding)
+
+
+def read_windows(fields: Fields) -> Windows:
     plan = [FULL if (i + 1) % 4 == 0 else SLIDING for i in range(fields.layers())]
-    windows = windows_by_kind(fields, plan)
+    return windows_by_kind(fields, plan)
+
+
+def read_ropes(fields: Fields, head_dim: int) -> tuple[RopeConfig, RopeConfig]:
+    """Those of OLMo 3's full and of its sliding layers."""
     # rope_parameters has one object per kind of layer. rope_scaling and rope_theta, the older
     # fields, are of the full layers only.
     by_kind = fields.inner("rope_parameters") or Fields({}, fields.where)
@@ -88,15 +98,11 @@ def olmo3(fields: Fields, tied: bool, place: Placement) -> Decoder:
         "max_position_embeddings": fields.integer("max_position_embeddings"),
         "rope_parameters": sliding.values if sliding else None,
     }
-    return _decoder(
-        fields,
-        tied,
-        place,
-        attention,
-        windows,
-        full=read_rope(Fields(full_fields, fields.where), attention.dim, theta=OLMO3_THETA),
-        sliding=read_rope(Fields(sliding_fields, fields.where), attention.dim, theta=OLMO3_THETA),
+    full_rope, sliding_rope = (
+        read_rope(Fields(values, fields.where), head_dim, theta=OLMO3_THETA)
+        for values in (full_fields, sliding_fields)
     )
+    return full_rope, sliding_rope
 
 
 def _decoder(

@@ -30,7 +30,7 @@ OLD_LONGROPE = ("su", "yarn")  # its names in the first checkpoints
 
 def phi3(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Phi-3 with empty weights."""
-    fields = _renamed_longrope(fields.with_defaults(DEFAULTS))
+    fields = renamed_longrope(fields.with_defaults(DEFAULTS))
     config = PreNormConfig.read(fields, one_window(fields), partial=1.0)
 
     def make_mixer(index: int) -> Mixer:
@@ -48,7 +48,7 @@ def phi3(fields: Fields, tied: bool, place: Placement) -> Decoder:
     return pre_norm(config, tied, place, make_mixer=make_mixer, make_mlp=make_mlp)
 
 
-def _renamed_longrope(fields: Fields) -> Fields:
+def renamed_longrope(fields: Fields) -> Fields:
     name = "rope_scaling" if fields.inner("rope_scaling") else "rope_parameters"
     rope = fields.inner(name)
     if rope is None or rope.text("rope_type", rope.text("type", "default")) not in OLD_LONGROPE:

@@ -30,7 +30,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def _windows(fields: Fields) -> Windows:
+def read_windows(fields: Fields) -> Windows:
     """With use_sliding_window, every other layer before max_window_layers slides."""
     layers = fields.layers()
     if not fields.boolean("use_sliding_window", False):
@@ -43,7 +43,7 @@ def _windows(fields: Fields) -> Windows:
 def qwen2_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Qwen2-MoE with empty weights."""
     fields = fields.with_defaults(DEFAULTS)
-    config, mixture = PreNormConfig.read(fields, _windows(fields)), ExpertsConfig.read(fields)
+    config, mixture = PreNormConfig.read(fields, read_windows(fields)), ExpertsConfig.read(fields)
     hidden, bias = config.hidden_size, fields.boolean("qkv_bias", True)
 
     def make_mixer(index: int) -> Mixer:

@@ -30,10 +30,15 @@ def qwen3_5(fields: Fields, tied: bool, place: Placement) -> Decoder:
     return hybrid(config, make_mlp, tied, place, grouped=False)
 
 
+def with_fixed(fields: Fields) -> Fields:
+    """Of a mixture: with the defaults, and the fields that a config.json doesn't state."""
+    fixed = {"mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True}
+    return Fields({**MOE_DEFAULTS, **fields.values, **fixed}, fields.where)
+
+
 def qwen3_5_moe(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """Qwen3.5-MoE with empty weights. All layers are sparse; router weights always sum to 1."""
-    fixed = {"mlp_only_layers": [], "decoder_sparse_step": 1, "norm_topk_prob": True}
-    fields = Fields({**MOE_DEFAULTS, **fields.values, **fixed}, fields.where)
+    fields = with_fixed(fields)
     config, mixture = HybridConfig.read(fields), ExpertsConfig.read(fields)
 
     def make_mlp(index: int) -> FeedForward:

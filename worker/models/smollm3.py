@@ -22,7 +22,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-def _rotary(fields: Fields) -> list[bool]:
+def read_rotary(fields: Fields) -> list[bool]:
     """Whether each layer rotates: a 1 in no_rope_layers, by default three of four layers."""
     layers = fields.layers()
     interval = fields.integer("no_rope_layer_interval", 4)
@@ -33,7 +33,7 @@ def _rotary(fields: Fields) -> list[bool]:
     return [value != 0 for value in rotary[:layers]]
 
 
-def _windows(fields: Fields, rotary: list[bool]) -> Windows:
+def read_windows(fields: Fields, rotary: list[bool]) -> Windows:
     """With use_sliding_window, the layers without rotary positions slide."""
     if not fields.boolean("use_sliding_window", False):
         return (None,) * len(rotary)
@@ -43,8 +43,8 @@ def _windows(fields: Fields, rotary: list[bool]) -> Windows:
 def smollm3(fields: Fields, tied: bool, place: Placement) -> Decoder:
     """SmolLM3 with empty weights."""
     fields = fields.with_defaults(DEFAULTS)
-    rotary = _rotary(fields)
-    config = PreNormConfig.read(fields, _windows(fields, rotary), theta=2e6)
+    rotary = read_rotary(fields)
+    config = PreNormConfig.read(fields, read_windows(fields, rotary), theta=2e6)
     mlp_bias = fields.boolean("mlp_bias", False)
 
     def make_mixer(index: int) -> Mixer:

@@ -75,6 +75,17 @@ def _q6_k(x: Tensor) -> Tensor:
     return torch.cat((low.flatten(1), high.flatten(1), _signed(sub), _half(stored)), dim=1)
 
 
+def _mxfp4(x: Tensor) -> Tensor:
+    """4-bit floats with a power of two per block. Values that are such numbers already are kept."""
+    largest = x.abs().amax(1, keepdim=True)
+    exponent = torch.frexp(largest).exponent - 3 + 127  # that of 4 or 6, the largest numbers
+    exponent = torch.where(largest > 0, exponent, 0).clamp(0, 254)
+    between = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
+    number = torch.bucketize(torch.ldexp(x.abs(), 127 - exponent), between)
+    number = (number | ((x < 0) & (number > 0)).long() << 3).to(torch.uint8).view(-1, 2, 16)
+    return torch.cat((exponent.to(torch.uint8), number[:, 0] | number[:, 1] << 4), dim=1)
+
+
 FUNCTIONS: dict[Type, Callable[[Tensor], Tensor]] = {
     Type.Q4_0: _simple(Type.Q4_0),
     Type.Q4_1: _simple(Type.Q4_1),
@@ -84,6 +95,7 @@ FUNCTIONS: dict[Type, Callable[[Tensor], Tensor]] = {
     Type.Q4_K: _q4_k,
     Type.Q5_K: _q5_k,
     Type.Q6_K: _q6_k,
+    Type.MXFP4: _mxfp4,
 }
 
 

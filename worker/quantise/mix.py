@@ -31,8 +31,11 @@ PLAIN = (Type.F16, Type.BF16, Type.F32)
 # For rows that blocks of 256 values can't hold.
 SMALLER_BLOCKS = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
-ROUTER = "ffn_gate_inp.weight"
+# Stored as F32 in files of every kind.
+EXACT = ("ffn_gate_inp.weight", "_norm.weight", "ssm_conv1d.weight", ".bias")
 BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.weight")
+VALUES = ("attn_v", "attn_qkv")
+DOWN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 EIGHT_EXPERTS = 8  # Mixtral: its attention is small beside its experts
 
 
@@ -45,7 +48,7 @@ def types(kind: str, shapes: Mapping[str, tuple[int, ...]], experts: int) -> dic
     layers = 1 + max((int(m[1]) for name in shapes if (m := BLOCK.fullmatch(name))), default=0)
     found = {}
     for name, shape in shapes.items():
-        if len(shape) == 1 or name.endswith((ROUTER, "_norm.weight")):
+        if len(shape) == 1 or name.endswith(EXACT):
             found[name] = Type.F32
         elif KINDS[kind] in PLAIN:
             found[name] = KINDS[kind]
@@ -73,11 +76,11 @@ def _block_type(kind: str, name: str, layers: int, experts: int) -> Type:
     index, part = int(match[1]), match[2]
     if part in ("attn_k", "attn_v") and experts == EIGHT_EXPERTS:
         return Type.Q8_0
-    if part == "attn_v" and kind == "Q4_K_S" and index < 4:
+    if part in VALUES and kind == "Q4_K_S" and index < 4:
         return Type.Q5_K
-    if part in ("ffn_down", "ffn_down_exps") and kind == "Q4_K_S" and index < layers // 8:
+    if part in DOWN and kind == "Q4_K_S" and index < layers // 8:
         return Type.Q5_K
-    if part in ("attn_v", "ffn_down", "ffn_down_exps") and kind in ("Q4_K_M", "Q5_K_M"):
+    if part in (*VALUES, *DOWN) and kind in ("Q4_K_M", "Q5_K_M"):
         return Type.Q6_K if _matters(index, layers) else main
     if part == "attn_output" and experts == EIGHT_EXPERTS and kind in ("Q4_K_S", "Q4_K_M"):
         return Type.Q5_K

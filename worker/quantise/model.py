@@ -17,12 +17,14 @@ from torch import Tensor
 
 from jobs.errors import JobError
 from worker.loading import weights
+from worker.loading.gguf.source import GgufSource
+from worker.loading.quantization import Mxfp4
 from worker.loading.source import ModelSource
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES
 from worker.quantise.architectures import describe
 from worker.quantise.blocks import quantise
-from worker.quantise.mix import file_type, types
+from worker.quantise.mix import KINDS, file_type, types
 from worker.quantise.tensors import OutputTensor, output_tensors
 from worker.quantise.vocabulary import vocabulary
 
@@ -55,14 +57,14 @@ def quantise_model(
     if not output.parent.is_dir():
         raise JobError("invalid_request", f"there is no folder {output.parent}; create it first")
     config = source.config
+    if isinstance(source, GgufSource):
+        raise JobError(
+            "unsupported_model",
+            f"{source.path} is a GGUF file already; give the original model with safetensors files",
+        )
     description = describe(config)
     source.download_weights()
     with source.weights() as checkpoint:
-        if any(header.blocks for header in checkpoint.tensors.values()):
-            raise JobError(
-                "unsupported_model",
-                f"{checkpoint.location} has quantised weights already; give the original model",
-            )
         tied = weights.is_tied(config.tied, checkpoint, config.quantization)
         place = Placement(torch.float32, torch.device("meta"))
         model = FAMILIES[config.model_type](config.fields, tied, place)
@@ -73,6 +75,10 @@ def quantise_model(
             weight = found[name].read(checkpoint)
             assert isinstance(weight, Tensor)
             return weight
+
+        def is_mxfp4(one: OutputTensor) -> bool:
+            stored = [found[name].quantization for name in one.sources]
+            return bool(stored) and all(isinstance(each, Mxfp4) for each in stored)
 
         outputs = output_tensors(
             description,
@@ -89,6 +95,8 @@ def quantise_model(
         metadata["general.file_type"] = int(file_type(kind))
         metadata["general.quantization_version"] = QUANTISATION_VERSION
         chosen = types(kind, {one.name: one.shape for one in outputs}, description.experts)
+        if KINDS[kind] not in PLAIN:
+            chosen |= {one.name: GGMLQuantizationType.MXFP4 for one in outputs if is_mxfp4(one)}
         partial = output.with_name(f".{output.name}.{os.getpid()}")
         try:
             _write(partial, description.architecture.name, metadata, outputs, chosen, progress)

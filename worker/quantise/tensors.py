@@ -1,33 +1,31 @@
 """The tensors of a GGUF file, made from those of a checkpoint: other names, the experts of a layer
-stacked, rows in another order, norms with an offset."""
+stacked, other values."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from gguf import get_tensor_name_map
 from torch import Tensor
 
 from jobs.errors import JobError
-from worker.layers.self_attention import HeadShape
-from worker.quantise.architectures import FREQUENCIES, Description
+from worker.quantise.architectures import Description
+from worker.quantise.changes import Part, parts_of
 
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
-QUERY_OR_KEY = re.compile(r"blk\.\d+\.attn_([qk])\.(weight|bias)")
-
-Read = Callable[[], Tensor]
 
 
 @dataclass(frozen=True)
 class OutputTensor:
-    """One tensor of the file. `read` computes its values from the checkpoint."""
+    """One tensor of the file. `read` computes its values from the model's tensors `sources`."""
 
     name: str
     shape: tuple[int, ...]
-    read: Read
+    read: Callable[[], Tensor]
+    sources: list[str] = field(default_factory=list)
 
 
 def output_tensors(
@@ -38,53 +36,37 @@ def output_tensors(
 ) -> list[OutputTensor]:
     """The tensors of the file. `shapes` are those of the model's tensors by name; `read` returns
     the values of one of them."""
-    architecture = description.architecture
-    names = get_tensor_name_map(architecture.number, layers)
-    stacks: dict[str, list[str]] = {}  # name in the file → names of one tensor, or of all experts
-    for name in shapes:
-        match = EXPERT.fullmatch(name)
-        whole = f"{match[1]}.{match[3]}" if match else name
-        stored = names.get_name(whole, try_suffixes=(".weight", ".bias"))
-        if stored is None:
-            raise JobError("unsupported_model", f"tensor {name} has no name in GGUF files")
-        stacks.setdefault(stored, []).append(name)
-    outputs = []
-    for stored, parts in stacks.items():
-        change = _change(stored, description)
-        outputs.append(_output(stored, parts, shapes[parts[0]], read, change))
-    if description.rope_factors is not None:
-        factors = description.rope_factors
-        outputs.append(OutputTensor(FREQUENCIES, tuple(factors.shape), lambda: factors))
-    return outputs
+    names = get_tensor_name_map(description.architecture.number, layers)
+    # Name in the file → one tensor of the model and its part, or those of all experts.
+    stacks: dict[str, list[tuple[str, Part]]] = {}
+    for name, shape in shapes.items():
+        for part in parts_of(name, shape, description):
+            match = EXPERT.fullmatch(part.name)
+            whole = f"{match[1]}.{match[3]}" if match else part.name
+            stored = names.get_name(whole, try_suffixes=(".weight", ".bias"))
+            if stored is None:
+                raise JobError("unsupported_model", f"tensor {name} has no name in GGUF files")
+            stacks.setdefault(stored, []).append((name, part))
+    return [
+        *(_output(stored, parts, read) for stored, parts in stacks.items()),
+        *(_constant(name, factors) for name, factors in description.rope_tensors.items()),
+    ]
+
+
+def _constant(name: str, values: Tensor) -> OutputTensor:
+    return OutputTensor(name, tuple(values.shape), lambda: values)
 
 
 def _output(
-    stored: str,
-    parts: list[str],
-    shape: tuple[int, ...],
-    read: Callable[[str], Tensor],
-    change: Callable[[Tensor], Tensor],
+    stored: str, parts: list[tuple[str, Part]], read: Callable[[str], Tensor]
 ) -> OutputTensor:
-    if not EXPERT.fullmatch(parts[0]):
-        return OutputTensor(stored, shape, lambda: change(read(parts[0])))
+    sources, (name, part) = [name for name, _ in parts], parts[0]
+    if not EXPERT.fullmatch(part.name):
+        return OutputTensor(stored, part.shape, lambda: part.change(read(name)), sources)
     # In the order of the experts, which the names of the parts end with.
     return OutputTensor(
-        stored, (len(parts), *shape), lambda: torch.stack([change(read(part)) for part in parts])
+        stored,
+        (len(parts), *part.shape),
+        lambda: torch.stack([one.change(read(name)) for name, one in parts]),
+        sources,
     )
-
-
-def _change(stored: str, description: Description) -> Callable[[Tensor], Tensor]:
-    architecture = description.architecture
-    match = QUERY_OR_KEY.fullmatch(stored)
-    if architecture.permuted and match:
-        return lambda tensor: _in_pairs(tensor, description.attention, match[1])
-    if architecture.norm_offset and stored.endswith("_norm.weight"):
-        return lambda tensor: tensor.float() + architecture.norm_offset
-    return lambda tensor: tensor
-
-
-def _in_pairs(tensor: Tensor, shape: HeadShape, which: str) -> Tensor:
-    """Rows of each head: channels i and i + dim / 2, which rotate together, become neighbours."""
-    heads = shape.heads if which == "q" else shape.kv_heads
-    halves: Tensor = tensor.unflatten(0, (heads, 2, shape.dim // 2))
-    return halves.transpose(1, 2).reshape(tensor.shape)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from jobs.client.rq_format import request_of
 from jobs.client.turns import History
 from jobs.errors import JobError, invalid
 from jobs.results import outbox
+from jobs.results.failures import Failure, add_failure, failure
 from worker.backend import Handle, ModelInfo, Outcome
 from worker.queue.publisher import StreamBuffer
 from worker.queue.rq_job import ClaimedJob, Lease
@@ -156,6 +157,7 @@ class SettlementBuilder(NamedTuple):
             attempt=attempt.lease.attempt,
             completion=content,
             error=error.to_dict() if error else None,
+            failures=self.failures(attempt.claimed, error),
             prompt_token_ids=outcome.prompt_token_ids,
             output_token_ids=outcome.output_token_ids,
             token_logprobs=outcome.token_logprobs,
@@ -187,14 +189,25 @@ class SettlementBuilder(NamedTuple):
             return settlement
         return replace(settlement, turn=_turn_of(attempt.claimed, answer, error))
 
-    def for_error(self, claimed: ClaimedJob, error: JobError) -> Settlement:
-        """The settlement of a job that is not run, or not run again."""
+    def failures(self, claimed: ClaimedJob, error: JobError | None) -> list[Failure]:
+        """The failed attempts at a job, this one included if it ended with an error."""
+        before = claimed.terms.failures
+        if error is None or error.code == "cancelled":
+            return list(before)
+        return add_failure(before, failure(claimed.lease.attempt, time.time(), self.worker, error))
+
+    def for_error(
+        self, claimed: ClaimedJob, error: JobError, failures: Sequence[Failure] | None = None
+    ) -> Settlement:
+        """The settlement of a job that is not run, or not run again. `failures`: its failed
+        attempts; None: those before, and this one."""
         entry = outbox.outbox_entry(
             claimed.lease.job,
             claimed.request,
             _status(error),
             attempt=claimed.lease.attempt,
             error=error.to_dict(),
+            failures=self.failures(claimed, error) if failures is None else failures,
             enqueued_at=claimed.enqueued_at,
             finished_at=time.time(),
             worker=self.worker,
@@ -232,7 +245,9 @@ def _settlement(
     completion: dict[str, Any] | None,
     error: JobError | None,
 ) -> Settlement:
-    return Settlement(claimed, entry["run"], entry["row_index"], row, completion, error)
+    return Settlement(
+        claimed, entry["run"], entry["row_index"], row, completion, error, entry["failures"]
+    )
 
 
 def _turn_of(claimed: ClaimedJob, answer: ChatCompletion, error: JobError | None) -> Turn | None:

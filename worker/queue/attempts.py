@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import logging
 import queue
+import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import redis
 
+from jobs.api.job_options import DEFAULT_RETRIES
 from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 from worker.backend import Backend, MachineError, ModelInfo, Outcome
@@ -29,6 +31,17 @@ logger = logging.getLogger(__name__)
 # How long events are collected for one round of publishing and settling: per running job, and at
 # most. A round takes the GIL from the engine's thread, so many jobs share one.
 COLLECT_SECONDS_PER_JOB, MAX_COLLECT_SECONDS = 0.004, 0.05
+
+
+# Seconds before the first retry of a job, and at most.
+RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
+
+
+def retry_pause(retried: int) -> float:
+    """Seconds until a job that was retried so many times is queued again. A random part keeps jobs
+    that failed together from returning together."""
+    longest = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(retried, 20))
+    return longest * random.uniform(0.5, 1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,20 +232,25 @@ class Attempts:
             return self._settlements.for_error(attempt.claimed, reason)
 
     def _requeue(self, attempt: Attempt) -> bool:
-        """Return a job to its queue after a retryable error, if it has a retry left."""
+        """Return a job to its queue after a retryable error, if it has a retry left. Each retry
+        waits twice as long as the one before."""
         error = attempt.error
         if error is None or error.code == "cancelled":
             return False
         if isinstance(error, MachineError):
-            return self._store.return_misplaced(attempt.lease)
+            failures = self._settlements.failures(attempt.claimed, error)
+            return self._store.return_misplaced(attempt.lease, failures)
         # RQ retries after any error, `job.retries` are for those that may not happen again.
-        own = attempt.request.job.retries if error.retryable else 0
+        own = attempt.request.job.retries
+        own = (DEFAULT_RETRIES if own is None else own) if error.retryable else 0
         allowed = max(own, attempt.claimed.terms.retries)
         if attempt.claimed.retried >= allowed:
             return False
-        requeued = self._store.retry(attempt.lease, allowed)
+        pause = retry_pause(attempt.claimed.retried)
+        failures = self._settlements.failures(attempt.claimed, error)
+        requeued = self._store.retry(attempt.lease, allowed, pause, failures)
         if requeued:
-            logger.info("retrying job %s after %s", attempt.lease.job, error)
+            logger.info("retrying job %s in %.1f s after %s", attempt.lease.job, pause, error)
         return requeued
 
     def _refuse(self, claimed: ClaimedJob, error: JobError) -> None:

@@ -40,5 +40,7 @@ class Figures:
             "running": health.running,
             "waiting": health.waiting,
             "tokens": health.tokens_generated,
+            "prompt_tokens": health.prompt_tokens,
+            "cached_tokens": health.cached_tokens,
             "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else 0.0,
         }

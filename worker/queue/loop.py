@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import math
-import sys
 import time
 from collections.abc import Callable, Mapping
 
@@ -23,6 +22,7 @@ from worker.queue.figures import Figures
 from worker.queue.lease_keeper import LeaseKeeper
 from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
+from worker.queue.rooms import Rooms
 from worker.queue.rq_control import Cancel, Control
 from worker.queue.rq_job import Lease
 from worker.queue.rq_presence import RQPresence
@@ -96,9 +96,9 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serve until stopped. If the engine dies, returns all jobs and raises JobError."""
+        self._keeper.start()  # first: whoever has a lease is removed from RQ's set when it dies
         self._presence.birth()
         self._control.subscribe()
-        self._keeper.start()
         crashed = True
         try:
             while not self._finished():
@@ -179,23 +179,21 @@ class WorkerLoop:
             self._sickness.settled()
         if (self._isolating and not idle) or not self._sickness.may_claim():
             return
-        most = 1 if self._sickness.tries_one else sys.maxsize
-        names = set(self._models.values())
-        room = {name: min(most, max(0, self._backend.room(name))) for name in names}
-        if not any(room.values()):
+        rooms = Rooms(self._backend, self._models, single=self._sickness.tries_one)
+        if not rooms.any:
             return
-        rooms = {name: room[model] for name, model in self._models.items()}
         self._next_poll = math.inf  # before the claim: it may be reset while that runs
-        claimed = self._store.claim(rooms, suspects=idle)
+        claimed = self._store.claim(rooms.of, suspects=idle)
         self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []
         era = self._sickness.era
         if claimed:
             self._sickness.claimed()
         for job in claimed:
-            model = self._models[self._store.model_of(job.lease)]
-            if room[model] > 0 and self._stop_at is None and self._sickness.era == era:
-                room[model] -= self._attempts.start(job)
+            name, bulk = self._store.model_of(job.lease)
+            may_start = self._stop_at is None and self._sickness.era == era
+            if may_start and rooms.of(name, bulk):
+                rooms.use(name, bulk, self._attempts.start(job))
                 self._watchdog.touch()  # starting many jobs may take minutes
             else:
                 surplus.append(job.lease)
@@ -205,10 +203,10 @@ class WorkerLoop:
             self._drained, self._next_poll = False, 0.0
         else:
             # A job that another worker has started comes back if that worker dies.
-            self._drained = self._burst and all(room.values()) and not self._store.any_unsettled()
+            self._drained = self._burst and rooms.everywhere and not self._store.any_unsettled()
             if self._burst:
                 self._next_poll = now + BURST_SECONDS
-            self._waker.arm()
+            self._waker.arm(rooms.wake_keys)
 
     # --- helpers ----------------------------------------------------------------------------------
 

@@ -11,6 +11,8 @@ from dataclasses import replace
 import redis
 
 from jobs import keys
+from jobs.errors import JobError
+from jobs.results.failures import Failure, add_failure, failure
 from worker.queue.attempt import SettlementBuilder, worker_lost
 from worker.queue.deaths import Deaths
 from worker.queue.rq_job import Lease
@@ -89,10 +91,14 @@ class Reaper:
         """Count one more death for each job. One of them may be the cause: those that have seen
         several deaths are run again in two groups, each apart from all other jobs, and the group
         with which a worker dies is halved again, until the job runs alone."""
-        counted = [replace(job, lost=job.lost + 1) for job in started]
+        counted = [
+            replace(job, lost=job.lost + 1, failures=_with_death(job, worker)) for job in started
+        ]
         if len(counted) == 1 and counted[0].lost >= MAX_LOST:
             lease = counted[0].lease
-            error = self._settlements.for_error(self._store.read(lease), worker_lost(lease))
+            error = self._settlements.for_error(
+                self._store.read(lease), worker_lost(lease), counted[0].failures
+            )
             self._store.settle([error], dead=dead)
             return
         suspects = [job for job in counted if job.lost >= SUSPECT_LOST]
@@ -103,3 +109,9 @@ class Reaper:
         groups |= {job.lease: f"{event}-2" for job in second}
         grouped = [replace(job, group=groups.get(job.lease, "")) for job in counted]
         self._started.reclaim(grouped, worker, dead)
+
+
+def _with_death(job: StartedJob, worker: str) -> tuple[Failure, ...]:
+    """The failures of a job with the death of its worker."""
+    error = JobError("worker_lost", "the worker died, or lost its connection for too long")
+    return tuple(add_failure(job.failures, failure(job.lease.attempt, time.time(), worker, error)))

@@ -18,6 +18,7 @@ from jobs.client.rq_format import (
     CANCEL,
     DEADLINE,
     FAILURE_SECONDS,
+    FAILURES,
     RESULT_SECONDS,
     decode_call,
     integer,
@@ -26,6 +27,7 @@ from jobs.client.rq_format import (
 )
 from jobs.client.turns import History
 from jobs.errors import JobError, invalid
+from jobs.results.failures import Failure, parse_failures
 
 # Fields of the job hash:
 LOST = "chatjobs_lost"  # workers that died while they ran it
@@ -37,28 +39,30 @@ RETRIED = "chatjobs_retried"  # retries used after errors
 # Fields of a job hash that a worker reads; claim.lua returns them in this order.
 FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETRIED, GROUP, CANCEL)
 
-# Fields of a job hash with its time limits and retries; `read_terms` reads them.
-TERMS = (DEADLINE, "timeout", "retries_left")
+# Fields of a job hash with its time limits, retries and failures; `read_terms` reads them.
+TERMS = (DEADLINE, "timeout", "retries_left", FAILURES)
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Time limits and retries of a job, from now on."""
+    """Time limits and retries of a job, from now on, and the attempts that have failed."""
 
     seconds_to_live: float | None = None  # until its ttl has passed, by the clock of Redis
     timeout: int | None = None  # RQ's: seconds that an attempt may take
     retries: int = 0  # RQ's: after any error
+    failures: tuple[Failure, ...] = ()
 
 
 def read_terms(values: Sequence[bytes | None], now: float) -> Terms:
     """The terms from the values of TERMS. `now`: the time of Redis. Never raises."""
-    deadline, timeout, retries = values
+    deadline, timeout, retries, failures = values
     milliseconds = int(deadline) if deadline is not None and deadline.isdigit() else None
     seconds = integer(timeout, -1)
     return Terms(
         seconds_to_live=None if milliseconds is None else milliseconds / 1000 - now,
         timeout=seconds if seconds > 0 else None,
         retries=max(0, integer(retries, 0)),
+        failures=tuple(parse_failures(failures)),
     )
 
 

@@ -15,19 +15,21 @@ from typing import NamedTuple
 
 from jobs import keys, lua
 from jobs.client import rq_format
-from jobs.client.rq_format import DEPENDENTS_LUA
+from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream.entries import END_LUA
 from worker.queue.rq_job import Lease
 
-CLAIM = lua.load("worker.queue", "claim")
+CLAIM = lua.load("worker.queue", "claim", LINES_LUA)
 SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
-RETURN = lua.load("worker.queue", "return")
+RETURN = lua.load("worker.queue", "return", LINES_LUA)
 
 
 class ClaimKeys(NamedTuple):
     started: str
     workers: str
+    limits: str
+    queues: str
 
 
 class ClaimArgs(NamedTuple):
@@ -80,6 +82,7 @@ class SettleArgs(NamedTuple):
     working_time: float
     attempt: int
     row_seconds: int
+    failures: str
     session: str
     turn: str
     replaces_turn: int
@@ -92,6 +95,7 @@ class ReturnKeys(NamedTuple):
     executions: str
     queue: str
     quarantine: str
+    scheduled: str
     started: str
     workers: str
 
@@ -109,6 +113,8 @@ class ReturnArgs(NamedTuple):
     lost: int | str = ""
     lost_at: int | str = ""
     group: str = ""
+    delay: int | str = ""
+    failures: str = ""
 
 
 def return_keys(lease: Lease, worker: str) -> ReturnKeys:
@@ -120,6 +126,7 @@ def return_keys(lease: Lease, worker: str) -> ReturnKeys:
         executions=rq_format.executions_key(lease.job),
         queue=rq_format.queue_key(lease.queue),
         quarantine=keys.quarantine(lease.queue),
+        scheduled=rq_format.scheduled_key(lease.queue),
         started=keys.started(worker),
         workers=keys.WORKERS,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +14,11 @@ from redis.client import Pipeline
 from jobs import keys
 from jobs.api.conversation import Turn
 from jobs.client import rq_format
-from jobs.client.submit import ROW_SECONDS
+from jobs.client.new_job import ROW_SECONDS
 from jobs.client.turns import session_of
 from jobs.encoding import encodable
 from jobs.errors import JobError
+from jobs.results.failures import Failure
 from jobs.stream.entries import end_id, end_payload
 from worker.queue import rq_scripts
 from worker.queue.rq_job import ClaimedJob, Lease
@@ -39,6 +41,7 @@ class Settlement:
     row: str  # outbox.encode(…)
     completion: dict[str, Any] | None  # ChatCompletion's JSON
     error: JobError | None
+    failures: Sequence[Failure]
     turn: Turn | None = None  # of the job's session
 
     @property
@@ -115,6 +118,7 @@ class Settler:
             working_time=max(0.0, now - claimed.claimed_at),
             attempt=lease.attempt,
             row_seconds=ROW_SECONDS,
+            failures=json.dumps(settlement.failures) if error and settlement.failures else "",
             session=session_of(claimed.request),
             turn=settlement.turn.to_json() if settlement.turn is not None else "",
             replaces_turn=int(claimed.history is not None and claimed.history.replaces),

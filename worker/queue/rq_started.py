@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +11,8 @@ from redis import Redis
 
 from jobs import keys
 from jobs.client import rq_format
-from jobs.client.rq_format import ATTEMPT
+from jobs.client.rq_format import ATTEMPT, FAILURES
+from jobs.results.failures import Failure, parse_failures
 from worker.queue import rq_scripts
 from worker.queue.rq_job import LOST, LOST_AT, Lease
 from worker.queue.rq_scripts import ReturnArgs, return_keys
@@ -26,6 +28,7 @@ class StartedJob:
     lease: Lease
     lost: int
     group: str = ""  # of suspects, that it returns to
+    failures: tuple[Failure, ...] = ()
 
 
 class RQStarted:
@@ -47,14 +50,15 @@ class RQStarted:
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         for _, job, _ in entries:
-            pipeline.hmget(rq_format.job_key(job), ATTEMPT, LOST, LOST_AT)
+            pipeline.hmget(rq_format.job_key(job), ATTEMPT, LOST, LOST_AT, FAILURES)
         (now, _), *found = pipeline.execute()
         return [
             StartedJob(
                 Lease(job, queue, execution, _number(attempt)),
                 _number(lost) if now - _number(lost_at) < LOST_SECONDS else 0,
+                failures=tuple(parse_failures(failures)),
             )
-            for (execution, job, queue), (attempt, lost, lost_at) in zip(
+            for (execution, job, queue), (attempt, lost, lost_at, failures) in zip(
                 entries, found, strict=True
             )
         ]
@@ -65,10 +69,19 @@ class RQStarted:
 
     def reclaim(self, jobs: Sequence[StartedJob], worker: str, dead: DeadWorker | None) -> None:
         """Return jobs, in their order, to the front of their queues; those with a group to the
-        front of the quarantine. Their counts of deaths become `lost`. All of them, or none."""
+        front of the quarantine. Their counts of deaths become `lost`, and their failures are
+        written. All of them, or none."""
         now, _ = self._redis.time()
         counted = (
-            (job.lease, {"lost": job.lost, "lost_at": now, "group": job.group})
+            (
+                job.lease,
+                {
+                    "lost": job.lost,
+                    "lost_at": now,
+                    "group": job.group,
+                    "failures": json.dumps(job.failures),
+                },
+            )
             for job in reversed(jobs)
         )
         self._return_all(counted, worker, dead)

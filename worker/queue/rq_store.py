@@ -6,18 +6,22 @@ against RQ 2.12; the contract tests compare the result with what RQ itself write
 
 from __future__ import annotations
 
+import json
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.client import Pipeline
+from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.client import rq_format
 from jobs.client.limits import DEFAULTS, Limits, parse_limits, read_limits
 from jobs.client.rq_format import CANCEL
+from jobs.results.failures import Failure
 from worker.queue import rq_scripts
 from worker.queue.rq_job import (
     FIELDS,
@@ -37,6 +41,8 @@ from worker.queue.rq_upkeep import Upkeep
 from worker.queue.rq_workers import DeadWorker
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
+SOON = 70.0  # more than the longest pause before a retry
+COUNT_MILLISECONDS = 2000  # between two counts of the rows that wait for Parquet
 MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
 
 
@@ -58,7 +64,8 @@ class RQStore:
         interactive = [keys.chat_queue(model) for model in models]
         self.queues = interactive + [keys.bulk_queue(model) for model in models]
         self._waiting_keys = [rq_format.queue_key(queue) for queue in self.queues]
-        self._waiting_keys += [keys.quarantine(queue) for queue in self.queues]
+        for key in (keys.quarantine, keys.tenants, rq_format.scheduled_key):
+            self._waiting_keys += [key(queue) for queue in self.queues]
         self._claim = redis.register_script(rq_scripts.CLAIM)
         self._settler = Settler(redis, worker, worker_key)
         self._return = redis.register_script(rq_scripts.RETURN)
@@ -66,14 +73,17 @@ class RQStore:
         self.upkeep = Upkeep(redis, self.queues)
         self._sessions = RQSessions(redis)
 
-    def model_of(self, lease: Lease) -> str:
-        """The model, by the name in the job's queue."""
-        return self._models[self.queues.index(lease.queue) % len(self._models)]
+    def model_of(self, lease: Lease) -> tuple[str, bool]:
+        """The model, by the name in the job's queue, and whether that is the queue of bulk jobs."""
+        number = self.queues.index(lease.queue)
+        return self._models[number % len(self._models)], number >= len(self._models)
 
     # --- writing ----------------------------------------------------------------------------------
 
-    def claim(self, room: Mapping[str, int], *, suspects: bool = False) -> list[ClaimedJob]:
-        """Take at most `room[model]` jobs of each model, interactive ones before bulk ones.
+    def claim(
+        self, room: Callable[[str, bool], int], *, suspects: bool = False
+    ) -> list[ClaimedJob]:
+        """Take jobs, interactive ones before bulk ones. `room(model, bulk)`: how many at most.
         `suspects`: take a group of suspects instead, if any wait."""
         moment = time.time()
         args = ClaimArgs(
@@ -93,8 +103,13 @@ class RQStore:
                 keys.quarantine(queue),
             )
         ]
-        claim_keys = ClaimKeys(keys.started(self._worker), keys.WORKERS)
-        rooms = [room[model] for model in self._models]
+        claim_keys = ClaimKeys(
+            started=keys.started(self._worker),
+            workers=keys.WORKERS,
+            limits=keys.LIMITS,
+            queues=rq_format.QUEUES_KEY,
+        )
+        rooms = [room(model, bulk) for bulk in (False, True) for model in self._models]
         taken = self._claim(keys=[*claim_keys, *lists], args=[*args, *rooms])
         terms = self._read_terms([job.decode() for _, job, *_ in taken])
         claimed = []
@@ -139,15 +154,29 @@ class RQStore:
             self._return_one(lease, "LPUSH", uncount=int(uncount), client=pipeline)
         pipeline.execute()
 
-    def retry(self, lease: Lease, allowed: int) -> bool:
-        """Return a job to the end of its queue after an error. False if no retry is left."""
-        reply = self._return_one(lease, "RPUSH", counter=RETRIED, limit=allowed)
+    def retry(self, lease: Lease, allowed: int, delay: float, failures: Sequence[Failure]) -> bool:
+        """Return a job to the end of its queue after an error, in `delay` seconds. False if no
+        retry is left."""
+        reply = self._return_one(
+            lease,
+            "RPUSH",
+            counter=RETRIED,
+            limit=allowed,
+            delay=round(1000 * delay) or "",
+            failures=json.dumps(failures),
+        )
         return int(reply) != 2
 
-    def return_misplaced(self, lease: Lease) -> bool:
+    def return_misplaced(self, lease: Lease, failures: Sequence[Failure]) -> bool:
         """Return a job to the end of its queue because this machine could not run it, without using
         a retry. False if that has happened MAX_MISPLACED times."""
-        reply = self._return_one(lease, "RPUSH", counter=MISPLACED, limit=MAX_MISPLACED)
+        reply = self._return_one(
+            lease,
+            "RPUSH",
+            counter=MISPLACED,
+            limit=MAX_MISPLACED,
+            failures=json.dumps(failures),
+        )
         return int(reply) != 2
 
     def forget(self, leases: Sequence[Lease]) -> None:
@@ -158,15 +187,18 @@ class RQStore:
     # --- reading ----------------------------------------------------------------------------------
 
     def any_waiting(self) -> bool:
-        """Whether a job waits in the queues, or a suspect."""
+        """Whether a job waits in the queues or for its time, or a suspect."""
         return bool(self._redis.exists(*self._waiting_keys))
 
     def any_unsettled(self) -> bool:
-        """Whether any worker has claimed a job of the queues, or a suspect waits."""
+        """Whether any worker has claimed a job of the queues, a suspect waits, or a job is due
+        within SOON seconds, as after an error."""
+        soon = time.time() + SOON
         pipeline = self._redis.pipeline(transaction=False)
         for queue in self.queues:
             pipeline.zcard(rq_format.wip_key(queue))
             pipeline.llen(keys.quarantine(queue))
+            pipeline.zcount(rq_format.scheduled_key(queue), "-inf", soon)
         return any(pipeline.execute())
 
     def suspects(self) -> set[str]:
@@ -179,8 +211,9 @@ class RQStore:
 
     def read(self, lease: Lease) -> ClaimedJob:
         """The job of a lease, as its hash is now."""
+        (terms,) = self._read_terms([lease.job])
         values = self._redis.hmget(rq_format.job_key(lease.job), FIELDS)
-        return read(lease, values, time.time(), Terms(), self.limits)
+        return read(lease, values, time.time(), terms, self.limits)
 
     def check(self, leases: Sequence[Lease]) -> list[tuple[bool, bool]]:
         """For each lease: whether it is still held, and whether the job was cancelled."""
@@ -195,7 +228,16 @@ class RQStore:
         ]
 
     def backlog(self) -> Backlog:
-        """The rows in the outboxes of all runs, and the limit of their bytes."""
+        """The rows in the outboxes of all runs, which one worker counts for all, and the limit of
+        their bytes."""
+        found = json.loads(self._redis.get(keys.BACKLOG) or b"null")
+        if found is None:
+            found = self._count_backlog()
+            with suppress(OutOfMemoryError):  # the next worker counts as well
+                self._redis.set(keys.BACKLOG, json.dumps(found), px=COUNT_MILLISECONDS)
+        return Backlog(*found)
+
+    def _count_backlog(self) -> Backlog:
         runs = self._redis.smembers(keys.OUTBOXES)
         pipeline = self._redis.pipeline(transaction=False)
         for run in runs:

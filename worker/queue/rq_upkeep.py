@@ -1,4 +1,4 @@
-"""What no claim or settlement does: jobs that are due, overdue, or ended by RQ's own tools.
+"""What no claim or settlement does: jobs that are overdue, or ended by RQ's own tools.
 
 Any worker may do it at any time, in small portions; each change is one script.
 """
@@ -24,7 +24,7 @@ from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
 from worker.queue.rq_sessions import RQSessions
 
-DUE = lua.load("worker.queue", "due")
+KEEP = lua.load("worker.queue", "keep")
 RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
 
 PORTION = 200  # jobs per step and queue
@@ -37,15 +37,13 @@ T = TypeVar("T")
 # The names of the `unpack` lines of the scripts, in the same order.
 
 
-class DueKeys(NamedTuple):
-    scheduled: str
+class KeepKeys(NamedTuple):
     queue: str
-    queues: str
 
 
-class DueArgs(NamedTuple):
-    portion: int
-    now_text: str
+class KeepArgs(NamedTuple):
+    first: int
+    last: int
 
 
 class RecordKeys(NamedTuple):
@@ -80,11 +78,10 @@ class Upkeep:
     def __init__(self, redis: Redis, queues: Sequence[str]) -> None:
         self._redis: Any = redis  # its stubs leave open whether replies are bytes
         self._queues = queues
-        self._due = redis.register_script(DUE)
+        self._keep = redis.register_script(KEEP)
         self._record = redis.register_script(RECORD)
         self._lists = [
             keys.DEADLINES,
-            *map(rq_format.scheduled_key, queues),
             *map(rq_format.deferred_key, queues),
             *map(rq_format.queue_key, queues),
             *(rq_format.registry_key(queue, end) for queue in queues for end in ENDS),
@@ -93,25 +90,16 @@ class Upkeep:
         self._cursors: dict[str, int] = {}  # position of the next portion, by key
 
     def step(self) -> None:
-        """Queue scheduled jobs, end overdue ones, write missing rows, keep queued hashes, and queue
-        jobs that wait for a session which is free or gone."""
+        """End overdue jobs, write missing rows, keep queued hashes, and queue jobs that wait for a
+        session which is free or gone."""
         if not self._redis.exists(*self._lists):
             return
         self._end_overdue()
         for queue in self._queues:
-            self._queue_due(queue)
             self._keep_queued(queue)
             self._sessions.release(self._portion(rq_format.deferred_key(queue), self._redis.zrange))
             for end in ENDS:
                 self._record_ended(queue, end)
-
-    def _queue_due(self, queue: str) -> None:
-        names = DueKeys(
-            scheduled=rq_format.scheduled_key(queue),
-            queue=rq_format.queue_key(queue),
-            queues=rq_format.QUEUES_KEY,
-        )
-        self._due(keys=names, args=DueArgs(portion=PORTION, now_text=rq_format.format_time()))
 
     def _end_overdue(self) -> None:
         """Fail the jobs whose time to live has passed while they wait."""
@@ -123,23 +111,17 @@ class Upkeep:
             options = state.request.get("job")
             ttl = options.get("ttl") if isinstance(options, dict) else None
             error = JobError("timeout", f"waited longer than its ttl of {ttl} s", "job.ttl")
-            if state.status is Status.QUEUED:
+            if state.status in (Status.QUEUED, Status.SCHEDULED):
                 self._run(end_waiting(state, error, "failed"))
             else:  # its worker watches the deadline of a running job
                 self._redis.zrem(keys.DEADLINES, name)
 
     def _keep_queued(self, queue: str) -> None:
         """Remove the expiry that `rq requeue` leaves on the hash of a job."""
-        ids = self._portion(rq_format.queue_key(queue), self._redis.lrange)
-        pipeline = self._redis.pipeline(transaction=False)
-        for job in ids:
-            pipeline.ttl(rq_format.job_key(job.decode(errors="replace")))
-            # RQ's own limit on waiting:
-            pipeline.hget(rq_format.job_key(job.decode(errors="replace")), "ttl")
-        replies = pipeline.execute(raise_on_error=False) if ids else []
-        for job, ttl, own in zip(ids, replies[::2], replies[1::2], strict=True):
-            if isinstance(ttl, int) and ttl >= 0 and own is None:
-                self._redis.persist(rq_format.job_key(job.decode(errors="replace")))
+        key = rq_format.queue_key(queue)
+        first = self._cursors.get(key, 0)
+        count = self._keep(keys=KeepKeys(key), args=KeepArgs(first, first + PORTION - 1))
+        self._cursors[key] = first + PORTION if count == PORTION else 0
 
     def _record_ended(self, queue: str, end: rq_format.End) -> None:
         """Write the rows of jobs that RQ's tools or stock workers have ended."""

@@ -22,15 +22,13 @@ LOOK_SECONDS = 1.0  # between two looks at the queues; also the pause after a Re
 class Waker:
     """Calls `on_wake` once for each `arm`: when a job may wait, or Redis has failed.
 
-    client: for the thread alone. wake_keys: the lists that producers push to.
+    client: for the thread alone.
     """
 
-    def __init__(
-        self, client: redis.Redis, wake_keys: Sequence[str], on_wake: Callable[[], None]
-    ) -> None:
+    def __init__(self, client: redis.Redis, on_wake: Callable[[], None]) -> None:
         client.set_retry(Retry(NoBackoff(), 0))  # else `close` would only make it connect again
         self._redis: Any = client
-        self._wake_keys = list(wake_keys)
+        self._wake_keys: list[str] = []  # that producers push to
         self._on_wake = on_wake
         self._armed = threading.Event()
         self._closed = threading.Event()
@@ -38,8 +36,12 @@ class Waker:
         self._thread = threading.Thread(target=self._loop, name="waker", daemon=True)
         self._thread.start()
 
-    def arm(self) -> None:
-        """The queues were empty, and there is room for jobs: wait for the next one."""
+    def arm(self, wake_keys: Sequence[str]) -> None:
+        """The queues were empty, and there is room for jobs: wait for the next one.
+
+        wake_keys: the lists for these jobs. A command that waits already goes on with its own.
+        """
+        self._wake_keys = list(wake_keys)
         self._armed.set()
 
     def look(self, job_waits: Callable[[], bool]) -> None:

@@ -22,7 +22,7 @@ ID_FILE = ".chatjobs-id"
 
 def check_folder(root: Path) -> None:
     """Raise JobError unless files can be written to the results folder."""
-    probe = root / f".probe-{os.getpid()}"
+    probe = root / f".probe-{uuid.uuid4().hex}"  # in containers, all workers have one pid
     try:
         root.mkdir(parents=True, exist_ok=True)
         probe.touch()

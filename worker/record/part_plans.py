@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Any, NamedTuple
 
 from redis import Redis
@@ -15,12 +16,26 @@ from redis import Redis
 from jobs import keys, lua
 from jobs.results import outbox
 
+TURN = lua.load("worker.record", "turn")
 PLAN = lua.load("worker.record", "plan")
 COMMIT = lua.load("worker.record", "commit")
 RELEASE = lua.load("worker.record", "release")
 
 
+LOOK_SECONDS_PER_RUN = 2e-4  # so that looking takes a few percent of Redis, however many runs
+
 # The names of the `unpack` lines of the scripts, in the same order.
+
+
+class TurnKeys(NamedTuple):
+    turn: str
+    outboxes: str
+
+
+class TurnArgs(NamedTuple):
+    recorder: str
+    milliseconds: int
+    milliseconds_per_run: float
 
 
 class PlanKeys(NamedTuple):
@@ -60,6 +75,22 @@ class ReleaseArgs(NamedTuple):
     recorder: str
 
 
+class Turn(IntEnum):
+    """Whether a recorder looks at the outboxes now."""
+
+    QUIET = -1  # there are none
+    TAKEN = 0  # another one has looked, or looks
+    MINE = 1
+
+
+class Look(NamedTuple):
+    """When a part of a run is due: from `rows` on, or when the oldest row is `seconds` old."""
+
+    run: str
+    rows: int
+    seconds: float
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The contents of one part: outbox entries `first` to `last` of a run, `count` of them."""
@@ -77,6 +108,7 @@ class PartPlans:
     def __init__(self, redis: Redis, recorder: str, hold_seconds: float) -> None:
         self._redis: Any = redis  # its stubs do not type replies as bytes
         self._recorder, self._hold_seconds = recorder, hold_seconds
+        self._turn = redis.register_script(TURN)
         self._plan = redis.register_script(PLAN)
         self._commit = redis.register_script(COMMIT)
         self._release = redis.register_script(RELEASE)
@@ -94,26 +126,34 @@ class PartPlans:
         plans = (self._redis.hkeys(keys.parts(run)) for run in self.runs())
         return any(set(names) - {b"cursor"} for names in plans)
 
-    def next(
-        self, run: str, *, max_rows: int, max_bytes: int, due_rows: int, due_seconds: float
-    ) -> Plan | None:
-        """Plan the next part, if one is due: from `due_rows` rows on, or when the oldest one has
-        the age of `due_seconds`. A plan whose recorder has left it comes first."""
-        found = self._plan(
-            keys=PlanKeys(outbox=keys.outbox(run), plans=keys.parts(run)),
-            args=PlanArgs(
-                recorder=self._recorder,
-                hold_seconds=self._hold_seconds,
-                max_rows=max_rows,
-                max_bytes=max_bytes,
-                due_rows=due_rows,
-                due_seconds=due_seconds,
-            ),
-        )
-        if not found:
-            return None
-        name, first, last, count = found
-        return Plan(run, name.decode(), first.decode(), last.decode(), int(count))
+    def turn(self, seconds: float) -> Turn:
+        """Whether this recorder looks at the outboxes now: of all recorders, one does in `seconds`;
+        less often if there are many runs."""
+        args = TurnArgs(self._recorder, int(1000 * seconds), 1000 * LOOK_SECONDS_PER_RUN)
+        return Turn(self._turn(keys=TurnKeys(keys.RECORDER, keys.OUTBOXES), args=args))
+
+    def next(self, looks: Sequence[Look], *, max_rows: int, max_bytes: int) -> list[Plan]:
+        """Plan the next part of each run that has one due, in one round trip. A plan whose recorder
+        has left it comes first."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for run, rows, seconds in looks:
+            self._plan(
+                keys=PlanKeys(outbox=keys.outbox(run), plans=keys.parts(run)),
+                args=PlanArgs(
+                    recorder=self._recorder,
+                    hold_seconds=self._hold_seconds,
+                    max_rows=max_rows,
+                    max_bytes=max_bytes,
+                    due_rows=rows,
+                    due_seconds=seconds,
+                ),
+                client=pipeline,
+            )
+        return [
+            Plan(look.run, found[0].decode(), found[1].decode(), found[2].decode(), int(found[3]))
+            for look, found in zip(looks, pipeline.execute(), strict=True)
+            if found
+        ]
 
     def rows(self, plan: Plan) -> Sequence[bytes | None]:
         """The rows of a plan that are still in the outbox; None for an entry without one."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -25,7 +25,7 @@ from jobs.keys import RUN_ID
 from jobs.results import outbox
 from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
 from jobs.results.rows import Row, rows_of
-from worker.record.part_plans import PartPlans, Plan
+from worker.record.part_plans import Look, PartPlans, Plan, Turn
 
 logger = logging.getLogger(__name__)
 
@@ -37,6 +37,7 @@ PART_SECONDS = 30.0
 IDLE_SECONDS = 5.0
 PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
 POLL_SECONDS = 0.5  # pause between polls of the outboxes
+TURN_SECONDS = 0.4  # between two polls by any recorder; less than its own pause
 QUIET_SECONDS = 2.0  # the same if no run had an outbox at the last poll
 FINISH_POLL_SECONDS = 0.1  # the same while the worker stops
 ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
@@ -118,7 +119,7 @@ class Recorder:
             finishing = self._finishing.is_set()
             pause = FINISH_POLL_SECONDS if finishing else POLL_SECONDS
             try:
-                wrote = self._write_due_parts()
+                wrote = self._may_look() and self._write_due_parts()
                 if not (self._any_runs or finishing):
                     pause = QUIET_SECONDS
             except NotDurable as error:
@@ -145,17 +146,23 @@ class Recorder:
             logger.error("%s", error)
         self._last_error = error
 
+    def _may_look(self) -> bool:
+        """Whether to look at the outboxes now. While this worker stops, always."""
+        if self._finishing.is_set():
+            return True
+        turn = self._plans.turn(TURN_SECONDS)
+        self._any_runs = turn is not Turn.QUIET
+        return turn is Turn.MINE
+
     def _write_due_parts(self) -> bool:
         """Write one part of each run that has one due. True if there was one."""
         runs = [run for run in self._plans.runs() if RUN_ID.fullmatch(run)]  # folder names
-        self._any_runs = bool(runs)
         wanted = self._plans.wanted() if runs else set()
         plans: list[Plan] = []
-        for run in runs:
-            if self._stop.is_set() or len(plans) == ROUND_PARTS:
-                break
-            if (plan := self._plan_next(run, wanted=run in wanted)) is not None:
-                plans.append(plan)
+        while runs and not self._stop.is_set() and len(plans) < ROUND_PARTS:
+            size = ROUND_PARTS - len(plans)
+            plans += self._plan(runs[:size], wanted)
+            runs = runs[size:]
         if not plans:
             return False
         self._wait_until_durable()
@@ -168,16 +175,16 @@ class Recorder:
             raise
         return True
 
-    def _plan_next(self, run: str, *, wanted: bool = False) -> Plan | None:
-        at_once = wanted or self._finishing.is_set()
+    def _plan(self, runs: Sequence[str], wanted: Collection[str] = ()) -> list[Plan]:
+        """Plan the next part of each of these runs that has one due. `wanted`: those whose rows
+        somebody waits for."""
         age = min(IDLE_SECONDS, self._part_seconds) if self._idle() else self._part_seconds
-        return self._plans.next(
-            run,
-            max_rows=PART_ROWS,
-            max_bytes=PART_BYTES,
-            due_rows=1 if at_once else PART_ROWS,
-            due_seconds=0.0 if at_once else age,
-        )
+        finishing = self._finishing.is_set()
+        looks = [
+            Look(run, 1, 0.0) if finishing or run in wanted else Look(run, PART_ROWS, age)
+            for run in runs
+        ]
+        return self._plans.next(looks, max_rows=PART_ROWS, max_bytes=PART_BYTES)
 
     def _wait_until_durable(self) -> None:
         """Wait until a crash of Redis cannot undo the plans, nor the settlements of their rows: the

@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 import os
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 import torch
 
 from jobs.errors import invalid
+from worker.layers.device import is_accelerator
 from worker.loading.dtypes import FROM_OPTION
 
 CPU_CACHE_SHARE = 0.25  # of the memory that is free after loading
 CUDA_CACHE_SHARE = 0.85
 CGROUP = Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True, slots=True)
+class BatchLimits:
+    """How much runs together on a device."""
+
+    max_batch: int  # sequences, by default
+    step_tokens: int  # tokens of one step
+    stride: int  # tokens between the cuts of a prefill whose bits must not depend on reuse
+
+
+CPU_LIMITS = BatchLimits(max_batch=16, step_tokens=512, stride=64)
+ACCELERATOR_LIMITS = BatchLimits(max_batch=128, step_tokens=8192, stride=512)
 
 
 def choose_device(name: str) -> torch.device:
@@ -46,6 +61,11 @@ def choose_dtype(name: str, checkpoint: torch.dtype, device: torch.device) -> to
     if known not in FROM_OPTION:
         raise invalid(f"unknown dtype '{name}'; possible: auto, {', '.join(FROM_OPTION)}", "dtype")
     return FROM_OPTION[known]
+
+
+def limits(device: torch.device) -> BatchLimits:
+    """The limits of a batch on this device."""
+    return ACCELERATOR_LIMITS if is_accelerator(device) else CPU_LIMITS
 
 
 def device_name(device: torch.device) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +12,7 @@ from pathlib import Path
 import torch
 
 from jobs.api.request import ChatRequest
-from jobs.errors import JobError
+from jobs.errors import JobError, invalid
 from worker.backend import ModelInfo
 from worker.loading import weights
 from worker.loading.config import GenerationDefaults
@@ -30,6 +31,9 @@ from worker.text.answer import AnswerReader
 from worker.text.harmony import HarmonySplitter, writes_harmony
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 
+logger = logging.getLogger(__name__)
+
+MAX_CONTEXT = 10_000_000  # several times the largest published context
 SEARCH_SECONDS = 20.0  # limit of the search for a non-finite weight, which stalls the batch
 
 
@@ -41,6 +45,7 @@ class ResidentModel:
     source: ModelSource
     model: Model
     device: torch.device
+    dtype: torch.dtype  # of the computation
     tokenizer: Tokenizer
     template: ChatTemplate | None
     defaults: GenerationDefaults
@@ -64,6 +69,10 @@ class ResidentModel:
         inside = prompt.text.rstrip().endswith(tags.opening) or tags.left_open(prompt.continued)
         return lambda: AnswerReader(ReasoningSplitter(tags, inside=inside), make_parser())
 
+    def state_of(self, prompt_length: int) -> tuple[object, ...]:
+        """What prompts must have in common to begin with the state of each other."""
+        return self.info.fingerprint, self.info.dtype, self.model.rotation(prompt_length)
+
     def not_finite(self, tokens: int) -> JobError:
         """The error for non-finite logits, naming the non-finite weight if there is one."""
         fact = f"the model's logits are not finite after {tokens} tokens"
@@ -73,8 +82,7 @@ class ResidentModel:
     def _non_finite_cause(self) -> str:
         try:
             with self.source.weights() as checkpoint:
-                dtype = getattr(torch, self.info.dtype)
-                return weights.find_non_finite(checkpoint, dtype, SEARCH_SECONDS)
+                return weights.find_non_finite(checkpoint, self.dtype, SEARCH_SECONDS)
         except JobError as error:
             return error.message
 
@@ -110,6 +118,7 @@ def load(
         source=source,
         model=model,
         device=device,
+        dtype=checked.dtype,
         tokenizer=checked.tokenizer,
         template=template,
         defaults=described.defaults,
@@ -128,7 +137,7 @@ def _info(checked: Preflight, fingerprint: str) -> ModelInfo:
         family=checked.model.config.model_type,
         parameters=checked.parameters,
         weight_bytes=checked.weight_bytes,
-        dtype=checked.dtype_name,
+        dtype=checked.formats,
         device=str(checked.device),
         device_name=devices.device_name(checked.device),
         context_length=checked.context_length,
@@ -147,3 +156,19 @@ def _version() -> str:
         return version("chatjobs")
     except PackageNotFoundError:
         return "0"
+
+
+def check_context(context: int, resident: ResidentModel) -> None:
+    """Refuse a context beyond a stretch that the config states; warn beyond plain positions."""
+    model = resident.model
+    most = model.context_length if model.stretched else MAX_CONTEXT
+    if not 1 < context <= most:
+        raise invalid(f"context must be 2 to {most} for this model, got {context}", "context")
+    if context > model.context_length:
+        logger.warning(
+            "%s: context %d exceeds the %d positions of its config.json: answers may degrade "
+            "beyond them, unless rope_scaling in config.json stretches the positions",
+            resident.info.reference,
+            context,
+            model.context_length,
+        )

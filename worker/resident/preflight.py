@@ -14,6 +14,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jobs.errors import JobError
+from worker.layers.quantised import stays_quantised
 from worker.layers.weight import WeightSlot
 from worker.loading import weights
 from worker.loading.checkpoint import Headers, TensorHeader
@@ -36,7 +37,7 @@ class Preflight:
     tied: bool
     parameters: int
     weight_bytes: int  # in memory
-    blocks: tuple[str, ...]  # GGUF's quantised types that stay as they are in memory
+    blocks: tuple[str, ...]  # GGUF's quantised types that weights have in memory
     dtype: torch.dtype
     device: torch.device
     context_length: int  # positions that the config gives, with their stretch
@@ -110,7 +111,7 @@ def _preflight(
     chosen = devices.choose_dtype(dtype, stored, device)
     try:
         shape = FAMILIES[config.model_type](
-            config.fields, tied, Placement(chosen, torch.device("meta"))
+            config.fields, tied, Placement(chosen, torch.device("meta"), built_for=device)
         )
     except RuntimeError as error:  # torch's, if the product of two sizes overflows
         fact = str(error).splitlines()[0]
@@ -120,11 +121,19 @@ def _preflight(
     found = weights.check(slots, headers, quantization)
     parameters = sum(prod(slot.shape) for slot in slots.values())
     weight_bytes = sum(
-        _bytes(slot, headers.tensors[found[name].name], chosen, compression)
+        _bytes(slot, headers.tensors[found[name].name], chosen, device, compression)
         for name, slot in slots.items()
     )
     kept = (headers.tensors[found[name].name] for name in slots if slots[name].quantised)
-    blocks = {header.dtype for header in kept if header.blocks}
+    blocks = {header.dtype for header in kept if _stays_quantised(header, device)}
+    if compression is not None:
+        blocks |= {
+            compression.kind.name
+            for name, slot in slots.items()
+            if slot.quantised
+            and compression.fits(slot.shape)
+            and not _stays_quantised(headers.tensors[found[name].name], device)
+        }
     caches, free = shape.make_caches(), devices.free_bytes(device)
     cache_bytes = devices.cache_share(free - weight_bytes, device)
     return Preflight(
@@ -146,12 +155,20 @@ def _preflight(
     )
 
 
+def _stays_quantised(header: TensorHeader, device: torch.device) -> bool:
+    return header.blocks and stays_quantised(GGMLQuantizationType[header.dtype], device)
+
+
 def _bytes(
-    slot: WeightSlot, header: TensorHeader, dtype: torch.dtype, compression: Compression | None
+    slot: WeightSlot,
+    header: TensorHeader,
+    dtype: torch.dtype,
+    device: torch.device,
+    compression: Compression | None,
 ) -> int:
     """What a slot's tensor takes in memory."""
     values = prod(slot.shape)
-    if slot.quantised and header.blocks:
+    if slot.quantised and _stays_quantised(header, device):
         per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[header.dtype]]
         return values // per_block * size
     if slot.quantised and compression is not None and compression.fits(slot.shape):

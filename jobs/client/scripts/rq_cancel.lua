@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Ends a job that waits, or asks the worker of a running job to stop it. The caller loads this script
--- behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and end_turn.
+-- behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and those of
+-- rq_lines.lua and rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
@@ -35,8 +36,8 @@
 --       an attempt has started since the caller made the row. Nothing has changed after 'over' and
 --       'again'.
 --
--- Atomic: the server runs the whole script before any other command. LREM and ZREM decide whether
--- this script or a worker's claim has the job. A full Redis runs it: ended jobs make room.
+-- Atomic: the server runs the whole script before any other command. Removing the job decides whether
+-- this script or a worker's claim has it. A full Redis runs it: ended jobs make room.
 local job, queue, quarantine, scheduled, deferred, registry, results, outbox, outboxes, log, live,
   open_bytes, deadlines, rows = unpack(KEYS)
 local job_id, status, expected_attempt, attempt, error, row, run, end_id, end_payload, ended_at, now,
@@ -48,7 +49,7 @@ local before, attempts, bytes = unpack(redis.call('HMGET', job, 'status', 'chatj
 if not before or before == 'finished' or before == 'failed' or before == 'stopped'
   or before == 'canceled' then return 'over' end
 if (attempts or '') ~= expected_attempt then return 'again' end
-if redis.call('LREM', queue, 1, job_id) == 0 and redis.call('LREM', quarantine, 1, job_id) == 0
+if not remove_job(queue, job_id) and redis.call('LREM', quarantine, 1, job_id) == 0
   and redis.call('ZREM', scheduled, job_id) == 0
   and redis.call('ZREM', deferred, job_id) == 0 then
   if control_message ~= '' then

@@ -3,7 +3,7 @@
 -- enqueue_dependents(job, job_id, status, now) queues the jobs that wait for this one and for no
 -- other job that has not finished, by RQ's rules (rq/job.py, dependencies_are_met). job is the hash
 -- of the job that has ended, status is RQ's, now is the time in RQ's format.
--- Returns nothing. Atomic as part of the script that calls it.
+-- Returns nothing. Needs the functions of rq_lines.lua. Atomic as part of the script that calls it.
 local function enqueue_dependents(job, job_id, status, now)
   if status ~= 'finished' and status ~= 'failed' then return end
   for _, id in ipairs(redis.call('SMEMBERS', job .. ':dependents')) do
@@ -21,7 +21,7 @@ local function enqueue_dependents(job, job_id, status, now)
       redis.call('ZREM', 'rq:deferred:' .. origin, id)
       redis.call('HSET', dependent, 'status', 'queued', 'enqueued_at', now)
       redis.call('SADD', 'rq:queues', 'rq:queue:' .. origin)
-      redis.call(at_front == '1' and 'LPUSH' or 'RPUSH', 'rq:queue:' .. origin, id)
+      push_job(at_front == '1' and 'LPUSH' or 'RPUSH', 'rq:queue:' .. origin, id)
     end
   end
 end

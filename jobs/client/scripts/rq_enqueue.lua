@@ -1,13 +1,14 @@
 #!lua
--- Puts a new job into its queue, unless it is there already or a limit refuses it. A job of a session
--- waits as RQ's deferred jobs do until the one before it has ended. The caller loads this script behind
--- the functions of rq_turns.lua.
+-- Puts a new job into its queue, or lets it wait for its time, unless it is there already or a limit
+-- refuses it. A job of a session waits as RQ's deferred jobs do until the one before it has ended. The
+-- caller loads this script behind the functions of rq_lines.lua and rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
 --       wip: sorted set of the started jobs of the queue
 --       quarantine: list of the suspects that wait
---       other_queue, other_wip, other_quarantine: the same of the model's queue with the other priority
+--       scheduled: RQ's registry of jobs that wait for their time, scores in seconds
+--       other_queue, other_wip, other_quarantine, other_scheduled: the same of the model's queue with the other priority
 --       queues: set of all queues
 --       log: replay log of an earlier job of this id; deleted
 --       results: stream of the results of an earlier job of this id; deleted
@@ -24,26 +25,29 @@
 --       message_bytes: bytes of the largest message
 --       row, digest: last part of the row's number, and digest of the request; '' without a row
 --       row_seconds: seconds until the reservation expires
---       ttl: milliseconds to live; '' for no limit
+--       at, delay: time to queue the job, as milliseconds since the epoch or from now; '' for now
+--       ttl: milliseconds to live from the time when it is queued; '' for no limit
 --       max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes: limits that no
 --       operator has set
 --       session, session_waits: its session, '' for none, and '1' if it may wait for other jobs of it
 --       hash_fields…: field, value, … of the rest of the hash
 -- Returns {'enqueued'}; {'same'} if the job is there already, or has ended and its row is reserved
 --       by the same request; {'id'} or {'row'} if another job has the id or the row; a refusal of
---       join_session; or a limit that the job exceeds: {name, value, limit}. Nothing has changed unless it returns 'enqueued'.
+--       join_session; or a limit that the job exceeds: {name, value, limit}. Nothing has changed unless
+--       it returns 'enqueued'.
 --
 -- Idempotent: the client library resends a script when the connection breaks before the reply.
 --
 -- Atomic: the server runs the whole script before any other command, so no worker sees an id in the
 -- queue without its hash, and no limit is exceeded by two producers at once. A full Redis refuses
 -- the whole script: it has no flag allow-oom.
-local job, queue, wip, quarantine, other_queue, other_wip, other_quarantine, queues, log, results,
-  open_bytes, limits, rows, deadlines, wake, deferred = unpack(KEYS)
-local job_id, model, data, request_bytes, message_bytes, row, digest, row_seconds, ttl, max_jobs,
-  max_bytes, max_request_bytes, max_message_bytes, max_session_bytes, session,
+local job, queue, wip, quarantine, scheduled, other_queue, other_wip, other_quarantine,
+  other_scheduled, queues, log, results, open_bytes, limits, rows, deadlines, wake,
+  deferred = unpack(KEYS)
+local job_id, model, data, request_bytes, message_bytes, row, digest, row_seconds, at, delay, ttl,
+  max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes, session,
   session_waits = unpack(ARGV)
-local hash_fields = {unpack(ARGV, 17)}
+local hash_fields = {unpack(ARGV, 19)}
 
 if redis.call('EXISTS', job) == 1 then
   return {redis.call('HGET', job, 'data') == data and 'same' or 'id'}
@@ -66,13 +70,15 @@ if exceeds(message_bytes, max_message_bytes) then
 end
 
 -- Counts the jobs of a queue. A queue without jobs has no bytes, whatever RQ's tools have removed.
-local function count(queue_key, wip_key, quarantine_key)
+local function count(queue_key, wip_key, quarantine_key, scheduled_key)
   local number = redis.call('LLEN', queue_key) + redis.call('ZCARD', wip_key)
-    + redis.call('LLEN', quarantine_key)
+    + redis.call('LLEN', quarantine_key) + redis.call('ZCARD', scheduled_key)
+    + (tonumber(redis.call('HGET', 'chatjobs:tenant-jobs', name_of(queue_key)) or '') or 0)
   if number == 0 then redis.call('HDEL', open_bytes, queue_key) end
   return number
 end
-local jobs = count(queue, wip, quarantine) + count(other_queue, other_wip, other_quarantine)
+local jobs = count(queue, wip, quarantine, scheduled)
+  + count(other_queue, other_wip, other_quarantine, other_scheduled)
 max_jobs = tonumber(set[1] or '') or tonumber(set[2] or '') or max_jobs
 if exceeds(jobs + 1, max_jobs) then return {'jobs', tostring(jobs), tostring(max_jobs)} end
 local bytes = 0
@@ -99,9 +105,11 @@ if row ~= '' then
   redis.call('HSET', rows, row, digest)
   redis.call('EXPIRE', rows, row_seconds)
 end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local due = tonumber(at) or now + (tonumber(delay) or 0)
 if ttl ~= '' then
-  local time = redis.call('TIME')
-  local deadline = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000) + ttl)
+  local deadline = string.format('%d', math.max(due, now) + ttl)
   redis.call('HSET', job, 'chatjobs_deadline', deadline)
   redis.call('ZADD', deadlines, deadline, job_id)
 end
@@ -112,7 +120,12 @@ if waits then
   redis.call('ZADD', deferred, '+inf', job_id)
   return {'enqueued'}
 end
-redis.call('RPUSH', queue, job_id)
+if due > now then
+  redis.call('HSET', job, 'status', 'scheduled')
+  redis.call('ZADD', scheduled, string.format('%.3f', due / 1000), job_id)
+  return {'enqueued'}
+end
+push_job('RPUSH', queue, job_id)
 redis.call('LPUSH', wake, 1)
 redis.call('LTRIM', wake, 0, 31)
 return {'enqueued'}

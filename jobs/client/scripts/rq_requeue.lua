@@ -1,4 +1,5 @@
--- Puts a failed or cancelled job back into its queue, as a new attempt.
+-- Puts a failed or cancelled job back into its queue, as a new attempt. The caller loads this script
+-- behind the functions of rq_lines.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
@@ -25,7 +26,8 @@ if status == 'queued' and queued_at == enqueued_at then return 1 end
 if status ~= 'failed' and status ~= 'canceled' and status ~= 'stopped' then return 0 end
 redis.call('HSET', job, 'status', 'queued', 'enqueued_at', enqueued_at)
 redis.call('HDEL', job, 'started_at', 'ended_at', 'worker_name', 'chatjobs_error',
-  'chatjobs_cancel', 'chatjobs_lost', 'chatjobs_lost_at', 'chatjobs_group', 'chatjobs_retried')
+  'chatjobs_cancel', 'chatjobs_lost', 'chatjobs_lost_at', 'chatjobs_group', 'chatjobs_retried',
+  'chatjobs_misplaced')
 redis.call('PERSIST', job)
 if redis.call('HEXISTS', job, 'chatjobs_bytes') == 0 then
   local bytes = redis.call('HSTRLEN', job, 'data')
@@ -41,7 +43,7 @@ end
 redis.call('ZREM', failed, job_id)
 redis.call('ZREM', canceled, job_id)
 redis.call('SADD', queues, queue)
-redis.call('RPUSH', queue, job_id)
+push_job('RPUSH', queue, job_id)
 redis.call('LPUSH', wake, 1)
 redis.call('LTRIM', wake, 0, 31)
 return 1

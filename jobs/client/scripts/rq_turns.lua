@@ -1,4 +1,5 @@
--- Prelude for scripts that begin or end turns of sessions. The names are those of jobs/keys.py.
+-- Prelude for scripts that begin or end turns of sessions. Needs the functions of rq_lines.lua. The names
+-- are those of jobs/keys.py.
 --
 -- A session is a hash, the list of its turns, and the list of its jobs that have not ended: the first
 -- one runs or is queued, the others wait as RQ's deferred jobs. Only these functions change that list.
@@ -40,8 +41,8 @@ local function queue_deferred(job)
   redis.call('ZREM', 'rq:deferred:' .. origin, job)
   redis.call('HSET', 'rq:job:' .. job, 'status', 'queued')
   redis.call('SADD', 'rq:queues', 'rq:queue:' .. origin)
-  redis.call('RPUSH', 'rq:queue:' .. origin, job)
-  local wake = 'chatjobs:wake:' .. string.gsub(origin, '^%a+:', '', 1)
+  push_job('RPUSH', 'rq:queue:' .. origin, job)
+  local wake = 'chatjobs:wake:' .. origin
   redis.call('LPUSH', wake, 1)
   redis.call('LTRIM', wake, 0, 31)
 end

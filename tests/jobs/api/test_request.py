@@ -190,7 +190,7 @@ def test_a_request_may_be_any_mapping() -> None:
             {"stream_options": {"usage": True}},
             "'stream_options.usage'; known fields: include_usage",
         ),
-        ({"job": {"zzz": 1}}, "unknown field 'job.zzz'; known fields: custom_id, id, priority"),
+        ({"job": {"zzz": 1}}, "unknown field 'job.zzz'; known fields: at, custom_id, delay, "),
         ({"zzzzz": 1}, "unknown field 'zzzzz'; known fields: "),
         (
             {"messages": [{"role": "user", "contents": "x"}]},

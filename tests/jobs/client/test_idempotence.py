@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from jobs import Client, JobError, keys
+from jobs.client.new_job import ROW_SECONDS
 from jobs.client.rq_format import job_key
-from jobs.client.submit import ROW_SECONDS
 from tests.jobs.conftest import StepwiseWorker
 
 REQUEST: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}

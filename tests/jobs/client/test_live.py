@@ -14,6 +14,7 @@ import pytest
 
 from jobs import AsyncClient, AsyncJob, ChatCompletion, Client, JobError, keys
 from jobs.client import follow, live, wait
+from jobs.client.connection import connect_async
 from jobs.client.rq_format import job_key, result_fields, results_key
 from jobs.testing.attempts import END
 from tests.jobs.conftest import StepwiseWorker, completion_of
@@ -147,6 +148,32 @@ def test_closing_the_client_ends_its_thread(redis_url: str, worker: StepwiseWork
     with Client(redis_url) as client, pytest.raises(JobError, match="has not ended"):
         client.submit(REQUEST).result(timeout=0.01)
     assert not [one for one in threading.enumerate() if one.name == "chatjobs-live"]
+
+
+def test_a_connection_that_breaks_while_channels_change_is_opened_again(
+    client: Client, redis_url: str
+) -> None:
+    """The reader and the writer of the connection both find it broken."""
+
+    async def run() -> None:
+        hub = live.Hub(connect_async(redis_url))
+        task = asyncio.create_task(hub.run(lambda: False))
+        kept = live.AsyncMailbox(["kept"], False, hub.remove)
+        hub.add(kept)
+        for number in range(10):
+            other = live.AsyncMailbox([f"other-{number}"], False, hub.remove)
+            hub.add(other)
+            assert await other.get(30) == [live.Event(f"other-{number}", None)]
+            client.redis.client_kill_filter(_type="pubsub")
+            other.close()
+            await asyncio.sleep(0)
+        await until_async(lambda: b"kept" in client.redis.pubsub_channels())
+        assert not task.done()
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await hub._client.aclose()
+
+    asyncio.run(run())
 
 
 def test_a_lost_connection_is_opened_again(

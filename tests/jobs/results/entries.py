@@ -31,6 +31,7 @@ REQUEST = {
         "custom_id": "mine",
         "target": "5",
         "session": "s1",
+        "tenant": "acme",
         "tags": ["a", "b"],
     },
 }

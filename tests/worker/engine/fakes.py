@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from jobs.api.sampling import Sampling
 from worker.engine.kv_pool import CachePool
 from worker.engine.sampler import Sampled
@@ -16,6 +19,8 @@ CONTEXT = 4096
 
 class FakeLayer:
     """One byte per token and slot, as a row of values per slot."""
+
+    by_position = True
 
     def __init__(self, *, needs_clearing: bool = False) -> None:
         self.needs_clearing = needs_clearing
@@ -30,6 +35,9 @@ class FakeLayer:
 
     def clear(self, slot: int) -> None:
         self.rows[slot] = [0] * len(self.rows[slot])
+
+    def views(self, slot: int, start: int, end: int) -> list[Tensor]:
+        return [torch.tensor([self.rows[slot][start:end]], dtype=torch.uint8)]
 
 
 class FakeDetokenizer:
@@ -61,7 +69,7 @@ def layer_of(pool: CachePool) -> FakeLayer:
 class FakeSequence(Sequence):
     """A sequence that keeps its events."""
 
-    def __init__(self, length: int, **sampling: Any) -> None:
+    def __init__(self, length: int, *, bulk: bool = False, **sampling: Any) -> None:
         plan = plan_sampling(
             Sampling(**sampling),
             GenerationDefaults(eos_token_ids=frozenset({2})),
@@ -71,7 +79,7 @@ class FakeSequence(Sequence):
         )
         self.events: list[TokenEvent] = []
         detokenizer: Any = FakeDetokenizer()
-        super().__init__([7] * length, plan, 0, detokenizer, self.events.append)
+        super().__init__([7] * length, plan, 0, detokenizer, self.events.append, bulk=bulk)
 
 
 def advance(scheduled: list[tuple[Sequence, int]]) -> None:

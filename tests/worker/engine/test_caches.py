@@ -11,6 +11,7 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from worker import Engine
 from worker.engine.collect import CollectingSink
+from worker.engine.engine import EngineCore
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 
@@ -45,6 +46,54 @@ def test_preemption_does_not_change_the_output(
     monkeypatch.setattr(Scheduler, "_preempt", watched)
     assert tight.generate(PROMPTS, GREEDY) == expected
     assert any(len(sequence.output_ids) > 200 for sequence in preempted)
+
+
+def test_pauses_for_interactive_requests_change_neither_tokens_nor_streams(
+    path: Path, engine: Engine
+) -> None:
+    def ask(text: str, priority: str, tokens: int) -> ChatRequest:
+        return ChatRequest(
+            model="m",
+            messages=[{"role": "user", "content": text}],
+            max_tokens=tokens,
+            temperature=1.0,
+            seed=len(text),
+            ignore_eos=True,
+            job={"priority": priority},
+        )
+
+    requests = [ask("b" * n, "bulk", 60) for n in (1, 2)]
+    requests += [ask("c" * n, "interactive", 20) for n in (3, 4, 5)]
+    expected = [engine.chat(request).text for request in requests]
+    core = EngineCore.load(
+        str(path),
+        device="cpu",
+        dtype="fp32",
+        quantize=None,
+        max_batch=2,
+        context=None,
+        cache_bytes=None,
+        download_dir=None,
+        interactive_slots=0,
+        preempt=True,
+    )
+    sinks = [CollectingSink() for _ in requests]
+    generations = [
+        core.submit(request, sink) for request, sink in zip(requests[:2], sinks, strict=False)
+    ]
+    for _ in range(10):
+        core.step()
+    first, second = (one.sequences[0] for one in generations)
+    for request, sink in zip(requests[2:], sinks[2:], strict=True):
+        core.submit(request, sink)
+    core.step()
+    assert core.running == 2
+    assert second.computed > 0 and first.computed == 0  # one keeps its cache, one starts again
+    while core.step():
+        pass
+    assert [sink.completion().text for sink in sinks] == expected
+    assert ["".join(delta.content for delta in sink.take()) for sink in sinks] == expected
+    core.close()
 
 
 def test_cancelled_neighbours_do_not_change_the_output(engine: Engine) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs.api.answer import ChatCompletion
+from jobs.api.job_options import JobOptions
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
@@ -96,7 +97,7 @@ def test_closing_fails_running_requests_and_drops_the_models(host: EngineHost, p
         sink.wait()
     assert caught.value.code == "cancelled"
     with pytest.raises(JobError, match="loaded: none"):
-        host.room(info.name)
+        host.room(info.name, bulk=False)
 
 
 def test_commands_fail_once_the_engine_thread_has_died(
@@ -142,10 +143,10 @@ def test_a_request_that_is_still_prepared_takes_room_and_can_be_cancelled(
     monkeypatch.setattr(PromptBuilder, "build", slow)
     request = ask(n=2, max_tokens=500, ignore_eos=True)
     request = request.model_copy(update={"model": info.name})
-    room = host.room(info.name)
+    room = host.room(info.name, bulk=False)
     sinks = [WaitingSink(), WaitingSink(), WaitingSink()]
     running, waiting, last = (host.submit(request, sink) for sink in sinks)
-    assert host.room(info.name) == room - 6
+    assert host.room(info.name, bulk=False) == room - 6
     assert host.health().waiting == 6
     running.cancel()
     waiting.cancel()
@@ -157,4 +158,58 @@ def test_a_request_that_is_still_prepared_takes_room_and_can_be_cancelled(
     last.cancel()
     with pytest.raises(JobError):
         sinks[2].wait()
-    wait_until(lambda: host.room(info.name) == room)
+    wait_until(lambda: host.room(info.name, bulk=False) == room)
+
+
+def bulk(request: ChatRequest) -> ChatRequest:
+    return request.model_copy(update={"job": JobOptions(priority="bulk")})
+
+
+def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
+    host: EngineHost, path: Path
+) -> None:
+    info = host.load(str(path))
+    long = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
+    sinks = [WaitingSink() for _ in range(5)]
+    for sink in sinks:
+        host.submit(bulk(long), sink)
+    wait_until(lambda: host.health().running == 3)  # of four, one is reserved
+    assert host.room(info.name, bulk=True) == 0
+    assert host.room(info.name, bulk=False) == 6
+    short = long.model_copy(update={"max_tokens": 2, "n": 3})
+    assert len(chat_choices(host, short)) == 3
+    assert [sink.outcome for sink in sinks] == [None] * 5
+    for sink in sinks:
+        assert sink.wait().usage is not None
+
+
+def test_interactive_prompts_are_prepared_before_bulk_prompts(
+    host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    info = host.load(str(path))
+    build, release = PromptBuilder.build, threading.Event()
+    built: list[str] = []
+
+    def slow(self: PromptBuilder, request: ChatRequest) -> Prompt:
+        built.append(request.job.priority)
+        assert release.wait(60)
+        return build(self, request)
+
+    monkeypatch.setattr(PromptBuilder, "build", slow)
+    request = ask(max_tokens=1).model_copy(update={"model": info.name})
+    sinks = [WaitingSink() for _ in range(20)]
+    submitted = [bulk(request)] * 3 + [request] * 17
+    for one, sink in zip(submitted, sinks, strict=True):
+        host.submit(one, sink)
+        wait_until(lambda: built)  # the first one is prepared at once
+    release.set()
+    for sink in sinks:
+        sink.wait()
+    chat = "interactive"
+    assert built == ["bulk", *[chat] * 14, "bulk", chat, "bulk", chat, chat]
+
+
+def chat_choices(host: EngineHost, request: ChatRequest) -> list[str]:
+    sink = WaitingSink()
+    host.submit(request, sink)
+    return [choice.message.content or "" for choice in sink.wait().choices]

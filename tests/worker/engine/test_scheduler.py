@@ -10,6 +10,7 @@ from jobs.errors import JobError
 from tests.worker.engine.fakes import CONTEXT, FakeSequence, advance, make_pool
 from worker.engine.sampler import Sampled
 from worker.engine.scheduler import Scheduler
+from worker.engine.slots import Slots
 
 
 def make_scheduler(
@@ -17,7 +18,7 @@ def make_scheduler(
 ) -> tuple[Scheduler, list[FakeSequence]]:
     """A scheduler with a waiting sequence for each prompt length."""
     pool = make_pool(limit, slots=max_batch + 1)
-    scheduler = Scheduler(pool, max_batch, step_tokens)
+    scheduler = Scheduler(pool, Slots(max_batch), step_tokens)
     sequences = [FakeSequence(length) for length in lengths]
     for sequence in sequences:
         scheduler.add(sequence)
@@ -90,7 +91,7 @@ def test_a_preempted_sequence_returns_before_later_arrivals() -> None:
 def test_a_sequence_too_large_for_the_cache_fails_with_the_numbers() -> None:
     mib = 2**20
     pool = make_pool(8 * mib, columns=64 * mib)
-    scheduler = Scheduler(pool, max_batch=3, step_tokens=64 * mib)
+    scheduler = Scheduler(pool, Slots(3), step_tokens=64 * mib)
     large, small = FakeSequence(CONTEXT - 1), FakeSequence(5)
     large.prompt_ids += [7] * 9 * mib
     scheduler.add(large)

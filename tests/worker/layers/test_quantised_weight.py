@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from gguf import GGMLQuantizationType, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -12,7 +12,7 @@ from worker.layers import quantised_weight
 from worker.layers.embedding import Embedding, Head
 from worker.layers.expert_weights import ExpertFactory
 from worker.layers.linear import LinearFactory
-from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.quantised import QuantisedTensor, Weight, place
 
 Type = GGMLQuantizationType
 CPU = torch.device("cpu")
@@ -142,3 +142,15 @@ def test_experts_of_blocks_equal_those_of_their_values() -> None:
     x = torch.randn(5, IN)
     expected = torch.cat([F.linear(x[:2], values(stack[0])), F.linear(x[2:], values(stack[2]))])
     torch.testing.assert_close(experts(x, counts), expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("kind", [Type.Q4_K, Type.IQ2_XXS], ids=lambda kind: kind.name)
+def test_types_that_only_gguf_dequantises_are_plain_on_gpus(kind: Type, device: str) -> None:
+    """Else each product would copy the weight to the host."""
+    size = GGML_QUANT_SIZES[kind][1]
+    tensor = QuantisedTensor(kind, (4, 256), torch.zeros(4, size, dtype=torch.uint8))
+    placed = place(tensor, torch.bfloat16, torch.device(device))
+    assert placed.device.type == device
+    assert isinstance(placed, Tensor) is (kind is Type.IQ2_XXS and device == "meta")
+    assert isinstance(placed, QuantisedTensor) or placed.dtype is torch.bfloat16

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from click.testing import CliRunner
+from gguf import GGUFReader
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -17,7 +18,10 @@ from jobs.cli import build
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.loading.folders import WEIGHTS, edit_json, edit_weights, logits, refusal
 from worker import Engine
+from worker.layers.quantised import QuantisedTensor
 from worker.loading.quantization import Mxfp4
+from worker.loading.source import find
+from worker.quantise.model import quantise_model
 
 # The field in openai/gpt-oss-20b.
 CONFIG = {
@@ -105,6 +109,30 @@ def test_the_log_and_the_check_say_that_weights_are_dequantised(
     assert f"{stored.quantised}: 6 MXFP4 tensors are dequantised while they are" in caplog.text
     checked = CliRunner().invoke(build(), ["models", "check", str(stored.quantised), "--json"])
     assert json.loads(checked.stdout)["dequantised_from"] == "mxfp4"
+
+
+@pytest.mark.parametrize(("kind", "experts"), [("Q8_0", "MXFP4"), ("F16", "F16")])
+def test_a_quantised_file_keeps_the_experts(
+    kind: str, experts: str, stored: Stored, tmp_path: Path
+) -> None:
+    """Bit for bit, also in memory."""
+    file = tmp_path / "it.gguf"
+    edit_json(stored.quantised / "config.json", lambda values: values.update(swiglu_limit=7.0))
+    quantise_model(find(str(stored.quantised)), kind, file, lambda done, total: None)
+    types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
+    assert {types[f"blk.0.ffn_{part}_exps.weight"] for part in ("gate", "up", "down")} == {experts}
+    assert types["blk.0.ffn_gate_exps.bias"] == "F32"
+    dense = load_file(stored.dense / WEIGHTS)
+    with find(str(file)).weights() as checkpoint:
+        for part, rows in (("gate", slice(0, None, 2)), ("up", slice(1, None, 2))):
+            for expert in range(4):
+                name = f"model.layers.0.mlp.experts.{expert}.{part}_proj.weight"
+                weight = checkpoint.read(name)
+                if isinstance(weight, QuantisedTensor):
+                    weight = weight.dequantise(torch.float32)
+                assert torch.equal(weight.float(), dense[NAME][expert].T[rows])
+    engine = Engine.load(str(file), device="cpu", dtype="fp32")
+    assert ("MXFP4" in engine.info.dtype) == (kind == "Q8_0")
 
 
 def test_blocks_without_scales_are_refused(stored: Stored) -> None:

@@ -14,6 +14,7 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import FAMILIES, WRAPPED, make_checkpoint
 from tests.worker.models.variants import CASES, DISTURBED
 from worker import Engine
+from worker.kernels import library
 from worker.layers.batch import Batch, Span
 
 WEIGHTS = "model.safetensors"
@@ -49,7 +50,14 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
     return float((ours - theirs).abs().max() / theirs.abs().max())
 
 
-def test_prompt_logits_are_those_of_transformers(pair: Pair) -> None:
+@pytest.mark.parametrize("way", ["kernels", "torch alone"])
+def test_prompt_logits_are_those_of_transformers(
+    pair: Pair, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if way == "torch alone":
+        monkeypatch.setattr(library, "active", lambda: None)
+    elif library.active() is None:
+        pytest.skip("this machine has no kernels")
     for prompt, expected in zip(pair.prompts, pair.logits, strict=True):
         assert relative(pair.engine.prompt_logits(prompt), expected) < 2e-4
 

@@ -28,6 +28,28 @@ LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
 }
+GPT_OSS = {
+    "swiglu_limit": 7.0,
+    "num_hidden_layers": 4,
+    "rope_parameters": {
+        **{"rope_type": "yarn", "rope_theta": 5e3, "factor": 8.0},
+        "original_max_position_embeddings": 64,
+    },
+}
+LONGROPE = {
+    **{"max_position_embeddings": 512, "original_max_position_embeddings": 120},
+    "rope_scaling": {
+        "type": "longrope",
+        "short_factor": [1.0 + 0.1 * i for i in range(4)],
+        "long_factor": [1.0 + 0.1 * i for i in range(4)],
+    },
+}
+HYBRID = {
+    **WIDE,
+    **{"num_hidden_layers": 12, "linear_key_head_dim": 64, "linear_value_head_dim": 64},
+    "moe_intermediate_size": 256,
+    "shared_expert_intermediate_size": 256,
+}
 
 
 @dataclass(frozen=True)
@@ -47,6 +69,21 @@ FILES = {
     "qwen3": Written("qwen3", "F16"),
     "qwen3moe": Written("qwen3_moe", "F16"),
     "gemma3": Written("gemma3_text", "F16", {"query_pre_attn_scalar": 16}),
+    "gemma2": Written("gemma2", "F16", {"query_pre_attn_scalar": 16}),
+    "glm4": Written("glm4", "F16"),
+    "gpt_oss": Written("gpt_oss", "F16", GPT_OSS),
+    "granite": Written("granite", "F16"),
+    "ministral": Written("ministral", "F16", {"sliding_window": 512}),
+    "mixtral": Written("mixtral", "F16"),
+    "olmo2": Written("olmo2", "F16"),
+    "olmo3": Written("olmo3", "F16"),
+    "phi3": Written("phi3", "F16"),
+    "phi3 longrope": Written("phi3", "F16", LONGROPE),
+    "qwen2moe": Written("qwen2_moe", "F16", {"head_dim": 8, "norm_topk_prob": False}),
+    "qwen3next": Written("qwen3_next", "F16"),
+    "qwen35": Written("qwen3_5_text", "F16"),
+    "qwen35moe": Written("qwen3_5_moe_text", "F16"),
+    "smollm3": Written("smollm3", "F16", {"no_rope_layer_interval": 4}),
     **{
         kind: Written("qwen3", kind, WIDE)
         for kind in ("Q8_0", "Q6_K", "Q5_K_M", "Q4_K_M", "Q5_1", "Q4_0")
@@ -58,6 +95,12 @@ FILES = {
         "Q4_K_M",
         {**WIDE, "num_experts": 8, "moe_intermediate_size": 256, "num_hidden_layers": 3},
     ),
+    "mixtral Q4_K_M": Written("mixtral", "Q4_K_M", {**WIDE, "num_local_experts": 8}),
+    "phi3 Q4_K_M": Written("phi3", "Q4_K_M", {**WIDE, "num_hidden_layers": 9, "head_dim": 64}),
+    "phi3 Q5_K_M": Written("phi3", "Q5_K_M", {**WIDE, "head_dim": 64}),
+    "qwen3next Q4_K_M": Written("qwen3_next", "Q4_K_M", HYBRID),
+    "qwen35 Q5_K_M": Written("qwen3_5_text", "Q5_K_M", HYBRID),
+    "gpt_oss Q4_K_M": Written("gpt_oss", "Q4_K_M", {**GPT_OSS, **WIDE, "num_hidden_layers": 4}),
     "narrow Q5_K_S": Written("qwen3", "Q5_K_S"),  # rows that blocks of 256 don't divide
 }
 

@@ -35,6 +35,18 @@ def test_simple_types_are_written_bit_for_bit_as_ggml_writes_them(name: str) -> 
     assert (quantise(torch.from_numpy(values), kind).blocks.numpy() == expected).all()
 
 
+def test_mxfp4_is_written_as_gguf_writes_it_and_keeps_its_own_numbers() -> None:
+    kind = GGMLQuantizationType.MXFP4
+    values = np.concatenate(list(samples().values()))
+    values[3, :64] = 0
+    values[4, :32] = np.arange(32) / 16 - 1  # halves between two numbers
+    written = quantise(torch.from_numpy(values), kind)
+    assert (written.blocks.numpy() == quants.quantize(values, kind)).all()
+    numbers = written.dequantise(torch.float32)
+    again = quantise(numbers, kind)
+    assert torch.equal(again.dequantise(torch.float32), numbers)
+
+
 @pytest.mark.parametrize("name", TYPES)
 @pytest.mark.parametrize("value", [0.0, 1e-30, 0.5, -0.5])
 def test_constant_values_are_kept(name: str, value: float) -> None:

@@ -22,6 +22,14 @@ from worker.quantise.mix import KINDS
 from worker.quantise.model import quantise_model
 
 ANSWERS = json.loads(RECORDED.read_text())
+SCALE, NOPE = {"query_pre_attn_scalar": 16}, {"no_rope_layer_interval": 4}
+LAYERS = ["full_attention", "linear_attention"] * 2
+DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 5e3}
+UNROUNDED = {"rope_type": "yarn", "factor": 2.0, "rope_theta": 5e3, "truncate": False}
+OTHER_THETA = {
+    "full_attention": {"rope_type": "default", "rope_theta": 5e3},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+}
 
 
 def quiet(done: int, total: int) -> None:
@@ -146,16 +154,28 @@ def test_progress_ends_at_the_number_of_parameters(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("family", "fields", "fact"),
     [
-        (
-            "qwen3_next",
-            {},
-            "models of the family qwen3_next cannot be quantised; supported: gemma3",
-        ),
         ("qwen3", {"attention_bias": True}, "attention_bias is true, which GGUF files"),
         ("qwen3_moe", {"norm_topk_prob": False}, "norm_topk_prob is false"),
         ("mistral", {"sliding_window": 9}, "its layers attend within a sliding window"),
         ("gemma3_text", {}, "query_pre_attn_scalar is not 16"),
+        ("gemma2", {}, "query_pre_attn_scalar is not 16"),
+        ("gemma2", {**SCALE, "final_logit_softcapping": None}, "final_logit_softcapping is null"),
+        ("gemma2", {**SCALE, "layer_types": ["full_attention"] * 4}, "do not slide but for every"),
+        ("ministral", {}, "its layers attend within a sliding window of 9 tokens"),
+        ("qwen2_moe", {}, "norm_topk_prob is true"),
+        ("qwen2_moe", {"norm_topk_prob": False, "qkv_bias": False}, "qkv_bias is false"),
+        ("qwen3_next", {"linear_value_head_dim": 16}, "and linear_value_head_dim differ"),
+        ("qwen3_next", {"mlp_only_layers": [1]}, "not all of its layers have experts"),
+        ("qwen3_5_text", {"layer_types": LAYERS}, "not delta nets but for every 4th"),
+        ("gpt_oss", {}, "swiglu_limit is not 7.0"),
+        ("smollm3", {}, "its layers do not rotate but for every 4th"),
+        ("smollm3", {**NOPE, "attention_bias": True}, "attention_bias is true"),
+        ("phi3", {"sliding_window": 9}, "its layers attend within a sliding window of 9 tokens"),
+        ("olmo3", {"rope_parameters": OTHER_THETA}, "its sliding layers have another rope_theta"),
+        ("llama", {"rope_parameters": DYNAMIC}, "RoPE of the type dynamic cannot be stored"),
+        ("llama", {"rope_parameters": UNROUNDED}, "yarn with truncate false cannot be stored"),
         ("llama", {"hidden_act": "gelu"}, "hidden_act is 'gelu', not 'silu'"),
+        ("granite", {"mlp_bias": True}, "mlp_bias is true"),
     ],
 )
 def test_a_model_that_has_no_form_in_gguf_files_is_refused(
@@ -195,11 +215,15 @@ def test_a_full_disk_is_one_sentence_and_leaves_no_file(
     assert [path.name for path in tmp_path.iterdir()] == ["it"]
 
 
-def test_a_quantised_file_is_not_quantised_again(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["Q8_0", "F16"])
+def test_a_gguf_file_is_not_quantised_again(kind: str, tmp_path: Path) -> None:
     first = tmp_path / "it.gguf"
-    quantise_model(find(str(make_checkpoint(tmp_path / "it"))), "Q8_0", first, quiet)
-    with pytest.raises(JobError, match="has quantised weights already"):
+    quantise_model(find(str(make_checkpoint(tmp_path / "it"))), kind, first, quiet)
+    with pytest.raises(JobError) as refused:
         quantise_model(find(str(first)), "Q4_0", tmp_path / "other.gguf", quiet)
+    assert refused.value.message == (
+        f"{first} is a GGUF file already; give the original model with safetensors files"
+    )
 
 
 def test_an_existing_file_is_replaced_only_on_request(tmp_path: Path) -> None:

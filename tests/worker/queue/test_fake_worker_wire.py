@@ -60,7 +60,7 @@ def fail(attempts: Attempts, attempt: Attempt, real: Job) -> None:
 
 @pytest.mark.parametrize(
     ("options", "words", "end"),
-    [({}, 2, finish), ({"fail": "out_of_memory"}, 1, fail)],
+    [({}, 2, finish), ({"fail": "out_of_memory", "retries": 0}, 1, fail)],
     ids=["finished", "failed"],
 )
 def test_the_keys_of_a_job_are_those_of_a_real_worker(

@@ -231,7 +231,7 @@ def finished(claimed: ClaimedJob) -> Settlement:
     content = completion.to_dict()
     entry = outbox.outbox_entry(claimed.lease.job, claimed.request, "ok", attempt=1)
     return Settlement(
-        claimed, entry["run"], entry["row_index"], outbox.encode(entry), content, None
+        claimed, entry["run"], entry["row_index"], outbox.encode(entry), content, None, []
     )
 
 

@@ -9,9 +9,10 @@ from collections import Counter
 import redis
 
 from jobs import keys
-from tests.worker.fake_backend import text_of
+from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import ROOT, Site, wait_until
 from worker.queue.loop import LEASE_SECONDS
+from worker.queue.rooms import Rooms
 from worker.queue.waker import Waker
 
 MAX_COMMANDS_PER_SECOND = 4.2  # promised are 5
@@ -41,12 +42,12 @@ def test_an_idle_worker_sends_few_commands(site: Site) -> None:
 def test_a_submitted_job_wakes_a_waiting_worker(site: Site) -> None:
     woken: list[int] = []
     key = keys.wake("fake")
-    waker = Waker(redis.Redis.from_url(site.url), [key], lambda: woken.append(1))
+    waker = Waker(redis.Redis.from_url(site.url), lambda: woken.append(1))
     site.submit()
     time.sleep(0.2)
     assert woken == []  # not armed: the worker has no room, and the token is for another one
     assert site.redis.llen(key) == 1
-    waker.arm()
+    waker.arm([key])
     wait_until(lambda: woken == [1])
     assert not site.redis.exists(key)
     waker.close()
@@ -60,11 +61,11 @@ def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> Non
         asked.append(1)
         return True
 
-    client = redis.Redis.from_url(site.url)
-    waker = Waker(client, [keys.wake("fake")], lambda: woken.append(1))
+    client, key = redis.Redis.from_url(site.url), keys.wake("fake")
+    waker = Waker(client, lambda: woken.append(1))
     waker.look(job_waits)
     assert asked == []
-    waker.arm()
+    waker.arm([key])
     waker.look(job_waits)
     waker.look(job_waits)  # has woken, and is not armed again
     assert (asked, woken) == ([1], [1])
@@ -73,8 +74,8 @@ def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> Non
 
 def test_a_closed_waker_leaves_the_next_token(site: Site) -> None:
     key = keys.wake("fake")
-    waker = Waker(redis.Redis.from_url(site.url), [key], lambda: None)
-    waker.arm()
+    waker = Waker(redis.Redis.from_url(site.url), lambda: None)
+    waker.arm([key])
     wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
     waker.close()
     wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 0)
@@ -101,12 +102,12 @@ def test_a_waker_survives_redis_errors(site: Site) -> None:
     woken: list[int] = []
     site.redis.set(keys.wake("fake"), "not a list")
     key = keys.wake("fake")
-    waker = Waker(redis.Redis.from_url(site.url), [key], lambda: woken.append(1))
-    waker.arm()
+    waker = Waker(redis.Redis.from_url(site.url), lambda: woken.append(1))
+    waker.arm([key])
     wait_until(lambda: woken == [1])
     site.redis.delete(keys.wake("fake"))
     site.submit()
-    waker.arm()
+    waker.arm([key])
     wait_until(lambda: woken == [1, 1])
     waker.close()
 
@@ -117,3 +118,21 @@ def test_nothing_scans_all_keys() -> None:
     assert len(sources) > 100
     scanning = re.compile(r"scan_iter|\.scan\(|\bSCAN\b|\.keys\(\"")
     assert not [path for path in sources if scanning.search(path.read_text())]
+
+
+def test_a_worker_without_room_for_bulk_jobs_leaves_their_tokens(site: Site) -> None:
+    class Full(FakeBackend):
+        def room(self, model: str, *, bulk: bool) -> int:
+            return 0 if bulk else 4
+
+    backend = Full()
+    rooms = Rooms(backend, {"fake": "fake"}, single=False)
+    woken: list[int] = []
+    waker = Waker(redis.Redis.from_url(site.url), lambda: woken.append(1))
+    waker.arm(rooms.wake_keys)
+    site.submit(priority="bulk")
+    site.submit()
+    wait_until(lambda: woken == [1])
+    assert site.redis.llen(keys.wake("fake", bulk=True)) == 1
+    waker.close()
+    backend.close()

@@ -54,8 +54,8 @@ def test_interactive_jobs_are_claimed_before_bulk_jobs(site: Site) -> None:
 
 def test_each_model_has_its_own_room(site: Site) -> None:
     class Rooms(FakeBackend):
-        def room(self, model: str) -> int:
-            return 1 if model == "small" else super().room(model)
+        def room(self, model: str, *, bulk: bool) -> int:
+            return 1 if model == "small" else super().room(model, bulk=bulk)
 
     jobs = [
         site.submit(model=model, priority=priority)
@@ -112,7 +112,7 @@ def test_a_permanent_error_is_not_retried(site: Site) -> None:
 
 
 def test_the_text_before_an_error_is_kept(site: Site) -> None:
-    job = site.submit(fail="internal")
+    job = site.submit(fail="internal", retries=0)
     site.burst()
     assert site.row(job)["text"] == text_of(job.request).split(" ")[0] + " "
 

@@ -51,7 +51,7 @@ def rq_keys(site: Site, job_id: str, execution: str) -> dict[str, Any]:
 
 def test_a_claim_writes_what_rq_would_write(site: Site, queue: Queue, store: RQStore) -> None:
     job = site.submit(id="mine")
-    (claimed,) = store.claim({"fake": 1})
+    (claimed,) = store.claim(lambda *_: 1)
     ours = rq_keys(site, "mine", claimed.lease.execution)
 
     site.redis.flushall()
@@ -67,7 +67,7 @@ def test_a_claim_writes_what_rq_would_write(site: Site, queue: Queue, store: RQS
 
 def test_rq_reads_a_claimed_job(site: Site, queue: Queue, store: RQStore) -> None:
     job = site.submit()
-    (claimed,) = store.claim({"fake": 5})
+    (claimed,) = store.claim(lambda *_: 5)
     rq_job = fetch(site, job)
     assert rq_job.get_status() == JobStatus.STARTED
     assert rq_job.worker_name == "w1"
@@ -79,7 +79,7 @@ def test_rq_reads_a_claimed_job(site: Site, queue: Queue, store: RQStore) -> Non
 
 def test_clean_up_by_rq_keeps_a_claim(site: Site, queue: Queue, store: RQStore) -> None:
     job = site.submit()
-    (claimed,) = store.claim({"fake": 1})
+    (claimed,) = store.claim(lambda *_: 1)
     registry = StartedJobRegistry(queue=queue)
     registry.cleanup(timestamp=time.time() + 365 * 86_400)
     clean_registries(queue)
@@ -90,7 +90,7 @@ def test_clean_up_by_rq_keeps_a_claim(site: Site, queue: Queue, store: RQStore) 
 def test_a_claim_removes_the_ttl_of_the_hash(site: Site, store: RQStore) -> None:
     job = site.submit()
     site.redis.expire(f"rq:job:{job.id}", 5)  # RQ does so for jobs with a ttl
-    store.claim({"fake": 1})
+    store.claim(lambda *_: 1)
     assert site.redis.ttl(f"rq:job:{job.id}") == -1
 
 
@@ -201,7 +201,7 @@ def test_a_dependent_job_is_queued(site: Site, queue: Queue, keep: int | None) -
 def test_times_in_rq_format_are_read(site: Site, store: RQStore) -> None:
     before = now().timestamp()
     site.submit()
-    (claimed,) = store.claim({"fake": 1})
+    (claimed,) = store.claim(lambda *_: 1)
     assert before - 1 < claimed.enqueued_at < claimed.claimed_at + 1
 
 

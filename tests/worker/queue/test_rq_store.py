@@ -9,7 +9,7 @@ import pytest
 from jobs import JobError, keys
 from jobs.client.client import Job
 from jobs.client.rq_format import results_key
-from tests.worker.site import Site
+from tests.worker.site import Site, wait_until
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_settle import Settlement
@@ -41,7 +41,7 @@ def b(site: Site) -> RQStore:
 
 
 def claim(by: RQStore, count: int = 1) -> list[ClaimedJob]:
-    return by.claim({"fake": count})
+    return by.claim(lambda *_: count)
 
 
 def ended(claimed: ClaimedJob, code: Any = "timeout") -> Settlement:
@@ -69,7 +69,7 @@ def test_a_lost_lease_changes_nothing(site: Site, a: RQStore, b: RQStore) -> Non
     before = dump(site)
     assert a.settle([ended(old)]) == [False]
     a.give_back([old.lease])
-    assert a.retry(old.lease, 5)  # True: another worker has the job
+    assert a.retry(old.lease, 5, 0.0, [])  # True: another worker has the job
     RQStarted(site.redis).reclaim([StartedJob(old.lease, 2)], "a", None)
     assert a.check([old.lease, new.lease]) == [(False, False), (True, False)]
     assert dump(site) == before
@@ -149,9 +149,9 @@ def test_a_job_that_ended_with_an_error_is_no_suspect(site: Site, a: RQStore) ->
     (claimed,) = claim(a)
     RQStarted(site.redis).reclaim([StartedJob(claimed.lease, 2, "g")], "a", die(site, "a"))
     assert waiting(site) == []
-    (claimed,) = a.claim({"fake": 1}, suspects=True)
+    (claimed,) = a.claim(lambda *_: 1, suspects=True)
     assert claimed.suspect
-    assert a.retry(claimed.lease, 1)
+    assert a.retry(claimed.lease, 1, 0.0, [])
     assert waiting(site) == [job.id]
     assert "chatjobs_lost" not in site.hash(job)
 
@@ -190,11 +190,11 @@ def test_started_jobs_are_in_the_order_of_their_claims(site: Site, a: RQStore) -
 def test_a_retry_goes_to_the_end_until_none_is_left(site: Site, a: RQStore) -> None:
     first, second = site.submit_many(["a", "b"])
     (claimed,) = claim(a)
-    assert a.retry(claimed.lease, 1)
+    assert a.retry(claimed.lease, 1, 0.0, [])
     assert waiting(site) == [second.id, first.id]
     (claimed,) = claim(a, 2)[1:]
     assert claimed.retried == 1
-    assert not a.retry(claimed.lease, 1)
+    assert not a.retry(claimed.lease, 1, 0.0, [])
     assert a.check([claimed.lease]) == [(True, False)]
 
 
@@ -233,3 +233,24 @@ def test_a_deleted_job_leaves_its_row_and_no_hash(site: Site, a: RQStore) -> Non
     assert not site.redis.exists(f"rq:job:{job.id}", results_key(job.id))
     assert site.redis.xlen(keys.outbox("default")) == 1
     assert not site.redis.exists("rq:failed:chat:fake")
+
+
+def test_interactive_jobs_take_the_room_of_bulk_jobs_but_the_last_place(
+    site: Site, a: RQStore
+) -> None:
+    chats, bulks = site.submit_many(["a"] * 6), site.submit_many(["b"] * 3, priority="bulk")
+    assert [one.lease.job for one in claim(a, 3)] == ids(chats[:3])
+    saturated = a.claim(lambda _, bulk: 1 if bulk else 2)
+    assert [one.lease.job for one in saturated] == ids(chats[3:5] + bulks[:1])
+    assert [one.lease.job for one in claim(a, 3)] == ids(chats[5:] + bulks[1:])
+
+
+def test_one_worker_counts_the_waiting_rows_for_all(site: Site, store: RQStore) -> None:
+    other = RQStore(site.redis, ["fake"], "w2", "rq:worker:w2")
+    site.redis.sadd(keys.OUTBOXES, "a", "b")
+    for run in ("a", "b"):
+        site.redis.xadd(keys.outbox(run), {"row": "{}"})
+    assert store.backlog().rows == 2
+    site.redis.xadd(keys.outbox("a"), {"row": "{}"})
+    assert other.backlog().rows == 2
+    wait_until(lambda: other.backlog().rows == 3)

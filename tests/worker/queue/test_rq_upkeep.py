@@ -40,7 +40,7 @@ def test_a_scheduled_job_is_queued_when_its_time_has_come(
     site: Site, store: RQStore, queue: Queue
 ) -> None:
     later, now = enqueue_in(queue, 3600), enqueue_in(queue, -1)
-    store.upkeep.step()
+    store.claim(lambda *_: 0)
     assert waiting(site) == [now.id]
     assert now.get_status().value == "queued"
     assert later.get_status().value == "scheduled"
@@ -115,6 +115,14 @@ def test_a_requeued_hash_loses_its_expiry(site: Site, store: RQStore, queue: Que
     assert site.redis.ttl(job_key(limited.id)) > 0  # RQ's own limit on waiting
     (again,) = claim(store)
     assert again.lease.attempt == 2
+
+
+def test_a_job_that_ends_while_it_is_looked_at_keeps_its_expiry(site: Site, store: RQStore) -> None:
+    job = site.submit()
+    assert store.settle([ended(one) for one in claim(store)]) == [True]
+    site.redis.rpush(LIST, job.id)  # as the list was when it was read
+    store.upkeep.step()
+    assert site.redis.ttl(job_key(job.id)) > 0
 
 
 def test_a_ttl_passes_in_the_queue_by_the_clock_of_redis(site: Site, store: RQStore) -> None:

@@ -12,7 +12,7 @@ from rq.serializers import JSONSerializer
 
 from jobs import AsyncClient, ChatRequest, JobError, Session, SessionBusy, keys
 from jobs.client.dead_letters import requeue
-from jobs.client.rq_format import job_key
+from jobs.client.rq_format import job_key, queue_key
 from jobs.client.state import Status
 from jobs.client.steps import run_sync
 from tests.worker.fake_backend import FakeBackend, text_of
@@ -122,6 +122,32 @@ def test_a_cancelled_first_turn_lets_the_next_one_run(site: Site) -> None:
     site.burst()
     assert second.status() is Status.FINISHED
     assert contents(session.history()) == [("user", "b"), ("assistant", answer_to("b"))]
+
+
+def test_a_turn_that_waited_joins_the_line_of_its_tenant_and_wakes_workers(site: Site) -> None:
+    session = open_session(site)
+    first, second = (
+        session.submit(name, wait=True, job={"priority": "bulk", "tenant": "t"})
+        for name in ("a", "b")
+    )
+    queue = keys.bulk_queue("fake")
+    site.redis.delete(keys.wake("fake", bulk=True))
+    assert first.cancel()
+    assert site.redis.lrange(keys.tenant_line(queue, "t"), 0, -1) == [second.id.encode()]
+    assert site.redis.llen(queue_key(queue)) == 0
+    assert site.redis.llen(keys.wake("fake", bulk=True)) == 1
+    site.burst()
+    assert second.status() is Status.FINISHED
+
+
+@pytest.mark.parametrize("time", [{"delay": 1}, {"at": "2100-01-01T00:00:00Z"}])
+def test_a_turn_with_a_time_is_refused(site: Site, time: dict[str, Any]) -> None:
+    session = open_session(site)
+    (name,) = time
+    with pytest.raises(JobError, match=f"{name} can't be set for a turn of a session") as caught:
+        session.submit("a", job=time)
+    assert caught.value.code == "invalid_request"
+    assert not site.redis.exists(keys.open_turns(session.id))
 
 
 def test_a_failed_turn_leaves_the_history_and_lets_the_next_one_run(site: Site) -> None:

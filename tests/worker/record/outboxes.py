@@ -7,6 +7,8 @@ import pyarrow.parquet as pq
 from jobs import keys
 from jobs.results import outbox
 from tests.worker.site import Site
+from worker.record.part_plans import Plan
+from worker.record.recorder import Recorder
 
 RUN = "r1"
 
@@ -24,6 +26,12 @@ def fill(site: Site, count: int, first: int = 0, text: str = "hi", run: str = RU
         pipeline.xadd(keys.outbox(run), {outbox.FIELD: outbox.encode(entry)})
     pipeline.sadd(keys.OUTBOXES, run)
     pipeline.execute()
+
+
+def plan_next(recorder: Recorder) -> Plan | None:
+    """The plan of the next part of the run, if one is due."""
+    plans = recorder._plan([RUN])
+    return plans[0] if plans else None
 
 
 def numbers(site: Site) -> list[int]:

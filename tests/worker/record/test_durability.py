@@ -13,7 +13,7 @@ from jobs import keys
 from jobs.client import durable
 from jobs.client.durable import NotDurable, wait_until_durable
 from jobs.embedded import EmbeddedRedis
-from tests.worker.record.outboxes import RUN, fill, numbers
+from tests.worker.record.outboxes import RUN, fill, numbers, plan_next
 from tests.worker.site import Site
 
 
@@ -108,7 +108,7 @@ def test_an_adopted_plan_waits_as_well(
     site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fill(site, 3)
-    assert make("dead", plan_seconds=0.0)._plan_next(RUN) is not None
+    assert plan_next(make("dead", plan_seconds=0.0)) is not None
     a = make("a")
     waits = []
     monkeypatch.setattr(a, "_wait_until_durable", lambda: waits.append(numbers(site)))
@@ -130,7 +130,7 @@ def test_a_worker_warns_if_redis_has_no_append_only_file(
 def test_a_plan_that_redis_has_lost_is_not_written(site: Site, make: Any) -> None:
     a = make("a")
     fill(site, 3)
-    lost = a._plan_next(RUN)
+    lost = plan_next(a)
     site.redis.delete(keys.parts(RUN))
     a._execute(lost)
     assert numbers(site) == []

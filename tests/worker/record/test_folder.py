@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from jobs import JobError, keys
 from tests.worker.site import Site
-from worker.record.folder import ID_FILE, claim_folder, folder_id
+from worker.record.folder import ID_FILE, check_folder, claim_folder, folder_id
 
 
 def test_a_worker_with_another_folder_refuses_to_start_and_names_both(
@@ -70,3 +71,10 @@ def test_a_worker_without_results_leaves_the_rows_to_others(site: Site) -> None:
     assert site.redis.xlen(keys.outbox("r1")) == 2
     site.burst()
     site.assert_settled(jobs, "r1")
+
+
+def test_workers_with_the_same_pid_check_a_folder_at_once(tmp_path: Path) -> None:
+    """As in containers, which share the disk."""
+    with ThreadPoolExecutor(16) as pool:
+        for _ in range(20):
+            list(pool.map(check_folder, [tmp_path] * 16))

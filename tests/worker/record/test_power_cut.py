@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from jobs import AsyncClient, JobError
+from jobs.client.durable import read_persistence
 from tests.servers import BINARIES, Server
 from tests.worker.record.outboxes import RUN
 from tests.worker.site import Site, wait_until
@@ -109,3 +114,36 @@ def test_each_synced_write_is_durable_at_once(make_server: MakeServer, tmp_path:
     time.sleep(0.1)
     assert job.status() == "queued"
     site.close()
+
+
+def test_a_server_that_loads_its_data_is_no_server_without_a_file(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    """Meanwhile INFO says aof_enabled:0, and a job would be refused, or a row written too early."""
+    options = {"key_load_delay": "50", "loading_process_events_interval_bytes": "1024"}
+    server = make_server(0.0, appendonly="yes", **options)
+    with server.client.pipeline(transaction=False) as pipeline:
+        for number in range(40_000):
+            pipeline.set(f"key{number}", "v")
+        pipeline.execute()
+    server.stop()
+    starting = threading.Thread(target=server.start)
+    starting.start()
+    client = server.client
+    client.set_retry(Retry(NoBackoff(), 0))
+    seen: list[bool] = []
+
+    def refused() -> bool:
+        try:
+            seen.append(read_persistence(client).append_only)
+        except redis.BusyLoadingError:
+            return True
+        except redis.ConnectionError:
+            pass
+        return False
+
+    wait_until(refused, "the server did not load its data for a while")
+    starting.join()
+    assert read_persistence(client).append_only
+    assert False not in seen
+    client.close()

@@ -15,7 +15,7 @@ import pytest
 from jobs import keys
 from jobs.results.files import write_part
 from jobs.results.rows import rows_of
-from tests.worker.record.outboxes import RUN, files, fill, numbers
+from tests.worker.record.outboxes import RUN, files, fill, numbers, plan_next
 from tests.worker.site import Site, wait_until
 from worker.record import recorder as module
 
@@ -98,13 +98,39 @@ def test_nothing_is_left_in_redis_when_all_is_written(site: Site, make: Any) -> 
 def test_two_recorders_share_the_parts(site: Site, make: Any) -> None:
     a, b = make("a", plan_seconds=60), make("b", plan_seconds=60)
     fill(site, 4)
-    first = a._plan_next(RUN)
-    assert b._plan_next(RUN) is None
+    first = plan_next(a)
+    assert plan_next(b) is None
     fill(site, 4, first=4)
-    second = b._plan_next(RUN)
+    second = plan_next(b)
     b._execute(second)
     a._execute(first)
     assert [sorted(rows) for rows in files(site).values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_of_all_recorders_one_looks_at_the_outboxes_at_a_time(site: Site, make: Any) -> None:
+    a, b = make("a"), make("b")
+    assert not a._may_look()  # there are none
+    fill(site, 1)
+    assert a._may_look()
+    assert not a._may_look() and not b._may_look()
+    wait_until(b._may_look)
+    assert not a._may_look()
+
+
+def test_recorders_look_less_often_at_many_runs(site: Site, make: Any) -> None:
+    site.redis.sadd(keys.OUTBOXES, *map(str, range(10_000)))
+    assert make("a")._may_look()
+    assert site.redis.pttl(keys.RECORDER) > 1000
+
+
+def test_the_parts_of_many_runs_are_planned_in_one_round_trip(site: Site, make: Any) -> None:
+    runs = [f"run-{number}" for number in range(50)]
+    for run in runs:
+        fill(site, 1, run=run)
+    recorder = make("a")
+    before = site.redis.info("stats")["total_reads_processed"]
+    assert [plan.run for plan in recorder._plan(runs)] == runs
+    assert site.redis.info("stats")["total_reads_processed"] - before < 10
 
 
 # --- death and freezing ---------------------------------------------------------------------------
@@ -113,7 +139,8 @@ def test_two_recorders_share_the_parts(site: Site, make: Any) -> None:
 def test_a_frozen_recorder_writes_the_same_file_again(site: Site, make: Any) -> None:
     a, b = make("a"), make("b")
     fill(site, 5)
-    plan = a._plan_next(RUN)
+    plan = plan_next(a)
+    assert plan is not None
     values = a._plans.rows(plan)
     rows = [row for value in values for row in module._rows(value, plan)]
     time.sleep(0.3)  # a is frozen, its plan expires
@@ -130,7 +157,7 @@ def test_a_frozen_recorder_writes_the_same_file_again(site: Site, make: Any) -> 
 def test_a_frozen_recorder_that_reads_late_writes_nothing(site: Site, make: Any) -> None:
     a, b = make("a"), make("b")
     fill(site, 5)
-    plan = a._plan_next(RUN)
+    plan = plan_next(a)
     time.sleep(0.3)
     assert b._write_due_parts()
     before = files(site)
@@ -201,11 +228,11 @@ def test_a_recorder_that_fails_gives_its_plans_up(
 def test_only_the_owner_gives_a_plan_up(site: Site, make: Any) -> None:
     a, b = make("a", plan_seconds=600.0), make("b", plan_seconds=600.0)
     fill(site, 3)
-    plan = a._plan_next(RUN)
+    plan = plan_next(a)
     b._plans.release(plan)
-    assert b._plan_next(RUN) is None
+    assert plan_next(b) is None
     a._plans.release(plan)
-    assert b._plan_next(RUN) == plan
+    assert plan_next(b) == plan
 
 
 def test_an_invalid_entry_does_not_stop_others(
@@ -250,7 +277,7 @@ def test_a_run_that_is_no_valid_folder_name_is_ignored(site: Site, make: Any, ru
 
 def test_finishing_waits_for_the_part_of_a_dead_recorder(site: Site, make: Any) -> None:
     fill(site, 3)
-    assert make("dead", plan_seconds=0.6)._plan_next(RUN) is not None
+    assert plan_next(make("dead", plan_seconds=0.6)) is not None
     last = make("last", plan_seconds=0.6)
     last.start()
     assert last.finish(20.0, aborted=lambda: False, with_others=True)
@@ -259,7 +286,7 @@ def test_finishing_waits_for_the_part_of_a_dead_recorder(site: Site, make: Any) 
 
 def test_an_abort_leaves_the_rows_in_redis(site: Site, make: Any) -> None:
     fill(site, 3)
-    make("dead", plan_seconds=60)._plan_next(RUN)
+    plan_next(make("dead", plan_seconds=60))
     last = make("last")
     last.start()
     assert not last.finish(60.0, aborted=lambda: True, with_others=True)

@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import load_file
 
 from jobs import JobError
+from tests.worker.checkpoints import make_checkpoint
 from tests.worker.loading.folders import WEIGHTS, edit_json, edit_weights
 from tests.worker.sources import open_folder
 from worker.loading.checkpoint import Checkpoint
+from worker.quantise.compression import Compression, compression_of
 from worker.resident import device as devices
 from worker.resident.description import describe
 from worker.resident.preflight import Preflight, preflight
@@ -29,10 +31,15 @@ def folder(original: Path, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def check(folder: Path, dtype: str = "fp32") -> Preflight:
+def check(
+    folder: Path,
+    dtype: str = "fp32",
+    device: torch.device = CPU,
+    compression: Compression | None = None,
+) -> Preflight:
     source = open_folder(folder)
     with source.weights() as headers:
-        return preflight(describe(source), CPU, dtype, headers)
+        return preflight(describe(source), device, dtype, headers, compression)
 
 
 def test_sizes_are_those_of_the_weight_files(original: Path) -> None:
@@ -50,6 +57,17 @@ def test_the_dtype_decides_the_bytes(original: Path, dtype: str, name: str, size
     checked = check(original, dtype)
     assert checked.dtype_name == name
     assert checked.weight_bytes == size * checked.parameters
+
+
+def test_experts_that_a_gpu_holds_unquantised_count_so(tmp_path: Path) -> None:
+    folder = make_checkpoint(
+        tmp_path / "model", "qwen3_moe", hidden_size=64, moe_intermediate_size=32, num_experts=4
+    )
+    compression = compression_of("q8")
+    on_cpu = check(folder, "bf16", CPU, compression).weight_bytes
+    on_gpu = check(folder, "bf16", torch.device("meta"), compression).weight_bytes
+    values = 3 * 3 * 4 * 64 * 32  # layers, projections, experts
+    assert on_gpu - on_cpu == values * 2 - values // 32 * 34
 
 
 def test_no_weight_is_read(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:

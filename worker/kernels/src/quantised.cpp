@@ -3,12 +3,14 @@
 // Activations are rounded to int8 with one scale per token and 32 channels, so a row's result does
 // not depend on the others. Weights stay quantised, but are packed at load: 16 output rows (a panel)
 // lie side by side, four channels of each row adjacent, as integer dot products read them. All
-// tiles add in the same order: a row's result is the same, bit for bit, in every batch.
+// tiles add in the same order: a row's result is the same, bit for bit, in every batch. With AMX, many
+// rows of bf16 (prefill) are not rounded, but multiplied with weights that are dequantised to bf16.
 #include "simd.h"
 
 #include <cstdlib>
+#include <type_traits>
 
-#ifdef __AMX_INT8__
+#ifdef __AMX_BF16__
 #include <sys/syscall.h>
 #include <unistd.h>
 #endif
@@ -22,10 +24,12 @@ constexpr int PANEL = LANES;      // output rows side by side
 constexpr int QUAD = 4;           // channels of one integer dot product
 constexpr int VECTOR = PANEL * QUAD;  // bytes of one quad of a panel
 constexpr int QUADS = BLOCK / QUAD;
+constexpr int WIDE_FROM = 64;  // rows from which the matrix unit multiplies in bf16
 constexpr int AHEAD = 3;  // blocks to prefetch ahead
-constexpr int64_t SERIAL = 1 << 14;
 
 enum FormatCode { Q4_0, Q8_0, Q4_K, Q5_K, Q6_K };  // the codes in quantised.py
+template <FormatCode F>
+using Code = std::integral_constant<FormatCode, F>;
 
 // ---- Integers, 16 sums at a time -----------------------------------------------------------------
 
@@ -165,10 +169,10 @@ INLINE Ints quad(const Panel& p, int64_t b, int c) {
 
 // Rounded activations of all rows.
 struct Rounded {
-    const int8_t* values;   // [rows, columns]
-    const float* scales;    // [rows, blocks]
-    const int32_t* sums;    // [rows, blocks, 2]: of the values of each half block
-    const float* minus_sums;  // [rows, blocks]: of the whole block, negated
+    int8_t* values;     // [rows, columns]
+    float* scales;      // [rows, blocks]
+    int32_t* sums;      // [rows, blocks, 2]: of the values of each half block
+    float* minus_sums;  // [rows, blocks]: of the whole block, negated
     int64_t columns;
 
     int64_t blocks() const { return columns / BLOCK; }
@@ -219,9 +223,10 @@ struct Output {
     void* y;
     int64_t stride;
     int type;
+    int64_t first = 0;  // output of this matrix
 
     void put(int64_t row, int64_t panel, Floats x) const {
-        int64_t at = row * stride + panel * PANEL;
+        int64_t at = row * stride + first + panel * PANEL;
         if (type == FLOAT32)
             store((float*)y + at, x);
         else
@@ -303,9 +308,16 @@ void one_panel(const uint8_t* packed, int64_t panel, const Rounded& x, int64_t r
     if (row < rows) tile<F, 1, 1>(packed, panel, x, row, y);
 }
 
+// Units of work that a thread takes at a time. They are handed out as threads become free: a core
+// that another process shares doesn't hold up the others.
+INLINE int64_t chunk(int64_t units) {
+    const int64_t share = units / (omp_get_num_threads() * 8);
+    return share > 1 ? share : 1;
+}
+
 // ---- Tiles of the matrix unit --------------------------------------------------------------------
 
-#ifdef __AMX_INT8__
+#ifdef __AMX_BF16__
 
 constexpr int TILE_ROWS = 16;   // rows of x that one instruction multiplies with a panel
 constexpr int IN_FLIGHT = 4;    // products that are started before the first is used
@@ -323,9 +335,8 @@ constexpr int depth() {
     return F == Q6_K ? BLOCK / 2 : BLOCK;
 }
 
-// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 quads of a panel.
-template <int F>
-void configure_tiles() {
+// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights of a panel.
+void configure_tiles(int x_bytes, int weight_rows) {
     struct alignas(64) {
         uint8_t palette, start, reserved[14];
         uint16_t bytes[16];
@@ -333,8 +344,8 @@ void configure_tiles() {
     } config = {};
     config.palette = 1;
     for (int i = 0; i < 8; i++) {
-        config.bytes[i] = i == 4 || i == 5 ? depth<F>() : VECTOR;
-        config.rows[i] = i < 6 ? TILE_ROWS : depth<F>() / QUAD;
+        config.bytes[i] = i == 4 || i == 5 ? x_bytes : VECTOR;
+        config.rows[i] = i < 6 ? TILE_ROWS : weight_rows;
     }
     _tile_loadconfig(&config);
 }
@@ -395,47 +406,126 @@ void tile_rows_by_unit(const Panel& panel, const uint8_t* quads, const Rounded& 
 // a panel are unpacked once for all rows, as signed bytes without offset.
 template <int F>
 int64_t product_by_tiles(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
-                         const Output& y, int threads) {
+                         const Output& y, bool tiles) {
     const int64_t blocks = x.blocks(), done = rows / TILE_ROWS * TILE_ROWS;
-    if (!done || blocks % IN_FLIGHT || !tiles_are_allowed()) return 0;
-#pragma omp parallel num_threads(threads)
-    {
-        uint8_t* unpacked = (uint8_t*)aligned_alloc(VECTOR, blocks * BLOCK * PANEL);
-        configure_tiles<F>();
-#pragma omp for schedule(static)
-        for (int64_t index = 0; index < panels; index++) {
-            const Panel panel = panel_at(packed, SHAPES[F], blocks, index);
-            for (int64_t b = 0; b < blocks; b++)
-                for (int c = 0; c < QUADS; c++)
-                    _mm512_store_si512(
-                        unpacked + (b * QUADS + c) * VECTOR,
-                        _mm512_sub_epi8(quad<F>(panel, b, c), _mm512_set1_epi8(offset<F>())));
-            for (int64_t row = 0; row < done; row += TILE_ROWS)
-                tile_rows_by_unit<F>(panel, unpacked, x, row, index, y);
-        }
-        _tile_release();
-        free(unpacked);
+    if (!done || blocks % IN_FLIGHT || !tiles) return 0;
+    uint8_t* unpacked = (uint8_t*)aligned_alloc(VECTOR, blocks * BLOCK * PANEL);
+    configure_tiles(depth<F>(), depth<F>() / QUAD);
+#pragma omp for schedule(dynamic, chunk(panels)) nowait
+    for (int64_t index = 0; index < panels; index++) {
+        const Panel panel = panel_at(packed, SHAPES[F], blocks, index);
+        for (int64_t b = 0; b < blocks; b++)
+            for (int c = 0; c < QUADS; c++)
+                _mm512_store_si512(
+                    unpacked + (b * QUADS + c) * VECTOR,
+                    _mm512_sub_epi8(quad<F>(panel, b, c), _mm512_set1_epi8(offset<F>())));
+        for (int64_t row = 0; row < done; row += TILE_ROWS)
+            tile_rows_by_unit<F>(panel, unpacked, x, row, index, y);
     }
+    _tile_release();
+    free(unpacked);
     return done;
+}
+
+// One block of a panel as bf16: pairs of channels of the 16 rows side by side.
+template <int F>
+INLINE void widen(const Panel& panel, int64_t b, uint8_t* out) {
+    const Scales scales = scales_of<F>(panel, b);
+    const Floats minimum = F == Q4_K || F == Q5_K ? scales.second : zeros();
+    for (int c = 0; c < QUADS; c++) {
+        const Ints bytes = quad<F>(panel, b, c);
+        const Floats scale = F == Q6_K && c >= QUADS / 2 ? scales.second : scales.first;
+        __m512i channels[QUAD];
+        for (int i = 0; i < QUAD; i++) {
+            Ints byte = _mm512_and_si512(_mm512_srli_epi32(bytes, 8 * i), ints(255));
+            Floats value = (to_floats(byte) - all(offset<F>())) * scale - minimum;
+            channels[i] = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(value));
+        }
+        for (int i = 0; i < QUAD; i += 2)
+            _mm512_store_si512(out + (c * QUAD + i) / 2 * VECTOR,
+                               either(channels[i], _mm512_slli_epi32(channels[i + 1], 16)));
+    }
+}
+
+// 2 · TILE_ROWS rows of x by two panels of bf16 → sums [panel][row][output].
+INLINE void multiply_bf16(const bf16* x, int64_t stride, const uint8_t* first,
+                          const uint8_t* second, int64_t blocks, float* sums) {
+    constexpr int TILE = TILE_ROWS * PANEL;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t b = 0; b < blocks; b++) {
+        _tile_loadd(4, x + b * BLOCK, stride * sizeof(bf16));
+        _tile_loadd(6, first + b * BLOCK * PANEL * sizeof(bf16), VECTOR);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, x + TILE_ROWS * stride + b * BLOCK, stride * sizeof(bf16));
+        _tile_dpbf16ps(1, 5, 6);
+        _tile_loadd(7, second + b * BLOCK * PANEL * sizeof(bf16), VECTOR);
+        _tile_dpbf16ps(2, 4, 7);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    _tile_stored(0, sums, VECTOR);
+    _tile_stored(1, sums + TILE, VECTOR);
+    _tile_stored(2, sums + 2 * TILE, VECTOR);
+    _tile_stored(3, sums + 3 * TILE, VECTOR);
+}
+
+// y of at least WIDE_FROM rows in bf16, which are not rounded further: two panels at a time are
+// dequantised once for all rows.
+template <int F>
+void product_in_bf16(const uint8_t* packed, const bf16* x, int64_t stride, int64_t rows,
+                     int64_t columns, int64_t panels, const Output& y) {
+    constexpr int ROWS = 2 * TILE_ROWS;
+    const int64_t blocks = columns / BLOCK, size = columns * PANEL * (int64_t)sizeof(bf16);
+    uint8_t* widened = (uint8_t*)aligned_alloc(VECTOR, 2 * size);
+    alignas(64) float sums[2 * ROWS * PANEL];
+    configure_tiles(VECTOR, TILE_ROWS);
+#pragma omp for schedule(dynamic, chunk(panels / 2)) nowait
+    for (int64_t first = 0; first < panels; first += 2) {
+        const int count = first + 1 < panels ? 2 : 1;
+        for (int p = 0; p < count; p++) {
+            const Panel panel = panel_at(packed, SHAPES[F], blocks, first + p);
+            for (int64_t b = 0; b < blocks; b++)
+                widen<F>(panel, b, widened + p * size + b * BLOCK * PANEL * sizeof(bf16));
+        }
+        for (int64_t row = 0; row < rows; row += ROWS) {
+            const int64_t at = row + ROWS <= rows ? row : rows - ROWS;  // the last rows overlap
+            multiply_bf16(x + at * stride, stride, widened, widened + (count - 1) * size, blocks,
+                          sums);
+            for (int p = 0; p < count; p++)
+                for (int r = 0; r < ROWS; r++)
+                    y.put(at + r, first + p, load(sums + (p * ROWS + r) * PANEL));
+        }
+    }
+    _tile_release();
+    free(widened);
 }
 
 #else
 
+bool tiles_are_allowed() { return false; }
+
 template <int F>
-int64_t product_by_tiles(const uint8_t*, const Rounded&, int64_t, int64_t, const Output&, int) {
+int64_t product_by_tiles(const uint8_t*, const Rounded&, int64_t, int64_t, const Output&, bool) {
     return 0;
 }
 
+template <int F>
+void product_in_bf16(const uint8_t*, const bf16*, int64_t, int64_t, int64_t, int64_t,
+                     const Output&) {}
+
 #endif
 
+// y of one matrix: the share of this thread of a parallel region, which all its threads enter.
 template <int F>
 void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
-             const Output& y, int threads) {
+             const Output& y, bool tiles) {
     constexpr int P = tile_panels<F>(), R = tile_rows<F>();
-    const int64_t done = product_by_tiles<F>(packed, x, rows, panels, y, threads);
+    const int64_t done = product_by_tiles<F>(packed, x, rows, panels, y, tiles);
     if (done == rows) return;
     const int together = rows - done > FEW ? P : 1;
-#pragma omp parallel for num_threads(threads) schedule(static)
+#pragma omp for schedule(dynamic, chunk(panels / together)) nowait
     for (int64_t first = 0; first < panels; first += together) {
         int64_t row = done;
         if (together == P && first + P <= panels)
@@ -480,17 +570,14 @@ void round_block(const T* x, int8_t* values, float* scale, int32_t* sums, float*
     *minus_sum = (float)-(sums[0] + sums[1]);
 }
 
+// The share of this thread of all rows.
 template <typename T>
-void round_rows(const T* x, int64_t stride, int8_t* values, float* scales, int32_t* sums,
-                float* minus_sums, int64_t rows, int64_t columns, int threads) {
-    const int64_t blocks = columns / BLOCK;
-#pragma omp parallel for num_threads(threads) if (rows * columns >= SERIAL)
-    for (int64_t row = 0; row < rows; row++)
-        for (int64_t b = 0; b < blocks; b++) {
-            int64_t at = row * blocks + b;
-            round_block(x + row * stride + b * BLOCK, values + at * BLOCK, scales + at,
-                        sums + at * 2, minus_sums + at);
-        }
+void round_rows(const T* x, int64_t stride, int64_t rows, const Rounded& out) {
+    const int64_t blocks = out.blocks();
+#pragma omp for schedule(static)
+    for (int64_t at = 0; at < rows * blocks; at++)
+        round_block(x + at / blocks * stride + at % blocks * BLOCK, out.values + at * BLOCK,
+                    out.scales + at, out.sums + at * 2, out.minus_sums + at);
 }
 
 // ---- Packing -------------------------------------------------------------------------------------
@@ -618,31 +705,42 @@ EXPORT void pack_rows(int format, const uint8_t* blocks, uint8_t* packed, int64_
     }
 }
 
-// x [rows, columns] → int8 values, scales per 32, sums per 16, and negated sums per 32.
-EXPORT void round_activations(const void* x, int64_t stride, int8_t* values, float* scales,
-                              int32_t* sums, float* minus_sums, int64_t rows, int64_t columns,
-                              int type, int threads) {
-    if (type == FLOAT32)
-        round_rows((const float*)x, stride, values, scales, sums, minus_sums, rows, columns,
-                   threads);
-    else
-        round_rows((const bf16*)x, stride, values, scales, sums, minus_sums, rows, columns,
-                   threads);
-}
-
-// y [rows, outputs] = x Wᵀ with `y_stride` between rows.
-EXPORT void quantised_product(int format, const uint8_t* packed, const int8_t* values,
-                              const float* scales, const int32_t* sums,
-                              const float* minus_sums, void* y, int64_t y_stride, int64_t rows, int64_t outputs, int64_t columns, int type,
-                              int threads) {
-    Rounded x{values, scales, sums, minus_sums, columns};
-    Output out{y, y_stride, type};
-    const int64_t panels = outputs / PANEL;
-    switch (format) {
-        case Q4_0: return product<Q4_0>(packed, x, rows, panels, out, threads);
-        case Q8_0: return product<Q8_0>(packed, x, rows, panels, out, threads);
-        case Q4_K: return product<Q4_K>(packed, x, rows, panels, out, threads);
-        case Q5_K: return product<Q5_K>(packed, x, rows, panels, out, threads);
-        case Q6_K: return product<Q6_K>(packed, x, rows, panels, out, threads);
+// y [rows, all outputs] = x Wᵀ, with W the `parts` matrices one below the other. `table` holds the
+// format, the packed rows and the number of outputs of each. `scratch`: 48 bytes per row and block.
+EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_t columns,
+                             int type, const int64_t* table, int parts, void* y, int64_t y_stride,
+                             uint8_t* scratch, int threads) {
+    const int64_t blocks = rows * (columns / BLOCK);
+    float* scales = (float*)(scratch + blocks * BLOCK);
+    const Rounded rounded{(int8_t*)scratch, scales, (int32_t*)(scales + 2 * blocks),
+                          scales + blocks, columns};
+    const bool tiles = tiles_are_allowed();
+    const bool wide = tiles && type == BFLOAT16 && rows >= WIDE_FROM;
+#pragma omp parallel num_threads(threads)
+    {
+        if (type == FLOAT32)
+            round_rows((const float*)x, stride, rows, rounded);
+        else if (!wide)
+            round_rows((const bf16*)x, stride, rows, rounded);
+        Output out{y, y_stride, type};
+        for (const int64_t* part = table; part < table + 3 * parts; part += 3) {
+            const uint8_t* packed = (const uint8_t*)part[1];
+            const int64_t panels = part[2] / PANEL;
+            const auto multiply = [&](auto format) {
+                constexpr int F = decltype(format)::value;
+                if (wide)
+                    product_in_bf16<F>(packed, (const bf16*)x, stride, rows, columns, panels, out);
+                else
+                    product<F>(packed, rounded, rows, panels, out, tiles);
+            };
+            switch (part[0]) {
+                case Q4_0: multiply(Code<Q4_0>()); break;
+                case Q8_0: multiply(Code<Q8_0>()); break;
+                case Q4_K: multiply(Code<Q4_K>()); break;
+                case Q5_K: multiply(Code<Q5_K>()); break;
+                case Q6_K: multiply(Code<Q6_K>()); break;
+            }
+            out.first += part[2];
+        }
     }
 }

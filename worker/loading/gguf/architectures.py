@@ -78,6 +78,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "gemma2": Architecture(dense.gemma2, zero_centred=True),
     "gemma3": Architecture(dense.gemma3, zero_centred=True),
     "glm4": Architecture(dense.glm4),
+    "gpt-oss": Architecture(mixtures.gpt_oss),
     "granite": Architecture(dense.granite, permuted=True),
     "llama": Architecture(dense.llama, permuted=True),
     "olmo2": Architecture(dense.olmo2),

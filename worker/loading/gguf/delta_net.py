@@ -39,20 +39,20 @@ class DeltaNetRows:
         values = self.value_heads * self.value_dim
         both = 2 * self.key_heads * self.key_dim + values
         names = {
-            "attn_qkv.weight": ("in_proj_qkv.weight", both, self._qkv_rows),
-            "attn_gate.weight": ("in_proj_z.weight", values, self._value_rows),
-            "ssm_beta.weight": ("in_proj_b.weight", self.value_heads, self._heads),
-            "ssm_alpha.weight": ("in_proj_a.weight", self.value_heads, self._heads),
-            "ssm_dt.bias": ("dt_bias", self.value_heads, self._heads),
-            "ssm_a": ("A_log", self.value_heads, self._heads),
-            "ssm_conv1d.weight": ("conv1d.weight", both, self._qkv_rows),
+            "attn_qkv.weight": ("in_proj_qkv.weight", both, self.qkv_rows),
+            "attn_gate.weight": ("in_proj_z.weight", values, self.value_rows),
+            "ssm_beta.weight": ("in_proj_b.weight", self.value_heads, self.heads),
+            "ssm_alpha.weight": ("in_proj_a.weight", self.value_heads, self.heads),
+            "ssm_dt.bias": ("dt_bias", self.value_heads, self.heads),
+            "ssm_a": ("A_log", self.value_heads, self.heads),
+            "ssm_conv1d.weight": ("conv1d.weight", both, self.qkv_rows),
         }
         if part == "ssm_norm.weight":
             return {"norm.weight": whole}
         if part == "ssm_out.weight":
             if not self.tiled or whole.shape[-1] != values:
                 return {"out_proj.weight": whole}
-            columns = self._value_rows()
+            columns = self.value_rows()
             return {"out_proj.weight": whole.changed(lambda weight: weight[:, columns])}
         if part not in names:
             return None
@@ -66,37 +66,40 @@ class DeltaNetRows:
             piece = piece.changed(lambda weight: weight[:, None], (channels, 1, kernel))
         return {ours: piece}
 
-    def _heads(self) -> Tensor:
+    def heads(self) -> Tensor:
         """The place in the file of each value head."""
         heads = torch.arange(self.value_heads)
         return heads.view(-1, self.key_heads).T.flatten() if self.tiled else heads
 
-    def _value_rows(self) -> Tensor:
+    def value_rows(self) -> Tensor:
         """The rows of the value heads, in their order in safetensors files."""
-        return (self._heads()[:, None] * self.value_dim + torch.arange(self.value_dim)).flatten()
+        return (self.heads()[:, None] * self.value_dim + torch.arange(self.value_dim)).flatten()
 
-    def _qkv_rows(self) -> Tensor:
+    def qkv_rows(self) -> Tensor:
         keys = 2 * self.key_heads * self.key_dim
-        return torch.cat([torch.arange(keys), keys + self._value_rows()])
+        return torch.cat([torch.arange(keys), keys + self.value_rows()])
 
-    def _grouped(self, part: str, whole: Piece) -> dict[str, Piece] | None:
-        """Rows by key head: q, k, then v and z of its value heads; likewise b and a."""
+    def grouped_rows(self, part: str) -> tuple[Tensor, Tensor]:
+        """The rows of a projection that is grouped by key head: those of q, k and v, and those of
+        z; for `part` "ba", those of b and those of a."""
         shared = self.value_heads // self.key_heads
         sizes = [self.key_dim, self.key_dim, shared * self.value_dim, shared * self.value_dim]
-        if part == "ssm_ba.weight":
+        if part == "ba":
             sizes = [shared, shared]
-        if whole.shape[0] != self.key_heads * sum(sizes) or min(sizes) == 0:
+        rows = torch.arange(self.key_heads * sum(sizes)).view(self.key_heads, -1)
+        *first, last = (group.flatten() for group in rows.split(sizes, dim=1))
+        return torch.cat(first), last
+
+    def _grouped(self, part: str, whole: Piece) -> dict[str, Piece] | None:
+        if self.value_heads < self.key_heads:
             return None
-        rows = torch.arange(whole.shape[0]).view(self.key_heads, -1)
-        split = [group.flatten() for group in rows.split(sizes, dim=1)]
+        names = ("in_proj_qkv", "in_proj_z")
         if part == "ssm_ba.weight":
-            b, a = split
-            return {
-                "in_proj_b.weight": whole.with_rows(b),
-                "in_proj_a.weight": whole.with_rows(a),
-            }
-        *qkv, z = split
+            names = ("in_proj_b", "in_proj_a")
+        rows = self.grouped_rows("ba" if part == "ssm_ba.weight" else "qkvz")
+        if whole.shape[0] != sum(map(len, rows)):
+            return None
         return {
-            "in_proj_qkv.weight": whole.with_rows(torch.cat(qkv)),
-            "in_proj_z.weight": whole.with_rows(z),
+            f"{name}.weight": whole.with_rows(order)
+            for name, order in zip(names, rows, strict=True)
         }

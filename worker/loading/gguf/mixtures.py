@@ -49,6 +49,22 @@ def qwen3moe(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> di
     return {"model_type": "qwen3_moe", **_experts(metadata, normalised=True)}
 
 
+def gpt_oss(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[str, Any]:
+    """Every other layer slides. llama.cpp rounds the bounds of yarn to whole channels, which the
+    published config.json does not."""
+    require_all_rotated(metadata, fields["head_dim"])
+    rope = fields.get("rope_scaling") or {"rope_type": "default"}
+    return {
+        "model_type": "gpt_oss",
+        "num_local_experts": metadata.size("expert_count"),
+        "num_experts_per_tok": metadata.size("expert_used_count"),
+        "intermediate_size": metadata.size("expert_feed_forward_length"),
+        "attention_bias": "blk.0.attn_q.bias" in tensors,
+        "sliding_window": metadata.size("attention.sliding_window"),
+        "rope_scaling": rope,
+    }
+
+
 def _hybrid(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
     """Delta nets with full attention at intervals. Keys and values of a delta net have heads of
     ssm.state_size channels."""

@@ -30,6 +30,7 @@ OWN = {
     "phi3": MERGED,
     "glm4": (*MERGED, "post_self_attn_layernorm", "post_mlp_layernorm"),
     "mixtral": ("block_sparse_moe.gate",),
+    "gpt_oss": ("mlp.router", "self_attn.sinks"),
 }
 
 

@@ -25,7 +25,9 @@ from worker.models.fields import MAX_EXPERTS
 
 LAYER = re.compile(r"blk\.(\d+)\.")
 SUFFIX = re.compile(r"\.(weight|bias)$")
-EXPERTS = re.compile(r"(blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps)\.weight")
+EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)")
+EXPERT = re.compile(r"model\.layers\.(\d+)\.(.+\.experts)\.\d+\.(\w+)\.(weight|bias)")
+WITHOUT_SUFFIX = ("sinks",)  # names of tensors in safetensors files
 FUSED = re.compile(r"(blk\.(\d+)\.attn_qkv)\.(weight|bias)")
 # The prefix of a layer's experts and the names of their projections.
 EXPERT_NAMES = {
@@ -65,10 +67,10 @@ class Presented:
 
     def label(self, name: str) -> str:
         """The name in the file of a tensor of the model."""
-        expert = re.fullmatch(r"model\.layers\.(\d+)\.(.+\.experts)\.\d+\.(\w+)\.weight", name)
+        expert = EXPERT.fullmatch(name)
         if expert is not None:
             parts = {ours: part for part, ours in self._expert_names[1].items()}
-            return f"blk.{expert[1]}.ffn_{parts.get(expert[3], expert[3])}_exps.weight"
+            return f"blk.{expert[1]}.ffn_{parts.get(expert[3], expert[3])}_exps.{expert[4]}"
         suffix = SUFFIX.search(name)
         base = name[: suffix.start()] if suffix else name
         return self._files[base] + (suffix[0] if suffix else "") if base in self._files else name
@@ -83,9 +85,10 @@ class Presented:
         if stored.name in FACTORS or (index is not None and index >= self._layers):
             return  # read with the configuration, or of multi-token prediction
         whole = Piece.whole(stored)
-        stacked = len(stored.shape) == 3 and stored.shape[0] <= MAX_EXPERTS
-        if EXPERTS.fullmatch(stored.name) and stacked:
-            yield from self._experts(whole)
+        expert = EXPERTS.fullmatch(stored.name)
+        stacked = stored.shape[0] <= MAX_EXPERTS
+        if expert and stacked and len(stored.shape) == (3 if expert[3] == "weight" else 2):
+            yield from self._experts(whole, int(expert[1]), expert[2], expert[3])
             return
         if index in self._linear and self._delta is not None:
             found = self._delta.pieces(stored.name, whole)
@@ -113,7 +116,7 @@ class Presented:
                 piece = piece.with_rows(self._halves(part))
         elif part == "shared_expert_gate" and len(piece.shape) == 1:
             piece = piece.changed(lambda values: values[None], (1, *piece.shape))
-        return ours + suffix[0], piece
+        return (ours if part in WITHOUT_SUFFIX else ours + suffix[0]), piece
 
     def _halves(self, part: str) -> Tensor:
         """The order of rows that puts the channels of each head that rotate together half a head
@@ -127,20 +130,21 @@ class Presented:
         rows: int = self._fields[heads] * self._fields["head_dim"]
         return rows
 
-    def _experts(self, whole: Piece) -> Iterator[tuple[str, Piece]]:
-        """One tensor for each expert and projection, of [experts, rows, columns]."""
-        found = EXPERTS.fullmatch(whole.stored.name)
-        assert found is not None
+    def _experts(
+        self, whole: Piece, layer: int, part: str, suffix: str
+    ) -> Iterator[tuple[str, Piece]]:
+        """One tensor for each expert and projection, of [experts, rows, columns] or, for biases,
+        [experts, rows]."""
         prefix, parts = self._expert_names
         for index in range(whole.shape[0]):
-            name = f"model.layers.{found[2]}.{prefix}.{index}"
+            name = f"model.layers.{layer}.{prefix}.{index}"
             matrix = whole.one_matrix(index)
-            if found[3] != "gate_up":
-                yield f"{name}.{parts[found[3]]}.weight", matrix
+            if part != "gate_up":
+                yield f"{name}.{parts[part]}.{suffix}", matrix
                 continue
             half = matrix.shape[0] // 2
-            yield f"{name}.{parts['gate']}.weight", matrix.with_rows(slice(None, half))
-            yield f"{name}.{parts['up']}.weight", matrix.with_rows(slice(half, None))
+            yield f"{name}.{parts['gate']}.{suffix}", matrix.with_rows(slice(None, half))
+            yield f"{name}.{parts['up']}.{suffix}", matrix.with_rows(slice(half, None))
 
     def _fused(self, whole: Piece, layer: int, suffix: str) -> Iterator[tuple[str, Piece]]:
         """Queries, keys and values that are stored in one tensor."""

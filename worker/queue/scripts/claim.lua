@@ -1,8 +1,12 @@
 #!lua flags=allow-oom
--- Moves jobs from the front of their queues to "started", in the name of one worker.
+-- Moves jobs from the front of their queues to "started", in the name of one worker. Before that, it
+-- queues the scheduled jobs whose time has come (also those of RQ's enqueue_in and enqueue_at). The
+-- caller loads this script behind the functions of rq_lines.lua.
 --
 -- KEYS  started: sorted set of the jobs that the worker has started
 --       workers: sorted set of the workers
+--       limits: hash of the limits that an operator has set
+--       queues: set of all queues
 --       lists…: queue, wip and quarantine key of each queue in turn: first the interactive queues of
 --       all models, then the bulk queues of all models in the same order, so that a bulk job is
 --       taken only when the interactive queues of all models have left room.
@@ -13,22 +17,28 @@
 --       score: score of the first lease in the wip set
 --       take_suspects: '1' if the worker runs no job: it takes the first group of suspects from the
 --       quarantines and nothing else; if there is none, it takes other jobs
---       rooms…: for each model, the number of jobs to take at most
+--       rooms…: for each queue, the number of jobs to take at most. An interactive job also takes room
+--       of its model's bulk jobs, unless there is room for just one: those must not starve
 -- Returns one list per job taken: {number of the queue from 1, job id, attempt, execution id,
 --       then the fields of the job hash in the order of FIELDS in rq_job.py}.
+--
+-- The tenants of a queue take turns: one job of each. A tenant with as many running jobs as the limit
+-- tenant_running allows loses its turn. At most 100 turns more than jobs are looked at, and at most
+-- 100 scheduled jobs per queue are queued by one call.
 --
 -- An id without a job hash is dropped, as RQ drops it, and so is an id that no RQ job can have. An
 -- id that was queued twice is dropped the second time: its job is over or running.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
 -- command fails. A job leaves its queue (LPOP) last, so no job can be lost. A full Redis runs it.
-local started, workers = unpack(KEYS)
-local lists = {unpack(KEYS, 3)}
+local started, workers, limits, queues = unpack(KEYS)
+local lists = {unpack(KEYS, 5)}
 local worker, execution_prefix, now_text, now_seconds, score, take_suspects = unpack(ARGV)
 local rooms = {unpack(ARGV, 7)}
 
 local ended = {finished = true, failed = true, stopped = true, canceled = true}
 local taken = {}
+local only_one = {}  -- of each queue: whether there was room for one job
 
 local function is_waiting(id, job)
   if not string.find(id, '^[!-~]+$') or redis.call('TYPE', job).ok ~= 'hash' then return false end
@@ -36,6 +46,8 @@ local function is_waiting(id, job)
   if status == 'started' then return redis.call('EXISTS', 'rq:executions:' .. id) == 0 end
   return not ended[status]
 end
+
+local function quarantine_of(queue) return 'chatjobs:quarantine:' .. name_of(queue) end
 
 local function next_attempt(job)
   local before = tonumber(redis.call('HGET', job, 'chatjobs_attempt') or 0) or 0
@@ -50,34 +62,44 @@ local function start(number, id, job, queue, wip, list)
   local job_score = string.format('%.17g', score + #taken * 1e-6)
   redis.call('HSET', job, 'status', 'started', 'worker_name', worker, 'started_at', now_text,
     'last_heartbeat', now_text, 'chatjobs_attempt', attempt)
-  if list == queue then redis.call('HDEL', job, 'chatjobs_group') end  -- of an earlier end
+  if list ~= quarantine_of(queue) then redis.call('HDEL', job, 'chatjobs_group') end  -- of earlier
   redis.call('PERSIST', job)
   redis.call('HSET', 'rq:execution:' .. id .. ':' .. execution, 'id', execution,
     'created_at', now_seconds, 'last_heartbeat', now_seconds, 'worker_name', worker)
   redis.call('ZADD', 'rq:executions:' .. id, job_score, execution)
   redis.call('ZADD', wip, job_score, id .. ':' .. execution)
   local name = string.sub(queue, #'rq:queue:' + 1)
-  redis.call('ZADD', started, job_score, execution .. ' ' .. id .. ' ' .. name)
+  local entry = execution .. ' ' .. id .. ' ' .. name
+  redis.call('ZADD', started, job_score, entry)
+  local running = running_of(id)
+  if running then redis.pcall('SADD', running, entry) end
   local fields = redis.call('HMGET', job, 'data', 'enqueued_at', 'created_at', 'result_ttl',
     'failure_ttl', 'chatjobs_retried', 'chatjobs_group', 'chatjobs_cancel')
   taken[#taken + 1] = {number, id, attempt, execution, unpack(fields)}
 end
 
--- Takes jobs from `list` for as long as there is room and `accepts` returns true for the next one.
-local function take(list, number, queue, wip, accepts)
-  local model = (number - 1) % #rooms + 1
-  while rooms[model] > 0 do
+-- Takes the first job of `list` that waits, if `accepts` returns true for it. Returns whether it was
+-- taken. `left` is called for each id that leaves the list.
+local function take_one(list, number, queue, wip, accepts, left)
+  while true do
     local id = redis.call('LINDEX', list, 0)
-    if not id then return end
+    if not id then return false end
     local job = 'rq:job:' .. id
-    if is_waiting(id, job) then
-      if not accepts(job) then return end
+    local waits = is_waiting(id, job)
+    if waits then
+      if not accepts(job) then return false end
       start(number, id, job, queue, wip, list)
-      rooms[model] = rooms[model] - 1
+      rooms[number] = rooms[number] - 1
+      local bulk = number + #rooms / 2
+      if rooms[bulk] and not only_one[bulk] then rooms[bulk] = rooms[bulk] - 1 end
     end
     redis.call('LPOP', list)
+    left()
+    if waits then return true end
   end
 end
+
+local function nothing() end
 
 local function is_any() return true end
 
@@ -88,20 +110,86 @@ local function in_first_group(job)
   return group == first_group
 end
 
-for model, room in ipairs(rooms) do rooms[model] = tonumber(room) end
+-- Whether a tenant may have one more running job. Counts only leases that are held: those of jobs
+-- that RQ's tools have ended are found a few at a time, when the limit is reached.
+local function may_run(tenant)
+  local set = redis.call('HMGET', limits, 'tenant_running:' .. tenant, 'tenant_running')
+  local limit = tonumber(set[1] or '') or tonumber(set[2] or '')
+  local running = 'chatjobs:tenant-running:' .. tenant
+  if not limit or redis.call('SCARD', running) < limit then return true end
+  for _, entry in ipairs(redis.call('SRANDMEMBER', running, 8)) do
+    local execution, id, name = string.match(entry, '^(%S+) (%S+) (.+)$')
+    if not name or not redis.call('ZSCORE', 'rq:wip:' .. name, id .. ':' .. execution) then
+      redis.call('SREM', running, entry)
+    end
+  end
+  return redis.call('SCARD', running) < limit
+end
+
+local function take_in_turns(number, queue, wip)
+  local tenants, turn = tenants_of(queue), last_turn(queue)
+  if redis.call('EXISTS', queue) == 1 and not redis.call('ZSCORE', tenants, '') then
+    turn = set_turn(queue, '', turn)
+  end
+  for _ = 1, 100 + rooms[number] do
+    local tenant = redis.call('ZRANGE', tenants, 0, 0)[1]
+    if not tenant or rooms[number] <= 0 then break end
+    turn = set_turn(queue, tenant, turn)
+    if tenant == '' then
+      take_one(queue, number, queue, wip, is_any, nothing)
+      if redis.call('EXISTS', queue) == 0 then redis.call('ZREM', tenants, '') end
+    elseif may_run(tenant) then
+      take_one(line_of(queue, tenant), number, queue, wip, is_any, function()
+        left_line(queue, tenant)
+      end)
+    end
+  end
+  if redis.call('HEXISTS', 'chatjobs:tenant-jobs', name_of(queue)) == 0 then
+    redis.call('DEL', tenants)  -- no tenant waits: RQ's list needs no turn
+  end
+end
+
+local time = redis.call('TIME')
+local now = string.format('%.3f', time[1] + time[2] / 1e6)
+
+local function queue_due(queue, scheduled)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, 100)) do
+    local job = 'rq:job:' .. id
+    redis.call('ZREM', scheduled, id)
+    if redis.call('TYPE', job).ok == 'hash' and redis.call('HGET', job, 'status') == 'scheduled' then
+      redis.call('HSET', job, 'status', 'queued', 'enqueued_at', now_text)
+      redis.call('SADD', queues, queue)
+      push_job('RPUSH', queue, id)
+    end
+  end
+end
+
+for number, room in ipairs(rooms) do
+  rooms[number] = tonumber(room)
+  only_one[number] = rooms[number] == 1
+end
 -- Whoever looks for the jobs of dead workers starts with the workers.
 if not redis.call('ZSCORE', workers, worker) then
   redis.call('ZADD', workers, string.format('%d', now_seconds * 1000), worker)
 end
+for number = 1, #lists / 3 do
+  local queue = lists[3 * number - 2]
+  queue_due(queue, 'rq:scheduled:' .. name_of(queue))
+end
 if take_suspects == '1' then
   for number = 1, #lists / 3 do
     local queue, wip, quarantine = unpack(lists, 3 * number - 2, 3 * number)
-    take(quarantine, number, queue, wip, in_first_group)
+    while rooms[number] > 0
+      and take_one(quarantine, number, queue, wip, in_first_group, nothing) do end
   end
   if #taken > 0 then return taken end
 end
 for number = 1, #lists / 3 do
   local queue, wip = unpack(lists, 3 * number - 2, 3 * number - 1)
-  take(queue, number, queue, wip, is_any)
+  if redis.call('EXISTS', tenants_of(queue)) == 1 then
+    take_in_turns(number, queue, wip)
+  else
+    while rooms[number] > 0 and take_one(queue, number, queue, wip, is_any, nothing) do end
+  end
 end
 return taken

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Returns a started job to its queue, or to the quarantine of its queue if it is in a group of
--- suspects.
+-- suspects. The caller loads this script behind the functions of rq_lines.lua.
 --
 -- KEYS  job: hash of the job
 --       wip: sorted set of the started jobs of its queue
@@ -8,6 +8,7 @@
 --       executions: sorted set of the executions of the job
 --       queue: list of the ids that wait
 --       quarantine: list of the suspects that wait
+--       scheduled: RQ's registry of jobs that wait for their time, scores in seconds
 --       started: sorted set of the jobs that its worker has started
 --       workers: sorted set of the workers, scores are the ends of their leases
 -- ARGV  job_id, execution_id: their member in wip is the lease of this attempt
@@ -22,15 +23,18 @@
 --       lost, lost_at: number of workers that died with the job, time of the last death; '' to
 --       leave both
 --       group: group of suspects that the job joins; '' for none
+--       delay: milliseconds that the job waits before it is queued; '' for none
+--       failures: the failed attempts so far, as JSON; '' to leave them
 -- Returns 0 if the lease is lost or the worker is alive, 1 if the job waits again, 2 if the counter
 --       is at its limit. The job has not changed after 0 and 2.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
 -- command fails. The lease is removed last, so the job is always in its queue or held. A full Redis
 -- runs it.
-local job, wip, execution, executions, queue, quarantine, started, workers = unpack(KEYS)
+local job, wip, execution, executions, queue, quarantine, scheduled, started,
+  workers = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, push, counter, limit, uncount, lost, lost_at,
-  group = unpack(ARGV)
+  group, delay, failures = unpack(ARGV)
 
 local lease = job_id .. ':' .. execution_id
 if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
@@ -57,8 +61,19 @@ if redis.call('EXISTS', job) == 1 then
     redis.call('HSET', job, 'chatjobs_lost', lost, 'chatjobs_lost_at', lost_at)
   end
   if group ~= '' then redis.call('HSET', job, 'chatjobs_group', group) end
-  if redis.call('HEXISTS', job, 'chatjobs_group') == 1 then queue = quarantine end
-  redis.call(push, queue, job_id)
+  if failures ~= '' then redis.call('HSET', job, 'chatjobs_failures', failures) end
+  if redis.call('HEXISTS', job, 'chatjobs_group') == 1 then
+    redis.call(push, quarantine, job_id)
+  elseif delay ~= '' then
+    local time = redis.call('TIME')
+    local due = time[1] + time[2] / 1e6 + delay / 1000
+    redis.call('HSET', job, 'status', 'scheduled')
+    redis.call('ZADD', scheduled, string.format('%.3f', due), job_id)
+  else
+    push_job(push, queue, job_id)
+  end
+  local running = running_of(job_id)
+  if running then redis.pcall('SREM', running, entry) end
 end
 redis.call('ZREM', wip, lease)
 redis.call('ZREM', started, entry)

@@ -1,7 +1,8 @@
 #!lua flags=allow-oom
 -- Ends a started job: "finished", "failed" or "canceled". Writes RQ's status, registry and result,
 -- the row in the outbox, the turn of its session and the end of the token stream. The caller loads this
--- script behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and end_turn.
+-- script behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and those
+-- of rq_lines.lua and rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       wip: sorted set of the started jobs of its queue
@@ -39,6 +40,7 @@
 --       working_time: seconds that the job ran
 --       attempt: number of the attempt whose row this is
 --       row_seconds: seconds that the row stays reserved
+--       failures: the failed attempts so far, as JSON; '' to leave them
 --       session: session of the job; '' for none
 --       turn, replaces_turn: its turn of the session as JSON, '' for none, and '1' if it takes the
 --       place of the last one
@@ -54,8 +56,8 @@ local job, wip, execution, executions, registry, results, outbox, outboxes, log,
   started, workers, queue, open_bytes, deadlines, rows = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, status, ended_at, keep, registry_score, error,
   row, run, end_id, end_payload, counter, max_results, now, working_time, attempt,
-  row_seconds, session, turn, replaces_turn = unpack(ARGV)
-local result_fields = {unpack(ARGV, 24)}
+  row_seconds, failures, session, turn, replaces_turn = unpack(ARGV)
+local result_fields = {unpack(ARGV, 25)}
 
 local lease = job_id .. ':' .. execution_id
 if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
@@ -74,6 +76,8 @@ pcall(end_turn, session, job_id, turn, replaces_turn)
 redis.call('DEL', execution)
 redis.call('ZREM', executions, execution_id)
 
+local running = running_of(job_id)
+if running then redis.pcall('SREM', running, entry) end
 redis.pcall('ZREM', deadlines, job_id)
 redis.pcall('EXPIRE', rows, row_seconds)
 
@@ -87,6 +91,7 @@ if redis.call('EXISTS', job) == 1 then
   keep = tonumber(keep)
   redis.call('HSET', job, 'status', status, 'ended_at', ended_at, 'chatjobs_row', attempt)
   if error ~= '' then redis.call('HSET', job, 'chatjobs_error', error) end
+  if failures ~= '' then redis.call('HSET', job, 'chatjobs_failures', failures) end
   if keep == 0 then
     redis.call('DEL', job, results)
   else

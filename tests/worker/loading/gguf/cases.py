@@ -17,6 +17,14 @@ PROMPT, COUNT = list(range(5, 25)), 64
 FIXED: dict[str, dict[str, Any]] = {
     "gemma2": {"query_pre_attn_scalar": 16},
     "gemma3_text": {"query_pre_attn_scalar": 16},
+    "gpt_oss": {
+        "swiglu_limit": 7.0,
+        "num_hidden_layers": 4,
+        "rope_parameters": {
+            **{"rope_type": "yarn", "rope_theta": 5e3, "factor": 8.0},
+            "original_max_position_embeddings": 64,
+        },
+    },
     "qwen2": {"head_dim": 8},
     "qwen2_moe": {"head_dim": 8, "norm_topk_prob": False},
     "smollm3": {"no_rope_layer_interval": 4},
@@ -34,9 +42,9 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     **{
         family: (family, FIXED.get(family, {}))
         for family in (
-            *("gemma2", "gemma3_text", "glm4", "granite", "llama", "mistral", "mixtral", "olmo2"),
-            *("olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3", "qwen3_5_moe_text", "qwen3_5_text"),
-            *("qwen3_moe", "qwen3_next", "smollm3"),
+            *("gemma2", "gemma3_text", "glm4", "gpt_oss", "granite", "llama", "mistral"),
+            *("mixtral", "olmo2", "olmo3", "phi3", "qwen2", "qwen2_moe", "qwen3"),
+            *("qwen3_5_moe_text", "qwen3_5_text", "qwen3_moe", "qwen3_next", "smollm3"),
         )
     },
     "llama tied, biases, wide heads": (

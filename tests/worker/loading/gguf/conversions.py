@@ -30,6 +30,8 @@ def changed(
         return linear_attention(name, tensor, architecture, config)
     if name.endswith("shared_expert_gate.weight"):
         tensor = tensor.squeeze(0)
+    if name.endswith(".sinks"):
+        name += ".weight"
     return {name: tensor}
 
 
@@ -72,6 +74,18 @@ def linear_attention(
     elif part == "out_proj.weight":
         tensor = tile(tensor.T.contiguous(), value_dim).T
     return {name: tensor}
+
+
+def gpt_oss_experts(name: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    """[experts, in, out], or [experts, out] for biases; the channels of gate and up in turn."""
+    layer = name.split(".")[2]
+    suffix = "bias" if name.endswith("_bias") else "weight"
+    if suffix == "weight":
+        tensor = tensor.transpose(1, 2)
+    parts = {"down": tensor}
+    if "gate_up" in name:
+        parts = {"gate": tensor[:, ::2], "up": tensor[:, 1::2]}
+    return [(f"blk.{layer}.ffn_{part}_exps.{suffix}", values) for part, values in parts.items()]
 
 
 def llama3_factors(rope: dict[str, Any], config: dict[str, Any]) -> Tensor:

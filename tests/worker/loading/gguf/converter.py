@@ -19,12 +19,18 @@ from gguf import GGMLQuantizationType as Type
 from safetensors.torch import load_file
 from torch import Tensor
 
-from tests.worker.loading.gguf.conversions import TILED, changed, llama3_factors
+from tests.worker.loading.gguf.conversions import (
+    TILED,
+    changed,
+    gpt_oss_experts,
+    llama3_factors,
+)
 
 ARCHITECTURES = {
     "gemma2": "gemma2",
     "gemma3_text": "gemma3",
     "glm4": "glm4",
+    "gpt_oss": "gpt-oss",
     "granite": "granite",
     "llama": "llama",
     "mistral": "llama",
@@ -41,6 +47,7 @@ ARCHITECTURES = {
     "qwen3_next": "qwen3next",
     "smollm3": "smollm3",
 }
+EXACT = ("ffn_gate_inp.weight", "ssm_conv1d.weight")
 HYBRID = ("qwen3next", "qwen35", "qwen35moe")
 EXPERT = re.compile(r"(.*)\.experts\.(\d+)\.(\w+)\.weight")
 MIXTRAL_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -48,7 +55,8 @@ MIXTRAL_NAMES = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 
 def convert(folder: Path, out: Path, kind: Type = Type.F32, **options: Any) -> Path:
     """Write the model in `folder` as `out`. Matrices are stored as `kind`, others as F32.
-    `options`: see write_vocabulary; metadata and tensors for further entries."""
+    `options`: see write_vocabulary; metadata and tensors for further entries; encode in place of
+    `gguf`'s quantiser."""
     config = json.loads((folder / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     out.parent.mkdir(parents=True, exist_ok=True)
@@ -65,14 +73,14 @@ def convert(folder: Path, out: Path, kind: Type = Type.F32, **options: Any) -> P
     tensors.update(options.get("tensors", {}))
     for name, tensor in tensors.items():
         values = tensor.float().contiguous().numpy()
-        if tensor.dim() < 2 or name.endswith(("ffn_gate_inp.weight", "ssm_conv1d.weight")):
+        if tensor.dim() < 2 or not name.endswith("weight") or name.endswith(EXACT):
             writer.add_tensor(name, values)
         elif kind is Type.F16:
             writer.add_tensor(name, values.astype(np.float16))
         elif kind is Type.F32:
             writer.add_tensor(name, values)
         else:
-            stored = gguf.quants.quantize(values, kind)
+            stored = options.get("encode", gguf.quants.quantize)(values, kind)
             writer.add_tensor(name, stored, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -128,6 +136,9 @@ def write_config(writer: gguf.GGUFWriter, architecture: str, config: dict[str, A
         writer.add_expert_used_count(config["num_experts_per_tok"])
     if config.get("moe_intermediate_size") and architecture != "llama":
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if architecture == "gpt-oss":
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+        writer.add_sliding_window(config["sliding_window"])
     if config.get("shared_expert_intermediate_size"):
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if architecture in HYBRID:
@@ -211,6 +222,9 @@ def stored_tensors(folder: Path, architecture: str, config: dict[str, Any]):
             part = MIXTRAL_NAMES.get(expert[3], expert[3])
             prefix = expert[1].replace("block_sparse_moe", "mlp")
             stacks.setdefault(f"{prefix}.experts.{part}.weight", {})[int(expert[2])] = tensor
+            continue
+        if architecture == "gpt-oss" and "experts" in name:
+            yield from gpt_oss_experts(name, tensor)
             continue
         if name.endswith(".experts.gate_up_proj"):
             base = name.removesuffix("gate_up_proj")

@@ -19,16 +19,21 @@ def load(file: str, **options) -> Llama:
     return Llama(file, verbose=False, n_threads=1, n_gpu_layers=0, **options)
 
 
-def greedy(task: dict) -> dict:
-    """With a cache in float32, so that only the order of additions differs from ours."""
-    model = load(
-        task["file"],
-        n_ctx=256,
-        logits_all=True,
-        type_k=llama_cpp.GGML_TYPE_F32,
-        type_v=llama_cpp.GGML_TYPE_F32,
-        flash_attn=False,
-    )
+def greedy(task: dict) -> dict | None:
+    """With a cache in float32, so that only the order of additions differs from ours. None: it
+    can't load the file."""
+    try:
+        model = load(
+            task["file"],
+            n_ctx=256,
+            n_batch=task.get("n_batch", 512),
+            logits_all=True,
+            type_k=llama_cpp.GGML_TYPE_F32,
+            type_v=llama_cpp.GGML_TYPE_F32,
+            flash_attn=False,
+        )
+    except ValueError:
+        return None
     model.eval(task["prompt"])
     last = model.scores[len(task["prompt"]) - 1].tolist()
     tokens: list[int] = []

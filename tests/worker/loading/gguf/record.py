@@ -11,7 +11,9 @@ import sys
 import tempfile
 import zlib
 from pathlib import Path
+from typing import Any
 
+from tests.worker.loading.gguf.blocks import TYPES, make_type_file, make_wide
 from tests.worker.loading.gguf.cases import (
     COUNT,
     KINDS,
@@ -36,12 +38,18 @@ def digest(ids: list[int]) -> str:
 def main() -> None:
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent)
-        models = {}
+        models: dict[str, dict[str, Any]] = {}
         for name in MODELS:
             checkpoint = make_model(folder / name, name)
             for kind in KINDS:
                 file = make_file(checkpoint, folder / f"{name}-{kind}.gguf", kind)
                 models[f"{name} {kind}"] = {"file": str(file), "prompt": PROMPT, "count": COUNT}
+        wide = make_wide(folder / "wide")
+        for type_ in TYPES:
+            file = make_type_file(wide, folder / f"{type_.name}.gguf", type_)
+            # One token at a time: batches of quantised weights crash on some CPUs.
+            task = {"file": str(file), "prompt": PROMPT, "count": 8, "n_batch": 1}
+            models[f"type {type_.name}"] = task
         files = {
             name: str(make_vocabulary(folder / f"{index}.gguf", name))
             for index, name in enumerate(vocabularies())

@@ -1,0 +1,157 @@
+"""Rows with one system prompt, rows without, and a conversation: the prefix cache on and off.
+
+    python -m bench.prefix [--rows 256] [--rounds 3] [--parts shared,distinct,turns]
+
+Random weights in the shape of Qwen3-0.6B, bf16, batch 16, greedy. "Shared": all rows begin with the
+same 400 tokens, then come 20 to 200 of each row's own, and answers of 5 to 120 tokens. "Distinct":
+the same lengths, no common tokens. "Arithmetic": what the rows would take if the tokens that have
+to be computed had the speed of prompts alone and of a full batch of answers alone, which are
+measured in the same run. Turns: seconds to the first token of each turn of a conversation.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import tempfile
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+
+import click
+
+from bench.harness import median, report, seconds
+from bench.shapes import QWEN3_06B, random_checkpoint
+from jobs.api.sampling import Sampling
+from worker import Engine
+from worker.engine.collect import Token
+from worker.resident.device import choose_device
+
+SYSTEM, USER, ANSWER = 400, (20, 200), (5, 120)  # tokens
+BATCH = 16
+TURNS, TURN = 20, 30  # turns, and new tokens in each
+
+Rows = tuple[list[list[int]], list[Sampling]]
+Figures = dict[str, object]
+
+
+def answer_of(tokens: int) -> Sampling:
+    return Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
+
+
+def make_rows(count: int, vocab: int, seed: int, *, shared: bool) -> Rows:
+    """Prompts and the lengths of their answers."""
+    draw = random.Random(seed)
+
+    def text(length: int) -> list[int]:
+        return [draw.randrange(vocab) for _ in range(length)]
+
+    system = text(SYSTEM)
+    prompts = [
+        (system if shared else text(SYSTEM)) + text(draw.randint(*USER)) for _ in range(count)
+    ]
+    return prompts, [answer_of(draw.randint(*ANSWER)) for _ in range(count)]
+
+
+def rates(engine: Engine, vocab: int, number: int) -> tuple[float, float]:
+    """Tokens per second of prompts alone, and of the answers of a full batch alone."""
+    prompts, _ = make_rows(BATCH, vocab, 1000 + number, shared=False)
+    one = seconds(lambda: engine.generate(prompts, answer_of(1)))
+    many = seconds(lambda: engine.generate(prompts, answer_of(1 + ANSWER[1] // 2)))
+    return sum(map(len, prompts)) / one, BATCH * (ANSWER[1] // 2) / (many - one)
+
+
+def measure_rows(on: Engine, off: Engine, count: int, rounds: int, *, shared: bool) -> Figures:
+    """Rows per second, other rows in each round, so that nothing is kept of the one before."""
+    vocab = on.tokenizer.vocab_size
+    engines = {"on": on, "off": off}
+    for engine in engines.values():
+        engine.generate(*make_rows(BATCH // 4, vocab, -1, shared=shared))  # warms up
+    found: dict[str, list[float]] = {name: [] for name in (*engines, "arithmetic", "bound")}
+    for number in range(rounds):
+        prompts, answers = make_rows(count, vocab, number, shared=shared)
+        prefill, decode = rates(off, vocab, number)
+        new = sum(map(len, prompts)) - (SYSTEM * (count - 1) if shared else 0)
+        # The first token of an answer comes with its prompt.
+        decoded = sum((one.max_tokens or 0) - 1 for one in answers)
+        arithmetic = count / (new / prefill + decoded / decode)
+        speed = {"arithmetic": arithmetic}
+        for name in ("on", "off") if number % 2 else ("off", "on"):
+            speed[name] = count / seconds(partial(engines[name].generate, prompts, answers))
+        speed["bound"] = speed["on"] / arithmetic
+        for name, figure in speed.items():
+            print(f"  round {number}: {name}: {figure:.4g}", file=sys.stderr)
+            found[name].append(figure)
+    ratios = [a / b for a, b in zip(found["on"], found["off"], strict=True)]
+    return {
+        "rows": f"{count} {'shared' if shared else 'distinct'}",
+        "on rows/s": median(found["on"]),
+        "off rows/s": median(found["off"]),
+        "arithmetic rows/s": median(found["arithmetic"]),
+        "on / off": median(ratios),
+        "on / arithmetic": median(found["bound"]),
+    }
+
+
+def conversation(engine: Engine, seed: int) -> list[float]:
+    """Seconds to the first token of each turn."""
+    draw = random.Random(seed)
+    vocab = engine.tokenizer.vocab_size
+    history: list[int] = []
+    found = []
+    for _ in range(TURNS):
+        history += [draw.randrange(vocab) for _ in range(TURN)]
+        stream = engine.generate_stream(history, answer_of(TURN))
+        first: list[Token] = []
+        found.append(seconds(partial(_take, stream, first)))
+        history += [token.id for token in [*first, *stream]]
+    return found
+
+
+def _take(stream: Iterator[Token], into: list[Token]) -> None:
+    into.append(next(stream))
+
+
+def measure_turns(on: Engine, off: Engine, rounds: int) -> list[Figures]:
+    rows: list[Figures] = []
+    for name, engine in (("on", on), ("off", off)):
+        times = [conversation(engine, seed) for seed in range(rounds + 1)][1:]
+        second, last = (median([one[turn] for one in times]) for turn in (1, TURNS - 1))
+        rows.append(
+            {
+                "prefix cache": name,
+                "turn 2 s": second,
+                f"turn {TURNS} s": last,
+                f"turn {TURNS} / turn 2": last / second,
+            }
+        )
+    return rows
+
+
+@click.command()
+@click.option("--device", default="auto", show_default=True)
+@click.option("--rows", "count", default=256, show_default=True)
+@click.option("--rounds", default=3, show_default=True)
+@click.option("--parts", default="shared,distinct,turns", show_default=True)
+@click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
+def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> None:
+    """Measure rows per second and seconds to the first token, with the prefix cache on and off."""
+    place = choose_device(device)
+    with tempfile.TemporaryDirectory() as folder:
+        path = random_checkpoint(Path(folder), "qwen3", QWEN3_06B)
+        on, off = (
+            Engine.load(str(path), device=str(place), max_batch=BATCH, prefix_cache=state)
+            for state in (True, False)
+        )
+        title = f"Qwen3-0.6B shape, bf16, batch {BATCH}, {place}"
+        kinds = [kind for kind in ("shared", "distinct") if kind in parts]
+        if kinds:
+            rows = [measure_rows(on, off, count, rounds, shared=one == "shared") for one in kinds]
+            report(f"Prefix cache, {title}", rows, str(place), out)
+        if "turns" in parts:
+            turns = measure_turns(on, off, rounds)
+            report(f"Conversation, {title}", turns, str(place), out and out.with_stem("turns"))
+
+
+if __name__ == "__main__":
+    main()

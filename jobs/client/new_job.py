@@ -1,0 +1,197 @@
+"""One job on its way into Redis: the keys and arguments of the script that enqueues it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import secrets
+import time
+from functools import lru_cache
+from itertools import chain
+from typing import Any, NamedTuple
+
+from jobs import keys, lua
+from jobs.api.request import ChatRequest
+from jobs.client.limits import DEFAULTS
+from jobs.client.rq_format import (
+    BULK_RESULT_SECONDS,
+    FAILURE_SECONDS,
+    LINES_LUA,
+    QUEUES_KEY,
+    RESULT_SECONDS,
+    TENANT,
+    deferred_key,
+    encode_call,
+    job_key,
+    queue_key,
+    queued_fields,
+    results_key,
+    scheduled_key,
+    wip_key,
+)
+from jobs.client.turns import TURNS_LUA
+from jobs.results.outbox import run_of
+
+RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
+ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitted, and after its end
+
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
+
+ENQUEUE = lua.load("jobs.client", "rq_enqueue", LINES_LUA, TURNS_LUA)
+
+
+# The names of the `unpack` lines of rq_enqueue.lua, in the same order.
+
+
+class EnqueueKeys(NamedTuple):
+    job: str
+    queue: str
+    wip: str
+    quarantine: str
+    scheduled: str
+    other_queue: str
+    other_wip: str
+    other_quarantine: str
+    other_scheduled: str
+    queues: str
+    log: str
+    results: str
+    open_bytes: str
+    limits: str
+    rows: str
+    deadlines: str
+    wake: str
+    deferred: str
+
+
+class EnqueueArgs(NamedTuple):
+    job_id: str
+    model: str
+    data: bytes
+    request_bytes: int
+    message_bytes: int
+    row: int | str
+    digest: bytes
+    row_seconds: int
+    at: int | str
+    delay: int | str
+    ttl: int | str
+    max_jobs: int
+    max_bytes: int
+    max_request_bytes: int
+    max_message_bytes: int
+    max_session_bytes: int
+    session: str
+    session_waits: int
+
+
+class NewJob(NamedTuple):
+    id: str
+    request: ChatRequest
+    run: str
+    request_bytes: int
+    message_bytes: int
+    data: bytes
+    digest: bytes  # of the content, of a request with a row
+
+    def script_keys(self) -> EnqueueKeys:
+        options = self.request.job
+        return _keys_of(self.request.model, options.priority)._replace(
+            job=job_key(self.id),
+            log=keys.log(self.id),
+            results=results_key(self.id),
+            rows=keys.rows(self.run, options.row or 0),
+        )
+
+    def script_args(self, now: str, result_ttl: int | None) -> list[Any]:
+        """The named arguments, then field, value, … of the hash."""
+        model, options = self.request.model, self.request.job
+        named = EnqueueArgs(
+            job_id=self.id,
+            model=model,
+            data=self.data,
+            request_bytes=self.request_bytes,
+            message_bytes=self.message_bytes,
+            row="" if options.row is None else options.row % keys.ROWS_PER_KEY,
+            digest=self.digest,
+            row_seconds=ROW_SECONDS,
+            at="" if options.at is None else round(1000 * options.at.timestamp()),
+            delay="" if options.delay is None else round(1000 * options.delay),
+            ttl="" if options.ttl is None else max(1, round(1000 * options.ttl)),
+            max_jobs=DEFAULTS.jobs,
+            max_bytes=DEFAULTS.bytes,
+            max_request_bytes=DEFAULTS.request_bytes,
+            max_message_bytes=DEFAULTS.message_bytes,
+            max_session_bytes=DEFAULTS.session_bytes,
+            session=options.session or "",
+            session_waits=int(options.turn is not None and options.turn.wait),
+        )
+        keep = options.result_ttl or result_ttl or RESULT_TTLS[options.priority]
+        fields = _hash_fields(model, options.priority, now, keep)
+        tenant = () if options.tenant is None else (TENANT, options.tenant)
+        return [*named, *fields, *tenant]
+
+
+@lru_cache(maxsize=64)
+def _keys_of(model: str, priority: str) -> EnqueueKeys:
+    """The keys of the queue; those of one job are empty."""
+    other = "interactive" if priority == "bulk" else "bulk"
+    queue, other_queue = keys.queue(model, priority), keys.queue(model, other)
+    return EnqueueKeys(
+        job="",
+        queue=queue_key(queue),
+        wip=wip_key(queue),
+        quarantine=keys.quarantine(queue),
+        scheduled=scheduled_key(queue),
+        other_queue=queue_key(other_queue),
+        other_wip=wip_key(other_queue),
+        other_quarantine=keys.quarantine(other_queue),
+        other_scheduled=scheduled_key(other_queue),
+        queues=QUEUES_KEY,
+        log="",
+        results="",
+        open_bytes=keys.OPEN_BYTES,
+        limits=keys.LIMITS,
+        rows="",
+        deadlines=keys.DEADLINES,
+        wake=keys.wake(model, bulk=priority == "bulk"),
+        deferred=deferred_key(queue),
+    )
+
+
+@lru_cache(maxsize=64)
+def _hash_fields(model: str, priority: str, now: str, result_ttl: int) -> tuple[Any, ...]:
+    """Field, value, … of the hash of a job that is queued now."""
+    fields = queued_fields(
+        now=now,
+        queue=keys.queue(model, priority),
+        description=f"chat completion with {model[:100]}",  # RQ's own contains the prompt
+        result_ttl=result_ttl,
+        failure_ttl=FAILURE_SECONDS,
+    )
+    return tuple(chain.from_iterable(fields.items()))
+
+
+def new_job(request: ChatRequest) -> NewJob:
+    content = request.to_dict()
+    run, row, job_id = run_of(content), request.job.row, request.job.id
+    # All of it becomes JSON once: the sizes and the digest come from the text of the job.
+    messages = [_to_json(message) for message in content.pop("messages")]
+    content["job"] = content.pop("job")  # last, so that the id can be appended
+    content["job"].pop("id", None)
+    text = f'{{"messages":[{",".join(messages)}],{_to_json(content)[1:]}'
+    digest = b""
+    if row is not None:
+        digest = hashlib.blake2b((text + (job_id or "")).encode(), digest_size=8).digest()
+        name = f"{run}/{row}/".encode() + digest
+        job_id = job_id or hashlib.blake2b(name, digest_size=16).hexdigest()
+    job_id = job_id or _new_id()
+    comma = "," if content["job"] else ""
+    text = f'{text[:-2]}{comma}"id":"{job_id}"}}}}'
+    call, data = encode_call(keys.TASK, "request", text)
+    return NewJob(job_id, request, run, len(call), max(map(len, messages)), data, digest)
+
+
+def _new_id() -> str:
+    """A job id of 32 hex digits that sorts by creation time."""
+    return f"{time.time_ns() // 1000:014x}{secrets.token_hex(9)}"

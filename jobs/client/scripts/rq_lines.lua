@@ -1,0 +1,67 @@
+-- Prelude for scripts that queue jobs or take them: the lines in which the jobs of a queue wait.
+--
+-- Jobs without a tenant wait in RQ's list of the queue, the others in one list per tenant,
+-- chatjobs:tenant:<queue>:<tenant>. The sorted set chatjobs:tenants:<queue> holds the tenants with
+-- waiting jobs, the next one first; '' stands for RQ's list, as long as others wait too. The hash
+-- chatjobs:tenant-jobs counts the jobs in the lists of all tenants, by queue. RQ's own tools put jobs
+-- of any tenant into RQ's list, and a claim takes them from there.
+--
+-- queue is the key of RQ's list, id is the id of a job whose hash exists.
+-- Atomic as part of the script that calls these functions.
+local function name_of(queue) return string.sub(queue, #'rq:queue:' + 1) end
+
+local function tenants_of(queue) return 'chatjobs:tenants:' .. name_of(queue) end
+
+local function line_of(queue, tenant)
+  if tenant == '' then return queue end
+  return 'chatjobs:tenant:' .. name_of(queue) .. ':' .. tenant
+end
+
+local function tenant_of(id) return redis.call('HGET', 'rq:job:' .. id, 'chatjobs_tenant') or '' end
+
+-- Puts a tenant behind all others, whose turn is at most `turn`. Returns its own.
+local function set_turn(queue, tenant, turn)
+  redis.call('ZADD', tenants_of(queue), string.format('%.0f', turn + 1), tenant)
+  return turn + 1
+end
+
+local function last_turn(queue)
+  return tonumber(redis.call('ZREVRANGE', tenants_of(queue), 0, 0, 'WITHSCORES')[2] or 0)
+end
+
+-- Puts a job into its line. push is 'LPUSH' for the front and 'RPUSH' for the end.
+local function push_job(push, queue, id)
+  local tenant = tenant_of(id)
+  redis.call(push, line_of(queue, tenant), id)
+  if tenant == '' then return end
+  redis.call('HINCRBY', 'chatjobs:tenant-jobs', name_of(queue), 1)
+  if not redis.call('ZSCORE', tenants_of(queue), tenant) then
+    set_turn(queue, tenant, last_turn(queue))
+  end
+end
+
+-- A job has left the list of a tenant.
+local function left_line(queue, tenant)
+  if redis.call('HINCRBY', 'chatjobs:tenant-jobs', name_of(queue), -1) <= 0 then
+    redis.call('HDEL', 'chatjobs:tenant-jobs', name_of(queue))
+  end
+  if redis.call('EXISTS', line_of(queue, tenant)) == 0 then
+    redis.call('ZREM', tenants_of(queue), tenant)
+  end
+end
+
+-- Removes a waiting job from its line. Returns whether it was there.
+local function remove_job(queue, id)
+  if redis.call('LREM', queue, 1, id) == 1 then return true end
+  local tenant = tenant_of(id)
+  if tenant == '' or redis.call('LREM', line_of(queue, tenant), 1, id) == 0 then return false end
+  left_line(queue, tenant)
+  return true
+end
+
+-- The key of the set of the running jobs of a job's tenant; nil if it has none.
+local function running_of(id)
+  local tenant = tenant_of(id)
+  if tenant == '' then return nil end
+  return 'chatjobs:tenant-running:' .. tenant
+end

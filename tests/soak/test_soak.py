@@ -1,0 +1,28 @@
+"""The soak in short: one round of its plan, with every fault at least once."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from jobs.embedded import server_binary
+from tests.soak.run import Soak
+
+SEED = 1
+
+
+@pytest.mark.skipif(
+    shutil.which("cc") is None, reason="a C compiler makes the library that logs syncs"
+)
+@pytest.mark.timeout(600)
+def test_faults_of_all_kinds_lose_nothing(tmp_path: Path) -> None:
+    soak = Soak(server_binary(), tmp_path, seed=SEED, jobs=3000, seconds=60.0)
+    try:
+        outcome = soak.run()
+    finally:
+        soak.close()
+    assert not outcome.problems, "\n".join(outcome.problems[:20])
+    assert outcome.counts["jobs"] == 3000
+    assert outcome.counts["jobs that ran more than once"]

@@ -1,0 +1,181 @@
+"""Random requests whose prompts begin alike, in any order and under memory pressure: every sequence
+has the tokens that it has alone without reuse, and no kept state is lost, leaked or over the limit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from jobs.api.sampling import Sampling
+from tests.worker.checkpoints import make_checkpoint
+from worker import Engine
+from worker.engine.engine import EngineCore
+from worker.engine.prefix_store import BLOCK, MAX_SNAPSHOTS, root_key
+from worker.engine.sequence import Sequence, TokenEvent
+from worker.text.detokenizer import Detokenizer
+
+KINDS = {"full": "qwen3", "window": "gemma3_text", "recurrent": "qwen3_5_text"}
+WORDS = ([7] * 9, [8, 9] * 8, [10 + i for i in range(23)], [40])  # prompts are made of these
+LONGEST = 200  # tokens of a prompt and its answer
+EXAMPLES = 120
+
+Prompt = tuple[int, ...]
+
+
+class Ask(NamedTuple):
+    """`n` sequences with one prompt."""
+
+    prompt: Prompt
+    tokens: int
+    n: int
+    salt: str
+
+
+class Cancel(NamedTuple):
+    which: int
+
+
+class Steps(NamedTuple):
+    number: int
+
+
+PROMPTS = st.lists(st.sampled_from(WORDS), min_size=1, max_size=7).map(
+    lambda words: tuple(token for word in words for token in word)
+)
+ASKS = st.builds(
+    Ask, PROMPTS, st.sampled_from([1, 3, 20]), st.sampled_from([1, 1, 3]), st.sampled_from("aab")
+)
+ACTIONS = st.lists(
+    st.one_of(
+        ASKS,
+        ASKS,
+        st.builds(Steps, st.integers(1, 12)),
+        st.builds(Cancel, st.integers(0, 30)),
+    ),
+    min_size=8,
+    max_size=40,
+)
+
+
+class Pair:
+    """One model with reuse and a small cache, and alone without reuse."""
+
+    def __init__(self, path: Path) -> None:
+        options: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "context": 512}
+        self.plain = Engine.load(str(path), max_batch=1, prefix_cache=False, **options)
+        one = self.plain._core.pool.bytes_for_one(LONGEST)
+        self.shared = Engine.load(str(path), max_batch=4, cache_bytes=7 * one // 2, **options)
+        self.alone = cache(self._alone)
+        self.core = self.shared._core
+
+    def _alone(self, prompt: Prompt, tokens: int, choice: int) -> list[int]:
+        sequence, events = sequence_of(self.plain._core, Ask(prompt, tokens, 1, ""), choice)
+        self.plain._core.add([sequence])
+        while not sequence.ended:
+            self.plain.step()
+        return ids_of(events)
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    pair = Pair(make_checkpoint(tmp_path_factory.mktemp("model"), KINDS[request.param]))
+    yield pair
+    reused, failed = pair.core.prefix.cached_tokens, request.session.testsfailed
+    assert failed or (pair.core.steps > 1000 and reused > 1000), (pair.core.steps, reused)
+
+
+def sequence_of(core: EngineCore, ask: Ask, choice: int) -> tuple[Sequence, list[TokenEvent]]:
+    """Even choices are greedy, odd ones are drawn."""
+    sampling = Sampling(
+        temperature=choice % 2, seed=len(ask.prompt), max_tokens=ask.tokens, ignore_eos=True
+    )
+    events: list[TokenEvent] = []
+    sequence = Sequence(
+        ask.prompt,
+        core.plan(sampling, ask.prompt),
+        choice,
+        Detokenizer(core.tokenizer),
+        events.append,
+        salt=ask.salt,
+    )
+    return sequence, events
+
+
+def ids_of(events: list[TokenEvent]) -> list[int]:
+    return [event.sampled.token_id for event in events if event.sampled is not None]
+
+
+def check_store(core: EngineCore, roots: set[bytes]) -> None:
+    """What holds between two steps."""
+    store = core.pool.kept
+    assert core.pool.bytes_held <= core.pool.limit_bytes
+    assert store.nbytes == sum(block.nbytes for block in store._blocks.values())
+    assert len(store._snapshots) <= MAX_SNAPSHOTS
+    assert {key for key, block in store._blocks.items() if block.snapshot} == {*store._snapshots}
+    newer: set[bytes] = set()
+    for key, block in reversed(store._blocks.items()):
+        newer.add(key)
+        assert block.references == 0
+        assert 0 < block.length <= BLOCK
+        if block.parent in store._blocks:
+            assert block.parent in newer  # it is evicted after this block
+        else:
+            assert block.parent in roots
+    for sequence in core._scheduler.running:
+        assert sequence.computed <= sequence.length
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(actions=ACTIONS)
+def test_tokens_are_those_of_each_sequence_alone_and_no_state_leaks(
+    pair: Pair, actions: list[Ask | Cancel | Steps]
+) -> None:
+    core = pair.core
+    core.pool.kept.clear()
+    state_of = core._resident.state_of
+    roots = {root_key(*state_of(1), salt) for salt in "ab"}
+    asked: list[tuple[Ask, int, Sequence, list[TokenEvent]]] = []
+
+    def step() -> bool:
+        ran = pair.shared.step()
+        check_store(core, roots)
+        return ran
+
+    for action in actions:
+        match action:
+            case Ask():
+                for choice in range(action.n):
+                    sequence, events = sequence_of(core, action, choice)
+                    asked.append((action, choice, sequence, events))
+                    core.add([sequence])
+            case Cancel() if asked:
+                asked[action.which % len(asked)][2].cancel()
+            case Steps():
+                for _ in range(action.number):
+                    step()
+    while step():
+        pass
+    for ask, choice, sequence, events in asked:
+        assert sequence.ended and sequence.slot is None
+        expected = pair.alone(ask.prompt, ask.tokens, choice)
+        if sequence.cancelled:
+            expected = expected[: len(ids_of(events))]
+        else:
+            assert events[-1].error is None
+        assert ids_of(events) == expected
+    assert not core.prefix._progress
+    assert core.pool.bytes_held == core.pool.kept.nbytes  # no slot is in use
+    assert core.pool.kept.shrink(0) and len(core.pool.kept) == 0

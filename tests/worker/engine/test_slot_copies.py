@@ -1,0 +1,75 @@
+"""State that is copied out of one slot and into another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from worker.engine.kv_pool import CachePool
+from worker.engine.slot_copies import Copy, SlotCopies
+from worker.layers.cache import LayerCache
+from worker.layers.kv_cache import FullKVCache, WindowKVCache
+from worker.layers.recurrent_cache import RecurrentCache
+
+CPU = torch.device("cpu")
+DTYPE = torch.bfloat16
+SHAPE: dict[str, Any] = {"channels": 6, "kernel": 4, "heads": 2, "key_dim": 3, "value_dim": 5}
+LAYERS: dict[str, Callable[[], LayerCache]] = {
+    "full": lambda: FullKVCache(2, 8, DTYPE, CPU),
+    "other full": lambda: FullKVCache(1, 4, DTYPE, CPU),
+    "window": lambda: WindowKVCache(2, 8, 20, DTYPE, CPU),
+    "recurrent": lambda: RecurrentCache(**SHAPE, dtype=DTYPE, device=CPU),
+}
+
+
+def make_pool(*names: str) -> CachePool:
+    """A pool with three used slots of 64 columns, all filled with noise."""
+    pool = CachePool(
+        lambda: [LAYERS[name]() for name in names], max_slots=3, max_columns=64, limit_bytes=2**30
+    )
+    for _ in range(3):
+        slot = pool.acquire()
+        assert slot is not None and pool.reserve(slot, 64)
+        for layer in pool.layers:
+            for view in layer.views(slot, 0, 64):
+                view.normal_()
+    return pool
+
+
+def state(pool: CachePool, slot: int, end: int) -> list[torch.Tensor]:
+    return [view.clone() for layer in pool.layers for view in layer.views(slot, 0, end)]
+
+
+@pytest.mark.parametrize("end", [16, 40, 48])
+@pytest.mark.parametrize(
+    "names", [("full",), ("full", "window", "other full"), ("recurrent", "full"), ("window",)]
+)
+def test_a_slot_gets_the_state_of_another_and_no_other_slot_changes(
+    names: tuple[str, ...], end: int
+) -> None:
+    pool = make_pool(*names)
+    copies = SlotCopies(pool)
+    blocks = copies.blocks(0, 0, end)
+    snapshot = copies.snapshot(0, end) if copies.needs_snapshots else None
+    assert copies.needs_snapshots == (names != ("full",))
+    assert sum(one.nbytes for one in blocks) == copies.bytes_of_blocks(0, 0, end)
+    assert snapshot is None or snapshot.nbytes == copies.bytes_of_snapshot(0, end)
+    expected, neighbour = state(pool, 0, end), state(pool, 2, 64)
+    for layer in pool.layers:
+        layer.clear(0)  # the copies have no storage of the slot
+    copies.write(1, blocks, snapshot, end)
+    for got, wanted in zip(state(pool, 1, end), expected, strict=True):
+        assert torch.equal(got, wanted)
+    for got, wanted in zip(state(pool, 2, 64), neighbour, strict=True):
+        assert torch.equal(got, wanted)
+
+
+def test_a_copy_keeps_the_order_of_views_of_different_shapes() -> None:
+    views = [torch.full((size,), float(number)) for number, size in enumerate((2, 3, 2, 3))]
+    copy = Copy.of(views)
+    assert len(copy.tensors) == 2 and copy.nbytes == 4 * 10
+    for got, wanted in zip(copy.views(), views, strict=True):
+        assert torch.equal(got, wanted)

@@ -1,0 +1,165 @@
+"""Quantised weights multiplied by the Triton kernels, in Triton's interpreter on the CPU. `make
+triton` installs the package and runs this."""
+
+from __future__ import annotations
+
+import importlib.util
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from gguf import GGML_QUANT_SIZES, quants
+from gguf import GGMLQuantizationType as Type
+from torch import Tensor
+from torch.nn import functional as F
+
+from worker.layers import triton_weight
+from worker.layers.quantised import QuantisedTensor
+from worker.layers.triton_weight import TritonWeight
+
+KINDS = [Type.Q4_0, Type.Q8_0, Type.Q4_K, Type.Q5_K, Type.Q6_K]
+SCALES = {Type.Q4_0: (0,), Type.Q8_0: (0,), Type.Q6_K: (208,)}  # else at 0 and 2
+needs_triton = pytest.mark.skipif(
+    importlib.util.find_spec("triton") is None, reason="needs the package triton: make triton"
+)
+
+
+@pytest.fixture(autouse=True)
+def fresh_kernels() -> Iterator[None]:
+    triton_weight.kernels.cache_clear()
+    yield
+    triton_weight.kernels.cache_clear()
+
+
+@pytest.fixture(autouse=True, scope="module")
+def interpreter() -> None:
+    """Read when the kernels are defined, by the first import."""
+    os.environ["TRITON_INTERPRET"] = "1"
+
+
+def quantised(kind: Type, rows: int, columns: int, seed: int = 0) -> QuantisedTensor:
+    """Random bits, with scales between 2^-8 and 2^-6."""
+    values, size = GGML_QUANT_SIZES[kind]
+    random = np.random.default_rng(seed)
+    blocks = random.integers(0, 256, (rows, columns // values, size), dtype=np.uint8)
+    for at in SCALES.get(kind, (0, 2)):
+        scale = random.uniform(2**-8, 2**-6, blocks.shape[:2]).astype(np.float16)
+        blocks[..., at : at + 2] = scale[..., None].view(np.uint8)
+    return QuantisedTensor(kind, (rows, columns), torch.from_numpy(blocks.reshape(rows, -1)))
+
+
+def values(tensor: QuantisedTensor) -> Tensor:
+    """By gguf."""
+    return torch.from_numpy(quants.dequantize(tensor.blocks.numpy(), tensor.type))
+
+
+@needs_triton
+@pytest.mark.parametrize("rows", [1, 3, 16, 17, 40])
+@pytest.mark.parametrize("shape", [(16, 256), (33, 512), (5, 768)], ids=str)
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_a_product_equals_that_of_gguf_s_values(
+    kind: Type, shape: tuple[int, int], rows: int
+) -> None:
+    tensor = quantised(kind, *shape)
+    x = torch.randn(rows, shape[1], generator=torch.Generator().manual_seed(1))
+    expected = F.linear(x, values(tensor))
+    y = TritonWeight([tensor])(x, None)
+    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4 * float(expected.abs().max()))
+
+
+@needs_triton
+@pytest.mark.parametrize("columns", [32, 96, 288])
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.Q8_0], ids=lambda kind: kind.name)
+def test_rows_may_end_within_a_step(kind: Type, columns: int) -> None:
+    tensor = quantised(kind, 20, columns)
+    for rows in (2, 20):
+        x = torch.randn(rows, columns)
+        expected = F.linear(x, values(tensor))
+        y = TritonWeight([tensor])(x, None)
+        torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-4)
+
+
+@needs_triton
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
+def test_dequantised_values_are_gguf_s(kind: Type) -> None:
+    tensor = quantised(kind, 19, 512)
+    ours = triton_weight.kernels().dequantise(kind.name, tensor.blocks, torch.float32)
+    assert torch.equal(ours, values(tensor))
+
+
+@needs_triton
+# The interpreter has no product in bf16.
+@pytest.mark.parametrize(
+    ("dtype", "rows"), [(torch.float16, 2), (torch.float16, 20), (torch.bfloat16, 20)]
+)
+def test_merged_parts_with_a_bias_in_the_layer_s_dtype(
+    dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(triton_weight, "CHUNK", 256 * 7)
+    parts = [quantised(Type.Q4_K, 24, 256), quantised(Type.Q6_K, 9, 256, seed=1)]
+    x, bias = torch.randn(rows, 512).to(dtype)[:, ::2], torch.randn(33).to(dtype)
+    weight = torch.cat([values(part).to(dtype) for part in parts])
+    expected = F.linear(x, weight, bias).float()
+    y = TritonWeight(parts)(x, bias)
+    assert y.dtype is dtype
+    most = float(expected.abs().max())
+    torch.testing.assert_close(y.float(), expected, rtol=0.02, atol=most / 100)
+
+
+@needs_triton
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    weight = TritonWeight([quantised(Type.Q5_K, 40, 512)])
+    x = torch.randn(16, 512)
+    together = weight(x, None)
+    x[1:] *= 1e4
+    assert torch.equal(weight(x, None)[0], together[0])
+    assert torch.equal(weight(x[:1], None)[0], together[0])
+
+
+@needs_triton
+def test_the_kernels_serve_these_types_on_gpus() -> None:
+    parts = [quantised(kind, 4, 256) for kind in KINDS]
+    assert triton_weight.served(parts, torch.device("cuda"))
+    assert not triton_weight.served(parts, torch.device("cpu"))
+    assert not triton_weight.served([*parts, torch.zeros(4, 256)], torch.device("cuda"))
+    other = QuantisedTensor(Type.Q2_K, (4, 256), torch.zeros(4, 84, dtype=torch.uint8))
+    assert not triton_weight.served([*parts, other], torch.device("cuda"))
+
+
+def test_without_triton_one_log_line_says_so(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(name: str) -> None:
+        raise ImportError("No module named 'triton'")
+
+    monkeypatch.setattr(triton_weight, "import_module", fail)
+    parts = [quantised(Type.Q8_0, 4, 256)]
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            assert not triton_weight.served(parts, torch.device("cuda"))
+    assert [record.message for record in caplog.records] == [
+        "quantised weights are multiplied by torch alone, because triton can't be imported "
+        "(No module named 'triton'): each product dequantises its weight first"
+    ]
+
+
+@needs_triton
+def test_the_kernels_compile_for_gpus(tmp_path: Path) -> None:
+    environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
+    del environment["TRITON_INTERPRET"]
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.worker.layers.compile_triton"],
+        env=environment,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = [line.split() for line in done.stdout.splitlines()]
+    assert len(lines) == 2 * 2 * len(KINDS)
+    assert all(int(size) > 1000 for *_, size in lines)

@@ -1,0 +1,133 @@
+"""The tenants of a queue take turns, over several workers, and may be limited."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from jobs import JobError, keys
+from jobs.client.client import Job
+from jobs.client.limits import set_limit
+from tests.worker.queue.rq_jobs import QUEUE, fetch
+from tests.worker.queue.test_rq_store import claim, die, ended, store
+from tests.worker.site import Site
+from worker.queue.rq_job import ClaimedJob
+from worker.queue.rq_started import RQStarted
+from worker.queue.rq_store import RQStore
+
+
+def tenants_of(claimed: list[ClaimedJob]) -> str:
+    return "".join(one.request["job"].get("tenant", "-") for one in claimed)
+
+
+def submit(site: Site, tenant: str | None, count: int, **fields: object) -> list[Job]:
+    options = {"tenant": tenant} if tenant else {}
+    return site.submit_many([f"{tenant} {n}" for n in range(count)], **options, **fields)
+
+
+def settle(by: RQStore, claimed: list[ClaimedJob]) -> None:
+    assert all(by.settle([ended(one) for one in claimed]))
+
+
+def test_tenants_take_turns_and_their_jobs_keep_their_order(site: Site, store: RQStore) -> None:
+    a, b, other = submit(site, "a", 4), submit(site, "b", 2), submit(site, None, 2)
+    claimed = claim(store, 8)
+    assert tenants_of(claimed) == "ab-ab-aa"
+    order = [one.lease.job for one in claimed]
+    for jobs in (a, b, other):
+        assert [job for job in order if job in {one.id for one in jobs}] == [one.id for one in jobs]
+    assert not site.redis.keys("chatjobs:tenants:*") and not site.redis.exists(keys.TENANT_JOBS)
+
+
+def test_a_tenant_with_10_000_jobs_delays_another_by_one_job(site: Site) -> None:
+    submit(site, "big", 10_000)
+    first, second = store(site, "one"), store(site, "two")
+    assert tenants_of(claim(first, 3)) == "big" * 3
+    submit(site, "small", 1)
+    assert "small" in tenants_of(claim(second, 2))
+
+
+def test_turns_go_on_over_several_workers(site: Site) -> None:
+    for tenant in "abc":
+        submit(site, tenant, 10)
+    workers = [store(site, name) for name in ("one", "two", "three")]
+    taken = [tenants_of(claim(workers[number % 3], 1)) for number in range(12)]
+    assert "".join(taken) == "abc" * 4
+
+
+def test_priorities_are_before_tenants(site: Site, store: RQStore) -> None:
+    submit(site, "a", 2, priority="bulk")
+    submit(site, "b", 2)
+    assert tenants_of(claim(store, 4)) == "bbaa"
+
+
+def test_a_returned_job_is_the_first_of_its_tenant(site: Site, store: RQStore) -> None:
+    jobs = submit(site, "a", 3)
+    claimed = claim(store, 2)
+    store.give_back([one.lease for one in claimed])
+    assert [one.lease.job for one in claim(store, 3)] == [job.id for job in jobs]
+
+
+def test_a_tenant_has_no_more_running_jobs_than_its_limit(site: Site) -> None:
+    one, two = store(site, "one"), store(site, "two")
+    set_limit(site.redis, "tenant_running", 2)
+    set_limit(site.redis, "tenant_running", 1, tenant="b")
+    submit(site, "a", 5)
+    submit(site, "b", 5)
+    submit(site, None, 5)
+    first = claim(one, 6)
+    assert Counter(tenants_of(first)) == {"a": 2, "b": 1, "-": 3}
+    assert tenants_of(claim(two, 6)) == "--"
+    settle(one, [next(job for job in first if job.request["job"].get("tenant") == "a")])
+    assert tenants_of(claim(two, 6)) == "a"
+    one.give_back([job.lease for job in first if job.request["job"].get("tenant") == "b"])
+    assert tenants_of(claim(two, 6)) == "b"
+
+
+def test_jobs_of_a_dead_worker_do_not_count_as_running(site: Site) -> None:
+    set_limit(site.redis, "tenant_running", 1)
+    submit(site, "a", 2)
+    claim(store(site, "dead"), 1)
+    assert claim(store(site, "alive"), 1) == []
+    started = RQStarted(site.redis)
+    started.reclaim(started.of("dead"), "dead", die(site, "dead"))
+    assert len(claim(store(site, "alive"), 2)) == 1
+
+
+def test_jobs_that_rq_has_ended_do_not_count_as_running(site: Site, store: RQStore) -> None:
+    set_limit(site.redis, "tenant_running", 1)
+    jobs = submit(site, "a", 2)
+    claim(store, 1)
+    assert claim(store, 1) == []
+    fetch(site, jobs[0]).delete()
+    assert [one.lease.job for one in claim(store, 1)] == [jobs[1].id]
+
+
+def test_a_waiting_job_of_a_tenant_is_cancelled_and_counted(site: Site) -> None:
+    first, second = submit(site, "a", 2)
+    assert second.cancel() and second.status() == "cancelled"
+    assert site.redis.hget(keys.TENANT_JOBS, QUEUE) == b"1"
+    assert first.cancel()
+    assert not site.redis.exists(keys.TENANT_JOBS, keys.tenants(QUEUE))
+
+
+def test_waiting_jobs_of_tenants_count_for_the_limit_of_a_model(site: Site) -> None:
+    set_limit(site.redis, "jobs", 3)
+    submit(site, "a", 2)
+    submit(site, None, 1)
+    with pytest.raises(JobError, match="3 jobs that have not ended"):
+        submit(site, "b", 1)
+
+
+def test_workers_serve_all_tenants(site: Site) -> None:
+    jobs = [job for tenant in ("a", "b", None) for job in submit(site, tenant, 5)]
+    site.burst()
+    assert {job.status().value for job in jobs} == {"finished"}
+    tenants = {row["job_id"]: row["tenant"] for row in site.rows()}
+    assert [tenants[job.id] for job in jobs] == ["a"] * 5 + ["b"] * 5 + [None] * 5
+
+
+def test_a_tenant_that_is_no_name_is_refused(site: Site) -> None:
+    with pytest.raises(JobError, match=r"job.tenant: must have 1 to 100 ASCII characters"):
+        submit(site, "two words", 1)

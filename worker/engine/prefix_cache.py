@@ -1,0 +1,276 @@
+"""Sequences that begin on state which another one left.
+
+Each sequence has a chain of keys, one per block of its tokens. When it is admitted, the longest
+kept prefix of its chain is copied into its slot. After each step of its prefill, and when it ends,
+its own state is copied into the store. A slot is contiguous and belongs to one sequence.
+
+Layers that keep every position (full attention) can be cut at any block edge afterwards. All
+others (sliding windows, recurrent states) exist only for the last token, so a model that has such
+layers keeps snapshots of them at a few edges: the last one in the prompt, those where prompts
+part from each other, and the end of the sequence.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from itertools import islice
+
+from worker.engine.kv_pool import CachePool
+from worker.engine.prefix_store import BLOCK, OVERHEAD, Block, block_key, root_key
+from worker.engine.sequence import Sequence
+from worker.engine.slot_copies import SlotCopies
+
+COMPARED = 32  # sequences whose prompts are compared with a new one
+
+StateOf = Callable[[int], tuple[object, ...]]
+
+
+@dataclass(eq=False, slots=True)
+class Progress:
+    """What is known of one sequence. `edges`: where snapshots of it are wanted."""
+
+    root: bytes
+    keys: list[bytes] = field(default_factory=list)
+    edges: list[int] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Hit:
+    """Kept blocks that a sequence can begin with: the first `end` tokens."""
+
+    keys: list[bytes] = field(default_factory=list)
+    end: int = 0
+
+
+class PrefixCache:
+    """Decides what is kept and used. Belongs to the thread that steps the engine.
+
+    `state_of(prompt length)` identifies what computes the state of such prompts; None: nothing is
+    kept. Sequences share state if it and their salt are equal. `stride`: prefill
+    is cut at multiples of it, whether or not state is kept, and state is only kept there. Each
+    chunk then has the same shape with reuse as without, and so the same bits.
+    """
+
+    def __init__(
+        self, pool: CachePool, state_of: StateOf | None = None, stride: int | None = None
+    ) -> None:
+        assert stride is None or stride % BLOCK == 0
+        self.prompt_tokens = 0  # of all sequences that were admitted, each counted once
+        self.cached_tokens = 0  # of these, how many were not computed
+        self._pool, self._store = pool, pool.kept
+        self._copies = SlotCopies(pool)
+        self._state_of, self._stride = state_of, stride
+        self._grid = stride or BLOCK
+        self._progress: dict[Sequence, Progress] = {}
+
+    def count(self, sequence: Sequence, budget: int) -> int:
+        """Number of pending tokens that a step computes: up to the next edge of interest."""
+        count, start = sequence.next_count(budget), sequence.computed
+        if self._stride is not None:
+            count = min(count, self._stride - start % self._stride)
+        progress = self._progress.get(sequence)
+        if progress is not None and progress.edges:
+            at = bisect_right(progress.edges, start)
+            if at < len(progress.edges):
+                count = min(count, progress.edges[at] - start)
+        return count
+
+    def waits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
+        """Whether a running sequence computes a prefix of this one, and will have it no later than
+        this one could. Running sequences are older, so they have the first claim on each step."""
+        ahead = [one for one in running if one.computed < len(one.prompt_ids)]
+        if self._state_of is None or not ahead:
+            return False
+        begin = self._match(sequence).end
+        for other in ahead:
+            end = self._promised(other, self._shared(sequence, other))
+            if (
+                begin <= other.computed < end
+                and self._pool.bytes_for_one(end) <= self._pool.bytes_for_kept
+            ):
+                return True
+        return False
+
+    def begin(self, sequence: Sequence, slot: int, budget: int, others: Iterable[Sequence]) -> int:
+        """Reserve a slot for the first step of a sequence and write what is kept of its tokens.
+        `others`: the sequences that come next. Returns the number of tokens to compute, 0 if there
+        is no room."""
+        hit = self._match(sequence)
+        self._plan_edges(sequence, hit.end, others)
+        count = self._begin(sequence, slot, budget, hit)
+        if not count and hit.end:  # the kept blocks take the room
+            hit = Hit()
+            count = self._begin(sequence, slot, budget, hit)
+        if count and sequence.cached_tokens is None:
+            sequence.cached_tokens = min(hit.end, len(sequence.prompt_ids))
+            self.prompt_tokens += len(sequence.prompt_ids)
+            self.cached_tokens += sequence.cached_tokens
+        return count
+
+    def keep(self, sequence: Sequence) -> None:
+        """Keep what a running sequence has computed of its prompt."""
+        if self._state_of is None:
+            return
+        path = self._keep(sequence, sequence.computed // self._grid * self._grid)
+        if sequence.computed in self._progress[sequence].edges:
+            self._keep_snapshot(sequence, path)
+
+    def end(self, sequence: Sequence, *, usable: bool = True) -> None:
+        """Keep the state of a sequence that leaves its slot for good, or if it isn't usable drop
+        what was kept of it."""
+        if sequence in self._progress and sequence.slot is not None:
+            if not usable:
+                self._store.drop(self._progress[sequence].keys)
+            elif self._stride is None:  # else generated tokens were computed in other shapes
+                path = self._keep(sequence, sequence.computed)
+                if self._copies.needs_snapshots:
+                    self._keep_snapshot(sequence, path)
+        self._progress.pop(sequence, None)
+
+    def close(self) -> None:
+        """Keep nothing any more."""
+        self._state_of = None
+        self._progress.clear()
+        self._store.clear()
+
+    def _begin(self, sequence: Sequence, slot: int, budget: int, hit: Hit) -> int:
+        sequence.computed = hit.end
+        count = self.count(sequence, budget)
+        with self._store.referenced(hit.keys) as blocks:
+            if not self._pool.reserve(slot, hit.end + count):
+                sequence.computed = 0
+                return 0
+            if hit.end:
+                states = [block.state for block in blocks]
+                self._copies.write(slot, states, blocks[-1].snapshot, hit.end)
+                self._store.touch(hit.keys)
+            else:
+                self._pool.reset(slot)
+        return count
+
+    def _match(self, sequence: Sequence) -> Hit:
+        """The longest kept prefix that leaves a token to compute."""
+        if self._state_of is None:
+            return Hit()
+        most = sequence.reusable
+        keys = self._keys(sequence, most // BLOCK)
+        known = self._store.known(keys)
+        if not self._copies.needs_snapshots:
+            known = known * BLOCK // self._grid * self._grid // BLOCK
+            return Hit(keys[:known], known * BLOCK)
+        for number in range(known, 0, -1):
+            path, end = keys[:number], number * BLOCK
+            block = self._store.get(keys[number - 1])
+            assert block is not None
+            for length in sorted(block.tails, reverse=True):
+                tail = block_key(path[-1], sequence.tokens(end, end + length))
+                if end + length <= most and self._store.get(tail) is not None:
+                    return Hit([*path, tail], end + length)
+            if block.snapshot is not None:
+                return Hit(path, end)
+        return Hit()
+
+    def _keep(self, sequence: Sequence, end: int) -> list[bytes]:
+        """Keep the blocks of the first `end` tokens. Returns the keys of those that are kept: all,
+        or the first ones if there is no room for more."""
+        assert sequence.slot is not None
+        keys = self._keys(sequence, end // BLOCK)
+        path = keys[: self._store.known(keys)]
+        with self._store.referenced(path):
+            new = self._fitting(sequence.slot, keys[len(path) :])
+            start, end = len(path) * BLOCK, (len(path) + len(new)) * BLOCK
+            if new:
+                states = self._copies.blocks(sequence.slot, start, end)
+                parents = [path[-1] if path else self._progress[sequence].root, *new]
+                blocks = zip(new, parents, states, strict=False)
+                self._store.extend(
+                    {key: Block(parent, BLOCK, state) for key, parent, state in blocks}
+                )
+        self._store.touch([*path, *new])
+        return path + new
+
+    def _fitting(self, slot: int, keys: list[bytes]) -> list[bytes]:
+        """The first of some blocks, as many as there is room for; the room is made."""
+        one = OVERHEAD + self._copies.bytes_of_blocks(slot, 0, BLOCK)
+        limit = self._pool.bytes_for_kept
+        if keys and not self._store.shrink(limit - len(keys) * one):
+            keys = keys[: max(0, self._store.room(limit) // one)]
+            if keys:
+                self._store.shrink(limit - len(keys) * one)
+        return keys
+
+    def _keep_snapshot(self, sequence: Sequence, path: list[bytes]) -> None:
+        """Keep the state of a sequence at its end, after the blocks of `path`."""
+        slot, end = sequence.slot, sequence.computed
+        assert slot is not None
+        start = len(path) * BLOCK
+        if not 0 < start <= end < start + BLOCK:
+            return  # there was no room for all blocks before it
+        tail = sequence.tokens(start, end)
+        key = block_key(path[-1], tail) if tail else path[-1]
+        block = self._store.get(key)
+        if block is not None and block.snapshot is not None:
+            self._store.touch([*path, key] if tail else path)
+            return
+        needed = self._copies.bytes_of_snapshot(slot, end)
+        if tail:
+            needed += OVERHEAD + self._copies.bytes_of_blocks(slot, start, end)
+        with self._store.referenced(path):
+            if not self._store.shrink(self._pool.bytes_for_kept - needed):
+                return
+            if tail:
+                (state,) = self._copies.blocks(slot, start, end)
+                self._store.extend({key: Block(path[-1], len(tail), state)})
+            self._store.attach(key, self._copies.snapshot(slot, end))
+        self._store.touch([*path, key] if tail else path)
+
+    def _plan_edges(self, sequence: Sequence, begin: int, others: Iterable[Sequence]) -> None:
+        """Choose where snapshots of a prompt are kept: before its last token, and where prompts
+        part: that of an earlier sequence, of which only blocks are kept, or those of `others`."""
+        if self._state_of is None or not self._copies.needs_snapshots:
+            return
+        keys = self._keys(sequence, len(sequence.prompt_ids) // BLOCK)
+        last = (len(sequence.prompt_ids) - 1) // self._grid * self._grid
+        shared = [
+            self._shared(other, sequence)
+            for other in islice(others, COMPARED)
+            if other is not sequence
+        ]
+        shared = [end for end in shared if end // self._grid * self._grid > begin]
+        wanted = {last, self._store.known(keys) * BLOCK}
+        if shared:
+            wanted |= {min(shared), max(shared)}
+        rounded = {min(end, last) // self._grid * self._grid for end in wanted}
+        self._progress[sequence].edges = sorted(end for end in rounded if end > begin)
+
+    def _promised(self, sequence: Sequence, shared: int) -> int:
+        """The last of its first `shared` tokens at which a running sequence will leave state."""
+        if not self._copies.needs_snapshots:
+            return shared // self._grid * self._grid
+        edges = self._progress[sequence].edges
+        at = bisect_right(edges, shared)
+        return edges[at - 1] if at else 0
+
+    def _shared(self, sequence: Sequence, other: Sequence) -> int:
+        """Number of leading tokens in whole blocks that a sequence could take from the prompt of
+        another."""
+        mine = self._keys(sequence, sequence.reusable // BLOCK)
+        theirs = self._keys(other, len(other.prompt_ids) // BLOCK)
+        blocks = range(min(len(mine), len(theirs)))
+        return BLOCK * bisect_left(blocks, True, key=lambda at: mine[at] != theirs[at])
+
+    def _keys(self, sequence: Sequence, blocks: int) -> list[bytes]:
+        """The keys of a sequence's first blocks."""
+        assert self._state_of is not None
+        progress = self._progress.get(sequence)
+        if progress is None:
+            facts = self._state_of(len(sequence.prompt_ids))
+            root = root_key(*facts, sequence.salt)
+            progress = self._progress[sequence] = Progress(root)
+        keys = progress.keys
+        for at in range(len(keys) * BLOCK, blocks * BLOCK, BLOCK):
+            parent = keys[-1] if keys else progress.root
+            keys.append(block_key(parent, sequence.tokens(at, at + BLOCK)))
+        return keys[:blocks]

@@ -1,0 +1,170 @@
+"""Kept state of sequences, in blocks of at most 16 tokens: keys, references, bytes, eviction.
+
+A block's key is a hash of its tokens and of the key of the block before it, so a key stands for the
+whole text up to the block's end. The store does not look into the state: on CPUs it is a copy
+(`worker.engine.slot_copies`); where attention reads a table of blocks it can be a page of the
+cache, referenced for as long as a sequence runs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+BLOCK = 16  # tokens
+OVERHEAD = 512  # bytes of a block beside its state
+MAX_SNAPSHOTS = 64  # kept by one store
+
+
+class State(Protocol):
+    """What a block or a snapshot holds."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+Kept = TypeVar("Kept", bound=State)
+
+
+@dataclass(eq=False, slots=True)
+class Block(Generic[Kept]):
+    """The state that `length` tokens added; `snapshot`: of layers whose state at the block's end
+    cannot be put together from blocks."""
+
+    parent: bytes
+    length: int
+    state: Kept
+    snapshot: Kept | None = None
+    references: int = 0
+    tails: set[int] = field(default_factory=set)  # lengths of shorter blocks after this one
+
+    @property
+    def nbytes(self) -> int:
+        snapshot = 0 if self.snapshot is None else self.snapshot.nbytes
+        return OVERHEAD + self.state.nbytes + snapshot
+
+
+def root_key(*facts: object) -> bytes:
+    """The key before the first block. State is shared only where all facts are equal."""
+    return hashlib.blake2b(repr(facts).encode("utf-8", "surrogatepass"), digest_size=32).digest()
+
+
+def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of the block of `tokens` after `parent`."""
+    return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=32).digest()
+
+
+class PrefixStore(Generic[Kept]):
+    """Owns the blocks. The least recently used are evicted first, and a block never before those
+    that continue it; referenced blocks are not evicted."""
+
+    def __init__(self) -> None:
+        self.nbytes = 0
+        # Least recently used first, and every block before its parent.
+        self._blocks: OrderedDict[bytes, Block[Kept]] = OrderedDict()
+        self._snapshots: OrderedDict[bytes, None] = OrderedDict()  # keys of blocks that have one
+
+    def __len__(self) -> int:
+        return len(self._blocks)
+
+    def get(self, key: bytes) -> Block[Kept] | None:
+        return self._blocks.get(key)
+
+    def known(self, keys: Sequence[bytes]) -> int:
+        """How many of the keys, which follow each other from the first block on, are here."""
+        return bisect_left(range(len(keys)), True, key=lambda at: keys[at] not in self._blocks)
+
+    @contextmanager
+    def referenced(self, keys: Sequence[bytes]) -> Iterator[list[Block[Kept]]]:
+        """The blocks of a path from the first one on; meanwhile none of them is evicted."""
+        blocks = [self._blocks[key] for key in keys]
+        for block in blocks:
+            block.references += 1
+        try:
+            yield blocks
+        finally:
+            for block in blocks:
+                block.references -= 1
+
+    def touch(self, keys: Sequence[bytes]) -> None:
+        """Mark a path from the first block on as used."""
+        for key in reversed(keys):
+            self._blocks.move_to_end(key)
+        if keys and keys[-1] in self._snapshots:
+            self._snapshots.move_to_end(keys[-1])
+
+    def extend(self, blocks: Mapping[bytes, Block[Kept]]) -> None:
+        """Add blocks, each after its parent. Touch their path before anything is evicted."""
+        for key, block in blocks.items():
+            self._blocks[key] = block
+            self.nbytes += block.nbytes
+            if block.length < BLOCK:
+                self._blocks[block.parent].tails.add(block.length)
+
+    def attach(self, key: bytes, snapshot: Kept) -> None:
+        """Add a snapshot to a block that has none."""
+        block = self._blocks[key]
+        block.snapshot = snapshot
+        self.nbytes += snapshot.nbytes
+        self._snapshots[key] = None
+        self._limit_snapshots()
+
+    def room(self, limit: int) -> int:
+        """Bytes that can be added within `limit`, if all that may be evicted is."""
+        return limit - sum(block.nbytes for block in self._blocks.values() if block.references)
+
+    def shrink(self, limit: int) -> bool:
+        """Evict until at most `limit` bytes are kept. Returns False, with nothing changed, if
+        references prevent it."""
+        if self.nbytes <= limit:
+            return True
+        victims, left = [], self.nbytes
+        for key, block in self._blocks.items():
+            if left <= limit:
+                break
+            if not block.references:
+                victims.append(key)
+                left -= block.nbytes
+        if left > limit:
+            return False
+        for key in victims:
+            self._remove(key)
+        return True
+
+    def drop(self, keys: Sequence[bytes]) -> None:
+        """Remove blocks, and all that continue them."""
+        dropped = set(keys)
+        for key in [*reversed(self._blocks)]:  # every block after its parent
+            if key in dropped or self._blocks[key].parent in dropped:
+                dropped.add(key)
+                self._remove(key)
+
+    def clear(self) -> None:
+        self._blocks.clear()
+        self._snapshots.clear()
+        self.nbytes = 0
+
+    def _remove(self, key: bytes) -> None:
+        block = self._blocks.pop(key)
+        assert not block.references
+        self._snapshots.pop(key, None)
+        self.nbytes -= block.nbytes
+
+    def _limit_snapshots(self) -> None:
+        for oldest in [*self._snapshots][: max(0, len(self._snapshots) - MAX_SNAPSHOTS)]:
+            block = self._blocks[oldest]
+            if block.references:
+                continue
+            if block.length < BLOCK:  # without its snapshot nothing can begin there
+                self._remove(oldest)
+                continue
+            assert block.snapshot is not None
+            self.nbytes -= block.snapshot.nbytes
+            block.snapshot = None
+            del self._snapshots[oldest]

@@ -1,0 +1,89 @@
+"""Copies of a slot's state: out of the layers' caches into blocks, and back into another slot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from worker.engine.kv_pool import CachePool
+from worker.engine.prefix_store import BLOCK
+from worker.layers.cache import LayerCache
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """Copies of views in one tensor per shape and dtype: few allocations, whole bytes to count."""
+
+    tensors: tuple[Tensor, ...]  # [views, …]
+    order: tuple[tuple[int, int], ...]  # of each view: which tensor, which row
+
+    @classmethod
+    def of(cls, views: Iterable[Tensor]) -> Copy:
+        groups: dict[tuple[torch.Size, torch.dtype], tuple[int, list[Tensor]]] = {}
+        order = []
+        for view in views:
+            number, members = groups.setdefault((view.shape, view.dtype), (len(groups), []))
+            order.append((number, len(members)))
+            members.append(view)
+        return cls(tuple(torch.stack(members) for _, members in groups.values()), tuple(order))
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in self.tensors)
+
+    def views(self) -> list[Tensor]:
+        """The copies, in the order of what was copied."""
+        rows = [one.unbind(0) for one in self.tensors]
+        return [rows[tensor][row] for tensor, row in self.order]
+
+
+class SlotCopies:
+    """Reads and writes the slots of a pool."""
+
+    def __init__(self, pool: CachePool) -> None:
+        self._pool = pool
+        # Whether the state of some layers depends on where the sequence ends.
+        self.needs_snapshots = not all(layer.by_position for layer in pool.layers)
+
+    def bytes_of_blocks(self, slot: int, start: int, end: int) -> int:
+        """Bytes of `blocks` of these tokens."""
+        return sum(view.nbytes for view in self._by_position(slot, start, end))
+
+    def blocks(self, slot: int, start: int, end: int) -> list[Copy]:
+        """What the tokens [start, end) added, a copy per BLOCK tokens; the last may be shorter."""
+        views = self._by_position(slot, start, end)
+        if not views:
+            return [Copy.of(()) for _ in range(start, end, BLOCK)]
+        return [
+            Copy.of(parts)
+            for parts in zip(*(view.split(BLOCK, dim=1) for view in views), strict=True)
+        ]
+
+    def bytes_of_snapshot(self, slot: int, end: int) -> int:
+        return sum(view.nbytes for view in self._at_end(slot, end))
+
+    def snapshot(self, slot: int, end: int) -> Copy:
+        """The state of all other layers; the slot holds exactly `end` tokens."""
+        return Copy.of(self._at_end(slot, end))
+
+    def write(self, slot: int, blocks: Sequence[Copy], snapshot: Copy | None, end: int) -> None:
+        """Give a slot the first `end` tokens, which the blocks hold."""
+        parts = zip(*(block.views() for block in blocks), strict=True)
+        for view, copies in zip(self._by_position(slot, 0, end), parts, strict=True):
+            torch.cat(copies, dim=1, out=view)
+        if snapshot is not None:
+            for view, copy in zip(self._at_end(slot, end), snapshot.views(), strict=True):
+                view.copy_(copy)
+
+    def _by_position(self, slot: int, start: int, end: int) -> list[Tensor]:
+        return _views([one for one in self._pool.layers if one.by_position], slot, start, end)
+
+    def _at_end(self, slot: int, end: int) -> list[Tensor]:
+        return _views([one for one in self._pool.layers if not one.by_position], slot, 0, end)
+
+
+def _views(layers: list[LayerCache], slot: int, start: int, end: int) -> list[Tensor]:
+    return [view for layer in layers for view in layer.views(slot, start, end)]

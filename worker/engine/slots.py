@@ -1,0 +1,50 @@
+"""How the slots of a batch are shared by interactive and bulk sequences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jobs.errors import invalid
+
+RESERVED_SHARE = 16  # one slot of this many is kept for interactive sequences by default
+PAUSED_SHARE = 8  # one more slot for this many, for sequences that keep their cache while paused
+BATCH_PER_QUEUED = 2  # slots of the batch per queued sequence, see `Slots.room`
+
+
+@dataclass(frozen=True, slots=True)
+class Slots:
+    """Bulk sequences use at most `batch - reserved` slots. With `preempt`, they are paused when
+    interactive ones find no free slot."""
+
+    batch: int  # maximum number of running sequences
+    reserved: int = 0
+    preempt: bool = False
+
+    @classmethod
+    def share(cls, batch: int, reserved: int | None, preempt: bool) -> Slots:
+        """The slots of a batch, with the default for None. A batch of one runs one sequence after
+        the other. Raises JobError."""
+        if batch < 1:
+            raise invalid(f"max_batch must be at least 1, got {batch}", "max_batch")
+        if reserved is None:
+            reserved = min(batch - 1, max(1, batch // RESERVED_SHARE))
+        if not 0 <= reserved < batch:
+            raise invalid(
+                f"interactive_slots must be 0 to {batch - 1}, fewer than max_batch, got {reserved}",
+                "interactive_slots",
+            )
+        return cls(batch, reserved, preempt and batch > 1)
+
+    @property
+    def paused(self) -> int:
+        """Number of paused sequences that keep their cache."""
+        return max(1, self.batch // PAUSED_SHARE) if self.preempt else 0
+
+    def room(self, *, bulk: bool, bulk_running: int, bulk_all: int, interactive: int) -> int:
+        """Number of sequences that the batch and a short queue can still take. The queue keeps the
+        batch full while further jobs are claimed. One bulk sequence may always wait, since the
+        scheduler does not let it starve."""
+        most = self.batch + self.batch // BATCH_PER_QUEUED
+        if bulk:
+            return max(0, most - self.reserved - bulk_all - interactive, 1 - bulk_all)
+        return max(0, most - interactive - (0 if self.preempt else bulk_running))

@@ -1,0 +1,57 @@
+"""The line of the sequences that wait for a slot: interactive ones before bulk ones, each in their
+order of arrival.
+
+A bulk sequence does not starve: after PATIENCE interactive ones have been taken while no bulk
+sequence ran, the first bulk sequence is next.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+
+from worker.engine.sequence import Sequence
+
+PATIENCE = 16
+
+
+class WaitingLine:
+    """`first` is taken before `bulk`."""
+
+    def __init__(self) -> None:
+        self.first: deque[Sequence] = deque()
+        self.bulk: deque[Sequence] = deque()
+        self._overtaken = 0  # interactive sequences taken since a bulk one was taken, or ran
+
+    def __len__(self) -> int:
+        return len(self.first) + len(self.bulk)
+
+    def __iter__(self) -> Iterator[Sequence]:
+        yield from self.first
+        yield from self.bulk
+
+    def add(self, sequence: Sequence) -> None:
+        """Append a sequence to those of its priority."""
+        (self.bulk if sequence.bulk else self.first).append(sequence)
+
+    def put_back(self, sequence: Sequence, *, first: bool) -> None:
+        """Put a sequence before all others; with `first`, also before the interactive ones."""
+        (self.first if first else self.bulk).appendleft(sequence)
+
+    def remove(self, sequence: Sequence) -> None:
+        """Remove a sequence, wherever it waits."""
+        (self.first if sequence in self.first else self.bulk).remove(sequence)
+
+    def taken(self, sequence: Sequence, *, bulk_runs: bool) -> None:
+        """Remove a sequence that is admitted. `bulk_runs`: a bulk sequence runs now."""
+        self.remove(sequence)
+        self._overtaken = 0 if bulk_runs or not self.bulk else self._overtaken + 1
+
+    def pull_bulk(self) -> Sequence | None:
+        """Move the first bulk sequence to the front if its turn has come, and return it."""
+        if not self.bulk or self._overtaken < PATIENCE:
+            return None
+        self._overtaken = 0
+        sequence = self.bulk.popleft()
+        self.first.appendleft(sequence)
+        return sequence

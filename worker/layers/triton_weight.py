@@ -1,0 +1,72 @@
+"""A linear's weight in quantised blocks, multiplied by the Triton kernels on GPUs."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import cache
+from importlib import import_module
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from worker.layers.quantised import QuantisedTensor, Weight
+
+logger = logging.getLogger(__name__)
+
+# Values of the weight that are dequantised for one product of a large batch.
+CHUNK = 1 << 24
+
+
+@cache
+def kernels() -> Any:
+    """`worker.kernels.triton_products`, or None without the package `triton`."""
+    try:
+        return import_module("worker.kernels.triton_products")
+    except ImportError as error:
+        logger.warning(
+            "quantised weights are multiplied by torch alone, because triton can't be imported "
+            "(%s): each product dequantises its weight first",
+            error,
+        )
+        return None
+
+
+def served(parts: Sequence[Weight], device: torch.device) -> TypeGuard[Sequence[QuantisedTensor]]:
+    """Whether the kernels multiply with all of these merged tensors."""
+    return (
+        device.type == "cuda"
+        and all(isinstance(part, QuantisedTensor) for part in parts)
+        and kernels() is not None
+        and all(
+            isinstance(part, QuantisedTensor) and part.type.name in kernels().FORMATS
+            for part in parts
+        )
+    )
+
+
+class TritonWeight:
+    """[out_features, in_features] as the tensors that are merged along its rows, each in blocks of
+    its own type on the device."""
+
+    def __init__(self, parts: Sequence[QuantisedTensor]) -> None:
+        self._parts = [(part.type.name, part.blocks.contiguous()) for part in parts]
+        self._out_features = sum(part.shape[0] for part in parts)
+        self._rows = max(1, CHUNK // parts[0].shape[1])  # of the weight, dequantised at a time
+
+    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
+        triton = kernels()
+        y = x.new_empty(len(x), self._out_features)
+        start = 0
+        for kind, blocks in self._parts:
+            end = start + len(blocks)
+            if len(x) <= triton.MAX_ROWS:
+                triton.product(x, kind, blocks, y[:, start:end])
+            else:
+                for first in range(0, len(blocks), self._rows):
+                    some = blocks[first : first + self._rows]
+                    here = slice(start + first, start + first + len(some))
+                    y[:, here] = x @ triton.dequantise(kind, some, x.dtype).T
+            start = end
+        return y if bias is None else y.add_(bias)
