@@ -52,9 +52,8 @@ def checkpoint(path: Path, family: str, **fields: Any) -> Path:
 @pytest.fixture
 def answers(monkeypatch: pytest.MonkeyPatch) -> Answers:
     """Prompts of more than 16 tokens take several steps."""
-    monkeypatch.setattr(
-        devices, "ACCELERATOR_LIMITS", BatchLimits(max_batch=4, step_tokens=16), stride=64
-    )
+    small = BatchLimits(max_batch=4, step_tokens=16, stride=64)
+    monkeypatch.setattr(devices, "ACCELERATOR_LIMITS", small)
     return answer(monkeypatch)
 
 
