@@ -11,14 +11,17 @@ if TYPE_CHECKING:
     from jobs.api.request import ChatRequest, IgnoredFieldWarning
     from jobs.api.sampling import Sampling
     from jobs.client.aio import AsyncClient, AsyncJob
+    from jobs.client.aio_session import AsyncSession
     from jobs.client.client import Client, Job
     from jobs.client.serving import NobodyServes
-    from jobs.errors import JobError, WaitTimeout
+    from jobs.client.session import Session
+    from jobs.errors import JobError, SessionBusy, WaitTimeout
     from jobs.results.files import Results
 
 __all__ = [
     "AsyncClient",
     "AsyncJob",
+    "AsyncSession",
     "ChatChunk",
     "ChatCompletion",
     "ChatRequest",
@@ -29,12 +32,15 @@ __all__ = [
     "NobodyServes",
     "Results",
     "Sampling",
+    "Session",
+    "SessionBusy",
     "WaitTimeout",
 ]
 
 _LAZY = {
     "AsyncClient": "jobs.client.aio",
     "AsyncJob": "jobs.client.aio",
+    "AsyncSession": "jobs.client.aio_session",
     "ChatChunk": "jobs.api.chunk",
     "ChatCompletion": "jobs.api.answer",
     "ChatRequest": "jobs.api.request",
@@ -45,6 +51,8 @@ _LAZY = {
     "NobodyServes": "jobs.client.serving",
     "Results": "jobs.results.files",
     "Sampling": "jobs.api.sampling",
+    "Session": "jobs.client.session",
+    "SessionBusy": "jobs.errors",
     "WaitTimeout": "jobs.errors",
 }
 

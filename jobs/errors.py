@@ -21,11 +21,12 @@ ErrorCode = Literal[
     "not_found",
     "unavailable",
     "queue_full",
+    "session_busy",
     "internal",
 ]
 ERROR_CODES: tuple[str, ...] = get_args(ErrorCode)
 RETRYABLE_CODES = frozenset(
-    {"out_of_memory", "worker_lost", "queue_full", "unavailable", "internal"}
+    {"out_of_memory", "worker_lost", "queue_full", "session_busy", "unavailable", "internal"}
 )
 
 
@@ -65,6 +66,17 @@ class JobError(Exception):
 
 class InvalidRequest(JobError, ValueError):
     """The request is invalid: it can't run without a change."""
+
+
+class SessionBusy(JobError):
+    """A turn of the session has not ended: `job_id` is its job. Wait for it or cancel it."""
+
+    def __init__(self, message: str, job_id: str) -> None:
+        super().__init__("session_busy", message)
+        self.job_id = job_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message, self.job_id))
 
 
 class WaitTimeout(JobError, TimeoutError):

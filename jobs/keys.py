@@ -1,6 +1,7 @@
 """The names of all queues, keys and channels of chatjobs in Redis. RQ's are in client/rq_format.py.
 
-The names of one job have its id in braces, so that Redis Cluster keeps them in one hash slot.
+The names of one job, or one session, have its id in braces, so that Redis Cluster keeps them in one
+hash slot.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Sequence
 
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
+SESSION_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,200}")
 
 TASK = "worker.tasks.chat_completion"  # function name of every chatjobs job
 
@@ -101,6 +103,21 @@ def log(job: str) -> str:
 def live(job: str) -> str:
     """Pub/sub channel: the entries of the log as they are written."""
     return f"chatjobs:{{{job}}}:live"
+
+
+def session(name: str) -> str:
+    """Hash of a session: model, system, options, ttl, bytes. Expires, as its other keys do."""
+    return f"chatjobs:{{{name}}}:session"
+
+
+def turns(session: str) -> str:
+    """List of the turns of a session, each as JSON (`jobs.api.conversation.Turn`)."""
+    return f"chatjobs:{{{session}}}:turns"
+
+
+def open_turns(session: str) -> str:
+    """List of the jobs of a session that have not ended: the first one runs, the others wait."""
+    return f"chatjobs:{{{session}}}:open"
 
 
 def outbox(run: str) -> str:

@@ -11,11 +11,12 @@ import pytest
 import redis
 
 from jobs import lua
-from jobs.client import cancel, dead_letters, new_job
+from jobs.client import cancel, dead_letters, new_job, session_steps, turns
 from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
+from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
-from worker.queue import rq_presence, rq_scripts, rq_upkeep, rq_workers
+from worker.queue import rq_presence, rq_scripts, rq_sessions, rq_upkeep, rq_workers
 from worker.record import part_plans
 
 ROOT = Path(__file__).parent.parent
@@ -33,6 +34,14 @@ CASES = [
     (dead_letters.REQUEUE, "ARGV", dead_letters.RequeueArgs),
     (dead_letters.PURGE, "KEYS", dead_letters.PurgeKeys),
     (dead_letters.PURGE, "ARGV", dead_letters.PurgeArgs),
+    (session_steps.CREATE, "KEYS", session_steps.CreateSessionKeys),
+    (session_steps.CREATE, "ARGV", session_steps.CreateSessionArgs),
+    (session_steps.CHANGE, "KEYS", session_steps.ChangeSessionKeys),
+    (session_steps.CHANGE, "ARGV", session_steps.ChangeSessionArgs),
+    (turns.BEGIN, "KEYS", turns.BeginKeys),
+    (turns.BEGIN, "ARGV", turns.BeginArgs),
+    (rq_sessions.RELEASE, "KEYS", rq_sessions.ReleaseTurnKeys),
+    (rq_sessions.RELEASE, "ARGV", rq_sessions.ReleaseTurnArgs),
     (writer.APPEND, "KEYS", writer.AppendKeys),
     (writer.APPEND, "ARGV", writer.AppendArgs),
     (rq_scripts.CLAIM, "KEYS", rq_scripts.ClaimKeys),
@@ -96,7 +105,7 @@ def test_a_script_opens_with_a_header_that_describes_it(path: Path) -> None:
 def test_a_script_compiles(path: Path, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         flags, body = lua.split_flags(path.read_text())
-        client.script_load(flags + END_LUA + DEPENDENTS_LUA + body)
+        client.script_load(flags + END_LUA + DEPENDENTS_LUA + TURNS_LUA + body)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -122,7 +131,8 @@ def test_the_variable_tail_follows_the_named_elements(script: str, table: str, n
 @pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
 def test_the_header_lists_the_names_in_order(script: str, table: str, names: Any) -> None:
     _, body = lua.split_flags(script)
-    body = body.removeprefix(END_LUA).removeprefix(DEPENDENTS_LUA).removeprefix(LINES_LUA)
+    for prelude in (END_LUA, DEPENDENTS_LUA, LINES_LUA, TURNS_LUA):
+        body = body.removeprefix(prelude)
     (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
     listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)
     assert tuple(", ".join(listed).split(", ")) == names._fields

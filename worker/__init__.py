@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from worker.engine.chat_session import ChatSession
     from worker.engine.local import Engine
 
-__all__ = ["Engine"]
+__all__ = ["ChatSession", "Engine"]
+
+_MODULES = {"ChatSession": "worker.engine.chat_session", "Engine": "worker.engine.local"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch on first access to `Engine`."""
-    if name == "Engine":
+    """Import torch on first access to what generates."""
+    if name in _MODULES:
         try:
-            from worker.engine.local import Engine
+            return getattr(import_module(_MODULES[name]), name)
         except ModuleNotFoundError as error:
             if error.name != "torch":
                 raise
             raise ImportError(
-                "worker.Engine generates and needs torch: pip install 'chatjobs[worker]'"
+                f"worker.{name} generates and needs torch: pip install 'chatjobs[worker]'"
             ) from None
-        return Engine
     raise AttributeError(f"module 'worker' has no attribute {name!r}")

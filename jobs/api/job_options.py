@@ -6,10 +6,17 @@ import re
 from datetime import datetime, timedelta
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import AfterValidator, BeforeValidator, Field, StrictInt, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StrictBool,
+    StrictInt,
+    model_validator,
+)
 
 from jobs.api.wire import Number, Text, Wire, describe
-from jobs.keys import JOB_ID, RUN_ID
+from jobs.keys import JOB_ID, RUN_ID, SESSION_ID
 
 TENANT = re.compile(r"[!-~]{1,100}")  # it is a part of names in Redis
 MAX_DELAY = 10 * 365 * 86_400  # seconds
@@ -27,6 +34,14 @@ def _run_id(name: str) -> str:
         raise ValueError(
             "must have 1 to 100 letters, digits, '_', '-' and '.', and not begin with '.', "
             f"got {describe(name)}"
+        )
+    return name
+
+
+def _session_id(name: str) -> str:
+    if not SESSION_ID.fullmatch(name):
+        raise ValueError(
+            f"must have 1 to 200 letters, digits, '_', '-', '.', ':' and '@', got {describe(name)}"
         )
     return name
 
@@ -60,6 +75,13 @@ def _moment(value: Any) -> datetime:
     return value
 
 
+class TurnOptions(Wire):
+    """How a request joins its session."""
+
+    wait: StrictBool = False  # run after the turns that have not ended, instead of being refused
+    edit: StrictBool = False  # replace the last turn
+
+
 class JobOptions(Wire):
     """How the request is queued, and what is recorded with its result. All optional."""
 
@@ -68,7 +90,10 @@ class JobOptions(Wire):
     row: Annotated[StrictInt, Field(ge=0)] | None = None  # row_index in the run
     custom_id: Text | None = None  # the user's own key, copied to the result row
     target: Text | None = None  # the expected answer, copied to the result row
-    session: Text | None = None
+    session: Annotated[Text, AfterValidator(_session_id)] | None = (
+        None  # messages are its next turn
+    )
+    turn: TurnOptions | None = None
     priority: Literal["interactive", "bulk"] = "interactive"
     tenant: Annotated[Text, AfterValidator(_tenant)] | None = None  # tenants take turns
     # The job waits this many seconds, or until this time, before it is queued:
@@ -84,4 +109,10 @@ class JobOptions(Wire):
     def _check_time(self) -> Self:
         if self.delay is not None and self.at is not None:
             raise ValueError("delay and at exclude each other: set only one")
+        if self.session is not None and (self.delay is not None or self.at is not None):
+            raise ValueError(
+                f"{'at' if self.delay is None else 'delay'} can't be set for a turn of a session, "
+                "which runs after the turn before it: leave it out, or send the request without a "
+                "session"
+            )
         return self

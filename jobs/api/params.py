@@ -43,6 +43,7 @@ class JobFields(TypedDict, total=False):
     delay: float | timedelta | None
     at: datetime | str | None
     session: str | None
+    turn: Mapping[str, bool] | BaseModel | None
     priority: Literal["interactive", "bulk"]
     ttl: float | None
     result_ttl: int | None
@@ -99,6 +100,7 @@ class RequestFields(OpenAIFields, total=False):
     stop_token_ids: Sequence[int] | None
     stream: bool | None
     top_k: int | None
+    truncate: Literal["oldest"] | None
     truncate_prompt_tokens: int | None
 
 

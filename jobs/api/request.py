@@ -127,11 +127,12 @@ class ChatRequest(Sampling):
     The prompt:
         chat_template_kwargs, enable_thinking, reasoning_effort
         add_generation_prompt, continue_final_message, truncate_prompt_tokens
+        truncate                  "oldest": drop the oldest turns that the context has no room for
         cache_salt                state is reused only among prompts with equal ones
 
     The job:
-        job                       id, run, row, custom_id, target, session, priority, tenant, delay,
-                                  at, ttl, retries, result_ttl, tags
+        job                       id, run, row, custom_id, target, session, turn, priority, tenant,
+                                  delay, at, ttl, retries, result_ttl, tags
         user, metadata            kept with the request
         store                     false: the row has neither the prompt nor the answer
     """
@@ -155,6 +156,7 @@ class ChatRequest(Sampling):
     add_generation_prompt: StrictBool | None = None  # None: unless continue_final_message
     continue_final_message: StrictBool | None = None
     truncate_prompt_tokens: Annotated[StrictInt, Field(ge=-1)] | None = None  # -1: to the context
+    truncate: Literal["oldest"] | None = None
     prompt_logprobs: Annotated[StrictInt, Field(ge=0, le=20)] | None = None
     cache_salt: Annotated[Text, Field(min_length=1)] | None = None
     job: JobOptions = Field(default_factory=JobOptions)
@@ -212,6 +214,20 @@ class ChatRequest(Sampling):
             raise ValueError("prompt_logprobs: they are not streamed: set stream to false")
         if self.truncate_prompt_tokens == 0:
             raise ValueError("truncate_prompt_tokens: must be at least 1, or -1 for the context")
+        if self.truncate is not None and self.truncate_prompt_tokens is not None:
+            raise ValueError("truncate and truncate_prompt_tokens exclude each other: set only one")
+        return self
+
+    @model_validator(mode="after")
+    def _check_session(self) -> Self:
+        if self.job.session is None:
+            if self.job.turn is not None:
+                raise ValueError("job.turn needs job.session")
+            return self
+        if (self.n or 1) > 1:
+            raise ValueError(f"n: a turn of a session has one answer, got {self.n}")
+        if self.continue_final_message:
+            raise ValueError("continue_final_message is not possible in a session: remove it")
         return self
 
     @property

@@ -1,4 +1,4 @@
-"""`chatjobs chat`: submit one request and print the answer while it is generated."""
+"""`chatjobs chat`: print the answer to a question while it is generated, or hold a conversation."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs.cli.answer import choice_label, print_job
+from jobs.cli.conversation import converse, is_terminal
 from jobs.cli.failures import Interrupted, WrongField
 from jobs.cli.fields import fields_option
 from jobs.cli.options import Seconds, client, json_option, quiet_option, redis_option
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("text")
+@click.argument("text", required=False)
 @click.option("-m", "--model", required=True, metavar="M", help="Model that answers.")
 @click.option("-s", "--system", metavar="TEXT", help="System message.")
 @fields_option({"model": "--model", "messages": "TEXT and --system"})
@@ -36,7 +37,7 @@ if TYPE_CHECKING:
 @quiet_option
 @redis_option
 def chat(
-    text: str,
+    text: str | None,
     model: str,
     system: str | None,
     fields: dict[str, Any],
@@ -48,10 +49,18 @@ def chat(
 ) -> None:
     """Submit one question and print the answer while it is generated.
 
-    TEXT is the user message; - reads it from stdin.
+    TEXT is the user message; - reads it from stdin. Without TEXT, in a terminal: a conversation.
 
     With --json: the chunks and then the completion, one JSON object per line.
     """
+    if text is None:
+        if as_json or not is_terminal():
+            raise click.UsageError(
+                "the question is missing: give TEXT, or - to read it from stdin (a conversation "
+                "needs a terminal, without --json)"
+            )
+        _converse(redis_url, model, system, fields, wait)
+        return
     if text == "-":
         text = sys.stdin.read()
     if not text.strip():
@@ -78,6 +87,25 @@ def chat(
             raise
         if verbose:
             _print_timings(completion, time.monotonic() - started)
+
+
+def _converse(
+    redis_url: str, model: str, system: str | None, fields: dict[str, Any], wait: float
+) -> None:
+    from jobs.errors import InvalidRequest
+
+    with client(redis_url) as connected:
+        connected.serving = None  # the notice says it
+        try:
+            converse(
+                connected,
+                model,
+                system,
+                fields,
+                lambda job: _wait_for_worker(connected, job, model, wait),
+            )
+        except InvalidRequest as error:
+            raise WrongField(error) from None
 
 
 def _cancel(job: Job) -> bool:

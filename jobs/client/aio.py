@@ -13,12 +13,14 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.caller import run_in_thread
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
+from jobs.client.aio_session import AsyncSession
 from jobs.client.async_connection import AsyncConnection
 from jobs.client.cancel import cancel
 from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client, check_id
 from jobs.client.connection import connect_async
 from jobs.client.follow import follow_async
+from jobs.client.session_steps import SESSION_SECONDS, needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_async, run_async
 from jobs.client.submit import RequestInput
@@ -60,6 +62,19 @@ class AsyncClient:
     def job(self, job_id: str) -> AsyncJob:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
         return AsyncJob(self.connection, job_id)
+
+    async def session(
+        self,
+        id: str | None = None,
+        *,
+        model: str | None = None,
+        system: str | None = None,
+        ttl: int = SESSION_SECONDS,
+        **fields: Any,
+    ) -> AsyncSession:
+        """Open a conversation, see `Client.session`."""
+        steps = open_session(id, needed_model(id, model), system, ttl, fields)
+        return AsyncSession(self, await run_async(steps, self.connection))
 
     async def as_completed(
         self, jobs: Iterable[AsyncJob], timeout: float | None = None

@@ -26,11 +26,12 @@ from jobs.client.rq_format import (
 )
 from jobs.client.state import JobState, Status, read_state, unknown
 from jobs.client.steps import Steps, command, retry
+from jobs.client.turns import TURNS_LUA
 from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
 
-CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA, DEPENDENTS_LUA)
+CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
 
 
 # The names of the `unpack` lines of rq_cancel.lua, in the same order.

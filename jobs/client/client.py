@@ -19,6 +19,8 @@ from jobs.client.connection import connect, connect_async, redis_failure
 from jobs.client.durable import DurableSubmit
 from jobs.client.follow import follow
 from jobs.client.serving import ServingCheck
+from jobs.client.session import Session
+from jobs.client.session_steps import SESSION_SECONDS, needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_sync, run_sync
 from jobs.client.submit import (
@@ -89,6 +91,23 @@ class Client:
     def job(self, job_id: str) -> Job:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
         return Job(self.connection, job_id)
+
+    def session(
+        self,
+        id: str | None = None,
+        *,
+        model: str | None = None,
+        system: str | None = None,
+        ttl: int = SESSION_SECONDS,
+        **fields: Any,
+    ) -> Session:
+        """Open a conversation: the one of this id, or, with `model`, a new one if there is none.
+
+        `system`: its system message. `ttl`: seconds after its last change at which it expires.
+        `fields`: of all its requests, such as `temperature`; they are kept with the session.
+        """
+        steps = open_session(id, needed_model(id, model), system, ttl, fields)
+        return Session(self, run_sync(steps, self.connection))
 
     def as_completed(self, jobs: Iterable[Job], timeout: float | None = None) -> Iterator[Job]:
         """The jobs as they end, each once, also those that fail: `job.result()` has the outcome.

@@ -25,6 +25,7 @@ class Limits(NamedTuple):
     request_bytes: int = 16 * 2**20  # of one request, as JSON
     message_bytes: int = 8 * 2**20  # of one message of it, as JSON
     row_bytes: int = 64 * 2**20  # of the row of one job, as JSON
+    session_bytes: int = 8 * 2**20  # of the turns of one session, as JSON
     tenant_running: int = 1_000_000  # jobs of one tenant that run, over all workers
     outbox_bytes: int = 2**30  # of the rows of all runs that wait for Parquet, about
 

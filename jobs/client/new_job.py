@@ -20,6 +20,7 @@ from jobs.client.rq_format import (
     QUEUES_KEY,
     RESULT_SECONDS,
     TENANT,
+    deferred_key,
     encode_call,
     job_key,
     queue_key,
@@ -28,6 +29,7 @@ from jobs.client.rq_format import (
     scheduled_key,
     wip_key,
 )
+from jobs.client.turns import TURNS_LUA
 from jobs.results.outbox import run_of
 
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
@@ -35,7 +37,7 @@ ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitte
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
-ENQUEUE = lua.load("jobs.client", "rq_enqueue", LINES_LUA)
+ENQUEUE = lua.load("jobs.client", "rq_enqueue", LINES_LUA, TURNS_LUA)
 
 
 # The names of the `unpack` lines of rq_enqueue.lua, in the same order.
@@ -59,6 +61,7 @@ class EnqueueKeys(NamedTuple):
     rows: str
     deadlines: str
     wake: str
+    deferred: str
 
 
 class EnqueueArgs(NamedTuple):
@@ -77,6 +80,9 @@ class EnqueueArgs(NamedTuple):
     max_bytes: int
     max_request_bytes: int
     max_message_bytes: int
+    max_session_bytes: int
+    session: str
+    session_waits: int
 
 
 class NewJob(NamedTuple):
@@ -116,6 +122,9 @@ class NewJob(NamedTuple):
             max_bytes=DEFAULTS.bytes,
             max_request_bytes=DEFAULTS.request_bytes,
             max_message_bytes=DEFAULTS.message_bytes,
+            max_session_bytes=DEFAULTS.session_bytes,
+            session=options.session or "",
+            session_waits=int(options.turn is not None and options.turn.wait),
         )
         keep = options.result_ttl or result_ttl or RESULT_TTLS[options.priority]
         fields = _hash_fields(model, options.priority, now, keep)
@@ -146,6 +155,7 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
         rows="",
         deadlines=keys.DEADLINES,
         wake=keys.wake(model, bulk=priority == "bulk"),
+        deferred=deferred_key(queue),
     )
 
 

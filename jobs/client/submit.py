@@ -30,6 +30,7 @@ from jobs.client.rq_format import (
     format_time,
     job_key,
 )
+from jobs.client.turns import refused
 from jobs.errors import InvalidRequest, JobError, invalid
 
 RequestInput: TypeAlias = ChatRequest | RequestFields | Mapping[str, Any]
@@ -118,6 +119,8 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
     if isinstance(reply, Exception):
         raise reply
     reason, *numbers = [value.decode() for value in reply]
+    if reason == "busy" or reason.startswith("session"):
+        return refused(job.request.job.session or "", job.request.model, reply)
     match reason:
         case "enqueued" | "same":
             return None

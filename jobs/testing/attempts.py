@@ -10,13 +10,14 @@ import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from redis import Redis
 
 from jobs import keys
 from jobs.api.answer import ChatCompletion
+from jobs.api.conversation import ended_turn
 from jobs.client.rq_format import (
     ATTEMPT,
     BYTES,
@@ -40,6 +41,14 @@ from jobs.client.rq_format import (
     results_key,
     scheduled_key,
 )
+from jobs.client.turns import (
+    BEGIN,
+    TURNS_LUA,
+    History,
+    begin_script,
+    read_history,
+    session_of,
+)
 from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure, parse_failures
@@ -49,6 +58,7 @@ from jobs.stream.writer import StreamWriter
 
 WORKER = "fake-worker"
 END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2])"
+END_TURN = LINES_LUA + TURNS_LUA + "\nend_turn(ARGV[1], ARGV[2], ARGV[3], ARGV[4])"
 TAKE = LINES_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
 
 _STATUSES: dict[End, outbox.Status] = {"finished": "ok", "failed": "error", "canceled": "cancelled"}
@@ -65,6 +75,15 @@ class Attempt:
     enqueued_at: float
     started_at: float
     keep: dict[End, int]  # seconds that the job is kept after its end
+    history: History | None = None  # of its session
+
+    @property
+    def full_request(self) -> dict[str, Any]:
+        """The request with all messages of its session."""
+        if self.history is None:
+            return self.request
+        messages = [*self.history.messages, *self.request["messages"]]
+        return {**self.request, "messages": messages}
 
 
 class Attempts:
@@ -126,6 +145,14 @@ class Attempts:
             },
         )
 
+    def begin(self, attempt: Attempt) -> Attempt:
+        """The attempt with the history of its session. Raises JobError if that refuses it."""
+        if not session_of(attempt.request):
+            return attempt
+        names, args = begin_script(attempt.job, job_key(attempt.job), attempt.request)
+        reply = self._redis.eval(BEGIN, len(names), *names, *args)
+        return replace(attempt, history=read_history(attempt.job, attempt.request, reply))
+
     def write(self, attempt: Attempt, seq: int, deltas: Sequence[Delta]) -> bool:
         """Append an entry to the token stream. False if the stream belongs to a later attempt."""
         entry = Entry(attempt.job, attempt.number, seq, tuple(deltas))
@@ -151,7 +178,7 @@ class Attempts:
         """End the job with its answer."""
         answer = completion.to_dict()
         payload = end_payload(completion.choices[0].finish_reason, answer.get("usage"))
-        self._end(attempt, "finished", payload, answer, None)
+        self._end(attempt, "finished", payload, answer, None, self._turn(attempt, completion, None))
 
     def fail(
         self, attempt: Attempt, error: JobError, partial: ChatCompletion | None = None
@@ -161,7 +188,9 @@ class Attempts:
         reason: EndReason = "cancelled" if cancelled else "error"
         payload = end_payload(reason, error=error)
         answer = partial.to_dict() if partial is not None else None
-        self._end(attempt, "canceled" if cancelled else "failed", payload, answer, error)
+        end: End = "canceled" if cancelled else "failed"
+        turn = self._turn(attempt, partial, error)
+        self._end(attempt, end, payload, answer, error, turn)
 
     def runs(self) -> list[str]:
         """The runs that have entries in their outbox, sorted."""
@@ -183,6 +212,7 @@ class Attempts:
         payload: str,
         answer: dict[str, Any] | None,
         error: JobError | None,
+        turn: str,
     ) -> None:
         now, keep = int(time.time()), attempt.keep[end]
         failures = self._failures(attempt, error)
@@ -214,7 +244,20 @@ class Attempts:
         pipeline.expire(results, keep)
         names = (keys.log(attempt.job), keys.live(attempt.job))
         pipeline.eval(END, len(names), *names, end_id(attempt.number), payload)
+        if session := session_of(attempt.request):
+            replaces = attempt.history is not None and attempt.history.replaces
+            pipeline.eval(END_TURN, 0, session, attempt.job, turn, int(replaces))
         pipeline.execute()
+
+    def _turn(self, attempt: Attempt, answer: ChatCompletion | None, error: JobError | None) -> str:
+        """The turn of the job's session, as JSON; empty if it has none."""
+        if attempt.history is None or answer is None:
+            return ""
+        if error is not None and error.code not in ("cancelled", "timeout"):
+            return ""
+        messages = attempt.request["messages"]
+        turn = ended_turn(messages, answer, cancelled=error is not None, job=attempt.job)
+        return turn.to_json() if turn is not None else ""
 
     def _failures(self, attempt: Attempt, error: JobError | None) -> list[Failure]:
         """The failed attempts at the job, with this one if it ended with an error."""

@@ -77,7 +77,8 @@ class Stepper:
     def _start(self, job: str) -> None:
         attempt = self._attempts.start(job)
         try:
-            request = ChatRequest.parse(attempt.request)
+            attempt = self._attempts.begin(attempt)
+            request = ChatRequest.parse(attempt.full_request)
             plan = Plan(request, job, self._reply(request))
         except JobError as error:
             self._attempts.fail(attempt, error)

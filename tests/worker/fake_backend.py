@@ -134,6 +134,7 @@ class FakeBackend:
         self.sick = False  # `submit` cannot fork
         self.peak = 0  # maximum number of concurrent sequences
         self.begun: list[str] = []  # ids of submitted jobs, in order
+        self.requests: list[ChatRequest] = []  # of these jobs
         self._handles: list[FakeHandle] = []
         self._lock = threading.Lock()
         self._steps = self._tokens = 0
@@ -181,6 +182,7 @@ class FakeBackend:
             self._handles.append(handle)
             self.peak = max(self.peak, self._sequences())
         self.begun.append(str(request.job.id))
+        self.requests.append(request)
         return handle
 
     def close(self) -> None:

@@ -10,6 +10,7 @@ from worker.loading.tokenizer import Tokenizer
 from worker.prompt.conversation import before_mark, messages_for, variables_for
 from worker.prompt.encoder import PromptEncoder
 from worker.prompt.template import ChatTemplate
+from worker.prompt.turns import build_newest
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,15 @@ class PromptBuilder:
                 "put a chat_template.jinja into its folder",
             )
         _check_supported(request)
+        if request.truncate == "oldest":
+            return build_newest(
+                request, self._build, lambda prompt: len(prompt.token_ids), self._context
+            )
+        return self._build(request)
+
+    def _build(self, request: ChatRequest) -> Prompt:
+        """Render and tokenize all messages of a request."""
+        assert self._template is not None
         tools = None
         if request.tools and request.tool_choice != "none":
             if not (self._template.takes_tools or self._hides_tools):

@@ -13,8 +13,10 @@ from typing import Any, NamedTuple
 
 from jobs import keys
 from jobs.api.answer import ChatCompletion
+from jobs.api.conversation import Turn, ended_turn
 from jobs.api.request import ChatRequest
 from jobs.client.rq_format import request_of
+from jobs.client.turns import History
 from jobs.errors import JobError, invalid
 from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure
@@ -88,7 +90,7 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
         )
     if claimed.cancelled:
         raise JobError("cancelled", f"job {claimed.lease.job} was cancelled")
-    request = ChatRequest.parse(content)
+    request = ChatRequest.parse(_with_history(content, claimed.history))
     request.job.id = claimed.lease.job
     if request.model not in models:
         served = ", ".join(sorted(models))
@@ -109,6 +111,14 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
         deadline = end if deadline is None else min(deadline, end)
     stream = StreamBuffer(claimed.lease.job, claimed.lease.attempt)
     return Attempt(claimed, request, stream, deadline)
+
+
+def _with_history(content: dict[str, Any], history: History | None) -> dict[str, Any]:
+    """A request with all messages of its session; one whose messages can't be read is unchanged."""
+    messages = content.get("messages")
+    if history is None or not isinstance(messages, list):
+        return content
+    return {**content, "messages": [*history.messages, *messages]}
 
 
 def worker_lost(lease: Lease) -> JobError:
@@ -174,7 +184,10 @@ class SettlementBuilder(NamedTuple):
                 "max_tokens",
             )
         completion = content if outcome.completion is not None and error is None else None
-        return _settlement(attempt.claimed, entry, row, completion, error)
+        settlement = _settlement(attempt.claimed, entry, row, completion, error)
+        if attempt.claimed.history is None or answer is None:
+            return settlement
+        return replace(settlement, turn=_turn_of(attempt.claimed, answer, error))
 
     def failures(self, claimed: ClaimedJob, error: JobError | None) -> list[Failure]:
         """The failed attempts at a job, this one included if it ended with an error."""
@@ -235,6 +248,15 @@ def _settlement(
     return Settlement(
         claimed, entry["run"], entry["row_index"], row, completion, error, entry["failures"]
     )
+
+
+def _turn_of(claimed: ClaimedJob, answer: ChatCompletion, error: JobError | None) -> Turn | None:
+    """The turn of a job of a session. An answer that was stopped is a turn as far as it
+    got; one that failed is none."""
+    if error is not None and error.code not in ("cancelled", "timeout"):
+        return None
+    messages = claimed.request["messages"]
+    return ended_turn(messages, answer, cancelled=error is not None, job=claimed.lease.job)
 
 
 def _status(error: JobError | None) -> outbox.Status:

@@ -25,6 +25,7 @@ from jobs.client.rq_format import (
     parse_time,
     request_of,
 )
+from jobs.client.turns import History
 from jobs.errors import JobError, invalid
 from jobs.results.failures import Failure, parse_failures
 
@@ -101,6 +102,7 @@ class ClaimedJob:
     suspect: bool  # it may have killed its workers, and runs with its group only
     cancelled: bool
     terms: Terms = Terms()
+    history: History | None = None  # of its session
 
     @property
     def request(self) -> dict[str, Any]:

@@ -16,11 +16,12 @@ from typing import NamedTuple
 from jobs import keys, lua
 from jobs.client import rq_format
 from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
+from jobs.client.turns import TURNS_LUA
 from jobs.stream.entries import END_LUA
 from worker.queue.rq_job import Lease
 
 CLAIM = lua.load("worker.queue", "claim", LINES_LUA)
-SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA)
+SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
 RETURN = lua.load("worker.queue", "return", LINES_LUA)
 
 
@@ -82,6 +83,9 @@ class SettleArgs(NamedTuple):
     attempt: int
     row_seconds: int
     failures: str
+    session: str
+    turn: str
+    replaces_turn: int
 
 
 class ReturnKeys(NamedTuple):

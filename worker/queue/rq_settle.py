@@ -12,8 +12,10 @@ from redis import Redis
 from redis.client import Pipeline
 
 from jobs import keys
+from jobs.api.conversation import Turn
 from jobs.client import rq_format
 from jobs.client.new_job import ROW_SECONDS
+from jobs.client.turns import session_of
 from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.results.failures import Failure
@@ -40,6 +42,7 @@ class Settlement:
     completion: dict[str, Any] | None  # ChatCompletion's JSON
     error: JobError | None
     failures: Sequence[Failure]
+    turn: Turn | None = None  # of the job's session
 
     @property
     def lease(self) -> Lease:
@@ -116,6 +119,9 @@ class Settler:
             attempt=lease.attempt,
             row_seconds=ROW_SECONDS,
             failures=json.dumps(settlement.failures) if error and settlement.failures else "",
+            session=session_of(claimed.request),
+            turn=settlement.turn.to_json() if settlement.turn is not None else "",
+            replaces_turn=int(claimed.history is not None and claimed.history.replaces),
         )
         result_fields = rq_format.result_fields(
             lease.job,

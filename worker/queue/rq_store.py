@@ -35,6 +35,7 @@ from worker.queue.rq_job import (
     read_terms,
 )
 from worker.queue.rq_scripts import ClaimArgs, ClaimKeys, ReturnArgs, return_keys
+from worker.queue.rq_sessions import RQSessions
 from worker.queue.rq_settle import Settlement, Settler
 from worker.queue.rq_upkeep import Upkeep
 from worker.queue.rq_workers import DeadWorker
@@ -70,6 +71,7 @@ class RQStore:
         self._return = redis.register_script(rq_scripts.RETURN)
         self.limits = DEFAULTS  # as of the last claim
         self.upkeep = Upkeep(redis, self.queues)
+        self._sessions = RQSessions(redis)
 
     def model_of(self, lease: Lease) -> tuple[str, bool]:
         """The model, by the name in the job's queue, and whether that is the queue of bulk jobs."""
@@ -115,7 +117,7 @@ class RQStore:
             queue = self.queues[number - 1]
             lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
             claimed.append(read(lease, values, moment, own, self.limits))
-        return claimed
+        return self._sessions.begin(claimed)
 
     def _read_terms(self, jobs: Sequence[str]) -> list[Terms]:
         """The time limits and retries of claimed jobs; also reads the operator's limits."""

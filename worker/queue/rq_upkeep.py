@@ -18,12 +18,14 @@ from jobs.client.cancel import end_waiting
 from jobs.client.rq_format import ATTEMPT, DEPENDENTS_LUA, FAILURE_SECONDS, ROW
 from jobs.client.state import JobState, Status, read_outcome, read_state
 from jobs.client.steps import Steps
+from jobs.client.turns import TURNS_LUA
 from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
+from worker.queue.rq_sessions import RQSessions
 
 KEEP = lua.load("worker.queue", "keep")
-RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA)
+RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
 
 PORTION = 200  # jobs per step and queue
 ENDS: tuple[rq_format.End, ...] = ("failed", "canceled")  # by RQ's tools
@@ -80,18 +82,22 @@ class Upkeep:
         self._record = redis.register_script(RECORD)
         self._lists = [
             keys.DEADLINES,
+            *map(rq_format.deferred_key, queues),
             *map(rq_format.queue_key, queues),
             *(rq_format.registry_key(queue, end) for queue in queues for end in ENDS),
         ]
+        self._sessions = RQSessions(redis)
         self._cursors: dict[str, int] = {}  # position of the next portion, by key
 
     def step(self) -> None:
-        """End overdue jobs, write missing rows, keep queued hashes."""
+        """End overdue jobs, write missing rows, keep queued hashes, and queue jobs that wait for a
+        session which is free or gone."""
         if not self._redis.exists(*self._lists):
             return
         self._end_overdue()
         for queue in self._queues:
             self._keep_queued(queue)
+            self._sessions.release(self._portion(rq_format.deferred_key(queue), self._redis.zrange))
             for end in ENDS:
                 self._record_ended(queue, end)
 

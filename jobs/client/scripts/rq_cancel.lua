@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Ends a job that waits, or asks the worker of a running job to stop it. The caller loads this script
--- behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and remove_job.
+-- behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and those of
+-- rq_lines.lua and rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
@@ -75,4 +76,5 @@ if bytes then
 end
 end_stream(log, live, end_id, end_payload)
 pcall(enqueue_dependents, job, job_id, status, ended_at)
+pcall(end_turn, redis.call('HGET', job, 'chatjobs_session') or '', job_id, '', '0')
 return 'ended'

@@ -1,6 +1,7 @@
 #!lua
 -- Puts a new job into its queue, or lets it wait for its time, unless it is there already or a limit
--- refuses it. The caller loads this script behind the functions of rq_lines.lua.
+-- refuses it. A job of a session waits as RQ's deferred jobs do until the one before it has ended. The
+-- caller loads this script behind the functions of rq_lines.lua and rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
@@ -16,6 +17,7 @@
 --       rows: hash of the reserved rows near this one, by the last part of their number
 --       deadlines: sorted set of the jobs with a time to live, scores in milliseconds
 --       wake: list that idle workers wait on; it keeps the newest 32 elements
+--       deferred: RQ's registry of jobs that wait for other jobs
 -- ARGV  job_id: id of the job
 --       model: name of the model, for limits of its own
 --       data: field of the hash; it tells this job from another one of this id
@@ -25,11 +27,14 @@
 --       row_seconds: seconds until the reservation expires
 --       at, delay: time to queue the job, as milliseconds since the epoch or from now; '' for now
 --       ttl: milliseconds to live from the time when it is queued; '' for no limit
---       max_jobs, max_bytes, max_request_bytes, max_message_bytes: limits that no operator has set
+--       max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes: limits that no
+--       operator has set
+--       session, session_waits: its session, '' for none, and '1' if it may wait for other jobs of it
 --       hash_fields…: field, value, … of the rest of the hash
 -- Returns {'enqueued'}; {'same'} if the job is there already, or has ended and its row is reserved
---       by the same request; {'id'} or {'row'} if another job has the id or the row; or a limit that
---       the job exceeds: {name, value, limit}. Nothing has changed unless it returns 'enqueued'.
+--       by the same request; {'id'} or {'row'} if another job has the id or the row; a refusal of
+--       join_session; or a limit that the job exceeds: {name, value, limit}. Nothing has changed unless
+--       it returns 'enqueued'.
 --
 -- Idempotent: the client library resends a script when the connection breaks before the reply.
 --
@@ -37,10 +42,12 @@
 -- queue without its hash, and no limit is exceeded by two producers at once. A full Redis refuses
 -- the whole script: it has no flag allow-oom.
 local job, queue, wip, quarantine, scheduled, other_queue, other_wip, other_quarantine,
-  other_scheduled, queues, log, results, open_bytes, limits, rows, deadlines, wake = unpack(KEYS)
+  other_scheduled, queues, log, results, open_bytes, limits, rows, deadlines, wake,
+  deferred = unpack(KEYS)
 local job_id, model, data, request_bytes, message_bytes, row, digest, row_seconds, at, delay, ttl,
-  max_jobs, max_bytes, max_request_bytes, max_message_bytes = unpack(ARGV)
-local hash_fields = {unpack(ARGV, 16)}
+  max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes, session,
+  session_waits = unpack(ARGV)
+local hash_fields = {unpack(ARGV, 19)}
 
 if redis.call('EXISTS', job) == 1 then
   return {redis.call('HGET', job, 'data') == data and 'same' or 'id'}
@@ -83,6 +90,14 @@ if exceeds(bytes + #data, max_bytes) then
   return {'bytes', tostring(bytes), tostring(max_bytes)}
 end
 
+local waits = false
+if session ~= '' then
+  local limit = tonumber(redis.call('HGET', limits, 'session_bytes') or '') or max_session_bytes
+  local refusal
+  refusal, waits = join_session(session, job_id, model, session_waits == '1', tostring(limit))
+  if refusal then return refusal end
+end
+
 redis.call('DEL', log, results)
 redis.call('HSET', job, 'data', data, 'chatjobs_bytes', #data, unpack(hash_fields))
 redis.call('HINCRBY', open_bytes, queue, #data)
@@ -99,6 +114,12 @@ if ttl ~= '' then
   redis.call('ZADD', deadlines, deadline, job_id)
 end
 redis.call('SADD', queues, queue)
+if session ~= '' then redis.call('HSET', job, 'chatjobs_session', session) end
+if waits then
+  redis.call('HSET', job, 'status', 'deferred')
+  redis.call('ZADD', deferred, '+inf', job_id)
+  return {'enqueued'}
+end
 if due > now then
   redis.call('HSET', job, 'status', 'scheduled')
   redis.call('ZADD', scheduled, string.format('%.3f', due / 1000), job_id)

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Writes the row of a job that ended without one: RQ's own tools cancelled or failed it. The caller
--- loads this script behind the Lua functions end_stream and enqueue_dependents.
+-- loads this script behind the Lua functions end_stream, enqueue_dependents and those of rq_lines.lua and
+-- rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       registry: RQ's registry of the jobs that ended this way
@@ -45,4 +46,5 @@ if bytes then
 end
 end_stream(log, live, end_id, end_payload)
 pcall(enqueue_dependents, job, job_id, status, ended_at)
+pcall(end_turn, redis.call('HGET', job, 'chatjobs_session') or '', job_id, '', '0')
 return 1

@@ -1,8 +1,8 @@
 #!lua flags=allow-oom
 -- Ends a started job: "finished", "failed" or "canceled". Writes RQ's status, registry and result,
--- the row in the outbox and the end of the token stream. The caller loads this script
--- behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and those of
--- rq_lines.lua.
+-- the row in the outbox, the turn of its session and the end of the token stream. The caller loads this
+-- script behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and those
+-- of rq_lines.lua and rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       wip: sorted set of the started jobs of its queue
@@ -41,6 +41,9 @@
 --       attempt: number of the attempt whose row this is
 --       row_seconds: seconds that the row stays reserved
 --       failures: the failed attempts so far, as JSON; '' to leave them
+--       session: session of the job; '' for none
+--       turn, replaces_turn: its turn of the session as JSON, '' for none, and '1' if it takes the
+--       place of the last one
 --       result_fields…: field, value, … of the entry in the results stream
 -- Returns 0 if the lease is lost or the worker is alive (the job has not changed then), else 1.
 --
@@ -53,8 +56,8 @@ local job, wip, execution, executions, registry, results, outbox, outboxes, log,
   started, workers, queue, open_bytes, deadlines, rows = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, status, ended_at, keep, registry_score, error,
   row, run, end_id, end_payload, counter, max_results, now, working_time, attempt,
-  row_seconds, failures = unpack(ARGV)
-local result_fields = {unpack(ARGV, 22)}
+  row_seconds, failures, session, turn, replaces_turn = unpack(ARGV)
+local result_fields = {unpack(ARGV, 25)}
 
 local lease = job_id .. ':' .. execution_id
 if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
@@ -69,6 +72,7 @@ redis.call('XADD', outbox, '*', 'row', row)
 redis.call('ZREM', wip, lease)
 redis.call('ZREM', started, entry)
 redis.call('SADD', outboxes, run)
+pcall(end_turn, session, job_id, turn, replaces_turn)
 redis.call('DEL', execution)
 redis.call('ZREM', executions, execution_id)
 

@@ -1,0 +1,141 @@
+"""A conversation: its turns, and the messages that they are together.
+
+A turn is what one request adds: its new messages and the answer. Sessions keep turns as JSON in
+Redis, `ChatSession` keeps them in memory and in files.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from jobs.api.answer import AssistantMessage, ChatCompletion, FinishReason
+from jobs.api.params import MessageInput
+from jobs.api.request import ChatRequest
+from jobs.encoding import to_json
+from jobs.errors import invalid
+
+TurnInput: TypeAlias = str | MessageInput | Iterable[MessageInput]
+TurnEnd: TypeAlias = FinishReason | Literal["cancelled"]
+
+LEADING_ROLES = ("system", "developer")
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """New messages and their answer, as dicts in OpenAI's form. `finish_reason` is `cancelled` if
+    the answer was stopped; `answer` is then what had been generated."""
+
+    messages: list[dict[str, Any]]
+    answer: dict[str, Any]
+    finish_reason: TurnEnd
+    job: str = ""
+
+    def to_json(self) -> str:
+        return to_json(
+            {
+                "job": self.job,
+                "messages": self.messages,
+                "answer": self.answer,
+                "finish_reason": self.finish_reason,
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Turn:
+        """Raises ValueError unless `text` is a turn."""
+        data = json.loads(text)
+        if not isinstance(data, dict):
+            raise ValueError("a turn is a JSON object")
+        messages, answer = data.get("messages"), data.get("answer")
+        if not isinstance(messages, list) or not isinstance(answer, dict):
+            raise ValueError("a turn has messages and an answer")
+        return cls(messages, answer, data.get("finish_reason") or "stop", str(data.get("job", "")))
+
+
+def ended_turn(
+    messages: Sequence[dict[str, Any]],
+    completion: ChatCompletion,
+    *,
+    cancelled: bool,
+    job: str = "",
+) -> Turn | None:
+    """The turn of a request that has ended. None if it was cancelled before it had generated
+    anything: the conversation is then as before."""
+    choice = completion.choices[0]
+    message = choice.message
+    if cancelled and not (message.content or message.reasoning_content or message.tool_calls):
+        return None
+    end: TurnEnd = "cancelled" if cancelled else choice.finish_reason
+    return Turn(list(messages), _message_of(message), end, job)
+
+
+def messages_of(system: str, turns: Iterable[Turn]) -> list[dict[str, Any]]:
+    """All messages of a conversation. `system`: its system message; empty for none."""
+    messages: list[dict[str, Any]] = []
+    if system:
+        messages.append({"role": "system", "content": system})
+    for turn in turns:
+        messages += [*turn.messages, turn.answer]
+    return messages
+
+
+def new_messages(content: TurnInput) -> list[Any]:
+    """The messages of a turn: a text is one message of the user."""
+    if isinstance(content, str):
+        return [{"role": "user", "content": content}]
+    if isinstance(content, Mapping) or hasattr(content, "model_dump"):
+        return [content]
+    return list(content)
+
+
+def checked_messages(messages: Iterable[MessageInput]) -> list[dict[str, Any]]:
+    """Messages of any API in our form. Raises InvalidRequest."""
+    request = ChatRequest(model="any", messages=messages)
+    dumped: list[dict[str, Any]] = request.to_dict()["messages"]
+    return dumped
+
+
+def split_turns(messages: Iterable[MessageInput | Turn]) -> tuple[str, list[Turn]]:
+    """The system text and the turns of a list of messages, or of turns. Raises InvalidRequest for
+    messages that no conversation has, and for a last message without an answer."""
+    given = list(messages)
+    turns = [one for one in given if isinstance(one, Turn)]
+    if turns and len(turns) == len(given):
+        return "", turns
+    if turns:
+        raise invalid("a history is a list of messages, or of turns: got both", "messages")
+    plain = checked_messages(one for one in given if not isinstance(one, Turn)) if given else []
+    system = ""
+    if plain and plain[0]["role"] in LEADING_ROLES:
+        system = ChatRequest(model="any", messages=[plain[0]]).messages[0].text
+        plain = plain[1:]
+    waiting: list[dict[str, Any]] = []
+    for number, message in enumerate(plain):
+        if message["role"] != "assistant":
+            waiting.append(message)
+            continue
+        if not waiting:
+            raise invalid(
+                f"messages[{number}]: an answer of the assistant needs a message before it",
+                "messages",
+            )
+        reason: TurnEnd = "tool_calls" if message.get("tool_calls") else "stop"
+        turns.append(Turn(waiting, message, reason))
+        waiting = []
+    if waiting:
+        raise invalid(
+            "messages: the last one has no answer: a history ends with a message of the assistant",
+            "messages",
+        )
+    return system, turns
+
+
+def _message_of(message: AssistantMessage) -> dict[str, Any]:
+    plain = message.to_dict()
+    plain.setdefault("content", None)
+    if plain["content"] is None and not message.tool_calls:
+        plain["content"] = ""
+    return plain

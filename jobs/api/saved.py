@@ -1,0 +1,69 @@
+"""Conversations as files: JSON with the model's name, the system text and the turns."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jobs.api.conversation import Turn, checked_messages
+from jobs.encoding import to_json
+from jobs.errors import JobError, invalid
+
+FORMAT, VERSION = "chatjobs.conversation", 1
+
+
+class Conversation(NamedTuple):
+    """What a file holds. `model`: the one that answered last."""
+
+    model: str
+    system: str
+    turns: list[Turn]
+
+
+def write_conversation(path: str | Path, model: str, system: str, turns: Sequence[Turn]) -> None:
+    """Write a file, which appears when it is complete. Raises OSError."""
+    content = {
+        "format": FORMAT,
+        "version": VERSION,
+        "model": model,
+        "system": system,
+        "turns": [json.loads(turn.to_json()) for turn in turns],
+    }
+    path = Path(path)
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.write_text(to_json(content) + "\n", encoding="utf-8")
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def read_conversation(path: str | Path) -> Conversation:
+    """Read a file. Raises OSError, and InvalidRequest for a file of another kind."""
+    try:
+        content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError):
+        raise _refused(path, "it is no JSON") from None
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise _refused(path, f"its format is not {FORMAT}")
+    if content.get("version") != VERSION:
+        raise _refused(
+            path, f"its version is {content.get('version')!r}, and this is a reader of {VERSION}"
+        )
+    model, system, stored = content.get("model"), content.get("system"), content.get("turns")
+    if not isinstance(model, str) or not isinstance(system, str) or not isinstance(stored, list):
+        raise _refused(path, "it has no model, system or turns")
+    try:
+        turns = [Turn.from_json(json.dumps(turn)) for turn in stored]
+        if turns:
+            checked_messages(message for turn in turns for message in [*turn.messages, turn.answer])
+    except (ValueError, JobError) as error:
+        raise _refused(path, str(error)) from None
+    return Conversation(model, system, turns)
+
+
+def _refused(path: str | Path, fact: str) -> JobError:
+    return invalid(f"{path} is not a saved conversation: {fact}", "path")

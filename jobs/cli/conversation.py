@@ -1,0 +1,260 @@
+"""`chatjobs chat` without a question: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import click
+
+from jobs.cli.answer import counted, print_job
+from jobs.cli.failures import sentence
+from jobs.cli.waiting import WaitNotice
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
+
+    from jobs import ChatCompletion, Client, Job, Session
+
+GREETING = "Enter sends, Alt-Enter begins a new line, /help lists the commands."
+HELP = """\
+/system [TEXT]  show the system message, or set it
+/history        show the conversation
+/undo           remove the last question and its answer
+/reset          begin again, with the same system message
+/save FILE      write the conversation to a file
+/load FILE      go on with the conversation of a file
+/stats          turns, tokens and speed
+/help           this text
+Ctrl-C          stop the answer, and keep it as far as it got
+Ctrl-D          end"""
+END_SECONDS = 10.0  # how long the end of a stopped answer is waited for
+SESSION_SECONDS = 86_400  # a conversation that nobody ends expires after this time
+
+
+class Spent(NamedTuple):
+    """The tokens and seconds of answers."""
+
+    answers: int = 0
+    prompt: int = 0
+    completion: int = 0
+    seconds: float = 0.0
+
+    def plus(self, other: Spent) -> Spent:
+        return Spent(
+            self.answers + other.answers,
+            self.prompt + other.prompt,
+            self.completion + other.completion,
+            self.seconds + other.seconds,
+        )
+
+    def __str__(self) -> str:
+        speed = self.completion / self.seconds if self.seconds else 0.0
+        return (
+            f"{counted(self.answers, 'answer')}, {self.prompt} tokens in, {self.completion} out, "
+            f"{self.seconds:.2f} s, {speed:.1f} tokens/s"
+        )
+
+
+class Conversation:
+    """Reads lines until the end of input: questions, and commands that begin with a slash.
+
+    `wait_for_worker` raises JobError if no worker takes the job.
+    """
+
+    def __init__(
+        self, client: Client, session: Session, wait_for_worker: Callable[[Job], None]
+    ) -> None:
+        self._client, self._session = client, session
+        self._wait_for_worker = wait_for_worker
+        self._last, self._all = Spent(), Spent()
+        self._commands: dict[str, Callable[[str], None]] = {
+            "/system": self._set_system,
+            "/history": self._show_history,
+            "/undo": self._undo,
+            "/reset": self._reset,
+            "/save": self._save,
+            "/load": self._load,
+            "/stats": self._show_stats,
+            "/help": lambda _: _say(HELP),
+        }
+
+    def run(self) -> None:
+        from jobs import JobError
+
+        prompt = _prompt_session(sorted(self._commands))
+        _say(GREETING)
+        try:
+            while True:
+                try:
+                    self._take(prompt.prompt("> ").strip())
+                except EOFError:
+                    return
+                except KeyboardInterrupt:
+                    _say("(Ctrl-D ends)")
+                except JobError as error:
+                    _complain(sentence(error))
+                except OSError as error:
+                    _complain(str(error))
+        finally:
+            with suppress(JobError):  # it expires all the same
+                self._session.delete()
+
+    def _take(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        if name in self._commands:
+            self._commands[name](rest.strip())
+        elif name.startswith("/"):
+            _complain(f"there is no command {name}: {', '.join(self._commands)}")
+        elif line:
+            self._ask(line)
+
+    def _ask(self, question: str) -> None:
+        """Run one turn. Ctrl-C stops its answer."""
+        from jobs import JobError
+
+        started = time.monotonic()
+        with WaitNotice(self._client.connection, quiet=False) as notice:
+            job = self._session.submit(question)
+            try:
+                notice.watch(job)
+                self._wait_for_worker(job)
+                self._count(print_job(job, notice, as_json=False, quiet=False), started)
+            except KeyboardInterrupt:
+                notice.watch(None)
+                job.cancel()
+                with suppress(JobError):  # its error says that it was cancelled
+                    job.result(END_SECONDS)
+                _say("\n(stopped)")
+            except BaseException:
+                with suppress(JobError):
+                    job.cancel()
+                raise
+
+    def _count(self, completion: ChatCompletion, started: float) -> None:
+        usage = completion.usage
+        if usage is not None:
+            seconds = time.monotonic() - started
+            self._last = Spent(1, usage.prompt_tokens, usage.completion_tokens, seconds)
+            self._all = self._all.plus(self._last)
+
+    def _read(self) -> tuple[str, list[Any]]:
+        """The system text and the turns."""
+        from jobs.client.session_steps import read_turns
+        from jobs.client.steps import run_sync
+
+        return run_sync(read_turns(self._session.id), self._client.connection)
+
+    def _set_system(self, text: str) -> None:
+        system, turns = self._read()
+        if text:
+            self._session.reset(turns, system=text)
+            _say("the system message is set")
+        else:
+            _say(system or "there is no system message: /system TEXT sets one")
+
+    def _show_history(self, _: str) -> None:
+        for message in self._session.history():
+            calls = [
+                f"{call['function']['name']}({call['function']['arguments']})"
+                for call in message.get("tool_calls") or ()
+            ]
+            content = message.get("content") or ""
+            click.echo(f"{message['role']}: {' '.join([str(content), *calls]).strip()}")
+
+    def _undo(self, _: str) -> None:
+        turn = self._session.undo()
+        _say(f"removed: {turn.messages[0].get('content')}")
+
+    def _reset(self, _: str) -> None:
+        self._session.reset()
+        self._last = self._all = Spent()
+        _say("the conversation begins again")
+
+    def _save(self, name: str) -> None:
+        from jobs.api.saved import write_conversation
+
+        path = _path(name, "/save")
+        if path is not None:
+            system, turns = self._read()
+            write_conversation(path, self._session.model, system, turns)
+            _say(f"{counted(len(turns), 'turn')} written to {path}")
+
+    def _load(self, name: str) -> None:
+        from jobs.api.saved import read_conversation
+
+        path = _path(name, "/load")
+        if path is not None:
+            saved = read_conversation(path)
+            self._session.reset(saved.turns, system=saved.system)
+            _say(f"{counted(len(saved.turns), 'turn')} read from {path}")
+
+    def _show_stats(self, _: str) -> None:
+        _, turns = self._read()
+        _say(f"model {self._session.model}, {counted(len(turns), 'turn')}")
+        _say(f"last: {self._last}")
+        _say(f"all: {self._all}")
+
+
+def is_terminal() -> bool:
+    """Whether a person reads and writes."""
+    return sys.stdin.isatty() and sys.stdout.isatty()
+
+
+def converse(
+    client: Client,
+    model: str,
+    system: str | None,
+    fields: dict[str, Any],
+    wait_for_worker: Callable[[Job], None],
+) -> None:
+    """Hold a conversation until Ctrl-D. Raises JobError for fields that are invalid."""
+    session = client.session(model=model, system=system, ttl=SESSION_SECONDS, **fields)
+    Conversation(client, session, wait_for_worker).run()
+
+
+def _prompt_session(commands: list[str]) -> PromptSession[str]:
+    """The editor of questions, with several lines, the history of this conversation and completion
+    of commands. Ctrl-J stays Enter: lines that were typed while an answer was printed end with it.
+    """
+    from prompt_toolkit import PromptSession
+    from prompt_toolkit.completion import WordCompleter
+    from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
+
+    bindings = KeyBindings()
+
+    @bindings.add("enter")
+    def _send(event: KeyPressEvent) -> None:
+        event.current_buffer.validate_and_handle()
+
+    @bindings.add("escape", "enter")
+    def _new_line(event: KeyPressEvent) -> None:
+        event.current_buffer.insert_text("\n")
+
+    completer = WordCompleter(commands, sentence=True)
+    return PromptSession(
+        multiline=True,
+        key_bindings=bindings,
+        completer=completer,
+        complete_while_typing=False,
+        prompt_continuation="… ",
+    )
+
+
+def _path(name: str, command: str) -> Path | None:
+    if not name:
+        _complain(f"{command} needs the name of a file")
+        return None
+    return Path(name).expanduser()
+
+
+def _say(text: str) -> None:
+    click.echo(click.style(text, dim=True), err=True)
+
+
+def _complain(text: str) -> None:
+    click.echo(click.style("error:", fg="red") + f" {text}", err=True)

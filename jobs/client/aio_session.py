@@ -1,0 +1,123 @@
+"""Sessions for asyncio: `Session` with `await` and `async for`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jobs.api.answer import ChatCompletion
+from jobs.api.chunk import ChatChunk
+from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
+from jobs.api.params import MessageInput
+from jobs.client.session import leaves_job_running
+from jobs.client.session_steps import (
+    SESSION_SECONDS,
+    SessionState,
+    delete_session,
+    open_session,
+    read_ttl,
+    read_turns,
+    replace_turns,
+    turn_request,
+    undo_turn,
+)
+from jobs.client.steps import run_async
+from jobs.errors import JobError
+
+if TYPE_CHECKING:
+    from jobs.client.aio import AsyncClient, AsyncJob
+
+
+class AsyncSession:
+    """A conversation with an id, see `Session`."""
+
+    def __init__(self, client: AsyncClient, state: SessionState) -> None:
+        self.id, self.model = state.id, state.model
+        self._client, self._state = client, state
+
+    async def submit(
+        self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
+    ) -> AsyncJob:
+        """Enqueue the next turn, see `Session.submit`."""
+        request = turn_request(self._state, content, wait=wait, edit=edit, fields=fields)
+        return await self._client.submit(request)
+
+    async def send(
+        self,
+        content: TurnInput,
+        *,
+        wait: bool = False,
+        edit: bool = False,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> ChatCompletion:
+        """Run the next turn, see `Session.send`."""
+        job = await self.submit(content, wait=wait, edit=edit, **fields)
+        try:
+            return await job.result(timeout)
+        except BaseException as error:
+            if leaves_job_running(error):
+                with suppress(JobError):
+                    await job.cancel()
+            raise
+
+    async def stream(
+        self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
+    ) -> AsyncIterator[ChatChunk]:
+        """Run the next turn and yield its chunks, see `Session.stream`. The first step
+        submits it."""
+        job = await self.submit(content, wait=wait, edit=edit, **{"stream": True, **fields})
+        try:
+            async for chunk in job.stream():
+                yield chunk
+        except BaseException as error:
+            if leaves_job_running(error):
+                with suppress(JobError):
+                    await job.cancel()
+            raise
+
+    async def edit(self, content: TurnInput, **fields: Any) -> ChatCompletion:
+        """Replace the last turn, see `Session.edit`."""
+        return await self.send(content, edit=True, **fields)
+
+    async def undo(self) -> Turn:
+        """Remove the last turn, and return it."""
+        return await run_async(undo_turn(self.id), self._client.connection)
+
+    async def turns(self) -> list[Turn]:
+        """The turns: their messages, answer and finish_reason."""
+        _, turns = await run_async(read_turns(self.id), self._client.connection)
+        return turns
+
+    async def history(self) -> list[dict[str, Any]]:
+        """All messages, see `Session.history`."""
+        return messages_of(*await run_async(read_turns(self.id), self._client.connection))
+
+    async def fork(self, id: str | None = None, *, model: str | None = None) -> AsyncSession:
+        """A new session with the same history, see `Session.fork`."""
+        system, turns = await run_async(read_turns(self.id), self._client.connection)
+        steps = open_session(
+            id, model or self.model, system or None, SESSION_SECONDS, self._state.options, turns
+        )
+        return AsyncSession(self._client, await run_async(steps, self._client.connection))
+
+    async def reset(
+        self, history: Iterable[MessageInput | Turn] = (), *, system: str | None = None
+    ) -> None:
+        """Begin again, see `Session.reset`."""
+        its_system, turns = split_turns(history)
+        await run_async(
+            replace_turns(self.id, its_system or system, turns), self._client.connection
+        )
+
+    async def delete(self) -> None:
+        """Delete the history, see `Session.delete`."""
+        await run_async(delete_session(self.id), self._client.connection)
+
+    async def ttl(self) -> int:
+        """Seconds until the session expires, unless it is used before."""
+        return await run_async(read_ttl(self.id), self._client.connection)
+
+    def __repr__(self) -> str:
+        return f"AsyncSession({self.id!r}, model={self.model!r})"

@@ -1,0 +1,94 @@
+-- Prelude for scripts that begin or end turns of sessions. Needs the functions of rq_lines.lua. The names
+-- are those of jobs/keys.py.
+--
+-- A session is a hash, the list of its turns, and the list of its jobs that have not ended: the first
+-- one runs or is queued, the others wait as RQ's deferred jobs. Only these functions change that list.
+--
+-- Atomic as part of the script that calls these functions.
+local OPEN_SECONDS = 604800  -- a session with jobs that have not ended is kept for this time
+local MAX_OPEN = 100  -- jobs of one session that have not ended
+
+local function session_key(session) return 'chatjobs:{' .. session .. '}:session' end
+local function turns_key(session) return 'chatjobs:{' .. session .. '}:turns' end
+local function open_key(session) return 'chatjobs:{' .. session .. '}:open' end
+
+-- Removes the jobs at the front that have ended or are gone, whoever did that. Returns the job at the
+-- front and its status; nil if there is none.
+local function first_open(session)
+  local ended = {finished = true, failed = true, stopped = true, canceled = true}
+  while true do
+    local job = redis.call('LINDEX', open_key(session), 0)
+    if not job then return nil end
+    local status = redis.call('HGET', 'rq:job:' .. job, 'status')
+    if status and not ended[status] then return job, status end
+    redis.call('LPOP', open_key(session))
+  end
+end
+
+-- A session expires some time after its last change.
+local function keep_session(session)
+  local seconds = tonumber(redis.call('HGET', session_key(session), 'ttl') or '') or OPEN_SECONDS
+  if redis.call('EXISTS', open_key(session)) == 1 then seconds = math.max(seconds, OPEN_SECONDS) end
+  for _, key in ipairs({session_key(session), turns_key(session), open_key(session)}) do
+    redis.call('EXPIRE', key, seconds)
+  end
+end
+
+-- Puts a deferred job into its queue.
+local function queue_deferred(job)
+  local origin = redis.call('HGET', 'rq:job:' .. job, 'origin')
+  if not origin then return end
+  redis.call('ZREM', 'rq:deferred:' .. origin, job)
+  redis.call('HSET', 'rq:job:' .. job, 'status', 'queued')
+  redis.call('SADD', 'rq:queues', 'rq:queue:' .. origin)
+  push_job('RPUSH', 'rq:queue:' .. origin, job)
+  local wake = 'chatjobs:wake:' .. origin
+  redis.call('LPUSH', wake, 1)
+  redis.call('LTRIM', wake, 0, 31)
+end
+
+-- Lets the next job run, if the one before it has ended. Returns the job that runs; nil if there is none.
+local function next_turn(session)
+  local job, status = first_open(session)
+  if status == 'deferred' then queue_deferred(job) end
+  return job
+end
+
+-- Whether a job may belong to a session: nil, or the refusal.
+local function refuse_session(session, model)
+  local its_model = redis.call('HGET', session_key(session), 'model')
+  if not its_model then return {'session'} end
+  if its_model ~= model then return {'session_model', its_model} end
+  return nil
+end
+
+-- Makes a new job the next one of its session. Returns a refusal, or nil and whether it waits.
+local function join_session(session, job, model, may_wait, limit)
+  local refusal = refuse_session(session, model)
+  if refusal then return refusal end
+  local bytes = redis.call('HGET', session_key(session), 'bytes') or '0'
+  if tonumber(bytes) >= tonumber(limit) then return {'session_bytes', bytes, limit} end
+  local running = next_turn(session)
+  if running and not may_wait then return {'busy', running} end
+  local open = redis.call('LLEN', open_key(session))
+  if open >= MAX_OPEN then return {'session_open', tostring(open), tostring(MAX_OPEN)} end
+  redis.call('RPUSH', open_key(session), job)
+  keep_session(session)
+  return nil, running ~= nil
+end
+
+-- A job of a session has ended: appends its turn, '' for none, and lets the next one run.
+-- replaces: '1' if the turn takes the place of the last one.
+local function end_turn(session, job, turn, replaces)
+  if session == '' then return end
+  local key, turns = session_key(session), turns_key(session)
+  if turn ~= '' and redis.call('EXISTS', key) == 1
+    and redis.call('LINDEX', open_key(session), 0) == job then
+    local before = replaces == '1' and redis.call('RPOP', turns) or ''
+    redis.call('RPUSH', turns, turn)
+    redis.call('HINCRBY', key, 'bytes', #turn - #(before or ''))
+  end
+  redis.call('LREM', open_key(session), 1, job)
+  keep_session(session)
+  next_turn(session)
+end

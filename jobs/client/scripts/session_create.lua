@@ -1,0 +1,34 @@
+#!lua
+-- Creates a session, unless it exists. The caller loads this script behind the functions of
+-- rq_lines.lua and rq_turns.lua.
+--
+-- KEYS  session: hash of the session
+--       turns: list of its turns
+-- ARGV  name: id of the session
+--       model: its model; '' to create none
+--       system: its system text; '' for none
+--       options: fields of its requests, as JSON
+--       ttl: seconds after its last change at which it expires
+--       new_turns…: the turns that it begins with
+-- Returns {model, system, options} as they are now; {} if it does not exist and model is ''.
+--
+-- Idempotent: the client library resends a script when the connection breaks before the reply.
+--
+-- Atomic: the server runs the whole script before any other command. A full Redis refuses it.
+local session, turns = unpack(KEYS)
+local name, model, system, options, ttl = unpack(ARGV)
+local new_turns = {unpack(ARGV, 6)}
+
+if redis.call('EXISTS', session) == 0 then
+  if model == '' then return {} end
+  local bytes = 0
+  redis.call('DEL', turns)
+  for _, turn in ipairs(new_turns) do
+    bytes = bytes + #turn
+    redis.call('RPUSH', turns, turn)
+  end
+  redis.call('HSET', session, 'model', model, 'system', system, 'options', options, 'ttl', ttl,
+    'bytes', bytes)
+  keep_session(name)
+end
+return redis.call('HMGET', session, 'model', 'system', 'options')

@@ -1,0 +1,141 @@
+"""`client.session(...)`: a conversation with an id, whose history Redis keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from jobs.api.answer import ChatCompletion
+from jobs.api.chunk import ChatChunk
+from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
+from jobs.api.params import MessageInput
+from jobs.client.session_steps import (
+    SESSION_SECONDS,
+    SessionState,
+    delete_session,
+    open_session,
+    read_ttl,
+    read_turns,
+    replace_turns,
+    turn_request,
+    undo_turn,
+)
+from jobs.client.steps import run_sync
+from jobs.errors import JobError, WaitTimeout
+
+if TYPE_CHECKING:
+    from jobs.client.client import Client, Job
+
+
+class Session:
+    """A conversation. Each request carries only the new messages: the worker reads the others from
+    Redis, and appends the answer when the job ends. Any process may continue it by its id.
+
+    All methods raise JobError: `session_busy` (SessionBusy, with `job_id`) while a turn runs,
+    `not_found` if the session has expired or was deleted. The fields of a request, such as
+    `temperature` or `tools`, may be given when it is opened, or for one turn.
+    """
+
+    def __init__(self, client: Client, state: SessionState) -> None:
+        self.id, self.model = state.id, state.model
+        self._client, self._state = client, state
+
+    def submit(
+        self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
+    ) -> Job:
+        """Enqueue the next turn: a text of the user, or messages, such as results of tools.
+
+        `wait`: run after the turns that have not ended, instead of raising `session_busy`. `edit`:
+        replace the last turn. `truncate="oldest"`: leave out the oldest turns if the context has no
+        room for all; they stay in the history.
+        """
+        request = turn_request(self._state, content, wait=wait, edit=edit, fields=fields)
+        return self._client.submit(request)
+
+    def send(
+        self,
+        content: TurnInput,
+        *,
+        wait: bool = False,
+        edit: bool = False,
+        timeout: float | None = None,
+        **fields: Any,
+    ) -> ChatCompletion:
+        """Run the next turn, see `submit`. If the wait is given up, the answer is stopped, and kept
+        as far as it got."""
+        job = self.submit(content, wait=wait, edit=edit, **fields)
+        try:
+            return job.result(timeout)
+        except BaseException as error:
+            if leaves_job_running(error):
+                with suppress(JobError):
+                    job.cancel()
+            raise
+
+    def stream(
+        self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
+    ) -> Iterator[ChatChunk]:
+        """Run the next turn and yield its chunks, see `submit` and `Job.stream`. If the iterator is
+        closed before its end, the answer is stopped, and kept as far as it got."""
+        job = self.submit(content, wait=wait, edit=edit, **{"stream": True, **fields})
+        return _stream(job)
+
+    def edit(self, content: TurnInput, **fields: Any) -> ChatCompletion:
+        """Replace the last turn: other messages, and their answer."""
+        return self.send(content, edit=True, **fields)
+
+    def undo(self) -> Turn:
+        """Remove the last turn, and return it."""
+        return run_sync(undo_turn(self.id), self._client.connection)
+
+    def turns(self) -> list[Turn]:
+        """The turns: their messages, answer and finish_reason."""
+        return run_sync(read_turns(self.id), self._client.connection)[1]
+
+    def history(self) -> list[dict[str, Any]]:
+        """All messages, the system message first, as dicts in OpenAI's form."""
+        return messages_of(*run_sync(read_turns(self.id), self._client.connection))
+
+    def fork(self, id: str | None = None, *, model: str | None = None) -> Session:
+        """A new session with the same history, by default of the same model."""
+        system, turns = run_sync(read_turns(self.id), self._client.connection)
+        steps = open_session(
+            id, model or self.model, system or None, SESSION_SECONDS, self._state.options, turns
+        )
+        return Session(self._client, run_sync(steps, self._client.connection))
+
+    def reset(
+        self, history: Iterable[MessageInput | Turn] = (), *, system: str | None = None
+    ) -> None:
+        """Begin again: with no turns, or with those of `history`, whose system message replaces the
+        session's, as `system` does."""
+        its_system, turns = split_turns(history)
+        steps = replace_turns(self.id, its_system or system, turns)
+        run_sync(steps, self._client.connection)
+
+    def delete(self) -> None:
+        """Delete the history. A deleted session can't be continued."""
+        run_sync(delete_session(self.id), self._client.connection)
+
+    def ttl(self) -> int:
+        """Seconds until the session expires, unless it is used before."""
+        return run_sync(read_ttl(self.id), self._client.connection)
+
+    def __repr__(self) -> str:
+        return f"Session({self.id!r}, model={self.model!r})"
+
+
+def leaves_job_running(error: BaseException) -> bool:
+    """Whether the caller stops waiting: a time limit, Ctrl-C or a cancelled task."""
+    return isinstance(error, WaitTimeout) or not isinstance(error, JobError)
+
+
+def _stream(job: Job) -> Iterator[ChatChunk]:
+    try:
+        yield from job.stream()
+    except BaseException as error:
+        if leaves_job_running(error):
+            with suppress(JobError):
+                job.cancel()
+        raise

@@ -1,0 +1,141 @@
+"""The turns of sessions in Redis, as workers and clients share them: the Lua functions, and the
+history that a job begins with.
+
+A session is a hash, a list of turns and a list of the jobs that have not ended (jobs/keys.py). A
+job joins it in the script that enqueues it, and leaves it in the script that ends it, which appends
+the turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jobs import keys, lua
+from jobs.api.conversation import Turn, messages_of
+from jobs.client.rq_format import LINES_LUA
+from jobs.errors import JobError, SessionBusy, invalid
+
+# Prelude for scripts that have LINES_LUA in front.
+TURNS_LUA = lua.load("jobs.client", "rq_turns")
+BEGIN = lua.load("jobs.client", "begin_turn", LINES_LUA, TURNS_LUA)
+
+SESSION = "chatjobs_session"  # field of a job's hash: its session
+
+
+# The names of the `unpack` lines of begin_turn.lua, in the same order.
+
+
+class BeginKeys(NamedTuple):
+    job: str
+    session: str
+    turns: str
+    open: str
+
+
+class BeginArgs(NamedTuple):
+    job_id: str
+    name: str
+    model: str
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What a session was when a job of it began. `replaces`: the job's turn takes the place of the
+    last one, which `messages` leave out."""
+
+    messages: list[dict[str, Any]]
+    replaces: bool
+
+
+def session_of(request: Mapping[str, Any]) -> str:
+    """The session of a request in JSON; empty if it has none, or no valid one."""
+    options = request.get("job")
+    name = options.get("session") if isinstance(options, dict) else None
+    return name if isinstance(name, str) and keys.SESSION_ID.fullmatch(name) else ""
+
+
+def begin_script(job: str, job_key: str, request: Mapping[str, Any]) -> tuple[BeginKeys, BeginArgs]:
+    """KEYS and ARGV of BEGIN for a job of a session."""
+    name = session_of(request)
+    names = BeginKeys(job_key, keys.session(name), keys.turns(name), keys.open_turns(name))
+    return names, BeginArgs(job, name, str(request.get("model", "")))
+
+
+def read_history(job: str, request: Mapping[str, Any], reply: Sequence[Any]) -> History:
+    """The history in the reply of BEGIN. Raises JobError."""
+    name = session_of(request)
+    if reply[0] != b"begun":
+        raise refused(name, request.get("model"), reply)
+    _, system, stored = reply
+    try:
+        turns = [Turn.from_json(turn) for turn in stored]
+    except (ValueError, RecursionError) as error:
+        raise JobError("internal", f"session {name!r} can't be read: {error}") from None
+    options = request["job"].get("turn")
+    edits = isinstance(options, dict) and bool(options.get("edit"))
+    if edits and not turns:
+        raise nothing_to_edit(name)
+    if any(turn.job == job for turn in turns[:-1]):
+        raise invalid(
+            f"job {job} has answered in session {name!r} already, and later turns follow: send its "
+            "messages as a new turn",
+            "job.session",
+        )
+    replaces = edits or bool(turns and turns[-1].job == job)  # requeued after it was cancelled
+    kept = turns[:-1] if replaces else turns
+    return History(messages_of(system.decode("utf-8", "replace"), kept), replaces)
+
+
+def refused(name: str, model: Any, reply: Sequence[Any]) -> JobError:
+    """The error for a refusal of one of the scripts."""
+    reason, *values = [value.decode("utf-8", "replace") for value in reply]
+    match reason:
+        case "session":
+            return no_session(name)
+        case "session_model":
+            return other_model(name, values[0], model)
+        case "busy":
+            return SessionBusy(
+                f"session {name!r} is busy: its job {values[0]} has not ended; wait for it, cancel "
+                "it, or send with wait=True (job.turn.wait) to run after it",
+                values[0],
+            )
+        case "session_open":
+            return JobError(
+                "session_busy",
+                f"session {name!r} has {values[0]} jobs that have not ended, and the limit is "
+                f"{values[1]}: send again when some have ended",
+            )
+        case _:
+            used, limit = (int(value) / 1e6 for value in values)
+            return invalid(
+                f"session {name!r} has {used:.1f} MB of turns, and the limit (session_bytes) is "
+                f"{limit:.1f} MB: undo or reset it, or begin another one",
+                "job.session",
+            )
+
+
+def no_session(name: str) -> JobError:
+    """No session has the name."""
+    return JobError(
+        "not_found",
+        f"no session {name!r} in Redis: it was never created, was deleted, or has expired; "
+        "client.session(id, model=...) creates it",
+        "job.session",
+    )
+
+
+def other_model(name: str, its: str, model: Any) -> JobError:
+    """The session belongs to another model."""
+    return invalid(
+        f"session {name!r} belongs to model {its!r}, not to {model!r}: continue it with {its!r}, "
+        "or fork its history into a session of the other model",
+        "model",
+    )
+
+
+def nothing_to_edit(name: str) -> JobError:
+    """The session has no turn."""
+    return invalid(f"session {name!r} has no turn to edit or undo", "job.turn.edit")

@@ -1,0 +1,201 @@
+"""`chatjobs chat` without a question: a conversation, in a real terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from jobs import ChatRequest
+from jobs.cli.status import workers
+from tests.cli.conftest import COMMAND, Run
+from tests.worker.fake_backend import text_of
+from tests.worker.site import Site, wait_until
+
+PROMPT_BEGINS = "\x1b[?2004h"  # the editor takes pasted text from now on
+CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
+
+
+def answer_to(content: str, words: int = 5) -> str:
+    messages = [{"role": "user", "content": content}]
+    return text_of(
+        ChatRequest(model="fake", messages=messages, metadata={"words": str(words)})
+    ).strip()
+
+
+class Terminal:
+    """A command whose terminal this test reads and types into."""
+
+    def __init__(self, *words: str) -> None:
+        self._end, side = os.openpty()
+        self._process = subprocess.Popen(
+            [COMMAND, *words],
+            preexec_fn=lambda: os.login_tty(side),
+            pass_fds=(side,),
+            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "200"},
+        )
+        os.close(side)
+        self._text = ""
+        self._seen = self._prompts = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def type(self, keys: str) -> None:
+        """Type at the next prompt: the terminal is in another mode before."""
+        self._prompts += 1
+        wait_until(
+            lambda: self._text.count(PROMPT_BEGINS) >= self._prompts, f"no prompt: {self._text!r}"
+        )
+        os.write(self._end, keys.encode())
+
+    def expect(self, text: str) -> str:
+        """Wait until `text` is printed after what was expected before. Returns what precedes it."""
+
+        def found() -> bool:
+            return text in CONTROL.sub("", self._text)[self._seen :]
+
+        wait_until(found, f"{text!r} is not in {self._text!r}")
+        whole = CONTROL.sub("", self._text)
+        at = whole.index(text, self._seen)
+        before, self._seen = whole[self._seen : at], at + len(text)
+        return before
+
+    def interrupt(self) -> None:
+        """Ctrl-C while an answer is printed."""
+        os.write(self._end, b"\x03")
+
+    def wait(self) -> int:
+        code = self._process.wait(timeout=30)
+        self._reader.join(timeout=5)
+        return code
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+        os.close(self._end)
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._end, 4096):
+                self._text += data.decode(errors="replace")
+        except OSError:  # the command has ended
+            return
+
+
+@pytest.fixture
+def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
+    site = Site(redis_url, tmp_path / "results")
+    yield site
+    site.close()
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Terminal]]:
+    terminals: list[Terminal] = []
+    yield terminals
+    for terminal in terminals:
+        terminal.close()
+
+
+def start(site: Site, opened: list[Terminal], *words: str) -> Terminal:
+    opened.append(Terminal("chat", "--model", "fake", "--redis", site.url, *words))
+    opened[-1].expect("/help")
+    return opened[-1]
+
+
+def test_a_conversation_with_its_commands(
+    site: Site, opened: list[Terminal], tmp_path: Path
+) -> None:
+    worker = site.worker()
+    terminal = start(site, opened, "--system", "Be brief.")
+    terminal.type("one\r")
+    terminal.expect(answer_to("one"))
+    terminal.type("two\x1b\rsecond line\r")  # Alt-Enter begins a new line
+    terminal.expect(answer_to("two\nsecond line"))
+    terminal.type("/stats\r")
+    terminal.expect("model fake, 2 turns")
+    terminal.expect("all: 2 answers, 2 tokens in, 10 out")
+    terminal.type("/system Be long.\r")
+    terminal.expect("the system message is set")
+    path = tmp_path / "chat.json"
+    terminal.type(f"/save {path}\r")
+    terminal.expect("2 turns written")
+    saved = json.loads(path.read_text())
+    assert (saved["system"], saved["model"], len(saved["turns"])) == ("Be long.", "fake", 2)
+    terminal.type("/undo\r")
+    terminal.expect("removed: two")
+    terminal.type("/history\r")
+    terminal.expect("system: Be long.")
+    terminal.expect("user: one")
+    terminal.expect(f"assistant: {answer_to('one')}")
+    terminal.type("/reset\r")
+    terminal.expect("begins again")
+    terminal.type(f"/load {path}\r")
+    terminal.expect("2 turns read")
+    terminal.type("/load /no/such/file\r")
+    terminal.expect("No such file")
+    terminal.type("/nope\r")
+    terminal.expect("there is no command /nope")
+    terminal.type("\x03")  # at the prompt it only clears the line
+    terminal.expect("(Ctrl-D ends)")
+    terminal.type("three\r")
+    terminal.expect(answer_to("three"))
+    terminal.type("\x04")
+    assert terminal.wait() == 0
+    assert not list(site.redis.scan_iter("chatjobs:*:session"))
+    assert worker.stop() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_it(
+    site: Site, opened: list[Terminal], tmp_path: Path
+) -> None:
+    worker = site.worker(delay=0.02)
+    terminal = start(site, opened, "-o", 'metadata={"words": "3000"}')
+    terminal.type("long\r")
+    terminal.expect(answer_to("long", 8))
+    terminal.interrupt()
+    terminal.expect("(stopped)")
+    path = tmp_path / "chat.json"
+    terminal.type(f"/save {path}\r")
+    terminal.expect("1 turn written")
+    (turn,) = json.loads(path.read_text())["turns"]
+    assert turn["finish_reason"] == "cancelled"
+    assert turn["answer"]["content"].startswith(answer_to("long", 8))
+    terminal.type("\x04")
+    assert terminal.wait() == 0
+    worker.kill()
+
+
+def test_without_a_worker_the_conversation_says_so_and_goes_on(
+    site: Site, opened: list[Terminal]
+) -> None:
+    terminal = start(site, opened, "--wait", "0.2")
+    terminal.type("one\r")
+    terminal.expect("no worker served 'fake'")
+    worker = site.worker()
+    wait_until(lambda: any("fake" in one["names"] for one in workers(site.redis)))
+    terminal.type("two\r")
+    terminal.expect(answer_to("two"))
+    terminal.type("\x04")
+    assert terminal.wait() == 0
+    assert worker.stop() == 0
+
+
+def test_a_missing_question_without_a_terminal_is_wrong_usage(run: Run) -> None:
+    done = run("chat", "--model", "fake")
+    assert done.exit_code == 2
+    assert "the question is missing: give TEXT" in done.output
+
+
+def test_a_wrong_field_of_a_conversation_is_wrong_usage(site: Site, opened: list[Terminal]) -> None:
+    opened.append(Terminal("chat", "--model", "fake", "--redis", site.url, "-o", "n=2"))
+    opened[-1].expect("a session sets it itself")
+    assert opened[-1].wait() == 2

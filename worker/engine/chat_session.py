@@ -1,0 +1,153 @@
+"""Conversations in the same process: `from worker import ChatSession`."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, Self
+
+from jobs.api.answer import ChatCompletion
+from jobs.api.chunk import ChatChunk
+from jobs.api.conversation import (
+    Turn,
+    TurnInput,
+    ended_turn,
+    messages_of,
+    new_messages,
+    split_turns,
+)
+from jobs.api.params import MessageInput
+from jobs.api.request import ChatRequest
+from jobs.api.saved import read_conversation, write_conversation
+from jobs.errors import JobError, invalid
+from jobs.stream.chunks import ChunkBuilder
+from worker.backend import Outcome
+from worker.engine.collect import CollectingSink
+from worker.engine.local import Engine
+
+OWN_FIELDS = ("model", "messages", "job", "n")  # of a request: a session sets them
+
+
+class ChatSession:
+    """A conversation with an engine, kept in memory.
+
+    `fields` are those of all its requests, such as `temperature` or `tools`; a turn may have its
+    own. One turn runs at a time: another one raises JobError (session_busy). A turn that fails
+    leaves the conversation as it was. All methods raise JobError.
+    """
+
+    def __init__(self, engine: Engine, *, system: str | None = None, **fields: Any) -> None:
+        self._engine, self._system, self._fields = engine, system or "", fields
+        self._turns: list[Turn] = []
+        self._running = threading.Lock()
+        self._request("?", fields)  # raises InvalidRequest for a field that is invalid
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """All messages, the system message first, as dicts in OpenAI's form."""
+        return messages_of(self._system, self._turns)
+
+    @property
+    def turns(self) -> list[Turn]:
+        """The turns: their messages, answer and finish_reason."""
+        return list(self._turns)
+
+    def respond(self, content: TurnInput, **fields: Any) -> ChatCompletion:
+        """Run the next turn: a text of the user, or messages, such as results of tools. If the
+        caller is interrupted, the answer is kept as far as it got."""
+        request, messages = self._request(content, {**self._fields, **fields})
+        sink = CollectingSink()
+        for _ in self._run(request, messages, sink):
+            pass
+        return sink.completion()
+
+    def stream(self, content: TurnInput, **fields: Any) -> Iterator[ChatChunk]:
+        """Run the next turn and yield its chunks; the first step begins it. If the iterator is
+        closed or dropped before its end, the answer is stopped, and kept as far as it got, with the
+        finish_reason `cancelled`."""
+        request, messages = self._request(content, {**self._fields, **fields})
+        return self._run(request, messages, CollectingSink())
+
+    def undo(self) -> Turn:
+        """Remove the last turn, and return it."""
+        if not self._turns:
+            raise invalid("the session has no turn to undo")
+        return self._turns.pop()
+
+    def reset(
+        self, history: Iterable[MessageInput | Turn] = (), *, system: str | None = None
+    ) -> None:
+        """Begin again: with no turns, or with those of `history`, whose system message replaces the
+        session's, as `system` does."""
+        its_system, turns = split_turns(history)
+        self._turns = turns
+        self._system = its_system or (self._system if system is None else system)
+
+    def save(self, path: str | Path) -> None:
+        """Write the conversation to a file, as JSON."""
+        write_conversation(path, self._engine.info.name, self._system, self._turns)
+
+    @classmethod
+    def restore(cls, engine: Engine, path: str | Path, **fields: Any) -> Self:
+        """The conversation of a file, continued by any engine: a history is text."""
+        saved = read_conversation(path)
+        session = cls(engine, system=saved.system, **fields)
+        session._turns = saved.turns
+        return session
+
+    def _request(
+        self, content: TurnInput, fields: dict[str, Any]
+    ) -> tuple[ChatRequest, list[dict[str, Any]]]:
+        """The request of a turn, with all messages, and its new messages."""
+        for name in OWN_FIELDS:
+            if name in fields:
+                raise invalid(f"{name}: a session sets it itself: remove it", name)
+        request = ChatRequest(
+            **fields,
+            model=self._engine.info.name,
+            messages=[*self.history, *new_messages(content)],
+        )
+        if request.continue_final_message:
+            raise invalid(
+                "continue_final_message is not possible in a session: remove it",
+                "continue_final_message",
+            )
+        new: list[dict[str, Any]] = request.to_dict()["messages"][len(self.history) :]
+        return request, new
+
+    def _run(
+        self, request: ChatRequest, messages: list[dict[str, Any]], sink: CollectingSink
+    ) -> Iterator[ChatChunk]:
+        if not self._running.acquire(blocking=False):
+            raise JobError("session_busy", "this session generates an answer: wait for its end")
+        try:
+            chat = self._engine.submit(request, sink)
+            chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
+            try:
+                while not chat.done:
+                    self._engine.step()
+                    yield from (chunks.chunk([delta]) for delta in sink.take())
+                yield from (chunks.chunk([delta]) for delta in sink.take())
+            finally:
+                chat.cancel()
+                while not chat.done:
+                    self._engine.step()
+                assert sink.outcome is not None
+                self._commit(messages, sink.outcome)
+            completion = sink.completion()
+            if request.stream_options is not None and request.stream_options.include_usage:
+                yield chunks.usage(completion)
+        finally:
+            self._running.release()
+
+    def _commit(self, messages: list[dict[str, Any]], outcome: Outcome) -> None:
+        answer, cancelled = outcome.completion, False
+        if answer is None and outcome.error is not None and outcome.error.code == "cancelled":
+            answer, cancelled = outcome.partial, True
+        if answer is None:
+            return
+        turn = ended_turn(messages, answer, cancelled=cancelled)
+        if turn is not None:
+            self._turns.append(turn)
