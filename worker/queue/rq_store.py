@@ -230,12 +230,12 @@ class RQStore:
     def backlog(self) -> Backlog:
         """The rows in the outboxes of all runs, which one worker counts for all, and the limit of
         their bytes."""
-        found = json.loads(self._redis.get(keys.BACKLOG) or b"null")
+        found = _read_backlog(self._redis.mget([keys.BACKLOG])[0])  # None for another type, as well
         if found is None:
             found = self._count_backlog()
             with suppress(OutOfMemoryError):  # the next worker counts as well
                 self._redis.set(keys.BACKLOG, json.dumps(found), px=COUNT_MILLISECONDS)
-        return Backlog(*found)
+        return found
 
     def _count_backlog(self) -> Backlog:
         runs = self._redis.smembers(keys.OUTBOXES)
@@ -244,9 +244,11 @@ class RQStore:
             outbox = keys.outbox(run.decode(errors="replace"))
             pipeline.xlen(outbox)
             pipeline.memory_usage(outbox)  # Redis looks at a few entries, and estimates the others
-        found = pipeline.execute() if runs else []
+        found = pipeline.execute(raise_on_error=False) if runs else []
+        sizes = [(rows, size or 0) for rows, size in zip(found[::2], found[1::2], strict=True)]
+        counted = [one for one in sizes if isinstance(one[0], int)]  # others are no outboxes
         limit = read_limits(self._redis).outbox_bytes
-        return Backlog(sum(found[::2]), sum(size or 0 for size in found[1::2]), limit)
+        return Backlog(sum(one[0] for one in counted), sum(one[1] for one in counted), limit)
 
     # --- scripts ----------------------------------------------------------------------------------
 
@@ -255,3 +257,14 @@ class RQStore:
     ) -> Any:
         args = ReturnArgs(lease.job, lease.execution, lease.entry, "", 0, push, **more)
         return self._return(keys=return_keys(lease, self._worker), args=args, client=client)
+
+
+def _read_backlog(value: bytes | None) -> Backlog | None:
+    """The count in `keys.BACKLOG`; None if it has to be counted anew."""
+    try:
+        match json.loads(value or b"null"):
+            case [int(rows), int(size), int(limit)]:
+                return Backlog(rows, size, limit)
+    except (ValueError, RecursionError):
+        pass
+    return None
