@@ -6,6 +6,7 @@ belongs to alone: one job, one run, one queue, one worker.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
@@ -14,6 +15,8 @@ import redis
 
 from jobs import keys
 from jobs.client import rq_format
+
+logger = logging.getLogger(__name__)
 
 # The type of each key. A pattern matches the whole key; RQ's keys are those that chatjobs changes.
 _TYPES = (
@@ -65,6 +68,22 @@ class Damage(NamedTuple):
 
     def __str__(self) -> str:
         return f"the key {self.key} in Redis {self.problem}: {self.remedy}"
+
+
+class Reports:
+    """Logs each damaged value once, until it is gone or has changed."""
+
+    def __init__(self) -> None:
+        self._reported: dict[str, set[Damage]] = {}
+
+    def update(self, place: str, found: list[Damage]) -> None:
+        """The damaged values that were found at a place now."""
+        before = self._reported.pop(place, set())
+        for one in found:
+            if one not in before:
+                logger.error("%s", one)
+        if found:
+            self._reported[place] = set(found)
 
 
 def is_damage(error: BaseException) -> bool:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import redis
 
-from jobs.client.damage import Damage, find_damage, is_damage
+from jobs.client.damage import find_damage, is_damage
 from jobs.errors import JobError
 
 logger = logging.getLogger(__name__)
@@ -58,19 +58,3 @@ class Faults:
             logger.error("%s fails: %s", name, one)
         if not damaged:
             logger.error("%s fails: %s", name, error, exc_info=error)
-
-
-class Reports:
-    """Logs each damaged value once, until it is gone or has changed."""
-
-    def __init__(self) -> None:
-        self._reported: dict[str, set[Damage]] = {}
-
-    def update(self, place: str, found: list[Damage]) -> None:
-        """The damaged values that were found at a place now."""
-        before = self._reported.pop(place, set())
-        for one in found:
-            if one not in before:
-                logger.error("%s", one)
-        if found:
-            self._reported[place] = set(found)

@@ -18,8 +18,7 @@ from rq.worker import BaseWorker
 
 from jobs import keys, lua
 from jobs.client.connection import connect
-from jobs.client.damage import Damage
-from worker.queue.faults import Reports
+from jobs.client.damage import Damage, Reports
 
 RENEW = lua.load("worker.queue", "renew")
 LEAVE = lua.load("worker.queue", "rq_leave")
