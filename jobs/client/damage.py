@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import redis
@@ -104,9 +104,14 @@ def wrong_types(client: redis.Redis, names: Iterable[str]) -> list[Damage]:
     for name in names:
         pipeline.type(name)
     found: Any = pipeline.execute() if names else []
+    return typed_wrongly(dict(zip(names, found, strict=True)))
+
+
+def typed_wrongly(kinds: Mapping[str, bytes]) -> list[Damage]:
+    """Those of the keys, by the replies to TYPE, that have another type."""
     return [
         _wrong_type(name, kind.decode())
-        for name, kind in zip(names, found, strict=True)
+        for name, kind in kinds.items()
         if kind != b"none" and kind.decode() != type_of(name)
     ]
 
