@@ -18,7 +18,7 @@ from rq.worker import BaseWorker
 
 from jobs import keys, lua
 from jobs.client.connection import connect
-from jobs.client.damage import Damage, Reports
+from jobs.client.damage import Damage, Reports, wrong_types
 
 RENEW = lua.load("worker.queue", "renew")
 LEAVE = lua.load("worker.queue", "rq_leave")
@@ -123,14 +123,16 @@ class RQWorkers:
         return elected
 
     def announced(self, name: str) -> bool:
-        """Whether a worker has announced its end."""
-        return bool(self._redis.sismember(keys.STOPPING, name))
+        """Whether a worker has announced its end; False if that can't be read."""
+        wrong = wrong_types(self._redis, [keys.STOPPING])
+        self._reports.update(keys.STOPPING, wrong)
+        return not wrong and bool(self._redis.sismember(keys.STOPPING, name))
 
     def leave(self) -> None:
         """Remove this worker, unless it has started jobs left, and give up its offices."""
         self._remove(self.name, "")
         for office in self._offices:
-            if self._redis.get(office) == self.name.encode():
+            if self._redis.mget([office]) == [self.name.encode()]:
                 self._redis.delete(office)
 
     def remove(self, dead: DeadWorker) -> None:
