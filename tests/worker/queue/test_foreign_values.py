@@ -113,3 +113,11 @@ def test_a_job_whose_keys_are_overwritten_while_it_runs_stops_no_other(site: Sit
     assert "".join(chunk.text for chunk in other.stream()) == other.result().text
     assert site.submit().result(timeout=60).text
     assert worker.alive
+
+
+@pytest.mark.parametrize("deadline", ["9" * 400, "9" * 5000])
+def test_a_foreign_deadline_of_one_job_stops_no_claim(site: Site, deadline: str) -> None:
+    bad, other = site.submit_many(["a", "b"], ttl=3600)
+    site.redis.hset(job_key(bad.id), "chatjobs_deadline", deadline)
+    site.burst()
+    assert bad.result(timeout=5).text and other.result(timeout=5).text
