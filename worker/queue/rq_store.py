@@ -154,12 +154,20 @@ class RQStore:
             self._return_one(lease, "LPUSH", uncount=int(uncount), client=pipeline)
         pipeline.execute()
 
-    def retry(self, lease: Lease, allowed: int, delay: float, failures: Sequence[Failure]) -> bool:
-        """Return a job to the end of its queue after an error, in `delay` seconds. False if no
-        retry is left."""
+    def retry(
+        self,
+        lease: Lease,
+        allowed: int,
+        delay: float,
+        failures: Sequence[Failure],
+        *,
+        front: bool = False,
+    ) -> bool:
+        """Return a job to its queue after an error, in `delay` seconds. `front`: without a delay, to
+        the front. False if no retry is left."""
         reply = self._return_one(
             lease,
-            "RPUSH",
+            "LPUSH" if front else "RPUSH",
             counter=RETRIED,
             limit=allowed,
             delay=round(1000 * delay) or "",
@@ -167,14 +175,15 @@ class RQStore:
         )
         return int(reply) != 2
 
-    def return_misplaced(self, lease: Lease, failures: Sequence[Failure]) -> bool:
-        """Return a job to the end of its queue because this machine could not run it, without using
-        a retry. False if that has happened MAX_MISPLACED times."""
+    def return_misplaced(self, lease: Lease, delay: float, failures: Sequence[Failure]) -> bool:
+        """Return a job to the end of its queue in `delay` seconds, because this machine could not
+        run it, without using a retry. False if that has happened MAX_MISPLACED times."""
         reply = self._return_one(
             lease,
             "RPUSH",
             counter=MISPLACED,
             limit=MAX_MISPLACED,
+            delay=round(1000 * delay) or "",
             failures=json.dumps(failures),
         )
         return int(reply) != 2
