@@ -31,7 +31,7 @@ from jobs.stream.delta import Delta
 # exactly.
 END_SEQ = 2**53 - 1
 
-# Lua function `end_stream(log, live, id, payload)`, a prelude for scripts that settle a job.
+# Lua function `end_stream(log, live, id, payload, has_log)`, a prelude for scripts that settle a job.
 # `id` is end_id(attempt), `payload` is end_payload(…).
 END_LUA = lua.load("jobs.stream", "end_stream")
 

@@ -63,9 +63,7 @@ def test_a_retry_goes_to_the_front_if_rq_says_so(site: Site, queue: Queue, front
     failing = enqueue(queue, Retry(max=1, enqueue_at_front=front))
     other = site.submit()
     site.burst(FakeBackend(max_batch=1))
-    ends = {
-        name: site.redis.hget(f"rq:job:{name}", "ended_at") for name in (failing.id, other.id)
-    }
+    ends = {name: site.redis.hget(f"rq:job:{name}", "ended_at") for name in (failing.id, other.id)}
     assert (ends[failing.id] < ends[other.id]) is front
 
 
