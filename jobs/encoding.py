@@ -1,4 +1,4 @@
-"""JSON as chatjobs writes it. Text may contain lone surrogates, which JSON can hold but UTF-8 can't."""
+"""JSON as chatjobs writes it. Text may have lone surrogates: JSON can hold them, UTF-8 can't."""
 
 from __future__ import annotations
 

@@ -22,8 +22,8 @@ POISON_SECONDS = 60.0  # between two jobs that kill their workers
 
 
 class Producer(threading.Thread):
-    """Submits `count` jobs within `seconds`, into a run of its own, some of them as turns of sessions.
-    `on_submit`: for jobs that stream. The first producer also submits jobs that kill their workers."""
+    """Submits `count` jobs within `seconds`, into a run of its own, some as turns of sessions.
+    `on_submit`: for jobs that stream. The first producer also submits jobs that kill workers."""
 
     def __init__(
         self,

@@ -61,8 +61,8 @@ class Terms:
     misplaced: int = 0  # attempts that ended because of their worker's machine
 
     def interval(self, retried: int) -> float | None:
-        """Seconds before the next retry of a job that was retried so many times, by RQ's rule (rq/job.py,
-        get_retry_interval). None if RQ says nothing about it."""
+        """Seconds before the next retry of a job that was retried so many times, by RQ's rule
+        (rq/job.py, get_retry_interval). None if RQ says nothing about it."""
         left = self.retries - retried
         if left <= 0 or not self.intervals:
             return None

@@ -1,4 +1,4 @@
-"""Faults of Redis, and foreign values in the keys of sessions, while jobs of sessions are claimed."""
+"""Faults of Redis, and foreign values in the keys of sessions, while their jobs are claimed."""
 
 from __future__ import annotations
 
