@@ -9,7 +9,7 @@ from jobs.client.client import Job
 from tests.worker.site import Site
 
 MAX_BYTES = 2500  # per ended job, with all that Redis needs for its keys
-MAX_LOG_BYTES, MAX_LOG_SECONDS = 900, 600  # of the token stream of an interactive job
+MAX_LOG_BYTES, MAX_LOG_SECONDS = 1100, 600  # of the token stream of an interactive job
 COUNT = 1000
 
 
