@@ -22,10 +22,10 @@ logger = logging.getLogger(__name__)
 _TYPES = (
     (r"chatjobs:(workers|deadlines|tenants:.*|started:.*)", "zset"),
     (r"chatjobs:(outboxes|stopping|wanted|tenant-running:.*)", "set"),
-    (r"chatjobs:(limits|open-bytes|tenant-jobs|rows:.*|parts:.*|\{.*\}:session)", "hash"),
+    (r"chatjobs:(limits|open-bytes|tenant-jobs|backlog|rows:.*|parts:.*|\{.*\}:session)", "hash"),
     (r"chatjobs:(tenant:.*|quarantine:.*|wake:.*|\{.*\}:(turns|open))", "list"),
     (r"chatjobs:(outbox:.*|\{.*\}:log)", "stream"),
-    (r"chatjobs:(reaper|recorder|backlog|results)", "string"),
+    (r"chatjobs:(reaper|recorder|results)", "string"),
     (r"chatjobs:(upkeep:.*|worker:.*|quarantine-worker:.*)", "string"),
     (r"rq:(wip|scheduled|deferred|finished|failed|canceled):.*", "zset"),
     (r"rq:(queues|workers)", "set"),

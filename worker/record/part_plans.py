@@ -58,6 +58,7 @@ class CommitKeys(NamedTuple):
     plans: str
     outboxes: str
     wanted: str
+    backlog: str
 
 
 class CommitArgs(NamedTuple):
@@ -214,6 +215,7 @@ class PartPlans:
                     plans=keys.parts(plan.run),
                     outboxes=keys.OUTBOXES,
                     wanted=keys.WANTED,
+                    backlog=keys.BACKLOG,
                 ),
                 args=CommitArgs(name=plan.name, first=plan.first, last=plan.last, run=plan.run),
             )
