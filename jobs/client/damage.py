@@ -27,7 +27,8 @@ _TYPES = (
     (r"chatjobs:(outbox:.*|\{.*\}:log)", "stream"),
     (r"chatjobs:(reaper|recorder|results)", "string"),
     (r"chatjobs:(upkeep:.*|worker:.*|quarantine-worker:.*)", "string"),
-    (r"rq:(wip|scheduled|deferred|finished|failed|canceled):.*", "zset"),
+    (r"rq:(wip|scheduled|deferred|finished|failed|canceled|executions):.*", "zset"),
+    (r"rq:results:.*", "stream"),
     (r"rq:(queues|workers)", "set"),
     (r"rq:queue:.*", "list"),
     (r"rq:(job|worker):.*", "hash"),
@@ -112,7 +113,7 @@ def typed_wrongly(kinds: Mapping[str, bytes]) -> list[Damage]:
     return [
         _wrong_type(name, kind.decode())
         for name, kind in kinds.items()
-        if kind != b"none" and kind.decode() != type_of(name)
+        if kind != b"none" and kind.decode() != (type_of(name) or kind.decode())
     ]
 
 

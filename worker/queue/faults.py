@@ -9,10 +9,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from contextlib import suppress
 
 import redis
 
-from jobs.client.damage import find_damage, is_damage
+from jobs.client.damage import Damage, find_damage, is_damage
 from jobs.errors import JobError
 
 logger = logging.getLogger(__name__)
@@ -53,7 +54,10 @@ class Faults:
         self._failing[name] = time.monotonic() + PAUSE_SECONDS
         if not first:
             return
-        damaged = find_damage(self._redis) if isinstance(error, redis.RedisError) else []
+        damaged: list[Damage] = []
+        if isinstance(error, redis.RedisError):
+            with suppress(ValueError):  # of names that are no text
+                damaged = find_damage(self._redis)
         for one in damaged:
             logger.error("%s fails: %s", name, one)
         if not damaged:

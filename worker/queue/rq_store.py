@@ -202,7 +202,7 @@ class RQStore:
             pipeline.zcard(rq_format.wip_key(queue))
             pipeline.llen(keys.quarantine(queue))
             pipeline.zcount(rq_format.scheduled_key(queue), "-inf", soon)
-        return any(pipeline.execute())
+        return any(_readable(pipeline))
 
     def suspects(self) -> set[str]:
         """The queues whose suspects wait for an idle worker."""
