@@ -215,13 +215,13 @@ def _pages_of(read: Callable[[str, int, int], list[bytes]], key: str) -> Iterato
         start += PAGE
 
 
-def _read(redis: Redis, job_ids: list[str]) -> list[FoundJob]:
+def _read(redis: Redis, job_ids: list[str]) -> Iterator[FoundJob]:
+    """The jobs, one at a time: their requests may be large."""
     pipeline = redis.pipeline(transaction=False)
     for job_id in job_ids:
         pipeline.hmget(job_key(job_id), FIELDS)
-    return [
-        _found(job_id, values) for job_id, values in zip(job_ids, pipeline.execute(), strict=True)
-    ]
+    for job_id, values in zip(job_ids, pipeline.execute(), strict=True):
+        yield _found(job_id, values)
 
 
 def _found(job_id: str, values: list[bytes | None]) -> FoundJob:

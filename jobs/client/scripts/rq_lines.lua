@@ -17,7 +17,10 @@ local function line_of(queue, tenant)
   return 'chatjobs:tenant:' .. name_of(queue) .. ':' .. tenant
 end
 
-local function tenant_of(id) return redis.call('HGET', 'rq:job:' .. id, 'chatjobs_tenant') or '' end
+local function tenant_of(id)
+  local tenant = redis.pcall('HGET', 'rq:job:' .. id, 'chatjobs_tenant')
+  return type(tenant) == 'string' and tenant or ''  -- the key may be of another type
+end
 
 -- Puts a tenant behind all others, whose turn is at most `turn`. Returns its own.
 local function set_turn(queue, tenant, turn)
