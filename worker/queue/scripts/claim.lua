@@ -19,12 +19,14 @@
 --       quarantines and nothing else; if there is none, it takes other jobs
 --       rooms…: for each queue, the number of jobs to take at most. An interactive job also takes room
 --       of its model's bulk jobs, unless there is room for just one: those must not starve
--- Returns one list per job taken: {number of the queue from 1, job id, attempt, execution id,
---       then the fields of the job hash in the order of FIELDS in rq_job.py}.
+-- Returns {jobs, left}. jobs: one list per job taken: {number of the queue from 1, job id, attempt,
+--       execution id, then the fields of the job hash in the order of FIELDS in rq_job.py}. left: 1 if
+--       there is room for jobs of tenants whose turn has not come in this call, else 0.
 --
 -- The tenants of a queue take turns: one job of each. A tenant with as many running jobs as the limit
--- tenant_running allows loses its turn. At most 100 turns more than jobs are looked at, and at most
--- 100 scheduled jobs per queue are queued by one call.
+-- tenant_running allows is parked until one of them ends. A call gives at most 100 turns more than there
+-- is room for jobs, looks at 4 tenants that are parked, since the limit may have changed, and queues at
+-- most 100 scheduled jobs per queue.
 --
 -- An id without a job hash is dropped, as RQ drops it, and so is an id that no RQ job can have. An
 -- id that was queued twice is dropped the second time: its job is over or running.
@@ -126,24 +128,34 @@ local function may_run(tenant)
   return redis.call('SCARD', running) < limit
 end
 
+local left_tenants = 0  -- whether tenants wait whose turn has not come in this call
+
 local function take_in_turns(number, queue, wip)
   local tenants, turn = tenants_of(queue), last_turn(queue)
+  local function next_tenant()
+    return redis.call('ZRANGEBYSCORE', tenants, '-inf', '(' .. PARKED, 'LIMIT', 0, 1)[1]
+  end
   if redis.call('EXISTS', queue) == 1 and not redis.call('ZSCORE', tenants, '') then
     turn = set_turn(queue, '', turn)
   end
+  for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', tenants, PARKED, '+inf', 'LIMIT', 0, 4)) do
+    if may_run(tenant) then turn = set_turn(queue, tenant, turn) else park(queue, tenant) end
+  end
   for _ = 1, 100 + rooms[number] do
-    local tenant = redis.call('ZRANGE', tenants, 0, 0)[1]
-    if not tenant or rooms[number] <= 0 then break end
-    turn = set_turn(queue, tenant, turn)
-    if tenant == '' then
-      take_one(queue, number, queue, wip, is_any, nothing)
-      if redis.call('EXISTS', queue) == 0 then redis.call('ZREM', tenants, '') end
-    elseif may_run(tenant) then
-      take_one(line_of(queue, tenant), number, queue, wip, is_any, function()
-        left_line(queue, tenant)
+    local tenant = rooms[number] > 0 and next_tenant()
+    if not tenant then break end
+    if tenant ~= '' and not may_run(tenant) then
+      park(queue, tenant)
+    else
+      turn = set_turn(queue, tenant, turn)
+      local line = line_of(queue, tenant)
+      take_one(line, number, queue, wip, is_any, function()
+        if tenant ~= '' then left_line(queue, tenant) end
       end)
+      if redis.call('EXISTS', line) == 0 then redis.call('ZREM', tenants, tenant) end
     end
   end
+  if rooms[number] > 0 and next_tenant() then left_tenants = 1 end
   if redis.call('HEXISTS', 'chatjobs:tenant-jobs', name_of(queue)) == 0 then
     redis.call('DEL', tenants)  -- no tenant waits: RQ's list needs no turn
   end
@@ -182,7 +194,7 @@ if take_suspects == '1' then
     while rooms[number] > 0
       and take_one(quarantine, number, queue, wip, in_first_group, nothing) do end
   end
-  if #taken > 0 then return taken end
+  if #taken > 0 then return {taken, 0} end
 end
 for number = 1, #lists / 3 do
   local queue, wip = unpack(lists, 3 * number - 2, 3 * number - 1)
@@ -192,4 +204,4 @@ for number = 1, #lists / 3 do
     while rooms[number] > 0 and take_one(queue, number, queue, wip, is_any, nothing) do end
   end
 end
-return taken
+return {taken, left_tenants}
