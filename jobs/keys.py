@@ -66,8 +66,9 @@ def tenants(queue: str) -> str:
 
 
 def tenant_line(queue: str, tenant: str) -> str:
-    """List of the waiting jobs of a tenant in an RQ queue."""
-    return f"chatjobs:tenant:{queue}:{tenant}"
+    """List of the waiting jobs of a tenant in an RQ queue. Both names may have colons: the first
+    space, which tenants can't have, separates them."""
+    return f"chatjobs:tenant:{tenant} {queue}"
 
 
 def tenant_running(tenant: str) -> str:

@@ -1,7 +1,7 @@
 -- Prelude for scripts that queue jobs or take them: the lines in which the jobs of a queue wait.
 --
 -- Jobs without a tenant wait in RQ's list of the queue, the others in one list per tenant,
--- chatjobs:tenant:<queue>:<tenant>. The sorted set chatjobs:tenants:<queue> holds the tenants with
+-- `chatjobs:tenant:<tenant> <queue>`: a tenant has no space, and both may have colons. The sorted set chatjobs:tenants:<queue> holds the tenants with
 -- waiting jobs, the next one first; '' stands for RQ's list, as long as others wait too. Tenants that may
 -- run no more jobs are parked: they come last, with scores from PARKED on. The hash chatjobs:tenant-jobs
 -- counts the jobs in the lists of all tenants, by queue. RQ's own tools put jobs of any tenant into RQ's
@@ -17,10 +17,14 @@ local function tenants_of(queue) return 'chatjobs:tenants:' .. name_of(queue) en
 
 local function line_of(queue, tenant)
   if tenant == '' then return queue end
-  return 'chatjobs:tenant:' .. name_of(queue) .. ':' .. tenant
+  return 'chatjobs:tenant:' .. tenant .. ' ' .. name_of(queue)
 end
 
-local function tenant_of(id) return redis.call('HGET', 'rq:job:' .. id, 'chatjobs_tenant') or '' end
+-- '' for a job without a tenant, also if another program has written a name with spaces.
+local function tenant_of(id)
+  local tenant = redis.call('HGET', 'rq:job:' .. id, 'chatjobs_tenant') or ''
+  return string.find(tenant, '%s') and '' or tenant
+end
 
 -- Puts a tenant behind all others, whose turn is at most `turn`. Returns its own.
 local function set_turn(queue, tenant, turn)

@@ -183,3 +183,12 @@ def test_a_new_limit_of_tenants_holds_at_once(site: Site, store: RQStore) -> Non
     assert [tenants for tenants in claims if tenants] == ["t30"]
     set_limit(site.redis, "tenant_running", None)
     assert len(claim(store, 50)) == 48
+
+
+def test_colons_in_names_do_not_mix_the_jobs_of_two_models(site: Site, store: RQStore) -> None:
+    (one,) = submit(site, "y", 1, model="fake:x")
+    (two,) = submit(site, "x:y", 1)
+    assert [job.lease.job for job in claim(store, 5)] == [two.id]
+    other = RQStore(site.redis, ["fake:x"], "w2", "rq:worker:w2")
+    assert [job.lease.job for job in claim(other, 5)] == [one.id]
+    assert not site.redis.exists(keys.TENANT_JOBS, keys.tenants(QUEUE), keys.tenants("chat:fake:x"))
