@@ -72,7 +72,7 @@ def tenant_line(queue: str, tenant: str) -> str:
 
 
 def tenant_running(tenant: str) -> str:
-    """Set of the running jobs of a tenant, as in `started`."""
+    """Set of the running jobs of a tenant, as in `started`. Expires."""
     return f"chatjobs:tenant-running:{tenant}"
 
 

@@ -192,3 +192,14 @@ def test_colons_in_names_do_not_mix_the_jobs_of_two_models(site: Site, store: RQ
     other = RQStore(site.redis, ["fake:x"], "w2", "rq:worker:w2")
     assert [job.lease.job for job in claim(other, 5)] == [one.id]
     assert not site.redis.exists(keys.TENANT_JOBS, keys.tenants(QUEUE), keys.tenants("chat:fake:x"))
+
+
+def test_a_claim_forgets_running_jobs_that_rq_has_deleted(site: Site, store: RQStore) -> None:
+    for _ in range(5):
+        (job,) = submit(site, "a", 1)
+        claim(store, 1)
+        fetch(site, job).delete()
+    submit(site, "a", 1)
+    (last,) = claim(store, 1)
+    assert site.redis.smembers(keys.tenant_running("a")) == {last.lease.entry.encode()}
+    assert site.redis.ttl(keys.tenant_running("a")) > 0

@@ -57,6 +57,25 @@ local function next_attempt(job)
   return string.format('%d', before + 1)
 end
 
+-- Removes jobs that RQ's tools have ended from a set of running jobs. Looks at `count` of them.
+local function forget_lost(running, count)
+  for _, entry in ipairs(redis.call('SRANDMEMBER', running, count)) do
+    local execution, id, name = string.match(entry, '^(%S+) (%S+) (.+)$')
+    if not name or not redis.call('ZSCORE', 'rq:wip:' .. name, id .. ':' .. execution) then
+      redis.call('SREM', running, entry)
+    end
+  end
+end
+
+-- Adds a job to those that its tenant runs. The set expires a week after the last one started.
+local function note_running(id, entry)
+  local running = running_of(id)
+  if not running then return end
+  forget_lost(running, 2)
+  redis.call('SADD', running, entry)
+  redis.call('EXPIRE', running, 604800)
+end
+
 local function start(number, id, job, queue, wip, list)
   local attempt = next_attempt(job)
   local execution = execution_prefix .. attempt
@@ -73,8 +92,7 @@ local function start(number, id, job, queue, wip, list)
   local name = string.sub(queue, #'rq:queue:' + 1)
   local entry = execution .. ' ' .. id .. ' ' .. name
   redis.call('ZADD', started, job_score, entry)
-  local running = running_of(id)
-  if running then redis.pcall('SADD', running, entry) end
+  pcall(note_running, id, entry)
   local fields = redis.call('HMGET', job, 'data', 'enqueued_at', 'created_at', 'result_ttl',
     'failure_ttl', 'chatjobs_retried', 'chatjobs_group', 'chatjobs_cancel')
   taken[#taken + 1] = {number, id, attempt, execution, unpack(fields)}
@@ -112,19 +130,13 @@ local function in_first_group(job)
   return group == first_group
 end
 
--- Whether a tenant may have one more running job. Counts only leases that are held: those of jobs
--- that RQ's tools have ended are found a few at a time, when the limit is reached.
+-- Whether a tenant may have one more running job. Counts only leases that are held.
 local function may_run(tenant)
   local set = redis.call('HMGET', limits, 'tenant_running:' .. tenant, 'tenant_running')
   local limit = tonumber(set[1] or '') or tonumber(set[2] or '')
   local running = 'chatjobs:tenant-running:' .. tenant
   if not limit or redis.call('SCARD', running) < limit then return true end
-  for _, entry in ipairs(redis.call('SRANDMEMBER', running, 8)) do
-    local execution, id, name = string.match(entry, '^(%S+) (%S+) (.+)$')
-    if not name or not redis.call('ZSCORE', 'rq:wip:' .. name, id .. ':' .. execution) then
-      redis.call('SREM', running, entry)
-    end
-  end
+  forget_lost(running, 8)
   return redis.call('SCARD', running) < limit
 end
 
