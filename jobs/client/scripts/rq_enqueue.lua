@@ -32,8 +32,8 @@
 --       operator has set
 --       session, session_waits: its session, '' for none, and '1' if it may wait for other jobs of it
 --       hash_fields…: field, value, … of the rest of the hash
--- Returns {'enqueued'}; {'same'} if the job is there already, or has ended and its row is reserved
---       by the same request; {'id'} or {'row'} if another job has the id or the row; a refusal of
+-- Returns {'enqueued'}; {'same'} if the job is there already; {'ended'} if its row is reserved by the
+--       same request, and the job has ended and left Redis; {'id'} or {'row'} if another job has the id or the row; a refusal of
 --       join_session; or a limit that the job exceeds: {name, value, limit}. Nothing has changed unless
 --       it returns 'enqueued', also after the error of a command.
 --
@@ -55,7 +55,7 @@ if redis.call('EXISTS', job) == 1 then
 end
 if row ~= '' then
   local reserved = redis.call('HGET', rows, row)
-  if reserved then return {reserved == digest and 'same' or 'row'} end
+  if reserved then return {reserved == digest and 'ended' or 'row'} end
 end
 
 local set = redis.call('HMGET', limits, 'jobs:' .. model, 'jobs', 'bytes:' .. model, 'bytes',
