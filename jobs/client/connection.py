@@ -27,11 +27,10 @@ CONNECT_SECONDS = 5.0
 RETRIES = 3  # of one command, within about a second; `jobs.client.steps.retry` goes on longer
 MAX_CONNECTIONS = 10_000  # each waiting `result` and each followed stream uses one
 
-WRONG_TYPE = "; another program has written a key of chatjobs, which chatjobs status may name"
 WITHOUT_SCHEME = re.compile(
     r"(localhost|[\w-]+(\.[\w-]+)+|[\w-]+(?=[:/]))(:\d+)?(/\d+)?"
 )  # host[:port][/db]
-
+WRONG_TYPE = "; another program has written a key of chatjobs, which chatjobs status may name"
 SENTINEL_SECONDS = 2.0  # without a reply, the next Sentinel is asked
 
 NO_CLUSTER = (

@@ -74,10 +74,12 @@ class PurgeKeys(NamedTuple):
     queue: str
     open_bytes: str
     deadlines: str
+    rows: str
 
 
 class PurgeArgs(NamedTuple):
     job_id: str
+    row: int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +152,7 @@ def requeue(job_id: str) -> Steps[bool]:
 def purge(job_id: str) -> Steps[bool]:
     """Delete a job that has ended. False for one that has not."""
     state = yield from _existing(job_id)
+    row = _row_of(state.request)
     names = PurgeKeys(
         job=job_key(job_id),
         results=results_key(job_id),
@@ -161,8 +164,10 @@ def purge(job_id: str) -> Steps[bool]:
         queue=queue_key(state.queue),
         open_bytes=keys.OPEN_BYTES,
         deadlines=keys.DEADLINES,
+        rows=keys.rows(run_of(state.request), row or 0),
     )
-    reply = yield from retry(command("eval", PURGE, len(names), *names, *PurgeArgs(job_id)))
+    args = PurgeArgs(job_id, "" if row is None else row % keys.ROWS_PER_KEY)
+    reply = yield from retry(command("eval", PURGE, len(names), *names, *args))
     return bool(reply)
 
 
@@ -173,6 +178,13 @@ def read_job(job_id: str) -> Steps[FoundJob]:
     if found.state.status is Status.UNKNOWN:
         raise unknown(job_id)
     return found
+
+
+def _row_of(request: dict[str, Any]) -> int | None:
+    """The row of a request that any program may have written."""
+    options = request.get("job")
+    row = options.get("row") if isinstance(options, dict) else None
+    return row if isinstance(row, int) and row >= 0 else None
 
 
 def _existing(job_id: str) -> Steps[JobState]:

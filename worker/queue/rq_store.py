@@ -102,7 +102,9 @@ class RQStore:
             queues=rq_format.QUEUES_KEY,
         )
         rooms = [room(model, bulk) for bulk in (False, True) for model in self._models]
-        taken = self._claim(keys=[*claim_keys, *lists], args=[*args, *rooms])
+        taken, left = [], 1
+        while left and not taken:  # each call looks at some tenants only
+            taken, left = self._claim(keys=[*claim_keys, *lists], args=[*args, *rooms])
         terms = self._read_terms([job.decode() for _, job, *_ in taken])
         claimed = []
         for (number, job, attempt, execution, *values), own in zip(taken, terms, strict=True):

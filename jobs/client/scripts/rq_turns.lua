@@ -62,8 +62,8 @@ local function queue_deferred(job)
   redis.call('SADD', 'rq:queues', 'rq:queue:' .. origin)
   push_job('RPUSH', 'rq:queue:' .. origin, job)
   local wake = 'chatjobs:wake:' .. origin
-  redis.call('LPUSH', wake, 1)
-  redis.call('LTRIM', wake, 0, 31)
+  redis.pcall('LPUSH', wake, 1)
+  redis.pcall('LTRIM', wake, 0, 31)
 end
 
 -- Lets the next job run, if the one before it has ended. Returns the job that runs; nil if there is none.

@@ -72,8 +72,7 @@ if redis.call('TYPE', job).ok == 'hash' then
   else
     push_job(push, queue, job_id)
   end
-  local running = running_of(job_id)
-  if running then redis.pcall('SREM', running, entry) end
+  pcall(left_running, job_id, entry)
 end
 redis.call('ZREM', wip, lease)
 redis.call('ZREM', started, entry)

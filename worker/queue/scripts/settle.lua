@@ -77,8 +77,7 @@ pcall(end_turn, session, job_id, turn, replaces_turn)
 redis.call('DEL', execution)
 redis.call('ZREM', executions, execution_id)
 
-local running = running_of(job_id)
-if running then redis.pcall('SREM', running, entry) end
+pcall(left_running, job_id, entry)
 redis.pcall('ZREM', deadlines, job_id)
 redis.pcall('EXPIRE', rows, row_seconds)
 
