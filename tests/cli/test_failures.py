@@ -152,11 +152,20 @@ def test_an_unknown_job_does_not_keep_the_others_from_being_cancelled(
 ) -> None:
     with Client(redis_url) as client:
         job = client.submit({"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
-        result = run("cancel", "never-was", job.id, "bad id", "--redis", redis_url)
+        result = run("cancel", "never-was", job.id, "--redis", redis_url)
         assert result.exit_code == 1
         assert job.status() == "cancelled"
-    assert "no job 'never-was'" in result.stderr
-    assert result.stderr.splitlines()[-1] == "error: 2 of 3 jobs could not be cancelled"
+    assert result.stderr.splitlines() == [
+        f"{job.id}: cancelled",
+        "no job 'never-was' in Redis: it was never submitted, or its result has expired",
+        "error: 1 of 2 jobs not cancelled",
+    ]
+
+
+def test_an_unknown_job_is_named_once(run: Run, redis_url: str) -> None:
+    assert run("cancel", "never-was", "--redis", redis_url).stderr == (
+        "error: no job 'never-was' in Redis: it was never submitted, or its result has expired\n"
+    )
 
 
 def test_an_invalid_line_enqueues_nothing(run: Run, redis_url: str, tmp_path: Path) -> None:
