@@ -68,6 +68,14 @@ def test_invalid_options_exit_with_2(run: Run, words: str, message: str) -> None
     assert message in result.stderr
 
 
+def test_a_private_redis_is_announced_for_other_shells(run: Run) -> None:
+    result = run("work", "-m", "demo", "--context", "100000000", "--redis", "embedded")
+    announced, export = result.stderr.splitlines()[:2]
+    url = announced.removeprefix("private Redis: --redis ").removesuffix(", or in other shells:")
+    assert url.startswith("unix:///")
+    assert export == f"export CHATJOBS_REDIS_URL={url}"
+
+
 @pytest.mark.parametrize("reference", ["./nonexist", "../models/x", "/nonexist", "nonexist"])
 def test_a_missing_model_folder_exits_with_3(run: Run, reference: str) -> None:
     result = run("models", "check", reference)
