@@ -1,7 +1,7 @@
 """Claims, settles and returns jobs in RQ's keys, in the name of one worker.
 
-loop.py decides when. All contact of workers with RQ's keys is here and in the other rq_*.py files of
-this folder. Written against RQ 2.12; the contract tests compare the result with what RQ itself
+loop.py decides when. All contact of workers with RQ's keys is here and in the other rq_*.py files
+of this folder. Written against RQ 2.12; the contract tests compare the result with what RQ itself
 writes and reads.
 """
 
