@@ -141,6 +141,28 @@ def test_damaged_files_are_deleted_with_a_log_line(
     second.close()
 
 
+def test_a_file_that_is_replaced_while_it_is_read_is_no_damaged_one(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(path, tmp_path)
+    ask(first, QUESTION)
+    first.close()
+    (file,) = files(tmp_path)
+    second = make(path, tmp_path)
+    find = StateDir.find
+
+    def found_before(*given: Any, **more: Any) -> Any:
+        found = find(*given, **more)
+        if found is not None:
+            file.write_bytes(file.read_bytes()[:-1])
+        return found
+
+    monkeypatch.setattr(StateDir, "find", found_before)
+    assert cached(ask(second, QUESTION, session=None)) == 0
+    assert files(tmp_path) == [file]
+    second.close()
+
+
 def test_the_least_recently_used_files_are_deleted(path: Path, tmp_path: Path) -> None:
     first = make(path, tmp_path)
     for session in "abc":
