@@ -129,12 +129,12 @@ def test_damaged_files_are_deleted_with_a_log_line(
     truncated.write_bytes(truncated.read_bytes()[:-1])
     data = newer.read_bytes()
     newer.write_bytes(data.replace(b'"version":"1"', b'"version":"9"'))
+    data = changed.read_bytes()
+    changed.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with caplog.at_level(logging.WARNING):
         second = make(path, tmp_path)
     assert files(tmp_path) == sorted([changed, newer])
     assert "deleted a damaged state file" in caplog.text and str(truncated) in caplog.text
-    data = changed.read_bytes()
-    changed.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     found = [cached(ask(second, f"{one} {QUESTION}", session=None)) for one in "abc"]
     assert found == [0, 0, 0]
     assert files(tmp_path) == [newer]
