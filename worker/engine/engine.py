@@ -69,7 +69,7 @@ class EngineCore:
             limit_bytes=cache_bytes,
         )
         self.scorer = Scorer(self.model, self.pool, self.device, context, resident.not_finite)
-        self._resident = resident
+        self._resident, self.state_of = resident, resident.state_of
         limits = devices.limits(self.device)
         stride = limits.stride if slots.batch == 1 else None
         self.prefix = PrefixCache(self.pool, resident.state_of if prefix_cache else None, stride)
@@ -149,6 +149,7 @@ class EngineCore:
         Raises JobError if the request can't run."""
         self.require_open()
         prompt = self.prompts.build(request)  # may take seconds
+        self.prefix.fetch(prompt.token_ids, request.cache_salt)
         self.require_open()
         generation = ChatGeneration(
             request,
@@ -214,7 +215,7 @@ class EngineCore:
         self._scheduler.fail_all(_closed())
         self.prompts.close()
         self.pool.close()
-        del self.model, self.scorer, self._resident
+        del self.model, self.scorer, self._resident, self.state_of
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

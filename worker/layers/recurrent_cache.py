@@ -18,6 +18,8 @@ class RecurrentCache:
 
     needs_clearing = True
     by_position = False
+    kind = "recurrent"
+    parts: tuple[str, ...] = ("inputs", "state")
 
     def __init__(
         self,
