@@ -24,7 +24,7 @@ class Span:
     start: int
     token_ids: Sequence[int]
     prompt_length: int  # of the whole sequence: some RoPE variants depend on it
-    all_logits: bool = False  # return logits of every token, not only of the last
+    logits: int = 1  # number of last tokens whose logits are returned
 
     @property
     def length(self) -> int:
@@ -119,7 +119,7 @@ class Batch:
             ids.extend(span.token_ids)
             positions.extend(range(span.start, span.end))
             lengths.extend([span.prompt_length] * span.length)
-            wanted.extend(range(row if span.all_logits else len(ids) - 1, len(ids)))
+            wanted.extend(range(len(ids) - span.logits, len(ids)))
         everything = len(wanted) == len(ids)
         batch = cls(
             token_ids=to_device(ids, device),

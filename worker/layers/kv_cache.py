@@ -5,6 +5,7 @@ Keys are stored after RoPE.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -41,6 +42,7 @@ class FullKVCache:
 
     needs_clearing = False
     by_position = True
+    rewinds = True
     window: int | None = None
 
     def __init__(
@@ -64,6 +66,12 @@ class FullKVCache:
 
     def views(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         return self._keys[slot, :, start:end], self._values[slot, :, start:end]
+
+    def save(self, slot: int, start: int, end: int) -> tuple[Tensor, ...]:
+        return ()
+
+    def restore(self, slot: int, saved: Sequence[Tensor], start: int, kept: int, end: int) -> None:
+        """Nothing: columns beyond a sequence's last token are hidden."""
 
     def stored(self) -> Stored:
         return Stored(self._keys, self._values, self.window)
@@ -89,6 +97,7 @@ class WindowKVCache:
 
     needs_clearing = False
     by_position = False
+    rewinds = True
 
     def __init__(
         self, kv_heads: int, head_dim: int, window: int, dtype: torch.dtype, device: torch.device
@@ -114,6 +123,22 @@ class WindowKVCache:
         columns = min(end, self._size)  # all of the ring that has been written
         return self._keys[slot, :, :columns], self._values[slot, :, :columns]
 
+    def save(self, slot: int, start: int, end: int) -> tuple[Tensor, ...]:
+        if end <= self._size:
+            return ()  # columns that no token has yet
+        assert end - start <= self._size
+        columns = self._columns(start, end)
+        return self._keys[slot][:, columns], self._values[slot][:, columns]
+
+    def restore(self, slot: int, saved: Sequence[Tensor], start: int, kept: int, end: int) -> None:
+        if saved and kept < end:
+            columns = self._columns(kept, end)
+            self._keys[slot][:, columns] = saved[0][:, kept - start :]
+            self._values[slot][:, columns] = saved[1][:, kept - start :]
+
+    def _columns(self, start: int, end: int) -> Tensor:
+        return torch.arange(start, end, device=self._keys.device) % self._size
+
     def stored(self) -> Stored:
         return Stored(self._keys, self._values, self.window)
 
@@ -131,14 +156,14 @@ class WindowKVCache:
         new_k, new_v = k.transpose(0, 1), v.transpose(0, 1)
         kept = min(chunk.start, self._size - 1)
         if kept:
-            old = torch.arange(chunk.start - kept, chunk.start, device=k.device) % self._size
+            old = self._columns(chunk.start - kept, chunk.start)
             seen_k = torch.cat([keys[:, old], new_k], dim=1)
             seen_v = torch.cat([values[:, old], new_v], dim=1)
         else:
             seen_k, seen_v = new_k, new_v
         stored = min(chunk.length, self._size)
         end = chunk.start + chunk.length
-        columns = torch.arange(end - stored, end, device=k.device) % self._size
+        columns = self._columns(end - stored, end)
         keys[:, columns] = new_k[:, -stored:]
         values[:, columns] = new_v[:, -stored:]
         return seen_k, seen_v
