@@ -1,12 +1,12 @@
 """Answers with a draft and without one, in turn.
 
-    python -m bench.speculative [--rounds 5] [--parts draft,ngram]
+    python -m bench.speculative [--rounds 5] [--parts draft,ngram,large]
 
 "Draft": the demo model with its draft on the first of the demo's questions, in bf16, whole calls.
 "Ngram": copy and edit: the prompt is a text of 300 tokens, and the answer repeats it with one token
 in 20 changed. A model with random weights does not copy, so the model computes as always, and then
 the logit of the scripted token at each position is raised: the time is that of the model, and the
-tokens are those of the task. Shape of Qwen3-0.6B, bf16.
+tokens are those of the task. Of the demo model, and in the shape of Qwen3-0.6B ("large").
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from worker.layers.cache import LayerCache
 from worker.resident.device import choose_device
 
 TEXT, EDITED = 300, 20  # tokens of the text, and one of how many is changed
+EDITED_TOKENS = 256  # of the answer that are generated
 SURE = 1e4  # added to the logit of the scripted token
 GREEDY = Sampling(temperature=0, max_tokens=160)
 
@@ -138,23 +139,19 @@ def measure_draft(place: torch.device, rounds: int, count: int) -> list[Figures]
     return rows
 
 
-def measure_ngram(place: torch.device, rounds: int) -> list[Figures]:
+def measure_ngram(
+    reference: str, place: torch.device, rounds: int, batches: Sequence[int], tokens: int
+) -> list[Figures]:
     rows = []
-    with tempfile.TemporaryDirectory() as folder:
-        path = random_checkpoint(Path(folder), "qwen3", QWEN3_06B)
-        for batch, run in ((1, one_by_one), (16, together)):
-            engines = pair(str(path), place, batch, draft="ngram")
-            text, edited = copy_and_edit(engines["plain"].tokenizer.vocab_size, 1)
-            for engine in engines.values():
-                core: Any = engine._core
-                core.model = Copying(core, text + edited)
-            answer = Sampling(temperature=0, max_tokens=96, ignore_eos=True)
-            task = f"copy and edit, batch {batch}"
-            rows.append(
-                compare(
-                    task, engines, partial(run, prompts=[text] * batch, sampling=answer), rounds
-                )
-            )
+    for batch in batches:
+        engines = pair(reference, place, batch, draft="ngram")
+        text, edited = copy_and_edit(engines["plain"].tokenizer.vocab_size, 1)
+        for engine in engines.values():
+            core: Any = engine._core
+            core.model = Copying(core, text + edited)
+        answer = Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
+        run = partial(together, prompts=[text] * batch, sampling=answer)
+        rows.append(compare(f"copy and edit, batch {batch}", engines, run, rounds))
     return rows
 
 
@@ -162,7 +159,7 @@ def measure_ngram(place: torch.device, rounds: int) -> list[Figures]:
 @click.option("--device", default="auto", show_default=True)
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--questions", "count", default=24, show_default=True)
-@click.option("--parts", default="draft,ngram", show_default=True)
+@click.option("--parts", default="draft,ngram,large", show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(device: str, rounds: int, count: int, parts: str, out: Path | None) -> None:
     """Measure tokens per second with drafts and without."""
@@ -171,9 +168,15 @@ def main(device: str, rounds: int, count: int, parts: str, out: Path | None) -> 
         rows = measure_draft(place, rounds, count)
         report(f"Speculative decoding, demo model, {place}", rows, str(place), out)
     if "ngram" in parts:
-        rows = measure_ngram(place, rounds)
-        title = f"Speculative decoding by n-grams, Qwen3-0.6B shape, bf16, {place}"
+        rows = measure_ngram("demo", place, rounds, (1, 16), EDITED_TOKENS)
+        title = f"Copy and edit, demo model, {place}"
         report(title, rows, str(place), out and out.with_stem("ngram"))
+    if "large" in parts:
+        with tempfile.TemporaryDirectory() as folder:
+            path = random_checkpoint(Path(folder), "qwen3", QWEN3_06B)
+            rows = measure_ngram(str(path), place, rounds, (1,), EDITED_TOKENS // 4)
+        title = f"Copy and edit, Qwen3-0.6B shape, bf16, {place}"
+        report(title, rows, str(place), out and out.with_stem("large"))
 
 
 if __name__ == "__main__":

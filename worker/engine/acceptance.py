@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-START = 0.8  # assumed rate of a new sequence
 WEIGHT = 0.1  # of one drafted token in the rate
 WORTH = 0.4  # probability of acceptance from which on a token is drafted
 FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # steps until drafting is tried again
@@ -13,9 +12,10 @@ TRIED = 2  # tokens that are drafted then
 
 @dataclass(slots=True)
 class Acceptance:
-    """`rate`: estimated probability that a drafted token is accepted if all before it are."""
+    """`rate`: estimated probability that a drafted token is accepted if all before it are; at first
+    that of the draft."""
 
-    rate: float = START
+    rate: float | None = None
     steps: int = 0  # in which drafts were verified
     drafted: int = 0
     accepted: int = 0
@@ -24,10 +24,12 @@ class Acceptance:
     _pause: int = FIRST_PAUSE
     _left: int = 0  # steps of the pause that are left
 
-    def length(self, most: int) -> int:
-        """Number of tokens to draft in the next step."""
+    def length(self, most: int, start: float) -> int:
+        """Number of tokens to draft in the next step. `start`: the rate of a new sequence."""
         if self.off:
             return 0
+        if self.rate is None:
+            self.rate = start
         if self._left:
             self._left -= 1
             return 0 if self._left else min(TRIED, most)
@@ -41,6 +43,7 @@ class Acceptance:
 
     def expected(self, number: int) -> float:
         """How many of that many drafted tokens will be accepted."""
+        assert self.rate is not None
         return sum(self.rate**place for place in range(1, number + 1))
 
     def add(self, drafted: int, accepted: int) -> None:
@@ -48,9 +51,15 @@ class Acceptance:
         self.steps += 1
         self.drafted += drafted
         self.accepted += accepted
-        for _ in range(accepted):
-            self.rate += WEIGHT * (1 - self.rate)
-        if accepted < drafted:
-            self.rate -= WEIGHT * self.rate
+        assert self.rate is not None
+        self.rate = updated(self.rate, drafted, accepted, WEIGHT)
         if self.rate >= WORTH:
             self._pause = FIRST_PAUSE
+
+
+def updated(rate: float, drafted: int, accepted: int, weight: float) -> float:
+    """A running average of acceptance after a step; nothing is known of the tokens after the first
+    wrong one."""
+    for _ in range(accepted):
+        rate += weight * (1 - rate)
+    return rate - weight * rate if accepted < drafted else rate

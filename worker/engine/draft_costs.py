@@ -6,11 +6,11 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean
 
-SAMPLES = 5  # the median of the last ones counts
+SAMPLES = 5  # of the last ones, the mean without the least and the greatest counts
 ENOUGH = 3  # samples before decisions are made
-REFRESH = 128  # steps until a step of the kind that was not used is measured again
+REFRESH, LONGEST = 128, 2048  # steps until a step of the kind that was not used is measured again
 HYSTERESIS = 1.2  # a paused sequence drafts again if that gives this much more than it costs
 
 
@@ -20,14 +20,15 @@ class Measured:
 
     samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
     age: int = 0  # steps since the last one
+    patience: int = REFRESH
 
     @property
     def due(self) -> bool:
-        return len(self.samples) < ENOUGH or self.age >= REFRESH
+        return len(self.samples) < ENOUGH or self.age >= self.patience
 
     @property
     def seconds(self) -> float:
-        return median(self.samples)
+        return fmean(sorted(self.samples)[1:-1])
 
     def add(self, seconds: float) -> None:
         self.samples.append(seconds)
@@ -65,7 +66,10 @@ class DraftCosts:
         time in this step."""
         costs = self._costs[self._drawing.bit_length()]
         saved = expected * costs.step.seconds / self._drawing
-        return saved > number * costs.token.seconds * (HYSTERESIS if paused else 1.0)
+        if saved <= number * costs.token.seconds * (HYSTERESIS if paused else 1.0):
+            return False
+        costs.token.patience = REFRESH
+        return True
 
     def end(self, guessed: int) -> None:
         """The step ends; it computed so many guessed tokens."""
@@ -76,5 +80,7 @@ class DraftCosts:
             costs.step.add(seconds)
             costs.token.age += 1
         elif costs.step.samples:
+            if costs.token.age >= costs.token.patience:
+                costs.token.patience = min(2 * costs.token.patience, LONGEST)
             costs.token.add((seconds - costs.step.seconds) / guessed)
             costs.step.age += 1

@@ -41,6 +41,8 @@ class ModelDraft:
     to the draft are computed in one step; longer prompts take several.
     """
 
+    start = 0.8
+
     def __init__(
         self,
         model: Model,

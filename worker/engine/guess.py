@@ -27,7 +27,10 @@ class Guess:
 
 
 class Draft(Protocol):
-    """Proposes tokens. Used by the thread that steps the engine."""
+    """Proposes tokens. Used by the thread that steps the engine. `start`: the share of its guesses
+    that is assumed to be right before it is known."""
+
+    start: float
 
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Guess]:
         """Tokens for the sequences, up to a number each; a sequence may be left out."""

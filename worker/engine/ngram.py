@@ -38,6 +38,8 @@ class Lookup:
 class NgramDraft:
     """Proposes by `Lookup`. Belongs to the thread that steps the engine."""
 
+    start = 0.6  # short guesses at first: most texts repeat little
+
     def __init__(self) -> None:
         self._lookups: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()
 

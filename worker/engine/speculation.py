@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
+from worker.engine.acceptance import WORTH, updated
 from worker.engine.draft_costs import DraftCosts
 from worker.engine.guess import Draft
 from worker.engine.kv_pool import CachePool
@@ -17,12 +18,16 @@ from worker.engine.scheduler import Scheduled
 from worker.engine.sequence import Sequence
 from worker.engine.step import Drawn, Part
 
+START_WEIGHT = 0.01  # of one token in the rate that new sequences begin with
+LEAST_START = WORTH + 0.1  # each sequence tries
+
 
 class Speculation:
     """Adds guesses to steps and counts how many were right. `most`: tokens of a guess.
     `step_tokens`: tokens of a step.
 
-    `costs`: tells when guesses cost more time than they save; None: they are never paused for it.
+    `costs`: tells when guesses cost more time than they save; None: what a sequence guesses depends
+    neither on time nor on other sequences.
     """
 
     def __init__(
@@ -40,6 +45,7 @@ class Speculation:
         self.drafts = draft is not None
         self._draft, self._pool, self._costs = draft, pool, costs
         self._most, self._step_tokens = most, step_tokens
+        self._start = draft.start if draft is not None else 0.0  # rate of new sequences
         self._measures: bool | None = None  # whether this step must have guesses
 
     def extend(self, scheduled: SequenceOf[Scheduled]) -> list[Part]:
@@ -77,6 +83,9 @@ class Speculation:
                 self.drafted_tokens += guessed
                 self.accepted_tokens += accepted
                 one.part.sequence.acceptance.add(guessed, accepted)
+                if self._costs is not None:
+                    rate = updated(self._start, guessed, accepted, START_WEIGHT)
+                    self._start = max(rate, LEAST_START)
 
     def settle(self, drawn: Drawn, taken: int) -> None:
         """Bring the caches to a sequence that `taken` of the drawn tokens were appended to."""
@@ -104,7 +113,7 @@ class Speculation:
             return 0  # it computes its prompt, perhaps again
         last = sequence.plan.max_tokens - len(sequence.output_ids) - 1
         acceptance = sequence.acceptance
-        number = min(acceptance.length(self._most), last)
+        number = min(acceptance.length(self._most, self._start), last)
         if number <= 0 or self._costs is None or self._measures:
             return number
         if self._measures is False:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
 from shutil import copytree
@@ -11,7 +12,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 KINDS = {"full": "qwen3", "window": "gemma3_text", "recurrent": "qwen3_5_text"}
-NOISE = 0.02  # of the weights' size: most guesses of such a copy are right, and some are wrong
+# Of the weights' size: many guesses of such a copy are right, and some are wrong.
+NOISE = {"qwen3": 0.02, "gemma3_text": 0.05, "qwen3_5_text": 0.005}
 
 TOOL = {
     "type": "function",
@@ -23,9 +25,10 @@ def perturbed(folder: Path, to: Path) -> Path:
     """A copy of a model with noise on its weights."""
     copytree(folder, to)
     generator = torch.Generator().manual_seed(1)
+    noise = NOISE[json.loads((to / "config.json").read_text())["model_type"]]
     tensors = load_file(to / "model.safetensors")
     for name, tensor in tensors.items():
-        scale = NOISE * tensor.float().std() if tensor.numel() > 1 else 0.0
+        scale = noise * tensor.float().std() if tensor.numel() > 1 else 0.0
         tensors[name] = tensor + scale * torch.randn(tensor.shape, generator=generator)
     save_file(tensors, to / "model.safetensors", metadata={"format": "pt"})
     return to

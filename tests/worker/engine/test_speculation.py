@@ -17,8 +17,7 @@ from worker.backend import Outcome
 from worker.engine.collect import CollectingSink
 
 REQUESTS = 100  # for each kind of cache and each draft
-REPEATED = [*range(5, 30)] * 3  # a greedy answer may go on with it
-GREEDY = Sampling(temperature=0, max_tokens=40, ignore_eos=True)
+REPEATED = [*range(5, 30)] * 3
 
 Load = Callable[..., Engine]
 
@@ -94,7 +93,7 @@ def test_requests_of_all_kinds_have_the_tokens_that_they_have_without_a_draft(
         assert tokens == expected_tokens
         assert numbers == pytest.approx(expected_numbers, abs=1e-3)
     figures = drafted._core.speculation
-    assert figures.drafted_tokens - figures.accepted_tokens > 20  # rejected
+    assert figures.drafted_tokens - figures.accepted_tokens > 10  # rejected
     if draft == "near":
         assert figures.accepted_tokens > figures.drafted_tokens / 3
         assert drafted._core.steps < plain._core.steps
@@ -106,7 +105,8 @@ def test_the_next_turn_begins_on_state_without_rejected_tokens(
     drafted, plain = load(draft=drafts["near"]), load(prefix_cache=False)
     history = [*REPEATED]
     for turn in range(4):
-        (found,), (expected,) = (one.generate([history], GREEDY) for one in (drafted, plain))
+        drawn = Sampling(temperature=1, seed=turn, max_tokens=40, ignore_eos=True)
+        (found,), (expected,) = (one.generate([history], drawn) for one in (drafted, plain))
         assert found == expected
         history += [*found.token_ids, 7, 8 + turn]
     figures = drafted._core.speculation
