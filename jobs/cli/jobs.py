@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from jobs.client.dead_letters import FoundJob, Selection
     from jobs.client.steps import Steps
 
-STATES = ("scheduled", "queued", "started", "finished", "failed", "cancelled")
+STATES = ("deferred", "scheduled", "queued", "started", "finished", "failed", "cancelled")
 WIDTH = 160  # of the table, if stdout is not a terminal
 
 
@@ -146,9 +146,9 @@ def requeue(job_id: str) -> Steps[bool]:
 
 
 @jobs_group.command()
-@change("cancelled", ("scheduled", "queued", "started"))
+@change("cancelled", ("deferred", "scheduled", "queued", "started"))
 def cancel(job_id: str) -> Steps[bool]:
-    """Cancel scheduled, queued or running jobs; those that run stop soon after."""
+    """Cancel deferred, scheduled, queued or running jobs; those that run stop soon after."""
     from jobs.client.cancel import cancel
 
     return cancel(job_id)
@@ -200,8 +200,9 @@ def _find(
 
 
 def _ids(connected: Client, chosen: dict[str, Any], default: tuple[str, ...]) -> tuple[str, ...]:
-    """All are found before the first is changed."""
-    return tuple(one.state.id for one in _find(connected, chosen, default))
+    """All are found before the first is changed. One that changed its state meanwhile is found
+    twice."""
+    return tuple(dict.fromkeys(one.state.id for one in _find(connected, chosen, default)))
 
 
 def _selection(chosen: dict[str, Any], default: tuple[str, ...]) -> Selection:

@@ -61,7 +61,7 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
         if worker["paused"]:
             click.echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)
     table = Table("queue", box=box.SIMPLE)
-    columns = ("scheduled", "queued", "running", "failed", "workers")
+    columns = ("deferred", "scheduled", "queued", "running", "failed", "workers")
     for name in columns:
         table.add_column(name, justify="right")
     for queue in queues:
@@ -71,7 +71,7 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
         {
             one["model"]
             for one in queues
-            if (one["queued"] or one["scheduled"]) and not one["workers"]
+            if (one["queued"] or one["scheduled"] or one["deferred"]) and not one["workers"]
         }
     ):
         click.echo(
@@ -105,6 +105,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
     Reads the keys directly: asking RQ's registries for their length would run their clean-up.
     """
     from jobs.client.rq_format import (
+        deferred_key,
         queue_key,
         queue_names,
         registry_key,
@@ -118,6 +119,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
         for name in names:
             pipe.llen(queue_key(name))
             pipe.hget(keys.TENANT_JOBS, name)
+            pipe.zcard(deferred_key(name))
             pipe.zcard(scheduled_key(name))
             pipe.zcard(wip_key(name))
             pipe.zcard(registry_key(name, "failed"))
@@ -127,6 +129,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
             "name": name,
             "model": name.partition(":")[2],
             "queued": next(depths) + int(next(depths) or 0),
+            "deferred": next(depths),
             "scheduled": next(depths),
             "running": next(depths),
             "failed": next(depths),

@@ -80,6 +80,7 @@ def reason(connection: Connection, job: Job) -> str:
     from jobs.client.rq_format import queue_key, scheduled_key
     from jobs.client.state import read_state
     from jobs.client.steps import run_sync
+    from jobs.client.turns import session_of
 
     redis = connection.redis
     state = run_sync(read_state(job.id, full=True), connection)
@@ -91,6 +92,13 @@ def reason(connection: Connection, job: Job) -> str:
             return ""
         moment = datetime.fromtimestamp(due).astimezone()
         return f"job {job.id} is scheduled for {moment:%Y-%m-%d %H:%M:%S %z}"
+    options = state.request.get("job")
+    if state.status == "deferred":
+        session = session_of(state.request)
+        before = redis.lpos(keys.open_turns(session), job.id)
+        if not isinstance(before, int):
+            return f"job {job.id} waits for other jobs"
+        return f"job {job.id} waits for {counted(before, 'other turn')} of session {session!r}"
     if state.status != "queued":
         return ""
     model = state.queue.partition(":")[2]
@@ -99,7 +107,6 @@ def reason(connection: Connection, job: Job) -> str:
             f"no worker serves {model!r}: waiting for one to start or to finish loading "
             f"(chatjobs work --model {model})"
         )
-    options = state.request.get("job")
     tenant = options.get("tenant") if isinstance(options, dict) else None
     line = keys.tenant_line(state.queue, tenant) if tenant else queue_key(state.queue)
     ahead = redis.lpos(line, job.id)

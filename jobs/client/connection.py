@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 from typing import Any
 
@@ -25,6 +26,10 @@ SOCKET_SECONDS = 10.0  # without a reply the connection is dead; longer than any
 CONNECT_SECONDS = 5.0
 RETRIES = 3  # of one command, within about a second; `jobs.client.steps.retry` goes on longer
 MAX_CONNECTIONS = 10_000  # each waiting `result` and each followed stream uses one
+
+WITHOUT_SCHEME = re.compile(
+    r"(localhost|[\w-]+(\.[\w-]+)+|[\w-]+(?=[:/]))(:\d+)?(/\d+)?"
+)  # host[:port][/db]
 
 SENTINEL_SECONDS = 2.0  # without a reply, the next Sentinel is asked
 
@@ -67,7 +72,7 @@ def connect(url: str | None = None) -> redis.Redis:
         else:
             client = transport.Client.from_url(url, **options)
     except ValueError:
-        raise _bad_url(scheme) from None
+        raise _bad_url(url) from None
     _check_options(client.connection_pool)
     return client
 
@@ -89,7 +94,7 @@ def connect_async(url: str | None = None) -> redis.asyncio.Redis:
             client = redis.asyncio.Redis.from_url(url, **options)
             client.connection_pool.connection_class = transport.ASYNC[scheme]
     except ValueError:
-        raise _bad_url(scheme) from None
+        raise _bad_url(url) from None
     _check_options(client.connection_pool)
     return client
 
@@ -102,6 +107,9 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
         return JobError("unavailable", f"TLS with Redis at {server} failed: {reason}{_TLS_HINT}")
     if isinstance(error, redis.AuthenticationError):
         return JobError("unavailable", f"Redis at {server} refused the login: {reason}")
+    if _cause(error, socket.gaierror):
+        reason = "the name of the host can't be resolved: check it in the Redis URL"
+        return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
     if isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):
@@ -179,12 +187,19 @@ def _sentinel_options(url: SentinelURL, retry: Any) -> dict[str, Any]:
     return {**timeouts, **tls, **url.of_sentinels, "ssl": url.tls, "retry": retry}
 
 
-def _bad_url(scheme: str) -> JobError:
+def _bad_url(url: str) -> JobError:
     # redis-py's own message may quote a part of the password.
+    if WITHOUT_SCHEME.fullmatch(url):
+        return invalid(f"the Redis URL {url!r} has no scheme: did you mean redis://{url}?", "url")
+    scheme, separator, _ = url.partition("://")
     if "cluster" in scheme:
         return invalid(NO_CLUSTER.format("the URL"), "url")
+    if separator and scheme not in (*transport.SYNC, "redis+sentinel", "rediss+sentinel"):
+        what = f"has the unknown scheme {scheme!r}"
+    else:
+        what = "is invalid"
     return invalid(
-        "the Redis URL is invalid: the form is redis://[[user]:password@]host[:port][/db], "
+        f"the Redis URL {what}: the form is redis://[[user]:password@]host[:port][/db], "
         "rediss://…, unix:///path or redis+sentinel://[[user]:password@]host[:port],…/master[/db]; "
         "escape special characters of a password as %XX",
         "url",

@@ -19,6 +19,7 @@ from jobs.client.rq_format import (
     FIXED_FIELDS,
     LINES_LUA,
     QUEUES_KEY,
+    deferred_key,
     executions_key,
     format_time,
     job_key,
@@ -189,6 +190,8 @@ def _pages(redis: Any, queue: str, status: Status) -> Iterator[list[str]]:
             if tenant:
                 line = keys.tenant_line(queue, tenant.decode(errors="replace"))
                 yield from _pages_of(redis.lrange, line)
+    elif status is Status.DEFERRED:
+        yield from _pages_of(redis.zrange, deferred_key(queue))
     elif status is Status.SCHEDULED:
         yield from _pages_of(redis.zrange, scheduled_key(queue))
     elif status is Status.STARTED:

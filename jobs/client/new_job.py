@@ -49,10 +49,12 @@ class EnqueueKeys(NamedTuple):
     wip: str
     quarantine: str
     scheduled: str
+    deferred: str
     other_queue: str
     other_wip: str
     other_quarantine: str
     other_scheduled: str
+    other_deferred: str
     queues: str
     log: str
     results: str
@@ -61,7 +63,6 @@ class EnqueueKeys(NamedTuple):
     rows: str
     deadlines: str
     wake: str
-    deferred: str
 
 
 class EnqueueArgs(NamedTuple):
@@ -143,10 +144,12 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
         wip=wip_key(queue),
         quarantine=keys.quarantine(queue),
         scheduled=scheduled_key(queue),
+        deferred=deferred_key(queue),
         other_queue=queue_key(other_queue),
         other_wip=wip_key(other_queue),
         other_quarantine=keys.quarantine(other_queue),
         other_scheduled=scheduled_key(other_queue),
+        other_deferred=deferred_key(other_queue),
         queues=QUEUES_KEY,
         log="",
         results="",
@@ -155,7 +158,6 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
         rows="",
         deadlines=keys.DEADLINES,
         wake=keys.wake(model, bulk=priority == "bulk"),
-        deferred=deferred_key(queue),
     )
 
 

@@ -28,17 +28,16 @@ from rq.registry import (
     StartedJobRegistry,
 )
 from rq.results import Result
-from rq.serializers import JSONSerializer
 from rq.utils import as_text, now, utcformat
 
 from jobs import lua
+from jobs.encoding import CompactJSON
 
 DATA = "data"  # RQ's field of a job hash: the call, serialised and compressed
 COMPRESSION = 1  # level of zlib; higher ones are slower and not much smaller for JSON
 UNCOMPRESSED = 512  # bytes up to which compression takes longer than all else, and gains little
 
-# Lua function `enqueue_dependents(job, job_id, status, now)`, a prelude for scripts that end a job.
-# It has in front the functions for the lines of a queue, which other scripts use alone.
+# Preludes: the lines of a queue; with `enqueue_dependents` behind, for scripts that end a job.
 LINES_LUA = lua.load("jobs.client", "rq_lines")
 DEPENDENTS_LUA = lua.load("jobs.client", "rq_dependents", LINES_LUA)
 
@@ -79,11 +78,13 @@ _RESULT_TYPES: dict[End, Result.Type] = {
     "canceled": Result.Type.STOPPED,
 }
 
-StatusName = Literal["scheduled", "queued", "started", "finished", "failed", "cancelled", "unknown"]
+StatusName = Literal[
+    "deferred", "scheduled", "queued", "started", "finished", "failed", "cancelled", "unknown"
+]
 _STATUSES: dict[bytes, StatusName] = {
     b"created": "queued",
     b"queued": "queued",
-    b"deferred": "queued",
+    b"deferred": "deferred",
     b"scheduled": "scheduled",
     b"started": "started",
     b"finished": "finished",
@@ -201,8 +202,7 @@ def encode_call(func: str, name: str, value: str) -> tuple[bytes, bytes]:
 def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]:
     """Function name, args and kwargs from the field `data` of a job's hash.
 
-    Raises ValueError unless it is a call in JSON within the limits of a job. Nothing is imported or
-    unpickled.
+    Raises ValueError unless it is a call in JSON within a job's limits. Nothing is unpickled.
     """
     unpack = zlib.decompressobj()
     try:
@@ -261,7 +261,7 @@ def result_fields(
         return_value=answer,
         exc_string=error,
         worker_name=worker,
-        serializer=JSONSerializer,
+        serializer=CompactJSON,
         execution_id=execution,
     )
     return list(chain.from_iterable(result.serialize().items()))
@@ -274,7 +274,7 @@ def read_result(job_id: str, entry_id: bytes, fields: dict[bytes, bytes]) -> tup
         entry_id.decode(),
         fields,
         connection=None,  # type: ignore[arg-type]
-        serializer=JSONSerializer,
+        serializer=CompactJSON,
     )
     return result.return_value, result.exc_string
 

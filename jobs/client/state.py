@@ -29,6 +29,7 @@ from jobs.errors import ErrorCode, JobError
 class Status(StrEnum):
     """State of a job. Several RQ statuses map to one value."""
 
+    DEFERRED = "deferred"  # waits for other jobs, such as the turns before it in its session
     SCHEDULED = "scheduled"  # waits for its time, or for its next attempt after an error
     QUEUED = "queued"  # waits for a worker, for the first time or again
     STARTED = "started"  # a worker runs it

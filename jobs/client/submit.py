@@ -41,6 +41,7 @@ BATCH = 500  # jobs per round trip
 def parse_many(requests: Iterable[RequestInput], first: int = 0) -> list[ChatRequest]:
     """All requests, checked. Raises InvalidRequest, naming the number of the bad one, counted from
     `first`."""
+    _check_many(requests)
     parsed = []
     for number, request in enumerate(requests, first):
         try:
@@ -50,9 +51,16 @@ def parse_many(requests: Iterable[RequestInput], first: int = 0) -> list[ChatReq
     return parsed
 
 
+def _check_many(requests: Iterable[RequestInput]) -> None:
+    """Raise InvalidRequest for one request, which can be iterated over as well."""
+    if isinstance(requests, ChatRequest | Mapping | str | bytes):
+        raise invalid("submit_many takes a list or an iterator of requests, got one request")
+
+
 def windows(requests: Iterable[RequestInput]) -> Iterator[list[ChatRequest]]:
     """The requests, checked, in lists of BATCH. Raises InvalidRequest with the number of the bad
     one, and how many are in the lists before."""
+    _check_many(requests)
     source, done = iter(requests), 0
     while window := list(islice(source, BATCH)):
         try:

@@ -112,6 +112,30 @@ from worker.cli.options import (
     help="Syntax of tool calls in answers: hermes, llama3_json, pythonic or qwen3_coder. [default: "
     "the one that the chat template writes]",
 )
+@click.option(
+    "--prompt-cache",
+    "prompt_caches",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="File of `chatjobs prompts save` to load: requests that begin with its prompt begin with "
+    "its state; repeatable.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder for the state of sessions that memory has no room for, and of all when the worker "
+    "stops.",
+)
+@click.option(
+    "--state-bytes",
+    type=click.IntRange(min=1),
+    default=8 * 2**30,
+    show_default=True,
+    metavar="N",
+    help="Maximum size of the files in --state-dir; the least recently used are deleted.",
+)
 @click.option("--burst", is_flag=True, help="Exit when the queues are empty.")
 @quiet_option
 def work(
@@ -132,6 +156,9 @@ def work(
     preempt: bool,
     chat_template: Path | None,
     tool_parser: str | None,
+    prompt_caches: tuple[Path, ...],
+    state_dir: Path | None,
+    state_bytes: int,
     grace: float,
     burst: bool,
     quiet: bool,
@@ -153,6 +180,14 @@ def work(
         )
     if draft is None and draft_tokens is not None:
         raise click.UsageError("--draft-tokens needs --draft: a model, or ngram")
+    if prompt_caches and len(models) > 1:
+        raise click.UsageError(
+            f"--prompt-cache is for one model, and --model names {len(models)}: start a worker for "
+            "each"
+        )
+    for option, given in (("--prompt-cache", prompt_caches), ("--state-dir", state_dir)):
+        if given and prefix_cache == "off":
+            raise click.UsageError(f"{option} needs --prefix-cache on: it feeds that cache")
     need_torch()
     from jobs import JobError
     from worker.engine.host import EngineHost
@@ -177,6 +212,9 @@ def work(
                 tool_parser=tool_parser,
                 interactive_slots=interactive_slots,
                 preempt=preempt,
+                prompt_caches=prompt_caches,
+                state_dir=state_dir,
+                state_bytes=state_bytes,
             )
             if not quiet:
                 click.echo(f"device: {backend.device}", err=True)

@@ -123,6 +123,7 @@ class ChatGeneration:
                 self._prompt_logprobs if choice.index == 0 else None,
                 salt=request.cache_salt or "",
                 bulk=request.job.priority == "bulk",
+                session=request.job.session,
             )
             for choice in self._choices
         ]

@@ -72,7 +72,7 @@ class EngineCore:
             make_draft_caches=drafting.make_caches if drafting else list,
         )
         self.scorer = Scorer(self.model, self.pool, self.device, context, resident.not_finite)
-        self._resident = resident
+        self._resident, self.state_of = resident, resident.state_of
         limits = devices.limits(self.device)
         stride = limits.stride if slots.batch == 1 else None
         self.prefix = PrefixCache(self.pool, resident.state_of if prefix_cache else None, stride)
@@ -159,6 +159,7 @@ class EngineCore:
         Raises JobError if the request can't run."""
         self.require_open()
         prompt = self.prompts.build(request)  # may take seconds
+        self.prefix.fetch(prompt.token_ids, request.cache_salt)
         self.require_open()
         generation = ChatGeneration(
             request,
@@ -223,7 +224,7 @@ class EngineCore:
         self.prompts.close()
         self.speculation.close()
         self.pool.close()
-        del self.model, self.scorer, self._resident
+        del self.model, self.scorer, self._resident, self.state_of
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

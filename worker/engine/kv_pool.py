@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from worker.engine.prefix_store import PrefixStore
+from worker.engine.state_layout import StateLayout
 from worker.layers.cache import LayerCache
 
 FIRST_COLUMNS = 256  # tokens per slot in the first allocation
@@ -112,8 +113,13 @@ class CachePool:
         return self._bytes(1, columns)
 
     def fits_alone(self, columns: int) -> bool:
-        """Whether a single sequence of `columns` tokens stays below the limit."""
-        return self.bytes_for_one(columns) <= self.limit_bytes
+        """Whether a single sequence of `columns` tokens stays below the limit, beside what is
+        pinned."""
+        return self.bytes_for_one(columns) <= self.limit_bytes - self.kept.pinned_bytes
+
+    def layout(self) -> StateLayout:
+        """The tensors of the state of a slot."""
+        return StateLayout(self._make_caches)
 
     def close(self) -> None:
         """Free the storage, and the model that `make_caches` belongs to."""

@@ -276,8 +276,11 @@ class Scheduler:
 
     def _too_large(self, sequence: Sequence) -> JobError:
         need = self.pool.bytes_for_one(sequence.length + 1)
+        pinned = self.pool.kept.pinned_bytes
+        beside = f", of which prompt caches have {pinned / 2**20:.0f} MiB" if pinned else ""
         return JobError(
             "out_of_memory",
             f"a sequence of {sequence.length} tokens needs {need / 2**20:.0f} MiB of KV cache, the "
-            f"limit is {self.pool.limit_bytes / 2**20:.0f} MiB: shorten the prompt or max_tokens",
+            f"limit is {self.pool.limit_bytes / 2**20:.0f} MiB{beside}: shorten the prompt or "
+            "max_tokens",
         )

@@ -50,6 +50,7 @@ class Sequence:
         *,
         salt: str = "",
         bulk: bool = False,
+        session: str | None = None,
     ) -> None:
         self.bulk = bulk  # it leaves its slot to interactive sequences
         self.prompt_ids = list(prompt_ids)
@@ -57,6 +58,7 @@ class Sequence:
         self.plan = plan
         self.prompt_logprobs = prompt_logprobs
         self.draw = Draw(plan, choice, self.prompt_ids, self.output_ids)
+        self.session = session  # its state may go to files
         self.salt = salt  # state is shared with sequences of the same salt only
         self.cached_tokens: int | None = None  # of the prompt; None: not admitted yet
         self.computed = 0

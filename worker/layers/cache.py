@@ -22,6 +22,8 @@ class LayerCache(Protocol):
     needs_clearing: bool  # whether a new sequence would read what the slot's last one left
     by_position: bool  # whether what a token added stays as it is while later tokens are added
     rewinds: bool  # whether `restore` can keep some of the tokens, not only take all back
+    kind: str  # caches of one kind and the same shapes can read the state of each other
+    parts: tuple[str, ...]  # names of the views
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
         """Set the capacity to `slots` sequences of up to `columns` tokens. `columns` never shrinks.

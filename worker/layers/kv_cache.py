@@ -43,6 +43,8 @@ class FullKVCache:
     needs_clearing = False
     by_position = True
     rewinds = True
+    kind = "full"
+    parts: tuple[str, ...] = ("keys", "values")
     window: int | None = None
 
     def __init__(
@@ -98,12 +100,14 @@ class WindowKVCache:
     needs_clearing = False
     by_position = False
     rewinds = True
+    parts: tuple[str, ...] = ("keys", "values")
 
     def __init__(
         self, kv_heads: int, head_dim: int, window: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.window: int | None = window
         self._size, self._heads, self._dim = window, kv_heads, head_dim
+        self.kind = f"window {self._size}"
         self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._values = torch.zeros_like(self._keys)
 

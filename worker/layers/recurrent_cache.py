@@ -21,6 +21,8 @@ class RecurrentCache:
     needs_clearing = True
     by_position = False
     rewinds = False
+    kind = "recurrent"
+    parts: tuple[str, ...] = ("inputs", "state")
 
     def __init__(
         self,

@@ -233,22 +233,24 @@ class Attempts:
 
     def _requeue(self, attempt: Attempt) -> bool:
         """Return a job to its queue after a retryable error, if it has a retry left. Each retry
-        waits twice as long as the one before."""
+        waits twice as long as the one before, or as long as RQ's `Retry` says."""
         error = attempt.error
         if error is None or error.code == "cancelled":
             return False
+        claimed, terms = attempt.claimed, attempt.claimed.terms
+        failures = self._settlements.failures(claimed, error)
         if isinstance(error, MachineError):
-            failures = self._settlements.failures(attempt.claimed, error)
-            return self._store.return_misplaced(attempt.lease, failures)
+            pause = retry_pause(terms.misplaced)
+            return self._store.return_misplaced(attempt.lease, pause, failures)
         # RQ retries after any error, `job.retries` are for those that may not happen again.
         own = attempt.request.job.retries
         own = (DEFAULT_RETRIES if own is None else own) if error.retryable else 0
-        allowed = max(own, attempt.claimed.terms.retries)
-        if attempt.claimed.retried >= allowed:
+        allowed = max(own, terms.retries)
+        if claimed.retried >= allowed:
             return False
-        pause = retry_pause(attempt.claimed.retried)
-        failures = self._settlements.failures(attempt.claimed, error)
-        requeued = self._store.retry(attempt.lease, allowed, pause, failures)
+        interval = terms.interval(claimed.retried)
+        pause = retry_pause(claimed.retried) if interval is None else interval
+        requeued = self._store.retry(attempt.lease, allowed, pause, failures, front=terms.front)
         if requeued:
             logger.info("retrying job %s in %.1f s after %s", attempt.lease.job, pause, error)
         return requeued

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.client import rq_format
@@ -70,7 +71,7 @@ class RQStarted:
     def reclaim(self, jobs: Sequence[StartedJob], worker: str, dead: DeadWorker | None) -> None:
         """Return jobs, in their order, to the front of their queues; those with a group to the
         front of the quarantine. Their counts of deaths become `lost`, and their failures are
-        written. All of them, or none."""
+        written. All of them, or none, unless Redis is full."""
         now, _ = self._redis.time()
         counted = (
             (
@@ -93,11 +94,23 @@ class RQStarted:
         dead: DeadWorker | None,
     ) -> None:
         name, seen = ("", 0) if dead is None else (dead.name, dead.lease)
-        pipeline = self._redis.pipeline(transaction=True)
-        for lease, more in returns:
-            args = ReturnArgs(lease.job, lease.execution, lease.entry, name, seen, "LPUSH", **more)
-            self._return(keys=return_keys(lease, worker), args=args, client=pipeline)
-        pipeline.execute()
+        all_args = [
+            (
+                lease,
+                ReturnArgs(lease.job, lease.execution, lease.entry, name, seen, "LPUSH", **more),
+            )
+            for lease, more in returns
+        ]
+        for transaction in (True, False):
+            pipeline = self._redis.pipeline(transaction=transaction)
+            for lease, args in all_args:
+                self._return(keys=return_keys(lease, worker), args=args, client=pipeline)
+            try:
+                pipeline.execute()
+                return
+            except OutOfMemoryError:  # a full Redis 7.0 refuses transactions
+                if not transaction:
+                    raise
 
 
 def _number(value: bytes | None) -> int:

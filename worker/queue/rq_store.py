@@ -10,19 +10,18 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis import Redis
 from redis.client import Pipeline
-from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.client import rq_format
-from jobs.client.limits import DEFAULTS, Limits, parse_limits, read_limits
+from jobs.client.limits import DEFAULTS, Limits, parse_limits
 from jobs.client.rq_format import CANCEL
 from jobs.results.failures import Failure
 from worker.queue import rq_scripts
+from worker.queue.rq_backlog import Backlog, BacklogCounter
 from worker.queue.rq_job import (
     FIELDS,
     MISPLACED,
@@ -42,16 +41,7 @@ from worker.queue.rq_workers import DeadWorker
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 SOON = 70.0  # more than the longest pause before a retry
-COUNT_MILLISECONDS = 2000  # between two counts of the rows that wait for Parquet
 MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
-
-
-class Backlog(NamedTuple):
-    """The rows that wait for Parquet."""
-
-    rows: int
-    bytes: int
-    max_bytes: int
 
 
 class RQStore:
@@ -72,6 +62,7 @@ class RQStore:
         self.limits = DEFAULTS  # as of the last claim
         self.upkeep = Upkeep(redis, self.queues)
         self._sessions = RQSessions(redis)
+        self._backlog = BacklogCounter(redis)
 
     def model_of(self, lease: Lease) -> tuple[str, bool]:
         """The model, by the name in the job's queue, and whether that is the queue of bulk jobs."""
@@ -154,12 +145,20 @@ class RQStore:
             self._return_one(lease, "LPUSH", uncount=int(uncount), client=pipeline)
         pipeline.execute()
 
-    def retry(self, lease: Lease, allowed: int, delay: float, failures: Sequence[Failure]) -> bool:
-        """Return a job to the end of its queue after an error, in `delay` seconds. False if no
-        retry is left."""
+    def retry(
+        self,
+        lease: Lease,
+        allowed: int,
+        delay: float,
+        failures: Sequence[Failure],
+        *,
+        front: bool = False,
+    ) -> bool:
+        """Return a job to its queue after an error, in `delay` seconds. `front`: without a delay,
+        to the front. False if no retry is left."""
         reply = self._return_one(
             lease,
-            "RPUSH",
+            "LPUSH" if front else "RPUSH",
             counter=RETRIED,
             limit=allowed,
             delay=round(1000 * delay) or "",
@@ -167,14 +166,15 @@ class RQStore:
         )
         return int(reply) != 2
 
-    def return_misplaced(self, lease: Lease, failures: Sequence[Failure]) -> bool:
-        """Return a job to the end of its queue because this machine could not run it, without using
-        a retry. False if that has happened MAX_MISPLACED times."""
+    def return_misplaced(self, lease: Lease, delay: float, failures: Sequence[Failure]) -> bool:
+        """Return a job to the end of its queue in `delay` seconds, because this machine could not
+        run it, without using a retry. False if that has happened MAX_MISPLACED times."""
         reply = self._return_one(
             lease,
             "RPUSH",
             counter=MISPLACED,
             limit=MAX_MISPLACED,
+            delay=round(1000 * delay) or "",
             failures=json.dumps(failures),
         )
         return int(reply) != 2
@@ -228,25 +228,8 @@ class RQStore:
         ]
 
     def backlog(self) -> Backlog:
-        """The rows in the outboxes of all runs, which one worker counts for all, and the limit of
-        their bytes."""
-        found = json.loads(self._redis.get(keys.BACKLOG) or b"null")
-        if found is None:
-            found = self._count_backlog()
-            with suppress(OutOfMemoryError):  # the next worker counts as well
-                self._redis.set(keys.BACKLOG, json.dumps(found), px=COUNT_MILLISECONDS)
-        return Backlog(*found)
-
-    def _count_backlog(self) -> Backlog:
-        runs = self._redis.smembers(keys.OUTBOXES)
-        pipeline = self._redis.pipeline(transaction=False)
-        for run in runs:
-            outbox = keys.outbox(run.decode(errors="replace"))
-            pipeline.xlen(outbox)
-            pipeline.memory_usage(outbox)  # Redis looks at a few entries, and estimates the others
-        found = pipeline.execute() if runs else []
-        limit = read_limits(self._redis).outbox_bytes
-        return Backlog(sum(found[::2]), sum(size or 0 for size in found[1::2]), limit)
+        """The rows that wait for Parquet."""
+        return self._backlog.read()
 
     # --- scripts ----------------------------------------------------------------------------------
 

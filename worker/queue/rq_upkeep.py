@@ -111,7 +111,7 @@ class Upkeep:
             options = state.request.get("job")
             ttl = options.get("ttl") if isinstance(options, dict) else None
             error = JobError("timeout", f"waited longer than its ttl of {ttl} s", "job.ttl")
-            if state.status in (Status.QUEUED, Status.SCHEDULED):
+            if state.status in (Status.DEFERRED, Status.SCHEDULED, Status.QUEUED):
                 self._run(end_waiting(state, error, "failed"))
             else:  # its worker watches the deadline of a running job
                 self._redis.zrem(keys.DEADLINES, name)

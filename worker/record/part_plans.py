@@ -57,6 +57,7 @@ class CommitKeys(NamedTuple):
     plans: str
     outboxes: str
     wanted: str
+    backlog: str
 
 
 class CommitArgs(NamedTuple):
@@ -173,6 +174,7 @@ class PartPlans:
                     plans=keys.parts(plan.run),
                     outboxes=keys.OUTBOXES,
                     wanted=keys.WANTED,
+                    backlog=keys.BACKLOG,
                 ),
                 args=CommitArgs(name=plan.name, first=plan.first, last=plan.last, run=plan.run),
             )

@@ -8,7 +8,9 @@
 --       wip: sorted set of the started jobs of the queue
 --       quarantine: list of the suspects that wait
 --       scheduled: RQ's registry of jobs that wait for their time, scores in seconds
---       other_queue, other_wip, other_quarantine, other_scheduled: the same of the model's queue with the other priority
+--       deferred: RQ's registry of jobs that wait for other jobs
+--       other_queue, other_wip, other_quarantine, other_scheduled, other_deferred: the same of the
+--       model's queue with the other priority
 --       queues: set of all queues
 --       log: replay log of an earlier job of this id; deleted
 --       results: stream of the results of an earlier job of this id; deleted
@@ -17,7 +19,6 @@
 --       rows: hash of the reserved rows near this one, by the last part of their number
 --       deadlines: sorted set of the jobs with a time to live, scores in milliseconds
 --       wake: list that idle workers wait on; it keeps the newest 32 elements
---       deferred: RQ's registry of jobs that wait for other jobs
 -- ARGV  job_id: id of the job
 --       model: name of the model, for limits of its own
 --       data: field of the hash; it tells this job from another one of this id
@@ -41,9 +42,9 @@
 -- Atomic: the server runs the whole script before any other command, so no worker sees an id in the
 -- queue without its hash, and no limit is exceeded by two producers at once. A full Redis refuses
 -- the whole script: it has no flag allow-oom.
-local job, queue, wip, quarantine, scheduled, other_queue, other_wip, other_quarantine,
-  other_scheduled, queues, log, results, open_bytes, limits, rows, deadlines, wake,
-  deferred = unpack(KEYS)
+local job, queue, wip, quarantine, scheduled, deferred, other_queue, other_wip, other_quarantine,
+  other_scheduled, other_deferred, queues, log, results, open_bytes, limits, rows, deadlines,
+  wake = unpack(KEYS)
 local job_id, model, data, request_bytes, message_bytes, row, digest, row_seconds, at, delay, ttl,
   max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes, session,
   session_waits = unpack(ARGV)
@@ -70,15 +71,16 @@ if exceeds(message_bytes, max_message_bytes) then
 end
 
 -- Counts the jobs of a queue. A queue without jobs has no bytes, whatever RQ's tools have removed.
-local function count(queue_key, wip_key, quarantine_key, scheduled_key)
+local function count(queue_key, wip_key, quarantine_key, scheduled_key, deferred_key)
   local number = redis.call('LLEN', queue_key) + redis.call('ZCARD', wip_key)
     + redis.call('LLEN', quarantine_key) + redis.call('ZCARD', scheduled_key)
+    + redis.call('ZCARD', deferred_key)
     + (tonumber(redis.call('HGET', 'chatjobs:tenant-jobs', name_of(queue_key)) or '') or 0)
   if number == 0 then redis.call('HDEL', open_bytes, queue_key) end
   return number
 end
-local jobs = count(queue, wip, quarantine, scheduled)
-  + count(other_queue, other_wip, other_quarantine, other_scheduled)
+local jobs = count(queue, wip, quarantine, scheduled, deferred)
+  + count(other_queue, other_wip, other_quarantine, other_scheduled, other_deferred)
 max_jobs = tonumber(set[1] or '') or tonumber(set[2] or '') or max_jobs
 if exceeds(jobs + 1, max_jobs) then return {'jobs', tostring(jobs), tostring(max_jobs)} end
 local bytes = 0

@@ -22,6 +22,8 @@ class FakeLayer:
     """One byte per token and slot, as a row of values per slot."""
 
     by_position = rewinds = True
+    kind = "fake"
+    parts: tuple[str, ...] = ()
 
     def __init__(self, *, needs_clearing: bool = False) -> None:
         self.needs_clearing = needs_clearing

@@ -6,6 +6,7 @@ import random
 import string
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import pytest
@@ -141,6 +142,20 @@ def test_the_limit_of_jobs_refuses_the_next_one(site: Site) -> None:
     assert caught.value.code == "queue_full"
     assert "3 jobs that have not ended, and the limit is 3" in caught.value.message
     site.client.submit({"model": "other", "messages": [{"role": "user", "content": "x"}]})
+
+
+def test_turns_that_wait_for_their_session_count_as_jobs(site: Site) -> None:
+    set_limit(site.redis, "jobs", 3)
+    site.client.serving = None
+    session = site.client.session(model="fake")
+    session.submit("a", wait=True)
+    session.submit("b", wait=True)
+    session.submit("c", wait=True, job={"priority": "bulk"})
+    for refused in (partial(session.submit, "d", wait=True), partial(site.submit, "d")):
+        with pytest.raises(JobError, match="3 jobs that have not ended, and the limit is 3"):
+            refused()
+    site.burst()
+    session.submit("d", wait=True)
 
 
 def test_suspects_count_as_jobs_and_can_be_cancelled(site: Site) -> None:

@@ -11,13 +11,14 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import AsyncClient, ChatRequest, JobError, Session, SessionBusy, keys
-from jobs.client.dead_letters import requeue
+from jobs.client.dead_letters import purge, requeue
 from jobs.client.rq_format import job_key, queue_key
 from jobs.client.state import Status
 from jobs.client.steps import run_sync
 from tests.worker.fake_backend import FakeBackend, text_of
-from tests.worker.queue.rq_jobs import QUEUE
+from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.site import Site, wait_until
+from worker.queue.rq_store import RQStore
 
 USER = {"role": "user", "content": "hello"}
 
@@ -95,7 +96,7 @@ def test_a_second_turn_is_refused_while_one_runs(site: Site) -> None:
 def test_turns_that_wait_run_in_their_order(site: Site) -> None:
     session = open_session(site)
     jobs = [session.submit(f"q{number}", wait=True) for number in range(6)]
-    assert [job.status() for job in jobs] == [Status.QUEUED] * 6
+    assert [job.status() for job in jobs] == [Status.QUEUED] + [Status.DEFERRED] * 5
     backend = site.burst(FakeBackend())
     assert backend.begun == [job.id for job in jobs]
     expected = []
@@ -295,6 +296,35 @@ def test_a_job_that_was_removed_does_not_hold_its_session(site: Site) -> None:
     wait_until(lambda: second.status() is Status.FINISHED)
     assert worker.stop() == 0
     assert [message["content"] for message in session.history()[::2]] == ["b"]
+
+
+def test_turns_behind_one_that_rq_cancelled_and_that_was_purged_go_on(site: Site) -> None:
+    session = open_session(site)
+    jobs = [session.submit(name, wait=True) for name in ("a", "b", "c", "d")]
+    for job in (jobs[0], jobs[2]):
+        fetch(site, job).cancel()
+        assert run_sync(purge(job.id), site.client.connection)
+    worker = site.worker()
+    wait_until(lambda: jobs[3].status() is Status.FINISHED)
+    assert worker.stop() == 0
+    assert [message["content"] for message in session.history()[::2]] == ["b", "d"]
+
+
+def test_a_turn_that_waits_for_its_session_longer_than_its_ttl_fails(site: Site) -> None:
+    session = open_session(site)
+    session.submit("a")
+    late, last = (session.submit(name, wait=True, job={"ttl": 0.05}) for name in ("b", "c"))
+    upkeep = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1").upkeep
+
+    def have_failed() -> bool:
+        upkeep.step()
+        return late.status() is last.status() is Status.FAILED
+
+    wait_until(have_failed)
+    with pytest.raises(JobError, match="waited longer than its ttl"):
+        late.result(timeout=1)
+    site.burst()
+    assert [message["content"] for message in session.history()[::2]] == ["a"]
 
 
 def test_a_session_of_another_model_is_refused(site: Site) -> None:

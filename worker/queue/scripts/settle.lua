@@ -34,6 +34,7 @@
 --       row: row for the outbox
 --       run: name of the run
 --       end_id, end_payload: last entry of the token stream
+--       has_log: '1' if the entry goes to the log as well, '0' for a job that publishes no tokens
 --       counter: field of the worker's hash to increment; '' for none
 --       max_results: length of the results stream
 --       now: current time in seconds since the epoch
@@ -55,9 +56,9 @@
 local job, wip, execution, executions, registry, results, outbox, outboxes, log, live, worker,
   started, workers, queue, open_bytes, deadlines, rows = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, status, ended_at, keep, registry_score, error,
-  row, run, end_id, end_payload, counter, max_results, now, working_time, attempt,
+  row, run, end_id, end_payload, has_log, counter, max_results, now, working_time, attempt,
   row_seconds, failures, session, turn, replaces_turn = unpack(ARGV)
-local result_fields = {unpack(ARGV, 25)}
+local result_fields = {unpack(ARGV, 26)}
 
 local lease = job_id .. ':' .. execution_id
 if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
@@ -109,7 +110,7 @@ if redis.call('EXISTS', job) == 1 then
   end
 end
 
-end_stream(log, live, end_id, end_payload)
+end_stream(log, live, end_id, end_payload, has_log == '1')
 
 if redis.call('EXISTS', worker) == 1 then
   if counter ~= '' then redis.pcall('HINCRBY', worker, counter, 1) end
