@@ -79,7 +79,7 @@ its answers are often wrong.
 - Architecture: Qwen3 (`Qwen3ForCausalLM`), {layers} layers, hidden size {hidden}, tied embeddings,
   bfloat16.
 - Training: the demo model's examples, {steps} steps of {tokens} tokens, AdamW, peak learning rate
-  {lr:g}, cosine decay, loss on the reply only, seed {seed}; {minutes:.0f} minutes on one CPU core.
+  {lr:g}, cosine decay, loss on the reply only, seed {seed}; {minutes:.0f} minutes of one CPU core.
 - Made by `python -m training.train_draft --out worker/demo` in the source repository.
 """
 

@@ -45,7 +45,7 @@ def main(out: Path, steps: int, tokens: int, lr: float, seed: int, threads: int)
     tokenizer = Tokenizer.from_file(str(out / "model" / "tokenizer.json"))
     model = Qwen3(SHAPE)
     export.write_texts(folder, SHAPE, tokenizer)
-    started = time.monotonic()
+    started = time.process_time()
     train(model, tokenizer, folder, steps=steps, tokens=tokens, lr=lr, seed=seed)
     write_draft_card(
         folder,
@@ -56,7 +56,7 @@ def main(out: Path, steps: int, tokens: int, lr: float, seed: int, threads: int)
         tokens=tokens,
         lr=lr,
         seed=seed,
-        minutes=(time.monotonic() - started) / 60,
+        minutes=(time.process_time() - started) / 60,
     )
 
 
