@@ -11,7 +11,7 @@ from statistics import fmean
 SAMPLES = 5  # of the last ones, the mean without the least and the greatest counts
 ENOUGH = 3  # samples before decisions are made
 REFRESH, LONGEST = 128, 2048  # steps until a step of the kind that was not used is measured again
-HYSTERESIS = 1.2  # a paused sequence drafts again if that gives this much more than it costs
+GO_ON, START_AGAIN = 1.1, 1.3  # what guesses must save for each second that they cost
 
 
 @dataclass(slots=True)
@@ -66,7 +66,7 @@ class DraftCosts:
         time in this step."""
         costs = self._costs[self._drawing.bit_length()]
         saved = expected * costs.step.seconds / self._drawing
-        if saved <= number * costs.token.seconds * (HYSTERESIS if paused else 1.0):
+        if saved <= number * costs.token.seconds * (START_AGAIN if paused else GO_ON):
             return False
         costs.token.patience = REFRESH
         return True

@@ -18,6 +18,7 @@ from worker.engine.scheduler import Scheduled
 from worker.engine.sequence import Sequence
 from worker.engine.step import Drawn, Part
 
+LOOK = 8  # steps between two looks whether a paused sequence can go on
 START_WEIGHT = 0.01  # of one token in the rate that new sequences begin with
 LEAST_START = WORTH + 0.1  # each sequence tries
 
@@ -46,6 +47,7 @@ class Speculation:
         self._draft, self._pool, self._costs = draft, pool, costs
         self._most, self._step_tokens = most, step_tokens
         self._start = draft.start if draft is not None else 0.0  # rate of new sequences
+        self._engine_steps = 0
         self._measures: bool | None = None  # whether this step must have guesses
 
     def extend(self, scheduled: SequenceOf[Scheduled]) -> list[Part]:
@@ -55,6 +57,7 @@ class Speculation:
         left = self._step_tokens - sum(count for _, count in scheduled)
         drawing = sum(bool(one.output_ids) and count == one.pending for one, count in scheduled)
         self._measures = None
+        self._engine_steps += 1
         if self._costs is not None:
             self._measures = self._costs.begin(drawing, whole=drawing == len(scheduled))
         wanted = []
@@ -113,6 +116,8 @@ class Speculation:
             return 0  # it computes its prompt, perhaps again
         last = sequence.plan.max_tokens - len(sequence.output_ids) - 1
         acceptance = sequence.acceptance
+        if acceptance.paused and self._measures is None and self._engine_steps % LOOK:
+            return 0
         number = min(acceptance.length(self._most, self._start), last)
         if number <= 0 or self._costs is None or self._measures:
             return number

@@ -128,7 +128,7 @@ def test_a_paused_sequence_needs_more_than_what_it_costs() -> None:
     clock = Clock()
     costs = DraftCosts(clock)
     for _ in range(2 * ENOUGH):
-        step(costs, clock, batch=1, plain=1.0, token=0.7)
+        step(costs, clock, batch=1, plain=1.0, token=0.6)
     costs.begin(1, whole=True)
     assert costs.worth(3.0, 4, paused=False)
     assert not costs.worth(3.0, 4, paused=True)
