@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -18,14 +18,14 @@ HEADS, DIM, WINDOW, SLOT = 2, 3, 6, 1
 
 
 def make(names: Sequence[str]) -> list[LayerCache]:
-    makers = {
+    makers: dict[str, Callable[[], LayerCache]] = {
         "full": lambda: FullKVCache(HEADS, DIM, torch.float32, CPU),
         "window": lambda: WindowKVCache(HEADS, DIM, WINDOW, torch.float32, CPU),
         "recurrent": lambda: RecurrentCache(
             channels=2, kernel=3, heads=1, key_dim=2, value_dim=2, dtype=torch.float32, device=CPU
         ),
     }
-    layers: list[LayerCache] = [makers[name]() for name in names]
+    layers = [makers[name]() for name in names]
     for layer in layers:
         layer.resize(3, 40, keep=0)
     return layers
