@@ -20,17 +20,18 @@ def test_a_worker_with_a_draft_gives_the_same_answer_and_its_figures(site: Site)
     words = ["--model", "demo", "--draft", "demo-draft", "--max-batch", "1", "--redis", site.url]
     worker = subprocess.Popen([COMMAND, "work", *words, "--results", str(site.folder)])
     try:
-        job = site.client.submit(request)
-        found = job.result(timeout=PATIENCE)
 
-        def figures() -> dict[str, Any]:
+        def workers() -> list[dict[str, Any]]:
             words = [str(COMMAND), "status", "--json", "--redis", site.url]
             status = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
-            one: dict[str, Any] = status["workers"][0]
-            return one
+            found: list[dict[str, Any]] = status["workers"]
+            return found
 
-        wait_until(lambda: figures()["draft_steps"] > 0)
-        published = figures()
+        wait_until(lambda: bool(workers()))
+        job = site.client.submit(request)
+        found = job.result(timeout=PATIENCE)
+        wait_until(lambda: workers()[0]["draft_steps"] > 0)
+        (published,) = workers()
         words = [str(COMMAND), "status", "--redis", site.url]
         table = subprocess.run(words, capture_output=True, text=True, check=True).stdout
     finally:
