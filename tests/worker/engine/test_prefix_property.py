@@ -67,13 +67,14 @@ ACTIONS = st.lists(
 
 
 class Pair:
-    """One model with reuse and a small cache, and alone without reuse."""
+    """One model with reuse and a small cache, perhaps with a draft, and alone without either."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, draft: str | None = None) -> None:
         options: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "context": 512}
         self.plain = Engine.load(str(path), max_batch=1, prefix_cache=False, **options)
         one = self.plain._core.pool.bytes_for_one(LONGEST)
-        self.shared = Engine.load(str(path), max_batch=4, cache_bytes=7 * one // 2, **options)
+        options |= {"max_batch": 4, "cache_bytes": 7 * one // 2, "draft": draft}
+        self.shared = Engine.load(str(path), **options)
         self.alone = cache(self._alone)
         self.core = self.shared._core
         self.pinned = compute_state(self.core, PINNED)
@@ -149,6 +150,11 @@ def check_store(core: EngineCore, roots: set[bytes]) -> None:
 def test_tokens_are_those_of_each_sequence_alone_and_no_state_leaks(
     pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool
 ) -> None:
+    run(pair, actions)
+
+
+def run(pair: Pair, actions: list[Ask | Cancel | Steps]) -> None:
+    """Run the actions and check everything that must hold."""
     core = pair.core
     core.pool.kept.clear()
     if pin:

@@ -73,7 +73,7 @@ def logits_after(engine: Engine, prompt: list[int], more: list[int]) -> torch.Te
     for start in [*range(0, len(prompt), 64), len(prompt)]:
         end = min(start + 64, len(prompt)) if start < len(prompt) else len(prompt) + len(more)
         ids = [*prompt, *more][start:end]
-        span = Span(slot, start, ids, len(prompt) + len(more), all_logits=False)
+        span = Span(slot, start, ids, len(prompt) + len(more))
         logits = core.model(Batch.prepare([span], core.device)[0], core.pool.layers)
     core.pool.release(slot)
     return logits
