@@ -89,6 +89,8 @@ class Selection:
     states: tuple[Status, ...]
     run: str | None = None
     model: str | None = None
+    tenant: str | None = None
+    session: str | None = None
     code: str | None = None  # of the error
     older: float = 0.0  # seconds since the job ended, or was enqueued
 
@@ -103,6 +105,18 @@ class FoundJob(NamedTuple):
     @property
     def run(self) -> str:
         return run_of(self.state.request)
+
+    @property
+    def tenant(self) -> Any:
+        return self._option("tenant")
+
+    @property
+    def session(self) -> Any:
+        return self._option("session")
+
+    def _option(self, name: str) -> Any:
+        options = self.state.request.get("job")
+        return options.get(name) if isinstance(options, dict) else None
 
     @property
     def code(self) -> str | None:
@@ -246,6 +260,8 @@ def _found(job_id: str, values: list[bytes | None]) -> FoundJob:
 def _matches(found: FoundJob, wanted: Selection, now: float) -> bool:
     return (
         wanted.run in (None, found.run)
+        and wanted.tenant in (None, found.tenant)
+        and wanted.session in (None, found.session)
         and wanted.code in (None, found.code)
         and now - found.since >= wanted.older
     )

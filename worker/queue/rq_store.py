@@ -1,7 +1,8 @@
 """Claims, settles and returns jobs in RQ's keys, in the name of one worker.
 
-All contact with RQ's job and queue keys is here and in rq_scripts.py; loop.py decides when. Written
-against RQ 2.12; the contract tests compare the result with what RQ itself writes and reads.
+loop.py decides when. All contact of workers with RQ's keys is here and in the other rq_*.py files
+of this folder. Written against RQ 2.12; the contract tests compare the result with what RQ itself
+writes and reads.
 """
 
 from __future__ import annotations
