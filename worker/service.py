@@ -106,7 +106,7 @@ def serve(
             Reaper(store, RQStarted(client), workers, settlements, lease_seconds),
             sickness,
             partial(Waker, connect(redis_url)),
-            Faults(client),
+            Faults(client, store.queues),
             lease_seconds=lease_seconds,
             grace=grace,
             burst=burst,

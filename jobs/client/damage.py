@@ -117,19 +117,19 @@ def typed_wrongly(kinds: Mapping[str, bytes]) -> list[Damage]:
     ]
 
 
-def find_damage(client: redis.Redis) -> list[Damage]:
+def find_damage(client: redis.Redis, queues: Iterable[str] = ()) -> list[Damage]:
     """The keys of another type among those that all jobs share, and those of all queues, runs and
-    workers."""
+    workers. `queues`: further ones, which may have had no job yet."""
     damaged = wrong_types(client, _SHARED)
-    return damaged + wrong_types(client, _of_parts(client, {one.key for one in damaged}))
+    return damaged + wrong_types(client, _of_parts(client, {one.key for one in damaged}, queues))
 
 
-def _of_parts(client: redis.Redis, damaged: set[str]) -> Iterator[str]:
-    if rq_format.QUEUES_KEY not in damaged:
-        for queue in rq_format.queue_names(client):
-            if queue.startswith((keys.chat_queue(""), keys.bulk_queue(""))):
-                yield from (key(queue) for key in _OF_QUEUE)
-                yield keys.wake(keys.model_of(queue), bulk=keys.is_bulk(queue))
+def _of_parts(client: redis.Redis, damaged: set[str], queues: Iterable[str]) -> Iterator[str]:
+    known = [] if rq_format.QUEUES_KEY in damaged else rq_format.queue_names(client)
+    for queue in [*known, *queues]:
+        if queue.startswith((keys.chat_queue(""), keys.bulk_queue(""))):
+            yield from (key(queue) for key in _OF_QUEUE)
+            yield keys.wake(keys.model_of(queue), bulk=keys.is_bulk(queue))
     readers: Any = (
         (keys.OUTBOXES, client.smembers, (keys.outbox, keys.parts)),
         (keys.WORKERS, lambda key: client.zrange(key, 0, -1), (keys.started, keys.worker)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import redis
@@ -22,10 +22,10 @@ PAUSE_SECONDS = 1.0  # before a stage that has failed is repeated
 
 
 class Faults:
-    """The stages of one worker that fail now."""
+    """The stages of one worker that fail now. `queues`: those that it serves."""
 
-    def __init__(self, client: redis.Redis) -> None:
-        self._redis = client
+    def __init__(self, client: redis.Redis, queues: Sequence[str]) -> None:
+        self._redis, self._queues = client, queues
         self._failing: dict[str, float] = {}  # when each is repeated (monotonic), by its name
 
     def run(self, name: str, stage: Callable[[], object]) -> bool:
@@ -57,7 +57,7 @@ class Faults:
         damaged: list[Damage] = []
         if isinstance(error, redis.RedisError):
             with suppress(ValueError):  # of names that are no text
-                damaged = find_damage(self._redis)
+                damaged = find_damage(self._redis, self._queues)
         for one in damaged:
             logger.error("%s fails: %s", name, one)
         if not damaged:

@@ -80,7 +80,10 @@ local function count(queue_key, wip_key, quarantine_key, scheduled_key, deferred
   return number
 end
 local jobs = count(queue, wip, quarantine, scheduled, deferred)
-  + count(other_queue, other_wip, other_quarantine, other_scheduled, other_deferred)
+-- A key of the other queue that another program has written must not stop this one.
+local counted, others = pcall(count, other_queue, other_wip, other_quarantine, other_scheduled,
+  other_deferred)
+if counted then jobs = jobs + others end
 max_jobs = tonumber(set[1] or '') or tonumber(set[2] or '') or max_jobs
 if exceeds(jobs + 1, max_jobs) then return {'jobs', tostring(jobs), tostring(max_jobs)} end
 local bytes = 0

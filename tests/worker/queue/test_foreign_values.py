@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs import keys
+from jobs import JobError, keys
 from jobs.client.rq_format import job_key
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import Site, wait_until
@@ -122,3 +122,15 @@ def test_a_foreign_deadline_of_one_job_stops_no_claim(site: Site, deadline: str)
     site.redis.hset(job_key(bad.id), "chatjobs_deadline", deadline)
     site.burst()
     assert bad.result(timeout=5).text and other.result(timeout=5).text
+
+
+@pytest.mark.parametrize(
+    "key", ["rq:wip:bulk:fake", "rq:scheduled:bulk:fake", "rq:queue:bulk:fake"]
+)
+def test_a_foreign_key_of_the_bulk_queue_stops_no_interactive_job(site: Site, key: str) -> None:
+    site.redis.set(key, "x")
+    with pytest.raises(JobError, match=f"RENAME '{key}'"):
+        site.submit("bulk", priority="bulk")
+    worker = site.worker()
+    assert site.submit().result(timeout=60).text
+    assert worker.alive
