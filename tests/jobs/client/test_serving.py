@@ -102,7 +102,8 @@ def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str)
 )
 def test_a_foreign_value_of_a_worker_stops_no_submit(client: Client, value: Any) -> None:
     serve(client, "other")
-    client.redis.zadd(keys.WORKERS, {"ww": 3, b"\xff\xfe": 4})
+    foreign: dict[Any, int] = {"ww": 3, b"\xff\xfe": 4}
+    client.redis.zadd(keys.WORKERS, foreign)
     client.redis.set(keys.worker("ww"), value)
     assert client.submit(REQUEST).status() == "queued"
     running, damaged = serving.published(client.redis)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs import Client, JobError, Session, keys
-from jobs.client import session_steps
+from jobs.client import session_scripts, session_steps
 from jobs.client.steps import Steps
 
 PAIR = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -93,10 +93,10 @@ def test_of_two_undos_at_once_each_removes_a_turn(
 
 
 def test_an_undo_that_is_sent_again_removes_one_turn(client: Client, session: Session) -> None:
-    names = session_steps.CutSessionKeys(keys.session("s"), keys.turns("s"), keys.open_turns("s"))
-    args = session_steps.CutSessionArgs("s", "keep", 3, 2, "token")
+    names = session_scripts.CutSessionKeys(keys.session("s"), keys.turns("s"), keys.open_turns("s"))
+    args = session_scripts.CutSessionArgs("s", "keep", 3, 2, "token")
     for _ in range(2):
-        assert client.redis.eval(session_steps.CUT, 3, *names, *args) == [b"done"]
+        assert client.redis.eval(session_scripts.CUT, 3, *names, *args) == [b"done"]
     assert len(session.turns()) == 2
 
 
@@ -137,7 +137,7 @@ def test_foreign_options_are_named(client: Client, session: Session) -> None:
 def test_a_foreign_size_is_computed_again(client: Client, session: Session) -> None:
     client.redis.hset(keys.session("s"), "bytes", "x")
     session.submit("more")
-    assert int(client.redis.hget(keys.session("s"), "bytes") or 0) > 0  # type: ignore[arg-type]
+    assert int(client.redis.hget(keys.session("s"), "bytes") or 0) > 0
 
 
 @pytest.mark.parametrize("key", [keys.session("s"), keys.turns("s"), keys.open_turns("s")])
