@@ -43,6 +43,7 @@ JUNK: tuple[Any, ...] = (
     b"[[[[",
     b"null",
 )
+SCORES = ("-inf", "-1", "1", "1e300", "inf")
 WRITERS: dict[str, Callable[[Any, str], object]] = {
     "string": lambda redis, key: redis.set(key, JUNK[len(key) % len(JUNK)]),
     "list": lambda redis, key: redis.rpush(key, *JUNK),
@@ -53,7 +54,6 @@ WRITERS: dict[str, Callable[[Any, str], object]] = {
     "zset": lambda redis, key: redis.zadd(key, dict(zip(JUNK, itertools.cycle(SCORES)))),
     "stream": lambda redis, key: [redis.xadd(key, {b"row": value}) for value in JUNK],
 }
-SCORES = ("-inf", "-1", "1", "1e300", "inf")
 
 
 def all_keys() -> dict[str, bool]:
