@@ -55,7 +55,7 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
 
     console = Console()
     table = Table("worker", "models", "device", box=box.SIMPLE)
-    for name in ("memory", "running", "tokens/s", "prompt cached"):
+    for name in ("memory", "running", "tokens/s", "prompt cached", "draft accepted"):
         table.add_column(name, justify="right")
     for worker in workers:
         used = (worker["memory"]["weights"] + worker["memory"]["cache"]) / 2**20
@@ -67,6 +67,7 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
             "paused" if worker["paused"] else str(worker["running"]),
             f"{worker['tokens_per_second']:,.0f}",
             _share(worker.get("cached_tokens", 0), worker.get("prompt_tokens", 0)),
+            _accepted(worker),
         )
     console.print(table if workers else "no workers")
     for worker in workers:
@@ -94,6 +95,14 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
 def _share(part: int, whole: int) -> str:
     """A percentage, or a dash if there is nothing to share."""
     return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def _accepted(worker: dict[str, Any]) -> str:
+    """Which share of the drafts was right, and how many tokens of each; a dash without drafts."""
+    accepted, steps = worker.get("accepted_tokens", 0), worker.get("draft_steps", 0)
+    if not steps:
+        return "-"
+    return f"{_share(accepted, worker['drafted_tokens'])}, {accepted / steps:.1f} a step"
 
 
 def workers(redis: Redis) -> list[dict[str, Any]]:
