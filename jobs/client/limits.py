@@ -94,3 +94,14 @@ def set_limit(
         redis.hdel(keys.LIMITS, field)
     else:
         redis.hset(keys.LIMITS, field, value)
+    if name in TENANT_LIMITS:
+        _unpark(redis, tenant)
+
+
+def _unpark(redis: Any, tenant: str | None) -> None:
+    """Let a tenant take its turn again in all queues; None: all that are at their limit."""
+    for queue in redis.hkeys(keys.TENANT_JOBS):
+        tenants = keys.tenants(queue.decode(errors="replace"))
+        parked = redis.zrangebyscore(tenants, keys.PARKED, "+inf") if tenant is None else [tenant]
+        if parked:
+            redis.zadd(tenants, dict.fromkeys(parked, 0), xx=True)

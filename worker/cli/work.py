@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from shlex import quote
 
 import click
 
@@ -190,13 +191,15 @@ def work(
             raise click.UsageError(f"{option} needs --prefix-cache on: it feeds that cache")
     need_torch()
     from jobs import JobError
+    from jobs.client.connection import URL_VARIABLE
     from worker.engine.host import EngineHost
     from worker.service import serve
 
     _configure_logging(quiet)
     with server(redis_url) as url:
         if redis_url == EMBEDDED:
-            click.echo(f"private Redis: --redis {url}", err=True)
+            click.echo(f"private Redis: --redis {url}, or in other shells:", err=True)
+            click.echo(f"export {URL_VARIABLE}={quote(url)}", err=True)
         try:
             backend = EngineHost(
                 device=device,
