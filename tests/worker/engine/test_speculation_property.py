@@ -12,7 +12,7 @@ from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.drafted import KINDS, perturbed
 from tests.worker.engine.test_prefix_property import ACTIONS, Ask, Cancel, Pair, Steps, run
 
-EXAMPLES = 30
+EXAMPLES = 12
 
 
 @pytest.fixture(scope="module", params=KINDS)
