@@ -186,8 +186,8 @@ class Client:
 class Job:
     """The handle to one submitted job: an id and a connection. All methods raise JobError.
 
-    ended_before: nothing was enqueued, since the same row was submitted before, and its job has ended
-    and left Redis: its answer is in the results.
+    ended_before: nothing was enqueued, since the same row was submitted before, and its job has
+    ended and left Redis: its answer is in the results.
     """
 
     def __init__(
