@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from jobs.client.steps import Steps
 
 STATES = ("deferred", "scheduled", "queued", "started", "finished", "failed", "cancelled")
+MAX_LISTED = 10**9
 WIDTH = 160  # of the table, if stdout is not a terminal
 
 
@@ -59,7 +60,11 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 @jobs_group.command(name="list")
 @selection_options
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Jobs to list."
+    "--limit",
+    type=click.IntRange(min=1, max=MAX_LISTED),
+    default=100,
+    show_default=True,
+    help="Jobs to list.",
 )
 @json_option
 @redis_option

@@ -97,6 +97,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
     """
     from jobs.client.rq_format import (
         deferred_key,
+        integer,
         queue_key,
         queue_names,
         registry_key,
@@ -109,6 +110,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
     with redis.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.llen(queue_key(name))
+            pipe.llen(keys.quarantine(name))
             pipe.hget(keys.TENANT_JOBS, name)
             pipe.zcard(deferred_key(name))
             pipe.zcard(scheduled_key(name))
@@ -119,7 +121,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
         {
             "name": name,
             "model": name.partition(":")[2],
-            "queued": next(depths) + int(next(depths) or 0),
+            "queued": next(depths) + next(depths) + integer(next(depths), 0),
             "deferred": next(depths),
             "scheduled": next(depths),
             "running": next(depths),
