@@ -1,7 +1,7 @@
 """The names of all queues, keys and channels of chatjobs in Redis. RQ's are in client/rq_format.py.
 
-The names of one job, or one session, have its id in braces, so that Redis Cluster keeps them in one
-hash slot.
+The names of one job, or one session, have its id in braces, so that they can be told from those of
+a model, a run or a worker.
 """
 
 from __future__ import annotations

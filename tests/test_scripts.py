@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from jobs import lua
-from jobs.client import cancel, dead_letters, new_job, session_steps, turns
+from jobs.client import cancel, dead_letters, new_job, session_scripts, turns
 from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
@@ -34,10 +34,12 @@ CASES = [
     (dead_letters.REQUEUE, "ARGV", dead_letters.RequeueArgs),
     (dead_letters.PURGE, "KEYS", dead_letters.PurgeKeys),
     (dead_letters.PURGE, "ARGV", dead_letters.PurgeArgs),
-    (session_steps.CREATE, "KEYS", session_steps.CreateSessionKeys),
-    (session_steps.CREATE, "ARGV", session_steps.CreateSessionArgs),
-    (session_steps.CHANGE, "KEYS", session_steps.ChangeSessionKeys),
-    (session_steps.CHANGE, "ARGV", session_steps.ChangeSessionArgs),
+    (session_scripts.CREATE, "KEYS", session_scripts.CreateSessionKeys),
+    (session_scripts.CREATE, "ARGV", session_scripts.CreateSessionArgs),
+    (session_scripts.CUT, "KEYS", session_scripts.CutSessionKeys),
+    (session_scripts.CUT, "ARGV", session_scripts.CutSessionArgs),
+    (session_scripts.REPLACE, "KEYS", session_scripts.ReplaceSessionKeys),
+    (session_scripts.REPLACE, "ARGV", session_scripts.ReplaceSessionArgs),
     (turns.BEGIN, "KEYS", turns.BeginKeys),
     (turns.BEGIN, "ARGV", turns.BeginArgs),
     (rq_sessions.RELEASE, "KEYS", rq_sessions.ReleaseTurnKeys),
@@ -64,8 +66,8 @@ CASES = [
     (rq_upkeep.KEEP, "ARGV", rq_upkeep.KeepArgs),
     (rq_upkeep.RECORD, "KEYS", rq_upkeep.RecordKeys),
     (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
-    (part_plans.TURN, "KEYS", part_plans.TurnKeys),
-    (part_plans.TURN, "ARGV", part_plans.TurnArgs),
+    (part_plans.LOCK, "KEYS", part_plans.LockKeys),
+    (part_plans.LOCK, "ARGV", part_plans.LockArgs),
     (part_plans.PLAN, "KEYS", part_plans.PlanKeys),
     (part_plans.PLAN, "ARGV", part_plans.PlanArgs),
     (part_plans.COMMIT, "KEYS", part_plans.CommitKeys),

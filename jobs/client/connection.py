@@ -12,7 +12,7 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.exceptions import AskError, ClusterCrossSlotError, ClusterDownError
+from redis.exceptions import AskError, ClusterCrossSlotError, ClusterDownError, OutOfMemoryError
 from redis.retry import Retry
 
 from jobs.client import transport
@@ -30,7 +30,7 @@ MAX_CONNECTIONS = 10_000  # each waiting `result` and each followed stream uses 
 WITHOUT_SCHEME = re.compile(
     r"(localhost|[\w-]+(\.[\w-]+)+|[\w-]+(?=[:/]))(:\d+)?(/\d+)?"
 )  # host[:port][/db]
-
+WRONG_TYPE = "; another program has written a key of chatjobs, which chatjobs status may name"
 SENTINEL_SECONDS = 2.0  # without a reply, the next Sentinel is asked
 
 NO_CLUSTER = (
@@ -114,9 +114,16 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
         return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
     if isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):
         return JobError("internal", NO_CLUSTER.format(server))
+    if isinstance(error, OutOfMemoryError):
+        return JobError(
+            "queue_full",
+            f"Redis at {server} is full: try again when jobs have ended and their results have "
+            "expired, or raise maxmemory",
+        )
     if "compiling script" in reason and "'#'" in reason:
         return JobError("internal", TOO_OLD.format(server, ""))
-    return JobError("internal", f"Redis at {server} refused a command: {reason}")
+    hint = WRONG_TYPE if "WRONGTYPE" in reason else ""
+    return JobError("internal", f"Redis at {server} refused a command: {reason}{hint}")
 
 
 def check_server(client: redis.Redis) -> None:

@@ -90,6 +90,8 @@ class Selection:
     states: tuple[Status, ...]
     run: str | None = None
     model: str | None = None
+    tenant: str | None = None
+    session: str | None = None
     code: str | None = None  # of the error
     older: float = 0.0  # seconds since the job ended, or was enqueued
 
@@ -104,6 +106,18 @@ class FoundJob(NamedTuple):
     @property
     def run(self) -> str:
         return run_of(self.state.request)
+
+    @property
+    def tenant(self) -> Any:
+        return self._option("tenant")
+
+    @property
+    def session(self) -> Any:
+        return self._option("session")
+
+    def _option(self, name: str) -> Any:
+        options = self.state.request.get("job")
+        return options.get(name) if isinstance(options, dict) else None
 
     @property
     def code(self) -> str | None:
@@ -236,13 +250,13 @@ def _pages_of(read: Callable[[str, int, int], list[bytes]], key: str) -> Iterato
         start += PAGE
 
 
-def _read(redis: Redis, job_ids: list[str]) -> list[FoundJob]:
+def _read(redis: Redis, job_ids: list[str]) -> Iterator[FoundJob]:
+    """The jobs, one at a time: their requests may be large."""
     pipeline = redis.pipeline(transaction=False)
     for job_id in job_ids:
         pipeline.hmget(job_key(job_id), FIELDS)
-    return [
-        _found(job_id, values) for job_id, values in zip(job_ids, pipeline.execute(), strict=True)
-    ]
+    for job_id, values in zip(job_ids, pipeline.execute(), strict=True):
+        yield _found(job_id, values)
 
 
 def _found(job_id: str, values: list[bytes | None]) -> FoundJob:
@@ -255,6 +269,8 @@ def _found(job_id: str, values: list[bytes | None]) -> FoundJob:
 def _matches(found: FoundJob, wanted: Selection, now: float) -> bool:
     return (
         wanted.run in (None, found.run)
+        and wanted.tenant in (None, found.tenant)
+        and wanted.session in (None, found.session)
         and wanted.code in (None, found.code)
         and now - found.since >= wanted.older
     )

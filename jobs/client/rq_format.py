@@ -234,9 +234,9 @@ def request_of(kwargs: dict[str, Any]) -> dict[str, Any] | None:
 
 def submitted_request(data: bytes) -> dict[str, Any]:
     """The request in a job's data, for readers that do not run it: the row of a cancelled job keeps
-    also a request that a worker would refuse. {} if there is none. Never raises."""
+    also a request that a worker would refuse. {} if there is none of MAX_DATA. Never raises."""
     with suppress(zlib.error):  # RQ reads uncompressed data as well
-        data = zlib.decompress(data)
+        data = zlib.decompressobj().decompress(data, MAX_DATA)
     try:
         _, _, _, kwargs = json.loads(data)
         return request_of(kwargs) or {}

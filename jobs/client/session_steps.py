@@ -7,51 +7,38 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from jobs import keys, lua
+from redis.exceptions import OutOfMemoryError, ResponseError
+
+from jobs import keys
 from jobs.api.conversation import Turn, TurnInput, new_messages
 from jobs.api.request import ChatRequest
-from jobs.client.rq_format import LINES_LUA
+from jobs.client.damage import is_damage, typed_wrongly
+from jobs.client.limits import DEFAULTS
+from jobs.client.session_scripts import (
+    CREATE,
+    CUT,
+    REPLACE,
+    CreateSessionArgs,
+    CreateSessionKeys,
+    CutSessionArgs,
+    CutSessionKeys,
+    ReplaceSessionArgs,
+    ReplaceSessionKeys,
+)
 from jobs.client.steps import Steps, command, retry
-from jobs.client.turns import TURNS_LUA, no_session, nothing_to_edit, other_model, refused
+from jobs.client.turns import (
+    no_session,
+    nothing_to_edit,
+    other_model,
+    parse_turns,
+    refused,
+)
+from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
 from jobs.keys import SESSION_ID
 
-CREATE = lua.load("jobs.client", "session_create", LINES_LUA, TURNS_LUA)
-CHANGE = lua.load("jobs.client", "session_change", LINES_LUA, TURNS_LUA)
-
 SESSION_SECONDS = 7 * 86_400  # after its last change, a session expires
 OWN_FIELDS = ("model", "messages", "job", "n")  # of a request: a session sets them
-
-
-# The names of the `unpack` lines of the scripts, in the same order.
-
-
-class CreateSessionKeys(NamedTuple):
-    session: str
-    turns: str
-
-
-class CreateSessionArgs(NamedTuple):
-    name: str
-    model: str
-    system: str
-    options: str
-    ttl: int
-
-
-class ChangeSessionKeys(NamedTuple):
-    session: str
-    turns: str
-    open: str
-
-
-class ChangeSessionArgs(NamedTuple):
-    name: str
-    change: Literal["keep", "delete"]
-    found: int
-    kept: int
-    set_system: int
-    system: str
 
 
 class SessionState(NamedTuple):
@@ -78,13 +65,22 @@ def open_session(
     if isinstance(ttl, bool) or not isinstance(ttl, int) or not 1 <= ttl < 2**31:
         raise invalid(f"ttl: a session is kept for a number of seconds, at least 1; got {ttl!r}")
     checked = _checked_options(model or "any", system, options)
-    names = CreateSessionKeys(keys.session(name), keys.turns(name))
-    args = CreateSessionArgs(name, model or "", system or "", json.dumps(checked), ttl)
+    names = CreateSessionKeys(keys.session(name), keys.turns(name), keys.LIMITS)
     texts = [turn.to_json() for turn in turns]
-    reply = yield from retry(command("eval", CREATE, len(names), *names, *args, *texts))
-    if not reply:
-        raise no_session(name)
-    its_model, its_system, stored = [(value or b"").decode("utf-8", "replace") for value in reply]
+    contents = _contents(system or "", texts)
+    args = CreateSessionArgs(name, model or "", system or "", json.dumps(checked), ttl, *contents)
+    try:
+        reply = yield from _run(name, "eval", CREATE, len(names), *names, *args)
+    except OutOfMemoryError:  # one that exists can be opened
+        found = yield from _run(name, "hmget", keys.session(name), ("model", "system", "options"))
+        if found[0] is None:
+            raise
+        reply = [b"open", *found]
+    if reply[0] != b"open":
+        raise refused(name, model, reply)
+    its_model, its_system, stored = [
+        (value or b"").decode("utf-8", "replace") for value in reply[1:]
+    ]
     if model is not None and its_model != model:
         raise other_model(name, its_model, model)
     if system is not None and system != its_system:
@@ -93,7 +89,7 @@ def open_session(
             "with session.reset(system=...)",
             "system",
         )
-    return SessionState(name, its_model, its_system, {**json.loads(stored or "{}"), **checked})
+    return SessionState(name, its_model, its_system, {**_read_options(name, stored), **checked})
 
 
 def needed_model(name: str | None, model: str | None) -> str | None:
@@ -108,40 +104,42 @@ def needed_model(name: str | None, model: str | None) -> str | None:
 
 def read_turns(name: str) -> Steps[tuple[str, list[Turn]]]:
     """The system text and all turns. Raises JobError if the session does not exist."""
-    call = command(
-        "eval",
-        "return {redis.call('EXISTS', KEYS[1]), redis.call('HGET', KEYS[1], 'system') or '', "
-        "redis.call('LRANGE', KEYS[2], 0, -1)}",
-        2,
-        keys.session(name),
-        keys.turns(name),
-    )
-    exists, system, stored = yield from retry(call)
-    if not exists:
-        raise no_session(name)
-    return system.decode("utf-8", "replace"), [Turn.from_json(turn) for turn in stored]
+    system, stored = yield from _read_stored(name)
+    return system.decode("utf-8", "replace"), parse_turns(name, stored)
 
 
 def undo_turn(name: str) -> Steps[Turn]:
     """Remove the last turn and return it. Raises JobError."""
     while True:
-        _, turns = yield from read_turns(name)
-        if not turns:
+        _, stored = yield from _read_stored(name)
+        if not stored:
             raise nothing_to_edit(name)
-        reply = yield from _change(name, found=len(turns), kept=len(turns) - 1)
+        (last,) = parse_turns(name, stored[-1:])
+        reply = yield from _cut(name, found=len(stored), kept=len(stored) - 1)
         if reply == b"done":
-            return turns[-1]
+            return last
 
 
 def replace_turns(name: str, system: str | None, turns: Sequence[Turn]) -> Steps[None]:
     """Set all turns, and the system text unless it is None. Raises JobError."""
-    yield from _change(name, system=system, turns=turns)
+    if not turns and system is None:
+        yield from _cut(name)
+        return
+    names = ReplaceSessionKeys(
+        keys.session(name), keys.turns(name), keys.open_turns(name), keys.LIMITS
+    )
+    texts = [turn.to_json() for turn in turns]
+    contents = _contents(system or "", texts)
+    args = ReplaceSessionArgs(name, int(system is not None), system or "", *contents)
+    reply = yield from _run(name, "eval", REPLACE, len(names), *names, *args)
+    if reply[0] != b"done":
+        raise refused(name, None, reply)
 
 
 def delete_session(name: str) -> Steps[None]:
     """Delete the session, if it exists. Raises JobError if one of its jobs has not ended."""
     try:
-        yield from _change(name, change="delete")
+        yield from _cut(name, change="delete")
     except JobError as error:
         if error.code != "not_found":
             raise
@@ -185,23 +183,71 @@ def checked_id(name: str | None) -> str:
     return name
 
 
-def _change(
-    name: str,
-    *,
-    change: Literal["keep", "delete"] = "keep",
-    found: int = -1,
-    kept: int = 0,
-    system: str | None = None,
-    turns: Sequence[Turn] = (),
+def _read_stored(name: str) -> Steps[tuple[bytes, list[bytes]]]:
+    """The system text and the turns as they are stored. Raises JobError."""
+    exists, system, stored = yield from _run(
+        name,
+        "eval",
+        "return {redis.call('EXISTS', KEYS[1]), redis.call('HGET', KEYS[1], 'system') or '', "
+        "redis.call('LRANGE', KEYS[2], 0, -1)}",
+        2,
+        keys.session(name),
+        keys.turns(name),
+    )
+    if not exists:
+        raise no_session(name)
+    return system, stored
+
+
+def _cut(
+    name: str, *, change: Literal["keep", "delete"] = "keep", found: int = -1, kept: int = 0
 ) -> Steps[bytes]:
-    names = ChangeSessionKeys(keys.session(name), keys.turns(name), keys.open_turns(name))
-    args = ChangeSessionArgs(name, change, found, kept, int(system is not None), system or "")
-    texts = [turn.to_json() for turn in turns]
-    reply = yield from retry(command("eval", CHANGE, len(names), *names, *args, *texts))
+    names = CutSessionKeys(keys.session(name), keys.turns(name), keys.open_turns(name))
+    args = CutSessionArgs(name, change, found, kept, secrets.token_hex(8))
+    reply = yield from _run(name, "eval", CUT, len(names), *names, *args)
     if reply[0] not in (b"done", b"again"):
         raise refused(name, None, reply)
     outcome: bytes = reply[0]
     return outcome
+
+
+def _run(name: str, *words: Any) -> Steps[Any]:
+    """The reply to a command about a session. Raises JobError, with the key, if another program has
+    written one of its keys."""
+    try:
+        return (yield from retry(command(*words)))
+    except ResponseError as error:
+        if not is_damage(error):
+            raise
+        names = (keys.session(name), keys.turns(name), keys.open_turns(name))
+        found = yield from retry(lambda one: one.run_many([("type", key) for key in names]))
+        wrong = typed_wrongly(dict(zip(names, found, strict=True)))
+        if not wrong:
+            raise
+        raise JobError("internal", f"session {name!r} can't be read: {wrong[0]}") from None
+
+
+def _contents(system: str, turns: Sequence[str]) -> tuple[int, int, int, int, str]:
+    """The last arguments of the scripts that write a whole session."""
+    message = len(to_json({"role": "system", "content": system})) if system else 0
+    size = sum(len(turn.encode()) for turn in turns)
+    listed = json.dumps(turns, ensure_ascii=False)
+    return message, size, DEFAULTS.message_bytes, DEFAULTS.session_bytes, listed
+
+
+def _read_options(name: str, stored: str) -> dict[str, Any]:
+    """The fields of a session's requests. Raises JobError."""
+    try:
+        options = json.loads(stored or "{}")
+    except (ValueError, RecursionError):
+        options = None
+    if isinstance(options, dict):
+        return options
+    raise JobError(
+        "internal",
+        f"session {name!r} can't be read: the field options of {keys.session(name)} is no JSON "
+        "object, because another program has written it; remove the field (HDEL)",
+    )
 
 
 def _checked_options(model: str, system: str | None, options: dict[str, Any]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from redis.exceptions import OutOfMemoryError
 
 from jobs.api.params import RequestFields
 from jobs.api.request import ChatRequest
+from jobs.client.damage import find_damage, is_damage
 from jobs.client.new_job import ENQUEUE, NewJob, new_job
 from jobs.client.refusals import (
     first_refusal,
@@ -135,6 +136,8 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
         # The script may have run before Redis was full, and its reply was lost.
         return None if stored == job.data else redis_full(redis)
     if isinstance(reply, Exception):
+        if is_damage(reply) and (damaged := find_damage(redis)):
+            raise JobError("internal", f"the job can't be enqueued: {damaged[0]}")
         raise reply
     reason, *numbers = [value.decode() for value in reply]
     if reason == "busy" or reason.startswith("session"):

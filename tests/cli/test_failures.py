@@ -68,6 +68,14 @@ def test_invalid_options_exit_with_2(run: Run, words: str, message: str) -> None
     assert message in result.stderr
 
 
+def test_a_private_redis_is_announced_for_other_shells(run: Run) -> None:
+    result = run("work", "-m", "demo", "--context", "100000000", "--redis", "embedded")
+    announced, export = result.stderr.splitlines()[:2]
+    url = announced.removeprefix("private Redis: --redis ").removesuffix(", or in other shells:")
+    assert url.startswith("unix:///")
+    assert export == f"export CHATJOBS_REDIS_URL={url}"
+
+
 @pytest.mark.parametrize("reference", ["./nonexist", "../models/x", "/nonexist", "nonexist"])
 def test_a_missing_model_folder_exits_with_3(run: Run, reference: str) -> None:
     result = run("models", "check", reference)
@@ -152,11 +160,20 @@ def test_an_unknown_job_does_not_keep_the_others_from_being_cancelled(
 ) -> None:
     with Client(redis_url) as client:
         job = client.submit({"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
-        result = run("cancel", "never-was", job.id, "bad id", "--redis", redis_url)
+        result = run("cancel", "never-was", job.id, "--redis", redis_url)
         assert result.exit_code == 1
         assert job.status() == "cancelled"
-    assert "no job 'never-was'" in result.stderr
-    assert result.stderr.splitlines()[-1] == "error: 2 of 3 jobs could not be cancelled"
+    assert result.stderr.splitlines() == [
+        f"{job.id}: cancelled",
+        "no job 'never-was' in Redis: it was never submitted, or its result has expired",
+        "error: 1 of 2 jobs not cancelled",
+    ]
+
+
+def test_an_unknown_job_is_named_once(run: Run, redis_url: str) -> None:
+    assert run("cancel", "never-was", "--redis", redis_url).stderr == (
+        "error: no job 'never-was' in Redis: it was never submitted, or its result has expired\n"
+    )
 
 
 def test_an_invalid_line_enqueues_nothing(run: Run, redis_url: str, tmp_path: Path) -> None:

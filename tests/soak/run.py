@@ -32,7 +32,7 @@ from tests.soak.producers import Producer
 from tests.soak.redis_pair import RedisPair
 
 PRODUCERS = 6
-END_SECONDS = 180.0  # after the last fault, in which all jobs end
+END_SECONDS = 300.0  # after the last fault, in which all jobs end
 SAMPLE_SECONDS = 0.5  # between two looks at the memory
 
 

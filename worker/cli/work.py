@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from shlex import quote
 
 import click
 
 from jobs.cli.options import EMBEDDED, Seconds, quiet_option, results_option
 from worker.cli.options import (
+    MOST_DRAFT_TOKENS,
     TOOL_PARSERS,
     device_option,
     download_option,
@@ -64,6 +66,18 @@ from worker.cli.options import (
     default="on",
     show_default=True,
     help="Compute what prompts have in common at their beginning only once.",
+)
+@click.option(
+    "--draft",
+    metavar="D",
+    help="Guess the next tokens and check several in one pass; answers stay the same. D: a smaller "
+    "model with the same vocabulary, or 'ngram', which looks them up in the prompt and the answer.",
+)
+@click.option(
+    "--draft-tokens",
+    type=click.IntRange(1, MOST_DRAFT_TOKENS),
+    metavar="N",
+    help="Most tokens of a guess; fewer where guesses are often wrong. [default: 4]",
 )
 @click.option(
     "--interactive-slots",
@@ -137,6 +151,8 @@ def work(
     context: int | None,
     max_batch: int | None,
     prefix_cache: str,
+    draft: str | None,
+    draft_tokens: int | None,
     interactive_slots: int | None,
     preempt: bool,
     chat_template: Path | None,
@@ -158,6 +174,13 @@ def work(
             f"--chat-template is for one model, and --model names {len(models)}: start a worker "
             "for each"
         )
+    if draft not in (None, "ngram") and len(models) > 1:
+        raise click.UsageError(
+            f"--draft {draft} is for one model, and --model names {len(models)}: start a worker "
+            "for each, or use --draft ngram"
+        )
+    if draft is None and draft_tokens is not None:
+        raise click.UsageError("--draft-tokens needs --draft: a model, or ngram")
     if prompt_caches and len(models) > 1:
         raise click.UsageError(
             f"--prompt-cache is for one model, and --model names {len(models)}: start a worker for "
@@ -168,13 +191,15 @@ def work(
             raise click.UsageError(f"{option} needs --prefix-cache on: it feeds that cache")
     need_torch()
     from jobs import JobError
+    from jobs.client.connection import URL_VARIABLE
     from worker.engine.host import EngineHost
     from worker.service import serve
 
     _configure_logging(quiet)
     with server(redis_url) as url:
         if redis_url == EMBEDDED:
-            click.echo(f"private Redis: --redis {url}", err=True)
+            click.echo(f"private Redis: --redis {url}, or in other shells:", err=True)
+            click.echo(f"export {URL_VARIABLE}={quote(url)}", err=True)
         try:
             backend = EngineHost(
                 device=device,
@@ -182,6 +207,8 @@ def work(
                 quantize=quantize,
                 max_batch=max_batch,
                 prefix_cache=prefix_cache == "on",
+                draft=draft,
+                draft_tokens=draft_tokens,
                 context=context,
                 download_dir=download_dir,
                 chat_template=chat_template,

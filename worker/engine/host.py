@@ -48,6 +48,8 @@ class EngineHost:
         context: int | None = None,
         cache_bytes: int | None = None,
         prefix_cache: bool = True,
+        draft: str | None = None,
+        draft_tokens: int | None = None,
         download_dir: Path | None = None,
         chat_template: Path | None = None,
         tool_parser: str | None = None,
@@ -69,6 +71,8 @@ class EngineHost:
             context=context,
             cache_bytes=cache_bytes,
             prefix_cache=prefix_cache,
+            draft=draft,
+            draft_tokens=draft_tokens,
             download_dir=download_dir,
             chat_template=chat_template,
             tool_parser=tool_parser,
@@ -96,6 +100,9 @@ class EngineHost:
             tokens_generated=sum(engine.tokens_generated for engine in engines),
             prompt_tokens=sum(engine.prefix.prompt_tokens for engine in engines),
             cached_tokens=sum(engine.prefix.cached_tokens for engine in engines),
+            drafted_tokens=sum(engine.speculation.drafted_tokens for engine in engines),
+            accepted_tokens=sum(engine.speculation.accepted_tokens for engine in engines),
+            draft_steps=sum(engine.speculation.steps for engine in engines),
             error=self._error,
             loading=self._loading,
         )
@@ -105,7 +112,7 @@ class EngineHost:
         caches = [engine.cache_bytes for engine in engines]
         return MemoryUse(
             device=str(self.device),
-            weights=sum(engine.info.weight_bytes for engine in engines),
+            weights=sum(engine.weight_bytes for engine in engines),
             cache=sum(held for held, _ in caches),
             cache_limit=sum(limit for _, limit in caches),
             free=devices.free_bytes(self.device),

@@ -64,6 +64,8 @@ class Engine:
         context: int | None = None,
         cache_bytes: int | None = None,
         prefix_cache: bool = True,
+        draft: str | None = None,
+        draft_tokens: int | None = None,
         download_dir: Path | None = None,
         chat_template: str | Path | None = None,
         tool_parser: str | None = None,
@@ -77,6 +79,9 @@ class Engine:
         sequence, by default the model's own; a model whose config doesn't stretch its positions may
         go beyond, with a warning. cache_bytes: limit of the KV cache and of the state that is
         kept of earlier prompts. prefix_cache: let prompts that begin alike share that state.
+        draft: a smaller model with the same vocabulary, which guesses the next tokens, or `ngram`,
+        which looks them up in the prompt and the answer; the tokens stay the same. draft_tokens:
+        most tokens of a guess, by default 4.
         download_dir: where models of
         the hub are stored, by default the hub library's cache. chat_template: file with a chat
         template to use instead of the model's own. tool_parser: syntax of the model's tool calls
@@ -92,6 +97,8 @@ class Engine:
             context=context,
             cache_bytes=cache_bytes,
             prefix_cache=prefix_cache,
+            draft=draft,
+            draft_tokens=draft_tokens,
             download_dir=download_dir,
             chat_template=None if chat_template is None else template_path(chat_template),
             tool_parser=tool_parser,

@@ -75,7 +75,7 @@ def compute_state(core: EngineCore, prompt: list[int]) -> KeptState:
         core.pool.reset(slot)
         for start in range(0, count, stride):
             end = min(count, start + stride)
-            span = Span(slot, start, prompt[start:end], count, all_logits=False)
+            span = Span(slot, start, prompt[start:end], count)
             logits = core.model(Batch.prepare([span], core.device)[0], core.pool.layers)
             if not read_back(logits.isfinite().all()):
                 raise core.scorer.not_finite(end)

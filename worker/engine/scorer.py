@@ -70,7 +70,7 @@ class Scorer:
             for start in range(0, len(ids), CHUNK_TOKENS):
                 chunk = ids[start : start + CHUNK_TOKENS]
                 wanted = start + len(chunk) > first
-                span = Span(slot, start, chunk, len(ids), all_logits=wanted)
+                span = Span(slot, start, chunk, len(ids), len(chunk) if wanted else 1)
                 batch, _ = Batch.prepare([span], self._device)
                 logits = self._model(batch, self._pool.layers)
                 if not read_back(logits.isfinite().all()):

@@ -101,7 +101,8 @@ class SessionStates:
         if found is None or found.end - known < LEAST_TOKENS:
             return
         waiting = sum(state.nbytes for state, _ in [*self._fetched])
-        if found.nbytes > self._room() or waiting + found.nbytes > self._limit:
+        nbytes = found.changed[1]
+        if nbytes > self._room() or waiting + nbytes > self._limit:
             return
         state = self._folder.read(found)
         if state is not None:

@@ -37,13 +37,13 @@ class Found:
     """The state of the first `end` tokens of a prompt, in a file."""
 
     file: StateFile
-    nbytes: int
+    changed: tuple[int, int]  # modification time in ns, and bytes
     end: int
 
 
 @dataclass(frozen=True)
 class _Entry:
-    changed: tuple[int, int]  # modification time and size: what was read is still there
+    changed: tuple[int, int]
     file: StateFile | None  # None: of another model, or not readable by this version
     keys: list[bytes]
 
@@ -94,18 +94,18 @@ class StateDir:
                     for end in _ends(file, number, snapshots=snapshots, grid=grid):
                         start = number * BLOCK
                         if end <= most and file.token_ids[start:end] == [*token_ids[start:end]]:
-                            return Found(file, self._entries[name].changed[1], end)
+                            return Found(file, self._entries[name].changed, end)
         return None
 
     def read(self, found: Found) -> KeptState | None:
-        """What was found; None if it is gone or damaged, and then deleted."""
+        """What was found; None if it is gone, replaced, or damaged and then deleted."""
         file, end = found.file, found.end
         ends = [end] if end in file.ends else []
         try:
             file.check(self._layout)
             state = file.read(self._layout, self._device, end, ends)
         except JobError as error:
-            if file.path.exists():
+            if _changed(file.path) == found.changed:
                 self._delete_damaged(file.path, error)
             with self._lock:
                 self._forget(file.path.name)
@@ -124,7 +124,7 @@ class StateDir:
             self._make_room(self.limit_bytes - state.nbytes, spare=path.name)
             write_state(path, origin, self._layout, state)
             os.utime(path, (used_at, used_at))
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             logger.warning("the state of a session can't be written to %s: %s", path, error)
         self._make_room(self.limit_bytes)
         self._scan()
@@ -213,6 +213,14 @@ class StateDir:
         logger.warning("deleted a damaged state file: %s", error.message)
         with suppress(OSError):
             path.unlink()
+
+
+def _changed(path: Path) -> tuple[int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_mtime_ns, stat.st_size
 
 
 def _ends(file: StateFile, number: int, *, snapshots: bool, grid: int) -> list[int]:

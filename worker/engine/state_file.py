@@ -107,8 +107,10 @@ class StateFile:
     def check(self, layout: StateLayout) -> None:
         """Raise JobError unless the tensors are those of these caches and tokens."""
         count = len(self.token_ids)
-        if count < BLOCK or any(not 0 < end <= count for end in self.ends):
-            raise _broken(self.path, f"it holds {count} tokens and snapshots after {self.ends}")
+        fits = all(0 < end <= count for end in self.ends)
+        if count < BLOCK or not fits or bool(self.ends) != bool(layout.snapshot(count)):
+            ends = f"snapshots after {[*self.ends]}"
+            raise _broken(self.path, f"it holds {count} tokens and {ends}")
         wanted = {one.name: one for one in layout.blocks(count)}
         wanted |= {one.name: one for end in self.ends for one in layout.snapshot(end)}
         if wanted.keys() != self.tensors.keys():

@@ -6,9 +6,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.kernels import dense
+from worker.kernels import dense, library
 
-MANY = 256  # rows from which torch multiplies at least as fast
+# Rows up to which the kernels are faster than torch: with the matrix unit, and by vectors alone.
+MOST, MOST_BY_VECTORS = 256, 32
 
 
 def served(weight: Tensor) -> bool:
@@ -21,9 +22,10 @@ class Bf16Weight:
 
     def __init__(self, weight: Tensor) -> None:
         self.tensor = weight
+        self._most = MOST if library.require().level.name == "amx" else MOST_BY_VECTORS
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if len(x) > MANY:
+        if len(x) > self._most:
             return F.linear(x, self.tensor, bias)
         y = dense.linear(x, [(self.tensor, len(x))])
         return y if bias is None else y.add_(bias)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jobs.errors import JobError
-from worker.demo import MODEL_DIR
+from worker.demo import DRAFT_DIR, MODEL_DIR
 from worker.loading.checkpoint import Checkpoint, Headers
 from worker.loading.config import GenerationDefaults, ModelConfig
 from worker.loading.folder import FolderSource
@@ -84,6 +84,8 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
     """
     if reference == "demo":
         return FolderSource(MODEL_DIR, reference, "demo")
+    if reference == "demo-draft":
+        return FolderSource(DRAFT_DIR, reference, "demo-draft")
     path = Path(reference)
     try:
         path = path.expanduser()

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import redis
 
 from jobs.api.job_options import DEFAULT_RETRIES
+from jobs.client.damage import is_damage
 from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 from worker.backend import Backend, MachineError, ModelInfo, Outcome
@@ -189,37 +190,53 @@ class Attempts:
                 self._forget(attempt)
         settlements = [self._settlement(attempt) for attempt in self._ended] + self._refused
         held = self._settle_one_by_one(settlements) if self._failed else self._send(settlements)
+        kept: dict[Lease, redis.RedisError] = {}
         for settlement, was_held in zip(settlements, held, strict=True):
-            if not was_held:
+            if isinstance(was_held, redis.RedisError):
+                kept[settlement.lease] = was_held
+            elif not was_held:
                 logger.warning("job %s was settled before, or taken over", settlement.lease.job)
-        self._refused = []
+        self._refused = [one for one in self._refused if one.lease in kept]
         self._sickness.settled()
         for attempt in list(self._ended):
-            self._forget(attempt)
+            if attempt.lease not in kept:
+                self._forget(attempt)
+        for error in kept.values():
+            self._failed = True  # they are settled one by one again
+            raise error
         return True
 
-    def _send(self, settlements: Sequence[Settlement]) -> list[bool]:
+    def _send(self, settlements: Sequence[Settlement]) -> Sequence[bool | redis.RedisError]:
         self._failed = True  # until Redis has taken them
         held = self._store.settle(settlements)
         self._failed = False
         return held
 
-    def _settle_one_by_one(self, settlements: Sequence[Settlement]) -> list[bool]:
+    def _settle_one_by_one(
+        self, settlements: Sequence[Settlement]
+    ) -> Sequence[bool | redis.RedisError]:
         """Settle each on its own. One that fails while Redis replies to others is too large for
-        Redis, or refused: its job fails. Raises redis.RedisError if Redis does not reply."""
-        held: list[bool] = []
+        Redis, or refused: its job fails. The error takes the place of one that can't fail either:
+        another program has written its keys. Raises redis.RedisError if Redis does not reply."""
+        held: list[bool | redis.RedisError] = []
         for settlement in settlements:
             try:
                 held += self._store.settle([settlement])
             except redis.RedisError as error:
                 self._store.ping()
                 job, size = settlement.lease.job, len(settlement.row)
-                logger.error("Redis does not take the answer of job %s: %s", job, error)
                 reason = JobError(
                     "internal", f"Redis did not take the answer ({size / 1e6:.1f} MB): {error}"
                 )
                 failed = self._settlements.for_error(settlement.claimed, reason)
-                held += self._store.settle([failed])
+                try:
+                    held += self._store.settle([failed])
+                except redis.RedisError as second:
+                    if not is_damage(second):
+                        raise
+                    held.append(second)
+                else:
+                    logger.error("Redis does not take the answer of job %s: %s", job, error)
         self._failed = False
         return held
 

@@ -72,7 +72,8 @@ class Terms:
 def read_terms(values: Sequence[bytes | None], now: float) -> Terms:
     """The terms from the values of TERMS. `now`: the time of Redis. Never raises."""
     deadline, timeout, retries, intervals, front, failures, misplaced = values
-    milliseconds = int(deadline) if deadline is not None and deadline.isdigit() else None
+    is_time = deadline is not None and deadline.isdigit() and len(deadline) < 17
+    milliseconds = int(deadline or 0) if is_time else None
     seconds = integer(timeout, -1)
     return Terms(
         seconds_to_live=None if milliseconds is None else milliseconds / 1000 - now,

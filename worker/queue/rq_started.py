@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -12,12 +13,15 @@ from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.client import rq_format
+from jobs.client.damage import is_damage
 from jobs.client.rq_format import ATTEMPT, FAILURES
 from jobs.results.failures import Failure, parse_failures
 from worker.queue import rq_scripts
 from worker.queue.rq_job import LOST, LOST_AT, Lease
 from worker.queue.rq_scripts import ReturnArgs, return_keys
 from worker.queue.rq_workers import DeadWorker
+
+logger = logging.getLogger(__name__)
 
 LOST_SECONDS = 3600.0  # after this time without a death, those of before no longer count
 
@@ -42,17 +46,18 @@ class RQStarted:
 
     def of(self, worker: str) -> list[StartedJob]:
         """The jobs that a worker has started, in the order of its claims."""
-        entries = [
-            entry.decode(errors="replace").split(" ", 2)
-            for entry in self._redis.zrange(keys.started(worker), 0, -1)
-        ]
+        entries = self._entries(keys.started(worker))
         if not entries:
             return []
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         for _, job, _ in entries:
             pipeline.hmget(rq_format.job_key(job), ATTEMPT, LOST, LOST_AT, FAILURES)
-        (now, _), *found = pipeline.execute()
+        (now, _), *found = pipeline.execute(raise_on_error=False)
+        for reply in found:
+            if isinstance(reply, Exception) and not is_damage(reply):
+                raise reply
+        found = [(None,) * 4 if isinstance(reply, Exception) else reply for reply in found]
         return [
             StartedJob(
                 Lease(job, queue, execution, _number(attempt)),
@@ -63,6 +68,19 @@ class RQStarted:
                 entries, found, strict=True
             )
         ]
+
+    def _entries(self, key: str) -> list[list[str]]:
+        """Execution, job and queue of each entry. What no worker has written is removed: a dead
+        worker would never leave."""
+        entries = []
+        for entry in self._redis.zrange(key, 0, -1):
+            parts = entry.decode(errors="replace").split(" ", 2)
+            if len(parts) == 3 and "\ufffd" not in entry.decode(errors="replace"):
+                entries.append(parts)
+            else:
+                logger.error("removed %r from %s in Redis: no worker has written it", entry, key)
+                self._redis.zrem(key, entry)
+        return entries
 
     def give_back(self, leases: Sequence[Lease], worker: str, dead: DeadWorker | None) -> None:
         """Return jobs to the front of their queues, in their order: no death counts."""

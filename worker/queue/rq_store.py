@@ -1,7 +1,8 @@
 """Claims, settles and returns jobs in RQ's keys, in the name of one worker.
 
-All contact with RQ's job and queue keys is here and in rq_scripts.py; loop.py decides when. Written
-against RQ 2.12; the contract tests compare the result with what RQ itself writes and reads.
+loop.py decides when. All contact of workers with RQ's keys is here and in the other rq_*.py files
+of this folder. Written against RQ 2.12; the contract tests compare the result with what RQ itself
+writes and reads.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from redis.client import Pipeline
 
 from jobs import keys
 from jobs.client import rq_format
+from jobs.client.damage import is_damage
 from jobs.client.limits import DEFAULTS, Limits, parse_limits
 from jobs.client.rq_format import CANCEL
 from jobs.results.failures import Failure
@@ -101,7 +103,7 @@ class RQStore:
             queues=rq_format.QUEUES_KEY,
         )
         rooms = [room(model, bulk) for bulk in (False, True) for model in self._models]
-        taken: Any = []
+        taken: list[Any] = []
         left = 1
         while left and not taken:  # each call looks at some tenants only
             taken, left = self._claim(keys=[*claim_keys, *lists], args=[*args, *rooms])
@@ -122,9 +124,11 @@ class RQStore:
         pipeline.hmget(keys.LIMITS, Limits._fields)
         for job in jobs:
             pipeline.hmget(rq_format.job_key(job), TERMS)
-        (seconds, microseconds), limits, *found = pipeline.execute()
-        self.limits = parse_limits(limits)
-        return [read_terms(values, seconds + microseconds / 1e6) for values in found]
+        (seconds, microseconds), limits, *found = _readable(pipeline)
+        if limits is not None:  # else those of the last claim
+            self.limits = parse_limits(limits)
+        now, absent = seconds + microseconds / 1e6, (None,) * len(TERMS)
+        return [read_terms(values or absent, now) for values in found]
 
     def settle(
         self, settlements: Sequence[Settlement], dead: DeadWorker | None = None
@@ -224,9 +228,9 @@ class RQStore:
         for lease in leases:
             pipeline.zscore(rq_format.wip_key(lease.queue), lease.member)
             pipeline.hget(rq_format.job_key(lease.job), CANCEL)
-        replies = pipeline.execute() if leases else []
+        replies = _readable(pipeline, unreadable=b"") if leases else []
         return [
-            (score is not None, bool(cancel))
+            (score is not None, bool(cancel))  # a lease that cannot be read is held
             for score, cancel in zip(replies[::2], replies[1::2], strict=True)
         ]
 
@@ -241,3 +245,12 @@ class RQStore:
     ) -> Any:
         args = ReturnArgs(lease.job, lease.execution, lease.entry, "", 0, push, **more)
         return self._return(keys=return_keys(lease, self._worker), args=args, client=client)
+
+
+def _readable(pipeline: Any, unreadable: Any = None) -> list[Any]:
+    """The replies to the commands of a pipeline; `unreadable` for a key of another type."""
+    replies = pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception) and not is_damage(reply):
+            raise reply
+    return [unreadable if isinstance(reply, Exception) else reply for reply in replies]

@@ -14,9 +14,10 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from jobs import keys, lua
+from jobs.client.damage import Damage, Reports, is_damage, wrong_types
 from jobs.results import outbox
 
-TURN = lua.load("worker.record", "turn")
+LOCK = lua.load("worker.record", "lock")
 PLAN = lua.load("worker.record", "plan")
 COMMIT = lua.load("worker.record", "commit")
 RELEASE = lua.load("worker.record", "release")
@@ -24,15 +25,15 @@ RELEASE = lua.load("worker.record", "release")
 
 LOOK_SECONDS_PER_RUN = 2e-4  # so that looking takes a few percent of Redis, however many runs
 
-# The names of the `unpack` lines of the scripts, in the same order.
+# KEYS and ARGV of the scripts, by name and in order.
 
 
-class TurnKeys(NamedTuple):
-    turn: str
+class LockKeys(NamedTuple):
+    lock: str
     outboxes: str
 
 
-class TurnArgs(NamedTuple):
+class LockArgs(NamedTuple):
     recorder: str
     milliseconds: int
     milliseconds_per_run: float
@@ -76,12 +77,12 @@ class ReleaseArgs(NamedTuple):
     recorder: str
 
 
-class Turn(IntEnum):
-    """Whether a recorder looks at the outboxes now."""
+class RecorderLock(IntEnum):
+    """Whether a recorder has got the lock to look at the outboxes."""
 
-    QUIET = -1  # there are none
-    TAKEN = 0  # another one has looked, or looks
-    MINE = 1
+    NO_OUTBOX = -1  # there is nothing to look at
+    HELD = 0  # by a recorder that has looked, or looks
+    ACQUIRED = 1
 
 
 class Look(NamedTuple):
@@ -109,7 +110,8 @@ class PartPlans:
     def __init__(self, redis: Redis, recorder: str, hold_seconds: float) -> None:
         self._redis: Any = redis  # its stubs do not type replies as bytes
         self._recorder, self._hold_seconds = recorder, hold_seconds
-        self._turn = redis.register_script(TURN)
+        self._reports = Reports()
+        self._lock = redis.register_script(LOCK)
         self._plan = redis.register_script(PLAN)
         self._commit = redis.register_script(COMMIT)
         self._release = redis.register_script(RELEASE)
@@ -120,18 +122,32 @@ class PartPlans:
 
     def wanted(self) -> set[str]:
         """The runs whose rows somebody waits for."""
-        return {run.decode(errors="replace") for run in self._redis.smembers(keys.WANTED)}
+        (found,) = self._read_each([keys.WANTED], "smembers")
+        return {run.decode(errors="replace") for run in found}
 
     def any_open(self) -> bool:
         """Whether a part of any run is in progress."""
-        plans = (self._redis.hkeys(keys.parts(run)) for run in self.runs())
-        return any(set(names) - {b"cursor"} for names in plans)
+        names = [keys.parts(run) for run in self.runs()]
+        return any(set(found) - {b"cursor"} for found in self._read_each(names, "hkeys"))
 
-    def turn(self, seconds: float) -> Turn:
-        """Whether this recorder looks at the outboxes now: of all recorders, one does in `seconds`;
-        less often if there are many runs."""
-        args = TurnArgs(self._recorder, int(1000 * seconds), 1000 * LOOK_SECONDS_PER_RUN)
-        return Turn(self._turn(keys=TurnKeys(keys.RECORDER, keys.OUTBOXES), args=args))
+    def _read_each(self, names: Sequence[str], command: str) -> list[Any]:
+        """The replies to a command about each key; an empty list for a key of another type."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            getattr(pipeline, command)(name)
+        replies = pipeline.execute(raise_on_error=False) if names else []
+        for name, reply in zip(names, replies, strict=True):
+            if isinstance(reply, Exception) and not is_damage(reply):
+                raise reply
+            wrong = isinstance(reply, Exception)
+            self._reports.update(name, wrong_types(self._redis, [name]) if wrong else [])
+        return [[] if isinstance(reply, Exception) else reply for reply in replies]
+
+    def acquire_lock(self, seconds: float) -> RecorderLock:
+        """Try to get the lock to look at the outboxes, for `seconds`; for longer if there are many
+        runs. Of all recorders, one looks in this time."""
+        args = LockArgs(self._recorder, int(1000 * seconds), 1000 * LOOK_SECONDS_PER_RUN)
+        return RecorderLock(self._lock(keys=LockKeys(keys.RECORDER, keys.OUTBOXES), args=args))
 
     def next(self, looks: Sequence[Look], *, max_rows: int, max_bytes: int) -> list[Plan]:
         """Plan the next part of each run that has one due, in one round trip. A plan whose recorder
@@ -150,11 +166,36 @@ class PartPlans:
                 ),
                 client=pipeline,
             )
-        return [
-            Plan(look.run, found[0].decode(), found[1].decode(), found[2].decode(), int(found[3]))
-            for look, found in zip(looks, pipeline.execute(), strict=True)
-            if found
+        plans = []
+        for look, reply in zip(looks, pipeline.execute(raise_on_error=False), strict=True):
+            damaged, found = self._read(look.run, reply)
+            self._reports.update(look.run, damaged)
+            if found is not None:
+                plans.append(found)
+        return plans
+
+    def _read(self, run: str, reply: Any) -> tuple[list[Damage], Plan | None]:
+        """The plan of a run in the reply of plan.lua, and what another program has written."""
+        if isinstance(reply, Exception):
+            if not is_damage(reply):
+                raise reply
+            wrong = wrong_types(self._redis, [keys.outbox(run), keys.parts(run)])
+            found = Damage(keys.parts(run), f"can't be used ({reply})", "look at its fields")
+            return wrong or [found], None
+        fields, *plan = reply
+        damaged = [
+            Damage(
+                keys.parts(run),
+                f"has a field {name.decode(errors='replace')!r} that no worker has written: rows "
+                "that it stands for are not written to Parquet",
+                "remove the field (HDEL)",
+            )
+            for name in fields
         ]
+        if not plan:
+            return damaged, None
+        name, first, last, count = plan
+        return damaged, Plan(run, name.decode(), first.decode(), last.decode(), int(count))
 
     def rows(self, plan: Plan) -> Sequence[bytes | None]:
         """The rows of a plan that are still in the outbox; None for an entry without one."""

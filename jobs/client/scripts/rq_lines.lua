@@ -20,10 +20,11 @@ local function line_of(queue, tenant)
   return 'chatjobs:tenant:' .. tenant .. ' ' .. name_of(queue)
 end
 
--- '' for a job without a tenant, also if another program has written a name with spaces.
+-- '' for a job without a tenant, also if another program has written the key or a name with spaces.
 local function tenant_of(id)
-  local tenant = redis.call('HGET', 'rq:job:' .. id, 'chatjobs_tenant') or ''
-  return string.find(tenant, '%s') and '' or tenant
+  local tenant = redis.pcall('HGET', 'rq:job:' .. id, 'chatjobs_tenant')
+  if type(tenant) ~= 'string' or string.find(tenant, '%s') then return '' end
+  return tenant
 end
 
 -- Puts a tenant behind all others, whose turn is at most `turn`. Returns its own.

@@ -15,6 +15,7 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
+from worker.engine.host import EngineHost
 from worker.engine.prompt_caches import compute_state
 from worker.layers.batch import Batch, Span
 
@@ -72,7 +73,7 @@ def logits_after(engine: Engine, prompt: list[int], more: list[int]) -> torch.Te
     for start in [*range(0, len(prompt), 64), len(prompt)]:
         end = min(start + 64, len(prompt)) if start < len(prompt) else len(prompt) + len(more)
         ids = [*prompt, *more][start:end]
-        span = Span(slot, start, ids, len(prompt) + len(more), all_logits=False)
+        span = Span(slot, start, ids, len(prompt) + len(more))
         logits = core.model(Batch.prepare([span], core.device)[0], core.pool.layers)
     core.pool.release(slot)
     return logits
@@ -250,6 +251,15 @@ def test_other_mistakes_are_refused(engine: Engine, path: Path, tmp_path: Path) 
         load(path, max_batch=1).load_prompt_cache(tmp_path / "short")
     with pytest.raises(JobError, match="prefix cache, which is off"):
         load(path, prefix_cache=False).load_prompt_cache(tmp_path / "short")
+
+
+def test_a_worker_with_a_file_of_another_model_loads_nothing(saved: Path, tmp_path: Path) -> None:
+    other = make_checkpoint(tmp_path / "other", num_hidden_layers=1, seed=1)
+    host = EngineHost(device="cpu", dtype="fp32", prompt_caches=[saved])
+    with pytest.raises(JobError, match=r"another model: .* and this is other"):
+        host.load(str(other))
+    assert host.memory().weights == 0 and host.health().alive
+    host.close()
 
 
 def test_another_configuration_is_another_model(tmp_path: Path) -> None:

@@ -129,15 +129,37 @@ def test_damaged_files_are_deleted_with_a_log_line(
     truncated.write_bytes(truncated.read_bytes()[:-1])
     data = newer.read_bytes()
     newer.write_bytes(data.replace(b'"version":"1"', b'"version":"9"'))
+    data = changed.read_bytes()
+    changed.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     with caplog.at_level(logging.WARNING):
         second = make(path, tmp_path)
     assert files(tmp_path) == sorted([changed, newer])
     assert "deleted a damaged state file" in caplog.text and str(truncated) in caplog.text
-    data = changed.read_bytes()
-    changed.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
     found = [cached(ask(second, f"{one} {QUESTION}", session=None)) for one in "abc"]
     assert found == [0, 0, 0]
     assert files(tmp_path) == [newer]
+    second.close()
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_no_damaged_one(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(path, tmp_path)
+    ask(first, QUESTION)
+    first.close()
+    (file,) = files(tmp_path)
+    second = make(path, tmp_path)
+    find = StateDir.find
+
+    def found_before(*given: Any, **more: Any) -> Any:
+        found = find(*given, **more)
+        if found is not None:
+            file.write_bytes(file.read_bytes()[:-1])
+        return found
+
+    monkeypatch.setattr(StateDir, "find", found_before)
+    assert cached(ask(second, QUESTION, session=None)) == 0
+    assert files(tmp_path) == [file]
     second.close()
 
 

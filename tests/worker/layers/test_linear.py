@@ -57,7 +57,7 @@ def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
 
 
 # Around the limits of the layouts: one row, PACKED_FOR_ROWS, multiples of ROUND_ROWS and their
-# neighbours, and more rows than MANY.
+# neighbours, and more rows than MOST.
 @pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 23, 24, 25, 63, 257])
 @pytest.mark.parametrize("parts", [(40,), PARTS], ids=["single", "merged"])
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])

@@ -176,9 +176,7 @@ def test_a_new_limit_of_tenants_holds_at_once(site: Site, store: RQStore) -> Non
     assert claim(store, 50) == []
     set_limit(site.redis, "tenant_running", 1, tenant="t40")
     assert tenants_of(claim(store, 50)) == "t40"
-    site.redis.hset(
-        keys.LIMITS, "tenant_running:t30", 1
-    )  # by another program
+    site.redis.hset(keys.LIMITS, "tenant_running:t30", 1)  # by another program
     claims = [tenants_of(claim(store, 50)) for _ in range(20)]
     assert [tenants for tenants in claims if tenants] == ["t30"]
     set_limit(site.redis, "tenant_running", None)

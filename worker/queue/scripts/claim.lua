@@ -57,6 +57,11 @@ local function next_attempt(job)
   return string.format('%d', before + 1)
 end
 
+local function is_type(key, kind)
+  local found = redis.call('TYPE', key).ok
+  return found == 'none' or found == kind
+end
+
 -- Removes jobs that RQ's tools have ended from a set of running jobs. Looks at `count` of them.
 local function forget_lost(running, count)
   for _, entry in ipairs(redis.call('SRANDMEMBER', running, count)) do
@@ -79,6 +84,7 @@ end
 local function start(number, id, job, queue, wip, list)
   local attempt = next_attempt(job)
   local execution = execution_prefix .. attempt
+  if not is_type('rq:executions:' .. id, 'zset') then redis.call('DEL', 'rq:executions:' .. id) end
   -- One microsecond more per job keeps the order of the claims in the sorted sets.
   local job_score = string.format('%.17g', score + #taken * 1e-6)
   redis.call('HSET', job, 'status', 'started', 'worker_name', worker, 'started_at', now_text,
@@ -188,6 +194,22 @@ local function queue_due(queue, scheduled)
   end
 end
 
+-- A queue that has a key of another type, which another program has written, is left alone: the jobs of
+-- the others are taken. The error of such a queue is returned if no job is taken.
+local fault
+
+local function try(work, ...)
+  local worked, reason = pcall(work, ...)
+  if not worked then fault = type(reason) == 'table' and reason.err or tostring(reason) end
+end
+
+local function check_queue(queue, wip, quarantine)
+  for key, kind in pairs({[queue] = 'list', [wip] = 'zset', [quarantine] = 'list',
+    ['rq:scheduled:' .. name_of(queue)] = 'zset', [tenants_of(queue)] = 'zset'}) do
+    if not is_type(key, kind) then error('WRONGTYPE ' .. key .. ' is not a ' .. kind) end
+  end
+end
+
 for number, room in ipairs(rooms) do
   rooms[number] = tonumber(room)
   only_one[number] = rooms[number] == 1
@@ -196,24 +218,31 @@ end
 if not redis.call('ZSCORE', workers, worker) then
   redis.call('ZADD', workers, string.format('%d', now_seconds * 1000), worker)
 end
+if not is_type(started, 'zset') then return redis.error_reply('WRONGTYPE ' .. started) end
+local usable = {}  -- numbers of the queues
 for number = 1, #lists / 3 do
-  local queue = lists[3 * number - 2]
-  queue_due(queue, 'rq:scheduled:' .. name_of(queue))
+  local queue, wip, quarantine = unpack(lists, 3 * number - 2, 3 * number)
+  try(function()
+    check_queue(queue, wip, quarantine)
+    usable[#usable + 1] = number
+    queue_due(queue, 'rq:scheduled:' .. name_of(queue))
+  end)
 end
 if take_suspects == '1' then
-  for number = 1, #lists / 3 do
+  for _, number in ipairs(usable) do
     local queue, wip, quarantine = unpack(lists, 3 * number - 2, 3 * number)
     while rooms[number] > 0
       and take_one(quarantine, number, queue, wip, in_first_group, nothing) do end
   end
   if #taken > 0 then return {taken, 0} end
 end
-for number = 1, #lists / 3 do
+for _, number in ipairs(usable) do
   local queue, wip = unpack(lists, 3 * number - 2, 3 * number - 1)
   if redis.call('EXISTS', tenants_of(queue)) == 1 then
-    take_in_turns(number, queue, wip)
+    try(take_in_turns, number, queue, wip)
   else
     while rooms[number] > 0 and take_one(queue, number, queue, wip, is_any, nothing) do end
   end
 end
+if fault and #taken == 0 then return redis.error_reply(fault) end
 return {taken, left_tenants}

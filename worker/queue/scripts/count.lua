@@ -20,18 +20,24 @@ local outbox_prefix, portion, pause_milliseconds, expire_milliseconds = unpack(A
 
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local state = redis.call('HMGET', backlog, 'rows', 'bytes', 'due', 'cursor', 'rows_so_far',
-  'bytes_so_far')
-local rows, bytes, due = tonumber(state[1] or ''), tonumber(state[2] or ''), tonumber(state[3] or 0)
-if rows and now < due then return {rows, bytes} end
+-- Another program may have written any of the keys: its values count as none.
+if redis.call('TYPE', backlog).ok ~= 'hash' then redis.call('DEL', backlog) end
+local state = redis.call('HMGET', backlog, 'rows', 'bytes', 'due', 'rows_so_far', 'bytes_so_far')
+for place = 1, 5 do state[place] = tonumber(state[place] or '') or false end
+local rows, bytes, due = state[1], state[2], state[3] or 0
+if rows and bytes and now < due and due <= now + pause_milliseconds then return {rows, bytes} end
 
-local cursor, rows_so_far = state[4] or '0', tonumber(state[5] or 0)
-local bytes_so_far = tonumber(state[6] or 0)
+local cursor = redis.call('HGET', backlog, 'cursor') or '0'
+if not string.find(cursor, '^%d+$') then cursor = '0' end
+local rows_so_far, bytes_so_far = state[4] or 0, state[5] or 0
 local next_cursor, runs = unpack(redis.call('SSCAN', outboxes, cursor, 'COUNT', portion))
 for _, run in ipairs(runs) do
   local outbox = outbox_prefix .. run
-  rows_so_far = rows_so_far + redis.call('XLEN', outbox)
-  bytes_so_far = bytes_so_far + (redis.call('MEMORY', 'USAGE', outbox) or 0)
+  local length = redis.pcall('XLEN', outbox)
+  if type(length) == 'number' then
+    rows_so_far = rows_so_far + length
+    bytes_so_far = bytes_so_far + (redis.call('MEMORY', 'USAGE', outbox) or 0)
+  end
 end
 if next_cursor == '0' then
   rows, bytes = rows_so_far, bytes_so_far

@@ -69,10 +69,10 @@ if not redis.call('ZSCORE', wip, lease) then
   return 0
 end
 
+redis.call('SADD', outboxes, run)  -- first: it fails if another program has written the key
 redis.call('XADD', outbox, '*', 'row', row)
 redis.call('ZREM', wip, lease)
 redis.call('ZREM', started, entry)
-redis.call('SADD', outboxes, run)
 pcall(end_turn, session, job_id, turn, replaces_turn)
 redis.call('DEL', execution)
 redis.call('ZREM', executions, execution_id)
@@ -81,7 +81,7 @@ pcall(left_running, job_id, entry)
 redis.pcall('ZREM', deadlines, job_id)
 redis.pcall('EXPIRE', rows, row_seconds)
 
-if redis.call('EXISTS', job) == 1 then
+if redis.call('TYPE', job).ok == 'hash' then
   local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
   if bytes then
     local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)

@@ -23,7 +23,7 @@ end
 if redis.call('XLEN', outbox) == 0 and redis.call('HLEN', plans) <= 1 then
   redis.call('DEL', outbox, plans)
   redis.call('SREM', outboxes, run)
-  redis.call('SREM', wanted, run)
+  redis.pcall('SREM', wanted, run)  -- another program may have written it
   if redis.call('EXISTS', outboxes) == 0 then redis.call('DEL', backlog) end
 end
 return 1
