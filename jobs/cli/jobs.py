@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jobs import Client
     from jobs.client.dead_letters import FoundJob
 
+MAX_LISTED = 10**9
 ERROR_WIDTH = 60  # characters of an error in the table
 PIPE_WIDTH = 10_000  # of the table, if stdout is not a terminal: one line per job
 
@@ -30,7 +31,11 @@ def jobs_group() -> None:
 @jobs_group.command(name="list")
 @selection_options
 @click.option(
-    "--limit", type=click.IntRange(min=1), default=100, show_default=True, help="Jobs to list."
+    "--limit",
+    type=click.IntRange(min=1, max=MAX_LISTED),
+    default=100,
+    show_default=True,
+    help="Jobs to list.",
 )
 @json_option
 @redis_option

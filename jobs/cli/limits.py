@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from redis import Redis
 
 DEFAULT = "default"
+MAX_DIGITS = 30  # any number of more digits is above all limits
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,4 +80,6 @@ def _parse(text: str) -> _Setting:
     name, equals, value = text.partition("=")
     if not equals or not ((value.isascii() and value.isdigit()) or value == DEFAULT):
         raise WrongInput(f"{text!r}: a limit is set as NAME=N or NAME={DEFAULT}, with N in digits")
-    return _Setting(name, None if value == DEFAULT else int(value))
+    if value == DEFAULT:
+        return _Setting(name, None)
+    return _Setting(name, int(value) if len(value) < MAX_DIGITS else 10**MAX_DIGITS)

@@ -131,6 +131,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
     with redis.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.llen(queue_key(name))
+            pipe.llen(keys.quarantine(name))
             pipe.hget(keys.TENANT_JOBS, name)
             pipe.zcard(deferred_key(name))
             pipe.zcard(scheduled_key(name))
@@ -142,7 +143,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
         {
             "name": name,
             "model": name.partition(":")[2],
-            "queued": next(depths) + next(depths),
+            "queued": next(depths) + next(depths) + next(depths),
             "deferred": next(depths),
             "scheduled": next(depths),
             "running": next(depths),

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from jobs import keys, lua
+from jobs.api.job_options import MAX_SECONDS
 from jobs.client.rq_format import (
     CHANGING_FIELDS,
     FAILURES,
@@ -157,7 +158,7 @@ def requeue(job_id: str) -> Steps[bool]:
     args = RequeueArgs(
         job_id=job_id,
         enqueued_at=format_time(),
-        ttl=max(1, round(1000 * ttl)) if isinstance(ttl, int | float) else "",
+        ttl=_milliseconds(ttl),
     )
     reply = yield from retry(command("eval", REQUEUE, len(names), *names, *args))
     return bool(reply)
@@ -194,6 +195,13 @@ def read_job(job_id: str) -> Steps[FoundJob]:
     return found
 
 
+def _milliseconds(ttl: Any) -> int | str:
+    """A time to live that any program may have written; '' for none."""
+    if isinstance(ttl, bool) or not isinstance(ttl, int | float) or not 0 < ttl <= MAX_SECONDS:
+        return ""
+    return max(1, round(1000 * ttl))
+
+
 def _row_of(request: dict[str, Any]) -> int | None:
     """The row of a request that any program may have written."""
     options = request.get("job")
@@ -212,6 +220,7 @@ def _pages(redis: Any, queue: str, status: Status) -> Iterator[list[str]]:
     """The ids of the jobs of a queue in this state. A job that moves meanwhile may be missed."""
     if status is Status.QUEUED:
         yield from _pages_of(redis.lrange, queue_key(queue))
+        yield from _pages_of(redis.lrange, keys.quarantine(queue))
         for tenant in redis.zrange(keys.tenants(queue), 0, -1):
             if tenant:
                 line = keys.tenant_line(queue, tenant.decode(errors="replace"))
@@ -235,7 +244,7 @@ def _pages_of(read: Callable[[str, int, int], list[bytes]], key: str) -> Iterato
     while True:
         found = read(key, start, start + PAGE - 1)
         if found:
-            yield [member.decode().partition(":")[0] for member in found]
+            yield [member.decode(errors="replace").partition(":")[0] for member in found]
         if len(found) < PAGE:
             return
         start += PAGE

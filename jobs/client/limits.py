@@ -6,11 +6,12 @@ the script that enqueues a job reads them, and so do workers when they claim job
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from redis import Redis
 
 from jobs import keys
+from jobs.encoding import encodable
 from jobs.errors import invalid
 
 MODEL_LIMITS = ("jobs", "bytes")  # these may differ for one model
@@ -31,6 +32,7 @@ class Limits(NamedTuple):
 
 
 DEFAULTS = Limits()
+MAX_LIMIT = 2**53  # Lua's numbers are exact up to here
 
 
 def read_limits(redis: Redis) -> Limits:
@@ -43,7 +45,7 @@ def parse_limits(values: list[bytes | None]) -> Limits:
     """Limits from the values of their fields in Redis. A value that is no number is the default."""
     return Limits(
         *(
-            int(value) if value is not None and value.isdigit() else default
+            int(value) if _is_limit(value) else default
             for value, default in zip(values, DEFAULTS, strict=True)
         )
     )
@@ -58,8 +60,12 @@ def read_own_limits(redis: Redis) -> dict[str, int]:
         for name, value in sorted(names.items())
         if name.partition(":")[0] in MODEL_LIMITS + TENANT_LIMITS
         and ":" in name
-        and value.isdigit()
+        and _is_limit(value)
     }
+
+
+def _is_limit(value: bytes | None) -> TypeGuard[bytes]:
+    return value is not None and value.isdigit() and len(value) <= len(str(MAX_LIMIT))
 
 
 def check_limit(
@@ -75,6 +81,15 @@ def check_limit(
         raise invalid(f"{name} is not a limit of a tenant; of one tenant: {TENANT_LIMITS[0]}")
     if value is not None and value < 0:
         raise invalid(f"{name}: a limit is at least 0, got {value}")
+    if value is not None and value > MAX_LIMIT:
+        raise invalid(f"{name}: a limit is at most {MAX_LIMIT}")
+    for kind, own in (("model", model), ("tenant", tenant)):
+        if own is None:
+            continue
+        if not own:
+            raise invalid(f"{kind}: a name has at least one character, got ''")
+        if encodable(own) != own:
+            raise invalid(f"{kind}: {own!r} is not valid UTF-8")
 
 
 def set_limit(

@@ -28,7 +28,7 @@ from rq.registry import (
     StartedJobRegistry,
 )
 from rq.results import Result
-from rq.utils import as_text, now, utcformat
+from rq.utils import now, utcformat
 
 from jobs import lua
 from jobs.encoding import CompactJSON
@@ -106,9 +106,9 @@ def queue_key(queue: str) -> str:
 
 def queue_names(redis: Redis) -> list[str]:
     """Names of all queues in Redis, sorted."""
-    prefix = Queue.redis_queue_namespace_prefix
-    queue_keys = [as_text(key) for key in redis.smembers(QUEUES_KEY)]
-    return sorted(key.removeprefix(prefix) for key in queue_keys if key.startswith(prefix))
+    found: Any = redis.smembers(QUEUES_KEY)
+    names = [key.decode(errors="replace") for key in found]
+    return sorted(name[len(queue_key("")) :] for name in names if name.startswith(queue_key("")))
 
 
 def wip_key(queue: str) -> str:

@@ -9,6 +9,7 @@ import pytest
 
 from jobs import Client, Job, JobError, keys
 from jobs.client import dead_letters
+from jobs.client.rq_format import encode_call
 from tests.cli.conftest import Run
 from tests.jobs.conftest import StepwiseWorker
 
@@ -148,6 +149,48 @@ def test_a_requeue_that_is_sent_twice_queues_the_job_once(
     size = client.redis.hstrlen("rq:job:a", "data")
     assert client.redis.hgetall(keys.OPEN_BYTES) == {b"rq:queue:chat:m": str(size).encode()}
     assert client.redis.lrange("rq:queue:chat:m", 0, -1) == [b"a"]
+
+
+def test_jobs_in_quarantine_are_listed_and_counted(
+    run: Run, client: Client, redis_url: str
+) -> None:
+    submit(client, "suspect")
+    client.redis.lmove("rq:queue:chat:m", keys.quarantine("chat:m"), "LEFT", "LEFT")
+    assert listed(run, redis_url, "--state", "queued") == ["suspect"]
+    (queue,) = json.loads(run("status", "--json", "--redis", redis_url).stdout)["queues"]
+    assert queue["queued"] == 1
+
+
+@pytest.mark.parametrize("ttl", ["NaN", "Infinity", "1e300", "-1", "true"])
+def test_jobs_with_a_foreign_ttl_are_requeued_without_one(
+    run: Run, client: Client, worker: StepwiseWorker, redis_url: str, ttl: str
+) -> None:
+    for name in ("a", "b"):
+        fail(client, worker, name)
+    request = f'{{"model":"m","messages":[],"job":{{"run":"r","ttl":{ttl}}}}}'
+    _, data = encode_call(keys.TASK, "request", request)
+    client.redis.hset("rq:job:a", "data", data)
+    result = run("jobs", "requeue", "--run", "r", "--redis", redis_url)
+    assert (result.exit_code, result.stderr) == (0, "2 jobs requeued\n")
+    assert not client.redis.exists(keys.DEADLINES)
+
+
+def test_names_that_are_not_utf_8_do_not_stop_a_command(
+    run: Run, client: Client, worker: StepwiseWorker, redis_url: str
+) -> None:
+    fail(client, worker, "a")
+    client.redis.zadd("rq:failed:chat:m", {b"\xff": 2e9})
+    client.redis.sadd("rq:queues", b"rq:queue:\xff", b"rq:queue:chat:\xff")
+    assert listed(run, redis_url) == ["a"]
+    assert run("status", "--redis", redis_url).exit_code == 0
+    result = run("jobs", "requeue", "--all", "--redis", redis_url)
+    assert (result.exit_code, result.stderr) == (0, "1 job requeued\n")
+
+
+def test_the_number_of_jobs_to_list_has_a_limit(run: Run, redis_url: str) -> None:
+    result = run("jobs", "list", "--limit", "9" * 20, "--redis", redis_url)
+    assert result.exit_code == 2
+    assert "is not in the range 1<=x<=" in result.stderr
 
 
 @pytest.mark.parametrize("words", [(), ("a", "--all"), ("a", "--run", "r")])

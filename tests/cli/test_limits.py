@@ -39,6 +39,10 @@ def test_producers_obey_a_limit_that_is_set(run: Run, redis_url: str) -> None:
         (["jobs=many"], "'jobs=many': a limit is set as NAME=N"),
         (["pages=3"], "there is no limit 'pages': the limits are jobs, bytes, request_bytes"),
         (["-m", "x", "row_bytes=3"], "row_bytes is the same for all models"),
+        (["-m", "", "jobs=3"], "model: a name has at least one character"),
+        (["--tenant", "", "tenant_running=3"], "tenant: a name has at least one character"),
+        (["-m", "a\udcff", "jobs=3"], "model: 'a\\udcff' is not valid UTF-8"),
+        (["jobs=" + "9" * 5000], "jobs: a limit is at most 9007199254740992"),
     ],
 )
 def test_a_wrong_limit_is_refused(run: Run, redis_url: str, words: list[str], message: str) -> None:
@@ -67,3 +71,23 @@ def test_a_limit_of_a_model_that_nobody_knows_is_set_with_a_warning(
     assert result.stderr == (
         "warning: no worker serves 'demoo', and it has no jobs; did you mean 'demo'?\n"
     )
+
+
+def test_foreign_values_are_the_default(run: Run, redis_url: str) -> None:
+    with Client(redis_url) as client:
+        client.serving = None
+        digits = "9" * 5000
+        values = {"jobs:one": "1.5", "jobs": "-1", "bytes": "nan", "row_bytes": digits}
+        for name, value in values.items():
+            client.redis.hset("chatjobs:limits", name, value)
+        client.redis.hset("chatjobs:limits", "jobs:two", digits)
+        client.redis.hset("chatjobs:tenant-jobs", "chat:one", "1.5")
+        for _ in range(2):
+            client.submit({"model": "one", "messages": MESSAGES})
+        assert run("status", "--redis", redis_url).exit_code == 0
+        client.redis.hset("chatjobs:limits", "jobs:one", 2)
+        with pytest.raises(JobError, match="2 jobs that have not ended, and the limit is 2"):
+            client.submit({"model": "one", "messages": MESSAGES})
+        client.redis.hdel("chatjobs:limits", "jobs:one", "jobs:two")
+    shown = json.loads(run("limits", "--json", "--redis", redis_url).stdout)
+    assert shown == DEFAULTS._asdict()

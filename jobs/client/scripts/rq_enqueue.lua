@@ -60,12 +60,16 @@ end
 
 local set = redis.call('HMGET', limits, 'jobs:' .. model, 'jobs', 'bytes:' .. model, 'bytes',
   'request_bytes', 'message_bytes')
+-- The number in a field that any program may have written; false for another value.
+local function whole(value)
+  return value and #value <= 16 and string.find(value, '^%d+$') and tonumber(value)
+end
 local function exceeds(value, limit) return tonumber(value) > tonumber(limit) end
-max_request_bytes = tonumber(set[5] or '') or max_request_bytes
+max_request_bytes = whole(set[5]) or max_request_bytes
 if exceeds(request_bytes, max_request_bytes) then
   return {'request_bytes', request_bytes, tostring(max_request_bytes)}
 end
-max_message_bytes = tonumber(set[6] or '') or max_message_bytes
+max_message_bytes = whole(set[6]) or max_message_bytes
 if exceeds(message_bytes, max_message_bytes) then
   return {'message_bytes', message_bytes, tostring(max_message_bytes)}
 end
@@ -75,7 +79,7 @@ local function count(queue_key, wip_key, quarantine_key, scheduled_key, deferred
   local number = redis.call('LLEN', queue_key) + redis.call('ZCARD', wip_key)
     + redis.call('LLEN', quarantine_key) + redis.call('ZCARD', scheduled_key)
     + redis.call('ZCARD', deferred_key)
-    + (tonumber(redis.call('HGET', 'chatjobs:tenant-jobs', name_of(queue_key)) or '') or 0)
+    + (whole(redis.call('HGET', 'chatjobs:tenant-jobs', name_of(queue_key))) or 0)
   if number == 0 then redis.call('HDEL', open_bytes, queue_key) end
   return number
 end
@@ -84,69 +88,72 @@ local jobs = count(queue, wip, quarantine, scheduled, deferred)
 local counted, others = pcall(count, other_queue, other_wip, other_quarantine, other_scheduled,
   other_deferred)
 if counted then jobs = jobs + others end
-max_jobs = tonumber(set[1] or '') or tonumber(set[2] or '') or max_jobs
+max_jobs = whole(set[1]) or whole(set[2]) or max_jobs
 if exceeds(jobs + 1, max_jobs) then return {'jobs', tostring(jobs), tostring(max_jobs)} end
 local bytes = 0
 for _, value in ipairs(redis.call('HMGET', open_bytes, queue, other_queue)) do
-  bytes = bytes + (tonumber(value or '') or 0)
+  bytes = bytes + (whole(value) or 0)
 end
-max_bytes = tonumber(set[3] or '') or tonumber(set[4] or '') or max_bytes
+max_bytes = whole(set[3]) or whole(set[4]) or max_bytes
 if exceeds(bytes + #data, max_bytes) then
   return {'bytes', tostring(bytes), tostring(max_bytes)}
 end
 
 local waits = false
 if session ~= '' then
-  local limit = tonumber(redis.call('HGET', limits, 'session_bytes') or '') or max_session_bytes
+  local limit = whole(redis.call('HGET', limits, 'session_bytes')) or max_session_bytes
   local refusal
   refusal, waits = join_session(session, job_id, model, session_waits == '1', tostring(limit))
   if refusal then return refusal end
 end
 
-local function enqueue()
-  redis.call('DEL', log, results)
-  redis.call('HSET', job, 'data', data, 'chatjobs_bytes', #data, unpack(hash_fields))
-  if row ~= '' then
-    redis.call('HSET', rows, row, digest)
-    redis.call('EXPIRE', rows, row_seconds)
-  end
-  local time = redis.call('TIME')
-  local now = time[1] * 1000 + math.floor(time[2] / 1000)
-  local due = tonumber(at) or now + (tonumber(delay) or 0)
-  if ttl ~= '' then
-    local deadline = string.format('%d', math.max(due, now) + ttl)
-    redis.call('HSET', job, 'chatjobs_deadline', deadline)
-    redis.call('ZADD', deadlines, deadline, job_id)
-  end
-  redis.call('SADD', queues, queue)
-  if session ~= '' then redis.call('HSET', job, 'chatjobs_session', session) end
-  if waits then
-    redis.call('HSET', job, 'status', 'deferred')
-    redis.call('ZADD', deferred, '+inf', job_id)
-  elseif due > now then
-    redis.call('HSET', job, 'status', 'scheduled')
-    redis.call('ZADD', scheduled, string.format('%.3f', due / 1000), job_id)
-  else
-    push_job('RPUSH', queue, job_id)
-    redis.pcall('LPUSH', wake, 1)
-    redis.pcall('LTRIM', wake, 0, 31)
-  end
-  redis.call('HINCRBY', open_bytes, queue, #data)  -- last: nothing has to be subtracted after an error
+-- From here on an error is undone. No function has these locals: to create it would take longer.
+local failure
+local function try(...)
+  local reply = redis.pcall(...)
+  if type(reply) == 'table' and reply.err then failure = reply end
 end
 
-local function undo()
+redis.call('DEL', log, results)
+redis.call('HSET', job, 'data', data, 'chatjobs_bytes', #data, unpack(hash_fields))
+try('HINCRBY', open_bytes, queue, #data)
+local counted = not failure
+if row ~= '' then
+  try('HSET', rows, row, digest)
+  try('EXPIRE', rows, row_seconds)
+end
+local time = redis.call('TIME')
+local now = time[1] * 1000 + math.floor(time[2] / 1000)
+local due = tonumber(at) or now + (tonumber(delay) or 0)
+if ttl ~= '' then
+  local deadline = string.format('%d', math.max(due, now) + ttl)
+  redis.call('HSET', job, 'chatjobs_deadline', deadline)
+  try('ZADD', deadlines, deadline, job_id)
+end
+try('SADD', queues, queue)
+if session ~= '' then redis.call('HSET', job, 'chatjobs_session', session) end
+if waits then
+  redis.call('HSET', job, 'status', 'deferred')
+  try('ZADD', deferred, '+inf', job_id)
+elseif due > now then
+  redis.call('HSET', job, 'status', 'scheduled')
+  try('ZADD', scheduled, string.format('%.3f', due / 1000), job_id)
+else
+  local pushed, refused = pcall(push_job, 'RPUSH', queue, job_id)
+  if not pushed then failure = type(refused) == 'table' and refused or redis.error_reply(refused) end
+  redis.pcall('LPUSH', wake, 1)
+  redis.pcall('LTRIM', wake, 0, 31)
+end
+
+if failure then
   pcall(remove_job, queue, job_id)
   redis.pcall('ZREM', scheduled, job_id)
   redis.pcall('ZREM', deferred, job_id)
   redis.pcall('ZREM', deadlines, job_id)
   redis.pcall('HDEL', rows, row)
   redis.pcall('DEL', job)
+  if counted then redis.pcall('HINCRBY', open_bytes, queue, -#data) end
   if session ~= '' then redis.pcall('LREM', open_key(session), -1, job_id) end
-end
-
-local done, failure = pcall(enqueue)
-if not done then
-  undo()
-  error(failure, 0)
+  return failure
 end
 return {'enqueued'}
