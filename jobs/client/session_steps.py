@@ -10,6 +10,7 @@ from typing import Any, Literal, NamedTuple
 from jobs import keys, lua
 from jobs.api.conversation import Turn, TurnInput, new_messages
 from jobs.api.request import ChatRequest
+from jobs.api.session_fields import check_session_fields, check_turn_fields
 from jobs.client.rq_format import LINES_LUA
 from jobs.client.steps import Steps, command, retry
 from jobs.client.turns import TURNS_LUA, no_session, nothing_to_edit, other_model, refused
@@ -20,7 +21,6 @@ CREATE = lua.load("jobs.client", "session_create", LINES_LUA, TURNS_LUA)
 CHANGE = lua.load("jobs.client", "session_change", LINES_LUA, TURNS_LUA)
 
 SESSION_SECONDS = 7 * 86_400  # after its last change, a session expires
-OWN_FIELDS = ("model", "messages", "job", "n")  # of a request: a session sets them
 
 
 # The names of the `unpack` lines of the scripts, in the same order.
@@ -162,7 +162,7 @@ def turn_request(
     given = fields.pop("job", None) or {}
     if not isinstance(given, dict):
         raise invalid("job: a dict of job options is needed here", "job")
-    _refuse_own({name: value for name, value in fields.items() if name != "job"})
+    check_turn_fields(fields)
     turn = {name: True for name, wanted in (("wait", wait), ("edit", edit)) if wanted}
     job = {**given, "session": state.id, **({"turn": turn} if turn else {})}
     return ChatRequest(
@@ -206,15 +206,9 @@ def _change(
 
 def _checked_options(model: str, system: str | None, options: dict[str, Any]) -> dict[str, Any]:
     """The fields of a session's requests as JSON, checked together with its system text."""
-    _refuse_own(options)
+    check_session_fields(options)
     messages = [{"role": "user", "content": "?"}]
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     dumped = ChatRequest(**options, model=model, messages=messages).to_dict()
     return {name: value for name, value in dumped.items() if name in options}
-
-
-def _refuse_own(fields: dict[str, Any]) -> None:
-    for name in OWN_FIELDS:
-        if name in fields:
-            raise invalid(f"{name}: a session sets it itself: remove it", name)
