@@ -20,7 +20,7 @@ from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client, check_id
 from jobs.client.connection import connect_async
 from jobs.client.follow import follow_async
-from jobs.client.session_steps import SESSION_SECONDS, needed_model, open_session
+from jobs.client.session_steps import needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_async, run_async
 from jobs.client.submit import RequestInput
@@ -69,7 +69,7 @@ class AsyncClient:
         *,
         model: str | None = None,
         system: str | None = None,
-        ttl: int = SESSION_SECONDS,
+        ttl: int | None = None,
         **fields: Any,
     ) -> AsyncSession:
         """Open a conversation, see `Client.session`."""

@@ -12,10 +12,9 @@ from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput
 from jobs.client.session import leaves_job_running
 from jobs.client.session_steps import (
-    SESSION_SECONDS,
     SessionState,
     delete_session,
-    open_session,
+    fork_session,
     read_ttl,
     read_turns,
     replace_turns,
@@ -96,10 +95,7 @@ class AsyncSession:
 
     async def fork(self, id: str | None = None, *, model: str | None = None) -> AsyncSession:
         """A new session with the same history, see `Session.fork`."""
-        system, turns = await run_async(read_turns(self.id), self._client.connection)
-        steps = open_session(
-            id, model or self.model, system or None, SESSION_SECONDS, self._state.options, turns
-        )
+        steps = fork_session(self._state, id, model)
         return AsyncSession(self._client, await run_async(steps, self._client.connection))
 
     async def reset(

@@ -20,7 +20,7 @@ from jobs.client.durable import DurableSubmit
 from jobs.client.follow import follow
 from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
-from jobs.client.session_steps import SESSION_SECONDS, needed_model, open_session
+from jobs.client.session_steps import needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_sync, run_sync
 from jobs.client.submit import (
@@ -98,13 +98,14 @@ class Client:
         *,
         model: str | None = None,
         system: str | None = None,
-        ttl: int = SESSION_SECONDS,
+        ttl: int | None = None,
         **fields: Any,
     ) -> Session:
         """Open a conversation: the one of this id, or, with `model`, a new one if there is none.
 
-        `system`: its system message. `ttl`: seconds after its last change at which it expires.
-        `fields`: of all its requests, such as `temperature`; they are kept with the session.
+        `system`: its system message. `ttl`: seconds after its last change at which it expires, by
+        default 7 days. `fields`: of all its requests, such as `temperature`. They are kept with the
+        session: other ones than it was created with raise InvalidRequest.
         """
         steps = open_session(id, needed_model(id, model), system, ttl, fields)
         return Session(self, run_sync(steps, self.connection))

@@ -11,10 +11,9 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput
 from jobs.client.session_steps import (
-    SESSION_SECONDS,
     SessionState,
     delete_session,
-    open_session,
+    fork_session,
     read_ttl,
     read_turns,
     replace_turns,
@@ -98,11 +97,9 @@ class Session:
         return messages_of(*run_sync(read_turns(self.id), self._client.connection))
 
     def fork(self, id: str | None = None, *, model: str | None = None) -> Session:
-        """A new session with the same history, by default of the same model."""
-        system, turns = run_sync(read_turns(self.id), self._client.connection)
-        steps = open_session(
-            id, model or self.model, system or None, SESSION_SECONDS, self._state.options, turns
-        )
+        """A new session with the same history, fields and time to live, by default of the same
+        model. Raises InvalidRequest if the id is taken."""
+        steps = fork_session(self._state, id, model)
         return Session(self._client, run_sync(steps, self._client.connection))
 
     def reset(

@@ -10,7 +10,8 @@ from typing import Any, Literal, NamedTuple
 from jobs import keys, lua
 from jobs.api.conversation import Turn, TurnInput, new_messages
 from jobs.api.request import ChatRequest
-from jobs.api.session_fields import check_session_fields, check_turn_fields
+from jobs.api.session_fields import OWN_FIELDS, check_session_fields, check_turn_fields
+from jobs.api.wire import describe
 from jobs.client.rq_format import LINES_LUA
 from jobs.client.steps import Steps, command, retry
 from jobs.client.turns import TURNS_LUA, no_session, nothing_to_edit, other_model, refused
@@ -37,6 +38,7 @@ class CreateSessionArgs(NamedTuple):
     system: str
     options: str
     ttl: int
+    creation: str
 
 
 class ChangeSessionKeys(NamedTuple):
@@ -61,39 +63,91 @@ class SessionState(NamedTuple):
     model: str
     system: str
     options: dict[str, Any]  # fields of its requests
+    ttl: int
 
 
 def open_session(
     name: str | None,
     model: str | None,
     system: str | None,
-    ttl: int,
+    ttl: int | None,
     options: dict[str, Any],
-    turns: Sequence[Turn] = (),
 ) -> Steps[SessionState]:
     """The session of this id; if it does not exist and `model` is given, a new one.
 
-    Raises JobError."""
+    Raises JobError, also if the session exists with other values than those that are given."""
     name = checked_id(name)
-    if isinstance(ttl, bool) or not isinstance(ttl, int) or not 1 <= ttl < 2**31:
+    if ttl is not None and (
+        isinstance(ttl, bool) or not isinstance(ttl, int) or not 1 <= ttl < 2**31
+    ):
         raise invalid(f"ttl: a session is kept for a number of seconds, at least 1; got {ttl!r}")
-    checked = _checked_options(model or "any", system, options)
-    names = CreateSessionKeys(keys.session(name), keys.turns(name))
-    args = CreateSessionArgs(name, model or "", system or "", json.dumps(checked), ttl)
-    texts = [turn.to_json() for turn in turns]
-    reply = yield from retry(command("eval", CREATE, len(names), *names, *args, *texts))
-    if not reply:
-        raise no_session(name)
-    its_model, its_system, stored = [(value or b"").decode("utf-8", "replace") for value in reply]
-    if model is not None and its_model != model:
-        raise other_model(name, its_model, model)
-    if system is not None and system != its_system:
+    checked = _checked_options("any" if model is None else model, system, options)
+    wanted = SessionState(name, model or "", system or "", checked, ttl or SESSION_SECONDS)
+    state = yield from _create(wanted)
+    if model is not None and state.model != model:
+        raise other_model(name, state.model, model)
+    if system is not None and system != state.system:
         raise invalid(
             f"session {name!r} has another system message: open it without system, or change it "
             "with session.reset(system=...)",
             "system",
         )
-    return SessionState(name, its_model, its_system, {**json.loads(stored or "{}"), **checked})
+    if ttl is not None and ttl != state.ttl:
+        raise invalid(
+            f"session {name!r} was created with ttl={state.ttl}, not {ttl}: open it without ttl",
+            "ttl",
+        )
+    for field, value in checked.items():
+        if value != state.options.get(field):
+            raise _other_field(state, field, value)
+    return state
+
+
+def fork_session(state: SessionState, name: str | None, model: str | None) -> Steps[SessionState]:
+    """A new session with the turns of another one, its fields and its time to live. Raises
+    JobError, also if the id is taken."""
+    name = checked_id(name)
+    model = state.model if model is None else model
+    _checked_options(model, None, {})
+    system, turns = yield from read_turns(state.id)
+    new = SessionState(name, model, system, state.options, state.ttl)
+    return (yield from _create(new, turns, secrets.token_hex(8)))
+
+
+def _create(
+    wanted: SessionState, turns: Sequence[Turn] = (), creation: str = ""
+) -> Steps[SessionState]:
+    """The session of this id as it is now; a new one if it has a model and the id is free.
+    `creation`: token of a call that must create it."""
+    names = CreateSessionKeys(keys.session(wanted.id), keys.turns(wanted.id))
+    args = CreateSessionArgs(
+        wanted.id, wanted.model, wanted.system, json.dumps(wanted.options), wanted.ttl, creation
+    )
+    texts = [turn.to_json() for turn in turns]
+    reply = yield from retry(command("eval", CREATE, len(names), *names, *args, *texts))
+    if not reply:
+        raise no_session(wanted.id)
+    if reply == [b"taken"]:
+        raise invalid(
+            f"session {wanted.id!r} exists already: choose another id, or delete it first",
+            "id",
+        )
+    model, system, options, ttl = [(value or b"").decode("utf-8", "replace") for value in reply]
+    return SessionState(
+        wanted.id, model, system, json.loads(options or "{}"), int(ttl or SESSION_SECONDS)
+    )
+
+
+def _other_field(state: SessionState, field: str, value: Any) -> JobError:
+    """A session exists with another value of a field."""
+    had = f"without {field}"
+    if field in state.options:
+        had = f"with {field}={describe(state.options[field])}, not {describe(value)}"
+    return invalid(
+        f"session {state.id!r} was created {had}: open it without {field}, or give it to one "
+        f"turn, as session.send(..., {field}={describe(value)})",
+        field,
+    )
 
 
 def needed_model(name: str | None, model: str | None) -> str | None:
@@ -211,4 +265,4 @@ def _checked_options(model: str, system: str | None, options: dict[str, Any]) ->
     if system is not None:
         messages.insert(0, {"role": "system", "content": system})
     dumped = ChatRequest(**options, model=model, messages=messages).to_dict()
-    return {name: value for name, value in dumped.items() if name in options}
+    return {name: value for name, value in dumped.items() if name not in OWN_FIELDS}

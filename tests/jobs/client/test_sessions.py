@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from jobs import Client, JobError, Session, keys
+from jobs.client.session_steps import fork_session
+from jobs.client.steps import run_sync
 from jobs.testing import FakeWorker
 
 
@@ -37,8 +40,22 @@ def stored(client: Client, session: Session) -> dict[str, str]:
 # fork
 
 
+def test_a_fork_into_an_id_that_is_taken_is_refused(open_client: Client) -> None:
+    session = open_client.session("s", model="m", system="Be brief.")
+    session.send("a", timeout=5)
+    for name, its_system in (("one", None), ("two", "Be brief."), ("three", "Another.")):
+        other = open_client.session(name, model="m", system=its_system)
+        message = refused("invalid_request", session.fork, other.id)
+        assert message.startswith(f"session {other.id!r} exists already")
+        assert other.turns() == []
+    assert session.fork("free").history() == session.history()
 
 
+def test_a_fork_that_is_sent_twice_is_one_session(open_client: Client) -> None:
+    session = open_client.session("s", model="m")
+    steps = fork_session(session._state, "t", None)
+    run_sync(steps, _SendsTwice(open_client))
+    assert open_client.session("t").model == "m"
 
 
 class _SendsTwice:
@@ -53,24 +70,66 @@ class _SendsTwice:
         return self._connection.run(name, *args, **options)
 
 
+def test_a_fork_keeps_the_time_to_live_and_the_fields(open_client: Client) -> None:
+    session = open_client.session(model="m", ttl=1000, temperature=0.5)
+    branch = open_client.session(session.id).fork()
+    assert 990 < branch.ttl() <= 1000
+    assert 990 < branch.fork(model="other").ttl() <= 1000
+    assert stored(open_client, branch)["options"] == '{"temperature": 0.5}'
 
 
+def test_an_async_fork_keeps_the_time_to_live(worker: FakeWorker) -> None:
+    async def fork() -> None:
+        async with worker.async_client() as client:
+            session = await client.session(model="m", ttl=100)
+            branch = await session.fork("t")
+            assert 90 < await branch.ttl() <= 100
+            with pytest.raises(JobError, match="session 't' exists already"):
+                await session.fork("t")
+
+    asyncio.run(fork())
 
 
 # Opening a session that exists
 
 
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ttl": 50}, "session 's' was created with ttl=1000, not 50: open it without ttl"),
+        (
+            {"temperature": 1.5},
+            "session 's' was created with temperature=0.5, not 1.5: open it without temperature, "
+            "or give it to one turn, as session.send(..., temperature=1.5)",
+        ),
+        ({"top_k": 5}, "session 's' was created without top_k: open it without top_k, or "),
+        ({"system": "No."}, "another system message"),
+        ({"model": "other"}, "belongs to model 'm'"),
+    ],
+)
+def test_other_fields_than_those_of_the_session_are_refused(
+    open_client: Client, fields: dict[str, Any], message: str
+) -> None:
+    created = {"model": "m", "system": "Yes.", "ttl": 1000, "temperature": 0.5}
+    before = stored(open_client, open_client.session("s", **created))
+    assert message in refused("invalid_request", open_client.session, "s", **fields)
+    again = open_client.session("s", **created)
+    assert stored(open_client, again) == before and again.ttl() <= 1000
 
 
+def test_fields_of_two_names_are_kept_under_the_one_that_is_sent(open_client: Client) -> None:
+    session = open_client.session(model="m", max_completion_tokens=5)
+    assert stored(open_client, session)["options"] == '{"max_tokens": 5}'
+    open_client.session(session.id, max_tokens=5)
 
 
 # Arguments
 
 
-
-
-
-
+def test_an_empty_model_is_called_empty(open_client: Client) -> None:
+    assert refused("invalid_request", open_client.session, model="") == "model is empty"
+    session = open_client.session(model="m")
+    assert refused("invalid_request", session.fork, model="") == "model is empty"
 
 
 @pytest.mark.parametrize(
@@ -97,7 +156,3 @@ def test_an_unknown_field_of_a_turn_is_named_with_what_is_possible(open_client: 
     assert said.startswith("unknown field 'timeout'; a session takes the fields of a request")
     said = refused("invalid_request", session.submit, "a", tenant="acme")
     assert said == "unknown field 'tenant'; did you mean 'job.tenant'?"
-
-
-
-
