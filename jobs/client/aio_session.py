@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput
-from jobs.client.session import leaves_job_running
+from jobs.client.caller_waits import answer_of_async, cancelling_async
 from jobs.client.session_steps import (
     SessionState,
     delete_session,
@@ -22,7 +21,7 @@ from jobs.client.session_steps import (
     undo_turn,
 )
 from jobs.client.steps import run_async
-from jobs.errors import JobError
+from jobs.client.wait import check_timeout
 
 if TYPE_CHECKING:
     from jobs.client.aio import AsyncClient, AsyncJob
@@ -52,14 +51,9 @@ class AsyncSession:
         **fields: Any,
     ) -> ChatCompletion:
         """Run the next turn, see `Session.send`."""
+        check_timeout(timeout)
         job = await self.submit(content, wait=wait, edit=edit, **fields)
-        try:
-            return await job.result(timeout)
-        except BaseException as error:
-            if leaves_job_running(error):
-                with suppress(JobError):
-                    await job.cancel()
-            raise
+        return await answer_of_async(job, timeout)
 
     async def stream(
         self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
@@ -67,14 +61,9 @@ class AsyncSession:
         """Run the next turn and yield its chunks, see `Session.stream`. The first step
         submits it."""
         job = await self.submit(content, wait=wait, edit=edit, **{"stream": True, **fields})
-        try:
+        async with cancelling_async(job):
             async for chunk in job.stream():
                 yield chunk
-        except BaseException as error:
-            if leaves_job_running(error):
-                with suppress(JobError):
-                    await job.cancel()
-            raise
 
     async def edit(self, content: TurnInput, **fields: Any) -> ChatCompletion:
         """Replace the last turn, see `Session.edit`."""

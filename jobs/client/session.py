@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput
+from jobs.client.caller_waits import answer_of, cancelling
 from jobs.client.session_steps import (
     SessionState,
     delete_session,
@@ -21,7 +21,7 @@ from jobs.client.session_steps import (
     undo_turn,
 )
 from jobs.client.steps import run_sync
-from jobs.errors import JobError, WaitTimeout
+from jobs.client.wait import check_timeout
 
 if TYPE_CHECKING:
     from jobs.client.client import Client, Job
@@ -63,14 +63,8 @@ class Session:
     ) -> ChatCompletion:
         """Run the next turn, see `submit`. If the wait is given up, the answer is stopped, and kept
         as far as it got."""
-        job = self.submit(content, wait=wait, edit=edit, **fields)
-        try:
-            return job.result(timeout)
-        except BaseException as error:
-            if leaves_job_running(error):
-                with suppress(JobError):
-                    job.cancel()
-            raise
+        check_timeout(timeout)
+        return answer_of(self.submit(content, wait=wait, edit=edit, **fields), timeout)
 
     def stream(
         self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
@@ -123,16 +117,6 @@ class Session:
         return f"Session({self.id!r}, model={self.model!r})"
 
 
-def leaves_job_running(error: BaseException) -> bool:
-    """Whether the caller stops waiting: a time limit, Ctrl-C or a cancelled task."""
-    return isinstance(error, WaitTimeout) or not isinstance(error, JobError)
-
-
 def _stream(job: Job) -> Iterator[ChatChunk]:
-    try:
+    with cancelling(job):
         yield from job.stream()
-    except BaseException as error:
-        if leaves_job_running(error):
-            with suppress(JobError):
-                job.cancel()
-        raise
