@@ -10,6 +10,7 @@ import pytest
 from jobs import AsyncClient, Client, JobError, WaitTimeout
 from jobs.client import caller_waits
 from jobs.client.steps import Steps, run_sync
+from jobs.testing import FakeWorker
 from tests.jobs.conftest import StepwiseWorker
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
@@ -85,3 +86,43 @@ def test_a_job_that_cannot_be_cancelled_is_not_called_cancelled(
     monkeypatch.setattr(caller_waits, "cancel", fails)
     with pytest.raises(WaitTimeout, match="it is not cancelled"):
         run_sync(caller_waits.wait_or_cancel(job.id, 0.01), client.connection)
+
+
+def test_jobs_and_lists_of_jobs_are_awaited() -> None:
+    with FakeWorker("x") as worker:
+        client = worker.client()
+        jobs = client.submit_many([{"model": "m", "messages": MESSAGES}] * 3)
+        assert [one.text for one in client.gather(jobs)] == ["x"] * 3
+        assert [one.text for one in client.gather(*jobs, timeout=5)] == ["x"] * 3
+        assert len(client.gather(iter(jobs), return_exceptions=True)) == 3
+        assert client.gather([]) == client.gather() == []
+        assert len(list(client.as_completed(jobs))) == 3
+        client.wait_for_rows(jobs)
+
+
+@pytest.mark.parametrize("given", [None, 5, "abc", [None], ["abc"], [["abc"]]])
+def test_what_is_no_job_is_not_awaited(given: Any) -> None:
+    with FakeWorker("x") as worker:
+        client = worker.client()
+        for wait in (
+            client.gather,
+            client.wait_for_rows,
+            lambda one: list(client.as_completed(one)),
+        ):
+            with pytest.raises(
+                JobError, match="a job or a list of jobs is needed here; got"
+            ) as caught:
+                wait(given)
+            assert caught.value.code == "invalid_request"
+
+
+def test_an_async_client_awaits_lists_of_jobs() -> None:
+    async def gather(client: AsyncClient) -> None:
+        jobs = await client.submit_many([{"model": "m", "messages": MESSAGES}] * 2)
+        assert [one.text for one in await client.gather(jobs)] == ["x", "x"]
+        assert [one.text for one in await client.gather(*jobs, timeout=5)] == ["x", "x"]
+        with pytest.raises(JobError, match="a job or a list of jobs is needed here; got 5"):
+            await client.gather(5)  # type: ignore[call-overload]
+
+    with FakeWorker("x") as worker:
+        asyncio.run(gather(worker.async_client()))

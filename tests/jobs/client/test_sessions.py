@@ -126,6 +126,35 @@ def test_fields_of_two_names_are_kept_under_the_one_that_is_sent(open_client: Cl
 # Arguments
 
 
+@pytest.mark.parametrize("content", [None, 5, 1.5, True])
+def test_a_content_that_is_no_message_is_refused(open_client: Client, content: Any) -> None:
+    session = open_client.session(model="m")
+    for call in (session.send, session.submit, session.edit):
+        message = refused("invalid_request", call, content)
+        assert message.startswith("a text, a message or a list of messages is needed here; got ")
+    for history in (content, "a text"):
+        message = refused("invalid_request", session.reset, history)
+        assert message.startswith("a list of messages, or of turns, is needed here; got ")
+    assert session.turns() == []
+    session.send("a", timeout=5)
+
+
+@pytest.mark.parametrize("seconds", ["5", True, float("nan"), [1]])
+def test_a_timeout_that_is_no_number_is_refused_before_the_turn(
+    open_client: Client, seconds: Any
+) -> None:
+    session = open_client.session(model="m")
+    message = refused("invalid_request", session.send, "a", timeout=seconds)
+    assert message.startswith("timeout: a number of seconds, or None, is needed here; got ")
+    job = session.submit("a")
+    waits = (job.result, open_client.gather, open_client.wait_for_rows)
+    for wait, given in zip(waits, ((), (job,), ([job],)), strict=True):
+        assert "timeout: a number of seconds" in refused(
+            "invalid_request", wait, *given, timeout=seconds
+        )
+    job.result(timeout=5)
+
+
 def test_an_empty_model_is_called_empty(open_client: Client) -> None:
     assert refused("invalid_request", open_client.session, model="") == "model is empty"
     session = open_client.session(model="m")
