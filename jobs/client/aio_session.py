@@ -35,11 +35,17 @@ class AsyncSession:
         self._client, self._state = client, state
 
     async def submit(
-        self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
+        self,
+        content: TurnInput,
+        *,
+        wait: bool = False,
+        edit: bool = False,
+        durable: bool = False,
+        **fields: Any,
     ) -> AsyncJob:
         """Enqueue the next turn, see `Session.submit`."""
         request = turn_request(self._state, content, wait=wait, edit=edit, fields=fields)
-        return await self._client.submit(request)
+        return await self._client.submit(request, durable=durable)
 
     async def send(
         self,

@@ -41,16 +41,22 @@ class Session:
         self._client, self._state = client, state
 
     def submit(
-        self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
+        self,
+        content: TurnInput,
+        *,
+        wait: bool = False,
+        edit: bool = False,
+        durable: bool = False,
+        **fields: Any,
     ) -> Job:
         """Enqueue the next turn: a text of the user, or messages, such as results of tools.
 
         `wait`: run after the turns that have not ended, instead of raising `session_busy`. `edit`:
         replace the last turn. `truncate="oldest"`: leave out the oldest turns if the context has no
-        room for all; they stay in the history.
+        room for all; they stay in the history. `durable`: see `Client.submit`.
         """
         request = turn_request(self._state, content, wait=wait, edit=edit, fields=fields)
-        return self._client.submit(request)
+        return self._client.submit(request, durable=durable)
 
     def send(
         self,

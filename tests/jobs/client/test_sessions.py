@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from jobs import Client, JobError, Session, keys
+from jobs import AsyncClient, Client, JobError, Session, keys
 from jobs.client.session_steps import fork_session
 from jobs.client.steps import run_sync
 from jobs.testing import FakeWorker
@@ -185,3 +185,17 @@ def test_an_unknown_field_of_a_turn_is_named_with_what_is_possible(open_client: 
     assert said.startswith("unknown field 'timeout'; a session takes the fields of a request")
     said = refused("invalid_request", session.submit, "a", tenant="acme")
     assert said == "unknown field 'tenant'; did you mean 'job.tenant'?"
+
+
+def test_a_turn_can_be_durable(open_client: Client) -> None:
+    session = open_client.session(model="m")
+    assert session.submit("a", durable=True).result(timeout=5).text == "A"
+
+
+def test_a_turn_of_an_async_session_can_be_durable(worker: FakeWorker) -> None:
+    async def send(client: AsyncClient) -> str:
+        session = await client.session(model="m")
+        job = await session.submit("a", durable=True)
+        return (await job.result(timeout=5)).text
+
+    assert asyncio.run(send(worker.async_client())) == "A"
