@@ -33,7 +33,7 @@ HELP = """\
 Ctrl-C          stop the answer, and keep it as far as it got
 Ctrl-D          end"""
 END_SECONDS = 10.0  # how long the end of a stopped answer is waited for
-SESSION_SECONDS = 86_400  # a conversation that nobody ends expires after this time
+UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this time
 
 
 class Spent(NamedTuple):
@@ -176,7 +176,7 @@ class Conversation:
         _say("the conversation begins again")
 
     def _save(self, name: str) -> None:
-        from jobs.api.saved import write_conversation
+        from jobs.saved import write_conversation
 
         path = _path(name, "/save")
         if path is not None:
@@ -185,7 +185,7 @@ class Conversation:
             _say(f"{counted(len(turns), 'turn')} written to {path}")
 
     def _load(self, name: str) -> None:
-        from jobs.api.saved import read_conversation
+        from jobs.saved import read_conversation
 
         path = _path(name, "/load")
         if path is not None:
@@ -213,7 +213,7 @@ def converse(
     wait_for_worker: Callable[[Job], None],
 ) -> None:
     """Hold a conversation until Ctrl-D. Raises JobError for fields that are invalid."""
-    session = client.session(model=model, system=system, ttl=SESSION_SECONDS, **fields)
+    session = client.session(model=model, system=system, ttl=UNUSED_SECONDS, **fields)
     Conversation(client, session, wait_for_worker).run()
 
 

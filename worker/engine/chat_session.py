@@ -20,9 +20,9 @@ from jobs.api.conversation import (
 )
 from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
-from jobs.api.saved import read_conversation, write_conversation
 from jobs.api.session_fields import check_turn_fields
 from jobs.errors import JobError, invalid
+from jobs.saved import read_conversation, write_conversation
 from jobs.stream.chunks import ChunkBuilder
 from worker.backend import Outcome
 from worker.engine.collect import CollectingSink
