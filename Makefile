@@ -45,6 +45,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.priority
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.prefix
+	$(BIN)/python -m bench.speculative
 
 bench-peers: $(VENV)/.ready-to-test .bench-peers/.ready
 	$(BIN)/python -m bench.gguf

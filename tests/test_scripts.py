@@ -11,12 +11,12 @@ import pytest
 import redis
 
 from jobs import lua
-from jobs.client import cancel, dead_letters, new_job, session_steps, turns
+from jobs.client import cancel, dead_letters, new_job, session_scripts, turns
 from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
-from worker.queue import rq_presence, rq_scripts, rq_sessions, rq_upkeep, rq_workers
+from worker.queue import rq_backlog, rq_presence, rq_scripts, rq_sessions, rq_upkeep, rq_workers
 from worker.record import part_plans
 
 ROOT = Path(__file__).parent.parent
@@ -34,10 +34,12 @@ CASES = [
     (dead_letters.REQUEUE, "ARGV", dead_letters.RequeueArgs),
     (dead_letters.PURGE, "KEYS", dead_letters.PurgeKeys),
     (dead_letters.PURGE, "ARGV", dead_letters.PurgeArgs),
-    (session_steps.CREATE, "KEYS", session_steps.CreateSessionKeys),
-    (session_steps.CREATE, "ARGV", session_steps.CreateSessionArgs),
-    (session_steps.CHANGE, "KEYS", session_steps.ChangeSessionKeys),
-    (session_steps.CHANGE, "ARGV", session_steps.ChangeSessionArgs),
+    (session_scripts.CREATE, "KEYS", session_scripts.CreateSessionKeys),
+    (session_scripts.CREATE, "ARGV", session_scripts.CreateSessionArgs),
+    (session_scripts.CUT, "KEYS", session_scripts.CutSessionKeys),
+    (session_scripts.CUT, "ARGV", session_scripts.CutSessionArgs),
+    (session_scripts.REPLACE, "KEYS", session_scripts.ReplaceSessionKeys),
+    (session_scripts.REPLACE, "ARGV", session_scripts.ReplaceSessionArgs),
     (turns.BEGIN, "KEYS", turns.BeginKeys),
     (turns.BEGIN, "ARGV", turns.BeginArgs),
     (rq_sessions.RELEASE, "KEYS", rq_sessions.ReleaseTurnKeys),
@@ -50,6 +52,8 @@ CASES = [
     (rq_scripts.SETTLE, "ARGV", rq_scripts.SettleArgs),
     (rq_scripts.RETURN, "KEYS", rq_scripts.ReturnKeys),
     (rq_scripts.RETURN, "ARGV", rq_scripts.ReturnArgs),
+    (rq_backlog.COUNT, "KEYS", rq_backlog.CountKeys),
+    (rq_backlog.COUNT, "ARGV", rq_backlog.CountArgs),
     (rq_presence.REPORT, "KEYS", rq_presence.ReportKeys),
     (rq_presence.REPORT, "ARGV", rq_presence.ReportArgs),
     (rq_workers.ELECT, "KEYS", rq_workers.ElectKeys),
@@ -94,7 +98,7 @@ def test_a_script_opens_with_a_header_that_describes_it(path: Path) -> None:
     text = path.read_text()
     header = header_of(text)
     if header.startswith("-- Prelude"):  # defines functions for other scripts
-        assert "KEYS" not in text and "ARGV" not in text
+        assert not re.search(r"\b(KEYS|ARGV)\b", text)
         return
     _, _, description = header.partition("\n--\n")
     parts = re.findall(r"^-- (KEYS  |ARGV  |Returns |Atomic: )", description, re.MULTILINE)

@@ -1,4 +1,4 @@
-"""The model card: README.md of the model folder, written after training with its accuracy."""
+"""The model cards: README.md of the model folders, written after training."""
 
 from __future__ import annotations
 
@@ -61,3 +61,29 @@ Measured with `python -m training.evaluate worker/demo/model worker/demo/dataset
 def write_card(folder: Path, **facts: object) -> None:
     """Write README.md in the model folder; `facts` are the fields of `CARD`."""
     (folder / "README.md").write_text(CARD.format(**facts), encoding="utf-8")
+
+
+DRAFT_CARD = """\
+---
+language: en
+pipeline_tag: text-generation
+tags: [qwen3, demo, draft]
+---
+
+# demo-draft
+
+The draft of the demo model, for speculative decoding: {parameters:,} parameters, the same tokenizer
+and chat template. It proposes the next tokens, which the demo model checks in one pass; on its own
+its answers are often wrong.
+
+- Architecture: Qwen3 (`Qwen3ForCausalLM`), {layers} layers, hidden size {hidden}, tied embeddings,
+  bfloat16.
+- Training: the demo model's examples, {steps} steps of {tokens} tokens, AdamW, peak learning rate
+  {lr:g}, cosine decay, loss on the reply only, seed {seed}; {minutes:.0f} minutes of one CPU core.
+- Made by `python -m training.train_draft --out worker/demo` in the source repository.
+"""
+
+
+def write_draft_card(folder: Path, **facts: object) -> None:
+    """Write README.md in the draft's folder; `facts` are the fields of `DRAFT_CARD`."""
+    (folder / "README.md").write_text(DRAFT_CARD.format(**facts), encoding="utf-8")

@@ -19,6 +19,7 @@ from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.attempts import Attempts
+from worker.queue.faults import Faults
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.publisher import Publisher
@@ -105,6 +106,7 @@ def serve(
             Reaper(store, RQStarted(client), workers, settlements, lease_seconds),
             sickness,
             partial(Waker, connect(redis_url)),
+            Faults(client),
             lease_seconds=lease_seconds,
             grace=grace,
             burst=burst,

@@ -40,7 +40,12 @@ class Usage(Wire):
         cached_tokens: int = 0
 
     class CompletionDetails(Wire):
+        """The figures of predictions are None if the model ran without a draft."""
+
         reasoning_tokens: int = 0
+        accepted_prediction_tokens: int | None = None
+        rejected_prediction_tokens: int | None = None
+        prediction_steps: int | None = None  # in which predicted tokens were verified
 
     prompt_tokens: int
     completion_tokens: int

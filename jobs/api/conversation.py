@@ -53,7 +53,12 @@ class Turn:
         messages, answer = data.get("messages"), data.get("answer")
         if not isinstance(messages, list) or not isinstance(answer, dict):
             raise ValueError("a turn has messages and an answer")
-        return cls(messages, answer, data.get("finish_reason") or "stop", str(data.get("job", "")))
+        end, job = data.get("finish_reason") or "stop", data.get("job", "")
+        if not all(isinstance(one, dict) for one in messages):
+            raise ValueError("a message is a JSON object")
+        if not isinstance(end, str) or not isinstance(job, str):
+            raise ValueError("finish_reason and job are strings")
+        return cls(messages, answer, end, job)  # type: ignore[arg-type]
 
 
 def ended_turn(

@@ -23,6 +23,8 @@ from jobs.api.message import FunctionCall, Message, TextPart, ToolCall
 from jobs.api.wire import Wire
 from jobs.errors import invalid
 
+_PLAIN = {"role", "content"}
+
 
 def plain_messages(messages: Any, ignored: list[str]) -> Any:
     """The messages in our form. Names of dropped fields are added to `ignored`."""
@@ -34,6 +36,8 @@ def plain_messages(messages: Any, ignored: list[str]) -> Any:
 
 
 def _message(message: Any, path: str, ignored: list[str]) -> Any:
+    if type(message) is dict and message.keys() == _PLAIN and type(message["content"]) is str:
+        return message  # nearly all messages of large batches
     message = _as_dict(message, Message)
     if not isinstance(message, dict):
         return message

@@ -19,7 +19,7 @@ from jobs.api.wire import Number, Text, Wire, describe
 from jobs.keys import JOB_ID, RUN_ID, SESSION_ID
 
 TENANT = re.compile(r"[!-~]{1,100}")  # it is a part of names in Redis
-MAX_DELAY = 10 * 365 * 86_400  # seconds
+MAX_SECONDS = 10 * 365 * 86_400  # of delay and ttl
 DEFAULT_RETRIES = 2  # attempts after a retryable error
 
 
@@ -97,9 +97,10 @@ class JobOptions(Wire):
     priority: Literal["interactive", "bulk"] = "interactive"
     tenant: Annotated[Text, AfterValidator(_tenant)] | None = None  # tenants take turns
     # The job waits this many seconds, or until this time, before it is queued:
-    delay: Annotated[Number, BeforeValidator(_seconds), Field(ge=0, le=MAX_DELAY)] | None = None
+    delay: Annotated[Number, BeforeValidator(_seconds), Field(ge=0, le=MAX_SECONDS)] | None = None
     at: Annotated[datetime, BeforeValidator(_moment)] | None = None
-    ttl: Annotated[Number, Field(gt=0)] | None = None  # seconds from when it is queued to the end
+    # Seconds from when it is queued to the end:
+    ttl: Annotated[Number, Field(gt=0, le=MAX_SECONDS)] | None = None
     retries: Annotated[StrictInt, Field(ge=0, le=100)] | None = None  # None: DEFAULT_RETRIES
     # Seconds that Redis keeps the result; None: of the client, or a day, an hour for bulk jobs.
     result_ttl: Annotated[StrictInt, Field(ge=1, lt=2**31)] | None = None

@@ -29,11 +29,10 @@ def build() -> click.Group:
 
     import click
 
-    from jobs.cli.cancel import cancel
     from jobs.cli.chat import chat
     from jobs.cli.failures import CommandGroup, context_settings
     from jobs.cli.follow import follow
-    from jobs.cli.jobs import jobs_group
+    from jobs.cli.jobs import cancel, jobs_group
     from jobs.cli.limits import limits
     from jobs.cli.results import results
     from jobs.cli.status import status

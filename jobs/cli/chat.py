@@ -17,6 +17,7 @@ from jobs.cli.waiting import WaitNotice
 
 if TYPE_CHECKING:
     from jobs import ChatCompletion, ChatRequest, Client, Job
+    from jobs.api.answer import Usage
 
 
 @click.command()
@@ -158,6 +159,19 @@ def _print_timings(completion: ChatCompletion, seconds: float) -> None:
         return
     click.echo(
         f"{usage.prompt_tokens} tokens in, {usage.completion_tokens} out, {seconds:.2f} s, "
-        f"{usage.completion_tokens / seconds:.1f} tokens/s",
+        f"{usage.completion_tokens / seconds:.1f} tokens/s{_accepted(usage)}",
         err=True,
+    )
+
+
+def _accepted(usage: Usage) -> str:
+    """How well the draft did, if there was one that proposed tokens."""
+    details = usage.completion_tokens_details
+    if details is None or not details.prediction_steps:
+        return ""
+    accepted = details.accepted_prediction_tokens or 0
+    drafted = accepted + (details.rejected_prediction_tokens or 0)
+    return (
+        f", {accepted / drafted:.0%} of the draft accepted, "
+        f"{accepted / details.prediction_steps:.1f} tokens a step"
     )

@@ -128,7 +128,7 @@ class CommandGroup(click.Group):
 
     def invoke(self, ctx: click.Context) -> Any:
         with warnings.catch_warnings():
-            warnings.showwarning = _show_warning  # type: ignore[assignment]
+            warnings.showwarning = show_warning  # type: ignore[assignment]
             try:
                 return self._invoke(ctx)
             except click.ClickException as error:
@@ -175,5 +175,6 @@ def sentence(error: JobError) -> str:
     return error.message if plain else f"{error.message} ({error.code})"
 
 
-def _show_warning(message: Warning | str, *_: Any) -> None:
+def show_warning(message: Warning | str, *_: Any) -> None:
+    """Print a warning; `warnings.showwarning` while a command runs."""
     click.echo(click.style("warning:", fg="yellow") + f" {message}", err=True)

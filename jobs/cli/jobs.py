@@ -2,58 +2,29 @@
 
 from __future__ import annotations
 
-import functools
-from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
 from itertools import islice
+from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import counted, print_json
-from jobs.cli.failures import Failure
-from jobs.cli.options import JobId, Seconds, client, json_option, quiet_option, redis_option
+from jobs.cli.answer import print_json
+from jobs.cli.changes import Outcome, changes_jobs, not_done
+from jobs.cli.options import JobId, client, json_option, redis_option
+from jobs.cli.selection import STATES, find, selection_options
 
 if TYPE_CHECKING:
     from jobs import Client
-    from jobs.client.dead_letters import FoundJob, Selection
-    from jobs.client.steps import Steps
+    from jobs.client.dead_letters import FoundJob
 
-STATES = ("deferred", "scheduled", "queued", "started", "finished", "failed", "cancelled")
-WIDTH = 160  # of the table, if stdout is not a terminal
+ERROR_WIDTH = 60  # characters of an error in the table
+PIPE_WIDTH = 10_000  # of the table, if stdout is not a terminal: one line per job
 
 
 @click.group(name="jobs")
 def jobs_group() -> None:
-    """List jobs by state, run, error and age; show, requeue, cancel or delete them."""
-
-
-def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options that select jobs; the command gets them as one dict, `chosen`."""
-
-    @click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="State.")
-    @click.option("--run", metavar="ID", help="Run.")
-    @click.option("-m", "--model", metavar="M", help="Model.")
-    @click.option("--code", metavar="CODE", help="Error code, such as worker_lost.")
-    @click.option(
-        "--older",
-        type=Seconds(min=0),
-        metavar="S",
-        help="Seconds since the job ended, or since it was enqueued.",
-    )
-    @functools.wraps(command)
-    def with_selection(
-        states: tuple[str, ...],
-        run: str | None,
-        model: str | None,
-        code: str | None,
-        older: float | None,
-        **rest: Any,
-    ) -> Any:
-        chosen = {"states": states, "run": run, "model": model, "code": code, "older": older}
-        return command(chosen={name: value for name, value in chosen.items() if value}, **rest)
-
-    return with_selection
+    """List jobs by state, run, tenant, error and age; show, requeue, cancel or delete them."""
 
 
 @jobs_group.command(name="list")
@@ -66,7 +37,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def list_jobs(chosen: dict[str, Any], limit: int, as_json: bool, redis_url: str) -> None:
     """List the jobs in Redis. Those that ended long ago are not kept there."""
     with client(redis_url) as connected:
-        found = _find(connected, chosen, STATES)
+        found = find(connected, chosen, STATES)
         if as_json:
             for one in islice(found, limit):
                 print_json(_facts(one))
@@ -107,110 +78,39 @@ def show(job_id: str, as_json: bool, redis_url: str) -> None:
     print_json(found.state.request)
 
 
-def change(past: str, default: tuple[str, ...]) -> Callable[..., Any]:
-    """The options of a command that changes jobs. `default`: the states that it selects."""
-
-    def decorate(act: Callable[[str], Steps[bool]]) -> Callable[..., Any]:
-        @click.argument("job_ids", metavar="[JOB]...", nargs=-1, type=JobId())
-        @selection_options
-        @click.option("--all", "every", is_flag=True, help=f"All that are {' or '.join(default)}.")
-        @quiet_option
-        @redis_option
-        @functools.wraps(act)
-        def command(
-            job_ids: tuple[str, ...],
-            chosen: dict[str, Any],
-            every: bool,
-            quiet: bool,
-            redis_url: str,
-        ) -> None:
-            if bool(job_ids) + bool(chosen) + every != 1:
-                raise click.UsageError(
-                    "select the jobs: give their ids, or options such as --run, or --all"
-                )
-            with client(redis_url) as connected:
-                _change(connected, job_ids or _ids(connected, chosen, default), act, past, quiet)
-
-        return command
-
-    return decorate
-
-
 @jobs_group.command()
-@change("requeued", ("failed",))
-def requeue(job_id: str) -> Steps[bool]:
+@changes_jobs("requeued", ("failed",))
+def requeue(connected: Client, job_id: str) -> Outcome:
     """Put failed or cancelled jobs back into their queues; each runs as a new attempt."""
     from jobs.client.dead_letters import requeue
-
-    return requeue(job_id)
-
-
-@jobs_group.command()
-@change("cancelled", ("deferred", "scheduled", "queued", "started"))
-def cancel(job_id: str) -> Steps[bool]:
-    """Cancel deferred, scheduled, queued or running jobs; those that run stop soon after."""
-    from jobs.client.cancel import cancel
-
-    return cancel(job_id)
-
-
-@jobs_group.command()
-@change("deleted", ("failed", "cancelled"))
-def purge(job_id: str) -> Steps[bool]:
-    """Delete jobs that have ended from Redis. Their rows in Parquet are kept."""
-    from jobs.client.dead_letters import purge
-
-    return purge(job_id)
-
-
-def _change(
-    connected: Client,
-    job_ids: tuple[str, ...],
-    act: Callable[[str], Steps[bool]],
-    past: str,
-    quiet: bool,
-) -> None:
-    from jobs import JobError
     from jobs.client.steps import run_sync
 
-    done = 0
-    for job_id in job_ids:
-        try:
-            if run_sync(act(job_id), connected.connection):
-                done += 1
-            else:
-                status = connected.job(job_id).status()
-                click.echo(f"{job_id}: not {past}, it is {status}", err=True)
-        except JobError as error:
-            if error.code != "not_found":
-                raise
-            click.echo(f"{job_id}: {error.message}", err=True)
-    if not quiet:
-        click.echo(f"{counted(done, 'job')} {past}", err=True)
-    if done < len(job_ids):
-        raise Failure(f"{len(job_ids) - done} of {counted(len(job_ids), 'job')} not {past}")
+    if run_sync(requeue(job_id), connected.connection):
+        return Outcome("requeued")
+    return not_done("requeued", connected.job(job_id).status())
 
 
-def _find(
-    connected: Client, chosen: dict[str, Any], default: tuple[str, ...]
-) -> Iterator[FoundJob]:
-    from jobs.client.dead_letters import find_jobs
-
-    return find_jobs(connected.redis, _selection(chosen, default))
-
-
-def _ids(connected: Client, chosen: dict[str, Any], default: tuple[str, ...]) -> tuple[str, ...]:
-    """All are found before the first is changed. One that changed its state meanwhile is found
-    twice."""
-    return tuple(dict.fromkeys(one.state.id for one in _find(connected, chosen, default)))
+@jobs_group.command()
+@changes_jobs("cancelled", ("deferred", "scheduled", "queued", "started"))
+def cancel(connected: Client, job_id: str) -> Outcome:
+    """Cancel deferred, scheduled, queued or running jobs. Rows keep the text generated so far."""
+    job = connected.job(job_id)
+    stopped, status = job.cancel(), job.status()
+    if not stopped:
+        return Outcome(f"already {status}")
+    return Outcome("cancelled" if status == "cancelled" else "being cancelled by a worker")
 
 
-def _selection(chosen: dict[str, Any], default: tuple[str, ...]) -> Selection:
-    from jobs.client.dead_letters import Selection
-    from jobs.client.state import Status
+@jobs_group.command()
+@changes_jobs("deleted", ("failed", "cancelled"))
+def purge(connected: Client, job_id: str) -> Outcome:
+    """Delete jobs that have ended from Redis. Their rows in Parquet are kept."""
+    from jobs.client.dead_letters import purge
+    from jobs.client.steps import run_sync
 
-    states = tuple(Status(name) for name in chosen.get("states") or default)
-    return Selection(**{**chosen, "states": states})
+    if run_sync(purge(job_id), connected.connection):
+        return Outcome("deleted")
+    return not_done("deleted", connected.job(job_id).status())
 
 
 def _facts(found: FoundJob) -> dict[str, Any]:
@@ -244,8 +144,9 @@ def _print_table(found: list[FoundJob]) -> None:
     for one in found:
         facts, error = _facts(one), one.state.error
         since = facts["since"].isoformat(timespec="seconds")
-        text = f"{error.code}: {error.message}"[:60] if error is not None else ""
+        reason = f"{error.code}: {error.message}" if error is not None else ""
+        reason = shorten(reason, ERROR_WIDTH, placeholder=" …")
         cells = (facts["id"], facts["status"], facts["model"], facts["run"], facts["attempt"])
-        table.add_row(*(Text(str(cell)) for cell in (*cells, since, text)))
-    console = Console(width=None if sys.stdout.isatty() else WIDTH)
+        table.add_row(*(Text(str(cell)) for cell in (*cells, since, reason)))
+    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
     console.print(table if found else "no jobs")

@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import TYPE_CHECKING
 
 import click
 
+from jobs import keys
 from jobs.cli.answer import print_json
-from jobs.cli.failures import WrongInput
+from jobs.cli.failures import WrongInput, show_warning
 from jobs.cli.options import client, json_option, redis_option
+
+if TYPE_CHECKING:
+    from redis import Redis
 
 DEFAULT = "default"
 
@@ -32,16 +38,20 @@ def limits(
 
     They are kept in Redis. Producers and workers obey them at once.
     """
-    from jobs.client.limits import read_limits, read_own_limits, set_limit
+    from jobs.client.limits import check_limit, read_limits, read_own_limits, set_limit
     from jobs.errors import InvalidRequest
 
     parsed = [_parse(text) for text in settings]
+    for setting in parsed:
+        try:
+            check_limit(setting.name, setting.value, model, tenant)
+        except InvalidRequest as error:
+            raise WrongInput(error.message) from None
     with client(redis_url) as connected:
         for setting in parsed:
-            try:
-                set_limit(connected.redis, setting.name, setting.value, model, tenant)
-            except InvalidRequest as error:
-                raise WrongInput(error.message) from None
+            set_limit(connected.redis, setting.name, setting.value, model, tenant)
+        if model is not None and parsed:
+            _warn_if_unknown(connected.redis, model)
         values = read_limits(connected.redis)._asdict() | read_own_limits(connected.redis)
     if as_json:
         print_json(values)
@@ -49,6 +59,20 @@ def limits(
     width = max(map(len, values))
     for name, value in values.items():
         click.echo(f"{name:{width}}  {value}")
+
+
+def _warn_if_unknown(redis: Redis, model: str) -> None:
+    """Warn about a model that no worker serves and that has no queue: it may be a typing error."""
+    from jobs.client.rq_format import queue_names
+    from jobs.client.serving import read_workers
+
+    known = {name for worker in read_workers(redis) for name in worker["names"]}
+    known.update(map(keys.model_of, queue_names(redis)))
+    if model in known:
+        return
+    close = get_close_matches(model, sorted(known), 1)
+    hint = f"; did you mean {close[0]!r}?" if close else ""
+    show_warning(f"no worker serves {model!r}, and it has no jobs{hint}")
 
 
 def _parse(text: str) -> _Setting:

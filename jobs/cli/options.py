@@ -95,6 +95,10 @@ class Seconds(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
+        try:
+            float(value)
+        except ValueError:
+            self.fail(f"{value!r} is not a number of seconds, such as 300", param, ctx)
         seconds: float = super().convert(value, param, ctx)
         if seconds != seconds:
             self.fail(f"{value!r} is not a number", param, ctx)

@@ -28,6 +28,8 @@ class Submitted:
     number: int
     job: Job
     custom_id: str | None
+    run: str
+    ended_before: bool  # its row was submitted before, and the job has left Redis
 
     def facts(self, unit: str) -> dict[str, Any]:
         """Return what is known before the job has ended."""
@@ -50,12 +52,11 @@ class Outcomes:
             WaitNotice(connection, quiet=quiet, write=progress.note) as notice,
         ):
             for one in self._submitted:
-                notice.watch(one.job)
-                try:
-                    self._add(one, one.job.result())
-                except JobError as error:
-                    self._failed += 1
-                    self._add(one, error)
+                if one.ended_before:
+                    self._add_done(one)
+                else:
+                    notice.watch(one.job)
+                    self._wait_for(one)
                 self._done += 1
                 progress.update(self._done, 0)
         if not self._as_json:
@@ -71,6 +72,22 @@ class Outcomes:
             else:
                 click.echo(one.job.id)
         return len(rest)
+
+    def _wait_for(self, one: Submitted) -> None:
+        try:
+            self._add(one, one.job.result())
+        except JobError as error:
+            self._failed += 1
+            self._add(one, error)
+
+    def _add_done(self, one: Submitted) -> None:
+        """Redis no longer has the outcome of a job that ended before."""
+        if self._as_json:
+            rest = {"status": "done", "completion": None, "error": None}
+            print_json(one.facts(self._unit) | rest)
+        else:
+            text = f"done before; its row is in run {one.run}"
+            self._table.append((str(one.number), one.custom_id or "", one.job.id, "done", "", text))
 
     def _add(self, one: Submitted, outcome: ChatCompletion | JobError) -> None:
         failed = isinstance(outcome, JobError)

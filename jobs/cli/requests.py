@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from difflib import get_close_matches
@@ -23,6 +23,7 @@ ROW_FIELDS = ("prompt", "text", "custom_id", "target", "task")  # beside those o
 SOURCES = ("messages", "prompt", "text")  # of which a row has one
 KEEP_ALL = "*"
 JSON = (bool, int, float, list, dict)  # beside text
+MAX_NAMED = 5  # unknown fields in one error
 OVERHEAD = 1024  # bytes that a job has beside its request
 
 
@@ -106,10 +107,12 @@ def _request_fields(data: dict[str, Any], overrides: Overrides) -> dict[str, Any
     known = BATCH_FIELDS if batch else (*ROW_FIELDS, *request_fields())
     kept = {name: value for name, value in data.items() if _is_kept(name, known, overrides.keep)}
     data = {name: value for name, value in data.items() if name not in kept}
-    unknown = next((name for name in data if name not in known), None)
-    if unknown is not None:
-        raise _unknown(unknown, batch)
-    fields = _batch_body(data) if batch else _row_fields(data, kept)
+    unknown = [name for name in data if name not in known]
+    if not batch and all(data.get(name) is None for name in SOURCES):
+        raise _without_messages(kept, unknown)
+    if unknown:
+        raise _unknown(unknown[0], batch, [name for name in overrides.keep if name not in kept])
+    fields = _batch_body(data) if batch else _row_fields(data)
     if kept:
         fields["metadata"] = _with_kept(_mapping(fields, "metadata"), kept)
     return fields
@@ -132,9 +135,14 @@ def _with_kept(metadata: dict[str, Any], kept: dict[str, Any]) -> dict[str, Any]
     return {**metadata, **texts}
 
 
-def _unknown(name: str, batch: bool) -> InvalidRequest:
+def _unknown(name: str, batch: bool, absent: Sequence[str]) -> InvalidRequest:
+    """The error of a field that is not known. `absent`: fields to keep that the row lacks."""
     option = quote(name) if name.isprintable() else f"'{KEEP_ALL}'"
     keep = f"--keep {option} keeps it in the results"
+    mistyped = get_close_matches(name, absent, 1)
+    if mistyped:
+        keep += f", and there is no field {mistyped[0]!r} to keep"
+        return invalid(f"unknown field {name!r}; {keep}", name)
     if batch:
         return invalid(
             f"unknown field {name!r} in a batch line, which has {', '.join(BATCH_FIELDS)}; {keep}",
@@ -145,17 +153,15 @@ def _unknown(name: str, batch: bool) -> InvalidRequest:
     if close:
         return invalid(f"unknown field {name!r}; did you mean '{close[0]}'? ({keep})", name)
     return invalid(
-        f"unknown field {name!r}; a row has messages, prompt or text, and may have "
-        f"{', '.join((*ROW_FIELDS[2:], *offered))}; {keep}",
+        f"unknown field {name!r}; {keep} (known are messages, {', '.join(ROW_FIELDS)} and the "
+        "fields of a request)",
         name,
     )
 
 
-def _row_fields(data: dict[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]:
+def _row_fields(data: dict[str, Any]) -> dict[str, Any]:
     fields = {name: _number(value) for name, value in data.items()}
     given = [name for name in SOURCES if fields.get(name) is not None]
-    if not given:
-        raise _without_messages(kept)
     if len(given) > 1:
         raise invalid(f"{given[0]} and {given[1]} exclude each other: give one", given[1])
     for name in SOURCES[1:]:
@@ -171,9 +177,14 @@ def _row_fields(data: dict[str, Any], kept: Mapping[str, Any]) -> dict[str, Any]
     return fields
 
 
-def _without_messages(kept: Mapping[str, Any]) -> InvalidRequest:
+def _without_messages(kept: Mapping[str, Any], unknown: Sequence[str]) -> InvalidRequest:
     name = next((name for name in SOURCES if name in kept), None)
     hint = f"; {name} is a known field, and --keep {name} only keeps it" if name else ""
+    if unknown and not hint:
+        named = [*map(repr, unknown[:MAX_NAMED]), *(["…"] if len(unknown) > MAX_NAMED else [])]
+        close = [found for name in unknown for found in get_close_matches(name, SOURCES, 1)]
+        meant = f": did you mean {close[0]!r}?" if close else ""
+        hint = f", and this one has {', '.join(named)}{meant}"
     return invalid(f"a row needs messages, prompt or text{hint}", "messages")
 
 

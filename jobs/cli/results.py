@@ -16,34 +16,30 @@ if TYPE_CHECKING:
 STATES = ("ok", "error", "cancelled")
 
 
-@click.command()
-@click.argument("words", nargs=-1, metavar="[compact] [RUN]")
+class ShowByDefault(click.Group):
+    """A group whose command `show` needs not be named."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        named = args and (args[0] in self.commands or args[0] in ctx.help_option_names)
+        return super().parse_args(ctx, args if named else ["show", *args])
+
+
+@click.group(cls=ShowByDefault, subcommand_metavar="[show] [RUN] | compact RUN [OPTIONS]")
+def results() -> None:
+    """List the runs, or summarise one, or make one file of its files.
+
+    chatjobs results [RUN] is short for chatjobs results show [RUN].
+    """
+
+
+@results.command()
+@click.argument("run", required=False)
 @json_option
 @results_option
-@redis_option
-def results(words: tuple[str, ...], as_json: bool, results: str, redis_url: str) -> None:
-    """List the runs, or summarise RUN. With --json: its rows, one JSON object per line.
-
-    compact RUN: write the rows of a run that has ended to one file. --redis is asked whether rows
-    are still to be written. Read the run with jobs.Results meanwhile, which reads each row once;
-    other readers see rows twice for a moment.
-    """
-    from jobs import Results
-
-    compacts = len(words) == 2 and words[0] == "compact"
-    if len(words) > 1 and not compacts:
-        raise click.UsageError("give one RUN, or: compact RUN")
-    run = words[-1] if words else None
-
-    store = Results(results)
-    if not store.root.is_dir():
-        raise WrongInput(
-            f"no folder {store.root}: run this where a worker has written its results, or select "
-            "their folder with --results DIR"
-        )
-    if compacts:
-        _compact(store, words[1], redis_url)
-    elif run is None:
+def show(run: str | None, as_json: bool, results: str) -> None:
+    """List the runs, or summarise RUN. With --json: its rows, one JSON object per line."""
+    store = _open(results)
+    if run is None:
         _list_runs(store, as_json)
     elif as_json:
         for batch in store.dataset(run).to_batches():
@@ -58,10 +54,20 @@ def results(words: tuple[str, ...], as_json: bool, results: str, redis_url: str)
         )
 
 
-def _compact(store: Results, run: str, redis_url: str) -> None:
+@results.command()
+@click.argument("run")
+@results_option
+@redis_option
+def compact(run: str, results: str, redis_url: str) -> None:
+    """Write the rows of a run that has ended to one file.
+
+    --redis is asked whether rows are still to be written. Read the run with jobs.Results meanwhile,
+    which reads each row once; other readers see rows twice for a moment.
+    """
     from jobs import keys
     from jobs.results.compact import compact
 
+    store = _open(results)
     store.path(run)  # raises if there is no such run
     with connection(redis_url) as redis:
         if redis.exists(keys.outbox(run), keys.parts(run)):
@@ -70,7 +76,22 @@ def _compact(store: Results, run: str, redis_url: str) -> None:
                 "has written them"
             )
     replaced = compact(store, run)
-    click.echo(f"{run}: {counted(replaced, 'file')} replaced by one", err=True)
+    if replaced:
+        click.echo(f"{run}: {counted(replaced, 'file')} replaced by one", err=True)
+    else:
+        click.echo(f"{run}: nothing to do, its rows are in one file", err=True)
+
+
+def _open(folder: str) -> Results:
+    from jobs import Results
+
+    store = Results(folder)
+    if not store.root.is_dir():
+        raise WrongInput(
+            f"no folder {store.root}: run this where a worker has written its results, or select "
+            "their folder with --results DIR"
+        )
+    return store
 
 
 def _list_runs(store: Results, as_json: bool) -> None:

@@ -8,7 +8,7 @@ import click
 
 from jobs import keys
 from jobs.cli.answer import print_json
-from jobs.cli.failures import NotFound
+from jobs.cli.failures import Failure, NotFound
 from jobs.cli.options import connection, json_option, redis_option
 
 if TYPE_CHECKING:
@@ -21,18 +21,31 @@ if TYPE_CHECKING:
 @redis_option
 def status(host: str | None, as_json: bool, redis_url: str) -> None:
     """Show workers, their models and memory, and queue lengths."""
+    from jobs.client.damage import find_damage
+    from jobs.client.rq_format import QUEUES_KEY
+    from jobs.client.serving import published
+
     with connection(redis_url) as redis:
-        running, lengths = workers(redis), queues(redis)
+        damaged = find_damage(redis)
+        wrong = {one.key for one in damaged}
+        running, unreadable = ([], []) if keys.WORKERS in wrong else published(redis)
+        lengths = [] if QUEUES_KEY in wrong else queues(redis)
+        damaged += unreadable
     for queue in lengths:
         queue["workers"] = sum(queue["model"] in worker["names"] for worker in running)
     if host is not None:
         running = [worker for worker in running if worker["host"] == host]
     if as_json:
-        print_json({"workers": running, "queues": lengths})
+        found = [one._asdict() for one in damaged]
+        print_json({"workers": running, "queues": lengths, "damaged": found})
     else:
         _print_tables(running, lengths)
     if host is not None and not running:
         raise NotFound(f"no worker is running on host {host}")
+    if damaged:
+        raise Failure(
+            f"{len(damaged)} values in Redis can't be read", lines=[str(one) for one in damaged]
+        )
 
 
 def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -> None:
@@ -42,7 +55,7 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
 
     console = Console()
     table = Table("worker", "models", "device", box=box.SIMPLE)
-    for name in ("memory", "running", "tokens/s", "prompt cached"):
+    for name in ("memory", "running", "tokens/s", "prompt cached", "draft accepted"):
         table.add_column(name, justify="right")
     for worker in workers:
         used = (worker["memory"]["weights"] + worker["memory"]["cache"]) / 2**20
@@ -54,6 +67,7 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
             "paused" if worker["paused"] else str(worker["running"]),
             f"{worker['tokens_per_second']:,.0f}",
             _share(worker.get("cached_tokens", 0), worker.get("prompt_tokens", 0)),
+            _accepted(worker),
         )
     console.print(table if workers else "no workers")
     for worker in workers:
@@ -81,6 +95,14 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
 def _share(part: int, whole: int) -> str:
     """A percentage, or a dash if there is nothing to share."""
     return f"{100 * part / whole:.0f} %" if whole else "-"
+
+
+def _accepted(worker: dict[str, Any]) -> str:
+    """Which share of the drafts was right, and how many tokens of each; a dash without drafts."""
+    accepted, steps = worker.get("accepted_tokens", 0), worker.get("draft_steps", 0)
+    if not steps:
+        return "-"
+    return f"{_share(accepted, worker['drafted_tokens'])}, {accepted / steps:.1f} a step"
 
 
 def workers(redis: Redis) -> list[dict[str, Any]]:
@@ -114,12 +136,13 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
             pipe.zcard(scheduled_key(name))
             pipe.zcard(wip_key(name))
             pipe.zcard(registry_key(name, "failed"))
-        depths = iter(pipe.execute())
+        replies = pipe.execute(raise_on_error=False)
+    depths = iter([_count(reply) for reply in replies])
     return [
         {
             "name": name,
             "model": name.partition(":")[2],
-            "queued": next(depths) + int(next(depths) or 0),
+            "queued": next(depths) + next(depths),
             "deferred": next(depths),
             "scheduled": next(depths),
             "running": next(depths),
@@ -127,3 +150,10 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
         }
         for name in names
     ]
+
+
+def _count(reply: Any) -> int:
+    """A number in a reply of Redis; 0 for a key of another type, which is reported on its own."""
+    if isinstance(reply, bytes):
+        return int(reply) if reply.isdigit() and len(reply) < 16 else 0
+    return reply if isinstance(reply, int) else 0

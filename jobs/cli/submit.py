@@ -104,10 +104,14 @@ def submit(
         if wait or quiet:
             connected.serving = None  # with --wait, the notice says it
         submitted: list[Submitted] = []  # with --wait
-        done = 0
+        done = ended = 0
+        runs: set[str] = set()
         try:
             for one in _enqueue(connected, rows, overrides, count):
                 done += 1
+                if one.ended_before:
+                    ended += 1
+                    runs.add(one.run)
                 last = one.job.id
                 if wait:
                     submitted.append(one)
@@ -123,9 +127,16 @@ def submit(
             waiting.wait([last])
         if not quiet:
             on_disk = " and on disk" if durable else ""
-            click.echo(f"{counted(count, 'job')} enqueued{on_disk}", err=True)
+            before = _done_before(ended, runs) if ended else ""
+            click.echo(f"{counted(count - ended, 'job')} enqueued{on_disk}{before}", err=True)
         if wait:
             _wait(connected, submitted, rows.unit, as_json, quiet)
+
+
+def _done_before(count: int, runs: set[str]) -> str:
+    where = f"run {min(runs)}" if len(runs) == 1 else "the results"
+    were, rows = ("was", "its row is") if count == 1 else ("were", "their rows are")
+    return f"; {count} {were} done before: {rows} in {where}"
 
 
 def _check(rows: RowFile, overrides: Overrides) -> int:
@@ -165,6 +176,7 @@ def _enqueue(
 ) -> Iterator[Submitted]:
     from jobs.cli.outcomes import Submitted
     from jobs.errors import JobError
+    from jobs.results.outbox import DEFAULT_RUN
 
     done = 0
     for chunk in _chunks(islice(_valid(rows, overrides), count)):
@@ -181,7 +193,10 @@ def _enqueue(
             raise JobError(error.code, message, error.param) from None
         for line, job in zip(chunk, jobs, strict=True):
             # Another handle: that of submit_many holds the request.
-            yield Submitted(line.number, connected.job(job.id), line.request.job.custom_id)
+            options = line.request.job
+            handle = connected.job(job.id)
+            run = options.run or DEFAULT_RUN
+            yield Submitted(line.number, handle, options.custom_id, run, job.ended_before)
         done += len(chunk)
     if done < count:
         raise _changed(rows)

@@ -20,7 +20,7 @@ from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client, check_id
 from jobs.client.connection import connect_async
 from jobs.client.follow import follow_async
-from jobs.client.session_steps import needed_model, open_session
+from jobs.client.session_opening import needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_async, run_async
 from jobs.client.submit import RequestInput
@@ -50,14 +50,17 @@ class AsyncClient:
     async def submit(self, request: RequestInput, *, durable: bool = False) -> AsyncJob:
         """Enqueue one request. When this returns, the job is in Redis, see `Client.submit`."""
         job = await run_in_thread(partial(self._producer.submit, durable=durable), request)
-        return AsyncJob(self.connection, job.id, job.request)
+        return AsyncJob(self.connection, job.id, job.request, ended_before=job.ended_before)
 
     async def submit_many(
         self, requests: Iterable[RequestInput], *, durable: bool = False
     ) -> list[AsyncJob]:
         """Enqueue many requests in few round trips, see `Client.submit_many`."""
         jobs = await run_in_thread(partial(self._producer.submit_many, durable=durable), requests)
-        return [AsyncJob(self.connection, job.id, job.request) for job in jobs]
+        return [
+            AsyncJob(self.connection, job.id, job.request, ended_before=job.ended_before)
+            for job in jobs
+        ]
 
     def job(self, job_id: str) -> AsyncJob:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
@@ -130,12 +133,18 @@ class AsyncClient:
 
 
 class AsyncJob:
-    """The handle to one submitted job: an id and a connection. All methods raise JobError."""
+    """The handle to one submitted job, see `Job`. All methods raise JobError."""
 
     def __init__(
-        self, connection: Connection, job_id: str, request: ChatRequest | None = None
+        self,
+        connection: Connection,
+        job_id: str,
+        request: ChatRequest | None = None,
+        *,
+        ended_before: bool = False,
     ) -> None:
         self.id = check_id(job_id)
+        self.ended_before = ended_before
         self._connection = connection
         self._request = request
 

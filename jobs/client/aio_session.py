@@ -10,10 +10,10 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput
 from jobs.client.caller_waits import answer_of_async, cancelling_async
+from jobs.client.session_opening import fork_session
 from jobs.client.session_steps import (
     SessionState,
     delete_session,
-    fork_session,
     read_ttl,
     read_turns,
     replace_turns,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
@@ -20,7 +20,7 @@ from jobs.client.durable import DurableSubmit
 from jobs.client.follow import follow
 from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
-from jobs.client.session_steps import needed_model, open_session
+from jobs.client.session_opening import needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_sync, run_sync
 from jobs.client.submit import (
@@ -67,8 +67,8 @@ class Client:
         """
         parsed = ChatRequest.parse(request)
         with self._waiting_until(durable) as enqueued:
-            enqueued += self._enqueue([parsed])
-            return Job(self.connection, enqueued[0], parsed)
+            enqueued += self._enqueue([parsed], [parsed])
+            return enqueued[0]
 
     def submit_many(self, requests: Iterable[RequestInput], *, durable: bool = False) -> list[Job]:
         """Enqueue many requests in few round trips. `durable`: see `submit`; they wait together.
@@ -79,14 +79,11 @@ class Client:
         with self._waiting_until(durable) as enqueued:
             if isinstance(requests, Collection):
                 parsed = parse_many(requests)
-                enqueued += self._enqueue(parsed)
-                return [
-                    Job(self.connection, job_id, request)
-                    for job_id, request in zip(enqueued, parsed, strict=True)
-                ]
+                enqueued += self._enqueue(parsed, parsed)
+                return enqueued
             for window in windows(requests):
-                enqueued += self._enqueue(window, first=len(enqueued))
-            return [Job(self.connection, job_id) for job_id in enqueued]
+                enqueued += self._enqueue(window, [None] * len(window), first=len(enqueued))
+            return enqueued
 
     def job(self, job_id: str) -> Job:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
@@ -169,31 +166,47 @@ class Client:
         self.close()
 
     @contextmanager
-    def _waiting_until(self, durable: bool) -> Iterator[list[str]]:
-        """Takes the ids of the jobs that the block enqueues, and waits for them if `durable`."""
-        enqueued: list[str] = []
+    def _waiting_until(self, durable: bool) -> Iterator[list[Job]]:
+        """Takes the jobs that the block enqueues, and waits for them if `durable`."""
+        enqueued: list[Job] = []
         try:
             waiting = DurableSubmit(self.redis) if durable else None
             yield enqueued
             if waiting is not None:
-                waiting.wait(enqueued)
+                waiting.wait([job.id for job in enqueued])
         except RedisError as error:
             raise redis_failure(self.redis, error) from error
 
-    def _enqueue(self, requests: list[ChatRequest], first: int = 0) -> list[str]:
-        job_ids = enqueue(self.redis, requests, self._result_ttl, first)
+    def _enqueue(
+        self, requests: list[ChatRequest], kept: Sequence[ChatRequest | None], first: int = 0
+    ) -> list[Job]:
+        """`kept`: the requests that the jobs keep."""
+        enqueued = enqueue(self.redis, requests, self._result_ttl, first)
         if self.serving is not None:
             self.serving.warn(request.model for request in requests)
-        return job_ids
+        return [
+            Job(self.connection, one.id, request, ended_before=one.ended_before)
+            for one, request in zip(enqueued, kept, strict=True)
+        ]
 
 
 class Job:
-    """The handle to one submitted job: an id and a connection. All methods raise JobError."""
+    """The handle to one submitted job: an id and a connection. All methods raise JobError.
+
+    ended_before: nothing was enqueued, since the same row was submitted before, and its job has
+    ended and left Redis: its answer is in the results.
+    """
 
     def __init__(
-        self, connection: Connection, job_id: str, request: ChatRequest | None = None
+        self,
+        connection: Connection,
+        job_id: str,
+        request: ChatRequest | None = None,
+        *,
+        ended_before: bool = False,
     ) -> None:
         self.id = check_id(job_id)
+        self.ended_before = ended_before
         self._connection = connection
         self._request = request
 

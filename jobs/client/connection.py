@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import ssl
 from typing import Any
 
@@ -11,7 +12,7 @@ import redis
 import redis.asyncio
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.exceptions import AskError, ClusterCrossSlotError, ClusterDownError
+from redis.exceptions import AskError, ClusterCrossSlotError, ClusterDownError, OutOfMemoryError
 from redis.retry import Retry
 
 from jobs.client import transport
@@ -26,6 +27,10 @@ CONNECT_SECONDS = 5.0
 RETRIES = 3  # of one command, within about a second; `jobs.client.steps.retry` goes on longer
 MAX_CONNECTIONS = 10_000  # each waiting `result` and each followed stream uses one
 
+WITHOUT_SCHEME = re.compile(
+    r"(localhost|[\w-]+(\.[\w-]+)+|[\w-]+(?=[:/]))(:\d+)?(/\d+)?"
+)  # host[:port][/db]
+WRONG_TYPE = "; another program has written a key of chatjobs, which chatjobs status may name"
 SENTINEL_SECONDS = 2.0  # without a reply, the next Sentinel is asked
 
 NO_CLUSTER = (
@@ -67,7 +72,7 @@ def connect(url: str | None = None) -> redis.Redis:
         else:
             client = transport.Client.from_url(url, **options)
     except ValueError:
-        raise _bad_url(scheme) from None
+        raise _bad_url(url) from None
     _check_options(client.connection_pool)
     return client
 
@@ -89,7 +94,7 @@ def connect_async(url: str | None = None) -> redis.asyncio.Redis:
             client = redis.asyncio.Redis.from_url(url, **options)
             client.connection_pool.connection_class = transport.ASYNC[scheme]
     except ValueError:
-        raise _bad_url(scheme) from None
+        raise _bad_url(url) from None
     _check_options(client.connection_pool)
     return client
 
@@ -102,13 +107,23 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
         return JobError("unavailable", f"TLS with Redis at {server} failed: {reason}{_TLS_HINT}")
     if isinstance(error, redis.AuthenticationError):
         return JobError("unavailable", f"Redis at {server} refused the login: {reason}")
+    if _cause(error, socket.gaierror):
+        reason = "the name of the host can't be resolved: check it in the Redis URL"
+        return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
         return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
     if isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):
         return JobError("internal", NO_CLUSTER.format(server))
+    if isinstance(error, OutOfMemoryError):
+        return JobError(
+            "queue_full",
+            f"Redis at {server} is full: try again when jobs have ended and their results have "
+            "expired, or raise maxmemory",
+        )
     if "compiling script" in reason and "'#'" in reason:
         return JobError("internal", TOO_OLD.format(server, ""))
-    return JobError("internal", f"Redis at {server} refused a command: {reason}")
+    hint = WRONG_TYPE if "WRONGTYPE" in reason else ""
+    return JobError("internal", f"Redis at {server} refused a command: {reason}{hint}")
 
 
 def check_server(client: redis.Redis) -> None:
@@ -179,12 +194,19 @@ def _sentinel_options(url: SentinelURL, retry: Any) -> dict[str, Any]:
     return {**timeouts, **tls, **url.of_sentinels, "ssl": url.tls, "retry": retry}
 
 
-def _bad_url(scheme: str) -> JobError:
+def _bad_url(url: str) -> JobError:
     # redis-py's own message may quote a part of the password.
+    if WITHOUT_SCHEME.fullmatch(url):
+        return invalid(f"the Redis URL {url!r} has no scheme: did you mean redis://{url}?", "url")
+    scheme, separator, _ = url.partition("://")
     if "cluster" in scheme:
         return invalid(NO_CLUSTER.format("the URL"), "url")
+    if separator and scheme not in (*transport.SYNC, "redis+sentinel", "rediss+sentinel"):
+        what = f"has the unknown scheme {scheme!r}"
+    else:
+        what = "is invalid"
     return invalid(
-        "the Redis URL is invalid: the form is redis://[[user]:password@]host[:port][/db], "
+        f"the Redis URL {what}: the form is redis://[[user]:password@]host[:port][/db], "
         "rediss://…, unix:///path or redis+sentinel://[[user]:password@]host[:port],…/master[/db]; "
         "escape special characters of a password as %XX",
         "url",

@@ -74,10 +74,12 @@ class PurgeKeys(NamedTuple):
     queue: str
     open_bytes: str
     deadlines: str
+    rows: str
 
 
 class PurgeArgs(NamedTuple):
     job_id: str
+    row: int | str
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,8 @@ class Selection:
     states: tuple[Status, ...]
     run: str | None = None
     model: str | None = None
+    tenant: str | None = None
+    session: str | None = None
     code: str | None = None  # of the error
     older: float = 0.0  # seconds since the job ended, or was enqueued
 
@@ -101,6 +105,18 @@ class FoundJob(NamedTuple):
     @property
     def run(self) -> str:
         return run_of(self.state.request)
+
+    @property
+    def tenant(self) -> Any:
+        return self._option("tenant")
+
+    @property
+    def session(self) -> Any:
+        return self._option("session")
+
+    def _option(self, name: str) -> Any:
+        options = self.state.request.get("job")
+        return options.get(name) if isinstance(options, dict) else None
 
     @property
     def code(self) -> str | None:
@@ -150,6 +166,7 @@ def requeue(job_id: str) -> Steps[bool]:
 def purge(job_id: str) -> Steps[bool]:
     """Delete a job that has ended. False for one that has not."""
     state = yield from _existing(job_id)
+    row = _row_of(state.request)
     names = PurgeKeys(
         job=job_key(job_id),
         results=results_key(job_id),
@@ -161,8 +178,10 @@ def purge(job_id: str) -> Steps[bool]:
         queue=queue_key(state.queue),
         open_bytes=keys.OPEN_BYTES,
         deadlines=keys.DEADLINES,
+        rows=keys.rows(run_of(state.request), row or 0),
     )
-    reply = yield from retry(command("eval", PURGE, len(names), *names, *PurgeArgs(job_id)))
+    args = PurgeArgs(job_id, "" if row is None else row % keys.ROWS_PER_KEY)
+    reply = yield from retry(command("eval", PURGE, len(names), *names, *args))
     return bool(reply)
 
 
@@ -173,6 +192,13 @@ def read_job(job_id: str) -> Steps[FoundJob]:
     if found.state.status is Status.UNKNOWN:
         raise unknown(job_id)
     return found
+
+
+def _row_of(request: dict[str, Any]) -> int | None:
+    """The row of a request that any program may have written."""
+    options = request.get("job")
+    row = options.get("row") if isinstance(options, dict) else None
+    return row if isinstance(row, int) and row >= 0 else None
 
 
 def _existing(job_id: str) -> Steps[JobState]:
@@ -215,13 +241,13 @@ def _pages_of(read: Callable[[str, int, int], list[bytes]], key: str) -> Iterato
         start += PAGE
 
 
-def _read(redis: Redis, job_ids: list[str]) -> list[FoundJob]:
+def _read(redis: Redis, job_ids: list[str]) -> Iterator[FoundJob]:
+    """The jobs, one at a time: their requests may be large."""
     pipeline = redis.pipeline(transaction=False)
     for job_id in job_ids:
         pipeline.hmget(job_key(job_id), FIELDS)
-    return [
-        _found(job_id, values) for job_id, values in zip(job_ids, pipeline.execute(), strict=True)
-    ]
+    for job_id, values in zip(job_ids, pipeline.execute(), strict=True):
+        yield _found(job_id, values)
 
 
 def _found(job_id: str, values: list[bytes | None]) -> FoundJob:
@@ -234,6 +260,8 @@ def _found(job_id: str, values: list[bytes | None]) -> FoundJob:
 def _matches(found: FoundJob, wanted: Selection, now: float) -> bool:
     return (
         wanted.run in (None, found.run)
+        and wanted.tenant in (None, found.tenant)
+        and wanted.session in (None, found.session)
         and wanted.code in (None, found.code)
         and now - found.since >= wanted.older
     )

@@ -36,6 +36,8 @@ from jobs.stream.entries import Entry
 
 SILENCE_SECONDS = 2.0  # without a message; then the job's state and the log are read again
 PAGE = 500  # log entries per read
+# What an entry that no worker has written raises.
+UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 
 def follow(
@@ -114,7 +116,14 @@ def _catch_up(cursor: StreamCursor, job_id: str) -> Steps[JobState]:
             page = yield from retry(step)
             size = len(page)
             for entry_id, fields in page:
-                entry = Entry.from_wire(job_id, entry_id.decode(), json.loads(fields[b"d"]))
+                entry = _entry(job_id, entry_id, fields.get(b"d"))
+                if entry is None:
+                    raise JobError(
+                        "internal",
+                        f"the stream of job {job_id} can't be read: another program has written "
+                        f"the entry {entry_id.decode()} of {keys.log(job_id)}; job.result() has "
+                        "the answer",
+                    )
                 ended = entry.is_end
                 for chunk in cursor.take(entry):
                     yield Emit(chunk)
@@ -132,11 +141,29 @@ def _follow_live(
         for event in events:
             if event.data is None:
                 return
-            published = json.loads(event.data)
-            entry = Entry.from_wire(job_id, published["id"], published["d"])
+            entry = _published(job_id, event.data)
+            if entry is None:  # anyone may publish: the log has what counts
+                return
             if entry.position <= cursor.position:
                 continue
             if not cursor.is_next(entry.position):
                 return
             for chunk in cursor.take(entry):
                 yield Emit(chunk)
+
+
+def _entry(job_id: str, entry_id: bytes, data: bytes | None) -> Entry | None:
+    """An entry of the log; None for one that no worker has written."""
+    try:
+        return Entry.from_wire(job_id, entry_id.decode(), json.loads(data or b""))
+    except UNREADABLE:
+        return None
+
+
+def _published(job_id: str, data: bytes) -> Entry | None:
+    """The entry in a message; None for a message of another program."""
+    try:
+        published = json.loads(data)
+        return Entry.from_wire(job_id, published["id"], published["d"])
+    except UNREADABLE:
+        return None

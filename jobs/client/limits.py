@@ -62,18 +62,11 @@ def read_own_limits(redis: Redis) -> dict[str, int]:
     }
 
 
-def set_limit(
-    redis: Redis,
-    name: str,
-    value: int | None,
-    model: str | None = None,
-    tenant: str | None = None,
+def check_limit(
+    name: str, value: int | None, model: str | None = None, tenant: str | None = None
 ) -> None:
-    """Set a limit for all producers and workers, or for one model or tenant alone; None: back to
-    the default.
-
-    Raises InvalidRequest for a limit that does not exist or can't be set for one model or tenant.
-    """
+    """Raise InvalidRequest for a limit that does not exist or can't be set for one model or
+    tenant."""
     if name not in Limits._fields:
         raise invalid(f"there is no limit {name!r}: the limits are {', '.join(Limits._fields)}")
     if model is not None and name not in MODEL_LIMITS:
@@ -82,9 +75,33 @@ def set_limit(
         raise invalid(f"{name} is not a limit of a tenant; of one tenant: {TENANT_LIMITS[0]}")
     if value is not None and value < 0:
         raise invalid(f"{name}: a limit is at least 0, got {value}")
+
+
+def set_limit(
+    redis: Redis,
+    name: str,
+    value: int | None,
+    model: str | None = None,
+    tenant: str | None = None,
+) -> None:
+    """Set a limit for all producers and workers, or for one model or tenant alone; None: back to
+    the default. Raises InvalidRequest as `check_limit` does.
+    """
+    check_limit(name, value, model, tenant)
     own = tenant if model is None else model
     field = name if own is None else f"{name}:{own}"
     if value is None:
         redis.hdel(keys.LIMITS, field)
     else:
         redis.hset(keys.LIMITS, field, value)
+    if name in TENANT_LIMITS:
+        _unpark(redis, tenant)
+
+
+def _unpark(redis: Any, tenant: str | None) -> None:
+    """Let a tenant take its turn again in all queues; None: all that are at their limit."""
+    for queue in redis.hkeys(keys.TENANT_JOBS):
+        tenants = keys.tenants(queue.decode(errors="replace"))
+        parked = redis.zrangebyscore(tenants, keys.PARKED, "+inf") if tenant is None else [tenant]
+        if parked:
+            redis.zadd(tenants, dict.fromkeys(parked, 0), xx=True)

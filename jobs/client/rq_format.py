@@ -28,10 +28,10 @@ from rq.registry import (
     StartedJobRegistry,
 )
 from rq.results import Result
-from rq.serializers import JSONSerializer
 from rq.utils import as_text, now, utcformat
 
 from jobs import lua
+from jobs.encoding import CompactJSON
 
 DATA = "data"  # RQ's field of a job hash: the call, serialised and compressed
 COMPRESSION = 1  # level of zlib; higher ones are slower and not much smaller for JSON
@@ -234,9 +234,9 @@ def request_of(kwargs: dict[str, Any]) -> dict[str, Any] | None:
 
 def submitted_request(data: bytes) -> dict[str, Any]:
     """The request in a job's data, for readers that do not run it: the row of a cancelled job keeps
-    also a request that a worker would refuse. {} if there is none. Never raises."""
+    also a request that a worker would refuse. {} if there is none of MAX_DATA. Never raises."""
     with suppress(zlib.error):  # RQ reads uncompressed data as well
-        data = zlib.decompress(data)
+        data = zlib.decompressobj().decompress(data, MAX_DATA)
     try:
         _, _, _, kwargs = json.loads(data)
         return request_of(kwargs) or {}
@@ -261,7 +261,7 @@ def result_fields(
         return_value=answer,
         exc_string=error,
         worker_name=worker,
-        serializer=JSONSerializer,
+        serializer=CompactJSON,
         execution_id=execution,
     )
     return list(chain.from_iterable(result.serialize().items()))
@@ -274,7 +274,7 @@ def read_result(job_id: str, entry_id: bytes, fields: dict[bytes, bytes]) -> tup
         entry_id.decode(),
         fields,
         connection=None,  # type: ignore[arg-type]
-        serializer=JSONSerializer,
+        serializer=CompactJSON,
     )
     return result.return_value, result.exc_string
 

@@ -12,6 +12,7 @@ from redis import Redis, RedisError
 
 from jobs import keys
 from jobs.api.caller import warn_caller
+from jobs.client.damage import Damage
 
 CHECK_SECONDS = 5.0  # between two reads of the workers, by one client
 
@@ -21,11 +22,55 @@ class NobodyServes(UserWarning):
 
 
 def read_workers(redis: Redis) -> list[dict[str, Any]]:
-    """The status that each running worker publishes, by worker name."""
+    """The status that each running worker publishes, by worker name. What no worker has written is
+    left out."""
+    return published(redis)[0]
+
+
+def published(redis: Redis) -> tuple[list[dict[str, Any]], list[Damage]]:
+    """The status of each running worker, by worker name, and the values that are none."""
     found: Any = redis.zrange(keys.WORKERS, 0, -1)
-    names = sorted(name.decode() for name in found)
+    running, damaged = [], []
+    names = []
+    for name in sorted(found):
+        try:
+            names.append(name.decode())
+        except UnicodeDecodeError:
+            problem = f"has the member {name!r}, which is no name of a worker"
+            damaged.append(Damage(keys.WORKERS, problem, "remove it (ZREM)"))
     values: Any = redis.mget([keys.worker(name) for name in names]) if names else []
-    return [json.loads(value) for value in values if value is not None]
+    for name, value in zip(names, values, strict=True):
+        status = _read_status(value) if value is not None else None
+        if status is not None:
+            running.append(status)
+        elif value is not None:
+            problem = "does not hold what a worker says about itself"
+            damaged.append(Damage(keys.worker(name), problem, "delete it (DEL)"))
+    return running, damaged
+
+
+def _read_status(value: bytes) -> dict[str, Any] | None:
+    """What a worker says about itself; None for anything else."""
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    match found:
+        case {
+            "name": str(),
+            "host": str(),
+            "device": str(),
+            "paused": str(),
+            "models": [*models],
+            "names": [*names],
+            "memory": {"weights": int() | float(), "cache": int() | float()},
+            "running": int(),
+            "tokens_per_second": int() | float(),
+        } if all(isinstance(one, str) for one in (*models, *names)):
+            status: dict[str, Any] = found
+            counts = (status.get("cached_tokens", 0), status.get("prompt_tokens", 0))
+            return status if all(isinstance(one, int) for one in counts) else None
+    return None
 
 
 class ServingCheck:

@@ -112,7 +112,14 @@ def read_outcome(state: JobState, deadline: float | None = None) -> Steps[ChatCo
     entries = yield from retry(newest, deadline)
     value, failure = None, None
     if entries:
-        value, failure = rq_format.read_result(state.id, *entries[0])
+        try:
+            value, failure = rq_format.read_result(state.id, *entries[0])
+        except Exception:  # of RQ, for a result that no worker has written
+            raise JobError(
+                "internal",
+                f"the result of job {state.id} can't be read: another program has written "
+                f"{rq_format.results_key(state.id)}",
+            ) from None
     if state.status is Status.CANCELLED:
         raise JobError("cancelled", f"job {state.id} was cancelled")
     if state.status is Status.FAILED:
@@ -149,7 +156,7 @@ def _error(value: bytes | None) -> JobError | None:
         return None
     try:
         content = json.loads(value)
-    except ValueError:
+    except (ValueError, RecursionError):
         content = None
     if not isinstance(content, dict):
         return JobError("internal", "the job's error in Redis can't be read: it is no JSON object")

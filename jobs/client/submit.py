@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import islice
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from jobs.api.params import RequestFields
 from jobs.api.request import ChatRequest
+from jobs.client.damage import find_damage, is_damage
 from jobs.client.new_job import ENQUEUE, NewJob, new_job
 from jobs.client.refusals import (
     first_refusal,
@@ -38,9 +39,18 @@ RequestInput: TypeAlias = ChatRequest | RequestFields | Mapping[str, Any]
 BATCH = 500  # jobs per round trip
 
 
+class Enqueued(NamedTuple):
+    """The job of a request. `ended_before`: nothing was enqueued, since the request was submitted
+    before, and its job has ended and left Redis."""
+
+    id: str
+    ended_before: bool
+
+
 def parse_many(requests: Iterable[RequestInput], first: int = 0) -> list[ChatRequest]:
     """All requests, checked. Raises InvalidRequest, naming the number of the bad one, counted from
     `first`."""
+    _check_many(requests)
     parsed = []
     for number, request in enumerate(requests, first):
         try:
@@ -50,9 +60,16 @@ def parse_many(requests: Iterable[RequestInput], first: int = 0) -> list[ChatReq
     return parsed
 
 
+def _check_many(requests: Iterable[RequestInput]) -> None:
+    """Raise InvalidRequest for one request, which can be iterated over as well."""
+    if isinstance(requests, ChatRequest | Mapping | str | bytes):
+        raise invalid("submit_many takes a list or an iterator of requests, got one request")
+
+
 def windows(requests: Iterable[RequestInput]) -> Iterator[list[ChatRequest]]:
     """The requests, checked, in lists of BATCH. Raises InvalidRequest with the number of the bad
     one, and how many are in the lists before."""
+    _check_many(requests)
     source, done = iter(requests), 0
     while window := list(islice(source, BATCH)):
         try:
@@ -72,9 +89,9 @@ def check_result_ttl(seconds: int) -> int:
 
 def enqueue(
     redis: Redis, requests: Sequence[ChatRequest], result_ttl: int | None = None, first: int = 0
-) -> list[str]:
-    """Put requests into their queues, in order. Returns their job ids. `result_ttl`: of requests
-    that have none. `first`: the number of the first one, which errors name.
+) -> list[Enqueued]:
+    """Put requests into their queues, in order. Returns their jobs. `result_ttl`: of requests that
+    have none. `first`: the number of the first one, which errors name.
 
     A request whose job is in Redis already, by its id or its row, gives that job. Raises JobError
     for the first request that is refused; the others are enqueued.
@@ -83,6 +100,7 @@ def enqueue(
     _check_sizes(jobs)
     script = redis.register_script(ENQUEUE)
     refused: list[tuple[int, JobError]] = []
+    enqueued: list[Enqueued] = []
     for start in range(0, len(jobs), BATCH):
         batch = jobs[start : start + BATCH]
         pipeline: Any = redis.pipeline(transaction=False)  # its stubs lack `scripts`
@@ -96,9 +114,10 @@ def enqueue(
             error = _refusal(redis, job, reply)
             if error is not None:
                 refused.append((number, error))
+            enqueued.append(Enqueued(job.id, reply == [b"ended"]))
     if refused:
         raise first_refusal(refused, len(jobs), first)
-    return [job.id for job in jobs]
+    return enqueued
 
 
 def _check_sizes(jobs: Sequence[NewJob]) -> None:
@@ -117,12 +136,14 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
         # The script may have run before Redis was full, and its reply was lost.
         return None if stored == job.data else redis_full(redis)
     if isinstance(reply, Exception):
+        if is_damage(reply) and (damaged := find_damage(redis)):
+            raise JobError("internal", f"the job can't be enqueued: {damaged[0]}")
         raise reply
     reason, *numbers = [value.decode() for value in reply]
     if reason == "busy" or reason.startswith("session"):
         return refused(job.request.job.session or "", job.request.model, reply)
     match reason:
-        case "enqueued" | "same":
+        case "enqueued" | "same" | "ended":
             return None
         case "id":
             return id_taken(job.id)

@@ -69,10 +69,7 @@ def read_history(job: str, request: Mapping[str, Any], reply: Sequence[Any]) -> 
     if reply[0] != b"begun":
         raise refused(name, request.get("model"), reply)
     _, system, stored = reply
-    try:
-        turns = [Turn.from_json(turn) for turn in stored]
-    except (ValueError, RecursionError) as error:
-        raise JobError("internal", f"session {name!r} can't be read: {error}") from None
+    turns = parse_turns(name, stored)
     options = request["job"].get("turn")
     edits = isinstance(options, dict) and bool(options.get("edit"))
     if edits and not turns:
@@ -86,6 +83,22 @@ def read_history(job: str, request: Mapping[str, Any], reply: Sequence[Any]) -> 
     replaces = edits or bool(turns and turns[-1].job == job)  # requeued after it was cancelled
     kept = turns[:-1] if replaces else turns
     return History(messages_of(system.decode("utf-8", "replace"), kept), replaces)
+
+
+def parse_turns(name: str, stored: Sequence[bytes]) -> list[Turn]:
+    """The turns of a session. Raises JobError for one that no worker has written."""
+    turns = []
+    for turn in stored:
+        try:
+            turns.append(Turn.from_json(turn))
+        except (ValueError, RecursionError) as error:
+            raise JobError(
+                "internal",
+                f"session {name!r} can't be read: {keys.turns(name)} has an element that is no "
+                f"turn ({error}), because another program has written it: remove it (LREM), or "
+                "reset or delete the session",
+            ) from None
+    return turns
 
 
 def refused(name: str, model: Any, reply: Sequence[Any]) -> JobError:
@@ -109,10 +122,12 @@ def refused(name: str, model: Any, reply: Sequence[Any]) -> JobError:
                 f"{values[1]}: send again when some have ended",
             )
         case _:
-            used, limit = (int(value) / 1e6 for value in values)
+            used, limit = (float(value) / 1e6 for value in values)
+            of_system = reason == "message_bytes"
+            what = "in its system message" if of_system else "of turns"
             return invalid(
-                f"session {name!r} has {used:.1f} MB of turns, and the limit (session_bytes) is "
-                f"{limit:.1f} MB: undo or reset it, or begin another one",
+                f"session {name!r} has {used:.1f} MB {what}, and the limit ({reason}) is "
+                f"{limit:.1f} MB: shorten or undo them, reset it, or begin another one",
                 "job.session",
             )
 

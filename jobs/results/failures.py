@@ -11,6 +11,7 @@ from jobs.errors import JobError
 
 KEPT = 10  # the newest ones are kept
 MAX_MESSAGE = 200  # characters
+MAX_TIME = 2**33  # seconds since the epoch: the year 2242
 
 
 class Failure(TypedDict):
@@ -57,6 +58,6 @@ def _parse(value: Any) -> Failure | None:
             "worker": str(worker),
             "code": str(code),
             "message": str(message),
-        }:
+        } if 0 <= attempt < 2**31 and 0 <= at < MAX_TIME:
             return Failure(attempt=attempt, at=at, worker=worker, code=code, message=message)
     return None

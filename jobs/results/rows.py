@@ -173,7 +173,19 @@ def _answer(entry: OutboxEntry, choice: dict[str, Any], number: int, total: int)
             as_object(usage.get("prompt_tokens_details")).get("cached_tokens"), 32
         ),
         "reasoning_tokens": as_int(details.get("reasoning_tokens"), 32) if total == 1 else None,
+        **_draft(details if total == 1 else {}),
         "tpot_s": (last - first) / rest if first and last and rest > 0 else None,
+    }
+
+
+def _draft(details: dict[str, Any]) -> Row:
+    """The figures of the draft, null if there was none."""
+    accepted = as_int(details.get("accepted_prediction_tokens"), 32)
+    rejected = as_int(details.get("rejected_prediction_tokens"), 32)
+    return {
+        "drafted_tokens": None if accepted is None or rejected is None else accepted + rejected,
+        "accepted_tokens": accepted,
+        "draft_steps": as_int(details.get("prediction_steps"), 32),
     }
 
 
@@ -269,6 +281,8 @@ def _top_logprobs(tokens: list[dict[str, Any]]) -> list[list[Row]] | None:
 
 
 def _parsed(response_format: Any, text: str | None) -> str | None:
+    """The answer, if JSON was asked for and it is JSON. Null in rows of chatjobs workers, which
+    refuse such requests; FakeWorker answers them."""
     kind = as_object(response_format).get("type")
     if kind not in ("json_object", "json_schema") or text is None:
         return None

@@ -31,8 +31,8 @@ from jobs.stream.delta import Delta
 # exactly.
 END_SEQ = 2**53 - 1
 
-# Lua function `end_stream(log, live, id, payload)`, a prelude for scripts that settle a job.
-# `id` is end_id(attempt), `payload` is end_payload(…).
+# Lua function `end_stream(log, live, id, payload, has_log)`, a prelude for scripts that settle a
+# job. `id` is end_id(attempt), `payload` is end_payload(…).
 END_LUA = lua.load("jobs.stream", "end_stream")
 
 EndReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from redis import Redis
+from redis.exceptions import RedisError, ResponseError
 
 from jobs import keys, lua
 from jobs.stream.entries import Entry
@@ -44,7 +45,8 @@ class StreamWriter:
         """Write entries of any jobs in one round trip, each one atomically.
 
         Returns for each entry whether it is in the log. False: a later attempt has begun or the
-        stream has ended, so the caller no longer owns the job. Raises redis.RedisError.
+        stream has ended, so the caller no longer owns the job; or another program has written the
+        log. Raises redis.RedisError.
         """
         if not entries:
             return []
@@ -61,4 +63,8 @@ class StreamWriter:
                 ),
                 client=pipeline,
             )
-        return [reply == 1 for reply in pipeline.execute()]
+        replies = pipeline.execute(raise_on_error=False)
+        for reply in replies:
+            if isinstance(reply, RedisError) and type(reply) is not ResponseError:
+                raise reply
+        return [reply == 1 for reply in replies]

@@ -57,7 +57,7 @@ from jobs.stream.entries import END_LUA, EndReason, Entry, end_id, end_payload
 from jobs.stream.writer import StreamWriter
 
 WORKER = "fake-worker"
-END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2])"
+END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1')"
 END_TURN = LINES_LUA + TURNS_LUA + "\nend_turn(ARGV[1], ARGV[2], ARGV[3], ARGV[4])"
 TAKE = LINES_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
 
@@ -243,7 +243,8 @@ class Attempts:
         pipeline.expire(job, keep)
         pipeline.expire(results, keep)
         names = (keys.log(attempt.job), keys.live(attempt.job))
-        pipeline.eval(END, len(names), *names, end_id(attempt.number), payload)
+        has_log = int(_publishes(attempt.request))
+        pipeline.eval(END, len(names), *names, end_id(attempt.number), payload, has_log)
         if session := session_of(attempt.request):
             replaces = attempt.history is not None and attempt.history.replaces
             pipeline.eval(END_TURN, 0, session, attempt.job, turn, int(replaces))
@@ -287,3 +288,10 @@ class Attempts:
             finished_at=time.time(),
             worker=WORKER,
         )
+
+
+def _publishes(request: dict[str, Any]) -> bool:
+    """Whether the tokens of a request are published, as `ChatRequest.publishes` says."""
+    options, stream = request.get("job"), request.get("stream")
+    bulk = isinstance(options, dict) and options.get("priority") == "bulk"
+    return stream if isinstance(stream, bool) else not bulk

@@ -48,6 +48,7 @@ def test_the_model_can_be_quantised_first(spawn: Spawn, tmp_path: Path) -> None:
     assert demo.returncode == 0, err
     assert "demo-Q8_0.gguf: 8.6 bits per weight" in err
     assert "serves demo-Q8_0 on" in err
+    assert "warning" not in err
     assert out.endswith("> What is 17 + 25?\n42\n")
 
 

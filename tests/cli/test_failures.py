@@ -58,6 +58,7 @@ def test_the_password_is_never_printed(run: Run) -> None:
         ("work -m demo --grace nan", "'nan' is not a number"),
         ("demo --run a/b", "'a/b': a run id has up to 100 letters"),
         ("chat -m demo --wait nan hi", "'nan' is not a number"),
+        ("submit - -m demo --delay 5m", "'5m' is not a number of seconds, such as 300"),
     ],
 )
 def test_invalid_options_exit_with_2(run: Run, words: str, message: str) -> None:
@@ -67,6 +68,14 @@ def test_invalid_options_exit_with_2(run: Run, words: str, message: str) -> None
     assert message in result.stderr
 
 
+def test_a_private_redis_is_announced_for_other_shells(run: Run) -> None:
+    result = run("work", "-m", "demo", "--context", "100000000", "--redis", "embedded")
+    announced, export = result.stderr.splitlines()[:2]
+    url = announced.removeprefix("private Redis: --redis ").removesuffix(", or in other shells:")
+    assert url.startswith("unix:///")
+    assert export == f"export CHATJOBS_REDIS_URL={url}"
+
+
 @pytest.mark.parametrize("reference", ["./nonexist", "../models/x", "/nonexist", "nonexist"])
 def test_a_missing_model_folder_exits_with_3(run: Run, reference: str) -> None:
     result = run("models", "check", reference)
@@ -74,10 +83,42 @@ def test_a_missing_model_folder_exits_with_3(run: Run, reference: str) -> None:
     assert f"no folder '{reference}'" in result.stderr
 
 
-def test_an_invalid_redis_url_exits_with_2(run: Run) -> None:
-    result = run("status", "--redis", "localhost")
+def test_a_missing_gguf_file_is_called_a_file(run: Run) -> None:
+    assert "no file 'nope.gguf'" in run("models", "check", "nope.gguf").stderr
+
+
+@pytest.mark.parametrize("verb", ["check", "quantize"])
+def test_a_quantised_demo_model_has_to_be_written_first(run: Run, verb: str) -> None:
+    result = run("models", verb, "demo:Q8_0")
+    assert result.exit_code == 3
+    assert (
+        "'demo:Q8_0' is for chatjobs demo alone; chatjobs models quantize demo --type Q8_0 writes "
+        "it to a file: give that" in result.stderr
+    )
+
+
+@pytest.mark.parametrize("url", ["localhost", "localhost:6379", "localhost:6379/1", "10.0.0.1"])
+def test_a_redis_url_without_scheme_gets_a_suggestion(run: Run, url: str) -> None:
+    result = run("status", "--redis", url)
+    assert result.exit_code == 2
+    assert f"the Redis URL {url!r} has no scheme: did you mean redis://{url}?" in result.stderr
+
+
+def test_an_unknown_scheme_of_the_redis_url_is_named(run: Run) -> None:
+    result = run("status", "--redis", "http://me:secret@localhost")
     assert result.exit_code == 2
     assert "--redis" in result.stderr
+    assert "'http'" in result.stderr
+    assert "secret" not in result.stderr
+
+
+def test_an_unknown_host_is_named_with_what_to_do(run: Run) -> None:
+    result = run("status", "--redis", "redis://nohost.invalid")
+    assert result.exit_code == 3
+    assert result.stderr == (
+        "error: can't reach Redis at nohost.invalid:6379: the name of the host can't be resolved: "
+        "check it in the Redis URL\n"
+    )
 
 
 def test_a_mistyped_command_gets_a_suggestion(run: Run) -> None:
@@ -119,11 +160,20 @@ def test_an_unknown_job_does_not_keep_the_others_from_being_cancelled(
 ) -> None:
     with Client(redis_url) as client:
         job = client.submit({"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
-        result = run("cancel", "never-was", job.id, "bad id", "--redis", redis_url)
+        result = run("cancel", "never-was", job.id, "--redis", redis_url)
         assert result.exit_code == 1
         assert job.status() == "cancelled"
-    assert "no job 'never-was'" in result.stderr
-    assert result.stderr.splitlines()[-1] == "error: 2 of 3 jobs could not be cancelled"
+    assert result.stderr.splitlines() == [
+        f"{job.id}: cancelled",
+        "no job 'never-was' in Redis: it was never submitted, or its result has expired",
+        "error: 1 of 2 jobs not cancelled",
+    ]
+
+
+def test_an_unknown_job_is_named_once(run: Run, redis_url: str) -> None:
+    assert run("cancel", "never-was", "--redis", redis_url).stderr == (
+        "error: no job 'never-was' in Redis: it was never submitted, or its result has expired\n"
+    )
 
 
 def test_an_invalid_line_enqueues_nothing(run: Run, redis_url: str, tmp_path: Path) -> None:

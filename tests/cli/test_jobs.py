@@ -157,3 +157,27 @@ def test_the_jobs_to_change_must_be_selected_in_one_way(
     result = run("jobs", "requeue", *words, "--redis", redis_url)
     assert result.exit_code == 2
     assert "select the jobs" in result.stderr
+
+
+@pytest.mark.usefixtures("five")
+def test_an_age_of_0_selects_all_jobs_that_ended(run: Run, redis_url: str) -> None:
+    result = run("jobs", "purge", "--older", "0", "--redis", redis_url)
+    assert (result.exit_code, result.stderr) == (0, "2 jobs deleted\n")
+
+
+def test_a_pipe_gets_one_line_per_job_and_whole_words(
+    run: Run, client: Client, worker: StepwiseWorker, redis_url: str
+) -> None:
+    long = "a" * 150
+    fail(client, worker, long, JobError("internal", "the first line\n" + "of many words " * 20))
+    lines = run("jobs", "list", "--redis", redis_url).stdout.split("\n")
+    (row,) = (line for line in lines if long in line)
+    assert row.rstrip().endswith("internal: the first line of many words of many words of …")
+
+
+def test_jobs_are_selected_by_tenant_and_session(run: Run, client: Client, redis_url: str) -> None:
+    for name, tenant in (("one", "acme"), ("two", "other")):
+        client.submit({**REQUEST, "job": {"id": name, "tenant": tenant}})
+    turn = client.session("talk", model="m").submit("hi")
+    assert listed(run, redis_url, "--tenant", "acme") == ["one"]
+    assert listed(run, redis_url, "--session", "talk") == [turn.id]

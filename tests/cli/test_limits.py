@@ -45,3 +45,25 @@ def test_a_wrong_limit_is_refused(run: Run, redis_url: str, words: list[str], me
     result = run("limits", *words, "--redis", redis_url)
     assert result.exit_code == 2
     assert message in result.stderr
+
+
+def test_nothing_is_set_if_one_of_the_limits_is_wrong(run: Run, redis_url: str) -> None:
+    result = run("limits", "jobs=5", "pages=3", "--redis", redis_url)
+    assert result.exit_code == 2
+    shown = json.loads(run("limits", "--json", "--redis", redis_url).stdout)
+    assert shown == DEFAULTS._asdict()
+
+
+def test_a_limit_of_a_model_that_nobody_knows_is_set_with_a_warning(
+    run: Run, redis_url: str
+) -> None:
+    with Client(redis_url) as client:
+        client.serving = None
+        client.submit({"model": "demo", "messages": MESSAGES})
+    words = ("jobs=5", "--json", "--redis", redis_url)
+    assert run("limits", "-m", "demo", *words).stderr == ""
+    result = run("limits", "-m", "demoo", *words)
+    assert json.loads(result.stdout)["jobs:demoo"] == 5
+    assert result.stderr == (
+        "warning: no worker serves 'demoo', and it has no jobs; did you mean 'demo'?\n"
+    )

@@ -211,3 +211,26 @@ def test_a_field_with_a_strange_name_is_shown_on_one_line() -> None:
     assert "\n" not in error
     error = rejected(lines({"prompt": "a", "job": {"a\nb[red]": 1}})[0]).describe("line")
     assert r"unknown field 'job.a\nb[red]'" in error
+
+
+def test_a_row_without_a_prompt_is_told_what_a_row_needs() -> None:
+    error = rejected(b'{"question": "2+2", "level": 3}').describe("line")
+    assert error == (
+        "line 1: a row needs messages, prompt or text, and this one has 'question', 'level'"
+    )
+
+
+def test_an_unknown_column_is_named_in_one_short_line() -> None:
+    error = rejected(b'{"prompt": "2+2", "level": 3}').describe("line")
+    assert error == (
+        "line 1: unknown field 'level'; --keep level keeps it in the results (known are messages, "
+        "prompt, text, custom_id, target, task and the fields of a request)"
+    )
+
+
+def test_a_mistyped_column_to_keep_is_named() -> None:
+    _, (error,) = read_requests(lines({"prompt": "a", "level": 3}), Overrides("m", keep=("levle",)))
+    assert error.describe("line") == (
+        "line 1: unknown field 'level'; --keep level keeps it in the results, and there is no "
+        "field 'levle' to keep"
+    )

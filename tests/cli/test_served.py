@@ -112,7 +112,7 @@ def test_submitted_jobs_can_be_followed_by_id(run: Run, served: Served) -> None:
     for job in result.stdout.split():
         assert run("follow", job, "-q", "--redis", served.url).stdout == "42\n"
     ended = run("cancel", job, "--redis", served.url)
-    assert (ended.exit_code, ended.stderr) == (0, f"{job}: had already finished\n")
+    assert (ended.exit_code, ended.stderr) == (0, f"{job}: already finished\n")
 
 
 def test_a_run_from_a_file_is_written_to_parquet(run: Run, served: Served) -> None:

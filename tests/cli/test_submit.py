@@ -107,9 +107,9 @@ def test_a_known_column_that_is_kept_is_not_read(run: Run, redis_url: str) -> No
 
 
 def test_an_unknown_field_gets_the_fields_that_a_row_may_have(run: Run) -> None:
-    result = run("submit", "-", "-m", "m", input='{"foo": 1}')
+    result = run("submit", "-", "-m", "m", input='{"prompt": "a", "foo": 1}')
     assert result.exit_code == 2
-    for name in ("messages", "prompt", "text", "custom_id", "target", "task", "temperature"):
+    for name in ("messages", "prompt", "text", "custom_id", "target", "task"):
         assert name in result.stderr
     assert "'prompt'?" in run("submit", "-", "-m", "m", input='{"promt": "a"}').stderr
 
@@ -125,7 +125,7 @@ def test_errors_in_the_data_show_no_usage_and_no_second_line_number(run: Run) ->
 
 
 def test_errors_in_the_data_are_json_with_json(run: Run) -> None:
-    result = run("submit", "-", "-m", "m", "--json", input='{"foo": 1}')
+    result = run("submit", "-", "-m", "m", "--json", input='{"prompt": "a", "foo": 1}')
     assert (result.exit_code, result.stdout) == (2, "")
     error = json.loads(result.stderr)["error"]
     assert error["message"] == "1 of 1 line is invalid; nothing was enqueued"

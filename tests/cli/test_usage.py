@@ -123,4 +123,17 @@ def test_cancel_says_what_happened(run: Run, redis_url: str) -> None:
         job = client.submit({"model": "m", "messages": [{"role": "user", "content": "Hi"}]})
         assert run("cancel", job.id, "--redis", redis_url).stderr == f"{job.id}: cancelled\n"
         again = run("cancel", job.id, "--redis", redis_url)
-        assert (again.exit_code, again.stderr) == (0, f"{job.id}: was already cancelled\n")
+        assert (again.exit_code, again.stderr) == (0, f"{job.id}: already cancelled\n")
+
+
+def test_cancel_is_the_same_command_below_jobs(run: Run, redis_url: str) -> None:
+    with Client(redis_url) as client:
+        client.serving = None
+        for words in (["cancel"], ["jobs", "cancel"]):
+            request = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+            one, *more = client.submit_many([request] * 3)
+            result = run(*words, one.id, "--redis", redis_url)
+            assert (result.exit_code, result.stderr) == (0, f"{one.id}: cancelled\n")
+            result = run(*words, "--state", "queued", "--redis", redis_url)
+            assert (result.exit_code, result.stderr) == (0, "2 jobs cancelled\n")
+            assert {job.status() for job in more} == {"cancelled"}

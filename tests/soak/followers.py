@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Sequence
 
@@ -62,3 +63,4 @@ class Followers(threading.Thread):
             job.stream = error.code
         else:
             job.stream = "whole" if texts == job.texts else f"not its answer: {dict(texts)}"
+        job.stream_ended_at = time.monotonic()

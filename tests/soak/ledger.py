@@ -21,6 +21,7 @@ class Submitted:
     confirmed_at: float | None = None  # when submit has returned
     cancelled: bool = False  # was asked for
     stream: str | None = None  # "whole", an error code, or what is wrong with it
+    stream_ended_at: float | None = None
 
     @property
     def id(self) -> str:

@@ -23,6 +23,7 @@ from jobs import Client, Results
 from jobs.embedded import server_binary
 from tests.soak import checks
 from tests.soak.checks import Outcome
+from tests.soak.conversations import check_conversations
 from tests.soak.crew import Crew, may_kill
 from tests.soak.followers import Followers
 from tests.soak.ledger import Ledger
@@ -31,7 +32,7 @@ from tests.soak.producers import Producer
 from tests.soak.redis_pair import RedisPair
 
 PRODUCERS = 6
-END_SECONDS = 180.0  # after the last fault, in which all jobs end
+END_SECONDS = 300.0  # after the last fault, in which all jobs end
 SAMPLE_SECONDS = 0.5  # between two looks at the memory
 
 
@@ -172,6 +173,10 @@ class Soak:
         outcome.problems += checks.check_jobs(ledger, rows, losses)
         outcome.problems += checks.check_rows(self._results, rows)
         with Client(self._pair.url) as client:
+            conversations = [one for producer in self._producers for one in producer.conversations]
+            outcome.problems += check_conversations(
+                client, conversations, rows, losses, outcome.counts
+            )
             outcome.problems += checks.check_redis(client, ledger, outcome.counts)
 
 

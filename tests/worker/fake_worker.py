@@ -1,7 +1,8 @@
 """A real worker process around the fake backend: `python -m tests.worker.fake_worker JSON`.
 
 The JSON object holds arguments of `serve` and of `FakeBackend`. `real`: use the real engine
-instead; `script`: token ids with which it answers, one list per choice. `fault` names the step of
+instead; `script`: token ids with which it answers, one list per choice; `prompt_caches`,
+`state_dir`: arguments of the real engine's host. `fault` names the step of
 the recorder after which the process kills itself: planned, durable, written (not renamed), renamed.
 """
 
@@ -39,14 +40,14 @@ def arm(fault: str) -> None:
         recorder.Recorder._commit = die  # type: ignore[method-assign]
 
 
-def make_real(script: list[list[int]] | None) -> Backend:
+def make_real(script: list[list[int]] | None, files: dict[str, Any]) -> Backend:
     from tests.worker.scripted import scripted
     from worker.engine.host import EngineHost
 
     if script is not None:
         module: Any = import_module("worker.engine.engine")
         module.sample = scripted(script)
-    return EngineHost(device="cpu", dtype="fp32", max_batch=4)
+    return EngineHost(device="cpu", dtype="fp32", max_batch=4, **files)
 
 
 def main() -> int:
@@ -55,7 +56,13 @@ def main() -> int:
     names = ("max_batch", "delay", "hangs")
     given = {name: options.pop(name) for name in names if name in options}
     script = options.pop("script", None)
-    backend = make_real(script) if options.pop("real", False) else FakeBackend(**given)
+    files: dict[str, Any] = {
+        "prompt_caches": [Path(one) for one in options.pop("prompt_caches", [])],
+        "state_dir": None,
+    }
+    if "state_dir" in options:
+        files["state_dir"] = Path(options.pop("state_dir"))
+    backend = make_real(script, files) if options.pop("real", False) else FakeBackend(**given)
     models = options.pop("models", ["fake"])
     arm(options.pop("fault", ""))
     options["results"] = Path(options["results"])

@@ -44,6 +44,7 @@ def run_demo(count: int, run_id: str, folder: Path, kind: str | None = None) -> 
     if run_id in results.runs():
         raise click.UsageError(f"run {run_id} already exists in {folder}: choose another --run")
     with _model(name, kind) as model, EmbeddedRedis() as server, Client(server.url) as client:
+        client.serving = None  # its worker starts after the jobs are enqueued
         client.submit_many(requests)
         click.echo(f"{counted(count, 'job')} enqueued for run {run_id}", err=True)
         with WorkerProcess(model, server.url, folder) as worker:

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from shlex import quote
 
 import click
 
 from jobs.cli.options import EMBEDDED, Seconds, quiet_option, results_option
 from worker.cli.options import (
+    MOST_DRAFT_TOKENS,
     TOOL_PARSERS,
     device_option,
     download_option,
@@ -66,6 +68,18 @@ from worker.cli.options import (
     help="Compute what prompts have in common at their beginning only once.",
 )
 @click.option(
+    "--draft",
+    metavar="D",
+    help="Guess the next tokens and check several in one pass; answers stay the same. D: a smaller "
+    "model with the same vocabulary, or 'ngram', which looks them up in the prompt and the answer.",
+)
+@click.option(
+    "--draft-tokens",
+    type=click.IntRange(1, MOST_DRAFT_TOKENS),
+    metavar="N",
+    help="Most tokens of a guess; fewer where guesses are often wrong. [default: 4]",
+)
+@click.option(
     "--interactive-slots",
     type=click.IntRange(min=0),
     metavar="N",
@@ -99,6 +113,30 @@ from worker.cli.options import (
     help="Syntax of tool calls in answers: hermes, llama3_json, pythonic or qwen3_coder. [default: "
     "the one that the chat template writes]",
 )
+@click.option(
+    "--prompt-cache",
+    "prompt_caches",
+    multiple=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="File of `chatjobs prompts save` to load: requests that begin with its prompt begin with "
+    "its state; repeatable.",
+)
+@click.option(
+    "--state-dir",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="DIR",
+    help="Folder for the state of sessions that memory has no room for, and of all when the worker "
+    "stops.",
+)
+@click.option(
+    "--state-bytes",
+    type=click.IntRange(min=1),
+    default=8 * 2**30,
+    show_default=True,
+    metavar="N",
+    help="Maximum size of the files in --state-dir; the least recently used are deleted.",
+)
 @click.option("--burst", is_flag=True, help="Exit when the queues are empty.")
 @quiet_option
 def work(
@@ -113,10 +151,15 @@ def work(
     context: int | None,
     max_batch: int | None,
     prefix_cache: str,
+    draft: str | None,
+    draft_tokens: int | None,
     interactive_slots: int | None,
     preempt: bool,
     chat_template: Path | None,
     tool_parser: str | None,
+    prompt_caches: tuple[Path, ...],
+    state_dir: Path | None,
+    state_bytes: int,
     grace: float,
     burst: bool,
     quiet: bool,
@@ -131,15 +174,32 @@ def work(
             f"--chat-template is for one model, and --model names {len(models)}: start a worker "
             "for each"
         )
+    if draft not in (None, "ngram") and len(models) > 1:
+        raise click.UsageError(
+            f"--draft {draft} is for one model, and --model names {len(models)}: start a worker "
+            "for each, or use --draft ngram"
+        )
+    if draft is None and draft_tokens is not None:
+        raise click.UsageError("--draft-tokens needs --draft: a model, or ngram")
+    if prompt_caches and len(models) > 1:
+        raise click.UsageError(
+            f"--prompt-cache is for one model, and --model names {len(models)}: start a worker for "
+            "each"
+        )
+    for option, given in (("--prompt-cache", prompt_caches), ("--state-dir", state_dir)):
+        if given and prefix_cache == "off":
+            raise click.UsageError(f"{option} needs --prefix-cache on: it feeds that cache")
     need_torch()
     from jobs import JobError
+    from jobs.client.connection import URL_VARIABLE
     from worker.engine.host import EngineHost
     from worker.service import serve
 
     _configure_logging(quiet)
     with server(redis_url) as url:
         if redis_url == EMBEDDED:
-            click.echo(f"private Redis: --redis {url}", err=True)
+            click.echo(f"private Redis: --redis {url}, or in other shells:", err=True)
+            click.echo(f"export {URL_VARIABLE}={quote(url)}", err=True)
         try:
             backend = EngineHost(
                 device=device,
@@ -147,12 +207,17 @@ def work(
                 quantize=quantize,
                 max_batch=max_batch,
                 prefix_cache=prefix_cache == "on",
+                draft=draft,
+                draft_tokens=draft_tokens,
                 context=context,
                 download_dir=download_dir,
                 chat_template=chat_template,
                 tool_parser=tool_parser,
                 interactive_slots=interactive_slots,
                 preempt=preempt,
+                prompt_caches=prompt_caches,
+                state_dir=state_dir,
+                state_bytes=state_bytes,
             )
             if not quiet:
                 click.echo(f"device: {backend.device}", err=True)

@@ -103,11 +103,12 @@ class ChatGeneration:
         sink: Sink,
         *,
         fingerprint: str,
+        drafts: bool = False,
     ) -> None:
         self.done = False
         self._request, self._plan, self._prompt_ids = request, plan, prompt_ids
         self._tokenizer, self._sink = tokenizer, sink
-        self._fingerprint = fingerprint
+        self._fingerprint, self._drafts = fingerprint, drafts
         self._created = int(time.time())
         self._choices = [ChoiceState(i, make_reader()) for i in range(plan.n)]
         top = request.prompt_logprobs
@@ -122,6 +123,7 @@ class ChatGeneration:
                 self._prompt_logprobs if choice.index == 0 else None,
                 salt=request.cache_salt or "",
                 bulk=request.job.priority == "bulk",
+                session=request.job.session,
             )
             for choice in self._choices
         ]
@@ -216,11 +218,22 @@ class ChatGeneration:
                 prompt_tokens_details=Usage.PromptDetails(
                     cached_tokens=min(one.cached_tokens or 0 for one in self.sequences)
                 ),
-                completion_tokens_details=Usage.CompletionDetails(reasoning_tokens=reasoning),
+                completion_tokens_details=Usage.CompletionDetails(
+                    reasoning_tokens=reasoning, **(self._draft_figures() if self._drafts else {})
+                ),
             ),
             system_fingerprint=self._fingerprint,
             prompt_logprobs=self._scored_prompt(),
         )
+
+    def _draft_figures(self) -> dict[str, int]:
+        figures = [one.acceptance for one in self.sequences]
+        accepted = sum(one.accepted for one in figures)
+        return {
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": sum(one.drafted for one in figures) - accepted,
+            "prediction_steps": sum(one.steps for one in figures),
+        }
 
     def _scored_prompt(self) -> list[dict[str, PromptLogprob] | None] | None:
         if self._prompt_logprobs is None:

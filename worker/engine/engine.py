@@ -18,16 +18,16 @@ from jobs.errors import JobError, failure_of
 from worker.backend import ModelInfo, Sink
 from worker.engine.bad_words import bad_word_ids
 from worker.engine.chat_generation import ChatGeneration
+from worker.engine.drafting import Drafting, drafting_of, speculation
 from worker.engine.kv_pool import CachePool
 from worker.engine.prefix_cache import PrefixCache
-from worker.engine.prompt_logprobs import score_prompts
-from worker.engine.sampler import Sampled, sample
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
-from worker.engine.scheduler import Scheduled, Scheduler
+from worker.engine.scheduler import Scheduler
 from worker.engine.scorer import Scorer
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
-from worker.layers.batch import Batch, Span
+from worker.engine.step import Drawn, draw, prepare
+from worker.layers.batch import Batch
 from worker.loading.tokenizer import Tokenizer
 from worker.resident import device as devices
 from worker.resident.load import ResidentModel, check_context, load
@@ -51,9 +51,11 @@ class EngineCore:
         context: int,
         cache_bytes: int,
         prefix_cache: bool = True,
+        drafting: Drafting | None = None,
         on_work: Callable[[], None] = lambda: None,
     ) -> None:
         self.info: ModelInfo = resident.info
+        self.weight_bytes = self.info.weight_bytes + (drafting.weight_bytes if drafting else 0)
         self.tokenizer: Tokenizer = resident.tokenizer
         self.prompts = resident.prompts(context)
         self.context_length = context
@@ -67,13 +69,17 @@ class EngineCore:
             max_slots=slots.batch + slots.paused + 1,  # one for the scorer
             max_columns=context,
             limit_bytes=cache_bytes,
+            make_draft_caches=drafting.make_caches if drafting else list,
         )
         self.scorer = Scorer(self.model, self.pool, self.device, context, resident.not_finite)
-        self._resident = resident
+        self._resident, self.state_of = resident, resident.state_of
         limits = devices.limits(self.device)
         stride = limits.stride if slots.batch == 1 else None
         self.prefix = PrefixCache(self.pool, resident.state_of if prefix_cache else None, stride)
         self._scheduler = Scheduler(self.pool, slots, limits.step_tokens, reuse=self.prefix)
+        self.speculation = speculation(
+            drafting, self.pool, self.device, self.vocab_size, limits.step_tokens, slots.batch
+        )
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._closed = False
         self._door = threading.Lock()  # held to submit and to close: nothing enters a closed engine
@@ -96,11 +102,14 @@ class EngineCore:
         interactive_slots: int | None = 0,
         preempt: bool = False,
         prefix_cache: bool = True,
+        draft: str | None = None,
+        draft_tokens: int | None = None,
         on_work: Callable[[], None] = lambda: None,
     ) -> EngineCore:
         """Load a model; None means the default, see `worker.engine.local.Engine.load` and `Slots`.
         Raises JobError."""
         place = devices.choose_device(device)
+        drafting = drafting_of(draft, draft_tokens, reference, place, dtype, download_dir, quantize)
         resident = load(reference, place, dtype, download_dir, quantize, chat_template, tool_parser)
         if place.type == "cpu":
             share_cores(resident.info.weight_bytes)
@@ -114,6 +123,7 @@ class EngineCore:
             context=context or longest,
             cache_bytes=devices.cache_limit(place) if cache_bytes is None else cache_bytes,
             prefix_cache=prefix_cache,
+            drafting=drafting,
             on_work=on_work,
         )
 
@@ -149,6 +159,7 @@ class EngineCore:
         Raises JobError if the request can't run."""
         self.require_open()
         prompt = self.prompts.build(request)  # may take seconds
+        self.prefix.fetch(prompt.token_ids, request.cache_salt)
         self.require_open()
         generation = ChatGeneration(
             request,
@@ -158,6 +169,7 @@ class EngineCore:
             self._resident.reader_maker(request, prompt),
             sink,
             fingerprint=self.info.fingerprint,
+            drafts=self.speculation.drafts,
         )
         self.add(generation.sequences)
         return generation
@@ -189,11 +201,8 @@ class EngineCore:
             return False
         self.steps += 1
         try:
-            batch, rows = self._prepare(scheduled)
-            spans = [(one.prompt_logprobs, one.computed, count) for one, count in rows]
-            logits = score_prompts(self._forward(batch), spans)
-            sampled = self._sample(logits, rows)
-            self._commit(rows, sampled)
+            batch, parts = prepare(self.speculation.extend(scheduled), self.device)
+            self._commit(draw(self._forward(batch), parts))
         except BaseException as error:  # one bad sequence must not fail the others
             self._recover(error)
         return True
@@ -213,8 +222,9 @@ class EngineCore:
         self._update_queue()
         self._scheduler.fail_all(_closed())
         self.prompts.close()
+        self.speculation.close()
         self.pool.close()
-        del self.model, self.scorer, self._resident
+        del self.model, self.scorer, self._resident, self.state_of
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -224,53 +234,32 @@ class EngineCore:
             self._scheduler.add(self._submitted.popleft())
         self._scheduler.remove_cancelled()
 
-    def _prepare(self, scheduled: list[Scheduled]) -> tuple[Batch, list[Scheduled]]:
-        """Returns the batch, and what was scheduled in the order of its logits rows."""
-        by_slot: dict[int, Scheduled] = {}
-        spans = []
-        for entry in scheduled:
-            sequence, count = entry
-            slot, start = sequence.slot, sequence.computed
-            assert slot is not None
-            by_slot[slot] = entry
-            ids = sequence.tokens(start, start + count)
-            every = sequence.scores_prompt(count)
-            spans.append(Span(slot, start, ids, len(sequence.prompt_ids), all_logits=every))
-        batch, ordered = Batch.prepare(spans, self.device)
-        return batch, [by_slot[span.slot] for span in ordered]
-
     def _forward(self, batch: Batch) -> Tensor:
         """Returns float32 logits [rows that need logits, vocab]."""
         return self.model(batch, self.pool.layers)
 
-    def _sample(self, logits: Tensor, rows: list[Scheduled]) -> list[tuple[Sequence, Sampled]]:
-        """Draw the next token of each sequence whose pending tokens were all in this step."""
-        ready, ready_rows = [], []
-        for row, (sequence, count) in enumerate(rows):
-            if count == sequence.pending:
-                ready.append(sequence)
-                ready_rows.append(row)
-        if not ready:
-            return []
-        if len(ready) < len(rows):
-            logits = logits[ready_rows]
-        return list(zip(ready, sample(logits, [s.draw for s in ready]), strict=True))
-
-    def _commit(self, rows: list[Scheduled], sampled: list[tuple[Sequence, Sampled]]) -> None:
-        """Count the computed tokens, append the new ones and remove the sequences that ended."""
-        for sequence, count in rows:
-            sequence.computed += count
-            if sequence.computed <= len(sequence.prompt_ids):
+    def _commit(self, drawn: list[Drawn]) -> None:
+        """Append what was drawn, count the computed tokens and remove the sequences that ended."""
+        self.speculation.count(drawn)
+        for one in drawn:
+            sequence, taken = one.part.sequence, 0
+            finite = all(token.finite for token in one.tokens)
+            for token in one.tokens:
+                if token.finite and not sequence.ended:
+                    sequence.accept(token)
+                    taken += 1
+            self.tokens_generated += taken
+            self.speculation.settle(one, taken)
+            if sequence.computed <= len(sequence.prompt_ids) and finite:
                 self.prefix.keep(sequence)
-        for sequence, token in sampled:
-            if token.finite:
-                self.tokens_generated += 1
-                sequence.accept(token)
-                if sequence.ended:
-                    self._scheduler.remove(sequence)
-            else:
+            if not finite and not sequence.ended:
                 sequence.fail(self._resident.not_finite(sequence.length))
                 self._scheduler.remove(sequence, poisoned=True)
+            elif sequence.ended:
+                self._scheduler.remove(sequence, poisoned=one.spoiled)
+            elif one.spoiled:
+                self._scheduler.restart(sequence)
+        self.speculation.end(drawn)
 
     def _recover(self, error: BaseException) -> None:
         """After a failed step: run its sequences one at a time; fail one that ran alone."""

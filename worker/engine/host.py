@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
@@ -16,12 +16,14 @@ from jobs.errors import JobError
 from worker.backend import Health, MemoryUse, ModelInfo, Sink
 from worker.engine.engine import EngineCore
 from worker.engine.preparer import Preparation, Preparer
+from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
 from worker.loading.pages import trim_heap
 from worker.resident import device as devices
 from worker.resident.process import tune
 
 logger = logging.getLogger(__name__)
 
+STATE_BYTES = 8 * 2**30  # in a state folder, by default
 IDLE_SECONDS = 0.5  # maximum sleep of the engine thread between two looks for work
 IDLE_SLEEPS = 4  # consecutive sleeps after which free memory is returned to the system
 
@@ -29,7 +31,8 @@ Command = tuple[Callable[[], ModelInfo], Future[ModelInfo]]
 
 
 class EngineHost:
-    """Implements `worker.backend.Backend`. The loading options apply to all models.
+    """Implements `worker.backend.Backend`. The loading options apply to all models, the files
+    `prompt_caches` to the only one.
 
     The engine thread alone loads and steps; the preparer's thread renders and tokenizes.
     Other threads submit requests, send commands and read counters.
@@ -45,11 +48,16 @@ class EngineHost:
         context: int | None = None,
         cache_bytes: int | None = None,
         prefix_cache: bool = True,
+        draft: str | None = None,
+        draft_tokens: int | None = None,
         download_dir: Path | None = None,
         chat_template: Path | None = None,
         tool_parser: str | None = None,
         interactive_slots: int | None = None,
         preempt: bool = True,
+        prompt_caches: Sequence[Path] = (),
+        state_dir: Path | None = None,
+        state_bytes: int = STATE_BYTES,
     ) -> None:
         self.device = devices.choose_device(device)
         self._engines: dict[str, EngineCore] = {}  # replaced, never changed: any thread may read
@@ -63,6 +71,8 @@ class EngineHost:
             context=context,
             cache_bytes=cache_bytes,
             prefix_cache=prefix_cache,
+            draft=draft,
+            draft_tokens=draft_tokens,
             download_dir=download_dir,
             chat_template=chat_template,
             tool_parser=tool_parser,
@@ -70,6 +80,8 @@ class EngineHost:
             preempt=preempt,
             on_work=self._work.set,
         )
+        self._prompt_caches, self._state_dir = prompt_caches, state_dir
+        self._state_bytes = state_bytes
         self._commands: deque[Command] = deque()
         self._closing = self._loading = False
         self._error: str | None = None
@@ -88,6 +100,9 @@ class EngineHost:
             tokens_generated=sum(engine.tokens_generated for engine in engines),
             prompt_tokens=sum(engine.prefix.prompt_tokens for engine in engines),
             cached_tokens=sum(engine.prefix.cached_tokens for engine in engines),
+            drafted_tokens=sum(engine.speculation.drafted_tokens for engine in engines),
+            accepted_tokens=sum(engine.speculation.accepted_tokens for engine in engines),
+            draft_steps=sum(engine.speculation.steps for engine in engines),
             error=self._error,
             loading=self._loading,
         )
@@ -97,7 +112,7 @@ class EngineHost:
         caches = [engine.cache_bytes for engine in engines]
         return MemoryUse(
             device=str(self.device),
-            weights=sum(engine.info.weight_bytes for engine in engines),
+            weights=sum(engine.weight_bytes for engine in engines),
             cache=sum(held for held, _ in caches),
             cache_limit=sum(limit for _, limit in caches),
             free=devices.free_bytes(self.device),
@@ -160,10 +175,23 @@ class EngineHost:
         self._loading = True
         try:
             engine = self._load_engine(reference)
+            try:
+                self._load_states(engine)
+            except BaseException:
+                engine.close()
+                raise
         finally:
             self._loading = False
         self._engines = {**self._engines, engine.info.name: engine}
         return engine.info
+
+    def _load_states(self, engine: EngineCore) -> None:
+        for path in self._prompt_caches:
+            state = read_prompt_cache(engine, path)
+            pin_prompt_cache(engine, state, path)
+            logger.info("loaded %s: a prompt of %d tokens", path, len(state.token_ids))
+        if self._state_dir is not None:
+            keep_sessions(engine, self._state_dir, self._state_bytes)
 
     def _loop(self) -> None:
         """Run commands and step every engine in turn while there is work."""

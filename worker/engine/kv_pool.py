@@ -1,9 +1,10 @@
 """KV cache memory of one model: slots, growth of their storage, and the limit in bytes.
 
-Each sequence occupies one slot, a row in the storage of every layer. Storage is allocated for all
-slots and its columns double, as long as the limit allows it; otherwise it has exactly the size that
-is needed. It is freed when the last slot is released. State that is kept of earlier sequences has
-the rest of the limit, and is evicted where storage needs it.
+Each sequence occupies one slot, a row in the storage of every layer, of the model and of its draft
+if it has one. Storage is allocated for all slots and its columns double, as long as the limit
+allows it; otherwise it has exactly the size that is needed. It is freed when the last slot
+is released. State that is kept of earlier sequences has the rest of the limit, and is evicted where
+storage needs it.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from worker.engine.prefix_store import PrefixStore
+from worker.engine.state_layout import StateLayout
 from worker.layers.cache import LayerCache
 
 FIRST_COLUMNS = 256  # tokens per slot in the first allocation
@@ -28,10 +30,12 @@ class CachePool:
         max_slots: int,
         max_columns: int,
         limit_bytes: int,
+        make_draft_caches: Callable[[], list[LayerCache]] = list,
     ) -> None:
         self.kept: PrefixStore[Any] = PrefixStore()
-        self._make_caches = make_caches
+        self._make_caches, self._make_draft_caches = make_caches, make_draft_caches
         self.layers: Sequence[LayerCache] = make_caches()
+        self.draft_layers: Sequence[LayerCache] = make_draft_caches()
         self._max_slots, self._max_columns = max_slots, max_columns
         self.limit_bytes = limit_bytes
         self._free = list(range(max_slots))
@@ -60,7 +64,7 @@ class CachePool:
     def release(self, slot: int, *, poisoned: bool = False) -> None:
         """Free a slot; `poisoned` if it may hold NaN, which is then cleared."""
         if slot < self._slots and poisoned:
-            for layer in self.layers:
+            for layer in self._all:
                 layer.clear(slot)
         self._used.discard(slot)
         heapq.heappush(self._free, slot)
@@ -90,7 +94,7 @@ class CachePool:
         ):
             needed = self._bytes(rows, size)
             if needed <= limit and self.kept.shrink(self.limit_bytes - needed):
-                for layer in self.layers:
+                for layer in self._all:
                     layer.resize(rows, size, keep=min(slots, self._slots))
                 self._slots, self._columns = rows, size
                 return True
@@ -98,27 +102,44 @@ class CachePool:
 
     def reset(self, slot: int) -> None:
         """Prepare `slot` for a new sequence: clear state that it would read from the last one."""
-        for layer in self.layers:
-            if layer.needs_clearing:
-                layer.clear(slot)
+        _reset(self.layers, slot)
+
+    def reset_draft(self, slot: int) -> None:
+        """The same for the draft, which computes a sequence on its own."""
+        _reset(self.draft_layers, slot)
 
     def bytes_for_one(self, columns: int) -> int:
         """Bytes needed by a single sequence of `columns` tokens."""
         return self._bytes(1, columns)
 
     def fits_alone(self, columns: int) -> bool:
-        """Whether a single sequence of `columns` tokens stays below the limit."""
-        return self.bytes_for_one(columns) <= self.limit_bytes
+        """Whether a single sequence of `columns` tokens stays below the limit, beside what is
+        pinned."""
+        return self.bytes_for_one(columns) <= self.limit_bytes - self.kept.pinned_bytes
+
+    def layout(self) -> StateLayout:
+        """The tensors of the state of a slot."""
+        return StateLayout(self._make_caches)
 
     def close(self) -> None:
         """Free the storage, and the model that `make_caches` belongs to."""
-        self._make_caches = list
+        self._make_caches = self._make_draft_caches = list
         self.kept.clear()
         self._deallocate()
 
     def _bytes(self, slots: int, columns: int) -> int:
-        return sum(layer.bytes_for(slots, columns) for layer in self.layers)
+        return sum(layer.bytes_for(slots, columns) for layer in self._all)
+
+    @property
+    def _all(self) -> Sequence[LayerCache]:
+        return [*self.layers, *self.draft_layers]
 
     def _deallocate(self) -> None:
-        self.layers = self._make_caches()
+        self.layers, self.draft_layers = self._make_caches(), self._make_draft_caches()
         self._slots = self._columns = 0
+
+
+def _reset(layers: Sequence[LayerCache], slot: int) -> None:
+    for layer in layers:
+        if layer.needs_clearing:
+            layer.clear(slot)

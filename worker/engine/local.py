@@ -8,17 +8,20 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
+from pydantic import BaseModel
 from torch import Tensor
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
+from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import invalid
 from jobs.stream.chunks import ChunkBuilder
 from worker.backend import Sink
+from worker.engine import prompt_caches
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.collect import CollectingSink, Generation, Token, generation
 from worker.engine.engine import EngineCore
@@ -61,6 +64,8 @@ class Engine:
         context: int | None = None,
         cache_bytes: int | None = None,
         prefix_cache: bool = True,
+        draft: str | None = None,
+        draft_tokens: int | None = None,
         download_dir: Path | None = None,
         chat_template: str | Path | None = None,
         tool_parser: str | None = None,
@@ -74,6 +79,9 @@ class Engine:
         sequence, by default the model's own; a model whose config doesn't stretch its positions may
         go beyond, with a warning. cache_bytes: limit of the KV cache and of the state that is
         kept of earlier prompts. prefix_cache: let prompts that begin alike share that state.
+        draft: a smaller model with the same vocabulary, which guesses the next tokens, or `ngram`,
+        which looks them up in the prompt and the answer; the tokens stay the same. draft_tokens:
+        most tokens of a guess, by default 4.
         download_dir: where models of
         the hub are stored, by default the hub library's cache. chat_template: file with a chat
         template to use instead of the model's own. tool_parser: syntax of the model's tool calls
@@ -89,6 +97,8 @@ class Engine:
             context=context,
             cache_bytes=cache_bytes,
             prefix_cache=prefix_cache,
+            draft=draft,
+            draft_tokens=draft_tokens,
             download_dir=download_dir,
             chat_template=None if chat_template is None else template_path(chat_template),
             tool_parser=tool_parser,
@@ -180,6 +190,38 @@ class Engine:
     def prompt_ids(self, request: ChatRequest) -> list[int]:
         """Token ids of the request's messages, rendered by the chat template. Raises JobError."""
         return self._core.prompts.build(request).token_ids
+
+    def save_prompt_cache(
+        self,
+        prompt: SequenceOf[int] | SequenceOf[MessageInput],
+        path: str | Path,
+        **fields: Any,
+    ) -> int:
+        """Compute the state of a prompt and write it to a file, for `load_prompt_cache` of any
+        engine with this model. `prompt`: token ids, or messages with which conversations begin;
+        `fields`: of their requests, such as `tools`. Returns the number of tokens. Raises JobError.
+        """
+        self._core.require_open()
+        if any(isinstance(one, Mapping | BaseModel) for one in prompt):
+            messages = cast("SequenceOf[MessageInput]", prompt)
+            ids = self._ids(prompt_caches.common_ids(self._core, messages, fields))
+        else:
+            ids = self._ids(cast("SequenceOf[int]", prompt))
+        with self._lock:
+            state = prompt_caches.compute_state(self._core, ids)
+        prompt_caches.write_prompt_cache(self._core, state, Path(path))
+        return len(ids)
+
+    def load_prompt_cache(self, path: str | Path) -> int:
+        """Load what `save_prompt_cache` wrote: every prompt that begins with it begins with this
+        state from now on, whatever its `cache_salt`. Returns the number of tokens. Raises JobError.
+        """
+        self._core.require_open()
+        state = prompt_caches.read_prompt_cache(self._core, Path(path))
+        with self._lock:
+            self._core.require_open()
+            prompt_caches.pin_prompt_cache(self._core, state, Path(path))
+        return len(state.token_ids)
 
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
         """Queue a request without waiting; `sink` is called on the thread that steps.

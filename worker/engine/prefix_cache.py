@@ -17,9 +17,12 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
 
+from worker.engine.key_chain import KeyChain, salt_hash
 from worker.engine.kv_pool import CachePool
-from worker.engine.prefix_store import BLOCK, OVERHEAD, Block, block_key, root_key
+from worker.engine.prefix_match import Hit, PrefixMatch
+from worker.engine.prefix_store import BLOCK, OVERHEAD, Block, root_key
 from worker.engine.sequence import Sequence
+from worker.engine.session_states import SessionStates
 from worker.engine.slot_copies import SlotCopies
 
 COMPARED = 32  # sequences whose prompts are compared with a new one
@@ -31,17 +34,8 @@ StateOf = Callable[[int], tuple[object, ...]]
 class Progress:
     """What is known of one sequence. `edges`: where snapshots of it are wanted."""
 
-    root: bytes
-    keys: list[bytes] = field(default_factory=list)
+    chain: KeyChain
     edges: list[int] = field(default_factory=list)
-
-
-@dataclass(frozen=True, slots=True)
-class Hit:
-    """Kept blocks that a sequence can begin with: the first `end` tokens."""
-
-    keys: list[bytes] = field(default_factory=list)
-    end: int = 0
 
 
 class PrefixCache:
@@ -59,17 +53,22 @@ class PrefixCache:
         assert stride is None or stride % BLOCK == 0
         self.prompt_tokens = 0  # of all sequences that were admitted, each counted once
         self.cached_tokens = 0  # of these, how many were not computed
+        self.stride = stride
+        self.sessions: SessionStates | None = None  # keeps evicted state of sessions in files
         self._pool, self._store = pool, pool.kept
         self._copies = SlotCopies(pool)
-        self._state_of, self._stride = state_of, stride
+        self._state_of = state_of
         self._grid = stride or BLOCK
+        self.matching = PrefixMatch(
+            pool.kept, self._copies.needs_snapshots, self._grid, exact=stride is None
+        )
         self._progress: dict[Sequence, Progress] = {}
 
     def count(self, sequence: Sequence, budget: int) -> int:
         """Number of pending tokens that a step computes: up to the next edge of interest."""
         count, start = sequence.next_count(budget), sequence.computed
-        if self._stride is not None:
-            count = min(count, self._stride - start % self._stride)
+        if self.stride is not None:
+            count = min(count, self.stride - start % self.stride)
         progress = self._progress.get(sequence)
         if progress is not None and progress.edges:
             at = bisect_right(progress.edges, start)
@@ -122,15 +121,30 @@ class PrefixCache:
         what was kept of it."""
         if sequence in self._progress and sequence.slot is not None:
             if not usable:
-                self._store.drop(self._progress[sequence].keys)
-            elif self._stride is None:  # else generated tokens were computed in other shapes
-                path = self._keep(sequence, sequence.computed)
-                if self._copies.needs_snapshots:
-                    self._keep_snapshot(sequence, path)
+                self._store.drop(self._progress[sequence].chain.keys)
+            else:
+                self._keep_end(sequence)
         self._progress.pop(sequence, None)
 
+    def chain(self, prompt_length: int, salt: str) -> KeyChain | None:
+        """The keys of such prompts; None: nothing is kept. May be called by any thread."""
+        if self._state_of is None:
+            return None
+        root = root_key(*self._state_of(prompt_length))
+        return KeyChain(root, salt_hash(salt), self._store.pinned)
+
+    def fetch(self, prompt_ids: list[int], salt: str | None) -> None:
+        """Read what files hold of a prompt and the store doesn't. May be called by any thread, and
+        takes time."""
+        sessions, chain = self.sessions, self.chain(len(prompt_ids), salt or "")
+        if sessions is not None and chain is not None:
+            sessions.fetch(chain, prompt_ids)
+
     def close(self) -> None:
-        """Keep nothing any more."""
+        """Keep nothing any more, but in files."""
+        if self.sessions is not None:
+            self.sessions.close()
+            self.sessions = None
         self._state_of = None
         self._progress.clear()
         self._store.clear()
@@ -154,23 +168,24 @@ class PrefixCache:
         """The longest kept prefix that leaves a token to compute."""
         if self._state_of is None:
             return Hit()
-        most = sequence.reusable
-        keys = self._keys(sequence, most // BLOCK)
-        known = self._store.known(keys)
-        if not self._copies.needs_snapshots:
-            known = known * BLOCK // self._grid * self._grid // BLOCK
-            return Hit(keys[:known], known * BLOCK)
-        for number in range(known, 0, -1):
-            path, end = keys[:number], number * BLOCK
-            block = self._store.get(keys[number - 1])
-            assert block is not None
-            for length in sorted(block.tails, reverse=True):
-                tail = block_key(path[-1], sequence.tokens(end, end + length))
-                if end + length <= most and self._store.get(tail) is not None:
-                    return Hit([*path, tail], end + length)
-            if block.snapshot is not None:
-                return Hit(path, end)
-        return Hit()
+        if self.sessions is not None:
+            self.sessions.add_fetched()
+        chain = self._chain(sequence)
+        return self.matching.longest(chain, sequence.tokens, sequence.reusable)
+
+    def _keep_end(self, sequence: Sequence) -> None:
+        """Keep the state of a sequence at its end."""
+        if self.stride is None:
+            path = self._keep(sequence, sequence.computed)
+            if self._copies.needs_snapshots:
+                path = self._keep_snapshot(sequence, path)
+        else:  # generated tokens were computed in other shapes than those of a prompt
+            path = self._keys(sequence, min(sequence.computed, len(sequence.prompt_ids)) // BLOCK)
+            path = path[: self._store.known(path)]
+        if self.sessions is not None and sequence.session is not None:
+            chain = self._progress[sequence].chain
+            token_ids = sequence.tokens(0, sequence.computed)
+            self.sessions.ended(sequence.session, chain, path, token_ids, len(sequence.prompt_ids))
 
     def _keep(self, sequence: Sequence, end: int) -> list[bytes]:
         """Keep the blocks of the first `end` tokens. Returns the keys of those that are kept: all,
@@ -183,7 +198,7 @@ class PrefixCache:
             start, end = len(path) * BLOCK, (len(path) + len(new)) * BLOCK
             if new:
                 states = self._copies.blocks(sequence.slot, start, end)
-                parents = [path[-1] if path else self._progress[sequence].root, *new]
+                parents = [self._progress[sequence].chain.parent(len(path)), *new]
                 blocks = zip(new, parents, states, strict=False)
                 self._store.extend(
                     {key: Block(parent, BLOCK, state) for key, parent, state in blocks}
@@ -201,30 +216,33 @@ class PrefixCache:
                 self._store.shrink(limit - len(keys) * one)
         return keys
 
-    def _keep_snapshot(self, sequence: Sequence, path: list[bytes]) -> None:
-        """Keep the state of a sequence at its end, after the blocks of `path`."""
+    def _keep_snapshot(self, sequence: Sequence, path: list[bytes]) -> list[bytes]:
+        """Keep the state of a sequence at its end, after the blocks of `path`. Returns the keys of
+        all blocks up to there, or `path` if there is no room."""
         slot, end = sequence.slot, sequence.computed
         assert slot is not None
         start = len(path) * BLOCK
         if not 0 < start <= end < start + BLOCK:
-            return  # there was no room for all blocks before it
+            return path  # there was no room for all blocks before it
         tail = sequence.tokens(start, end)
-        key = block_key(path[-1], tail) if tail else path[-1]
+        whole = [*path, self._progress[sequence].chain.key(len(path), tail)] if tail else path
+        key = whole[-1]
         block = self._store.get(key)
-        if block is not None and block.snapshot is not None:
-            self._store.touch([*path, key] if tail else path)
-            return
+        if block is not None and (block.snapshot is not None or self._store.pinned(key)):
+            self._store.touch(whole)
+            return whole
         needed = self._copies.bytes_of_snapshot(slot, end)
         if tail:
             needed += OVERHEAD + self._copies.bytes_of_blocks(slot, start, end)
         with self._store.referenced(path):
             if not self._store.shrink(self._pool.bytes_for_kept - needed):
-                return
+                return path
             if tail:
                 (state,) = self._copies.blocks(slot, start, end)
                 self._store.extend({key: Block(path[-1], len(tail), state)})
             self._store.attach(key, self._copies.snapshot(slot, end))
-        self._store.touch([*path, key] if tail else path)
+        self._store.touch(whole)
+        return whole
 
     def _plan_edges(self, sequence: Sequence, begin: int, others: Iterable[Sequence]) -> None:
         """Choose where snapshots of a prompt are kept: before its last token, and where prompts
@@ -263,14 +281,12 @@ class PrefixCache:
 
     def _keys(self, sequence: Sequence, blocks: int) -> list[bytes]:
         """The keys of a sequence's first blocks."""
-        assert self._state_of is not None
+        return self._chain(sequence).extend(sequence.tokens, blocks)
+
+    def _chain(self, sequence: Sequence) -> KeyChain:
         progress = self._progress.get(sequence)
         if progress is None:
-            facts = self._state_of(len(sequence.prompt_ids))
-            root = root_key(*facts, sequence.salt)
-            progress = self._progress[sequence] = Progress(root)
-        keys = progress.keys
-        for at in range(len(keys) * BLOCK, blocks * BLOCK, BLOCK):
-            parent = keys[-1] if keys else progress.root
-            keys.append(block_key(parent, sequence.tokens(at, at + BLOCK)))
-        return keys[:blocks]
+            chain = self.chain(len(sequence.prompt_ids), sequence.salt)
+            assert chain is not None
+            progress = self._progress[sequence] = Progress(chain)
+        return progress.chain

@@ -12,7 +12,7 @@ import hashlib
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Generic, Protocol, TypeVar
@@ -62,10 +62,16 @@ def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
 
 class PrefixStore(Generic[Kept]):
     """Owns the blocks. The least recently used are evicted first, and a block never before those
-    that continue it; referenced blocks are not evicted."""
+    that continue it; referenced and pinned blocks are not evicted.
+
+    `on_evict` is called with the key of each block before it is evicted, or loses its snapshot.
+    """
 
     def __init__(self) -> None:
         self.nbytes = 0
+        self.pinned_bytes = 0
+        self.on_evict: Callable[[bytes], None] = lambda key: None
+        self._pinned: set[bytes] = set()
         # Least recently used first, and every block before its parent.
         self._blocks: OrderedDict[bytes, Block[Kept]] = OrderedDict()
         self._snapshots: OrderedDict[bytes, None] = OrderedDict()  # keys of blocks that have one
@@ -75,6 +81,10 @@ class PrefixStore(Generic[Kept]):
 
     def get(self, key: bytes) -> Block[Kept] | None:
         return self._blocks.get(key)
+
+    def pinned(self, key: bytes) -> bool:
+        """Whether a block stays until the end. May be called by any thread."""
+        return key in self._pinned
 
     def known(self, keys: Sequence[bytes]) -> int:
         """How many of the keys, which follow each other from the first block on, are here."""
@@ -115,6 +125,26 @@ class PrefixStore(Generic[Kept]):
         self._snapshots[key] = None
         self._limit_snapshots()
 
+    def pin(self, blocks: Mapping[bytes, Block[Kept]]) -> None:
+        """Add blocks, each after its parent, that stay until the end with their snapshots. They
+        replace those that are kept already, except pinned ones."""
+        for key, block in blocks.items():
+            old = self._blocks.get(key)
+            if key in self._pinned and old is not None:
+                if old.snapshot is None and block.snapshot is not None:
+                    old.snapshot = block.snapshot
+                    self.nbytes += block.snapshot.nbytes
+                    self.pinned_bytes += block.snapshot.nbytes
+                continue
+            if old is not None:
+                block.tails |= old.tails
+                self.nbytes -= old.nbytes
+                self._snapshots.pop(key, None)
+            self.extend({key: block})
+            block.references += 1
+            self._pinned.add(key)
+            self.pinned_bytes += block.nbytes
+
     def room(self, limit: int) -> int:
         """Bytes that can be added within `limit`, if all that may be evicted is."""
         return limit - sum(block.nbytes for block in self._blocks.values() if block.references)
@@ -134,13 +164,16 @@ class PrefixStore(Generic[Kept]):
         if left > limit:
             return False
         for key in victims:
+            self.on_evict(key)
             self._remove(key)
         return True
 
     def drop(self, keys: Sequence[bytes]) -> None:
-        """Remove blocks, and all that continue them."""
-        dropped = set(keys)
+        """Remove blocks, and all that continue them, but no pinned ones."""
+        dropped = set(keys) - self._pinned
         for key in [*reversed(self._blocks)]:  # every block after its parent
+            if key in self._pinned:
+                continue
             if key in dropped or self._blocks[key].parent in dropped:
                 dropped.add(key)
                 self._remove(key)
@@ -148,7 +181,8 @@ class PrefixStore(Generic[Kept]):
     def clear(self) -> None:
         self._blocks.clear()
         self._snapshots.clear()
-        self.nbytes = 0
+        self._pinned.clear()
+        self.nbytes = self.pinned_bytes = 0
 
     def _remove(self, key: bytes) -> None:
         block = self._blocks.pop(key)
@@ -161,6 +195,7 @@ class PrefixStore(Generic[Kept]):
             block = self._blocks[oldest]
             if block.references:
                 continue
+            self.on_evict(oldest)
             if block.length < BLOCK:  # without its snapshot nothing can begin there
                 self._remove(oldest)
                 continue

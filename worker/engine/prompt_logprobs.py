@@ -60,23 +60,3 @@ class PromptLogprobs:
             for place, (other, logprob) in enumerate(zip(ids, values, strict=True), 1):
                 scores.setdefault(other, TokenScore(other, logprob, place))
             self.positions.append(list(scores.values()))
-
-
-def score_prompts(
-    logits: Tensor, spans: Sequence[tuple[PromptLogprobs | None, int, int]]
-) -> Tensor:
-    """Score the prompts of a step. Each span is a sequence's scores, first position and number of
-    tokens; those that want scores have logits of every token, all others of the last one.
-
-    Returns the logits [spans, vocab] after the last token of each span.
-    """
-    if all(scores is None for scores, _, _ in spans):
-        return logits
-    last, end = [], 0
-    for scores, start, count in spans:
-        rows = count if scores is not None and scores.wants(start, count) else 1
-        if scores is not None and rows == count:
-            scores.add(start, logits[end : end + rows])
-        end += rows
-        last.append(end - 1)
-    return logits[last]

@@ -255,9 +255,13 @@ class Scheduler:
                 return False
         return True
 
-    def _preempt(self, sequence: Sequence, *, first: bool = False) -> None:
+    def restart(self, sequence: Sequence) -> None:
+        """Compute a running sequence anew: its slot may hold NaN after its last token."""
+        self._preempt(sequence, first=True, poisoned=True)
+
+    def _preempt(self, sequence: Sequence, *, first: bool = False, poisoned: bool = False) -> None:
         self.running.remove(sequence)
-        self._release(sequence)
+        self._release(sequence, poisoned=poisoned)
         self.waiting.put_back(sequence, first=first or not self._yields(sequence))
 
     def _fail(self, sequence: Sequence, error: JobError) -> None:
@@ -265,15 +269,18 @@ class Scheduler:
         self.remove(sequence)
 
     def _release(self, sequence: Sequence, *, poisoned: bool = False) -> None:
-        sequence.computed = 0
+        sequence.computed = sequence.draft_computed = 0
         if sequence.slot is not None:
             self.pool.release(sequence.slot, poisoned=poisoned)
             sequence.slot = None
 
     def _too_large(self, sequence: Sequence) -> JobError:
         need = self.pool.bytes_for_one(sequence.length + 1)
+        pinned = self.pool.kept.pinned_bytes
+        beside = f", of which prompt caches have {pinned / 2**20:.0f} MiB" if pinned else ""
         return JobError(
             "out_of_memory",
             f"a sequence of {sequence.length} tokens needs {need / 2**20:.0f} MiB of KV cache, the "
-            f"limit is {self.pool.limit_bytes / 2**20:.0f} MiB: shorten the prompt or max_tokens",
+            f"limit is {self.pool.limit_bytes / 2**20:.0f} MiB{beside}: shorten the prompt or "
+            "max_tokens",
         )

@@ -32,7 +32,7 @@ class Scorer:
         not_finite: Callable[[int], JobError],
     ) -> None:
         self._model, self._pool, self._device = model, pool, device
-        self._context, self._not_finite = context, not_finite
+        self._context, self.not_finite = context, not_finite
 
     def score(self, prompt: list[int], target: list[int]) -> list[float]:
         """Log-probability of each target token after the prompt and the targets before it."""
@@ -70,12 +70,12 @@ class Scorer:
             for start in range(0, len(ids), CHUNK_TOKENS):
                 chunk = ids[start : start + CHUNK_TOKENS]
                 wanted = start + len(chunk) > first
-                span = Span(slot, start, chunk, len(ids), all_logits=wanted)
+                span = Span(slot, start, chunk, len(ids), len(chunk) if wanted else 1)
                 batch, _ = Batch.prepare([span], self._device)
                 logits = self._model(batch, self._pool.layers)
                 if not read_back(logits.isfinite().all()):
                     poisoned = True
-                    raise self._not_finite(start + len(chunk))
+                    raise self.not_finite(start + len(chunk))
                 if wanted:
                     skip = max(0, first - start)
                     yield start + skip, logits[skip:]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from jobs.api.answer import FinishReason
 from jobs.errors import JobError, failure_of
+from worker.engine.acceptance import Acceptance
 from worker.engine.prompt_logprobs import CHUNK_TOKENS, PromptLogprobs
 from worker.engine.sampler import Draw, Sampled
 from worker.engine.sampling_plan import SamplingPlan
@@ -49,6 +50,7 @@ class Sequence:
         *,
         salt: str = "",
         bulk: bool = False,
+        session: str | None = None,
     ) -> None:
         self.bulk = bulk  # it leaves its slot to interactive sequences
         self.prompt_ids = list(prompt_ids)
@@ -56,9 +58,12 @@ class Sequence:
         self.plan = plan
         self.prompt_logprobs = prompt_logprobs
         self.draw = Draw(plan, choice, self.prompt_ids, self.output_ids)
+        self.session = session  # its state may go to files
         self.salt = salt  # state is shared with sequences of the same salt only
         self.cached_tokens: int | None = None  # of the prompt; None: not admitted yet
         self.computed = 0
+        self.draft_computed = 0  # tokens in the draft's caches
+        self.acceptance = Acceptance()
         self.slot: int | None = None
         self.started_at: float | None = None  # seconds since the epoch
         self.cancelled = False

@@ -23,6 +23,7 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 SIGNATURES = {
     "pack_rows": "ippll i",
     "quantised_linear": "plll i pi pl pi",
+    "dense_linear": "pll pi pl p i",
     "rms_norm": "plppp plifi ii",
     "delta_convolve": "pppl pp lil ii",
     "delta_recur": "pppppp l iiii i",
@@ -40,6 +41,7 @@ class Library:
     pack_rows: Callable[..., None]
     packed_bytes: Callable[[int, int, int], int]
     quantised_linear: Callable[..., None]
+    dense_linear: Callable[..., None]
     rms_norm: Callable[..., None]
     delta_convolve: Callable[..., None]
     delta_recur: Callable[..., None]

@@ -52,29 +52,36 @@ def pack(format_name: str, rows: int, columns: int, blocks: Tensor) -> PackedBlo
     return PackedBlocks(code, rows, columns, data)
 
 
-def linear(x: Tensor, parts: Sequence[PackedBlocks]) -> Tensor:
-    """x Wᵀ, with W the parts one below the other. x [rows, columns] in float32 or bf16 → [rows,
-    outputs] in its dtype.
+class Merged:
+    """Packed matrices one below the other, as `linear` reads them."""
+
+    def __init__(self, parts: Sequence[PackedBlocks]) -> None:
+        self._parts = parts  # keeps their memory
+        self.count, self.outputs = len(parts), sum(part.rows for part in parts)
+        facts = [fact for part in parts for fact in (part.code, part.data.data_ptr(), part.rows)]
+        self.table = (c_int64 * len(facts))(*facts)
+
+
+def linear(x: Tensor, weight: Merged) -> Tensor:
+    """x Wᵀ: x [rows, columns] in float32 or bf16 → [rows, outputs] in its dtype.
 
     The activations are rounded to int8, with one scale per row and 32 columns; but with AMX, from
     WIDE_FROM rows of bf16 on, the weights are dequantised to bf16 instead.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape
-    outputs = sum(part.rows for part in parts)
-    table = [fact for part in parts for fact in (part.code, part.data.data_ptr(), part.rows)]
     scratch = torch.empty(rows * columns // BLOCK * SCRATCH, dtype=torch.uint8)
-    y = torch.empty(rows, outputs, dtype=x.dtype)
+    y = torch.empty(rows, weight.outputs, dtype=x.dtype)
     library.require().quantised_linear(
         x.data_ptr(),
         x.stride(0),
         rows,
         columns,
         TYPE_CODES[x.dtype],
-        (c_int64 * len(table))(*table),
-        len(parts),
+        weight.table,
+        weight.count,
         y.data_ptr(),
-        outputs,
+        weight.outputs,
         scratch.data_ptr(),
         torch.get_num_threads(),
     )

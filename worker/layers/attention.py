@@ -1,9 +1,10 @@
 """Softmax attention of a flat batch over its caches, with grouped query heads (GQA).
 
-The decode group runs in one kernel, or without kernels as one batched product over its slot range;
-each chunk runs alone. On CPUs plain matrix products are faster than fused attention: several times
-for single queries, 1.5 to 3.5 times for a block of queries over the keys that it sees. On CUDA
-chunks use fused attention, except with score caps or sinks, which it does not have.
+The decode group runs in one kernel, together with short chunks, or without kernels as one batched
+product over its slot range; each other chunk runs alone. On CPUs plain matrix products are faster
+than fused attention: several times for single queries, 1.5 to 3.5 times for a block of queries over
+the keys that it sees. On CUDA chunks use fused attention, except with score caps or sinks, which it
+does not have.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import attention as kernels
-from worker.layers.batch import Batch, Chunk
+from worker.layers.batch import Batch, Chunk, ShortGroup
 from worker.layers.device import is_accelerator
 from worker.layers.kv_cache import KVCache
 
@@ -39,16 +40,34 @@ def attend(
     has no value. Returns [tokens, heads * head_dim].
     """
     outputs = []
-    done = 0
-    if batch.decode is not None:
+    done, chunks = 0, batch.chunks
+    short = batch.short
+    if short is not None and _serves_short(q, cache, short):
+        done, chunks = short.size, chunks[short.chunks :]
+        new = slice(short.first, done)
+        cache.append_rows(k[new], v[new], short.slots[new], short.positions[new])
+        stored = cache.stored()
+        stored.require(slots=short.high, positions=short.longest)
+        at = short.slots, short.positions
+        outputs.append(
+            kernels.attend_decode(q[:done], k[:done], v[:done], stored, *at, scale, cap, sinks)
+        )
+    elif batch.decode is not None:
         done = batch.decode.size
         outputs.append(
             _attend_decode(q[:done], k[:done], v[:done], cache, batch, scale, cap, sinks)
         )
-    for chunk in batch.chunks:
+    for chunk in chunks:
         rows = slice(chunk.row, chunk.row + chunk.length)
         outputs.append(_attend_chunk(q[rows], k[rows], v[rows], cache, chunk, scale, cap, sinks))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _serves_short(q: Tensor, cache: KVCache, short: ShortGroup) -> bool:
+    """Whether short chunks can be computed as rows: not if a chunk overwrites columns of a ring
+    that its first tokens see."""
+    fits = cache.window is None or short.longest_chunk <= cache.window
+    return fits and kernels.serves(q, cache.stored())
 
 
 def _attend_decode(

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from worker.layers.device import to_device
 
+SHORT = 16  # tokens of a chunk that attention may compute one by one
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -24,7 +26,7 @@ class Span:
     start: int
     token_ids: Sequence[int]
     prompt_length: int  # of the whole sequence: some RoPE variants depend on it
-    all_logits: bool = False  # return logits of every token, not only of the last
+    logits: int = 1  # number of last tokens whose logits are returned
 
     @property
     def length(self) -> int:
@@ -83,6 +85,21 @@ class DecodeGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class ShortGroup:
+    """The decode group and the short chunks after it, as rows for a kernel that computes each token
+    on its own."""
+
+    first: int  # rows of the decode group
+    size: int  # all rows
+    chunks: int  # number of short chunks
+    slots: Tensor  # [size] long
+    positions: Tensor  # [size] long
+    high: int  # greatest slot + 1
+    longest: int  # greatest position + 1
+    longest_chunk: int  # of a chunk
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The tokens of one step, with their positions and cache slots."""
 
@@ -91,6 +108,7 @@ class Batch:
     prompt_lengths: Tensor  # [tokens] long, of each row's sequence
     decode: DecodeGroup | None  # the first `decode.size` rows
     chunks: tuple[Chunk, ...]  # the rows after them
+    short: ShortGroup | None  # with the first chunks, if they are short
     logits_rows: Tensor | None  # [n] long: rows that need logits; None: all
     masks: dict[int, Tensor]  # decode masks by number of columns, made on first use
 
@@ -106,7 +124,8 @@ class Batch:
         """Lay spans out flat. Returns the batch, and the spans in the order of their rows."""
         spans = list(spans)
         singles = sorted((s for s in spans if s.length == 1), key=lambda s: s.slot)
-        ordered = singles + [s for s in spans if s.length > 1]
+        short = [s for s in spans if 1 < s.length <= SHORT]
+        ordered = singles + short + [s for s in spans if s.length > SHORT]
         ids: list[int] = []
         positions: list[int] = []
         lengths: list[int] = []
@@ -119,14 +138,17 @@ class Batch:
             ids.extend(span.token_ids)
             positions.extend(range(span.start, span.end))
             lengths.extend([span.prompt_length] * span.length)
-            wanted.extend(range(row if span.all_logits else len(ids) - 1, len(ids)))
+            wanted.extend(range(len(ids) - span.logits, len(ids)))
+        in_rows = sum(span.length for span in short) + len(singles)
+        placed = to_device(positions, device)
         everything = len(wanted) == len(ids)
         batch = cls(
             token_ids=to_device(ids, device),
-            positions=to_device(positions, device),
+            positions=placed,
             prompt_lengths=to_device(lengths, device),
             decode=_group(singles, device) if singles else None,
             chunks=tuple(chunks),
+            short=_short_group(singles, short, placed[:in_rows]) if short else None,
             logits_rows=None if everything else to_device(wanted, device),
             masks={},
         )
@@ -135,6 +157,21 @@ class Batch:
     def select_logits_rows(self, hidden: Tensor) -> Tensor:
         """hidden [tokens, ...] → [n, ...], the rows that need logits."""
         return hidden if self.logits_rows is None else hidden.index_select(0, self.logits_rows)
+
+
+def _short_group(singles: list[Span], short: list[Span], positions: Tensor) -> ShortGroup:
+    spans = singles + short
+    slots = [span.slot for span in spans for _ in span.token_ids]
+    return ShortGroup(
+        first=len(singles),
+        size=len(slots),
+        chunks=len(short),
+        slots=to_device(slots, positions.device),
+        positions=positions,
+        high=max(slots) + 1,
+        longest=max(span.end for span in spans),
+        longest_chunk=max(span.end for span in short),
+    )
 
 
 def _group(singles: list[Span], device: torch.device) -> DecodeGroup:

@@ -21,6 +21,9 @@ class LayerCache(Protocol):
 
     needs_clearing: bool  # whether a new sequence would read what the slot's last one left
     by_position: bool  # whether what a token added stays as it is while later tokens are added
+    rewinds: bool  # whether `restore` can keep some of the tokens, not only take all back
+    kind: str  # caches of one kind and the same shapes can read the state of each other
+    parts: tuple[str, ...]  # names of the views
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
         """Set the capacity to `slots` sequences of up to `columns` tokens. `columns` never shrinks.
@@ -36,6 +39,13 @@ class LayerCache(Protocol):
         """Views of the storage, to copy state from and to. If `by_position`: of what the tokens
         [start, end) of a slot added, with tokens as dimension 1. Otherwise `start` is 0 and the
         views are the state of a sequence of exactly `end` tokens."""
+
+    def save(self, slot: int, start: int, end: int) -> Sequence[Tensor]:
+        """Copies of what the tokens [start, end) are about to overwrite and earlier ones need."""
+
+    def restore(self, slot: int, saved: Sequence[Tensor], start: int, kept: int, end: int) -> None:
+        """Take back the tokens [kept, end) after `save` for [start, end); `kept` is `start` unless
+        the cache rewinds."""
 
 
 def resize_slots(storage: Tensor, slots: int, keep: int) -> Tensor:

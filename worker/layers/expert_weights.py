@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import dense
 from worker.layers.device import is_accelerator, read_back
 from worker.layers.linear import Linear, LinearFactory
 from worker.layers.weight import WeightSlot
@@ -35,14 +36,20 @@ class ExpertWeights(Protocol):
 
 
 class SeparateWeights:
-    """One `Linear` per expert, in the layout that the linear chooses."""
+    """One `Linear` per expert, in the layout that the linear chooses. Plain bf16 weights of all
+    experts are multiplied by one call of the CPU kernels."""
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         self._linears = linears
 
     def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
-        pieces = zip(self._linears, x.split(read_back(counts)), strict=True)
-        return torch.cat([linear(rows) for linear, rows in pieces if len(rows)])
+        rows = read_back(counts)
+        used = [(linear, n) for linear, n in zip(self._linears, rows, strict=True) if n]
+        plain = [(weight, n) for linear, n in used if (weight := linear.plain_bf16()) is not None]
+        if len(plain) == len(used):
+            return dense.linear(x, plain)
+        pieces = zip(used, x.split([n for _, n in used]), strict=True)
+        return torch.cat([linear(part) for (linear, _), part in pieces])
 
     def weight_slot(self, expert: int, part: int = 0) -> WeightSlot:
         return self._linears[expert].weight_slot(part)

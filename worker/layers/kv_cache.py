@@ -5,6 +5,7 @@ Keys are stored after RoPE.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -30,6 +31,9 @@ class KVCache(LayerCache, Protocol):
         [high - low, kv_heads, columns, head_dim] of its slot range. A sequence at position p sees
         the columns c <= p."""
 
+    def append_rows(self, k: Tensor, v: Tensor, slots: Tensor, positions: Tensor) -> None:
+        """Store k, v [rows, kv_heads, head_dim] of tokens at these slots and positions."""
+
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Store k, v [length, kv_heads, head_dim] of one chunk; returns the keys and values
         [kv_heads, n, head_dim] of the last n positions up to the chunk's end: all that it may
@@ -41,6 +45,9 @@ class FullKVCache:
 
     needs_clearing = False
     by_position = True
+    rewinds = True
+    kind = "full"
+    parts: tuple[str, ...] = ("keys", "values")
     window: int | None = None
 
     def __init__(
@@ -65,16 +72,25 @@ class FullKVCache:
     def views(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         return self._keys[slot, :, start:end], self._values[slot, :, start:end]
 
+    def save(self, slot: int, start: int, end: int) -> tuple[Tensor, ...]:
+        return ()
+
+    def restore(self, slot: int, saved: Sequence[Tensor], start: int, kept: int, end: int) -> None:
+        """Nothing: columns beyond a sequence's last token are hidden."""
+
     def stored(self) -> Stored:
         return Stored(self._keys, self._values, self.window)
 
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode
         assert group is not None
-        self._keys[group.slots, :, group.positions] = k
-        self._values[group.slots, :, group.positions] = v
+        self.append_rows(k, v, group.slots, group.positions)
         low, high, columns = group.low, group.high, _rounded(group.longest)
         return self._keys[low:high, :, :columns], self._values[low:high, :, :columns]
+
+    def append_rows(self, k: Tensor, v: Tensor, slots: Tensor, positions: Tensor) -> None:
+        self._keys[slots, :, positions] = k
+        self._values[slots, :, positions] = v
 
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
         end = chunk.start + chunk.length
@@ -89,12 +105,15 @@ class WindowKVCache:
 
     needs_clearing = False
     by_position = False
+    rewinds = True
+    parts: tuple[str, ...] = ("keys", "values")
 
     def __init__(
         self, kv_heads: int, head_dim: int, window: int, dtype: torch.dtype, device: torch.device
     ) -> None:
         self.window: int | None = window
         self._size, self._heads, self._dim = window, kv_heads, head_dim
+        self.kind = f"window {self._size}"
         self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._values = torch.zeros_like(self._keys)
 
@@ -114,31 +133,50 @@ class WindowKVCache:
         columns = min(end, self._size)  # all of the ring that has been written
         return self._keys[slot, :, :columns], self._values[slot, :, :columns]
 
+    def save(self, slot: int, start: int, end: int) -> tuple[Tensor, ...]:
+        if end <= self._size:
+            return ()  # columns that no token has yet
+        assert end - start <= self._size
+        columns = self._columns(start, end)
+        return self._keys[slot][:, columns], self._values[slot][:, columns]
+
+    def restore(self, slot: int, saved: Sequence[Tensor], start: int, kept: int, end: int) -> None:
+        if saved and kept < end:
+            columns = self._columns(kept, end)
+            self._keys[slot][:, columns] = saved[0][:, kept - start :]
+            self._values[slot][:, columns] = saved[1][:, kept - start :]
+
+    def _columns(self, start: int, end: int) -> Tensor:
+        return torch.arange(start, end, device=self._keys.device) % self._size
+
     def stored(self) -> Stored:
         return Stored(self._keys, self._values, self.window)
 
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode
         assert group is not None
-        at = group.positions % self._size
-        self._keys[group.slots, :, at] = k
-        self._values[group.slots, :, at] = v
+        self.append_rows(k, v, group.slots, group.positions)
         low, high, columns = group.low, group.high, _rounded(group.longest)
         return self._keys[low:high, :, :columns], self._values[low:high, :, :columns]
+
+    def append_rows(self, k: Tensor, v: Tensor, slots: Tensor, positions: Tensor) -> None:
+        at = positions % self._size
+        self._keys[slots, :, at] = k
+        self._values[slots, :, at] = v
 
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
         keys, values = self._keys[chunk.slot], self._values[chunk.slot]
         new_k, new_v = k.transpose(0, 1), v.transpose(0, 1)
         kept = min(chunk.start, self._size - 1)
         if kept:
-            old = torch.arange(chunk.start - kept, chunk.start, device=k.device) % self._size
+            old = self._columns(chunk.start - kept, chunk.start)
             seen_k = torch.cat([keys[:, old], new_k], dim=1)
             seen_v = torch.cat([values[:, old], new_v], dim=1)
         else:
             seen_k, seen_v = new_k, new_v
         stored = min(chunk.length, self._size)
         end = chunk.start + chunk.length
-        columns = torch.arange(end - stored, end, device=k.device) % self._size
+        columns = self._columns(end - stored, end)
         keys[:, columns] = new_k[:, -stored:]
         values[:, columns] = new_v[:, -stored:]
         return seen_k, seen_v

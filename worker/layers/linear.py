@@ -14,7 +14,7 @@ from enum import Enum
 import torch
 from torch import Tensor
 
-from worker.layers import packed_blocks, packing, triton_weight
+from worker.layers import bf16_weight, packed_blocks, packing, triton_weight
 from worker.layers.linear_weight import DenseWeight, LinearWeight, merge
 from worker.layers.quantised import Compress, QuantisedTensor, Weight, place
 from worker.layers.quantised_weight import QuantisedWeight
@@ -57,6 +57,12 @@ class Linear:
         """x [rows, in_features] → [rows, out_features], in the layer's dtype."""
         assert self._weight is not None, "the weight is not loaded"
         return self._weight(x, self._bias)
+
+    def plain_bf16(self) -> Tensor | None:
+        """The weight [out_features, in_features], if CPU kernels multiply with it and no bias."""
+        if self._bias is None and isinstance(self._weight, bf16_weight.Bf16Weight):
+            return self._weight.tensor
+        return None
 
     def weight_slot(self, part: int = 0) -> WeightSlot:
         """Slot of one merged tensor [parts[part], in_features]."""
@@ -139,9 +145,11 @@ class LinearFactory:
                 return triton_weight.TritonWeight(parts)
             return QuantisedWeight(parts)
         merged = merge(plain, self.dtype, self.device)
-        if packing.supports(self.dtype, self.device):
+        native = bf16_weight.served(merged)
+        if not native and packing.supports(self.dtype, self.device):
             return packing.PackedWeight(merged)
         # On the CPU the tensor may be a view of the mapped file. Weights that every step reads are
         # copied into memory of their own.
         mapped = self.device.type == "cpu" and merged.data_ptr() == plain[0].data_ptr()
-        return DenseWeight(merged.clone() if mapped else merged)
+        own = merged.clone(memory_format=torch.contiguous_format) if mapped else merged
+        return bf16_weight.Bf16Weight(own) if native else DenseWeight(own)

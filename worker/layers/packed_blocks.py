@@ -33,10 +33,10 @@ class PackedBlocksWeight:
     kernels. Products round x to int8 with one scale per row and 32 channels."""
 
     def __init__(self, parts: Sequence[QuantisedTensor]) -> None:
-        self._parts = [_pack(part) for part in parts]
+        self._weight = kernels.Merged([_pack(part) for part in parts])
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        y = kernels.linear(x, self._parts)
+        y = kernels.linear(x, self._weight)
         return y if bias is None else y.add_(bias)
 
 

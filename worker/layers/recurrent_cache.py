@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -13,11 +15,14 @@ class RecurrentCache:
     [slots, heads, key_dim, value_dim] in float32.
 
     The size does not depend on the sequence's length. The state cannot be rewound to an earlier
-    token.
+    token, only restored from a copy.
     """
 
     needs_clearing = True
     by_position = False
+    rewinds = False
+    kind = "recurrent"
+    parts: tuple[str, ...] = ("inputs", "state")
 
     def __init__(
         self,
@@ -48,3 +53,10 @@ class RecurrentCache:
 
     def views(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
         return self.inputs[slot], self.state[slot]
+
+    def save(self, slot: int, start: int, end: int) -> tuple[Tensor, Tensor]:
+        return self.inputs[slot].clone(), self.state[slot].clone()
+
+    def restore(self, slot: int, saved: Sequence[Tensor], start: int, kept: int, end: int) -> None:
+        assert kept == start
+        self.inputs[slot], self.state[slot] = saved

@@ -31,6 +31,8 @@ MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
 RELEASE_BYTES = 128 * 2**20  # resident pages of read tensors before they are dropped
 SAMPLE_BYTES = 1 << 16  # of each tensor, read for the fingerprint
 
+Broken = Callable[[Path, str], JobError]  # file, fact
+
 
 class SafetensorsHeaders:
     """Implements Headers."""
@@ -189,41 +191,48 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one file, checked against its size."""
+    return read_tensors(path, _broken)[0]
+
+
+def read_tensors(path: Path, broken: Broken) -> tuple[dict[str, TensorHeader], Any]:
+    """The tensors of one file, checked against its size, and its metadata, unchecked. Raises what
+    `broken` makes of a fact."""
     try:
         size = path.stat().st_size
         with open(path, "rb") as file:
             start = file.read(8)
             if len(start) < 8:
-                raise _broken(path, f"it has only {size} bytes")
+                raise broken(path, f"it has only {size} bytes")
             length = struct.unpack("<Q", start)[0]
             if length > min(size - 8, MAX_HEADER):
-                raise _broken(path, f"its header has {length} bytes, the file {size}")
+                raise broken(path, f"its header has {length} bytes, the file {size}")
             header = json.loads(file.read(length))
     except OSError as error:
-        raise _broken(path, f"it cannot be opened ({error.strerror})") from None
+        raise broken(path, f"it cannot be opened ({error.strerror})") from None
     except (ValueError, RecursionError):
-        raise _broken(path, "its header is not JSON") from None
+        raise broken(path, "its header is not JSON") from None
     if not isinstance(header, dict):
-        raise _broken(path, "its header is not a JSON object")
-    return dict(_tensors(path, header, 8 + length, size))
+        raise broken(path, "its header is not a JSON object")
+    metadata = header.pop("__metadata__", None)
+    return dict(_tensors(path, header, 8 + length, size, broken)), metadata
 
 
-def _tensors(path: Path, header: Any, offset: int, size: int) -> Iterator[tuple[str, TensorHeader]]:
+def _tensors(
+    path: Path, header: dict[str, Any], offset: int, size: int, broken: Broken
+) -> Iterator[tuple[str, TensorHeader]]:
     for name, entry in header.items():
-        if name == "__metadata__":
-            continue
         try:
             begin, end = map(integer, entry["data_offsets"])
             shape = tuple(map(integer, entry["shape"]))
             tensor = TensorHeader(path, str(entry["dtype"]), shape, offset + begin, offset + end)
         except (KeyError, TypeError, ValueError):
-            raise _broken(path, f"the entry of tensor {name} is malformed") from None
+            raise broken(path, f"the entry of tensor {name} is malformed") from None
         dtype = FROM_SAFETENSORS.get(tensor.dtype)
         fits = dtype is None or prod(shape) * dtype.itemsize == end - begin
         if begin < 0 or end < begin or min(shape, default=0) < 0 or not fits:
-            raise _broken(path, f"the shape of tensor {name} doesn't match its size in the file")
+            raise broken(path, f"the shape of tensor {name} doesn't match its size in the file")
         if tensor.end > size:
-            raise _broken(
+            raise broken(
                 path,
                 f"it is truncated: tensor {name} ends at byte {tensor.end}, the file at {size}",
             )

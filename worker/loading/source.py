@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from jobs.errors import JobError
-from worker.demo import MODEL_DIR
+from worker.demo import DRAFT_DIR, MODEL_DIR
 from worker.loading.checkpoint import Checkpoint, Headers
 from worker.loading.config import GenerationDefaults, ModelConfig
 from worker.loading.folder import FolderSource
@@ -84,6 +84,8 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
     """
     if reference == "demo":
         return FolderSource(MODEL_DIR, reference, "demo")
+    if reference == "demo-draft":
+        return FolderSource(DRAFT_DIR, reference, "demo-draft")
     path = Path(reference)
     try:
         path = path.expanduser()
@@ -101,10 +103,18 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
             f"{reference} is a file: give a GGUF file, or the folder that contains it",
         )
     repo = REPO_ID.fullmatch(reference)
-    if repo is None:
+    name, _, kind = reference.partition(":")
+    if name == "demo" and kind:
         raise JobError(
             "model_not_found",
-            f"no folder '{reference}': give a model folder, a GGUF file, a hub repo id such as "
+            f"{reference!r} is for chatjobs demo alone; chatjobs models quantize demo --type "
+            f"{kind} writes it to a file: give that",
+        )
+    if repo is None:
+        what = "file" if reference.lower().endswith(SUFFIX) else "folder"
+        raise JobError(
+            "model_not_found",
+            f"no {what} '{reference}': give a model folder, a GGUF file, a hub repo id such as "
             "Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B-GGUF:Q8_0, or demo",
         )
     source = None if repo["quantisation"] else HubSource.open(reference, download_dir)

@@ -110,6 +110,11 @@ class Tokenizer:
         found: int | None = self._inner.token_to_id(token)
         return found
 
+    def piece(self, token_id: int) -> str | None:
+        """The token of an id as the vocabulary writes it."""
+        found: str | None = self._inner.id_to_token(token_id)
+        return found
+
     def is_special(self, token_id: int) -> bool:
         """Whether the id is a control token, which is left out of text."""
         entry = self._added.get(token_id)

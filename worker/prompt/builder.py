@@ -10,7 +10,7 @@ from worker.loading.tokenizer import Tokenizer
 from worker.prompt.conversation import before_mark, messages_for, variables_for
 from worker.prompt.encoder import PromptEncoder
 from worker.prompt.template import ChatTemplate
-from worker.prompt.turns import build_newest
+from worker.prompt.turns import answer_room, build_newest
 
 
 @dataclass(frozen=True)
@@ -83,7 +83,7 @@ class PromptBuilder:
             text = before_mark(text, request)
         last = request.truncate_prompt_tokens
         if last is not None and last < 0:
-            last = max(1, self._context - (request.max_tokens or 1))
+            last = max(1, self._context - answer_room(request.max_tokens or 1, self._context))
         # The template itself writes the BOS token if the model needs one.
         token_ids = self._encoder.encode(text, last)
         if not token_ids:

@@ -13,6 +13,12 @@ P = TypeVar("P")
 
 LEADING_ROLES = ("system", "developer")
 ANSWER_SHARE = 4  # of the context, one part is left for an answer without max_tokens
+MAX_ANSWER_SHARE = 2  # and one at most for one with max_tokens, which may exceed the context
+
+
+def answer_room(max_tokens: int, context: int) -> int:
+    """The tokens of the context that a shortened prompt leaves for the answer."""
+    return min(max_tokens, context // MAX_ANSWER_SHARE)
 
 
 def split_turns(messages: Sequence[Message]) -> tuple[list[Message], list[list[Message]]]:
@@ -37,10 +43,10 @@ def build_newest(
     context: int,
 ) -> P:
     """The prompt of the system messages and as many of the newest turns as leave room for the
-    answer: max_tokens, or a quarter of the context. Raises JobError if the last turn alone is too
-    long."""
+    answer: max_tokens, but at most half of the context, or else a quarter of it. Raises JobError if
+    the last turn alone is too long."""
     lead, turns = split_turns(request.messages)
-    room = context - (request.max_tokens or context // ANSWER_SHARE)
+    room = context - answer_room(request.max_tokens or context // ANSWER_SHARE, context)
 
     def without(dropped: int) -> P:
         kept = [message for turn in turns[dropped:] for message in turn]

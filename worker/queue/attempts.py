@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import redis
 
 from jobs.api.job_options import DEFAULT_RETRIES
+from jobs.client.damage import is_damage
 from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 from worker.backend import Backend, MachineError, ModelInfo, Outcome
@@ -189,37 +190,53 @@ class Attempts:
                 self._forget(attempt)
         settlements = [self._settlement(attempt) for attempt in self._ended] + self._refused
         held = self._settle_one_by_one(settlements) if self._failed else self._send(settlements)
+        kept: dict[Lease, redis.RedisError] = {}
         for settlement, was_held in zip(settlements, held, strict=True):
-            if not was_held:
+            if isinstance(was_held, redis.RedisError):
+                kept[settlement.lease] = was_held
+            elif not was_held:
                 logger.warning("job %s was settled before, or taken over", settlement.lease.job)
-        self._refused = []
+        self._refused = [one for one in self._refused if one.lease in kept]
         self._sickness.settled()
         for attempt in list(self._ended):
-            self._forget(attempt)
+            if attempt.lease not in kept:
+                self._forget(attempt)
+        for error in kept.values():
+            self._failed = True  # they are settled one by one again
+            raise error
         return True
 
-    def _send(self, settlements: Sequence[Settlement]) -> list[bool]:
+    def _send(self, settlements: Sequence[Settlement]) -> Sequence[bool | redis.RedisError]:
         self._failed = True  # until Redis has taken them
         held = self._store.settle(settlements)
         self._failed = False
         return held
 
-    def _settle_one_by_one(self, settlements: Sequence[Settlement]) -> list[bool]:
+    def _settle_one_by_one(
+        self, settlements: Sequence[Settlement]
+    ) -> Sequence[bool | redis.RedisError]:
         """Settle each on its own. One that fails while Redis replies to others is too large for
-        Redis, or refused: its job fails. Raises redis.RedisError if Redis does not reply."""
-        held: list[bool] = []
+        Redis, or refused: its job fails. The error takes the place of one that can't fail either:
+        another program has written its keys. Raises redis.RedisError if Redis does not reply."""
+        held: list[bool | redis.RedisError] = []
         for settlement in settlements:
             try:
                 held += self._store.settle([settlement])
             except redis.RedisError as error:
                 self._store.ping()
                 job, size = settlement.lease.job, len(settlement.row)
-                logger.error("Redis does not take the answer of job %s: %s", job, error)
                 reason = JobError(
                     "internal", f"Redis did not take the answer ({size / 1e6:.1f} MB): {error}"
                 )
                 failed = self._settlements.for_error(settlement.claimed, reason)
-                held += self._store.settle([failed])
+                try:
+                    held += self._store.settle([failed])
+                except redis.RedisError as second:
+                    if not is_damage(second):
+                        raise
+                    held.append(second)
+                else:
+                    logger.error("Redis does not take the answer of job %s: %s", job, error)
         self._failed = False
         return held
 
@@ -233,22 +250,24 @@ class Attempts:
 
     def _requeue(self, attempt: Attempt) -> bool:
         """Return a job to its queue after a retryable error, if it has a retry left. Each retry
-        waits twice as long as the one before."""
+        waits twice as long as the one before, or as long as RQ's `Retry` says."""
         error = attempt.error
         if error is None or error.code == "cancelled":
             return False
+        claimed, terms = attempt.claimed, attempt.claimed.terms
+        failures = self._settlements.failures(claimed, error)
         if isinstance(error, MachineError):
-            failures = self._settlements.failures(attempt.claimed, error)
-            return self._store.return_misplaced(attempt.lease, failures)
+            pause = retry_pause(terms.misplaced)
+            return self._store.return_misplaced(attempt.lease, pause, failures)
         # RQ retries after any error, `job.retries` are for those that may not happen again.
         own = attempt.request.job.retries
         own = (DEFAULT_RETRIES if own is None else own) if error.retryable else 0
-        allowed = max(own, attempt.claimed.terms.retries)
-        if attempt.claimed.retried >= allowed:
+        allowed = max(own, terms.retries)
+        if claimed.retried >= allowed:
             return False
-        pause = retry_pause(attempt.claimed.retried)
-        failures = self._settlements.failures(attempt.claimed, error)
-        requeued = self._store.retry(attempt.lease, allowed, pause, failures)
+        interval = terms.interval(claimed.retried)
+        pause = retry_pause(claimed.retried) if interval is None else interval
+        requeued = self._store.retry(attempt.lease, allowed, pause, failures, front=terms.front)
         if requeued:
             logger.info("retrying job %s in %.1f s after %s", attempt.lease.job, pause, error)
         return requeued

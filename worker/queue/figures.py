@@ -42,5 +42,8 @@ class Figures:
             "tokens": health.tokens_generated,
             "prompt_tokens": health.prompt_tokens,
             "cached_tokens": health.cached_tokens,
+            "drafted_tokens": health.drafted_tokens,
+            "accepted_tokens": health.accepted_tokens,
+            "draft_steps": health.draft_steps,
             "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else 0.0,
         }

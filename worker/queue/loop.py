@@ -18,6 +18,7 @@ from jobs.errors import JobError
 from worker.backend import Backend, ModelInfo
 from worker.queue.admission import Admission
 from worker.queue.attempts import Attempts
+from worker.queue.faults import Faults
 from worker.queue.figures import Figures
 from worker.queue.lease_keeper import LeaseKeeper
 from worker.queue.outage import Outage
@@ -63,6 +64,7 @@ class WorkerLoop:
         reaper: Reaper,
         sickness: Sickness,
         waker: Callable[[Callable[[], None]], Waker],
+        faults: Faults,
         *,
         lease_seconds: float,
         grace: float,
@@ -72,7 +74,7 @@ class WorkerLoop:
         self._backend, self._store, self._attempts = backend, store, attempts
         self._presence, self._workers, self._control = presence, workers, control
         self._watchdog, self._keeper, self._reaper = watchdog, keeper, reaper
-        self._sickness = sickness
+        self._sickness, self._faults = sickness, faults
         self._admission, self._outage = Admission(presence, store), Outage()
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
         self._models = {name: model.name for name, model in models.items()}
@@ -80,9 +82,8 @@ class WorkerLoop:
         self._grace, self._burst, self._on_idle = grace, burst, on_idle
         self.aborted = False  # asked twice to stop
         self._stop_at: float | None = None  # end of the grace period
-        self._stop_logged = False
         self._next_check = self._next_poll = 0.0  # monotonic, as all times here
-        self._drained = False  # the last poll found no job, queued or started
+        self._stop_logged = self._drained = False  # drained: no job was queued or started
         self._isolating = False  # claim nothing until the running jobs have ended
         self._waker = waker(self._wake)
         self._suspects: set[str] = set()  # queues whose quarantine had jobs at the last check
@@ -99,21 +100,23 @@ class WorkerLoop:
         self._keeper.start()  # first: whoever has a lease is removed from RQ's set when it dies
         self._presence.birth()
         self._control.subscribe()
-        crashed = True
+        run, crashed = self._faults.run, True
         try:
             while not self._finished():
                 self._watchdog.touch()
                 self._attempts.collect(self._collect_timeout())
                 self._log_stop()
                 try:
-                    self._attempts.publish()
-                    self._settle()
-                    self._handle_commands()
+                    run("publishing", self._attempts.publish)
+                    run("settling jobs", self._settle)
+                    run("reading commands", self._handle_commands)
                     self._check()
                     self._enforce_deadlines()
-                    self._waker.look(self._store.any_waiting)
-                    self._claim()
+                    run("looking for jobs", lambda: self._waker.look(self._store.any_waiting))
+                    if not run("claiming jobs", self._claim):
+                        self._next_poll = 0.0
                 except redis.RedisError as error:
+                    self._next_poll = 0.0  # the claim that failed is repeated
                     self._wait(self._outage.failed(error, len(self._attempts)))
                 else:
                     self._outage.ended()
@@ -155,11 +158,12 @@ class WorkerLoop:
             return
         figures = self._figures.read(now)
         figures["paused"] = self._sickness.reason or self._admission.pause
-        self._presence.report(figures, [attempt.lease.job for attempt in self._attempts])
-        self._check_leases()
-        self._reaper.reap(set(self._attempts.leases))
-        self._admission.update()
-        self._make_room_for_suspects()
+        jobs, run = [attempt.lease.job for attempt in self._attempts], self._faults.run
+        run("reporting", lambda: self._presence.report(figures, jobs))
+        run("checking leases", self._check_leases)
+        run("looking for dead workers", lambda: self._reaper.reap(set(self._attempts.leases)))
+        run("checking for pauses", self._admission.update)
+        run("looking for suspects", self._make_room_for_suspects)
         self._next_check = now + self._check_seconds
 
     def _enforce_deadlines(self) -> None:
@@ -271,7 +275,7 @@ class WorkerLoop:
         for attempt in self._attempts:
             attempt.stop(JobError("cancelled", "the worker stops"))
         try:
-            self._attempts.settle()
+            self._faults.run("settling jobs", self._attempts.settle)
             leases = self._attempts.leases
             if crashed:
                 self._reaper.reclaim_own(leases)

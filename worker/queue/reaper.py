@@ -11,6 +11,7 @@ from dataclasses import replace
 import redis
 
 from jobs import keys
+from jobs.client.damage import is_damage
 from jobs.errors import JobError
 from jobs.results.failures import Failure, add_failure, failure
 from worker.queue.attempt import SettlementBuilder, worker_lost
@@ -54,8 +55,16 @@ class Reaper:
                 self._store.give_back(unknown)
         dead = self._look()
         if dead and self._workers.elect(keys.REAPER, self._lease_seconds):
+            failed: redis.RedisError | None = None
             for worker in dead:
-                self._bury(worker)
+                try:
+                    self._bury(worker)
+                except redis.RedisError as error:  # of one worker's keys: the others are next
+                    if not is_damage(error):
+                        raise
+                    failed = error
+            if failed is not None:
+                raise failed
 
     def reclaim_own(self, leases: Collection[Lease]) -> None:
         """Return the jobs of this worker, whose engine died while it ran them."""

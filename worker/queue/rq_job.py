@@ -36,11 +36,16 @@ GROUP = "chatjobs_group"  # group of suspects that it is run with
 MISPLACED = "chatjobs_misplaced"  # attempts that ended because of their worker's machine
 RETRIED = "chatjobs_retried"  # retries used after errors
 
+MAX_INTERVAL = 10 * 365 * 86_400  # seconds that a retry may wait
+
 # Fields of a job hash that a worker reads; claim.lua returns them in this order.
 FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETRIED, GROUP, CANCEL)
 
 # Fields of a job hash with its time limits, retries and failures; `read_terms` reads them.
-TERMS = (DEADLINE, "timeout", "retries_left", FAILURES)
+TERMS = (
+    *(DEADLINE, "timeout", "retries_left", "retry_intervals", "enqueue_at_front_on_retry"),
+    *(FAILURES, MISPLACED),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +55,46 @@ class Terms:
     seconds_to_live: float | None = None  # until its ttl has passed, by the clock of Redis
     timeout: int | None = None  # RQ's: seconds that an attempt may take
     retries: int = 0  # RQ's: after any error
+    intervals: tuple[float, ...] = ()  # RQ's: seconds before its retries
+    front: bool = False  # RQ's: its retries go to the front of the queue
     failures: tuple[Failure, ...] = ()
+    misplaced: int = 0  # attempts that ended because of their worker's machine
+
+    def interval(self, retried: int) -> float | None:
+        """Seconds before the next retry of a job that was retried so many times, by RQ's rule
+        (rq/job.py, get_retry_interval). None if RQ says nothing about it."""
+        left = self.retries - retried
+        if left <= 0 or not self.intervals:
+            return None
+        return self.intervals[max(len(self.intervals) - left, 0)]
 
 
 def read_terms(values: Sequence[bytes | None], now: float) -> Terms:
     """The terms from the values of TERMS. `now`: the time of Redis. Never raises."""
-    deadline, timeout, retries, failures = values
-    milliseconds = int(deadline) if deadline is not None and deadline.isdigit() else None
+    deadline, timeout, retries, intervals, front, failures, misplaced = values
+    is_time = deadline is not None and deadline.isdigit() and len(deadline) < 17
+    milliseconds = int(deadline or 0) if is_time else None
     seconds = integer(timeout, -1)
     return Terms(
         seconds_to_live=None if milliseconds is None else milliseconds / 1000 - now,
         timeout=seconds if seconds > 0 else None,
         retries=max(0, integer(retries, 0)),
+        intervals=_intervals(intervals),
+        front=integer(front, 0) == 1,
         failures=tuple(parse_failures(failures)),
+        misplaced=max(0, integer(misplaced, 0)),
+    )
+
+
+def _intervals(value: bytes | None) -> tuple[float, ...]:
+    """RQ's list of seconds; empty if it cannot be read."""
+    try:
+        found = json.loads(value or b"[]")
+    except (ValueError, RecursionError):
+        return ()
+    numbers = found if isinstance(found, list) else []
+    return tuple(
+        float(one) for one in numbers if isinstance(one, int | float) and 0 <= one <= MAX_INTERVAL
     )
 
 

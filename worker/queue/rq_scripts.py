@@ -76,6 +76,7 @@ class SettleArgs(NamedTuple):
     run: str
     end_id: str
     end_payload: str
+    has_log: int
     counter: str
     max_results: int
     now: int

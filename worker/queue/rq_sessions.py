@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -15,6 +16,8 @@ from jobs.client.rq_format import LINES_LUA
 from jobs.client.turns import BEGIN, SESSION, TURNS_LUA, begin_script, read_history, session_of
 from jobs.errors import JobError, failure_of
 from worker.queue.rq_job import ClaimedJob
+
+logger = logging.getLogger(__name__)
 
 RELEASE = lua.load("worker.queue", "release_turn", LINES_LUA, TURNS_LUA)
 
@@ -69,7 +72,12 @@ class RQSessions:
             if isinstance(session, bytes):
                 name = session.decode(errors="replace")
                 names = ReleaseTurnKeys(rq_format.job_key(job), keys.open_turns(name))
-                self._release(keys=names, args=ReleaseTurnArgs(job, name))
+                try:
+                    self._release(keys=names, args=ReleaseTurnArgs(job, name))
+                except redis.ResponseError as error:
+                    if not _is_foreign(error):
+                        raise
+                    logger.error("job %s waits for session %s, whose keys are foreign", job, name)
 
 
 def _with_history(job: ClaimedJob, reply: Any) -> ClaimedJob:
@@ -79,7 +87,15 @@ def _with_history(job: ClaimedJob, reply: Any) -> ClaimedJob:
         return replace(job, history=read_history(job.lease.job, job.request, reply))
     except JobError as error:
         return replace(job, fault=error)
-    except (redis.ConnectionError, redis.TimeoutError):
-        raise
-    except Exception as error:  # its keys are not what a session has: it fails only this job
+    except redis.RedisError as error:
+        if not _is_foreign(error):  # Redis restarts, or became a replica: the job runs later
+            raise
         return replace(job, fault=failure_of(error))
+    except Exception as error:  # its turns are not what a session has: it fails only this job
+        return replace(job, fault=failure_of(error))
+
+
+def _is_foreign(error: redis.RedisError) -> bool:
+    """Whether the error of a script means that a key of the session does not have the type that a
+    session gives it."""
+    return "WRONGTYPE" in str(error)

@@ -42,6 +42,7 @@ class Settlement:
     completion: dict[str, Any] | None  # ChatCompletion's JSON
     error: JobError | None
     failures: Sequence[Failure]
+    publishes: bool = True  # its token stream has a log
     turn: Turn | None = None  # of the job's session
 
     @property
@@ -112,6 +113,7 @@ class Settler:
             run=settlement.run,
             end_id=end_id(lease.attempt),
             end_payload=end_payload(reason, usage, error),  # type: ignore[arg-type]
+            has_log=int(settlement.publishes),
             counter=WORKER_COUNTERS.get(status, ""),
             max_results=MAX_RESULTS,
             now=int(now),

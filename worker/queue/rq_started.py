@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from redis import Redis
+from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.client import rq_format
+from jobs.client.damage import is_damage
 from jobs.client.rq_format import ATTEMPT, FAILURES
 from jobs.results.failures import Failure, parse_failures
 from worker.queue import rq_scripts
 from worker.queue.rq_job import LOST, LOST_AT, Lease
 from worker.queue.rq_scripts import ReturnArgs, return_keys
 from worker.queue.rq_workers import DeadWorker
+
+logger = logging.getLogger(__name__)
 
 LOST_SECONDS = 3600.0  # after this time without a death, those of before no longer count
 
@@ -41,17 +46,18 @@ class RQStarted:
 
     def of(self, worker: str) -> list[StartedJob]:
         """The jobs that a worker has started, in the order of its claims."""
-        entries = [
-            entry.decode(errors="replace").split(" ", 2)
-            for entry in self._redis.zrange(keys.started(worker), 0, -1)
-        ]
+        entries = self._entries(keys.started(worker))
         if not entries:
             return []
         pipeline = self._redis.pipeline(transaction=False)
         pipeline.time()
         for _, job, _ in entries:
             pipeline.hmget(rq_format.job_key(job), ATTEMPT, LOST, LOST_AT, FAILURES)
-        (now, _), *found = pipeline.execute()
+        (now, _), *found = pipeline.execute(raise_on_error=False)
+        for reply in found:
+            if isinstance(reply, Exception) and not is_damage(reply):
+                raise reply
+        found = [(None,) * 4 if isinstance(reply, Exception) else reply for reply in found]
         return [
             StartedJob(
                 Lease(job, queue, execution, _number(attempt)),
@@ -63,6 +69,19 @@ class RQStarted:
             )
         ]
 
+    def _entries(self, key: str) -> list[list[str]]:
+        """Execution, job and queue of each entry. What no worker has written is removed: a dead
+        worker would never leave."""
+        entries = []
+        for entry in self._redis.zrange(key, 0, -1):
+            parts = entry.decode(errors="replace").split(" ", 2)
+            if len(parts) == 3 and "\ufffd" not in entry.decode(errors="replace"):
+                entries.append(parts)
+            else:
+                logger.error("removed %r from %s in Redis: no worker has written it", entry, key)
+                self._redis.zrem(key, entry)
+        return entries
+
     def give_back(self, leases: Sequence[Lease], worker: str, dead: DeadWorker | None) -> None:
         """Return jobs to the front of their queues, in their order: no death counts."""
         self._return_all(((lease, {}) for lease in reversed(leases)), worker, dead)
@@ -70,7 +89,7 @@ class RQStarted:
     def reclaim(self, jobs: Sequence[StartedJob], worker: str, dead: DeadWorker | None) -> None:
         """Return jobs, in their order, to the front of their queues; those with a group to the
         front of the quarantine. Their counts of deaths become `lost`, and their failures are
-        written. All of them, or none."""
+        written. All of them, or none, unless Redis is full."""
         now, _ = self._redis.time()
         counted = (
             (
@@ -93,11 +112,23 @@ class RQStarted:
         dead: DeadWorker | None,
     ) -> None:
         name, seen = ("", 0) if dead is None else (dead.name, dead.lease)
-        pipeline = self._redis.pipeline(transaction=True)
-        for lease, more in returns:
-            args = ReturnArgs(lease.job, lease.execution, lease.entry, name, seen, "LPUSH", **more)
-            self._return(keys=return_keys(lease, worker), args=args, client=pipeline)
-        pipeline.execute()
+        all_args = [
+            (
+                lease,
+                ReturnArgs(lease.job, lease.execution, lease.entry, name, seen, "LPUSH", **more),
+            )
+            for lease, more in returns
+        ]
+        for transaction in (True, False):
+            pipeline = self._redis.pipeline(transaction=transaction)
+            for lease, args in all_args:
+                self._return(keys=return_keys(lease, worker), args=args, client=pipeline)
+            try:
+                pipeline.execute()
+                return
+            except OutOfMemoryError:  # a full Redis 7.0 refuses transactions
+                if not transaction:
+                    raise
 
 
 def _number(value: bytes | None) -> int:

@@ -1,7 +1,8 @@
 """Claims, settles and returns jobs in RQ's keys, in the name of one worker.
 
-All contact with RQ's job and queue keys is here and in rq_scripts.py; loop.py decides when. Written
-against RQ 2.12; the contract tests compare the result with what RQ itself writes and reads.
+loop.py decides when. All contact of workers with RQ's keys is here and in the other rq_*.py files
+of this folder. Written against RQ 2.12; the contract tests compare the result with what RQ itself
+writes and reads.
 """
 
 from __future__ import annotations
@@ -10,19 +11,19 @@ import json
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any
 
 from redis import Redis
 from redis.client import Pipeline
-from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.client import rq_format
-from jobs.client.limits import DEFAULTS, Limits, parse_limits, read_limits
+from jobs.client.damage import is_damage
+from jobs.client.limits import DEFAULTS, Limits, parse_limits
 from jobs.client.rq_format import CANCEL
 from jobs.results.failures import Failure
 from worker.queue import rq_scripts
+from worker.queue.rq_backlog import Backlog, BacklogCounter
 from worker.queue.rq_job import (
     FIELDS,
     MISPLACED,
@@ -42,16 +43,7 @@ from worker.queue.rq_workers import DeadWorker
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 SOON = 70.0  # more than the longest pause before a retry
-COUNT_MILLISECONDS = 2000  # between two counts of the rows that wait for Parquet
 MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
-
-
-class Backlog(NamedTuple):
-    """The rows that wait for Parquet."""
-
-    rows: int
-    bytes: int
-    max_bytes: int
 
 
 class RQStore:
@@ -72,6 +64,7 @@ class RQStore:
         self.limits = DEFAULTS  # as of the last claim
         self.upkeep = Upkeep(redis, self.queues)
         self._sessions = RQSessions(redis)
+        self._backlog = BacklogCounter(redis)
 
     def model_of(self, lease: Lease) -> tuple[str, bool]:
         """The model, by the name in the job's queue, and whether that is the queue of bulk jobs."""
@@ -110,7 +103,9 @@ class RQStore:
             queues=rq_format.QUEUES_KEY,
         )
         rooms = [room(model, bulk) for bulk in (False, True) for model in self._models]
-        taken = self._claim(keys=[*claim_keys, *lists], args=[*args, *rooms])
+        taken, left = [], 1
+        while left and not taken:  # each call looks at some tenants only
+            taken, left = self._claim(keys=[*claim_keys, *lists], args=[*args, *rooms])
         terms = self._read_terms([job.decode() for _, job, *_ in taken])
         claimed = []
         for (number, job, attempt, execution, *values), own in zip(taken, terms, strict=True):
@@ -128,9 +123,11 @@ class RQStore:
         pipeline.hmget(keys.LIMITS, Limits._fields)
         for job in jobs:
             pipeline.hmget(rq_format.job_key(job), TERMS)
-        (seconds, microseconds), limits, *found = pipeline.execute()
-        self.limits = parse_limits(limits)
-        return [read_terms(values, seconds + microseconds / 1e6) for values in found]
+        (seconds, microseconds), limits, *found = _readable(pipeline)
+        if limits is not None:  # else those of the last claim
+            self.limits = parse_limits(limits)
+        now, absent = seconds + microseconds / 1e6, (None,) * len(TERMS)
+        return [read_terms(values or absent, now) for values in found]
 
     def settle(
         self, settlements: Sequence[Settlement], dead: DeadWorker | None = None
@@ -154,12 +151,20 @@ class RQStore:
             self._return_one(lease, "LPUSH", uncount=int(uncount), client=pipeline)
         pipeline.execute()
 
-    def retry(self, lease: Lease, allowed: int, delay: float, failures: Sequence[Failure]) -> bool:
-        """Return a job to the end of its queue after an error, in `delay` seconds. False if no
-        retry is left."""
+    def retry(
+        self,
+        lease: Lease,
+        allowed: int,
+        delay: float,
+        failures: Sequence[Failure],
+        *,
+        front: bool = False,
+    ) -> bool:
+        """Return a job to its queue after an error, in `delay` seconds. `front`: without a delay,
+        to the front. False if no retry is left."""
         reply = self._return_one(
             lease,
-            "RPUSH",
+            "LPUSH" if front else "RPUSH",
             counter=RETRIED,
             limit=allowed,
             delay=round(1000 * delay) or "",
@@ -167,14 +172,15 @@ class RQStore:
         )
         return int(reply) != 2
 
-    def return_misplaced(self, lease: Lease, failures: Sequence[Failure]) -> bool:
-        """Return a job to the end of its queue because this machine could not run it, without using
-        a retry. False if that has happened MAX_MISPLACED times."""
+    def return_misplaced(self, lease: Lease, delay: float, failures: Sequence[Failure]) -> bool:
+        """Return a job to the end of its queue in `delay` seconds, because this machine could not
+        run it, without using a retry. False if that has happened MAX_MISPLACED times."""
         reply = self._return_one(
             lease,
             "RPUSH",
             counter=MISPLACED,
             limit=MAX_MISPLACED,
+            delay=round(1000 * delay) or "",
             failures=json.dumps(failures),
         )
         return int(reply) != 2
@@ -221,32 +227,15 @@ class RQStore:
         for lease in leases:
             pipeline.zscore(rq_format.wip_key(lease.queue), lease.member)
             pipeline.hget(rq_format.job_key(lease.job), CANCEL)
-        replies = pipeline.execute() if leases else []
+        replies = _readable(pipeline, unreadable=b"") if leases else []
         return [
-            (score is not None, bool(cancel))
+            (score is not None, bool(cancel))  # a lease that cannot be read is held
             for score, cancel in zip(replies[::2], replies[1::2], strict=True)
         ]
 
     def backlog(self) -> Backlog:
-        """The rows in the outboxes of all runs, which one worker counts for all, and the limit of
-        their bytes."""
-        found = json.loads(self._redis.get(keys.BACKLOG) or b"null")
-        if found is None:
-            found = self._count_backlog()
-            with suppress(OutOfMemoryError):  # the next worker counts as well
-                self._redis.set(keys.BACKLOG, json.dumps(found), px=COUNT_MILLISECONDS)
-        return Backlog(*found)
-
-    def _count_backlog(self) -> Backlog:
-        runs = self._redis.smembers(keys.OUTBOXES)
-        pipeline = self._redis.pipeline(transaction=False)
-        for run in runs:
-            outbox = keys.outbox(run.decode(errors="replace"))
-            pipeline.xlen(outbox)
-            pipeline.memory_usage(outbox)  # Redis looks at a few entries, and estimates the others
-        found = pipeline.execute() if runs else []
-        limit = read_limits(self._redis).outbox_bytes
-        return Backlog(sum(found[::2]), sum(size or 0 for size in found[1::2]), limit)
+        """The rows that wait for Parquet."""
+        return self._backlog.read()
 
     # --- scripts ----------------------------------------------------------------------------------
 
@@ -255,3 +244,12 @@ class RQStore:
     ) -> Any:
         args = ReturnArgs(lease.job, lease.execution, lease.entry, "", 0, push, **more)
         return self._return(keys=return_keys(lease, self._worker), args=args, client=client)
+
+
+def _readable(pipeline: Any, unreadable: Any = None) -> list[Any]:
+    """The replies to the commands of a pipeline; `unreadable` for a key of another type."""
+    replies = pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception) and not is_damage(reply):
+            raise reply
+    return [unreadable if isinstance(reply, Exception) else reply for reply in replies]

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
+import redis
 from redis import Redis
 
 from jobs import keys, lua
 from jobs.client import rq_format
 from jobs.client.cancel import end_waiting
+from jobs.client.damage import Damage, Reports, is_damage, wrong_types
 from jobs.client.rq_format import ATTEMPT, DEPENDENTS_LUA, FAILURE_SECONDS, ROW
 from jobs.client.state import JobState, Status, read_outcome, read_state
 from jobs.client.steps import Steps
@@ -28,6 +31,7 @@ KEEP = lua.load("worker.queue", "keep")
 RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
 
 PORTION = 200  # jobs per step and queue
+AGAIN_MILLISECONDS = 60_000  # until a job that could not be ended is looked at again
 ENDS: tuple[rq_format.End, ...] = ("failed", "canceled")  # by RQ's tools
 
 
@@ -87,6 +91,7 @@ class Upkeep:
             *(rq_format.registry_key(queue, end) for queue in queues for end in ENDS),
         ]
         self._sessions = RQSessions(redis)
+        self._reports = Reports()
         self._cursors: dict[str, int] = {}  # position of the next portion, by key
 
     def step(self) -> None:
@@ -94,12 +99,34 @@ class Upkeep:
         session which is free or gone."""
         if not self._redis.exists(*self._lists):
             return
-        self._end_overdue()
+        self._apart(keys.DEADLINES, self._end_overdue)
         for queue in self._queues:
-            self._keep_queued(queue)
-            self._sessions.release(self._portion(rq_format.deferred_key(queue), self._redis.zrange))
+            self._apart(rq_format.queue_key(queue), partial(self._keep_queued, queue))
+            self._apart(rq_format.deferred_key(queue), partial(self._release, queue))
             for end in ENDS:
-                self._record_ended(queue, end)
+                key = rq_format.registry_key(queue, end)
+                self._apart(key, partial(self._record_ended, queue, end))
+
+    def _apart(self, key: str, work: Callable[[], None]) -> bool:
+        """Do the part of the upkeep that `key` belongs to. False, with a line in the log, if values
+        of other programs in Redis prevent it."""
+        try:
+            work()
+        except Exception as error:
+            if isinstance(error, redis.RedisError) and not is_damage(error):
+                raise
+            damaged = wrong_types(self._redis, [key])
+            unreadable = Damage(key, f"belongs to what can't be read ({error})", "look at it")
+            self._reports.update(key, damaged or [unreadable])
+            return False
+        self._reports.update(key, [])
+        return True
+
+    def _release(self, queue: str) -> None:
+        """Queue jobs whose session is free or gone."""
+        for job in self._portion(rq_format.deferred_key(queue), self._redis.zrange):
+            name = rq_format.job_key(job.decode(errors="replace"))
+            self._apart(name, partial(self._sessions.release, [job]))
 
     def _end_overdue(self) -> None:
         """Fail the jobs whose time to live has passed while they wait."""
@@ -107,14 +134,19 @@ class Upkeep:
         now = seconds * 1000 + microseconds // 1000
         for name in self._redis.zrangebyscore(keys.DEADLINES, "-inf", now, 0, PORTION):
             job = name.decode(errors="replace")
-            state = self._run(read_state(job, full=True))
-            options = state.request.get("job")
-            ttl = options.get("ttl") if isinstance(options, dict) else None
-            error = JobError("timeout", f"waited longer than its ttl of {ttl} s", "job.ttl")
-            if state.status in (Status.DEFERRED, Status.SCHEDULED, Status.QUEUED):
-                self._run(end_waiting(state, error, "failed"))
-            else:  # its worker watches the deadline of a running job
-                self._redis.zrem(keys.DEADLINES, name)
+            if not self._apart(rq_format.job_key(job), partial(self._end_one, job, name)):
+                later = {name: now + AGAIN_MILLISECONDS}  # so that others have their turn
+                self._redis.zadd(keys.DEADLINES, later, xx=True)
+
+    def _end_one(self, job: str, name: bytes) -> None:
+        state = self._run(read_state(job, full=True))
+        options = state.request.get("job")
+        ttl = options.get("ttl") if isinstance(options, dict) else None
+        error = JobError("timeout", f"waited longer than its ttl of {ttl} s", "job.ttl")
+        if state.status in (Status.DEFERRED, Status.SCHEDULED, Status.QUEUED):
+            self._run(end_waiting(state, error, "failed"))
+        else:  # its worker watches the deadline of a running job
+            self._redis.zrem(keys.DEADLINES, name)
 
     def _keep_queued(self, queue: str) -> None:
         """Remove the expiry that `rq requeue` leaves on the hash of a job."""
@@ -135,7 +167,8 @@ class Upkeep:
                 continue  # the key is not a hash
             status, recorded, attempt = reply
             if status == end.encode() and recorded != (attempt or b"0"):
-                self._record_one(job.decode(errors="replace"), queue, end)
+                name = job.decode(errors="replace")
+                self._apart(rq_format.job_key(name), partial(self._record_one, name, queue, end))
 
     def _record_one(self, job: str, queue: str, end: rq_format.End) -> None:
         state = self._run(read_state(job, full=True))

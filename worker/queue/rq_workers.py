@@ -7,6 +7,7 @@ who has died, reaper.py returns the jobs.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -17,10 +18,13 @@ from rq.worker import BaseWorker
 
 from jobs import keys, lua
 from jobs.client.connection import connect
+from jobs.client.damage import Damage, Reports, wrong_types
 
 RENEW = lua.load("worker.queue", "renew")
 LEAVE = lua.load("worker.queue", "rq_leave")
 ELECT = lua.load("worker.queue", "elect")
+
+MAX_LEASE = 2**53  # milliseconds: larger scores are not exact
 
 
 class RenewKeys(NamedTuple):
@@ -93,6 +97,7 @@ class RQWorkers:
         self._renew, self._leave = client.register_script(RENEW), client.register_script(LEAVE)
         self._elect = client.register_script(ELECT)
         self._offices: set[str] = set()  # that this worker has been elected for
+        self._reports = Reports()
 
     def renew(self, seconds: float, *, stopping: bool) -> None:
         """Extend the lease to `seconds` from now. `stopping`: announce the worker's end."""
@@ -102,9 +107,12 @@ class RQWorkers:
         )
 
     def leases(self) -> dict[str, int]:
-        """The end of the lease of each worker, in ms since the epoch by the clock of Redis."""
+        """The end of the lease of each worker, in ms since the epoch by the clock of Redis. Members
+        of the set that no worker has written are reported and left out."""
         found = self._redis.zrange(keys.WORKERS, 0, -1, withscores=True)
-        return {name.decode(errors="replace"): int(lease) for name, lease in found}
+        read = [_read_lease(name, score) for name, score in found]
+        self._reports.update(keys.WORKERS, [one for one in read if isinstance(one, Damage)])
+        return dict(one for one in read if not isinstance(one, Damage))
 
     def elect(self, key: str, seconds: float) -> bool:
         """Whether this worker holds the office `key`, for `seconds` from now."""
@@ -115,14 +123,16 @@ class RQWorkers:
         return elected
 
     def announced(self, name: str) -> bool:
-        """Whether a worker has announced its end."""
-        return bool(self._redis.sismember(keys.STOPPING, name))
+        """Whether a worker has announced its end; False if that can't be read."""
+        wrong = wrong_types(self._redis, [keys.STOPPING])
+        self._reports.update(keys.STOPPING, wrong)
+        return not wrong and bool(self._redis.sismember(keys.STOPPING, name))
 
     def leave(self) -> None:
         """Remove this worker, unless it has started jobs left, and give up its offices."""
         self._remove(self.name, "")
         for office in self._offices:
-            if self._redis.get(office) == self.name.encode():
+            if self._redis.mget([office]) == [self.name.encode()]:
                 self._redis.delete(office)
 
     def remove(self, dead: DeadWorker) -> None:
@@ -146,3 +156,15 @@ class RQWorkers:
     def _connected(self, connection: redis.Connection) -> None:
         self.connections += 1
         connection.on_connect()  # type: ignore[no-untyped-call]
+
+
+def _read_lease(name: bytes, score: float) -> tuple[str, int] | Damage:
+    """Name and lease of a member of the set of workers."""
+    if abs(score) <= MAX_LEASE:
+        with suppress(UnicodeDecodeError):
+            return name.decode(), int(score)
+    return Damage(
+        keys.WORKERS,
+        f"has the member {name!r} with the score {score:g}, which is no worker with its lease",
+        "remove it (ZREM)",
+    )

@@ -11,10 +11,12 @@ import os
 import socket
 import uuid
 from pathlib import Path
+from typing import Any
 
 import redis
 
 from jobs import keys
+from jobs.client.damage import is_damage
 from jobs.errors import JobError
 
 ID_FILE = ".chatjobs-id"
@@ -38,10 +40,10 @@ def check_folder(root: Path) -> None:
 def claim_folder(client: redis.Redis, root: Path) -> None:
     """Make `root` the results folder of this Redis. Raises JobError if it has another one."""
     mine = {"id": folder_id(root), "host": socket.gethostname(), "path": str(root.absolute())}
-    found = client.get(keys.RESULTS)  # a full Redis refuses SET even if the key exists
-    if found is None and client.set(keys.RESULTS, json.dumps(mine), nx=True):
+    theirs = _read_folder(client)  # a full Redis refuses SET even if the key exists
+    if theirs is None and client.set(keys.RESULTS, json.dumps(mine), nx=True):
         return
-    theirs = json.loads(found or client.get(keys.RESULTS) or b"{}")
+    theirs = theirs or _read_folder(client) or {}
     if theirs.get("id") == mine["id"]:
         return
     raise JobError(
@@ -51,6 +53,26 @@ def claim_folder(client: redis.Redis, root: Path) -> None:
         "split: give that folder with --results (on a disk that all workers share), or --no-record "
         "to leave the rows to the others; to change the folder, stop all workers and delete the "
         f"key {keys.RESULTS} in Redis",
+    )
+
+
+def _read_folder(client: redis.Redis) -> dict[str, Any] | None:
+    """The results folder of this Redis; None if it has none yet. Raises JobError for a value that
+    no worker has written."""
+    try:
+        found = client.get(keys.RESULTS)
+        folder = None if found is None else json.loads(found)
+    except (redis.ResponseError, ValueError, RecursionError) as error:
+        if isinstance(error, redis.ResponseError) and not is_damage(error):
+            raise
+        folder = error
+    if folder is None or (isinstance(folder, dict) and isinstance(folder.get("id"), str)):
+        return folder
+    raise JobError(
+        "internal",
+        f"the key {keys.RESULTS} in Redis does not hold the results folder of the workers, because "
+        "another program has written it: stop all workers, delete it, and start them with the "
+        "folder that they had",
     )
 
 

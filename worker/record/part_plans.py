@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from jobs import keys, lua
+from jobs.client.damage import Damage, Reports, is_damage, wrong_types
 from jobs.results import outbox
 
 TURN = lua.load("worker.record", "turn")
@@ -57,6 +58,7 @@ class CommitKeys(NamedTuple):
     plans: str
     outboxes: str
     wanted: str
+    backlog: str
 
 
 class CommitArgs(NamedTuple):
@@ -108,6 +110,7 @@ class PartPlans:
     def __init__(self, redis: Redis, recorder: str, hold_seconds: float) -> None:
         self._redis: Any = redis  # its stubs do not type replies as bytes
         self._recorder, self._hold_seconds = recorder, hold_seconds
+        self._reports = Reports()
         self._turn = redis.register_script(TURN)
         self._plan = redis.register_script(PLAN)
         self._commit = redis.register_script(COMMIT)
@@ -119,12 +122,26 @@ class PartPlans:
 
     def wanted(self) -> set[str]:
         """The runs whose rows somebody waits for."""
-        return {run.decode(errors="replace") for run in self._redis.smembers(keys.WANTED)}
+        (found,) = self._read_each([keys.WANTED], "smembers")
+        return {run.decode(errors="replace") for run in found}
 
     def any_open(self) -> bool:
         """Whether a part of any run is in progress."""
-        plans = (self._redis.hkeys(keys.parts(run)) for run in self.runs())
-        return any(set(names) - {b"cursor"} for names in plans)
+        names = [keys.parts(run) for run in self.runs()]
+        return any(set(found) - {b"cursor"} for found in self._read_each(names, "hkeys"))
+
+    def _read_each(self, names: Sequence[str], command: str) -> list[Any]:
+        """The replies to a command about each key; an empty list for a key of another type."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for name in names:
+            getattr(pipeline, command)(name)
+        replies = pipeline.execute(raise_on_error=False) if names else []
+        for name, reply in zip(names, replies, strict=True):
+            if isinstance(reply, Exception) and not is_damage(reply):
+                raise reply
+            wrong = isinstance(reply, Exception)
+            self._reports.update(name, wrong_types(self._redis, [name]) if wrong else [])
+        return [[] if isinstance(reply, Exception) else reply for reply in replies]
 
     def turn(self, seconds: float) -> Turn:
         """Whether this recorder looks at the outboxes now: of all recorders, one does in `seconds`;
@@ -149,11 +166,36 @@ class PartPlans:
                 ),
                 client=pipeline,
             )
-        return [
-            Plan(look.run, found[0].decode(), found[1].decode(), found[2].decode(), int(found[3]))
-            for look, found in zip(looks, pipeline.execute(), strict=True)
-            if found
+        plans = []
+        for look, reply in zip(looks, pipeline.execute(raise_on_error=False), strict=True):
+            damaged, found = self._read(look.run, reply)
+            self._reports.update(look.run, damaged)
+            if found is not None:
+                plans.append(found)
+        return plans
+
+    def _read(self, run: str, reply: Any) -> tuple[list[Damage], Plan | None]:
+        """The plan of a run in the reply of plan.lua, and what another program has written."""
+        if isinstance(reply, Exception):
+            if not is_damage(reply):
+                raise reply
+            wrong = wrong_types(self._redis, [keys.outbox(run), keys.parts(run)])
+            found = Damage(keys.parts(run), f"can't be used ({reply})", "look at its fields")
+            return wrong or [found], None
+        fields, *plan = reply
+        damaged = [
+            Damage(
+                keys.parts(run),
+                f"has a field {name.decode(errors='replace')!r} that no worker has written: rows "
+                "that it stands for are not written to Parquet",
+                "remove the field (HDEL)",
+            )
+            for name in fields
         ]
+        if not plan:
+            return damaged, None
+        name, first, last, count = plan
+        return damaged, Plan(run, name.decode(), first.decode(), last.decode(), int(count))
 
     def rows(self, plan: Plan) -> Sequence[bytes | None]:
         """The rows of a plan that are still in the outbox; None for an entry without one."""
@@ -173,6 +215,7 @@ class PartPlans:
                     plans=keys.parts(plan.run),
                     outboxes=keys.OUTBOXES,
                     wanted=keys.WANTED,
+                    backlog=keys.BACKLOG,
                 ),
                 args=CommitArgs(name=plan.name, first=plan.first, last=plan.last, run=plan.run),
             )

@@ -20,6 +20,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from jobs.client.damage import is_damage
 from jobs.client.durable import NotDurable, read_persistence, wait_until_durable
 from jobs.keys import RUN_ID
 from jobs.results import outbox
@@ -166,9 +167,19 @@ class Recorder:
         if not plans:
             return False
         self._wait_until_durable()
+        failed: Exception | None = None
         try:
             for plan in plans:
-                self._execute(plan)
+                try:
+                    self._execute(plan)
+                except (OSError, redis.RedisError) as error:  # of the disk or Redis: fails all
+                    if not is_damage(error):
+                        raise
+                    failed = error
+                except Exception as error:  # of this part alone
+                    failed = error
+            if failed is not None:
+                raise failed
         except Exception:  # another recorder may have a working disk; what is committed is no plan
             for plan in plans:
                 self._plans.release(plan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -32,6 +34,8 @@ from worker.text.harmony import HarmonySplitter, writes_harmony
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 
 logger = logging.getLogger(__name__)
+
+StateFacts = tuple[str, str, tuple[int, ...]]
 
 MAX_CONTEXT = 10_000_000  # several times the largest published context
 SEARCH_SECONDS = 20.0  # limit of the search for a non-finite weight, which stalls the batch
@@ -69,9 +73,16 @@ class ResidentModel:
         inside = prompt.text.rstrip().endswith(tags.opening) or tags.left_open(prompt.continued)
         return lambda: AnswerReader(ReasoningSplitter(tags, inside=inside), make_parser())
 
-    def state_of(self, prompt_length: int) -> tuple[object, ...]:
-        """What prompts must have in common to begin with the state of each other."""
-        return self.info.fingerprint, self.info.dtype, self.model.rotation(prompt_length)
+    def state_of(self, prompt_length: int) -> StateFacts:
+        """What prompts must have in common to begin with the state of each other: model, dtype and
+        rotation."""
+        return self._identity, self.info.dtype, self.model.rotation(prompt_length)
+
+    @cached_property
+    def _identity(self) -> str:
+        """A hash of weights and configuration: state in files outlives the process."""
+        config = json.dumps(self.source.config.fields.values, sort_keys=True, default=str)
+        return hashlib.sha256(f"{self.info.fingerprint} {config}".encode()).hexdigest()[:32]
 
     def not_finite(self, tokens: int) -> JobError:
         """The error for non-finite logits, naming the non-finite weight if there is one."""

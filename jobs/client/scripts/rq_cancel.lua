@@ -74,7 +74,7 @@ if bytes then
   if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
   redis.call('HDEL', job, 'chatjobs_bytes')
 end
-end_stream(log, live, end_id, end_payload)
+end_stream(log, live, end_id, end_payload, true)
 pcall(enqueue_dependents, job, job_id, status, ended_at)
 pcall(end_turn, redis.call('HGET', job, 'chatjobs_session') or '', job_id, '', '0')
 return 'ended'

@@ -32,10 +32,10 @@
 --       operator has set
 --       session, session_waits: its session, '' for none, and '1' if it may wait for other jobs of it
 --       hash_fields…: field, value, … of the rest of the hash
--- Returns {'enqueued'}; {'same'} if the job is there already, or has ended and its row is reserved
---       by the same request; {'id'} or {'row'} if another job has the id or the row; a refusal of
+-- Returns {'enqueued'}; {'same'} if the job is there already; {'ended'} if its row is reserved by the
+--       same request, and the job has ended and left Redis; {'id'} or {'row'} if another job has the id or the row; a refusal of
 --       join_session; or a limit that the job exceeds: {name, value, limit}. Nothing has changed unless
---       it returns 'enqueued'.
+--       it returns 'enqueued', also after the error of a command.
 --
 -- Idempotent: the client library resends a script when the connection breaks before the reply.
 --
@@ -55,7 +55,7 @@ if redis.call('EXISTS', job) == 1 then
 end
 if row ~= '' then
   local reserved = redis.call('HGET', rows, row)
-  if reserved then return {reserved == digest and 'same' or 'row'} end
+  if reserved then return {reserved == digest and 'ended' or 'row'} end
 end
 
 local set = redis.call('HMGET', limits, 'jobs:' .. model, 'jobs', 'bytes:' .. model, 'bytes',
@@ -100,34 +100,50 @@ if session ~= '' then
   if refusal then return refusal end
 end
 
-redis.call('DEL', log, results)
-redis.call('HSET', job, 'data', data, 'chatjobs_bytes', #data, unpack(hash_fields))
-redis.call('HINCRBY', open_bytes, queue, #data)
-if row ~= '' then
-  redis.call('HSET', rows, row, digest)
-  redis.call('EXPIRE', rows, row_seconds)
+local function enqueue()
+  redis.call('DEL', log, results)
+  redis.call('HSET', job, 'data', data, 'chatjobs_bytes', #data, unpack(hash_fields))
+  if row ~= '' then
+    redis.call('HSET', rows, row, digest)
+    redis.call('EXPIRE', rows, row_seconds)
+  end
+  local time = redis.call('TIME')
+  local now = time[1] * 1000 + math.floor(time[2] / 1000)
+  local due = tonumber(at) or now + (tonumber(delay) or 0)
+  if ttl ~= '' then
+    local deadline = string.format('%d', math.max(due, now) + ttl)
+    redis.call('HSET', job, 'chatjobs_deadline', deadline)
+    redis.call('ZADD', deadlines, deadline, job_id)
+  end
+  redis.call('SADD', queues, queue)
+  if session ~= '' then redis.call('HSET', job, 'chatjobs_session', session) end
+  if waits then
+    redis.call('HSET', job, 'status', 'deferred')
+    redis.call('ZADD', deferred, '+inf', job_id)
+  elseif due > now then
+    redis.call('HSET', job, 'status', 'scheduled')
+    redis.call('ZADD', scheduled, string.format('%.3f', due / 1000), job_id)
+  else
+    push_job('RPUSH', queue, job_id)
+    redis.pcall('LPUSH', wake, 1)
+    redis.pcall('LTRIM', wake, 0, 31)
+  end
+  redis.call('HINCRBY', open_bytes, queue, #data)  -- last: nothing has to be subtracted after an error
 end
-local time = redis.call('TIME')
-local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local due = tonumber(at) or now + (tonumber(delay) or 0)
-if ttl ~= '' then
-  local deadline = string.format('%d', math.max(due, now) + ttl)
-  redis.call('HSET', job, 'chatjobs_deadline', deadline)
-  redis.call('ZADD', deadlines, deadline, job_id)
+
+local function undo()
+  pcall(remove_job, queue, job_id)
+  redis.pcall('ZREM', scheduled, job_id)
+  redis.pcall('ZREM', deferred, job_id)
+  redis.pcall('ZREM', deadlines, job_id)
+  redis.pcall('HDEL', rows, row)
+  redis.pcall('DEL', job)
+  if session ~= '' then redis.pcall('LREM', open_key(session), -1, job_id) end
 end
-redis.call('SADD', queues, queue)
-if session ~= '' then redis.call('HSET', job, 'chatjobs_session', session) end
-if waits then
-  redis.call('HSET', job, 'status', 'deferred')
-  redis.call('ZADD', deferred, '+inf', job_id)
-  return {'enqueued'}
+
+local done, failure = pcall(enqueue)
+if not done then
+  undo()
+  error(failure, 0)
 end
-if due > now then
-  redis.call('HSET', job, 'status', 'scheduled')
-  redis.call('ZADD', scheduled, string.format('%.3f', due / 1000), job_id)
-  return {'enqueued'}
-end
-push_job('RPUSH', queue, job_id)
-redis.call('LPUSH', wake, 1)
-redis.call('LTRIM', wake, 0, 31)
 return {'enqueued'}

@@ -1,23 +1,31 @@
 -- Prelude for scripts that queue jobs or take them: the lines in which the jobs of a queue wait.
 --
 -- Jobs without a tenant wait in RQ's list of the queue, the others in one list per tenant,
--- chatjobs:tenant:<queue>:<tenant>. The sorted set chatjobs:tenants:<queue> holds the tenants with
--- waiting jobs, the next one first; '' stands for RQ's list, as long as others wait too. The hash
--- chatjobs:tenant-jobs counts the jobs in the lists of all tenants, by queue. RQ's own tools put jobs
--- of any tenant into RQ's list, and a claim takes them from there.
+-- `chatjobs:tenant:<tenant> <queue>`: a tenant has no space, and both may have colons. The sorted set chatjobs:tenants:<queue> holds the tenants with
+-- waiting jobs, the next one first; '' stands for RQ's list, as long as others wait too. Tenants that may
+-- run no more jobs are parked: they come last, with scores from PARKED on. The hash chatjobs:tenant-jobs
+-- counts the jobs in the lists of all tenants, by queue. RQ's own tools put jobs of any tenant into RQ's
+-- list, and a claim takes them from there.
 --
 -- queue is the key of RQ's list, id is the id of a job whose hash exists.
 -- Atomic as part of the script that calls these functions.
+local PARKED = '4503599627370496'  -- 2^52, as in jobs/keys.py
+
 local function name_of(queue) return string.sub(queue, #'rq:queue:' + 1) end
 
 local function tenants_of(queue) return 'chatjobs:tenants:' .. name_of(queue) end
 
 local function line_of(queue, tenant)
   if tenant == '' then return queue end
-  return 'chatjobs:tenant:' .. name_of(queue) .. ':' .. tenant
+  return 'chatjobs:tenant:' .. tenant .. ' ' .. name_of(queue)
 end
 
-local function tenant_of(id) return redis.call('HGET', 'rq:job:' .. id, 'chatjobs_tenant') or '' end
+-- '' for a job without a tenant, also if another program has written the key or a name with spaces.
+local function tenant_of(id)
+  local tenant = redis.pcall('HGET', 'rq:job:' .. id, 'chatjobs_tenant')
+  if type(tenant) ~= 'string' or string.find(tenant, '%s') then return '' end
+  return tenant
+end
 
 -- Puts a tenant behind all others, whose turn is at most `turn`. Returns its own.
 local function set_turn(queue, tenant, turn)
@@ -26,7 +34,15 @@ local function set_turn(queue, tenant, turn)
 end
 
 local function last_turn(queue)
-  return tonumber(redis.call('ZREVRANGE', tenants_of(queue), 0, 0, 'WITHSCORES')[2] or 0)
+  local last = redis.call('ZREVRANGEBYSCORE', tenants_of(queue), '(' .. PARKED, '-inf', 'WITHSCORES',
+    'LIMIT', 0, 1)
+  return tonumber(last[2] or 0)
+end
+
+-- Puts a tenant behind all others and all that are parked.
+local function park(queue, tenant)
+  local last = tonumber(redis.call('ZREVRANGE', tenants_of(queue), 0, 0, 'WITHSCORES')[2] or 0)
+  set_turn(queue, tenant, math.max(last, tonumber(PARKED)))
 end
 
 -- Puts a job into its line. push is 'LPUSH' for the front and 'RPUSH' for the end.
@@ -64,4 +80,17 @@ local function running_of(id)
   local tenant = tenant_of(id)
   if tenant == '' then return nil end
   return 'chatjobs:tenant-running:' .. tenant
+end
+
+-- A job runs no more: its tenant takes turns again in the queues where it is parked. entry is the job's
+-- member of the set of its running jobs.
+local function left_running(id, entry)
+  local running, tenant = running_of(id), tenant_of(id)
+  if not running then return end
+  redis.call('SREM', running, entry)
+  for _, name in ipairs(redis.call('HKEYS', 'chatjobs:tenant-jobs')) do
+    local queue = 'rq:queue:' .. name
+    local turn = tonumber(redis.call('ZSCORE', tenants_of(queue), tenant) or 0)
+    if turn >= tonumber(PARKED) then set_turn(queue, tenant, last_turn(queue)) end
+  end
 end

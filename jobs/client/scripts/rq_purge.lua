@@ -1,4 +1,5 @@
--- Deletes a job that has ended. Its rows are kept, and stay reserved.
+-- Deletes a job that has ended. Its rows are kept, and stay reserved; if it has none, since RQ's own tools
+-- have ended it, its row is free again.
 --
 -- KEYS  job: hash of the job
 --       results: stream of the results of the job
@@ -8,15 +9,18 @@
 --       queue: list of the ids that wait; the name under which open_bytes counts
 --       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
 --       deadlines: sorted set of the jobs with a time to live
+--       rows: hash of the reserved rows near this one, by the last part of their number
 -- ARGV  job_id: id of the job
+--       row: last part of the row's number; '' without a row
 -- Returns 1 if the job is deleted, 0 if it does not exist or has not ended.
 --
 -- Atomic: the server runs the whole script before any other command.
 local job, results, log, executions, finished, failed, canceled, queue, open_bytes,
-  deadlines = unpack(KEYS)
-local job_id = unpack(ARGV)
+  deadlines, rows = unpack(KEYS)
+local job_id, row = unpack(ARGV)
 
-local status, bytes = unpack(redis.call('HMGET', job, 'status', 'chatjobs_bytes'))
+local status, bytes, recorded = unpack(redis.call('HMGET', job, 'status', 'chatjobs_bytes',
+  'chatjobs_row'))
 if status ~= 'finished' and status ~= 'failed' and status ~= 'canceled' and status ~= 'stopped' then
   return 0
 end
@@ -26,6 +30,7 @@ if bytes then  -- RQ's own tools have ended it
   if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
 end
 redis.call('ZREM', deadlines, job_id)
+if not recorded then redis.pcall('HDEL', rows, row) end
 redis.call('DEL', job, results, log, executions)
 redis.call('ZREM', finished, job_id)
 redis.call('ZREM', failed, job_id)

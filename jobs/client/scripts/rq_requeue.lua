@@ -44,6 +44,6 @@ redis.call('ZREM', failed, job_id)
 redis.call('ZREM', canceled, job_id)
 redis.call('SADD', queues, queue)
 push_job('RPUSH', queue, job_id)
-redis.call('LPUSH', wake, 1)
-redis.call('LTRIM', wake, 0, 31)
+redis.pcall('LPUSH', wake, 1)
+redis.pcall('LTRIM', wake, 0, 31)
 return 1

@@ -34,6 +34,25 @@ local function keep_session(session)
   end
 end
 
+-- Bytes of all turns.
+local function bytes_of(turns)
+  local bytes = 0
+  for _, turn in ipairs(redis.call('LRANGE', turns, 0, -1)) do bytes = bytes + #turn end
+  return bytes
+end
+
+-- Whether a session may have a system message and turns of these sizes: nil, or the refusal.
+local function refuse_size(limits, system_bytes, max_message_bytes, turns_bytes, max_session_bytes)
+  local set = redis.call('HMGET', limits, 'message_bytes', 'session_bytes')
+  for _, one in ipairs({
+    {'message_bytes', system_bytes, tonumber(set[1] or '') or max_message_bytes},
+    {'session_bytes', turns_bytes, tonumber(set[2] or '') or max_session_bytes},
+  }) do
+    if tonumber(one[2]) > tonumber(one[3]) then return {one[1], one[2], tostring(one[3])} end
+  end
+  return nil
+end
+
 -- Puts a deferred job into its queue.
 local function queue_deferred(job)
   local origin = redis.call('HGET', 'rq:job:' .. job, 'origin')
@@ -43,8 +62,8 @@ local function queue_deferred(job)
   redis.call('SADD', 'rq:queues', 'rq:queue:' .. origin)
   push_job('RPUSH', 'rq:queue:' .. origin, job)
   local wake = 'chatjobs:wake:' .. origin
-  redis.call('LPUSH', wake, 1)
-  redis.call('LTRIM', wake, 0, 31)
+  redis.pcall('LPUSH', wake, 1)
+  redis.pcall('LTRIM', wake, 0, 31)
 end
 
 -- Lets the next job run, if the one before it has ended. Returns the job that runs; nil if there is none.
@@ -67,6 +86,10 @@ local function join_session(session, job, model, may_wait, limit)
   local refusal = refuse_session(session, model)
   if refusal then return refusal end
   local bytes = redis.call('HGET', session_key(session), 'bytes') or '0'
+  if not tonumber(bytes) then  -- another program has written it
+    bytes = tostring(bytes_of(turns_key(session)))
+    redis.call('HSET', session_key(session), 'bytes', bytes)
+  end
   if tonumber(bytes) >= tonumber(limit) then return {'session_bytes', bytes, limit} end
   local running = next_turn(session)
   if running and not may_wait then return {'busy', running} end

@@ -1,9 +1,14 @@
 -- Prelude for scripts that settle a job: defines end_stream.
 --
--- end_stream(log, live, id, payload) appends the end entry to the job's token stream and publishes
--- it. Does nothing if the log refuses the entry, that is, after a later attempt has begun.
+-- end_stream(log, live, id, payload, has_log) appends the end entry to the job's token stream and
+-- publishes it. Does nothing if the log refuses the entry, that is, after a later attempt has begun. A
+-- job that publishes no tokens has no log: its end is published only.
 -- Returns nothing. Atomic as part of the script that calls it.
-local function end_stream(log, live, id, payload)
+local function end_stream(log, live, id, payload, has_log)
+  if not has_log then
+    redis.call('PUBLISH', live, '{"id":"' .. id .. '","d":' .. payload .. '}')
+    return
+  end
   local added = redis.pcall('XADD', log, id, 'd', payload)
   if type(added) == 'table' and added.err then return end
   if redis.call('XLEN', log) <= 100 then  -- XADD reserves 4 KiB, a copy is as large as its entries

@@ -207,6 +207,15 @@ def test_an_unknown_field_is_named_with_what_may_be_meant(
     assert message in caught.value.message
 
 
+@pytest.mark.parametrize("name", ["delay", "ttl"])
+def test_a_time_of_more_than_ten_years_is_refused(name: str) -> None:
+    for seconds in (1e16, 1e300):
+        with pytest.raises(InvalidRequest) as caught:
+            ChatRequest.parse({**GOOD, "job": {name: seconds}})
+        assert caught.value.param == f"job.{name}"
+    assert ChatRequest.parse({**GOOD, "job": {name: 10 * 365 * 86_400}})
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [

@@ -34,7 +34,7 @@ def end_all(client: Client, job_ids: Sequence[str]) -> None:
             pipeline.xadd(results_key(job_id), entry)
             pipeline.hset(job_key(job_id), mapping={"status": "finished", "chatjobs_attempt": 1})
             names = (keys.log(job_id), keys.live(job_id))
-            pipeline.eval(END, len(names), *names, f"1-{2**53 - 1}", '{"end":"stop"}')
+            pipeline.eval(END, len(names), *names, f"1-{2**53 - 1}", '{"end":"stop"}', 1)
         pipeline.execute()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tracemalloc
 import zlib
 from datetime import UTC, datetime
 from typing import Any, get_args
@@ -143,3 +144,15 @@ def test_a_cancelled_job_keeps_its_run_where_a_worker_would_refuse_it(
     ((_, content),) = entries
     row = json.loads(content[b"row"])
     assert (row["run"], row["row_index"], row["request"]) == ("sums", 4, IN_A_RUN)
+
+
+def test_the_request_of_a_job_that_is_not_run_is_unpacked_within_the_limit() -> None:
+    text = f'["f",null,[],{{"request":{{"a":"{"x" * 4 * rq_format.MAX_DATA}"}}}}]'
+    bomb = zlib.compress(text.encode(), 1)
+    del text
+    tracemalloc.start()
+    try:
+        assert rq_format.submitted_request(bomb) == {}
+        assert tracemalloc.get_traced_memory()[1] < 3 * rq_format.MAX_DATA
+    finally:
+        tracemalloc.stop()

@@ -15,12 +15,23 @@ from jobs.client import serving
 from jobs.client.serving import read_workers
 
 REQUEST = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
+STATUS = {
+    "name": "w1",
+    "host": "h",
+    "device": "cpu",
+    "paused": "",
+    "models": [],
+    "names": [],
+    "memory": {"weights": 1, "cache": 1},
+    "running": 0,
+    "tokens_per_second": 0.0,
+}
 
 
 def serve(client: Client, *models: str) -> None:
     """Publish the status of a worker, and the name of a dead one."""
     client.redis.zadd(keys.WORKERS, {"w1": 2, "dead": 1})
-    client.redis.set(keys.worker("w1"), json.dumps({"names": models}))
+    client.redis.set(keys.worker("w1"), json.dumps({**STATUS, "names": models}))
 
 
 def test_the_warning_names_the_model_and_those_that_are_served(client: Client) -> None:
@@ -77,3 +88,23 @@ def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str)
     with pytest.warns(NobodyServes) as caught:
         asyncio.run(main())
     assert caught[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *("[]", "x", "null", "3", "{}", b"\xff", '{"names":["a"]}'),
+        *(json.dumps({**STATUS, name: None}) for name in STATUS),
+        json.dumps({**STATUS, "names": [3]}),
+        json.dumps({**STATUS, "memory": {"weights": "x", "cache": 1}}),
+        json.dumps({**STATUS, "cached_tokens": "x"}),
+    ],
+)
+def test_a_foreign_value_of_a_worker_stops_no_submit(client: Client, value: Any) -> None:
+    serve(client, "other")
+    client.redis.zadd(keys.WORKERS, {"ww": 3, b"\xff\xfe": 4})
+    client.redis.set(keys.worker("ww"), value)
+    assert client.submit(REQUEST).status() == "queued"
+    running, damaged = serving.published(client.redis)
+    assert [one["name"] for one in running] == ["w1"]
+    assert {one.key for one in damaged} == {keys.WORKERS, keys.worker("ww")}

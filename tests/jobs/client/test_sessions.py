@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs import AsyncClient, Client, JobError, Session, keys
-from jobs.client.session_steps import fork_session
+from jobs.client.session_opening import fork_session
 from jobs.client.steps import run_sync
 from jobs.testing import FakeWorker
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from jobs import Client, JobError
+from jobs import ChatRequest, Client, JobError
 from jobs.client.rq_format import BULK_RESULT_SECONDS, RESULT_SECONDS, job_key
 from jobs.client.submit import BATCH
 from jobs.errors import InvalidRequest
@@ -72,3 +72,9 @@ def test_results_are_kept_as_the_job_else_the_client_says(redis_url: str) -> Non
 def test_an_invalid_result_ttl_of_a_client_is_refused(redis_url: str, seconds: Any) -> None:
     with pytest.raises(InvalidRequest, match="result_ttl: a whole number of seconds"):
         Client(redis_url, result_ttl=seconds)
+
+
+@pytest.mark.parametrize("one", [REQUEST, ChatRequest.parse(REQUEST), "{}"])
+def test_one_request_is_not_many(client: Client, one: Any) -> None:
+    with pytest.raises(InvalidRequest, match=r"a list or an iterator of requests, got one request"):
+        client.submit_many(one)

@@ -103,4 +103,11 @@ def test_the_command(results: Results, redis_url: str, client: Any) -> None:
     result = CliRunner().invoke(build(), words)
     assert result.exit_code == 0, result.stderr
     assert "4 files replaced by one" in result.stderr
+    result = CliRunner().invoke(build(), words)
+    assert (result.exit_code, result.stderr) == (
+        0,
+        "r: nothing to do, its rows are in one file\n",
+    )
+    assert "Missing argument 'RUN'" in CliRunner().invoke(build(), ["results", "compact"]).stderr
+    assert "compact" in CliRunner().invoke(build(), ["results", "--help"]).stdout
     assert CliRunner().invoke(build(), ["results", "a", "b"]).exit_code == 2

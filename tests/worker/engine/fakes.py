@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence as SequenceOf
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ CONTEXT = 4096
 class FakeLayer:
     """One byte per token and slot, as a row of values per slot."""
 
-    by_position = True
+    by_position = rewinds = True
+    kind = "fake"
+    parts: tuple[str, ...] = ()
 
     def __init__(self, *, needs_clearing: bool = False) -> None:
         self.needs_clearing = needs_clearing
@@ -38,6 +41,14 @@ class FakeLayer:
 
     def views(self, slot: int, start: int, end: int) -> list[Tensor]:
         return [torch.tensor([self.rows[slot][start:end]], dtype=torch.uint8)]
+
+    def save(self, slot: int, start: int, end: int) -> list[Tensor]:
+        return []
+
+    def restore(
+        self, slot: int, saved: SequenceOf[Tensor], start: int, kept: int, end: int
+    ) -> None:
+        pass
 
 
 class FakeDetokenizer:

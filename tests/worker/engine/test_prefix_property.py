@@ -18,11 +18,13 @@ from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.engine.engine import EngineCore
 from worker.engine.prefix_store import BLOCK, MAX_SNAPSHOTS, root_key
+from worker.engine.prompt_caches import compute_state, pin_prompt_cache
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.text.detokenizer import Detokenizer
 
 KINDS = {"full": "qwen3", "window": "gemma3_text", "recurrent": "qwen3_5_text"}
 WORDS = ([7] * 9, [8, 9] * 8, [10 + i for i in range(23)], [40])  # prompts are made of these
+PINNED = [*WORDS[1], *WORDS[2]]  # a prompt cache, of two blocks and a shorter one
 LONGEST = 200  # tokens of a prompt and its answer
 EXAMPLES = 120
 
@@ -65,15 +67,17 @@ ACTIONS = st.lists(
 
 
 class Pair:
-    """One model with reuse and a small cache, and alone without reuse."""
+    """One model with reuse and a small cache, perhaps with a draft, and alone without either."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, draft: str | None = None) -> None:
         options: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "context": 512}
         self.plain = Engine.load(str(path), max_batch=1, prefix_cache=False, **options)
         one = self.plain._core.pool.bytes_for_one(LONGEST)
-        self.shared = Engine.load(str(path), max_batch=4, cache_bytes=7 * one // 2, **options)
+        options |= {"max_batch": 4, "cache_bytes": 7 * one // 2, "draft": draft}
+        self.shared = Engine.load(str(path), **options)
         self.alone = cache(self._alone)
         self.core = self.shared._core
+        self.pinned = compute_state(self.core, PINNED)
 
     def _alone(self, prompt: Prompt, tokens: int, choice: int) -> list[int]:
         sequence, events = sequence_of(self.plain._core, Ask(prompt, tokens, 1, ""), choice)
@@ -120,11 +124,14 @@ def check_store(core: EngineCore, roots: set[bytes]) -> None:
     assert core.pool.bytes_held <= core.pool.limit_bytes
     assert store.nbytes == sum(block.nbytes for block in store._blocks.values())
     assert len(store._snapshots) <= MAX_SNAPSHOTS
-    assert {key for key, block in store._blocks.items() if block.snapshot} == {*store._snapshots}
+    pinned = {key for key in store._blocks if store.pinned(key)}
+    assert store.pinned_bytes == sum(store._blocks[key].nbytes for key in pinned)
+    with_snapshot = {key for key, block in store._blocks.items() if block.snapshot}
+    assert with_snapshot - pinned == {*store._snapshots}
     newer: set[bytes] = set()
     for key, block in reversed(store._blocks.items()):
         newer.add(key)
-        assert block.references == 0
+        assert block.references == (key in pinned)
         assert 0 < block.length <= BLOCK
         if block.parent in store._blocks:
             assert block.parent in newer  # it is evicted after this block
@@ -139,14 +146,20 @@ def check_store(core: EngineCore, roots: set[bytes]) -> None:
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(actions=ACTIONS)
+@given(actions=ACTIONS, pin=st.booleans())
 def test_tokens_are_those_of_each_sequence_alone_and_no_state_leaks(
-    pair: Pair, actions: list[Ask | Cancel | Steps]
+    pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool
 ) -> None:
+    run(pair, actions)
+
+
+def run(pair: Pair, actions: list[Ask | Cancel | Steps]) -> None:
+    """Run the actions and check everything that must hold."""
     core = pair.core
     core.pool.kept.clear()
-    state_of = core._resident.state_of
-    roots = {root_key(*state_of(1), salt) for salt in "ab"}
+    if pin:
+        pin_prompt_cache(core, pair.pinned, Path("pinned"))
+    roots = {root_key(*core._resident.state_of(1))}
     asked: list[tuple[Ask, int, Sequence, list[TokenEvent]]] = []
 
     def step() -> bool:
@@ -178,4 +191,5 @@ def test_tokens_are_those_of_each_sequence_alone_and_no_state_leaks(
         assert ids_of(events) == expected
     assert not core.prefix._progress
     assert core.pool.bytes_held == core.pool.kept.nbytes  # no slot is in use
-    assert core.pool.kept.shrink(0) and len(core.pool.kept) == 0
+    assert core.pool.kept.shrink(core.pool.kept.pinned_bytes)
+    assert len(core.pool.kept) == (len(pair.pinned.blocks) if pin else 0)

@@ -31,7 +31,7 @@ def logits(engine: Engine, ids: Tensor) -> Tensor:
             for row, prompt in enumerate(PROMPTS):
                 count = 1 if step else prompt
                 tokens = ids[row, starts[row] : starts[row] + count].tolist()
-                spans.append(Span(slots[row], starts[row], tokens, prompt, all_logits=True))
+                spans.append(Span(slots[row], starts[row], tokens, prompt, len(tokens)))
                 starts[row] += count
             outputs.append(model(Batch.prepare(spans, CPU)[0], caches))
     return torch.cat(outputs)

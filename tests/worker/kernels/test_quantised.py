@@ -39,6 +39,10 @@ def pack(weight: QuantisedTensor) -> quantised.PackedBlocks:
     return quantised.pack(weight.type.name, rows, columns, weight.blocks)
 
 
+def product(x: Tensor, *parts: quantised.PackedBlocks) -> Tensor:
+    return quantised.linear(x, quantised.Merged(parts))
+
+
 def rounded(x: Tensor) -> Tensor:
     """x [rows, columns] with each 32 values rounded to 127 steps of their greatest."""
     groups = x.unflatten(1, (-1, 32))
@@ -68,7 +72,7 @@ def test_products(
     columns = blocks * FORMATS[name][1]
     weight = random_weight(name, 16 * panels, columns, seed)
     x = torch.randn(rows, columns, generator=torch.Generator().manual_seed(seed)).to(dtype)
-    y = quantised.linear(x, [pack(weight)])
+    y = product(x, pack(weight))
     dense = weight.dequantise(torch.float32).double()
     if kernels.level.name == "amx" and dtype is torch.bfloat16 and rows >= WIDE_FROM:
         exact = x.double() @ dense.bfloat16().double().T
@@ -88,12 +92,12 @@ def test_products_of_a_prefill(kernels: Library, name: str, rows: int) -> None:
     weight = random_weight(name, 16 * 5, 512, seed=rows)
     x = torch.randn(rows, 512, generator=torch.Generator().manual_seed(rows)).bfloat16()
     exact = x.double() @ weight.dequantise(torch.float32).double().T
-    y = quantised.linear(x, [pack(weight)])
+    y = product(x, pack(weight))
     error = (y.double() - exact).norm() / exact.norm()
     assert error < (0.004 if kernels.level.name == "amx" else 0.012)
     spoiled = x.clone()
     spoiled[rows - 3] = float("nan")
-    again = quantised.linear(spoiled, [pack(weight)])
+    again = product(spoiled, pack(weight))
     assert again[rows - 3].isnan().all()
     assert torch.equal(again[: rows - 3], y[: rows - 3])
     assert torch.equal(again[rows - 2 :], y[rows - 2 :])
@@ -103,18 +107,18 @@ def test_products_of_a_prefill(kernels: Library, name: str, rows: int) -> None:
 def test_a_row_is_the_same_in_every_batch(kernels: Library, name: str) -> None:
     weight = pack(random_weight(name, 80, 512, seed=1))
     x = torch.randn(33, 512, generator=torch.Generator().manual_seed(1))
-    alone = torch.cat([quantised.linear(row[None], [weight]) for row in x])
+    alone = torch.cat([product(row[None], weight) for row in x])
     for rows in (2, 3, 7, 8, 9, 16, 21, 33):
-        assert torch.equal(quantised.linear(x[:rows], [weight]), alone[:rows])
+        assert torch.equal(product(x[:rows], weight), alone[:rows])
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_spoiled_row_does_not_affect_others(kernels: Library, value: float) -> None:
     weight = pack(random_weight("Q4_K", 32, 512, seed=1))
     x = torch.randn(5, 512, generator=torch.Generator().manual_seed(1))
-    clean = quantised.linear(x, [weight])
+    clean = product(x, weight)
     x[3, 100] = value
-    spoiled = quantised.linear(x, [weight])
+    spoiled = product(x, weight)
     assert spoiled[3].isnan().all()
     kept = [0, 1, 2, 4]
     assert torch.equal(spoiled[kept], clean[kept])
@@ -124,7 +128,7 @@ def test_an_outlier_does_not_coarsen_other_rows_or_blocks(kernels: Library) -> N
     weight = random_weight("Q8_0", 16, 64, seed=1)
     x = torch.randn(2, 64, generator=torch.Generator().manual_seed(1))
     x[0, 0] = 1e6
-    y = quantised.linear(x, [pack(weight)])
+    y = product(x, pack(weight))
     exact = x[1:] @ weight.dequantise(torch.float32).T
     torch.testing.assert_close(y[1:], exact, rtol=0, atol=0.02 * float(exact.abs().max()))
 
@@ -133,14 +137,14 @@ def test_zeros_and_denormals_give_zero(kernels: Library) -> None:
     weight = pack(random_weight("Q4_0", 16, 64, seed=1))
     x = torch.zeros(2, 64)
     x[1] = 1e-42
-    assert torch.equal(quantised.linear(x, [weight]), torch.zeros(2, 16))
+    assert torch.equal(product(x, weight), torch.zeros(2, 16))
 
 
 def test_parts_of_several_formats_are_merged(kernels: Library) -> None:
     parts = [random_weight("Q4_K", 32, 256, seed=1), random_weight("Q6_K", 16, 256, seed=2)]
     x = torch.randn(12, 300, generator=torch.Generator().manual_seed(1))[:, 20:276]
-    y = quantised.linear(x, [pack(part) for part in parts])
-    each = [quantised.linear(x, [pack(part)]) for part in parts]
+    y = product(x, *[pack(part) for part in parts])
+    each = [product(x, pack(part)) for part in parts]
     assert torch.equal(y, torch.cat(each, dim=1))
 
 

@@ -10,17 +10,20 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.layers import packing
+from worker.layers.bf16_weight import Bf16Weight, served
 from worker.layers.linear import Linear, LinearFactory, Split, Store
 from worker.layers.linear_weight import DenseWeight, LinearWeight, merge
 from worker.layers.packing import PackedWeight
 from worker.layers.quantised import Weight
 
 CPU = torch.device("cpu")
-IN, PARTS = 24, (40, 8, 16)
-LAYOUTS: dict[str, tuple[type[DenseWeight] | type[PackedWeight], torch.dtype]] = {
+IN, PARTS = 32, (40, 8, 16)
+Layout = type[DenseWeight] | type[PackedWeight] | type[Bf16Weight]
+LAYOUTS: dict[str, tuple[Layout, torch.dtype]] = {
     "dense fp32": (DenseWeight, torch.float32),
     "dense bf16": (DenseWeight, torch.bfloat16),
     "packed bf16": (PackedWeight, torch.bfloat16),
+    "native bf16": (Bf16Weight, torch.bfloat16),
 }
 
 
@@ -37,6 +40,8 @@ def layout(request: pytest.FixtureRequest) -> tuple[Store, torch.dtype]:
     kind, dtype = LAYOUTS[request.param]
     if kind is PackedWeight and not packing.supports(dtype, CPU):
         pytest.skip("the CPU has no bf16 instructions")
+    if kind is Bf16Weight and not served(torch.empty(32, IN, dtype=dtype)):
+        pytest.skip("there are no kernels")
 
     def store(parts: Sequence[Weight]) -> LinearWeight:
         return kind(merge([part for part in parts if isinstance(part, Tensor)], dtype, CPU))
@@ -51,9 +56,9 @@ def close(ours: torch.Tensor, expected: torch.Tensor) -> None:
     torch.testing.assert_close(ours, expected, atol=tolerance * 8, rtol=tolerance)
 
 
-# Around the limits of packing: one row, PACKED_FOR_ROWS, multiples of ROUND_ROWS and their
-# neighbours.
-@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 23, 24, 25, 63])
+# Around the limits of the layouts: one row, PACKED_FOR_ROWS, multiples of ROUND_ROWS and their
+# neighbours, and more rows than MOST.
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 17, 23, 24, 25, 63, 257])
 @pytest.mark.parametrize("parts", [(40,), PARTS], ids=["single", "merged"])
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
 def test_a_linear_equals_f_linear_of_its_concatenated_parts(
@@ -102,14 +107,17 @@ def test_packed_rows_do_not_depend_on_the_padding(
     assert padded == [7, 1, 7]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("parts", [(40,), PARTS], ids=["single", "merged"])
-def test_a_loaded_weight_keeps_no_reference_to_the_checkpoint(parts: tuple[int, ...]) -> None:
+def test_a_loaded_weight_keeps_no_reference_to_the_checkpoint(
+    parts: tuple[int, ...], dtype: torch.dtype
+) -> None:
     """A tensor of the checkpoint is a view of the mapped file."""
-    linear = LinearFactory(torch.float32, CPU).column(IN, *parts)
-    given = tensors(parts)
+    linear = LinearFactory(dtype, CPU).column(IN, *parts)
+    given = [tensor.to(dtype) for tensor in tensors(parts)]
     for index, tensor in enumerate(given):
         linear.weight_slot(index).load(tensor)
-    x = random(3, IN)
+    x = random(3, IN).to(dtype)
     before = linear(x)
     for tensor in given:
         tensor.zero_()

@@ -79,7 +79,7 @@ def test_chunks_of_any_size_in_a_mixed_batch_give_the_same_logits(pair: Pair) ->
                 at = done[which]
                 ids = prompt[at : at + sizes[(turn + which) % len(sizes)]]
                 if ids:
-                    spans.append(Span(slots[which], at, ids, len(prompt), all_logits=True))
+                    spans.append(Span(slots[which], at, ids, len(prompt), len(ids)))
                     done[which] += len(ids)
             batch, ordered = Batch.prepare(spans, torch.device("cpu"))
             logits = iter(model(batch, caches))

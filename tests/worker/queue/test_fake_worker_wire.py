@@ -30,7 +30,7 @@ def wire_of(site: Site, job: Job) -> dict[str, Any]:
     """All keys of a job, with what does not depend on the time or the worker's name."""
     found: dict[str, Any] = {}
     for name in sorted(site.redis.scan_iter(f"*{job.id}*")):
-        found[name.decode().replace(job.id, "ID")] = site.redis.ttl(name) // 10
+        found[name.decode().replace(job.id, "ID")] = -(-site.redis.ttl(name) // 60)
     fields = site.hash(job)
     found["hash"] = set(fields) - HASH_DIFFERS
     found["status"] = fields["status"], fields["chatjobs_attempt"], fields.get("chatjobs_error")

@@ -13,7 +13,7 @@ from jobs import JobError, keys
 from jobs.cli.status import workers
 from jobs.client.limits import set_limit
 from jobs.embedded import EmbeddedRedis
-from jobs.stream.entries import END_SEQ
+from jobs.stream.entries import END_SEQ, is_end_message
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 from worker.queue.lease_keeper import EXIT_HUNG
@@ -37,12 +37,16 @@ def test_a_job_ends_with_its_result_its_stream_and_its_row(site: Site) -> None:
 def test_bulk_jobs_publish_nothing_but_their_end(site: Site) -> None:
     bulk = site.submit(words=20, priority="bulk")
     streamed = site.submit(words=20, priority="bulk", stream=True)
-    site.burst()
-    ids = {job: [one for one, _ in site.redis.xrange(keys.log(job.id))] for job in (bulk, streamed)}
-    end = f"1-{END_SEQ}".encode()
-    assert ids[bulk] == [end]
-    assert ids[streamed][0] == b"1-1"
-    assert ids[streamed][-1] == end
+    with site.redis.pubsub() as live:
+        live.subscribe(keys.live(bulk.id))
+        site.burst()
+        messages = [live.get_message(timeout=1) for _ in range(3)]
+    assert not site.redis.exists(keys.log(bulk.id))
+    assert [message and message["type"] for message in messages] == ["subscribe", "message", None]
+    assert is_end_message(messages[1]["data"])
+    assert "".join(chunk.text for chunk in bulk.stream()) == text_of(bulk.request)
+    ids = [one for one, _ in site.redis.xrange(keys.log(streamed.id))]
+    assert (ids[0], ids[-1]) == (b"1-1", f"1-{END_SEQ}".encode())
 
 
 def test_interactive_jobs_are_claimed_before_bulk_jobs(site: Site) -> None:

@@ -9,7 +9,7 @@ import pytest
 from jobs import JobError, keys
 from jobs.client.client import Job
 from jobs.client.rq_format import results_key
-from tests.worker.site import Site, wait_until
+from tests.worker.site import Site
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_settle import Settlement
@@ -243,14 +243,3 @@ def test_interactive_jobs_take_the_room_of_bulk_jobs_but_the_last_place(
     saturated = a.claim(lambda _, bulk: 1 if bulk else 2)
     assert [one.lease.job for one in saturated] == ids(chats[3:5] + bulks[:1])
     assert [one.lease.job for one in claim(a, 3)] == ids(chats[5:] + bulks[1:])
-
-
-def test_one_worker_counts_the_waiting_rows_for_all(site: Site, store: RQStore) -> None:
-    other = RQStore(site.redis, ["fake"], "w2", "rq:worker:w2")
-    site.redis.sadd(keys.OUTBOXES, "a", "b")
-    for run in ("a", "b"):
-        site.redis.xadd(keys.outbox(run), {"row": "{}"})
-    assert store.backlog().rows == 2
-    site.redis.xadd(keys.outbox("a"), {"row": "{}"})
-    assert other.backlog().rows == 2
-    wait_until(lambda: other.backlog().rows == 3)

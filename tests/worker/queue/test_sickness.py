@@ -63,6 +63,7 @@ def test_jobs_of_a_sick_worker_wait_for_its_recovery(
 
 def test_a_job_that_no_machine_can_run_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.queue.sickness.PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.0)
     bad, good = site.submit(unforkable=1), site.submit("good")
     site.burst()
     assert good.status().value == "finished"

@@ -131,3 +131,73 @@ def test_workers_serve_all_tenants(site: Site) -> None:
 def test_a_tenant_that_is_no_name_is_refused(site: Site) -> None:
     with pytest.raises(JobError, match=r"job.tenant: must have 1 to 100 ASCII characters"):
         submit(site, "two words", 1)
+
+
+def submit_one_each(site: Site, tenants: list[str]) -> None:
+    message = {"role": "user", "content": "hi"}
+    site.client.submit_many(
+        [{"model": "fake", "messages": [message], "job": {"tenant": name}} for name in tenants]
+    )
+
+
+def test_tenants_at_their_limit_delay_nobody(site: Site, store: RQStore) -> None:
+    set_limit(site.redis, "tenant_running", 0)
+    set_limit(site.redis, "tenant_running", 9, tenant="vip")
+    submit_one_each(site, [f"t{number}" for number in range(250)])
+    submit(site, "vip", 1)
+    submit(site, None, 1)
+    assert sorted([tenants_of(claim(store, 1)), tenants_of(claim(store, 1))]) == ["-", "vip"]
+    submit(site, "vip", 1)
+    before = site.redis.info("commandstats")["cmdstat_zadd"]["calls"]
+    assert tenants_of(claim(store, 1)) == "vip"
+    assert site.redis.info("commandstats")["cmdstat_zadd"]["calls"] - before < 20
+
+
+def test_a_tenant_at_its_limit_is_next_when_one_of_its_jobs_ends(site: Site) -> None:
+    one = RQStore(site.redis, ["fake", "other"], "one", "rq:worker:one")
+    set_limit(site.redis, "tenant_running", 1)
+    names = [f"t{number}" for number in range(30)]
+    submit_one_each(site, names)
+    running = claim(one, 30)
+    submit_one_each(site, names)
+    submit(site, "t20", 1, model="other")
+    assert claim(one, 30) == []
+    ended_now = [job for job in running if job.request["job"]["tenant"] in ("t20", "t21")]
+    settle(one, ended_now)
+    again = claim(one, 30)
+    assert {job.request["job"]["tenant"] for job in again} == {"t20", "t21"}
+    settle(one, again)
+    assert [job.lease.queue for job in claim(one, 30)] == ["chat:other"]
+
+
+def test_a_new_limit_of_tenants_holds_at_once(site: Site, store: RQStore) -> None:
+    set_limit(site.redis, "tenant_running", 0)
+    submit_one_each(site, [f"t{number}" for number in range(50)])
+    assert claim(store, 50) == []
+    set_limit(site.redis, "tenant_running", 1, tenant="t40")
+    assert tenants_of(claim(store, 50)) == "t40"
+    site.redis.hset(keys.LIMITS, "tenant_running:t30", 1)  # by another program
+    claims = [tenants_of(claim(store, 50)) for _ in range(20)]
+    assert [tenants for tenants in claims if tenants] == ["t30"]
+    set_limit(site.redis, "tenant_running", None)
+    assert len(claim(store, 50)) == 48
+
+
+def test_colons_in_names_do_not_mix_the_jobs_of_two_models(site: Site, store: RQStore) -> None:
+    (one,) = submit(site, "y", 1, model="fake:x")
+    (two,) = submit(site, "x:y", 1)
+    assert [job.lease.job for job in claim(store, 5)] == [two.id]
+    other = RQStore(site.redis, ["fake:x"], "w2", "rq:worker:w2")
+    assert [job.lease.job for job in claim(other, 5)] == [one.id]
+    assert not site.redis.exists(keys.TENANT_JOBS, keys.tenants(QUEUE), keys.tenants("chat:fake:x"))
+
+
+def test_a_claim_forgets_running_jobs_that_rq_has_deleted(site: Site, store: RQStore) -> None:
+    for _ in range(5):
+        (job,) = submit(site, "a", 1)
+        claim(store, 1)
+        fetch(site, job).delete()
+    submit(site, "a", 1)
+    (last,) = claim(store, 1)
+    assert site.redis.smembers(keys.tenant_running("a")) == {last.lease.entry.encode()}
+    assert site.redis.ttl(keys.tenant_running("a")) > 0

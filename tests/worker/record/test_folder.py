@@ -7,6 +7,7 @@ import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -78,3 +79,14 @@ def test_workers_with_the_same_pid_check_a_folder_at_once(tmp_path: Path) -> Non
     with ThreadPoolExecutor(16) as pool:
         for _ in range(20):
             list(pool.map(check_folder, [tmp_path] * 16))
+
+
+@pytest.mark.parametrize("value", [b"x", b"[]", b'{"id":3}', b"\xff", None])
+def test_a_foreign_value_in_the_key_of_the_folder_is_named(site: Site, value: Any) -> None:
+    if value is None:
+        site.redis.rpush(keys.RESULTS, "no string")
+    else:
+        site.redis.set(keys.RESULTS, value)
+    check_folder(site.folder)
+    with pytest.raises(JobError, match="chatjobs:results in Redis does not hold"):
+        claim_folder(site.redis, site.folder)

@@ -76,25 +76,6 @@ INLINE __m512i load_pairs(const bf16* p, int left) {
     return _mm512_zextsi256_si512(_mm256_loadu_si256((const __m256i*)p));
 }
 
-// The sums of 16 vectors, in order, as one vector: a transposition that adds on the way.
-INLINE Floats sums_of_16(const Floats* x) {
-    Floats pairs[8], quads[4];
-    for (int i = 0; i < 8; i++)
-        pairs[i] = _mm512_unpacklo_ps(x[2 * i], x[2 * i + 1]) +
-                   _mm512_unpackhi_ps(x[2 * i], x[2 * i + 1]);
-    for (int i = 0; i < 4; i++) {
-        __m512d a = _mm512_castps_pd(pairs[2 * i]), b = _mm512_castps_pd(pairs[2 * i + 1]);
-        quads[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(a, b)) +
-                   _mm512_castpd_ps(_mm512_unpackhi_pd(a, b));
-    }
-    // Each quad holds, in every 128-bit part, partial sums of four vectors: add the parts.
-    Floats low = _mm512_shuffle_f32x4(quads[0], quads[1], 0x44) +
-                 _mm512_shuffle_f32x4(quads[0], quads[1], 0xee);
-    Floats high = _mm512_shuffle_f32x4(quads[2], quads[3], 0x44) +
-                  _mm512_shuffle_f32x4(quads[2], quads[3], 0xee);
-    return _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd);
-}
-
 // bf16 products in pairs, summed in float32.
 template <int G>
 struct Products<G, bf16> {

@@ -6,14 +6,12 @@
 // tiles add in the same order: a row's result is the same, bit for bit, in every batch. With AMX, many
 // rows of bf16 (prefill) are not rounded, but multiplied with weights that are dequantised to bf16.
 #include "simd.h"
+#include "tiles.h"
+#include "work.h"
 
 #include <cstdlib>
+#include <memory>
 #include <type_traits>
-
-#ifdef __AMX_BF16__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 
 namespace {
 
@@ -25,7 +23,6 @@ constexpr int QUAD = 4;           // channels of one integer dot product
 constexpr int VECTOR = PANEL * QUAD;  // bytes of one quad of a panel
 constexpr int QUADS = BLOCK / QUAD;
 constexpr int WIDE_FROM = 64;  // rows from which the matrix unit multiplies in bf16
-constexpr int AHEAD = 3;  // blocks to prefetch ahead
 
 enum FormatCode { Q4_0, Q8_0, Q4_K, Q5_K, Q6_K };  // the codes in quantised.py
 template <FormatCode F>
@@ -234,10 +231,18 @@ struct Output {
     }
 };
 
+// Cache lines of a panel per block, rounded up.
+template <int F>
+constexpr int block_lines() {
+    constexpr Shape s = SHAPES[F];
+    constexpr int halves = s.halves * PANEL * 2 / (s.per_super ? PER_SUPER : 1);
+    return (s.quants + s.high + s.scales + s.minima + halves + LINE - 1) / LINE;
+}
+
 // y of P panels and R rows.
 template <int F, int P, int R>
 void tile(const uint8_t* packed, int64_t first_panel, const Rounded& x, int64_t first_row,
-          const Output& y) {
+          const Output& y, Ahead& ahead) {
     constexpr int HALVES = F == Q6_K ? 2 : 1;
     const int64_t blocks = x.blocks();
     Panel panels[P];
@@ -274,8 +279,7 @@ void tile(const uint8_t* packed, int64_t first_panel, const Rounded& x, int64_t 
             }
         }
         for (int p = 0; p < P; p++) {
-            _mm_prefetch((const char*)(panels[p].quants + (b + AHEAD) * SHAPES[F].quants),
-                         _MM_HINT_T0);
+            ahead.fetch(block_lines<F>());
             const Scales weight = scales_of<F>(panels[p], b);
             for (int r = 0; r < R; r++)
                 total[p][r] = add_block<F>(total[p][r], weight, dots[p][r][0],
@@ -302,130 +306,15 @@ template <int F> constexpr int tile_rows() { return 4; }
 // All rows from `row` on of one panel.
 template <int F>
 void one_panel(const uint8_t* packed, int64_t panel, const Rounded& x, int64_t row, int64_t rows,
-               const Output& y) {
-    for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(packed, panel, x, row, y);
-    for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(packed, panel, x, row, y);
-    if (row < rows) tile<F, 1, 1>(packed, panel, x, row, y);
-}
-
-// Units of work that a thread takes at a time. They are handed out as threads become free: a core
-// that another process shares doesn't hold up the others.
-INLINE int64_t chunk(int64_t units) {
-    const int64_t share = units / (omp_get_num_threads() * 8);
-    return share > 1 ? share : 1;
+               const Output& y, Ahead& ahead) {
+    for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(packed, panel, x, row, y, ahead);
+    for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(packed, panel, x, row, y, ahead);
+    if (row < rows) tile<F, 1, 1>(packed, panel, x, row, y, ahead);
 }
 
 // ---- Tiles of the matrix unit --------------------------------------------------------------------
 
 #ifdef __AMX_BF16__
-
-constexpr int TILE_ROWS = 16;   // rows of x that one instruction multiplies with a panel
-constexpr int IN_FLIGHT = 4;    // products that are started before the first is used
-constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(2)
-
-// The kernel grants the use of tile registers on request.
-bool tiles_are_allowed() {
-    static const bool allowed = syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-    return allowed;
-}
-
-// Channels of one product: those with one weight scale.
-template <int F>
-constexpr int depth() {
-    return F == Q6_K ? BLOCK / 2 : BLOCK;
-}
-
-// Registers 0 to 3 hold sums, 4 and 5 rows of x, 6 and 7 weights of a panel.
-void configure_tiles(int x_bytes, int weight_rows) {
-    struct alignas(64) {
-        uint8_t palette, start, reserved[14];
-        uint16_t bytes[16];
-        uint8_t rows[16];
-    } config = {};
-    config.palette = 1;
-    for (int i = 0; i < 8; i++) {
-        config.bytes[i] = i == 4 || i == 5 ? x_bytes : VECTOR;
-        config.rows[i] = i < 6 ? TILE_ROWS : weight_rows;
-    }
-    _tile_loadconfig(&config);
-}
-
-// IN_FLIGHT products of TILE_ROWS rows of x with quads of a panel → sums [product][row][output].
-template <int F>
-INLINE void multiply_tiles(const int8_t* x, int64_t columns, const uint8_t* quads,
-                           int32_t (*sums)[TILE_ROWS * PANEL]) {
-    constexpr int K = depth<F>();
-    _tile_zero(0);
-    _tile_zero(1);
-    _tile_zero(2);
-    _tile_zero(3);
-    _tile_loadd(4, x, columns);
-    _tile_loadd(6, quads, VECTOR);
-    _tile_dpbssd(0, 4, 6);
-    _tile_loadd(5, x + K, columns);
-    _tile_loadd(7, quads + K * PANEL, VECTOR);
-    _tile_dpbssd(1, 5, 7);
-    _tile_loadd(4, x + 2 * K, columns);
-    _tile_loadd(6, quads + 2 * K * PANEL, VECTOR);
-    _tile_dpbssd(2, 4, 6);
-    _tile_loadd(5, x + 3 * K, columns);
-    _tile_loadd(7, quads + 3 * K * PANEL, VECTOR);
-    _tile_dpbssd(3, 5, 7);
-    _tile_stored(0, sums[0], VECTOR);
-    _tile_stored(1, sums[1], VECTOR);
-    _tile_stored(2, sums[2], VECTOR);
-    _tile_stored(3, sums[3], VECTOR);
-}
-
-// y of one panel, whose quads are given as bytes, and TILE_ROWS rows.
-template <int F>
-void tile_rows_by_unit(const Panel& panel, const uint8_t* quads, const Rounded& x, int64_t row,
-                       int64_t panel_index, const Output& y) {
-    constexpr int HALVES = BLOCK / depth<F>(), AT_ONCE = IN_FLIGHT / HALVES;
-    const int64_t blocks = x.blocks();
-    alignas(64) int32_t products[IN_FLIGHT][TILE_ROWS * PANEL];
-    Floats total[TILE_ROWS];
-    for (int r = 0; r < TILE_ROWS; r++) total[r] = zeros();
-    for (int64_t first = 0; first < blocks; first += AT_ONCE) {
-        multiply_tiles<F>(x.values + row * x.columns + first * BLOCK, x.columns,
-                          quads + first * BLOCK * PANEL, products);
-        for (int i = 0; i < AT_ONCE; i++) {
-            const Scales weight = scales_of<F>(panel, first + i);
-            const int64_t at = row * blocks + first + i;
-            const int32_t *a = products[i * HALVES], *b = products[i * HALVES + HALVES - 1];
-            for (int r = 0; r < TILE_ROWS; r++)
-                total[r] = add_block<F>(total[r], weight, _mm512_load_si512(a + r * PANEL),
-                                        _mm512_load_si512(b + r * PANEL),
-                                        x.scales[at + r * blocks], x.minus_sums[at + r * blocks]);
-        }
-    }
-    for (int r = 0; r < TILE_ROWS; r++) y.put(row + r, panel_index, total[r]);
-}
-
-// All panels by the matrix unit, TILE_ROWS rows at a time; returns the number of rows done. Quads of
-// a panel are unpacked once for all rows, as signed bytes without offset.
-template <int F>
-int64_t product_by_tiles(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
-                         const Output& y, bool tiles) {
-    const int64_t blocks = x.blocks(), done = rows / TILE_ROWS * TILE_ROWS;
-    if (!done || blocks % IN_FLIGHT || !tiles) return 0;
-    uint8_t* unpacked = (uint8_t*)aligned_alloc(VECTOR, blocks * BLOCK * PANEL);
-    configure_tiles(depth<F>(), depth<F>() / QUAD);
-#pragma omp for schedule(dynamic, chunk(panels)) nowait
-    for (int64_t index = 0; index < panels; index++) {
-        const Panel panel = panel_at(packed, SHAPES[F], blocks, index);
-        for (int64_t b = 0; b < blocks; b++)
-            for (int c = 0; c < QUADS; c++)
-                _mm512_store_si512(
-                    unpacked + (b * QUADS + c) * VECTOR,
-                    _mm512_sub_epi8(quad<F>(panel, b, c), _mm512_set1_epi8(offset<F>())));
-        for (int64_t row = 0; row < done; row += TILE_ROWS)
-            tile_rows_by_unit<F>(panel, unpacked, x, row, index, y);
-    }
-    _tile_release();
-    free(unpacked);
-    return done;
-}
 
 // One block of a panel as bf16: pairs of channels of the 16 rows side by side.
 template <int F>
@@ -475,14 +364,14 @@ INLINE void multiply_bf16(const bf16* x, int64_t stride, const uint8_t* first,
 // dequantised once for all rows.
 template <int F>
 void product_in_bf16(const uint8_t* packed, const bf16* x, int64_t stride, int64_t rows,
-                     int64_t columns, int64_t panels, const Output& y) {
+                     int64_t columns, int64_t panels, const Output& y, int64_t& next) {
     constexpr int ROWS = 2 * TILE_ROWS;
     const int64_t blocks = columns / BLOCK, size = columns * PANEL * (int64_t)sizeof(bf16);
     uint8_t* widened = (uint8_t*)aligned_alloc(VECTOR, 2 * size);
     alignas(64) float sums[2 * ROWS * PANEL];
     configure_tiles(VECTOR, TILE_ROWS);
-#pragma omp for schedule(dynamic, chunk(panels / 2)) nowait
-    for (int64_t first = 0; first < panels; first += 2) {
+    hand_out((panels + 1) / 2, next, [&](int64_t unit, int64_t) {
+        const int64_t first = 2 * unit;
         const int count = first + 1 < panels ? 2 : 1;
         for (int p = 0; p < count; p++) {
             const Panel panel = panel_at(packed, SHAPES[F], blocks, first + p);
@@ -497,42 +386,40 @@ void product_in_bf16(const uint8_t* packed, const bf16* x, int64_t stride, int64
                 for (int r = 0; r < ROWS; r++)
                     y.put(at + r, first + p, load(sums + (p * ROWS + r) * PANEL));
         }
-    }
+    });
     _tile_release();
     free(widened);
 }
 
 #else
 
-bool tiles_are_allowed() { return false; }
-
-template <int F>
-int64_t product_by_tiles(const uint8_t*, const Rounded&, int64_t, int64_t, const Output&, bool) {
-    return 0;
-}
-
 template <int F>
 void product_in_bf16(const uint8_t*, const bf16*, int64_t, int64_t, int64_t, int64_t,
-                     const Output&) {}
+                     const Output&, int64_t&) {}
 
 #endif
 
 // y of one matrix: the share of this thread of a parallel region, which all its threads enter.
+// `next`: see `hand_out`.
 template <int F>
 void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
-             const Output& y, bool tiles) {
+             const Output& y, int64_t& next) {
     constexpr int P = tile_panels<F>(), R = tile_rows<F>();
-    const int64_t done = product_by_tiles<F>(packed, x, rows, panels, y, tiles);
-    if (done == rows) return;
-    const int together = rows - done > FEW ? P : 1;
-#pragma omp for schedule(dynamic, chunk(panels / together)) nowait
-    for (int64_t first = 0; first < panels; first += together) {
-        int64_t row = done;
+    const int together = rows > FEW ? P : 1;
+    const int64_t bytes = together * panel_bytes(SHAPES[F], x.blocks());
+    hand_out((panels + together - 1) / together, next, [&](int64_t unit, int64_t following) {
+        Ahead ahead{};
+        if (following >= 0) {
+            ahead.at = (const char*)packed + following * bytes;
+            ahead.end = ahead.at + bytes;
+        }
+        const int64_t first = unit * together;
+        int64_t row = 0;
         if (together == P && first + P <= panels)
-            for (; row + R <= rows; row += R) tile<F, P, R>(packed, first, x, row, y);
+            for (; row + R <= rows; row += R) tile<F, P, R>(packed, first, x, row, y, ahead);
         for (int64_t panel = first; panel < first + together && panel < panels; panel++)
-            one_panel<F>(packed, panel, x, row, rows, y);
-    }
+            one_panel<F>(packed, panel, x, row, rows, y, ahead);
+    });
 }
 
 // ---- Activations ---------------------------------------------------------------------------------
@@ -714,8 +601,8 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
     float* scales = (float*)(scratch + blocks * BLOCK);
     const Rounded rounded{(int8_t*)scratch, scales, (int32_t*)(scales + 2 * blocks),
                           scales + blocks, columns};
-    const bool tiles = tiles_are_allowed();
-    const bool wide = tiles && type == BFLOAT16 && rows >= WIDE_FROM;
+    const bool wide = type == BFLOAT16 && rows >= WIDE_FROM && tiles_are_allowed();
+    const std::unique_ptr<int64_t[]> next(new int64_t[parts]());
 #pragma omp parallel num_threads(threads)
     {
         if (type == FLOAT32)
@@ -723,15 +610,17 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
         else if (!wide)
             round_rows((const bf16*)x, stride, rows, rounded);
         Output out{y, y_stride, type};
-        for (const int64_t* part = table; part < table + 3 * parts; part += 3) {
+        for (int i = 0; i < parts; i++) {
+            const int64_t* part = table + 3 * i;
             const uint8_t* packed = (const uint8_t*)part[1];
             const int64_t panels = part[2] / PANEL;
             const auto multiply = [&](auto format) {
                 constexpr int F = decltype(format)::value;
                 if (wide)
-                    product_in_bf16<F>(packed, (const bf16*)x, stride, rows, columns, panels, out);
+                    product_in_bf16<F>(packed, (const bf16*)x, stride, rows, columns, panels, out,
+                                       next[i]);
                 else
-                    product<F>(packed, rounded, rows, panels, out, tiles);
+                    product<F>(packed, rounded, rows, panels, out, next[i]);
             };
             switch (part[0]) {
                 case Q4_0: multiply(Code<Q4_0>()); break;

@@ -19,12 +19,14 @@
 --       quarantines and nothing else; if there is none, it takes other jobs
 --       rooms…: for each queue, the number of jobs to take at most. An interactive job also takes room
 --       of its model's bulk jobs, unless there is room for just one: those must not starve
--- Returns one list per job taken: {number of the queue from 1, job id, attempt, execution id,
---       then the fields of the job hash in the order of FIELDS in rq_job.py}.
+-- Returns {jobs, left}. jobs: one list per job taken: {number of the queue from 1, job id, attempt,
+--       execution id, then the fields of the job hash in the order of FIELDS in rq_job.py}. left: 1 if
+--       there is room for jobs of tenants whose turn has not come in this call, else 0.
 --
 -- The tenants of a queue take turns: one job of each. A tenant with as many running jobs as the limit
--- tenant_running allows loses its turn. At most 100 turns more than jobs are looked at, and at most
--- 100 scheduled jobs per queue are queued by one call.
+-- tenant_running allows is parked until one of them ends. A call gives at most 100 turns more than there
+-- is room for jobs, looks at 4 tenants that are parked, since the limit may have changed, and queues at
+-- most 100 scheduled jobs per queue.
 --
 -- An id without a job hash is dropped, as RQ drops it, and so is an id that no RQ job can have. An
 -- id that was queued twice is dropped the second time: its job is over or running.
@@ -55,9 +57,34 @@ local function next_attempt(job)
   return string.format('%d', before + 1)
 end
 
+local function is_type(key, kind)
+  local found = redis.call('TYPE', key).ok
+  return found == 'none' or found == kind
+end
+
+-- Removes jobs that RQ's tools have ended from a set of running jobs. Looks at `count` of them.
+local function forget_lost(running, count)
+  for _, entry in ipairs(redis.call('SRANDMEMBER', running, count)) do
+    local execution, id, name = string.match(entry, '^(%S+) (%S+) (.+)$')
+    if not name or not redis.call('ZSCORE', 'rq:wip:' .. name, id .. ':' .. execution) then
+      redis.call('SREM', running, entry)
+    end
+  end
+end
+
+-- Adds a job to those that its tenant runs. The set expires a week after the last one started.
+local function note_running(id, entry)
+  local running = running_of(id)
+  if not running then return end
+  forget_lost(running, 2)
+  redis.call('SADD', running, entry)
+  redis.call('EXPIRE', running, 604800)
+end
+
 local function start(number, id, job, queue, wip, list)
   local attempt = next_attempt(job)
   local execution = execution_prefix .. attempt
+  if not is_type('rq:executions:' .. id, 'zset') then redis.call('DEL', 'rq:executions:' .. id) end
   -- One microsecond more per job keeps the order of the claims in the sorted sets.
   local job_score = string.format('%.17g', score + #taken * 1e-6)
   redis.call('HSET', job, 'status', 'started', 'worker_name', worker, 'started_at', now_text,
@@ -71,8 +98,7 @@ local function start(number, id, job, queue, wip, list)
   local name = string.sub(queue, #'rq:queue:' + 1)
   local entry = execution .. ' ' .. id .. ' ' .. name
   redis.call('ZADD', started, job_score, entry)
-  local running = running_of(id)
-  if running then redis.pcall('SADD', running, entry) end
+  pcall(note_running, id, entry)
   local fields = redis.call('HMGET', job, 'data', 'enqueued_at', 'created_at', 'result_ttl',
     'failure_ttl', 'chatjobs_retried', 'chatjobs_group', 'chatjobs_cancel')
   taken[#taken + 1] = {number, id, attempt, execution, unpack(fields)}
@@ -110,40 +136,44 @@ local function in_first_group(job)
   return group == first_group
 end
 
--- Whether a tenant may have one more running job. Counts only leases that are held: those of jobs
--- that RQ's tools have ended are found a few at a time, when the limit is reached.
+-- Whether a tenant may have one more running job. Counts only leases that are held.
 local function may_run(tenant)
   local set = redis.call('HMGET', limits, 'tenant_running:' .. tenant, 'tenant_running')
   local limit = tonumber(set[1] or '') or tonumber(set[2] or '')
   local running = 'chatjobs:tenant-running:' .. tenant
   if not limit or redis.call('SCARD', running) < limit then return true end
-  for _, entry in ipairs(redis.call('SRANDMEMBER', running, 8)) do
-    local execution, id, name = string.match(entry, '^(%S+) (%S+) (.+)$')
-    if not name or not redis.call('ZSCORE', 'rq:wip:' .. name, id .. ':' .. execution) then
-      redis.call('SREM', running, entry)
-    end
-  end
+  forget_lost(running, 8)
   return redis.call('SCARD', running) < limit
 end
 
+local left_tenants = 0  -- whether tenants wait whose turn has not come in this call
+
 local function take_in_turns(number, queue, wip)
   local tenants, turn = tenants_of(queue), last_turn(queue)
+  local function next_tenant()
+    return redis.call('ZRANGEBYSCORE', tenants, '-inf', '(' .. PARKED, 'LIMIT', 0, 1)[1]
+  end
   if redis.call('EXISTS', queue) == 1 and not redis.call('ZSCORE', tenants, '') then
     turn = set_turn(queue, '', turn)
   end
+  for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', tenants, PARKED, '+inf', 'LIMIT', 0, 4)) do
+    if may_run(tenant) then turn = set_turn(queue, tenant, turn) else park(queue, tenant) end
+  end
   for _ = 1, 100 + rooms[number] do
-    local tenant = redis.call('ZRANGE', tenants, 0, 0)[1]
-    if not tenant or rooms[number] <= 0 then break end
-    turn = set_turn(queue, tenant, turn)
-    if tenant == '' then
-      take_one(queue, number, queue, wip, is_any, nothing)
-      if redis.call('EXISTS', queue) == 0 then redis.call('ZREM', tenants, '') end
-    elseif may_run(tenant) then
-      take_one(line_of(queue, tenant), number, queue, wip, is_any, function()
-        left_line(queue, tenant)
+    local tenant = rooms[number] > 0 and next_tenant()
+    if not tenant then break end
+    if tenant ~= '' and not may_run(tenant) then
+      park(queue, tenant)
+    else
+      turn = set_turn(queue, tenant, turn)
+      local line = line_of(queue, tenant)
+      take_one(line, number, queue, wip, is_any, function()
+        if tenant ~= '' then left_line(queue, tenant) end
       end)
+      if redis.call('EXISTS', line) == 0 then redis.call('ZREM', tenants, tenant) end
     end
   end
+  if rooms[number] > 0 and next_tenant() then left_tenants = 1 end
   if redis.call('HEXISTS', 'chatjobs:tenant-jobs', name_of(queue)) == 0 then
     redis.call('DEL', tenants)  -- no tenant waits: RQ's list needs no turn
   end
@@ -164,6 +194,22 @@ local function queue_due(queue, scheduled)
   end
 end
 
+-- A queue that has a key of another type, which another program has written, is left alone: the jobs of
+-- the others are taken. The error of such a queue is returned if no job is taken.
+local fault
+
+local function try(work, ...)
+  local worked, reason = pcall(work, ...)
+  if not worked then fault = type(reason) == 'table' and reason.err or tostring(reason) end
+end
+
+local function check_queue(queue, wip, quarantine)
+  for key, kind in pairs({[queue] = 'list', [wip] = 'zset', [quarantine] = 'list',
+    ['rq:scheduled:' .. name_of(queue)] = 'zset', [tenants_of(queue)] = 'zset'}) do
+    if not is_type(key, kind) then error('WRONGTYPE ' .. key .. ' is not a ' .. kind) end
+  end
+end
+
 for number, room in ipairs(rooms) do
   rooms[number] = tonumber(room)
   only_one[number] = rooms[number] == 1
@@ -172,24 +218,31 @@ end
 if not redis.call('ZSCORE', workers, worker) then
   redis.call('ZADD', workers, string.format('%d', now_seconds * 1000), worker)
 end
+if not is_type(started, 'zset') then return redis.error_reply('WRONGTYPE ' .. started) end
+local usable = {}  -- numbers of the queues
 for number = 1, #lists / 3 do
-  local queue = lists[3 * number - 2]
-  queue_due(queue, 'rq:scheduled:' .. name_of(queue))
+  local queue, wip, quarantine = unpack(lists, 3 * number - 2, 3 * number)
+  try(function()
+    check_queue(queue, wip, quarantine)
+    usable[#usable + 1] = number
+    queue_due(queue, 'rq:scheduled:' .. name_of(queue))
+  end)
 end
 if take_suspects == '1' then
-  for number = 1, #lists / 3 do
+  for _, number in ipairs(usable) do
     local queue, wip, quarantine = unpack(lists, 3 * number - 2, 3 * number)
     while rooms[number] > 0
       and take_one(quarantine, number, queue, wip, in_first_group, nothing) do end
   end
-  if #taken > 0 then return taken end
+  if #taken > 0 then return {taken, 0} end
 end
-for number = 1, #lists / 3 do
+for _, number in ipairs(usable) do
   local queue, wip = unpack(lists, 3 * number - 2, 3 * number - 1)
   if redis.call('EXISTS', tenants_of(queue)) == 1 then
-    take_in_turns(number, queue, wip)
+    try(take_in_turns, number, queue, wip)
   else
     while rooms[number] > 0 and take_one(queue, number, queue, wip, is_any, nothing) do end
   end
 end
-return taken
+if fault and #taken == 0 then return redis.error_reply(fault) end
+return {taken, left_tenants}

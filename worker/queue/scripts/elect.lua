@@ -11,6 +11,10 @@
 local office = unpack(KEYS)
 local name, milliseconds = unpack(ARGV)
 
+-- A key that is no name, or does not expire, is none of ours: nobody would ever be elected.
+if redis.call('TYPE', office).ok ~= 'string' or redis.call('PTTL', office) == -1 then
+  redis.call('DEL', office)
+end
 local holder = redis.call('SET', office, name, 'NX', 'GET', 'PX', milliseconds)
 if not holder then return 1 end
 if holder ~= name then return 0 end

@@ -32,9 +32,9 @@ local job_id, status, attempt, row, run, error, end_id, end_payload, ended_at, k
 local state, recorded, bytes = unpack(redis.call('HMGET', job, 'status', 'chatjobs_row',
   'chatjobs_bytes'))
 if state ~= status or recorded == attempt then return 0 end
+redis.call('SADD', outboxes, run)  -- first: it fails if another program has written the key
 redis.call('XADD', outbox, '*', 'row', row)
 redis.call('HSET', job, 'chatjobs_row', attempt, 'chatjobs_error', error)
-redis.call('SADD', outboxes, run)
 redis.call('EXPIRE', job, keep)
 redis.pcall('ZADD', registry, expires, job_id)
 redis.pcall('ZREM', deadlines, job_id)
@@ -44,7 +44,7 @@ if bytes then
   if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
   redis.call('HDEL', job, 'chatjobs_bytes')
 end
-end_stream(log, live, end_id, end_payload)
+end_stream(log, live, end_id, end_payload, true)
 pcall(enqueue_dependents, job, job_id, status, ended_at)
 pcall(end_turn, redis.call('HGET', job, 'chatjobs_session') or '', job_id, '', '0')
 return 1

@@ -45,7 +45,7 @@ if not redis.call('ZSCORE', wip, lease) then
   return 0
 end
 
-if redis.call('EXISTS', job) == 1 then
+if redis.call('TYPE', job).ok == 'hash' then
   if counter ~= '' then
     local used = tonumber(redis.call('HGET', job, counter) or 0) or 0
     if used + 1 > tonumber(limit) then return 2 end
@@ -72,8 +72,7 @@ if redis.call('EXISTS', job) == 1 then
   else
     push_job(push, queue, job_id)
   end
-  local running = running_of(job_id)
-  if running then redis.pcall('SREM', running, entry) end
+  pcall(left_running, job_id, entry)
 end
 redis.call('ZREM', wip, lease)
 redis.call('ZREM', started, entry)

@@ -23,7 +23,7 @@ if seen_lease ~= '' and lease ~= tonumber(seen_lease) then return 0 end
 if redis.call('EXISTS', started) == 1 then return 0 end
 
 redis.call('ZREM', workers, name)
-redis.call('SREM', stopping, name)
+redis.pcall('SREM', stopping, name)  -- another program may have written it
 redis.call('DEL', figures)
 for queue in string.gmatch(redis.call('HGET', rq_worker, 'queues') or '', '[^,]+') do
   queues[#queues + 1] = queue

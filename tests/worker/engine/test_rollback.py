@@ -1,0 +1,79 @@
+"""Tokens that are taken back leave a slot as if they had never been computed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+
+from worker.engine.rollback import Undo
+from worker.layers.batch import Batch, Span
+from worker.layers.cache import LayerCache
+from worker.layers.kv_cache import FullKVCache, WindowKVCache
+from worker.layers.recurrent_cache import RecurrentCache
+
+CPU = torch.device("cpu")
+HEADS, DIM, WINDOW, SLOT = 2, 3, 6, 1
+
+
+def make(names: Sequence[str]) -> list[LayerCache]:
+    makers: dict[str, Callable[[], LayerCache]] = {
+        "full": lambda: FullKVCache(HEADS, DIM, torch.float32, CPU),
+        "window": lambda: WindowKVCache(HEADS, DIM, WINDOW, torch.float32, CPU),
+        "recurrent": lambda: RecurrentCache(
+            channels=2, kernel=3, heads=1, key_dim=2, value_dim=2, dtype=torch.float32, device=CPU
+        ),
+    }
+    layers = [makers[name]() for name in names]
+    for layer in layers:
+        layer.resize(3, 40, keep=0)
+    return layers
+
+
+def compute(layers: Sequence[LayerCache], start: int, end: int, seed: int = 0) -> None:
+    """Append tokens whose keys depend on their position and `seed`."""
+    batch, _ = Batch.prepare([Span(SLOT, start, [0] * (end - start), end)], CPU)
+    positions = torch.arange(start, end)
+    new = (positions + 100.0 * seed)[:, None, None].expand(-1, HEADS, DIM)
+    for layer in layers:
+        if isinstance(layer, RecurrentCache):
+            for position in positions.tolist():
+                layer.inputs[SLOT] = position + 100.0 * seed
+                layer.state[SLOT] = 2 * layer.state[SLOT] + position + seed
+        elif isinstance(layer, FullKVCache | WindowKVCache):
+            if batch.chunks:
+                layer.append_chunk(new, -new, batch.chunks[0])
+            else:
+                layer.append_decode(new, -new, batch)
+
+
+def state(layers: Sequence[LayerCache], end: int) -> list[torch.Tensor]:
+    return [view.clone() for layer in layers for view in layer.views(SLOT, 0, end)]
+
+
+@pytest.mark.parametrize("start", [2, 5, 13])
+@pytest.mark.parametrize("right", [0, 1, 3, 4])
+@pytest.mark.parametrize(
+    "names", [("full",), ("window", "full"), ("recurrent", "full"), ("recurrent", "window")]
+)
+def test_a_slot_holds_the_tokens_that_are_kept_and_no_others(
+    names: tuple[str, ...], right: int, start: int
+) -> None:
+    layers, guessed = make(names), 4
+    compute(layers, 0, start)
+    undo = Undo(layers, SLOT, start, start + guessed)
+    compute(layers, start, start + guessed, seed=1)
+    held = undo.back_to(start + right)
+    all_kept = right == guessed
+    assert held == (start if "recurrent" in names and not all_kept else start + right)
+    expected = make(names)
+    compute(expected, 0, start)
+    if held > start:
+        compute(expected, start, held, seed=1)
+    for found, wanted in zip(state(layers, held), state(expected, held), strict=True):
+        assert torch.equal(found, wanted)
+    compute(layers, held, held + 5, seed=2)
+    compute(expected, held, held + 5, seed=2)
+    for found, wanted in zip(state(layers, held + 5), state(expected, held + 5), strict=True):
+        assert torch.equal(found, wanted)

@@ -1,0 +1,157 @@
+"""Drafts change the number of tokens per step, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.api.request import ChatRequest
+from jobs.api.sampling import Sampling
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.engine.drafted import KINDS, mixed_requests, perturbed
+from worker import Engine
+from worker.backend import Outcome
+from worker.engine.collect import CollectingSink
+
+REQUESTS = 100  # for each kind of cache and each draft
+REPEATED = [*range(5, 30)] * 3
+
+Load = Callable[..., Engine]
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model") / "target", KINDS[request.param])
+
+
+@pytest.fixture(scope="module")
+def drafts(folder: Path) -> dict[str, str]:
+    """Of each kind: one that is mostly right, one that never is, and none."""
+    near = perturbed(folder, folder.parent / "near")
+    far = make_checkpoint(folder.parent / "far", "qwen3", seed=9, num_hidden_layers=1)
+    return {"near": str(near), "far": str(far), "ngram": "ngram"}
+
+
+@pytest.fixture
+def load(folder: Path) -> Load:
+    def load(**options: Any) -> Engine:
+        options = {"max_batch": 4} | options
+        engine = Engine.load(str(folder), device="cpu", dtype="fp32", **options)
+        engine._core.speculation._costs = None  # guess whatever it costs
+        return engine
+
+    return load
+
+
+def outcomes(engine: Engine, requests: list[dict[str, Any]]) -> list[Outcome]:
+    """Of requests that are submitted a few at a time."""
+    sinks = [CollectingSink() for _ in requests]
+    running: list[Any] = []
+    for request, sink in zip(requests, sinks, strict=True):
+        running.append(engine.submit(ChatRequest.parse(request), sink))
+        while sum(not one.done for one in running) >= 8:
+            engine.step()
+    while engine.step():
+        pass
+    found = [sink.outcome for sink in sinks]
+    assert None not in found
+    return found  # type: ignore[return-value]
+
+
+def answer(outcome: Outcome) -> tuple[Any, list[float]]:
+    """Everything in an answer but its ids, times and the figures of the draft; and its
+    log-probabilities, which are rounded in another way when more tokens are computed together."""
+    assert outcome.completion is not None, outcome.error
+    choices = [choice.model_dump() for choice in outcome.completion.choices]
+    for choice in choices:
+        for call in choice["message"]["tool_calls"] or ():
+            call["id"] = ""
+    numbers: list[float] = []
+    return (outcome.output_token_ids, _without_numbers(choices, numbers)), numbers
+
+
+def _without_numbers(value: Any, numbers: list[float]) -> Any:
+    if isinstance(value, float):
+        numbers.append(value)
+        return None
+    if isinstance(value, dict):
+        return {key: _without_numbers(one, numbers) for key, one in value.items()}
+    return [_without_numbers(one, numbers) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("draft", ["near", "far", "ngram"])
+def test_requests_of_all_kinds_have_the_tokens_that_they_have_without_a_draft(
+    load: Load, drafts: dict[str, str], draft: str
+) -> None:
+    requests = mixed_requests(REQUESTS, seed=len(draft))
+    plain, drafted = load(), load(draft=drafts[draft])
+    for expected, found in zip(outcomes(plain, requests), outcomes(drafted, requests), strict=True):
+        (tokens, numbers), (expected_tokens, expected_numbers) = answer(found), answer(expected)
+        assert tokens == expected_tokens
+        assert numbers == pytest.approx(expected_numbers, abs=1e-3)
+    figures = drafted._core.speculation
+    assert figures.drafted_tokens - figures.accepted_tokens > 10  # rejected
+    if draft == "near":
+        assert figures.accepted_tokens > figures.drafted_tokens / 3
+        assert drafted._core.steps < plain._core.steps
+
+
+def test_the_next_turn_begins_on_state_without_rejected_tokens(
+    load: Load, drafts: dict[str, str]
+) -> None:
+    drafted, plain = load(draft=drafts["near"]), load(prefix_cache=False)
+    history = [*REPEATED]
+    for turn in range(4):
+        drawn = Sampling(temperature=1, seed=turn, max_tokens=40, ignore_eos=True)
+        (found,), (expected,) = (one.generate([history], drawn) for one in (drafted, plain))
+        assert found == expected
+        history += [*found.token_ids, 7, 8 + turn]
+    figures = drafted._core.speculation
+    assert drafted._core.prefix.cached_tokens > len(REPEATED)
+    assert figures.drafted_tokens > figures.accepted_tokens > 0
+
+
+def test_a_cancelled_sequence_with_guesses_leaves_the_others_alone(
+    load: Load, drafts: dict[str, str]
+) -> None:
+    drafted, plain = load(draft=drafts["near"]), load()
+    message = {"role": "user", "content": "the red sun"}
+    requests = [
+        ChatRequest(model="m", messages=[message], temperature=1, seed=seed, max_tokens=40)
+        for seed in range(4)
+    ]
+    sinks = [CollectingSink() for _ in requests]
+    running = [drafted.submit(request, sink) for request, sink in zip(requests, sinks, strict=True)]
+    for _ in range(3):
+        drafted.step()
+    running[1].cancel()
+    while drafted.step():
+        pass
+    for index, (request, sink) in enumerate(zip(requests, sinks, strict=True)):
+        assert sink.outcome is not None
+        expected = plain.chat(request)
+        if index == 1:
+            cut = sink.outcome.partial
+            assert cut is not None and (expected.text or "").startswith(cut.text or "")
+        else:
+            assert sink.completion().text == expected.text
+
+
+def test_figures_of_a_request_are_those_of_its_choices(load: Load, drafts: dict[str, str]) -> None:
+    engine = load(draft=drafts["near"])
+    message = {"role": "user", "content": "the red sun"}
+    found = engine.chat(
+        {"model": "m", "messages": [message], "temperature": 0, "max_tokens": 30, "n": 2}
+    )
+    assert found.usage is not None and found.usage.completion_tokens_details is not None
+    details, figures = found.usage.completion_tokens_details, engine._core.speculation
+    accepted, rejected = details.accepted_prediction_tokens, details.rejected_prediction_tokens
+    assert accepted == figures.accepted_tokens > 0
+    assert rejected == figures.drafted_tokens - figures.accepted_tokens
+    assert details.prediction_steps == figures.steps
+    plain = load().chat({"model": "m", "messages": [message], "max_tokens": 2}).usage
+    assert plain is not None and plain.completion_tokens_details is not None
+    assert plain.completion_tokens_details.prediction_steps is None

@@ -1,0 +1,40 @@
+"""The same random requests as without drafts: rejected guesses leave no trace in the tokens, in
+kept state or in the bytes that are held."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.engine.drafted import KINDS, perturbed
+from tests.worker.engine.test_prefix_property import ACTIONS, Ask, Cancel, Pair, Steps, run
+
+EXAMPLES = 30
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def pair(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Pair]:
+    folder = make_checkpoint(tmp_path_factory.mktemp("model") / "target", KINDS[request.param])
+    pair = Pair(folder, str(perturbed(folder, folder.parent / "draft")))
+    pair.core.speculation._costs = None  # guess whatever it costs
+    yield pair
+    drafts, failed = pair.core.speculation, request.session.testsfailed
+    rejected = drafts.drafted_tokens - drafts.accepted_tokens
+    assert failed or (drafts.accepted_tokens > 100 and rejected > 100), (drafts.steps, rejected)
+
+
+@settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(actions=ACTIONS)
+def test_tokens_are_those_of_each_sequence_alone_and_no_state_leaks(
+    pair: Pair, actions: list[Ask | Cancel | Steps]
+) -> None:
+    run(pair, actions)

@@ -1,0 +1,78 @@
+"""Products with bf16 weights equal exact products of the same numbers, at every shape and level."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from worker.kernels import dense
+from worker.kernels.library import Library
+
+examples = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
+
+
+def assert_product(y: Tensor, x: Tensor, weight: Tensor) -> None:
+    exact = x.double() @ weight.double().T
+    assert y.dtype is torch.bfloat16
+    torch.testing.assert_close(y.double(), exact, rtol=2**-8, atol=1e-5 * x.shape[1])
+
+
+@examples
+@given(
+    rows=st.lists(st.integers(1, 37), min_size=1, max_size=4),
+    outputs=st.integers(32, 150),
+    steps=st.integers(1, 9),
+    seed=st.integers(0, 1000),
+)
+def test_products(kernels: Library, rows: list[int], outputs: int, steps: int, seed: int) -> None:
+    """The rows of one or more matrices, each beside those of the others."""
+    columns = 32 * steps
+    weights = [random(seed + i, outputs, columns) for i in range(len(rows))]
+    x = random(seed, sum(rows), columns)
+    y = dense.linear(x, list(zip(weights, rows, strict=True)))
+    for weight, part, result in zip(weights, x.split(rows), y.split(rows), strict=True):
+        assert_product(result, part, weight)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 16, 33])
+def test_rows_with_a_distance(kernels: Library, rows: int) -> None:
+    x, weight = random(1, rows, 256)[:, 64:192], random(2, 70, 128)
+    assert not x.is_contiguous() or rows == 1
+    assert_product(dense.linear(x, [(weight, rows)]), x, weight)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+@pytest.mark.parametrize("rows", [4, 16, 17])
+def test_a_spoiled_row_does_not_affect_others(kernels: Library, rows: int, value: float) -> None:
+    x, weight = random(1, rows, 96), random(2, 50, 96)
+    clean = dense.linear(x, [(weight, rows)])
+    x[rows - 2, 5] = value
+    spoiled = dense.linear(x, [(weight, rows)])
+    assert not spoiled[rows - 2].isfinite().any()
+    kept = [row for row in range(rows) if row != rows - 2]
+    assert torch.equal(spoiled[kept], clean[kept])
+
+
+def test_threads_do_not_change_results(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    x, weight = random(1, 19, 320), random(2, 1000, 320)
+    results = []
+    for threads in (1, 2, 5):
+        monkeypatch.setattr(torch, "get_num_threads", lambda threads=threads: threads)
+        results.append(dense.linear(x, [(weight, 19)]))
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+def test_shapes_that_are_left_to_torch(kernels: Library) -> None:
+    assert dense.serves(32, 32)
+    assert not dense.serves(31, 32)
+    assert not dense.serves(32, 48)

@@ -1,0 +1,123 @@
+"""Values that other programs have written into the keys of chatjobs affect what they belong to."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from jobs import keys
+from jobs.client.rq_format import job_key
+from tests.worker.queue.rq_jobs import fetch
+from tests.worker.site import Site, wait_until
+from worker.queue.rq_store import RQStore
+from worker.queue.rq_workers import RQWorkers
+
+
+@pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])
+def test_a_foreign_lease_is_left_out_and_named(
+    site: Site, score: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    workers = RQWorkers(site.url, "w1", [], patience=5.0)
+    site.redis.zadd(keys.WORKERS, {"w1": 7, "odd": score, b"\xff": 8})
+    assert workers.leases() == workers.leases() == {"w1": 7}
+    workers.close()
+    named = [one.getMessage() for one in caplog.records]
+    assert len(named) == 2  # not at each look
+    assert all("chatjobs:workers" in one and "ZREM" in one for one in named)
+
+
+@pytest.mark.parametrize("value", [b"x", b'{"a":1}', b'["a","b","c"]', b"[1,2]", b"\xff", None])
+def test_a_foreign_backlog_is_counted_again(site: Site, store: RQStore, value: Any) -> None:
+    site.redis.sadd(keys.OUTBOXES, "r1", "r2")
+    site.redis.xadd(keys.outbox("r1"), {"row": "x"})
+    site.redis.set(keys.outbox("r2"), "no stream")
+    if value is None:
+        site.redis.rpush(keys.BACKLOG, "no string")
+    else:
+        site.redis.set(keys.BACKLOG, value)
+    assert store.backlog().rows == 1
+    assert store.backlog() == store.backlog()
+
+
+def test_a_stage_that_fails_is_named_and_works_again(site: Site) -> None:
+    worker = site.worker()
+    site.submit().result(timeout=60)
+    site.redis.set("rq:scheduled:chat:fake", "no sorted set")
+    site.redis.rpush("rq:queue:chat:fake", "wakes the claim")
+    wait_until(lambda: "rq:scheduled:chat:fake" in worker.output)
+    assert "RENAME" in worker.output
+    site.redis.rename("rq:scheduled:chat:fake", "elsewhere")
+    assert site.submit().result(timeout=60).text
+    assert worker.alive
+    assert worker.output.count("rq:scheduled:chat:fake in Redis is") == 1
+
+
+def test_a_foreign_value_of_one_job_stops_no_upkeep(
+    site: Site, store: RQStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    overdue, cancelled, deferred = site.submit_many(["a", "b", "c"], ttl=0.001)
+    fetch(site, cancelled).cancel()
+    site.redis.set("rq:job:bad", "no hash")
+    site.redis.zadd(keys.DEADLINES, {"bad": 1, b"\xff": 1})
+    site.redis.zadd("rq:canceled:chat:fake", {"bad": 1e12, b"\xff": 1e12})
+    site.redis.zadd("rq:deferred:chat:fake", {"bad": 1, deferred.id: 2})
+    site.redis.hset(job_key(deferred.id), mapping={"chatjobs_session": "s", "status": "deferred"})
+    site.redis.set(keys.open_turns("s"), "no list")
+    time.sleep(0.01)
+    for _ in range(2):
+        store.upkeep.step()
+    assert overdue.status() == "failed"
+    assert site.redis.hget(job_key(cancelled.id), "chatjobs_row") == b"0"
+    assert len([one for one in caplog.records if "RENAME 'rq:job:bad'" in one.getMessage()]) == 1
+
+
+@pytest.mark.parametrize(
+    "key", [keys.DEADLINES, "rq:deferred:chat:fake", "rq:failed:chat:fake", "rq:queue:chat:fake"]
+)
+def test_a_key_of_another_type_stops_no_other_upkeep(
+    site: Site, store: RQStore, caplog: pytest.LogCaptureFixture, key: str
+) -> None:
+    cancelled = site.submit("a", priority="bulk")
+    fetch(site, cancelled).cancel()
+    site.redis.set(key, "x")
+    store.upkeep.step()
+    assert site.redis.hget(job_key(cancelled.id), "chatjobs_row") == b"0"
+    assert f"RENAME '{key}'" in caplog.text
+
+
+def test_a_run_whose_outbox_is_foreign_holds_back_its_own_jobs_alone(site: Site) -> None:
+    site.client.serving = None
+    site.redis.set(keys.outbox("bad"), "no stream")
+    worker = site.worker()
+    bad = site.submit("bad", run="bad")
+    wait_until(lambda: f"{keys.outbox('bad')} in Redis is a string" in worker.output)
+    others = site.submit_many(["a", "b", "c"], run="good")
+    assert all(job.result(timeout=60).text for job in others)
+    assert not bad.status().over
+    site.redis.rename(keys.outbox("bad"), "elsewhere")
+    assert bad.result(timeout=60).text
+    site.client.wait_for_rows([bad, *others], timeout=60)
+
+
+def test_a_job_whose_keys_are_overwritten_while_it_runs_stops_no_other(site: Site) -> None:
+    site.client.serving = None
+    worker = site.worker(delay=0.02)
+    bad, other = site.submit_many(["bad", "other"], words=100, stream=True)
+    wait_until(lambda: other.status() == "started" and bad.status() == "started")
+    for key in (job_key(bad.id), keys.log(bad.id)):
+        site.redis.delete(key)
+        site.redis.set(key, "x")
+    assert other.result(timeout=60).text
+    assert "".join(chunk.text for chunk in other.stream()) == other.result().text
+    assert site.submit().result(timeout=60).text
+    assert worker.alive
+
+
+@pytest.mark.parametrize("deadline", ["9" * 400, "9" * 5000])
+def test_a_foreign_deadline_of_one_job_stops_no_claim(site: Site, deadline: str) -> None:
+    bad, other = site.submit_many(["a", "b"], ttl=3600)
+    site.redis.hset(job_key(bad.id), "chatjobs_deadline", deadline)
+    site.burst()
+    assert bad.result(timeout=5).text and other.result(timeout=5).text

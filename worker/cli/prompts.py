@@ -1,0 +1,105 @@
+"""`chatjobs prompts`: saves the state of prompts that many requests begin with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from jobs.cli.answer import print_json
+from jobs.cli.failures import WrongInput
+from jobs.cli.options import json_option
+from worker.cli.options import (
+    device_option,
+    download_option,
+    dtype_option,
+    need_torch,
+    quantize_option,
+    refusal,
+)
+
+
+@click.group()
+def prompts() -> None:
+    """Save the state of prompts for `chatjobs work --prompt-cache`."""
+
+
+@prompts.command()
+@click.option("-m", "--model", required=True, metavar="M", help="As for `chatjobs work`.")
+@click.option(
+    "--system",
+    required=True,
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Text of the system message with which the requests begin.",
+)
+@click.option(
+    "-o",
+    "--output",
+    required=True,
+    type=click.Path(dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Safetensors file to write.",
+)
+@click.option("--force", is_flag=True, help="Replace FILE if it exists.")
+@device_option
+@dtype_option
+@quantize_option
+@download_option
+@click.option(
+    "--chat-template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Jinja chat template to use instead of the model's own.",
+)
+@json_option
+def save(
+    model: str,
+    system: Path,
+    output: Path,
+    force: bool,
+    device: str,
+    dtype: str,
+    quantize: str | None,
+    download_dir: Path | None,
+    chat_template: Path | None,
+    as_json: bool,
+) -> None:
+    """Compute the system message in FILE once, and save its state.
+
+    The file belongs to this model, dtype and kind of quantisation. It holds the tokens that all
+    conversations with this system message begin with.
+    """
+    if output.exists() and not force:
+        raise WrongInput(f"{output} exists already; give another name, or --force")
+    if not output.parent.is_dir():
+        raise WrongInput(f"there is no folder {output.parent}; create it first")
+    try:
+        text = system.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise WrongInput(f"{system} is not UTF-8 text") from None
+    except OSError as error:
+        raise WrongInput(f"{system} cannot be read: {error.strerror}") from None
+    need_torch()
+    from jobs import JobError
+    from worker import Engine
+
+    try:
+        engine = Engine.load(
+            model,
+            device=device,
+            dtype=dtype,
+            quantize=quantize,
+            max_batch=1,
+            download_dir=download_dir,
+            chat_template=chat_template,
+        )
+        messages = [{"role": "system", "content": text}]
+        count = engine.save_prompt_cache(messages, output)
+    except JobError as error:
+        raise refusal(error) from None
+    size = output.stat().st_size
+    if as_json:
+        print_json({"model": engine.info.name, "file": str(output), "tokens": count, "bytes": size})
+    else:
+        click.echo(f"{output}: {count} tokens, {size / 2**20:.1f} MiB")

@@ -1,0 +1,94 @@
+"""How an engine drafts, from the options that it is loaded with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from jobs.errors import invalid
+from worker.engine.draft_costs import DraftCosts
+from worker.engine.drafts import ModelDraft
+from worker.engine.guess import Draft
+from worker.engine.kv_pool import CachePool
+from worker.engine.ngram import NgramDraft
+from worker.engine.speculation import Speculation
+from worker.layers.cache import LayerCache
+from worker.layers.kv_cache import WindowKVCache
+from worker.models.model import Model
+from worker.resident.draft import load_draft
+from worker.resident.load import ResidentModel
+
+NGRAM = "ngram"
+DRAFT_TOKENS, MOST_TOKENS = 4, 32
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """With a model, or without one by looking up n-grams. `tokens`: most tokens of a guess."""
+
+    tokens: int
+    resident: ResidentModel | None = None
+
+    @property
+    def weight_bytes(self) -> int:
+        return 0 if self.resident is None else self.resident.info.weight_bytes
+
+    @property
+    def model(self) -> Model | None:
+        return None if self.resident is None else self.resident.model
+
+    def make_caches(self) -> list[LayerCache]:
+        return [] if self.model is None else self.model.make_caches()
+
+
+def drafting_of(
+    draft: str | None,
+    tokens: int | None,
+    reference: str,
+    device: torch.device,
+    dtype: str,
+    download_dir: Path | None,
+    quantize: str | None,
+) -> Drafting | None:
+    """Check the options and load the draft, if it is a model; `reference` is the model that it
+    drafts for. Raises JobError."""
+    if draft is None:
+        if tokens is not None:
+            raise invalid("draft_tokens needs a draft: a model, or 'ngram'", "draft_tokens")
+        return None
+    most = DRAFT_TOKENS if tokens is None else tokens
+    if not 1 <= most <= MOST_TOKENS:
+        raise invalid(f"draft_tokens must be 1 to {MOST_TOKENS}, got {most}", "draft_tokens")
+    if draft == NGRAM:
+        return Drafting(most)
+    return Drafting(most, load_draft(draft, reference, device, dtype, download_dir, quantize))
+
+
+def speculation(
+    drafting: Drafting | None,
+    pool: CachePool,
+    device: torch.device,
+    vocab_size: int,
+    step_tokens: int,
+    max_batch: int,
+) -> Speculation:
+    """Of an engine that drafts, or that does not. With a batch of one, the number of guesses does
+    not depend on time: the same request takes the same steps."""
+    draft: Draft | None = None
+    if drafting is not None and drafting.model is not None:
+        draft = ModelDraft(drafting.model, pool, device, vocab_size, step_tokens)
+    elif drafting is not None:
+        draft = NgramDraft()
+    most = 0 if drafting is None else drafting.tokens
+    caches = [*pool.layers, *pool.draft_layers]
+    windows = [one.window for one in caches if isinstance(one, WindowKVCache) and one.window]
+    if most >= min(windows, default=most + 1):
+        raise invalid(
+            f"draft_tokens is {most} and the smallest sliding window has {min(windows)} tokens: "
+            f"use at most {min(windows) - 1}",
+            "draft_tokens",
+        )
+    costs = DraftCosts() if max_batch > 1 else None
+    return Speculation(draft, pool, most=most, step_tokens=step_tokens, costs=costs)

@@ -1,0 +1,91 @@
+"""The state of the first tokens of a text, outside a store: taken from one, or added to one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from worker.engine.key_chain import KeyChain
+from worker.engine.prefix_store import BLOCK, Block, PrefixStore
+from worker.engine.slot_copies import Copy
+
+MAX_SNAPSHOTS = 2  # taken from a path: the newest ones
+
+
+@dataclass(frozen=True)
+class KeptState:
+    """`blocks`: a copy per BLOCK tokens, of which the last may have fewer; `snapshots`: by the
+    number of tokens that they are after."""
+
+    token_ids: list[int]
+    blocks: list[Copy]
+    snapshots: dict[int, Copy] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(one.nbytes for one in (*self.blocks, *self.snapshots.values()))
+
+    def as_blocks(self, chain: KeyChain) -> dict[bytes, Block[Copy]]:
+        """The blocks of a store, by their keys in the chain of these tokens."""
+        count = len(self.token_ids)
+        chain.extend(self._tokens, count // BLOCK)
+        blocks = {}
+        for number, state in enumerate(self.blocks):
+            start, end = number * BLOCK, min(count, (number + 1) * BLOCK)
+            key = chain.key(number, self.token_ids[start:end])
+            snapshot = self.snapshots.get(end)
+            blocks[key] = Block(chain.parent(number), end - start, state, snapshot)
+        return blocks
+
+    def _tokens(self, start: int, end: int) -> list[int]:
+        return self.token_ids[start:end]
+
+
+def take(
+    store: PrefixStore[Copy], path: Sequence[bytes], token_ids: Sequence[int], *, snapshots: bool
+) -> KeptState | None:
+    """The state of a path, up to the last snapshot if the model needs `snapshots`; None if it isn't
+    in the store any more."""
+    blocks, found, end = [], {}, 0
+    for key in path:
+        block = store.get(key)
+        if block is None:
+            return None
+        blocks.append(block.state)
+        end += block.length
+        if block.snapshot is not None:
+            found[end] = block.snapshot
+    if snapshots:
+        end = max(found, default=0)
+    newest = sorted(found)[-MAX_SNAPSHOTS:]
+    return (
+        KeptState(
+            list(token_ids[:end]), blocks[: -(-end // BLOCK)], {at: found[at] for at in newest}
+        )
+        if end
+        else None
+    )
+
+
+def add(store: PrefixStore[Copy], state: KeptState, chain: KeyChain, limit: int) -> None:
+    """Add a state to a store of at most `limit` bytes, if there is room for all of it."""
+    blocks = state.as_blocks(chain)
+    keys = [*blocks]
+    path = keys[: store.known(keys)]
+    snapshots: dict[bytes, Copy] = {}
+    for key, block in blocks.items():
+        known = store.get(key)
+        if block.snapshot is not None and (known is None or known.snapshot is None):
+            snapshots[key] = block.snapshot
+        block.snapshot = None  # attached below
+    new = {key: blocks[key] for key in keys[len(path) :]}
+    needed = sum(block.nbytes for block in new.values())
+    needed += sum(snapshot.nbytes for snapshot in snapshots.values())
+    with store.referenced(path):
+        if not store.shrink(limit - needed):
+            return
+        store.extend(new)
+        store.touch(keys)
+        for key, snapshot in snapshots.items():
+            if not store.pinned(key):
+                store.attach(key, snapshot)

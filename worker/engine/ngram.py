@@ -1,0 +1,54 @@
+"""Drafts without a model: what followed the last tokens of a sequence earlier in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from weakref import WeakKeyDictionary
+
+from worker.engine.guess import Guess
+from worker.engine.sequence import Sequence
+
+LONGEST, SHORTEST = 3, 2  # tokens that are looked up
+
+
+class Lookup:
+    """Where each run of tokens of one sequence ended last."""
+
+    def __init__(self) -> None:
+        self._ends: dict[tuple[int, ...], int] = {}
+        self._indexed = 0  # leading tokens after which all runs are known
+
+    def following(self, ids: SequenceOf[int], number: int) -> list[int]:
+        """What followed the longest known run at the end of `ids`, up to `number` tokens."""
+        for end in range(self._indexed + 1, len(ids)):
+            for size in range(SHORTEST, min(LONGEST, end) + 1):
+                self._ends[tuple(ids[end - size : end])] = end
+        self._indexed = max(self._indexed, len(ids) - 1)
+        for size in range(min(LONGEST, len(ids)), SHORTEST - 1, -1):
+            known = self._ends.get(tuple(ids[-size:]))
+            if known is not None:
+                found = list(ids[known : known + number])
+                period = len(ids) - known
+                while len(found) < number:  # the run repeats itself
+                    found.append(found[-period])
+                return found
+        return []
+
+
+class NgramDraft:
+    """Proposes by `Lookup`. Belongs to the thread that steps the engine."""
+
+    start = 0.6  # short guesses at first: most texts repeat little
+
+    def __init__(self) -> None:
+        self._lookups: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()
+
+    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Guess]:
+        """Drafts for the sequences, up to a number of tokens each."""
+        guesses = {}
+        for sequence, number in wanted:
+            lookup = self._lookups.setdefault(sequence, Lookup())
+            found = lookup.following(sequence.tokens(0, sequence.length), number)
+            if found:
+                guesses[sequence] = Guess(found)
+        return guesses

@@ -1,0 +1,207 @@
+"""Prompt caches: the state of a prompt, computed once, saved in a file and loaded by any engine of
+the same model. A loaded one is pinned in the store of kept state, for requests of all salts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from jobs.api.params import MessageInput
+from jobs.api.request import ChatRequest
+from jobs.errors import JobError, invalid
+from worker.engine.engine import EngineCore
+from worker.engine.kept_state import KeptState
+from worker.engine.kv_pool import FIRST_COLUMNS
+from worker.engine.prefix_store import BLOCK
+from worker.engine.scorer import token_ids
+from worker.engine.session_states import SessionStates
+from worker.engine.slot_copies import SlotCopies
+from worker.engine.state_dir import StateDir
+from worker.engine.state_file import Origin, StateFile, write_state
+from worker.layers.batch import Batch, Span
+from worker.layers.device import read_back
+from worker.resident import device as devices
+
+NEXT_TURNS = ("0", "x")  # two messages that begin differently
+WAITING_SHARE = 4  # one of this many bytes of the cache limit may wait to be written, or to be used
+
+
+def common_ids(
+    core: EngineCore, messages: Iterable[MessageInput], fields: Mapping[str, Any]
+) -> list[int]:
+    """The tokens with which every conversation begins that begins with these messages. If the last
+    one is the user's: those of the prompt that they make. Raises JobError."""
+    given = [*messages]
+
+    def ids(*more: MessageInput) -> list[int]:
+        request = ChatRequest(**fields, model=core.info.name, messages=[*given, *more])
+        return core.prompts.build(request).token_ids
+
+    if given and _role(given[-1]) == "user":
+        return ids()
+    first, second = (ids({"role": "user", "content": text}) for text in NEXT_TURNS)
+    pairs = enumerate(zip(first, second, strict=False))
+    end = next((at for at, (a, b) in pairs if a != b), min(len(first), len(second)))
+    return first[:end]
+
+
+def _role(message: MessageInput) -> Any:
+    return message.get("role") if isinstance(message, Mapping) else getattr(message, "role", None)
+
+
+@torch.inference_mode()
+def compute_state(core: EngineCore, prompt: list[int]) -> KeptState:
+    """The state of a prompt, computed alone and cut as with one sequence in the batch, whatever
+    the engine's batch is. Must not run while the engine steps. Raises JobError."""
+    count, stride = len(prompt), devices.limits(core.device).stride
+    if count < BLOCK:
+        raise invalid(f"a prompt cache has at least {BLOCK} tokens, got {count}", "prompt")
+    if count >= core.context_length:
+        raise JobError(
+            "context_length_exceeded",
+            f"{count} tokens leave no room for more in the context of {core.context_length} tokens",
+            "prompt",
+        )
+    copies, snapshots = SlotCopies(core.pool), {}
+    slot = core.pool.acquire()
+    assert slot is not None  # the pool has one slot more than the batch
+    poisoned = True
+    try:
+        if not core.pool.reserve(slot, count):
+            raise JobError("out_of_memory", f"{count} tokens do not fit into the KV cache now")
+        core.pool.reset(slot)
+        for start in range(0, count, stride):
+            end = min(count, start + stride)
+            span = Span(slot, start, prompt[start:end], count)
+            logits = core.model(Batch.prepare([span], core.device)[0], core.pool.layers)
+            if not read_back(logits.isfinite().all()):
+                raise core.scorer.not_finite(end)
+            if copies.needs_snapshots and end in (count, count // stride * stride):
+                snapshots[end] = copies.snapshot(slot, end)
+        poisoned = False
+        return KeptState(prompt, copies.blocks(slot, 0, count), snapshots)
+    finally:
+        core.pool.release(slot, poisoned=poisoned)
+
+
+def write_prompt_cache(core: EngineCore, state: KeptState, path: Path) -> None:
+    """Write the state of a prompt. Raises JobError."""
+    try:
+        write_state(path, _origin(core, len(state.token_ids)), core.pool.layout(), state)
+    except OSError as error:
+        raise JobError("internal", f"{path} can't be written: {error.strerror}") from None
+
+
+def read_prompt_cache(core: EngineCore, path: Path) -> KeptState:
+    """The state in a file. Raises JobError with the difference if it is not one of this model."""
+    if core.prefix.chain(1, "") is None:
+        raise invalid("a prompt cache needs the prefix cache, which is off", "prompt_cache")
+    file = StateFile.open(path)
+    count = len(file.token_ids)
+    _check_origin(file, _origin(core, count))
+    file.check(core.pool.layout())
+    try:
+        token_ids(file.token_ids, core.vocab_size, "it")
+    except JobError as error:
+        raise invalid(f"{path} can't be used: {error.message}", "prompt_cache") from None
+    if count >= core.context_length:
+        raise invalid(
+            f"{path} has {count} tokens, which leaves no room for more in the context of "
+            f"{core.context_length} tokens",
+            "prompt_cache",
+        )
+    state = file.read(core.pool.layout(), core.device, count, file.ends)
+    stride = core.prefix.stride
+    usable = file.ends if state.snapshots else range(BLOCK, count + 1, BLOCK)
+    if stride is not None and not any(end % stride == 0 for end in usable):
+        raise invalid(
+            f"{path} has {count} tokens: with --max-batch 1 state is reused in pieces of {stride} "
+            "tokens only; leave it out, or give a larger --max-batch",
+            "prompt_cache",
+        )
+    copies = (*state.blocks, *state.snapshots.values())
+    if not all(bool(one.isfinite().all()) for copy in copies for one in copy.tensors):
+        raise invalid(f"{path} holds values that are not finite: save it again", "prompt_cache")
+    return state
+
+
+def pin_prompt_cache(core: EngineCore, state: KeptState, path: Path) -> None:
+    """Keep the state of a prompt for as long as the engine. Must not run while the engine steps.
+    Raises JobError if there is no room for it."""
+    store, limit, count = core.pool.kept, core.pool.limit_bytes, len(state.token_ids)
+    root = core.prefix.chain(count, "")
+    assert root is not None
+    blocks = state.as_blocks(root)
+    needed = sum(block.nbytes for key, block in blocks.items() if not store.pinned(key))
+    least = core.pool.bytes_for_one(min(core.context_length, count + FIRST_COLUMNS))
+    if store.pinned_bytes + needed + least > limit:
+        others = store.pinned_bytes / 2**20
+        raise JobError(
+            "out_of_memory",
+            f"{path} does not fit: it has {needed / 2**20:.1f} MiB, other prompt caches have "
+            f"{others:.1f} MiB, and a sequence that begins with it needs {least / 2**20:.1f} MiB, "
+            f"of {limit / 2**20:.1f} MiB for the KV cache: leave it out, or shorten its prompt",
+        )
+    if not store.shrink(core.pool.bytes_for_kept - needed):
+        raise JobError(
+            "out_of_memory", f"{path} does not fit beside the sequences that run: load it later"
+        )
+    store.pin(blocks)
+    store.touch([*blocks])
+
+
+def keep_sessions(core: EngineCore, folder: Path, limit_bytes: int) -> None:
+    """Write evicted state of sessions to a folder, and read it from there. Raises JobError."""
+    pool, store = core.pool, core.pool.kept
+    layout = pool.layout()
+    core.prefix.sessions = SessionStates(
+        StateDir(folder, limit_bytes, _origin(core, 1), layout, core.device, store.pinned),
+        core.prefix.matching,
+        lambda prompt_length: _origin(core, prompt_length),
+        lambda: pool.bytes_for_kept,
+        pool.limit_bytes // WAITING_SHARE,
+    )
+
+
+def _origin(core: EngineCore, prompt_length: int) -> Origin:
+    fingerprint, dtype, rotation = core.state_of(prompt_length)
+    kinds = core.pool.layout().kinds
+    return Origin(core.info.name, fingerprint, dtype, kinds, rotation)
+
+
+def _check_origin(file: StateFile, mine: Origin) -> None:
+    """Raise JobError with the difference if another model computed the state of a file."""
+    its, where = file.origin, file.path
+    if its.fingerprint != mine.fingerprint:
+        raise invalid(
+            f"{where} is of another model: {its.model} (fingerprint {its.fingerprint}), and this "
+            f"is {mine.model} ({mine.fingerprint}); save it again with this model",
+            "prompt_cache",
+        )
+    if its.dtype != mine.dtype:
+        raise invalid(
+            f"{where} is of another dtype: {its.dtype}, and the model runs in {mine.dtype} here; "
+            "load the model with the other --dtype, or save the file again",
+            "prompt_cache",
+        )
+    if its.kinds != mine.kinds:
+        raise invalid(
+            f"{where} has other cache kinds than this model: {', '.join(its.kinds)}, and here "
+            f"{', '.join(mine.kinds)}; save it again with this model",
+            "prompt_cache",
+        )
+    if its.rotation != mine.rotation:
+        raise invalid(
+            f"{where} was computed for longer prompts, in which this model rotates all tokens "
+            "differently: save the prompt again",
+            "prompt_cache",
+        )
+    if its.salt:
+        raise invalid(
+            f"{where} is state of a request with a cache_salt, which is not for all: save a "
+            "prompt cache without one",
+            "prompt_cache",
+        )

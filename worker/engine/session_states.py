@@ -1,0 +1,161 @@
+"""State of sessions beyond memory: written to files when it is evicted, and read back.
+
+The engine's thread never waits for the disk. It hands evicted state, which it only references, to
+a thread that writes; what was read on the thread that prepares prompts waits until the engine's
+thread adds it to the store.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from worker.engine.kept_state import KeptState, add, take
+from worker.engine.key_chain import KeyChain
+from worker.engine.prefix_match import PrefixMatch
+from worker.engine.prefix_store import BLOCK
+from worker.engine.state_dir import StateDir
+from worker.engine.state_file import Origin
+
+logger = logging.getLogger(__name__)
+
+LEAST_TOKENS = 64  # that a file must save a prompt
+
+
+@dataclass(frozen=True, slots=True)
+class _Ended:
+    """The last turn of a session that has ended here."""
+
+    name: str  # of its file
+    path: Sequence[bytes]
+    token_ids: Sequence[int]
+    origin: Origin
+    ended_at: float  # seconds since the epoch
+
+
+Write = tuple[str, Origin, KeptState, float]
+
+
+class SessionStates:
+    """`origin_of(prompt length)`: what computes the state of such prompts. `room`: bytes that the
+    store may have. `waiting_bytes`: the limit of state that waits to be written, and of state that
+    was read and waits to be used; beyond it state is given up."""
+
+    def __init__(
+        self,
+        folder: StateDir,
+        matching: PrefixMatch,
+        origin_of: Callable[[int], Origin],
+        room: Callable[[], int],
+        waiting_bytes: int,
+    ) -> None:
+        self._folder, self._matching = folder, matching
+        self._store = matching.store
+        self._origin_of, self._room = origin_of, room
+        self._limit = waiting_bytes
+        self._ended: dict[bytes, _Ended] = {}  # by the last key of its path, oldest first
+        self._last: dict[str, bytes] = {}  # that key, by the name of the file
+        self._fetched: deque[tuple[KeptState, KeyChain]] = deque()
+        self._writes: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
+        self._bytes = 0  # waiting to be written
+        self._lock = threading.Lock()  # held to change it
+        self._store.on_evict = self._evicted
+        self._thread = threading.Thread(target=self._write, name="session states", daemon=True)
+        self._thread.start()
+
+    def ended(
+        self,
+        session: str,
+        chain: KeyChain,
+        path: Sequence[bytes],
+        token_ids: Sequence[int],
+        prompt_length: int,
+    ) -> None:
+        """A turn has ended and left its state in the blocks of `path`."""
+        if len(path) * BLOCK < LEAST_TOKENS or all(map(self._store.pinned, path)):
+            return
+        facts = f"{session}\n{chain.salt}".encode("utf-8", "surrogatepass")
+        name = hashlib.blake2b(facts, key=chain.root, digest_size=32).hexdigest()
+        origin = replace(self._origin_of(prompt_length), salt=chain.salt)
+        self._forget(name)
+        self._ended[path[-1]] = _Ended(name, path, token_ids, origin, time.time())
+        self._last[name] = path[-1]
+
+    def fetch(self, chain: KeyChain, prompt_ids: list[int]) -> None:
+        """Read what a file holds of a prompt and the store doesn't. Called by other threads."""
+        most = len(prompt_ids) - 1
+        known = self._matching.longest(chain, lambda a, b: prompt_ids[a:b], most).end
+        found = self._folder.find(
+            chain,
+            prompt_ids,
+            most,
+            snapshots=self._matching.snapshots,
+            grid=self._matching.grid,
+        )
+        if found is None or found.end - known < LEAST_TOKENS:
+            return
+        waiting = sum(state.nbytes for state, _ in [*self._fetched])
+        nbytes = found.changed[1]
+        if nbytes > self._room() or waiting + nbytes > self._limit:
+            return
+        state = self._folder.read(found)
+        if state is not None:
+            self._fetched.append((state, chain))
+
+    def add_fetched(self) -> None:
+        """Add to the store what was read."""
+        while self._fetched:
+            state, chain = self._fetched.popleft()
+            add(self._store, state, chain, self._room())
+
+    def close(self) -> None:
+        """Write the state of all sessions, those of the newest turns first, and end the thread."""
+        self._store.on_evict = lambda key: None
+        left = self._folder.limit_bytes
+        for ended in reversed(self._ended.values()):
+            state = self._take(ended)
+            if state is not None and state.nbytes <= left:
+                left -= state.nbytes
+                self._writes.put((ended.name, ended.origin, state, ended.ended_at))
+        self._writes.put(None)
+        self._thread.join()
+
+    def _evicted(self, key: bytes) -> None:
+        ended = self._ended.get(key)
+        if ended is None:
+            return
+        self._forget(ended.name)
+        state = self._take(ended)
+        if state is None:
+            return
+        with self._lock:
+            full = self._bytes + state.nbytes > self._limit
+            self._bytes += 0 if full else state.nbytes
+        if full:
+            logger.info("the state of a session is given up: others still wait for the disk")
+        else:
+            self._writes.put((ended.name, ended.origin, state, ended.ended_at))
+
+    def _take(self, ended: _Ended) -> KeptState | None:
+        needs = self._matching.snapshots
+        return take(self._store, ended.path, ended.token_ids, snapshots=needs)
+
+    def _forget(self, name: str) -> None:
+        key = self._last.pop(name, None)
+        ended = None if key is None else self._ended.get(key)
+        if key is not None and ended is not None and ended.name == name:
+            del self._ended[key]
+
+    def _write(self) -> None:
+        while (write := self._writes.get()) is not None:
+            name, origin, state, used_at = write
+            self._folder.write(name, origin, state, used_at)
+            with self._lock:
+                self._bytes -= state.nbytes
+            del write, state  # the thread would hold it while it waits

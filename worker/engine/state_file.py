@@ -1,0 +1,294 @@
+"""Kept state as a safetensors file: tensors per layer, and in the metadata what computed them.
+
+A file appears under its name when it is complete, and a checksum of its tensors is compared before
+they are used. Tensors are written and read as bytes, by numpy: torch would start a further team of
+threads for each thread that calls it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from jobs.errors import InvalidRequest, JobError, invalid
+from worker.engine.kept_state import KeptState
+from worker.engine.prefix_store import BLOCK
+from worker.engine.slot_copies import Copy
+from worker.engine.state_layout import StateLayout, StateTensor
+from worker.loading.checkpoint import TensorHeader
+from worker.loading.dtypes import FROM_SAFETENSORS
+from worker.loading.safetensors_files import read_tensors
+
+FORMAT, VERSION = "chatjobs prompt cache", 1
+PARTIAL = ".partial"  # end of the names of files being written
+CHUNK_BYTES = 1 << 24  # read at once for the checksum
+TO_SAFETENSORS = {dtype: name for name, dtype in FROM_SAFETENSORS.items()}
+RAW: dict[int, tuple[torch.dtype, npt.DTypeLike]] = {  # by bytes of a value
+    2: (torch.int16, np.int16),
+    4: (torch.int32, np.int32),
+    8: (torch.int64, np.int64),
+}
+
+Values = npt.NDArray[Any]
+
+
+class Damaged(InvalidRequest):
+    """A file is truncated or changed, or no safetensors file at all."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What computed a state, and for whom. State is used where all but `model` is equal."""
+
+    model: str
+    fingerprint: str  # of weights and configuration
+    dtype: str
+    kinds: tuple[str, ...]  # of the layers' caches
+    rotation: tuple[int, ...]
+    salt: str = ""  # a `salt_hash`
+
+
+@dataclass(frozen=True)
+class StateFile:
+    """A file whose header has been read."""
+
+    path: Path
+    origin: Origin
+    token_ids: list[int]
+    ends: tuple[int, ...]  # of its snapshots
+    crc: str
+    tensors: dict[str, TensorHeader]
+
+    @classmethod
+    def open(cls, path: Path) -> StateFile:
+        """Read the header. Raises JobError if it is no such file, or truncated, or newer."""
+        tensors, metadata = read_tensors(path, _broken)
+        if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
+            raise invalid(
+                f"{path} is no prompt cache: its metadata does not say so; `chatjobs prompts save` "
+                "writes one",
+                "prompt_cache",
+            )
+        version = metadata.get("version")
+        if version != str(VERSION):
+            raise invalid(
+                f"{path} has version {version} of the format, and this chatjobs reads version "
+                f"{VERSION}: install a newer one, or save the file again",
+                "prompt_cache",
+            )
+        try:
+            origin = Origin(
+                model=str(metadata["model"]),
+                fingerprint=str(metadata["fingerprint"]),
+                dtype=str(metadata["dtype"]),
+                kinds=tuple(map(str, json.loads(metadata["cache_kinds"]))),
+                rotation=tuple(_integers(metadata["rotation"])),
+                salt=str(metadata["salt"]),
+            )
+            token_ids = _integers(metadata["token_ids"])
+            ends = tuple(sorted(_integers(metadata["snapshots"])))
+            crc = str(metadata["crc32"])
+        except (KeyError, TypeError, ValueError, RecursionError):
+            raise _broken(path, "its metadata is malformed") from None
+        return cls(path, origin, token_ids, ends, crc, tensors)
+
+    def check(self, layout: StateLayout) -> None:
+        """Raise JobError unless the tensors are those of these caches and tokens."""
+        count = len(self.token_ids)
+        fits = all(0 < end <= count for end in self.ends)
+        if count < BLOCK or not fits or bool(self.ends) != bool(layout.snapshot(count)):
+            ends = f"snapshots after {[*self.ends]}"
+            raise _broken(self.path, f"it holds {count} tokens and {ends}")
+        wanted = {one.name: one for one in layout.blocks(count)}
+        wanted |= {one.name: one for end in self.ends for one in layout.snapshot(end)}
+        if wanted.keys() != self.tensors.keys():
+            name = min(wanted.keys() ^ self.tensors.keys())
+            fact = "lacks" if name in wanted else "has"
+            raise invalid(
+                f"{self.path} has other tensors than this model's caches: it {fact} {name}; save "
+                "it again with this model",
+                "prompt_cache",
+            )
+        for name, header in self.tensors.items():
+            tensor = wanted[name]
+            dtype = FROM_SAFETENSORS.get(header.dtype)
+            if (header.shape, dtype) != (tensor.shape, tensor.dtype):
+                raise invalid(
+                    f"{self.path} has other shapes than this model's caches: {name} is "
+                    f"{header.dtype} {list(header.shape)}, and should be "
+                    f"{TO_SAFETENSORS[tensor.dtype]} {list(tensor.shape)}; save it again with "
+                    "this model",
+                    "prompt_cache",
+                )
+
+    def read(
+        self, layout: StateLayout, device: torch.device, end: int, ends: Sequence[int]
+    ) -> KeptState:
+        """The state of the first `end` tokens with the snapshots after `ends`. Raises JobError."""
+        cuts = [(at, min(end, at + BLOCK)) for at in range(0, end, BLOCK)]
+        try:
+            with open(self.path, "rb") as file:
+                if _checksum(file) != self.crc:
+                    raise _broken(self.path, "its checksum is not that of its tensors")
+                blocks = self._copies(file, layout.blocks(len(self.token_ids)), cuts, device)
+                snapshots = {
+                    one: self._copies(file, layout.snapshot(one), [None], device)[0] for one in ends
+                }
+        except (OSError, ValueError, struct.error) as error:  # it has become shorter meanwhile
+            raise _broken(self.path, f"it cannot be read ({error})") from None
+        return KeptState(self.token_ids[:end], blocks, snapshots)
+
+    def _copies(
+        self,
+        file: BinaryIO,
+        tensors: list[StateTensor],
+        cuts: Sequence[tuple[int, int] | None],
+        device: torch.device,
+    ) -> list[Copy]:
+        """One copy per range of tokens; None: of all there is. As `Copy.of` makes them."""
+        groups: dict[tuple[tuple[int, ...], torch.dtype], list[StateTensor]] = {}
+        order = []
+        for tensor in tensors:
+            members = groups.setdefault((tensor.shape, tensor.dtype), [])
+            number = list(groups).index((tensor.shape, tensor.dtype))
+            order.append((number, len(members)))
+            members.append(tensor)
+        copies: list[list[torch.Tensor]] = [[] for _ in cuts]
+        for (shape, dtype), members in groups.items():
+            raw = RAW[dtype.itemsize][1]
+            parts = [np.empty((len(members), *_cut_shape(shape, cut)), raw) for cut in cuts]
+            for row, tensor in enumerate(members):
+                file.seek(self.tensors[tensor.name].begin)
+                values = np.fromfile(file, raw, count=prod(shape)).reshape(shape)
+                for part, cut in zip(parts, cuts, strict=True):
+                    part[row] = values if cut is None else values[:, cut[0] : cut[1]]
+            for copy, part in zip(copies, parts, strict=True):
+                copy.append(torch.from_numpy(part).view(dtype).to(device))
+        return [Copy(tuple(copy), tuple(order)) for copy in copies]
+
+
+def write_state(path: Path, origin: Origin, layout: StateLayout, state: KeptState) -> int:
+    """Write a file, which appears under its name when it is complete and on the disk. Returns its
+    bytes. Raises OSError."""
+    ends = sorted(state.snapshots)
+    tensors = layout.blocks(len(state.token_ids))
+    for end in ends:
+        tensors += layout.snapshot(end)
+    crc = 0
+    partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with open(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(_header(origin, state.token_ids, ends, tensors, crc))
+            for values in _values(state, ends):
+                data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
+                crc = zlib.crc32(data, crc)
+                file.write(data)
+            size = file.tell()
+            file.seek(0)
+            file.write(_header(origin, state.token_ids, ends, tensors, crc))  # of the same length
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+        _sync_folder(path.parent)
+    finally:
+        with suppress(FileNotFoundError):
+            partial.unlink()
+    return size
+
+
+def _header(
+    origin: Origin,
+    token_ids: Sequence[int],
+    ends: Sequence[int],
+    tensors: Sequence[StateTensor],
+    crc: int,
+) -> bytes:
+    header: dict[str, Any] = {
+        "__metadata__": {
+            "format": FORMAT,
+            "version": str(VERSION),
+            "model": origin.model,
+            "fingerprint": origin.fingerprint,
+            "dtype": origin.dtype,
+            "cache_kinds": json.dumps(origin.kinds),
+            "rotation": json.dumps(origin.rotation),
+            "salt": origin.salt,
+            "token_ids": json.dumps([*token_ids], separators=(",", ":")),
+            "snapshots": json.dumps([*ends]),
+            "crc32": f"{crc:08x}",
+        }
+    }
+    begin = 0
+    for one in tensors:
+        end = begin + prod(one.shape) * one.dtype.itemsize
+        dtype = TO_SAFETENSORS[one.dtype]
+        header[one.name] = {"dtype": dtype, "shape": one.shape, "data_offsets": [begin, end]}
+        begin = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _values(state: KeptState, ends: Sequence[int]) -> Iterator[Values]:
+    """The values of the tensors, in their order in the file."""
+    blocks = [(_raw(block), block.order) for block in state.blocks]
+    for view in range(len(state.blocks[0].order)):
+        yield np.concatenate(
+            [raw[order[view][0]][order[view][1]] for raw, order in blocks],
+            axis=1,
+        )
+    for end in ends:
+        snapshot = state.snapshots[end]
+        raw = _raw(snapshot)
+        for tensor, row in snapshot.order:
+            yield raw[tensor][row]
+
+
+def _raw(copy: Copy) -> list[Values]:
+    return [one.view(RAW[one.element_size()][0]).cpu().numpy() for one in copy.tensors]
+
+
+def _cut_shape(shape: tuple[int, ...], cut: tuple[int, int] | None) -> tuple[int, ...]:
+    return shape if cut is None else (shape[0], cut[1] - cut[0], *shape[2:])
+
+
+def _checksum(file: BinaryIO) -> str:
+    """The CRC of all that comes after the header."""
+    file.seek(0)
+    file.seek(8 + struct.unpack("<Q", file.read(8))[0])
+    crc = 0
+    while chunk := file.read(CHUNK_BYTES):
+        crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
+
+
+def _integers(text: str) -> list[int]:
+    values = json.loads(text)
+    if not isinstance(values, list) or any(type(one) is not int for one in values):
+        raise ValueError(text)
+    return values
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _broken(path: Path, fact: str) -> JobError:
+    sentence = f"{path} can't be used as a prompt cache: {fact}; save it again"
+    return Damaged("invalid_request", sentence, "prompt_cache")

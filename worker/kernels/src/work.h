@@ -1,0 +1,32 @@
+// Units of work for the threads of a parallel region.
+#pragma once
+
+#include <cstdint>
+#include <immintrin.h>
+
+constexpr int LINE = 64;  // bytes of a cache line
+
+// Fetches memory in order, a few lines at a time.
+struct Ahead {
+    const char *at, *end;
+
+    void fetch(int lines) {
+        for (int i = 0; i < lines && at < end; i++, at += LINE) _mm_prefetch(at, _MM_HINT_T1);
+    }
+};
+
+// Calls work(unit, following) for units 0 to count - 1, each on one of the threads that share
+// `next`, which begins at 0. A thread takes a unit when it is free, so a core that another process
+// shares doesn't hold up the others, and knows the unit after that, so that it can fetch its memory
+// meanwhile. `following` is -1 where there is none.
+template <typename Work>
+void hand_out(int64_t count, int64_t& next, const Work& work) {
+    int64_t unit, following;
+#pragma omp atomic capture
+    unit = next++;
+    for (; unit < count; unit = following) {
+#pragma omp atomic capture
+        following = next++;
+        work(unit, following < count ? following : -1);
+    }
+}

@@ -1,0 +1,60 @@
+"""Keeps a stage of the loop that fails because of values in Redis from ending the worker.
+
+Another program may write anything into the keys. A stage that fails on it is logged once, with the
+key and what to do, and is repeated until it works. Other stages go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+
+import redis
+
+from jobs.client.damage import find_damage, is_damage
+from jobs.errors import JobError
+
+logger = logging.getLogger(__name__)
+
+PAUSE_SECONDS = 1.0  # before a stage that has failed is repeated
+
+
+class Faults:
+    """The stages of one worker that fail now."""
+
+    def __init__(self, client: redis.Redis) -> None:
+        self._redis = client
+        self._failing: dict[str, float] = {}  # when each is repeated (monotonic), by its name
+
+    def run(self, name: str, stage: Callable[[], object]) -> bool:
+        """Run a stage, unless it has failed a moment ago. Returns whether it worked. Raises
+        JobError, and redis.RedisError if Redis itself fails."""
+        if time.monotonic() < self._failing.get(name, 0.0):
+            return False
+        try:
+            stage()
+        except redis.RedisError as error:
+            if not is_damage(error):
+                raise
+            self._failed(name, error)
+        except JobError:
+            raise
+        except Exception as error:
+            self._failed(name, error)
+        else:
+            if self._failing.pop(name, None) is not None:
+                logger.info("%s works again", name)
+            return True
+        return False
+
+    def _failed(self, name: str, error: Exception) -> None:
+        first = name not in self._failing
+        self._failing[name] = time.monotonic() + PAUSE_SECONDS
+        if not first:
+            return
+        damaged = find_damage(self._redis) if isinstance(error, redis.RedisError) else []
+        for one in damaged:
+            logger.error("%s fails: %s", name, one)
+        if not damaged:
+            logger.error("%s fails: %s", name, error, exc_info=error)
