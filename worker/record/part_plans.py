@@ -17,7 +17,7 @@ from jobs import keys, lua
 from jobs.client.damage import Damage, Reports, is_damage, wrong_types
 from jobs.results import outbox
 
-TURN = lua.load("worker.record", "turn")
+LOCK = lua.load("worker.record", "lock")
 PLAN = lua.load("worker.record", "plan")
 COMMIT = lua.load("worker.record", "commit")
 RELEASE = lua.load("worker.record", "release")
@@ -25,15 +25,15 @@ RELEASE = lua.load("worker.record", "release")
 
 LOOK_SECONDS_PER_RUN = 2e-4  # so that looking takes a few percent of Redis, however many runs
 
-# The names of the `unpack` lines of the scripts, in the same order.
+# KEYS and ARGV of the scripts, by name and in order.
 
 
-class TurnKeys(NamedTuple):
-    turn: str
+class LockKeys(NamedTuple):
+    lock: str
     outboxes: str
 
 
-class TurnArgs(NamedTuple):
+class LockArgs(NamedTuple):
     recorder: str
     milliseconds: int
     milliseconds_per_run: float
@@ -77,12 +77,12 @@ class ReleaseArgs(NamedTuple):
     recorder: str
 
 
-class Turn(IntEnum):
-    """Whether a recorder looks at the outboxes now."""
+class RecorderLock(IntEnum):
+    """Whether a recorder has got the lock to look at the outboxes."""
 
-    QUIET = -1  # there are none
-    TAKEN = 0  # another one has looked, or looks
-    MINE = 1
+    NO_OUTBOX = -1  # there is nothing to look at
+    HELD = 0  # by a recorder that has looked, or looks
+    ACQUIRED = 1
 
 
 class Look(NamedTuple):
@@ -111,7 +111,7 @@ class PartPlans:
         self._redis: Any = redis  # its stubs do not type replies as bytes
         self._recorder, self._hold_seconds = recorder, hold_seconds
         self._reports = Reports()
-        self._turn = redis.register_script(TURN)
+        self._lock = redis.register_script(LOCK)
         self._plan = redis.register_script(PLAN)
         self._commit = redis.register_script(COMMIT)
         self._release = redis.register_script(RELEASE)
@@ -143,11 +143,11 @@ class PartPlans:
             self._reports.update(name, wrong_types(self._redis, [name]) if wrong else [])
         return [[] if isinstance(reply, Exception) else reply for reply in replies]
 
-    def turn(self, seconds: float) -> Turn:
-        """Whether this recorder looks at the outboxes now: of all recorders, one does in `seconds`;
-        less often if there are many runs."""
-        args = TurnArgs(self._recorder, int(1000 * seconds), 1000 * LOOK_SECONDS_PER_RUN)
-        return Turn(self._turn(keys=TurnKeys(keys.RECORDER, keys.OUTBOXES), args=args))
+    def acquire_lock(self, seconds: float) -> RecorderLock:
+        """Try to get the lock to look at the outboxes, for `seconds`; for longer if there are many
+        runs. Of all recorders, one looks in this time."""
+        args = LockArgs(self._recorder, int(1000 * seconds), 1000 * LOOK_SECONDS_PER_RUN)
+        return RecorderLock(self._lock(keys=LockKeys(keys.RECORDER, keys.OUTBOXES), args=args))
 
     def next(self, looks: Sequence[Look], *, max_rows: int, max_bytes: int) -> list[Plan]:
         """Plan the next part of each run that has one due, in one round trip. A plan whose recorder

@@ -26,7 +26,7 @@ from jobs.keys import RUN_ID
 from jobs.results import outbox
 from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
 from jobs.results.rows import Row, rows_of
-from worker.record.part_plans import Look, PartPlans, Plan, Turn
+from worker.record.part_plans import Look, PartPlans, Plan, RecorderLock
 
 logger = logging.getLogger(__name__)
 
@@ -38,7 +38,7 @@ PART_SECONDS = 30.0
 IDLE_SECONDS = 5.0
 PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
 POLL_SECONDS = 0.5  # pause between polls of the outboxes
-TURN_SECONDS = 0.4  # between two polls by any recorder; less than its own pause
+LOCK_SECONDS = 0.4  # between two polls by any recorder; less than its own pause
 QUIET_SECONDS = 2.0  # the same if no run had an outbox at the last poll
 FINISH_POLL_SECONDS = 0.1  # the same while the worker stops
 ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
@@ -151,9 +151,9 @@ class Recorder:
         """Whether to look at the outboxes now. While this worker stops, always."""
         if self._finishing.is_set():
             return True
-        turn = self._plans.turn(TURN_SECONDS)
-        self._any_runs = turn is not Turn.QUIET
-        return turn is Turn.MINE
+        lock = self._plans.acquire_lock(LOCK_SECONDS)
+        self._any_runs = lock is not RecorderLock.NO_OUTBOX
+        return lock is RecorderLock.ACQUIRED
 
     def _write_due_parts(self) -> bool:
         """Write one part of each run that has one due. True if there was one."""
