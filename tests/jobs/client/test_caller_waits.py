@@ -9,6 +9,7 @@ import pytest
 
 from jobs import AsyncClient, Client, JobError, WaitTimeout
 from jobs.client import caller_waits
+from jobs.client.cancel import cancel
 from jobs.client.steps import Steps, run_sync
 from jobs.testing import FakeWorker
 from tests.jobs.conftest import StepwiseWorker
@@ -67,7 +68,6 @@ def test_an_answer_that_comes_while_the_job_is_cancelled_is_returned(
         worker.finish(job_id, "x")
         return (yield from cancel(job_id))
 
-    cancel = caller_waits.cancel
     monkeypatch.setattr(caller_waits, "cancel", too_late)
     steps = caller_waits.wait_or_cancel(job.id, 0.01)
     assert run_sync(steps, client.connection).text == "x"
@@ -80,8 +80,8 @@ def test_a_job_that_cannot_be_cancelled_is_not_called_cancelled(
     job = client.submit({"model": "demo", "messages": MESSAGES})
 
     def fails(job_id: str) -> Steps[bool]:
+        yield from ()
         raise JobError("unavailable", "Redis is gone")
-        yield
 
     monkeypatch.setattr(caller_waits, "cancel", fails)
     with pytest.raises(WaitTimeout, match="it is not cancelled"):

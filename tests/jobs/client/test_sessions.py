@@ -54,7 +54,8 @@ def test_a_fork_into_an_id_that_is_taken_is_refused(open_client: Client) -> None
 def test_a_fork_that_is_sent_twice_is_one_session(open_client: Client) -> None:
     session = open_client.session("s", model="m")
     steps = fork_session(session._state, "t", None)
-    run_sync(steps, _SendsTwice(open_client))
+    twice: Any = _SendsTwice(open_client)
+    run_sync(steps, twice)
     assert open_client.session("t").model == "m"
 
 
@@ -110,7 +111,7 @@ def test_an_async_fork_keeps_the_time_to_live(worker: FakeWorker) -> None:
 def test_other_fields_than_those_of_the_session_are_refused(
     open_client: Client, fields: dict[str, Any], message: str
 ) -> None:
-    created = {"model": "m", "system": "Yes.", "ttl": 1000, "temperature": 0.5}
+    created: dict[str, Any] = {"model": "m", "system": "Yes.", "ttl": 1000, "temperature": 0.5}
     before = stored(open_client, open_client.session("s", **created))
     assert message in refused("invalid_request", open_client.session, "s", **fields)
     again = open_client.session("s", **created)
