@@ -80,7 +80,8 @@ class SessionBusy(JobError):
 
 
 class WaitTimeout(JobError, TimeoutError):
-    """A wait reached its `timeout`. What it waited for goes on, and can be waited for again."""
+    """A wait reached its `timeout`. What it waited for goes on, and can be waited for again, unless
+    the message says that it is cancelled."""
 
     def __init__(self, message: str) -> None:
         super().__init__("timeout", message)

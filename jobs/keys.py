@@ -109,7 +109,7 @@ def live(job: str) -> str:
 
 
 def session(name: str) -> str:
-    """Hash of a session: model, system, options, ttl, bytes. Expires, as its other keys do."""
+    """Hash of a session: model, system, options, ttl, bytes, creation. Its keys expire."""
     return f"chatjobs:{{{name}}}:session"
 
 

@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeAlias
 from jobs.api.answer import AssistantMessage, ChatCompletion, FinishReason
 from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
+from jobs.api.wire import describe
 from jobs.encoding import to_json
 from jobs.errors import invalid
 
@@ -88,12 +89,12 @@ def messages_of(system: str, turns: Iterable[Turn]) -> list[dict[str, Any]]:
 
 
 def new_messages(content: TurnInput) -> list[Any]:
-    """The messages of a turn: a text is one message of the user."""
+    """The messages of a turn: a text is one message of the user. Raises InvalidRequest."""
     if isinstance(content, str):
         return [{"role": "user", "content": content}]
     if isinstance(content, Mapping) or hasattr(content, "model_dump"):
         return [content]
-    return list(content)
+    return _listed(content, "a text, a message or a list of messages")
 
 
 def checked_messages(messages: Iterable[MessageInput]) -> list[dict[str, Any]]:
@@ -106,7 +107,7 @@ def checked_messages(messages: Iterable[MessageInput]) -> list[dict[str, Any]]:
 def split_turns(messages: Iterable[MessageInput | Turn]) -> tuple[str, list[Turn]]:
     """The system text and the turns of a list of messages, or of turns. Raises InvalidRequest for
     messages that no conversation has, and for a last message without an answer."""
-    given = list(messages)
+    given: list[Any] = _listed(messages, "a list of messages, or of turns,")
     turns = [one for one in given if isinstance(one, Turn)]
     if turns and len(turns) == len(given):
         return "", turns
@@ -136,6 +137,12 @@ def split_turns(messages: Iterable[MessageInput | Turn]) -> tuple[str, list[Turn
             "messages",
         )
     return system, turns
+
+
+def _listed(given: Any, needed: str) -> list[Any]:
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        return list(given)
+    raise invalid(f"{needed} is needed here; got {describe(given)}", "messages")
 
 
 def _message_of(message: AssistantMessage) -> dict[str, Any]:

@@ -119,15 +119,21 @@ def _meant(path: str, location: Sequence[str | int], model: type[BaseModel]) -> 
             holder = _model_in(holder.model_fields[part].annotation)
     if holder is None:
         return "remove it"
+    near = near_field(name, holder, parts=not inside)
+    if near is not None:
+        return f"did you mean '{inside}{near}'?"
+    return f"known fields: {', '.join(sorted(holder.model_fields))}"
+
+
+def near_field(name: str, holder: type[BaseModel], *, parts: bool = True) -> str | None:
+    """The field of `holder`, or of one of its `parts`, that an unknown name may stand for."""
     known = sorted(holder.model_fields)
     close = get_close_matches(name, known, 1)
     for field in known:
         inner = _model_in(holder.model_fields[field].annotation)
-        if inner is not None and name in inner.model_fields and not inside:
+        if inner is not None and name in inner.model_fields and parts:
             close = [f"{field}.{name}"]
-    if close:
-        return f"did you mean '{inside}{close[0]}'?"
-    return f"known fields: {', '.join(known)}"
+    return close[0] if close else None
 
 
 def _model_in(annotation: Any) -> type[BaseModel] | None:

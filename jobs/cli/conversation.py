@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -20,20 +21,22 @@ if TYPE_CHECKING:
 
     from jobs import ChatCompletion, Client, Job, Session
 
-GREETING = "Enter sends, Alt-Enter begins a new line, /help lists the commands."
+GREETING = (
+    "Enter sends, Alt-Enter begins a new line, /help lists the commands, /quit or Ctrl-D ends."
+)
 HELP = """\
 /system [TEXT]  show the system message, or set it
 /history        show the conversation
 /undo           remove the last question and its answer
 /reset          begin again, with the same system message
-/save FILE      write the conversation to a file
+/save FILE      write the conversation to a file; /save --force FILE overwrites any
 /load FILE      go on with the conversation of a file
 /stats          turns, tokens and speed
 /help           this text
-Ctrl-C          stop the answer, and keep it as far as it got
-Ctrl-D          end"""
+/quit, /exit    end, as Ctrl-D does
+Ctrl-C          stop the answer, and keep it as far as it got"""
 END_SECONDS = 10.0  # how long the end of a stopped answer is waited for
-SESSION_SECONDS = 86_400  # a conversation that nobody ends expires after this time
+UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this time
 
 
 class Spent(NamedTuple):
@@ -81,7 +84,10 @@ class Conversation:
             "/load": self._load,
             "/stats": self._show_stats,
             "/help": lambda _: _say(HELP),
+            "/quit": _end,
+            "/exit": _end,
         }
+        self._written: set[Path] = set()  # by this conversation, which may overwrite them
 
     def run(self) -> None:
         from jobs import JobError
@@ -99,7 +105,9 @@ class Conversation:
                 except JobError as error:
                     _complain(sentence(error))
                 except OSError as error:
-                    _complain(str(error))
+                    _complain(
+                        f"{error.filename}: {error.strerror}" if error.filename else str(error)
+                    )
         finally:
             with suppress(JobError):  # it expires all the same
                 self._session.delete()
@@ -109,7 +117,9 @@ class Conversation:
         if name in self._commands:
             self._commands[name](rest.strip())
         elif name.startswith("/"):
-            _complain(f"there is no command {name}: {', '.join(self._commands)}")
+            close = get_close_matches(name[1:], [known[1:] for known in self._commands], 1)
+            hint = f"did you mean /{close[0]}?" if close else ", ".join(self._commands)
+            _complain(f"there is no command {name}: {hint}")
         elif line:
             self._ask(line)
 
@@ -175,17 +185,23 @@ class Conversation:
         self._last = self._all = Spent()
         _say("the conversation begins again")
 
-    def _save(self, name: str) -> None:
-        from jobs.api.saved import write_conversation
+    def _save(self, rest: str) -> None:
+        from jobs.saved import write_conversation
 
-        path = _path(name, "/save")
-        if path is not None:
-            system, turns = self._read()
-            write_conversation(path, self._session.model, system, turns)
-            _say(f"{counted(len(turns), 'turn')} written to {path}")
+        forced = rest.split(maxsplit=1)[:1] == ["--force"]
+        path = _path(rest.removeprefix("--force").strip() if forced else rest, "/save")
+        if path is None:
+            return
+        if path.is_file() and not forced and path.resolve() not in self._written:
+            _complain(f"{path} exists: /save --force {path} overwrites it")
+            return
+        system, turns = self._read()
+        write_conversation(path, self._session.model, system, turns)
+        self._written.add(path.resolve())
+        _say(f"{counted(len(turns), 'turn')} written to {path}")
 
     def _load(self, name: str) -> None:
-        from jobs.api.saved import read_conversation
+        from jobs.saved import read_conversation
 
         path = _path(name, "/load")
         if path is not None:
@@ -212,8 +228,8 @@ def converse(
     fields: dict[str, Any],
     wait_for_worker: Callable[[Job], None],
 ) -> None:
-    """Hold a conversation until Ctrl-D. Raises JobError for fields that are invalid."""
-    session = client.session(model=model, system=system, ttl=SESSION_SECONDS, **fields)
+    """Hold a conversation until its end. Raises JobError for fields that are invalid."""
+    session = client.session(model=model, system=system, ttl=UNUSED_SECONDS, **fields)
     Conversation(client, session, wait_for_worker).run()
 
 
@@ -250,6 +266,11 @@ def _path(name: str, command: str) -> Path | None:
         _complain(f"{command} needs the name of a file")
         return None
     return Path(name).expanduser()
+
+
+def _end(_: str) -> None:
+    """End the conversation, as Ctrl-D does."""
+    raise EOFError
 
 
 def _say(text: str) -> None:

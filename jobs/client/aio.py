@@ -20,12 +20,12 @@ from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client, check_id
 from jobs.client.connection import connect_async
 from jobs.client.follow import follow_async
-from jobs.client.session_steps import SESSION_SECONDS, needed_model, open_session
+from jobs.client.session_opening import needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_async, run_async
 from jobs.client.submit import RequestInput
 from jobs.client.wait import wait_for_result
-from jobs.client.wait_many import follow_ends, gather_outcomes, wait_for_rows
+from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
 from jobs.errors import JobError
 
 
@@ -72,7 +72,7 @@ class AsyncClient:
         *,
         model: str | None = None,
         system: str | None = None,
-        ttl: int = SESSION_SECONDS,
+        ttl: int | None = None,
         **fields: Any,
     ) -> AsyncSession:
         """Open a conversation, see `Client.session`."""
@@ -83,31 +83,37 @@ class AsyncClient:
         self, jobs: Iterable[AsyncJob], timeout: float | None = None
     ) -> AsyncIterator[AsyncJob]:
         """The jobs as they end, see `Client.as_completed`."""
-        by_id = {job.id: job for job in jobs}
+        by_id = {job.id: job for job in jobs_in(jobs, AsyncJob)}
         async for job_id in iterate_async(follow_ends(by_id, timeout), self.connection):
             yield by_id[job_id]
 
     @overload
     async def gather(
         self,
-        *jobs: AsyncJob,
+        *jobs: AsyncJob | Iterable[AsyncJob],
         timeout: float | None = None,
         return_exceptions: Literal[False] = False,
     ) -> list[ChatCompletion]: ...
     @overload
     async def gather(
-        self, *jobs: AsyncJob, timeout: float | None = None, return_exceptions: bool
+        self,
+        *jobs: AsyncJob | Iterable[AsyncJob],
+        timeout: float | None = None,
+        return_exceptions: bool,
     ) -> list[ChatCompletion | JobError]: ...
     async def gather(
-        self, *jobs: AsyncJob, timeout: float | None = None, return_exceptions: bool = False
+        self,
+        *jobs: AsyncJob | Iterable[AsyncJob],
+        timeout: float | None = None,
+        return_exceptions: bool = False,
     ) -> list[Any]:
         """The completions of all jobs in the order of the arguments, see `Client.gather`."""
-        ids = [job.id for job in jobs]
+        ids = [job.id for job in jobs_in(jobs, AsyncJob)]
         return await run_async(gather_outcomes(ids, timeout, return_exceptions), self.connection)
 
     async def wait_for_rows(self, jobs: Iterable[AsyncJob], timeout: float | None = None) -> None:
         """Wait until the rows of all jobs are in Parquet, see `Client.wait_for_rows`."""
-        requests = {job.id: job._request for job in jobs}
+        requests = {job.id: job._request for job in jobs_in(jobs, AsyncJob)}
         await run_async(wait_for_rows(requests, timeout), self.connection)
 
     async def close(self) -> None:

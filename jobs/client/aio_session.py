@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput
-from jobs.client.session import leaves_job_running
+from jobs.client.caller_waits import answer_of_async, cancelling_async
+from jobs.client.session_opening import fork_session
 from jobs.client.session_steps import (
-    SESSION_SECONDS,
     SessionState,
     delete_session,
-    open_session,
     read_ttl,
     read_turns,
     replace_turns,
@@ -23,7 +21,7 @@ from jobs.client.session_steps import (
     undo_turn,
 )
 from jobs.client.steps import run_async
-from jobs.errors import JobError
+from jobs.client.wait import check_timeout
 
 if TYPE_CHECKING:
     from jobs.client.aio import AsyncClient, AsyncJob
@@ -37,11 +35,17 @@ class AsyncSession:
         self._client, self._state = client, state
 
     async def submit(
-        self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
+        self,
+        content: TurnInput,
+        *,
+        wait: bool = False,
+        edit: bool = False,
+        durable: bool = False,
+        **fields: Any,
     ) -> AsyncJob:
         """Enqueue the next turn, see `Session.submit`."""
         request = turn_request(self._state, content, wait=wait, edit=edit, fields=fields)
-        return await self._client.submit(request)
+        return await self._client.submit(request, durable=durable)
 
     async def send(
         self,
@@ -53,14 +57,9 @@ class AsyncSession:
         **fields: Any,
     ) -> ChatCompletion:
         """Run the next turn, see `Session.send`."""
+        check_timeout(timeout)
         job = await self.submit(content, wait=wait, edit=edit, **fields)
-        try:
-            return await job.result(timeout)
-        except BaseException as error:
-            if leaves_job_running(error):
-                with suppress(JobError):
-                    await job.cancel()
-            raise
+        return await answer_of_async(job, timeout)
 
     async def stream(
         self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
@@ -68,14 +67,9 @@ class AsyncSession:
         """Run the next turn and yield its chunks, see `Session.stream`. The first step
         submits it."""
         job = await self.submit(content, wait=wait, edit=edit, **{"stream": True, **fields})
-        try:
+        async with cancelling_async(job):
             async for chunk in job.stream():
                 yield chunk
-        except BaseException as error:
-            if leaves_job_running(error):
-                with suppress(JobError):
-                    await job.cancel()
-            raise
 
     async def edit(self, content: TurnInput, **fields: Any) -> ChatCompletion:
         """Replace the last turn, see `Session.edit`."""
@@ -96,10 +90,7 @@ class AsyncSession:
 
     async def fork(self, id: str | None = None, *, model: str | None = None) -> AsyncSession:
         """A new session with the same history, see `Session.fork`."""
-        system, turns = await run_async(read_turns(self.id), self._client.connection)
-        steps = open_session(
-            id, model or self.model, system or None, SESSION_SECONDS, self._state.options, turns
-        )
+        steps = fork_session(self._state, id, model)
         return AsyncSession(self._client, await run_async(steps, self._client.connection))
 
     async def reset(

@@ -16,6 +16,7 @@ from jobs.api.caller import warn_caller
 from jobs.api.chunk import ChatChunk
 from jobs.api.params import CompletionFields
 from jobs.api.request import ChatRequest, IgnoredFieldWarning
+from jobs.client.caller_waits import answer_of, answer_of_async
 from jobs.client.follow import follow, follow_async
 from jobs.errors import JobError, WaitTimeout
 
@@ -60,13 +61,7 @@ class Completions:
         job = self._client.submit(call.request)
         if stream:
             return ChatStream(job, follow(self._client.connection, job.id, timeout=call.timeout))
-        try:
-            return job.result(call.timeout)
-        except BaseException as error:
-            if _leaves_job_running(error):
-                with suppress(JobError):
-                    job.cancel()
-            raise
+        return answer_of(job, call.timeout)
 
 
 class ChatStream:
@@ -96,7 +91,7 @@ class ChatStream:
             self._over = True
             raise
         except JobError as error:
-            if _leaves_job_running(error) or error.code == "worker_lost":
+            if isinstance(error, WaitTimeout) or error.code == "worker_lost":
                 self.close()
             self._over = True
             raise
@@ -156,13 +151,7 @@ class AsyncCompletions:
         if stream:
             chunks = follow_async(self._client.connection, job.id, timeout=call.timeout)
             return AsyncChatStream(job, chunks)
-        try:
-            return await job.result(call.timeout)
-        except BaseException as error:
-            if _leaves_job_running(error):
-                with suppress(JobError):
-                    await job.cancel()
-            raise
+        return await answer_of_async(job, call.timeout)
 
 
 class AsyncChatStream:
@@ -189,7 +178,7 @@ class AsyncChatStream:
             self._over = True
             raise
         except JobError as error:
-            if _leaves_job_running(error) or error.code == "worker_lost":
+            if isinstance(error, WaitTimeout) or error.code == "worker_lost":
                 await self.close()
             self._over = True
             raise
@@ -245,11 +234,6 @@ def _is_not_given(value: Any) -> bool:
     """openai's NOT_GIVEN and omit stand for arguments that are absent."""
     kind = type(value)
     return kind.__name__ in ("NotGiven", "Omit") and kind.__module__.partition(".")[0] == "openai"
-
-
-def _leaves_job_running(error: BaseException) -> bool:
-    """Whether the caller stops waiting: a time limit, Ctrl-C or a cancelled task."""
-    return isinstance(error, WaitTimeout) or not isinstance(error, JobError)
 
 
 def _restarted(job_id: str) -> JobError:

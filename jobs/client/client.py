@@ -20,7 +20,7 @@ from jobs.client.durable import DurableSubmit
 from jobs.client.follow import follow
 from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
-from jobs.client.session_steps import SESSION_SECONDS, needed_model, open_session
+from jobs.client.session_opening import needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_sync, run_sync
 from jobs.client.submit import (
@@ -32,7 +32,7 @@ from jobs.client.submit import (
 )
 from jobs.client.sync_connection import SyncConnection
 from jobs.client.wait import wait_for_result
-from jobs.client.wait_many import follow_ends, gather_outcomes, wait_for_rows
+from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
 from jobs.errors import JobError, invalid
 from jobs.keys import JOB_ID
 
@@ -95,13 +95,14 @@ class Client:
         *,
         model: str | None = None,
         system: str | None = None,
-        ttl: int = SESSION_SECONDS,
+        ttl: int | None = None,
         **fields: Any,
     ) -> Session:
         """Open a conversation: the one of this id, or, with `model`, a new one if there is none.
 
-        `system`: its system message. `ttl`: seconds after its last change at which it expires.
-        `fields`: of all its requests, such as `temperature`; they are kept with the session.
+        `system`: its system message. `ttl`: seconds after its last change at which it expires, by
+        default 7 days. `fields`: of all its requests, such as `temperature`. They are kept with the
+        session: other ones than it was created with raise InvalidRequest.
         """
         steps = open_session(id, needed_model(id, model), system, ttl, fields)
         return Session(self, run_sync(steps, self.connection))
@@ -111,28 +112,34 @@ class Client:
 
         Raises WaitTimeout when some have not ended `timeout` seconds after the first step.
         """
-        by_id = {job.id: job for job in jobs}
+        by_id = {job.id: job for job in jobs_in(jobs, Job)}
         for job_id in iterate_sync(follow_ends(by_id, timeout), self.connection):
             yield by_id[job_id]
 
     @overload
     def gather(
-        self, *jobs: Job, timeout: float | None = None, return_exceptions: Literal[False] = False
+        self,
+        *jobs: Job | Iterable[Job],
+        timeout: float | None = None,
+        return_exceptions: Literal[False] = False,
     ) -> list[ChatCompletion]: ...
     @overload
     def gather(
-        self, *jobs: Job, timeout: float | None = None, return_exceptions: bool
+        self, *jobs: Job | Iterable[Job], timeout: float | None = None, return_exceptions: bool
     ) -> list[ChatCompletion | JobError]: ...
     def gather(
-        self, *jobs: Job, timeout: float | None = None, return_exceptions: bool = False
+        self,
+        *jobs: Job | Iterable[Job],
+        timeout: float | None = None,
+        return_exceptions: bool = False,
     ) -> list[Any]:
-        """The completions of all jobs, in the order of the arguments.
+        """The completions of all jobs, in the order of the arguments: jobs, or lists of jobs.
 
         The first job that fails raises its JobError, and the others go on; with
         `return_exceptions` its error takes the place of its completion. Raises WaitTimeout
         when some have not ended after `timeout` seconds.
         """
-        ids = [job.id for job in jobs]
+        ids = [job.id for job in jobs_in(jobs, Job)]
         return run_sync(gather_outcomes(ids, timeout, return_exceptions), self.connection)
 
     def wait_for_rows(self, jobs: Iterable[Job], timeout: float | None = None) -> None:
@@ -141,7 +148,7 @@ class Client:
         Failed and cancelled jobs have a row too. Raises WaitTimeout, which says whether jobs
         have not ended or rows are not written yet.
         """
-        requests = {job.id: job._request for job in jobs}
+        requests = {job.id: job._request for job in jobs_in(jobs, Job)}
         run_sync(wait_for_rows(requests, timeout), self.connection)
 
     def close(self) -> None:

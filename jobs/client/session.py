@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput
+from jobs.client.caller_waits import answer_of, cancelling
+from jobs.client.session_opening import fork_session
 from jobs.client.session_steps import (
-    SESSION_SECONDS,
     SessionState,
     delete_session,
-    open_session,
     read_ttl,
     read_turns,
     replace_turns,
@@ -22,7 +21,7 @@ from jobs.client.session_steps import (
     undo_turn,
 )
 from jobs.client.steps import run_sync
-from jobs.errors import JobError, WaitTimeout
+from jobs.client.wait import check_timeout
 
 if TYPE_CHECKING:
     from jobs.client.client import Client, Job
@@ -42,16 +41,22 @@ class Session:
         self._client, self._state = client, state
 
     def submit(
-        self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
+        self,
+        content: TurnInput,
+        *,
+        wait: bool = False,
+        edit: bool = False,
+        durable: bool = False,
+        **fields: Any,
     ) -> Job:
         """Enqueue the next turn: a text of the user, or messages, such as results of tools.
 
         `wait`: run after the turns that have not ended, instead of raising `session_busy`. `edit`:
         replace the last turn. `truncate="oldest"`: leave out the oldest turns if the context has no
-        room for all; they stay in the history.
+        room for all; they stay in the history. `durable`: see `Client.submit`.
         """
         request = turn_request(self._state, content, wait=wait, edit=edit, fields=fields)
-        return self._client.submit(request)
+        return self._client.submit(request, durable=durable)
 
     def send(
         self,
@@ -64,14 +69,8 @@ class Session:
     ) -> ChatCompletion:
         """Run the next turn, see `submit`. If the wait is given up, the answer is stopped, and kept
         as far as it got."""
-        job = self.submit(content, wait=wait, edit=edit, **fields)
-        try:
-            return job.result(timeout)
-        except BaseException as error:
-            if leaves_job_running(error):
-                with suppress(JobError):
-                    job.cancel()
-            raise
+        check_timeout(timeout)
+        return answer_of(self.submit(content, wait=wait, edit=edit, **fields), timeout)
 
     def stream(
         self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
@@ -98,11 +97,9 @@ class Session:
         return messages_of(*run_sync(read_turns(self.id), self._client.connection))
 
     def fork(self, id: str | None = None, *, model: str | None = None) -> Session:
-        """A new session with the same history, by default of the same model."""
-        system, turns = run_sync(read_turns(self.id), self._client.connection)
-        steps = open_session(
-            id, model or self.model, system or None, SESSION_SECONDS, self._state.options, turns
-        )
+        """A new session with the same history, fields and time to live, by default of the same
+        model. Raises InvalidRequest if the id is taken."""
+        steps = fork_session(self._state, id, model)
         return Session(self._client, run_sync(steps, self._client.connection))
 
     def reset(
@@ -126,16 +123,6 @@ class Session:
         return f"Session({self.id!r}, model={self.model!r})"
 
 
-def leaves_job_running(error: BaseException) -> bool:
-    """Whether the caller stops waiting: a time limit, Ctrl-C or a cancelled task."""
-    return isinstance(error, WaitTimeout) or not isinstance(error, JobError)
-
-
 def _stream(job: Job) -> Iterator[ChatChunk]:
-    try:
+    with cancelling(job):
         yield from job.stream()
-    except BaseException as error:
-        if leaves_job_running(error):
-            with suppress(JobError):
-                job.cancel()
-        raise

@@ -28,6 +28,7 @@ class CreateSessionArgs(NamedTuple):
     system: str
     options: str
     ttl: int
+    creation: str
     system_bytes: int
     turns_bytes: int
     max_message_bytes: int

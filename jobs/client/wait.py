@@ -10,10 +10,11 @@ from typing import Any
 
 from jobs import keys
 from jobs.api.answer import ChatCompletion
+from jobs.api.wire import describe
 from jobs.client.rq_format import CHANGING_FIELDS, job_key
 from jobs.client.state import JobState, Status, parse_state, read_outcome, unknown
 from jobs.client.steps import Steps, listen, next_events, retry
-from jobs.errors import JobError, WaitTimeout
+from jobs.errors import JobError, WaitTimeout, invalid
 
 SILENCE_SECONDS = 2.0  # without a message; then states are read, since RQ's tools publish nothing
 BATCH = 500  # jobs whose states are read at once
@@ -23,6 +24,7 @@ class Ends:
     """Jobs that are waited for. Each end is published; the state in Redis decides. `close` it."""
 
     def __init__(self, job_ids: Iterable[str], timeout: float | None) -> None:
+        check_timeout(timeout)
         self.deadline = None if timeout is None else time.monotonic() + timeout
         self._timeout = timeout
         self._due: deque[str] = deque(dict.fromkeys(job_ids))  # their states must be read
@@ -87,6 +89,17 @@ class Ends:
                 "cancelled, and can be waited for again"
             )
         return WaitTimeout(text)
+
+
+def check_timeout(seconds: float | None) -> None:
+    """Raises InvalidRequest unless it is a time limit."""
+    if seconds is not None and (
+        isinstance(seconds, bool) or not isinstance(seconds, int | float) or math.isnan(seconds)
+    ):
+        raise invalid(
+            f"timeout: a number of seconds, or None, is needed here; got {describe(seconds)}",
+            "timeout",
+        )
 
 
 def wait_for_result(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:

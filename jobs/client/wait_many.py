@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
 
 from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
+from jobs.api.wire import describe
 from jobs.client.state import Status, read_outcome, read_state, unknown
 from jobs.client.steps import Emit, Emitting, Steps, command, retry
 from jobs.client.wait import Ends
-from jobs.errors import JobError, WaitTimeout
+from jobs.errors import JobError, WaitTimeout, invalid
 from jobs.results.outbox import DEFAULT_RUN, run_of
 
 ROWS_SECONDS = 0.1  # between two looks at an outbox
+
+
+J = TypeVar("J")
+
+
+def jobs_in(given: Any, kind: type[J]) -> list[J]:
+    """The jobs in an argument that is a job, or a collection of jobs and such collections. Raises
+    InvalidRequest for anything else."""
+    if isinstance(given, kind):
+        return [given]
+    if isinstance(given, Iterable) and not isinstance(given, str | bytes | Mapping):
+        return [job for one in given for job in jobs_in(one, kind)]
+    raise invalid(f"a job or a list of jobs is needed here; got {describe(given)}", "jobs")
 
 
 def follow_ends(job_ids: Iterable[str], timeout: float | None) -> Emitting[str]:

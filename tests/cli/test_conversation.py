@@ -141,9 +141,7 @@ def test_a_conversation_with_its_commands(
     terminal.type(f"/load {path}\r")
     terminal.expect("2 turns read")
     terminal.type("/load /no/such/file\r")
-    terminal.expect("No such file")
-    terminal.type("/nope\r")
-    terminal.expect("there is no command /nope")
+    terminal.expect("/no/such/file: No such file or directory")
     terminal.type("\x03")  # at the prompt it only clears the line
     terminal.expect("(Ctrl-D ends)")
     terminal.type("three\r")
@@ -152,6 +150,47 @@ def test_a_conversation_with_its_commands(
     assert terminal.wait() == 0
     assert not list(site.redis.scan_iter("chatjobs:*:session"))
     assert worker.stop() == 0
+
+
+def test_a_file_is_not_overwritten_unasked(
+    site: Site, opened: list[Terminal], tmp_path: Path
+) -> None:
+    path = tmp_path / "chat.json"
+    path.write_text("mine")
+    terminal = start(site, opened)
+    terminal.type(f"/save {path}\r")
+    terminal.expect(f"{path} exists: /save --force {path} overwrites it")
+    assert path.read_text() == "mine"
+    terminal.type(f"/save --force {path}\r")
+    terminal.expect("0 turns written")
+    assert json.loads(path.read_text())["turns"] == []
+    terminal.type(f"/save {path}\r")  # this conversation has written it
+    terminal.expect("0 turns written")
+    for name, reason in (
+        (f"{tmp_path}/absent/c.json", "No such file or directory"),
+        (str(tmp_path), "Is a directory"),
+    ):
+        terminal.type(f"/save {name}\r")
+        assert "Errno" not in terminal.expect(f"{name}: {reason}")
+    terminal.type("/exit\r")
+    assert terminal.wait() == 0
+
+
+def test_words_that_end_are_told_and_others_are_corrected(
+    site: Site, opened: list[Terminal]
+) -> None:
+    opened.append(Terminal("chat", "--model", "fake", "--redis", site.url))
+    terminal = opened[-1]
+    terminal.expect("/help lists the commands, /quit or Ctrl-D ends.")
+    terminal.type("/histroy\r")
+    terminal.expect("there is no command /histroy: did you mean /history?")
+    terminal.type("/nope\r")
+    terminal.expect("there is no command /nope: /system, ")
+    terminal.type("/help\r")
+    terminal.expect("/quit, /exit")
+    terminal.type("/quit\r")
+    assert terminal.wait() == 0
+    assert not list(site.redis.scan_iter("chatjobs:*:session"))
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_it(

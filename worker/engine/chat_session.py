@@ -20,14 +20,13 @@ from jobs.api.conversation import (
 )
 from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
-from jobs.api.saved import read_conversation, write_conversation
+from jobs.api.session_fields import check_turn_fields
 from jobs.errors import JobError, invalid
+from jobs.saved import read_conversation, write_conversation
 from jobs.stream.chunks import ChunkBuilder
 from worker.backend import Outcome
 from worker.engine.collect import CollectingSink
 from worker.engine.local import Engine
-
-OWN_FIELDS = ("model", "messages", "job", "n")  # of a request: a session sets them
 
 
 class ChatSession:
@@ -101,9 +100,7 @@ class ChatSession:
         self, content: TurnInput, fields: dict[str, Any]
     ) -> tuple[ChatRequest, list[dict[str, Any]]]:
         """The request of a turn, with all messages, and its new messages."""
-        for name in OWN_FIELDS:
-            if name in fields:
-                raise invalid(f"{name}: a session sets it itself: remove it", name)
+        check_turn_fields(fields)
         request = ChatRequest(
             **fields,
             model=self._engine.info.name,

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +26,7 @@ class Conversation(NamedTuple):
 
 
 def write_conversation(path: str | Path, model: str, system: str, turns: Sequence[Turn]) -> None:
-    """Write a file, which appears when it is complete. Raises OSError."""
+    """Write a file, which appears when it is complete. Raises OSError, which names the path."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -33,12 +35,17 @@ def write_conversation(path: str | Path, model: str, system: str, turns: Sequenc
         "turns": [json.loads(turn.to_json()) for turn in turns],
     }
     path = Path(path)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    part = path.parent / f".{path.name}.{os.getpid()}.part"
     try:
+        if path.is_dir():
+            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         part.write_text(to_json(content) + "\n", encoding="utf-8")
         part.replace(path)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
     finally:
-        part.unlink(missing_ok=True)
+        with suppress(OSError):
+            part.unlink()
 
 
 def read_conversation(path: str | Path) -> Conversation:
