@@ -103,7 +103,8 @@ class RQStore:
             queues=rq_format.QUEUES_KEY,
         )
         capacity = [room(model, bulk) for bulk in (False, True) for model in self._models]
-        taken, left = [], 1
+        taken: list[Any] = []
+        left = 1
         while left and not taken:  # each call looks at some tenants only
             taken, left = self._claim(keys=[*claim_keys, *lists], args=[*args, *capacity])
         terms = self._read_terms([job.decode() for _, job, *_ in taken])

@@ -150,10 +150,10 @@ def check_store(core: EngineCore, roots: set[bytes]) -> None:
 def test_tokens_are_those_of_each_sequence_alone_and_no_state_leaks(
     pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool
 ) -> None:
-    run(pair, actions)
+    run(pair, actions, pin)
 
 
-def run(pair: Pair, actions: list[Ask | Cancel | Steps]) -> None:
+def run(pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool = False) -> None:
     """Run the actions and check everything that must hold."""
     core = pair.core
     core.pool.kept.clear()
