@@ -167,13 +167,15 @@ class Server:
 class Sentinel(Server):
     """A Sentinel that alone decides on the fail-over of one primary."""
 
-    def __init__(self, binary: str, folder: Path, primary: Server) -> None:
+    def __init__(self, binary: str, folder: Path, port: int, down_after: int = 500) -> None:
+        """`port`: of the primary. `down_after`: milliseconds without a reply of it."""
         super().__init__(binary, folder)
         self._file = folder / "sentinel.conf"
         self._file.write_text(
             f"port {self.port}\nbind 127.0.0.1\ndir {folder}\nlogfile {folder}/redis.log\n"
-            f"sentinel monitor main 127.0.0.1 {primary.port} 1\n"
-            "sentinel down-after-milliseconds main 500\nsentinel failover-timeout main 5000\n"
+            f"sentinel monitor main 127.0.0.1 {port} 1\n"
+            f"sentinel down-after-milliseconds main {down_after}\n"
+            "sentinel failover-timeout main 5000\n"
         )
 
     @property

@@ -33,7 +33,7 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
         folder = tmp_path / f"redis{len(running)}"
         if sentinel_of is not None:
             folder.mkdir()
-            running.append(Sentinel(request.param, folder, sentinel_of))
+            running.append(Sentinel(request.param, folder, sentinel_of.port))
         else:
             running.append(Server(request.param, folder, **options))
         return running[-1].start()

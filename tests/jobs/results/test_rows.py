@@ -87,7 +87,12 @@ def test_every_column_is_written_or_reserved_for_scoring():
     completion: Any = answered["completion"]
     completion["usage"] |= {
         "prompt_tokens_details": {"cached_tokens": 0},
-        "completion_tokens_details": {"reasoning_tokens": 1},
+        "completion_tokens_details": {
+            "reasoning_tokens": 1,
+            "accepted_prediction_tokens": 3,
+            "rejected_prediction_tokens": 1,
+            "prediction_steps": 1,
+        },
     }
     completion["choices"][0]["message"] |= {"reasoning_content": "hm", "tool_calls": []}
     rows = [*rows_of(answered), *rows_of(error_entry())]

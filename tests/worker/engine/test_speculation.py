@@ -93,7 +93,9 @@ def test_requests_of_all_kinds_have_the_tokens_that_they_have_without_a_draft(
         assert tokens == expected_tokens
         assert numbers == pytest.approx(expected_numbers, abs=1e-3)
     figures = drafted._core.speculation
-    assert figures.drafted_tokens - figures.accepted_tokens > 10  # rejected
+    assert figures.drafted_tokens > 0
+    if draft != "ngram":  # random models seldom repeat themselves
+        assert figures.drafted_tokens - figures.accepted_tokens > 10  # rejected
     if draft == "near":
         assert figures.accepted_tokens > figures.drafted_tokens / 3
         assert drafted._core.steps < plain._core.steps

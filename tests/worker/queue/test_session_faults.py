@@ -67,4 +67,4 @@ def test_a_job_that_waits_for_foreign_keys_does_not_stop_the_worker(site: Site) 
     site.worker()
     assert other.result(timeout=30).text
     assert first.cancel() or first.status().over
-    assert second.status() == "queued"
+    assert second.status() == "deferred"
