@@ -27,7 +27,7 @@ RESULTS = "chatjobs:results"  # JSON: id, host and path of the results folder of
 BARRIER = "chatjobs:barrier"  # pub/sub: a write that WAIT waits for; nobody subscribes
 LIMITS = "chatjobs:limits"  # hash: the limits that an operator has set
 OPEN_BYTES = "chatjobs:open-bytes"  # hash: bytes of the jobs that have not ended, by queue key
-TENANT_JOBS = "chatjobs:tenant-jobs"  # hash: jobs that wait in lines of tenants, by queue
+TENANT_JOBS = "chatjobs:tenant-jobs"  # hash: jobs that wait in queues of tenants, by RQ queue
 DEADLINES = "chatjobs:deadlines"  # sorted set: jobs with a ttl; scores are their ends in ms
 
 PARKED = 2**52  # scores in `tenants` from here on: tenants that may run no more jobs for now
@@ -60,12 +60,12 @@ def queue(model: str, priority: str) -> str:
 
 
 def tenants(queue: str) -> str:
-    """Sorted set of the tenants with jobs in the lines of an RQ queue, the next one first; the last
+    """Sorted set of the tenants with waiting jobs in an RQ queue, the next one first; the last
     ones are PARKED."""
     return f"chatjobs:tenants:{queue}"
 
 
-def tenant_line(queue: str, tenant: str) -> str:
+def tenant_queue(queue: str, tenant: str) -> str:
     """List of the waiting jobs of a tenant in an RQ queue. Both names may have colons: the first
     space, which tenants can't have, separates them."""
     return f"chatjobs:tenant:{tenant} {queue}"

@@ -12,7 +12,7 @@ import redis
 
 from jobs import lua
 from jobs.client import cancel, dead_letters, new_job, session_scripts, turns
-from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
+from jobs.client.rq_format import DEPENDENTS_LUA, TENANTS_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
@@ -135,7 +135,7 @@ def test_the_variable_tail_follows_the_named_elements(script: str, table: str, n
 @pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
 def test_the_header_lists_the_names_in_order(script: str, table: str, names: Any) -> None:
     _, body = lua.split_flags(script)
-    for prelude in (END_LUA, DEPENDENTS_LUA, LINES_LUA, TURNS_LUA):
+    for prelude in (END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA):
         body = body.removeprefix(prelude)
     (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
     listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)

@@ -19,6 +19,7 @@ from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.attempts import Attempts
+from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.faults import Faults
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
@@ -29,7 +30,6 @@ from worker.queue.rq_presence import RQPresence
 from worker.queue.rq_started import RQStarted
 from worker.queue.rq_store import RQStore
 from worker.queue.rq_workers import RQWorkers, worker_key
-from worker.queue.sickness import Sickness
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.record.folder import check_folder, claim_folder
@@ -91,7 +91,7 @@ def serve(
         settlements = SettlementBuilder(name, socket.gethostname(), provenance)
         publisher = Publisher(StreamWriter(client))
         watchdog = Watchdog(backend, hang_seconds)
-        sickness = Sickness()
+        breaker = CircuitBreaker()
         own_connection = RQWorkers(redis_url, name, store.queues, patience)
         loop = WorkerLoop(
             backend,
@@ -100,11 +100,11 @@ def serve(
             presence,
             workers,
             Control(client, presence.control_channel),
-            Attempts(backend, named, store, publisher, settlements, sickness),
+            Attempts(backend, named, store, publisher, settlements, breaker),
             watchdog,
             LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
             Reaper(store, RQStarted(client), workers, settlements, lease_seconds),
-            sickness,
+            breaker,
             partial(Waker, connect(redis_url)),
             Faults(client, store.queues),
             lease_seconds=lease_seconds,

@@ -108,8 +108,8 @@ def reason(connection: Connection, job: Job) -> str:
             f"(chatjobs work --model {model})"
         )
     tenant = options.get("tenant") if isinstance(options, dict) else None
-    line = keys.tenant_line(state.queue, tenant) if tenant else queue_key(state.queue)
-    ahead = redis.lpos(line, job.id)
+    waiting = keys.tenant_queue(state.queue, tenant) if tenant else queue_key(state.queue)
+    ahead = redis.lpos(waiting, job.id)
     if not isinstance(ahead, int):  # claimed since its state was read
         return ""
     whose = f" of tenant {tenant!r}" if tenant else ""

@@ -34,7 +34,7 @@ from jobs.stream.entries import END_LUA, end_id, end_payload
 CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
 
 
-# The names of the `unpack` lines of rq_cancel.lua, in the same order.
+# KEYS and ARGV of rq_cancel.lua, by name and in order.
 
 
 class CancelKeys(NamedTuple):

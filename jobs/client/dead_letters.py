@@ -18,8 +18,8 @@ from jobs.client.rq_format import (
     CHANGING_FIELDS,
     FAILURES,
     FIXED_FIELDS,
-    LINES_LUA,
     QUEUES_KEY,
+    TENANTS_LUA,
     deferred_key,
     executions_key,
     format_time,
@@ -40,11 +40,11 @@ from jobs.results.outbox import run_of
 PAGE = 100  # jobs whose hashes are read at once
 FIELDS = (*CHANGING_FIELDS, *FIXED_FIELDS, "ended_at", FAILURES)
 
-REQUEUE = lua.load("jobs.client", "rq_requeue", LINES_LUA)
+REQUEUE = lua.load("jobs.client", "rq_requeue", TENANTS_LUA)
 PURGE = lua.load("jobs.client", "rq_purge")
 
 
-# The names of the `unpack` lines of the scripts, in the same order.
+# KEYS and ARGV of the scripts, by name and in order.
 
 
 class RequeueKeys(NamedTuple):
@@ -223,8 +223,8 @@ def _pages(redis: Any, queue: str, status: Status) -> Iterator[list[str]]:
         yield from _pages_of(redis.lrange, keys.quarantine(queue))
         for tenant in redis.zrange(keys.tenants(queue), 0, -1):
             if tenant:
-                line = keys.tenant_line(queue, tenant.decode(errors="replace"))
-                yield from _pages_of(redis.lrange, line)
+                waiting = keys.tenant_queue(queue, tenant.decode(errors="replace"))
+                yield from _pages_of(redis.lrange, waiting)
     elif status is Status.DEFERRED:
         yield from _pages_of(redis.zrange, deferred_key(queue))
     elif status is Status.SCHEDULED:

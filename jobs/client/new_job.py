@@ -16,10 +16,10 @@ from jobs.client.limits import DEFAULTS
 from jobs.client.rq_format import (
     BULK_RESULT_SECONDS,
     FAILURE_SECONDS,
-    LINES_LUA,
     QUEUES_KEY,
     RESULT_SECONDS,
     TENANT,
+    TENANTS_LUA,
     deferred_key,
     encode_call,
     job_key,
@@ -37,10 +37,10 @@ ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitte
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
-ENQUEUE = lua.load("jobs.client", "rq_enqueue", LINES_LUA, TURNS_LUA)
+ENQUEUE = lua.load("jobs.client", "rq_enqueue", TENANTS_LUA, TURNS_LUA)
 
 
-# The names of the `unpack` lines of rq_enqueue.lua, in the same order.
+# KEYS and ARGV of rq_enqueue.lua, by name and in order.
 
 
 class EnqueueKeys(NamedTuple):

@@ -5,15 +5,15 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from jobs import lua
-from jobs.client.rq_format import LINES_LUA
+from jobs.client.rq_format import TENANTS_LUA
 from jobs.client.turns import TURNS_LUA
 
-CREATE = lua.load("jobs.client", "session_create", LINES_LUA, TURNS_LUA)
-CUT = lua.load("jobs.client", "session_cut", LINES_LUA, TURNS_LUA)
-REPLACE = lua.load("jobs.client", "session_replace", LINES_LUA, TURNS_LUA)
+CREATE = lua.load("jobs.client", "session_create", TENANTS_LUA, TURNS_LUA)
+CUT = lua.load("jobs.client", "session_cut", TENANTS_LUA, TURNS_LUA)
+REPLACE = lua.load("jobs.client", "session_replace", TENANTS_LUA, TURNS_LUA)
 
 
-# The names of the `unpack` lines of the scripts, in the same order.
+# KEYS and ARGV of the scripts, by name and in order.
 
 
 class CreateSessionKeys(NamedTuple):

@@ -14,17 +14,17 @@ from typing import Any, NamedTuple
 
 from jobs import keys, lua
 from jobs.api.conversation import Turn, messages_of
-from jobs.client.rq_format import LINES_LUA
+from jobs.client.rq_format import TENANTS_LUA
 from jobs.errors import JobError, SessionBusy, invalid
 
-# Prelude for scripts that have LINES_LUA in front.
+# Prelude for scripts that have TENANTS_LUA in front.
 TURNS_LUA = lua.load("jobs.client", "rq_turns")
-BEGIN = lua.load("jobs.client", "begin_turn", LINES_LUA, TURNS_LUA)
+BEGIN = lua.load("jobs.client", "begin_turn", TENANTS_LUA, TURNS_LUA)
 
 SESSION = "chatjobs_session"  # field of a job's hash: its session
 
 
-# The names of the `unpack` lines of begin_turn.lua, in the same order.
+# KEYS and ARGV of begin_turn.lua, by name and in order.
 
 
 class BeginKeys(NamedTuple):

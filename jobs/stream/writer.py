@@ -18,7 +18,7 @@ LOG_SECONDS = 3600  # expiry of a log after its last entry; end_stream.lua short
 APPEND = lua.load("jobs.stream", "append")
 
 
-# The names of the `unpack` lines of append.lua, in the same order.
+# KEYS and ARGV of append.lua, by name and in order.
 
 
 class AppendKeys(NamedTuple):

@@ -25,9 +25,9 @@ from jobs.client.rq_format import (
     ERROR,
     FAILURE_SECONDS,
     FAILURES,
-    LINES_LUA,
     RESULT_SECONDS,
     ROW,
+    TENANTS_LUA,
     End,
     decode_call,
     format_time,
@@ -58,8 +58,8 @@ from jobs.stream.writer import StreamWriter
 
 WORKER = "fake-worker"
 END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1')"
-END_TURN = LINES_LUA + TURNS_LUA + "\nend_turn(ARGV[1], ARGV[2], ARGV[3], ARGV[4])"
-TAKE = LINES_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
+END_TURN = TENANTS_LUA + TURNS_LUA + "\nend_turn(ARGV[1], ARGV[2], ARGV[3], ARGV[4])"
+TAKE = TENANTS_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
 
 _STATUSES: dict[End, outbox.Status] = {"finished": "ok", "failed": "error", "canceled": "cancelled"}
 
@@ -100,7 +100,7 @@ class Attempts:
         for queue in queue_names(self._redis):
             jobs = self._redis.lrange(queue_key(queue), 0, -1)
             for tenant in self._redis.zrange(keys.tenants(queue), 0, -1):
-                jobs += self._redis.lrange(keys.tenant_line(queue, tenant.decode()), 0, -1)
+                jobs += self._redis.lrange(keys.tenant_queue(queue, tenant.decode()), 0, -1)
             jobs += self._redis.zrangebyscore(scheduled_key(queue), "-inf", time.time())
             for job in jobs:
                 enqueued_at = parse_time(self._redis.hget(job_key(job.decode()), "enqueued_at"))

@@ -82,7 +82,7 @@ class EngineCore:
         )
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._closed = False
-        self._door = threading.Lock()  # held to submit and to close: nothing enters a closed engine
+        self._close_lock = threading.Lock()  # held to submit, so that a closed engine takes nothing
         self._on_work = on_work  # called when there is something to step
 
     @classmethod
@@ -176,7 +176,7 @@ class EngineCore:
 
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences for the next step. Raises JobError if the engine is closed."""
-        with self._door:
+        with self._close_lock:
             self.require_open()
             self._submitted.extend(sequences)
         self._on_work()
@@ -214,7 +214,7 @@ class EngineCore:
 
     def close(self) -> None:
         """Fail all sequences and free the device's memory."""
-        with self._door:
+        with self._close_lock:
             if self._closed:
                 return
             self._closed = True

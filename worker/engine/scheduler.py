@@ -71,8 +71,8 @@ class Scheduler:
         scheduled: list[Scheduled] = []
         bulk = [sequence for sequence in self.running if self._yields(sequence)]
         kept = min(sum(one.pending for one in bulk), -(-self.step_tokens // BULK_TOKENS))
-        firm = [sequence for sequence in self.running if not self._yields(sequence)]
-        budget = self._advance(firm, self.step_tokens - kept, scheduled)
+        not_yielding = [sequence for sequence in self.running if not self._yields(sequence)]
+        budget = self._advance(not_yielding, self.step_tokens - kept, scheduled)
         budget, held = self._admit_first(budget, scheduled)
         budget = self._advance(bulk, budget + kept, scheduled)
         self._admit_bulk(budget, held, scheduled)

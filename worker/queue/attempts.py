@@ -21,11 +21,11 @@ from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 from worker.backend import Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
+from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.publisher import Publisher
 from worker.queue.rq_job import ClaimedJob, Lease
 from worker.queue.rq_settle import Settlement
 from worker.queue.rq_store import RQStore
-from worker.queue.sickness import Sickness
 
 logger = logging.getLogger(__name__)
 
@@ -65,13 +65,13 @@ class AttemptSink:
     """Passes an attempt's events from the engine's thread to the loop's. Never blocks."""
 
     def __init__(
-        self, attempt: Attempt, events: queue.SimpleQueue[Event], sickness: Sickness
+        self, attempt: Attempt, events: queue.SimpleQueue[Event], breaker: CircuitBreaker
     ) -> None:
         self._attempt, self._events = attempt, events
-        self._sickness, self._era = sickness, sickness.era
+        self._breaker, self._generation = breaker, breaker.generation
 
     def deltas(self, deltas: Sequence[Delta]) -> None:
-        self._sickness.worked(self._era)
+        self._breaker.worked(self._generation)
         if self._attempt.request.publishes and self._attempt.stream.add(deltas):
             self._events.put(Woken())
 
@@ -89,9 +89,9 @@ class Attempts:
         store: RQStore,
         publisher: Publisher,
         settlements: SettlementBuilder,
-        sickness: Sickness,
+        breaker: CircuitBreaker,
     ) -> None:
-        self._sickness = sickness
+        self._breaker = breaker
         self._backend, self._models = backend, models
         self._store, self._publisher, self._settlements = store, publisher, settlements
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
@@ -130,12 +130,12 @@ class Attempts:
             return 0
         try:
             self._running[claimed.lease.job] = attempt
-            sink = AttemptSink(attempt, self._events, self._sickness)
+            sink = AttemptSink(attempt, self._events, self._breaker)
             attempt.handle = self._backend.submit(attempt.request, sink)
             return attempt.sequences
         except OSError as error:
             attempt.outcome = Outcome(error=MachineError.of(error))
-            self._sickness.failed(MachineError.of(error))
+            self._breaker.failed(MachineError.of(error))
             self._ended.append(attempt)
         except JobError as error:
             self._refuse(claimed, error)
@@ -171,7 +171,7 @@ class Attempts:
         if isinstance(event, Ended) and self._is_running(event.attempt):
             event.attempt.outcome = event.outcome
             if isinstance(event.outcome.error, MachineError):
-                self._sickness.failed(event.outcome.error)
+                self._breaker.failed(event.outcome.error)
             self._ended.append(event.attempt)
         return True
 
@@ -197,7 +197,7 @@ class Attempts:
             elif not was_held:
                 logger.warning("job %s was settled before, or taken over", settlement.lease.job)
         self._refused = [one for one in self._refused if one.lease in kept]
-        self._sickness.settled()
+        self._breaker.settled()
         for attempt in list(self._ended):
             if attempt.lease not in kept:
                 self._forget(attempt)
@@ -257,8 +257,8 @@ class Attempts:
         claimed, terms = attempt.claimed, attempt.claimed.terms
         failures = self._settlements.failures(claimed, error)
         if isinstance(error, MachineError):
-            pause = retry_pause(terms.misplaced)
-            return self._store.return_misplaced(attempt.lease, pause, failures)
+            pause = retry_pause(terms.machine_errors)
+            return self._store.return_after_machine_error(attempt.lease, pause, failures)
         # RQ retries after any error, `job.retries` are for those that may not happen again.
         own = attempt.request.job.retries
         own = (DEFAULT_RETRIES if own is None else own) if error.retryable else 0

@@ -18,18 +18,18 @@ from jobs.errors import JobError
 from worker.backend import Backend, ModelInfo
 from worker.queue.admission import Admission
 from worker.queue.attempts import Attempts
+from worker.queue.capacity import Capacity
+from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.faults import Faults
 from worker.queue.figures import Figures
 from worker.queue.lease_keeper import LeaseKeeper
 from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
-from worker.queue.rooms import Rooms
 from worker.queue.rq_control import Cancel, Control
 from worker.queue.rq_job import Lease
 from worker.queue.rq_presence import RQPresence
 from worker.queue.rq_store import RQStore
 from worker.queue.rq_workers import RQWorkers
-from worker.queue.sickness import Sickness
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 
@@ -62,7 +62,7 @@ class WorkerLoop:
         watchdog: Watchdog,
         keeper: LeaseKeeper,
         reaper: Reaper,
-        sickness: Sickness,
+        breaker: CircuitBreaker,
         waker: Callable[[Callable[[], None]], Waker],
         faults: Faults,
         *,
@@ -74,7 +74,7 @@ class WorkerLoop:
         self._backend, self._store, self._attempts = backend, store, attempts
         self._presence, self._workers, self._control = presence, workers, control
         self._watchdog, self._keeper, self._reaper = watchdog, keeper, reaper
-        self._sickness, self._faults = sickness, faults
+        self._breaker, self._faults = breaker, faults
         self._admission, self._outage = Admission(presence, store), Outage()
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
         self._models = {name: model.name for name, model in models.items()}
@@ -157,7 +157,7 @@ class WorkerLoop:
         if now < self._next_check:
             return
         figures = self._figures.read(now)
-        figures["paused"] = self._sickness.reason or self._admission.pause
+        figures["paused"] = self._breaker.reason or self._admission.pause
         jobs, run = [attempt.lease.job for attempt in self._attempts], self._faults.run
         run("reporting", lambda: self._presence.report(figures, jobs))
         run("checking leases", self._check_leases)
@@ -180,37 +180,37 @@ class WorkerLoop:
             return
         idle = not self._attempts.leases
         if idle:
-            self._sickness.settled()
-        if (self._isolating and not idle) or not self._sickness.may_claim():
+            self._breaker.settled()
+        if (self._isolating and not idle) or not self._breaker.may_claim():
             return
-        rooms = Rooms(self._backend, self._models, single=self._sickness.tries_one)
-        if not rooms.any:
+        capacity = Capacity(self._backend, self._models, single=self._breaker.half_open)
+        if not capacity.any:
             return
         self._next_poll = math.inf  # before the claim: it may be reset while that runs
-        claimed = self._store.claim(rooms.of, suspects=idle)
+        claimed = self._store.claim(capacity.of, suspects=idle)
         self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []
-        era = self._sickness.era
+        generation = self._breaker.generation
         if claimed:
-            self._sickness.claimed()
+            self._breaker.claimed()
         for job in claimed:
             name, bulk = self._store.model_of(job.lease)
-            may_start = self._stop_at is None and self._sickness.era == era
-            if may_start and rooms.of(name, bulk):
-                rooms.use(name, bulk, self._attempts.start(job))
+            may_start = self._stop_at is None and self._breaker.generation == generation
+            if may_start and capacity.of(name, bulk):
+                capacity.use(name, bulk, self._attempts.start(job))
                 self._watchdog.touch()  # starting many jobs may take minutes
             else:
                 surplus.append(job.lease)
         if surplus:
-            self._store.give_back(surplus, uncount=True)
+            self._store.give_back(surplus, undo_attempt=True)
         if claimed:
             self._drained, self._next_poll = False, 0.0
         else:
             # A job that another worker has started comes back if that worker dies.
-            self._drained = self._burst and rooms.everywhere and not self._store.any_unsettled()
+            self._drained = self._burst and capacity.everywhere and not self._store.any_unsettled()
             if self._burst:
                 self._next_poll = now + BURST_SECONDS
-            self._waker.arm(rooms.wake_keys)
+            self._waker.arm(capacity.wake_keys)
 
     # --- helpers ----------------------------------------------------------------------------------
 
@@ -225,7 +225,7 @@ class WorkerLoop:
         if self._attempts.leases:
             return BUSY_SECONDS
         due = self._next_check
-        if not self._admission.pause and self._sickness.may_claim():
+        if not self._admission.pause and self._breaker.may_claim():
             due = min(due, self._next_poll)
         return min(max(BUSY_SECONDS, due - time.monotonic()), IDLE_SECONDS)
 
@@ -236,8 +236,8 @@ class WorkerLoop:
             return
         waiting = self._store.suspects()
         for queue in self._suspects & waiting:
-            office = keys.quarantine_worker(queue)
-            if self._workers.elect(office, CHECKS_PER_LEASE * self._check_seconds):
+            lock = keys.quarantine_worker(queue)
+            if self._workers.elect(lock, CHECKS_PER_LEASE * self._check_seconds):
                 self._isolating = True
         self._suspects = waiting
 

@@ -17,7 +17,7 @@ PAUSE_MILLISECONDS = 2000  # between two counts
 EXPIRE_MILLISECONDS = 15_000  # more than a worker's pause between two checks
 
 
-# The names of the `unpack` lines of count.lua, in the same order.
+# KEYS and ARGV of count.lua, by name and in order.
 
 
 class CountKeys(NamedTuple):

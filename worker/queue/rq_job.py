@@ -33,7 +33,7 @@ from jobs.results.failures import Failure, parse_failures
 LOST = "chatjobs_lost"  # workers that died while they ran it
 LOST_AT = "chatjobs_lost_at"  # seconds since the epoch: the last of these deaths
 GROUP = "chatjobs_group"  # group of suspects that it is run with
-MISPLACED = "chatjobs_misplaced"  # attempts that ended because of their worker's machine
+MACHINE_ERRORS = "chatjobs_machine_errors"  # attempts that ended because of their worker's machine
 RETRIED = "chatjobs_retried"  # retries used after errors
 
 MAX_INTERVAL = 10 * 365 * 86_400  # seconds that a retry may wait
@@ -44,7 +44,7 @@ FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETR
 # Fields of a job hash with its time limits, retries and failures; `read_terms` reads them.
 TERMS = (
     *(DEADLINE, "timeout", "retries_left", "retry_intervals", "enqueue_at_front_on_retry"),
-    *(FAILURES, MISPLACED),
+    *(FAILURES, MACHINE_ERRORS),
 )
 
 
@@ -58,7 +58,7 @@ class Terms:
     intervals: tuple[float, ...] = ()  # RQ's: seconds before its retries
     front: bool = False  # RQ's: its retries go to the front of the queue
     failures: tuple[Failure, ...] = ()
-    misplaced: int = 0  # attempts that ended because of their worker's machine
+    machine_errors: int = 0  # attempts that ended because of their worker's machine
 
     def interval(self, retried: int) -> float | None:
         """Seconds before the next retry of a job that was retried so many times, by RQ's rule
@@ -71,7 +71,7 @@ class Terms:
 
 def read_terms(values: Sequence[bytes | None], now: float) -> Terms:
     """The terms from the values of TERMS. `now`: the time of Redis. Never raises."""
-    deadline, timeout, retries, intervals, front, failures, misplaced = values
+    deadline, timeout, retries, intervals, front, failures, machine_errors = values
     is_time = deadline is not None and deadline.isdigit() and len(deadline) < 17
     milliseconds = int(deadline or 0) if is_time else None
     seconds = integer(timeout, -1)
@@ -82,7 +82,7 @@ def read_terms(values: Sequence[bytes | None], now: float) -> Terms:
         intervals=_intervals(intervals),
         front=integer(front, 0) == 1,
         failures=tuple(parse_failures(failures)),
-        misplaced=max(0, integer(misplaced, 0)),
+        machine_errors=max(0, integer(machine_errors, 0)),
     )
 
 

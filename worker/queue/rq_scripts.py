@@ -15,14 +15,14 @@ from typing import NamedTuple
 
 from jobs import keys, lua
 from jobs.client import rq_format
-from jobs.client.rq_format import DEPENDENTS_LUA, LINES_LUA
+from jobs.client.rq_format import DEPENDENTS_LUA, TENANTS_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream.entries import END_LUA
 from worker.queue.rq_job import Lease
 
-CLAIM = lua.load("worker.queue", "claim", LINES_LUA)
+CLAIM = lua.load("worker.queue", "claim", TENANTS_LUA)
 SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
-RETURN = lua.load("worker.queue", "return", LINES_LUA)
+RETURN = lua.load("worker.queue", "return", TENANTS_LUA)
 
 
 class ClaimKeys(NamedTuple):
@@ -110,7 +110,7 @@ class ReturnArgs(NamedTuple):
     push: str
     counter: str = ""
     limit: int = 0
-    uncount: int = 0
+    undo_attempt: int = 0
     lost: int | str = ""
     lost_at: int | str = ""
     group: str = ""

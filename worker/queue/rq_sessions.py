@@ -12,17 +12,17 @@ from redis import Redis
 
 from jobs import keys, lua
 from jobs.client import rq_format
-from jobs.client.rq_format import LINES_LUA
+from jobs.client.rq_format import TENANTS_LUA
 from jobs.client.turns import BEGIN, SESSION, TURNS_LUA, begin_script, read_history, session_of
 from jobs.errors import JobError, failure_of
 from worker.queue.rq_job import ClaimedJob
 
 logger = logging.getLogger(__name__)
 
-RELEASE = lua.load("worker.queue", "release_turn", LINES_LUA, TURNS_LUA)
+RELEASE = lua.load("worker.queue", "release_turn", TENANTS_LUA, TURNS_LUA)
 
 
-# The names of the `unpack` lines of release_turn.lua, in the same order.
+# KEYS and ARGV of release_turn.lua, by name and in order.
 
 
 class ReleaseTurnKeys(NamedTuple):

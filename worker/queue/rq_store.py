@@ -26,7 +26,7 @@ from worker.queue import rq_scripts
 from worker.queue.rq_backlog import Backlog, BacklogCounter
 from worker.queue.rq_job import (
     FIELDS,
-    MISPLACED,
+    MACHINE_ERRORS,
     RETRIED,
     TERMS,
     ClaimedJob,
@@ -43,7 +43,7 @@ from worker.queue.rq_workers import DeadWorker
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 SOON = 70.0  # more than the longest pause before a retry
-MAX_MISPLACED = 20  # machines that may fail to run a job before it fails
+MAX_MACHINE_ERRORS = 20  # machines that may fail to run a job before it fails
 
 
 class RQStore:
@@ -102,11 +102,11 @@ class RQStore:
             limits=keys.LIMITS,
             queues=rq_format.QUEUES_KEY,
         )
-        rooms = [room(model, bulk) for bulk in (False, True) for model in self._models]
+        capacity = [room(model, bulk) for bulk in (False, True) for model in self._models]
         taken: list[Any] = []
         left = 1
         while left and not taken:  # each call looks at some tenants only
-            taken, left = self._claim(keys=[*claim_keys, *lists], args=[*args, *rooms])
+            taken, left = self._claim(keys=[*claim_keys, *lists], args=[*args, *capacity])
         terms = self._read_terms([job.decode() for _, job, *_ in taken])
         claimed = []
         for (number, job, attempt, execution, *values), own in zip(taken, terms, strict=True):
@@ -144,12 +144,12 @@ class RQStore:
         """Raise redis.RedisError unless Redis replies."""
         self._redis.ping()
 
-    def give_back(self, leases: Sequence[Lease], *, uncount: bool = False) -> None:
+    def give_back(self, leases: Sequence[Lease], *, undo_attempt: bool = False) -> None:
         """Return jobs to the front of their queues, in their order, without using a retry.
-        `uncount`: the attempt has published nothing and does not count either."""
+        `undo_attempt`: the attempt has published nothing and does not count either."""
         pipeline = self._redis.pipeline(transaction=False)
         for lease in reversed(leases):
-            self._return_one(lease, "LPUSH", uncount=int(uncount), client=pipeline)
+            self._return_one(lease, "LPUSH", undo_attempt=int(undo_attempt), client=pipeline)
         pipeline.execute()
 
     def retry(
@@ -173,14 +173,16 @@ class RQStore:
         )
         return int(reply) != 2
 
-    def return_misplaced(self, lease: Lease, delay: float, failures: Sequence[Failure]) -> bool:
+    def return_after_machine_error(
+        self, lease: Lease, delay: float, failures: Sequence[Failure]
+    ) -> bool:
         """Return a job to the end of its queue in `delay` seconds, because this machine could not
-        run it, without using a retry. False if that has happened MAX_MISPLACED times."""
+        run it, without using a retry. False if that has happened MAX_MACHINE_ERRORS times."""
         reply = self._return_one(
             lease,
             "RPUSH",
-            counter=MISPLACED,
-            limit=MAX_MISPLACED,
+            counter=MACHINE_ERRORS,
+            limit=MAX_MACHINE_ERRORS,
             delay=round(1000 * delay) or "",
             failures=json.dumps(failures),
         )

@@ -38,7 +38,7 @@ ENDS: tuple[rq_format.End, ...] = ("failed", "canceled")  # by RQ's tools
 T = TypeVar("T")
 
 
-# The names of the `unpack` lines of the scripts, in the same order.
+# KEYS and ARGV of the scripts, by name and in order.
 
 
 class KeepKeys(NamedTuple):

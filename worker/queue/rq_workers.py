@@ -53,7 +53,7 @@ class LeaveArgs(NamedTuple):
 
 
 class ElectKeys(NamedTuple):
-    office: str
+    lock: str
 
 
 class ElectArgs(NamedTuple):
@@ -96,7 +96,7 @@ class RQWorkers:
         self._redis: Any = client
         self._renew, self._leave = client.register_script(RENEW), client.register_script(LEAVE)
         self._elect = client.register_script(ELECT)
-        self._offices: set[str] = set()  # that this worker has been elected for
+        self._locks: set[str] = set()  # leader locks that this worker has acquired
         self._reports = Reports()
 
     def renew(self, seconds: float, *, stopping: bool) -> None:
@@ -115,11 +115,11 @@ class RQWorkers:
         return dict(one for one in read if not isinstance(one, Damage))
 
     def elect(self, key: str, seconds: float) -> bool:
-        """Whether this worker holds the office `key`, for `seconds` from now."""
+        """Whether this worker holds the leader lock `key`, for `seconds` from now."""
         args = ElectArgs(self.name, int(seconds * 1000))
         elected = bool(self._elect(keys=ElectKeys(key), args=args))
         if elected:
-            self._offices.add(key)
+            self._locks.add(key)
         return elected
 
     def announced(self, name: str) -> bool:
@@ -129,11 +129,11 @@ class RQWorkers:
         return not wrong and bool(self._redis.sismember(keys.STOPPING, name))
 
     def leave(self) -> None:
-        """Remove this worker, unless it has started jobs left, and give up its offices."""
+        """Remove this worker, unless it has started jobs left, and release its locks."""
         self._remove(self.name, "")
-        for office in self._offices:
-            if self._redis.mget([office]) == [self.name.encode()]:
-                self._redis.delete(office)
+        for lock in self._locks:
+            if self._redis.mget([lock]) == [self.name.encode()]:
+                self._redis.delete(lock)
 
     def remove(self, dead: DeadWorker) -> None:
         """Remove a dead worker, unless it has started jobs left."""

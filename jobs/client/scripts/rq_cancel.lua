@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Ends a job that waits, or asks the worker of a running job to stop it. The caller loads this script
 -- behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and those of
--- rq_lines.lua and rq_turns.lua.
+-- rq_tenants.lua and rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait

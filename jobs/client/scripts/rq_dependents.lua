@@ -3,7 +3,7 @@
 -- enqueue_dependents(job, job_id, status, now) queues the jobs that wait for this one and for no
 -- other job that has not finished, by RQ's rules (rq/job.py, dependencies_are_met). job is the hash
 -- of the job that has ended, status is RQ's, now is the time in RQ's format.
--- Returns nothing. Needs the functions of rq_lines.lua. Atomic as part of the script that calls it.
+-- Returns nothing. Needs the functions of rq_tenants.lua. Atomic as part of the script that calls it.
 local function enqueue_dependents(job, job_id, status, now)
   if status ~= 'finished' and status ~= 'failed' then return end
   for _, id in ipairs(redis.call('SMEMBERS', job .. ':dependents')) do

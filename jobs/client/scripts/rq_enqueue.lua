@@ -1,7 +1,7 @@
 #!lua
 -- Puts a new job into its queue, or lets it wait for its time, unless it is there already or a limit
 -- refuses it. A job of a session waits as RQ's deferred jobs do until the one before it has ended. The
--- caller loads this script behind the functions of rq_lines.lua and rq_turns.lua.
+-- caller loads this script behind the functions of rq_tenants.lua and rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait

@@ -1,5 +1,5 @@
 -- Puts a failed or cancelled job back into its queue, as a new attempt. The caller loads this script
--- behind the functions of rq_lines.lua.
+-- behind the functions of rq_tenants.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
@@ -27,7 +27,7 @@ if status ~= 'failed' and status ~= 'canceled' and status ~= 'stopped' then retu
 redis.call('HSET', job, 'status', 'queued', 'enqueued_at', enqueued_at)
 redis.call('HDEL', job, 'started_at', 'ended_at', 'worker_name', 'chatjobs_error',
   'chatjobs_cancel', 'chatjobs_lost', 'chatjobs_lost_at', 'chatjobs_group', 'chatjobs_retried',
-  'chatjobs_misplaced')
+  'chatjobs_machine_errors')
 redis.call('PERSIST', job)
 if redis.call('HEXISTS', job, 'chatjobs_bytes') == 0 then
   local bytes = redis.call('HSTRLEN', job, 'data')

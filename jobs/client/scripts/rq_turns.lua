@@ -1,5 +1,5 @@
--- Prelude for scripts that begin or end turns of sessions. Needs the functions of rq_lines.lua. The names
--- are those of jobs/keys.py.
+-- Prelude for scripts that begin or end turns of sessions. Needs the functions of rq_tenants.lua. The
+-- names are those of jobs/keys.py.
 --
 -- A session is a hash, the list of its turns, and the list of its jobs that have not ended: the first
 -- one runs or is queued, the others wait as RQ's deferred jobs. Only these functions change that list.

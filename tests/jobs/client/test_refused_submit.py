@@ -42,10 +42,10 @@ def test_a_refused_submit_leaves_nothing_behind(
         client.submit(wanted)
     assert not client.redis.exists(job_key("mine"), keys.rows("r", 3))
     assert client.redis.lrange(LINE, 0, -1) == [b"other"]
-    assert not client.redis.exists(keys.tenant_line(QUEUE, "a"))
+    assert not client.redis.exists(keys.tenant_queue(QUEUE, "a"))
     getattr(client.redis, undo[0])(*undo[1:])
     client.submit(wanted)
-    line = keys.tenant_line(QUEUE, "a") if "tenant" in options else LINE
+    line = keys.tenant_queue(QUEUE, "a") if "tenant" in options else LINE
     assert client.redis.lpos(line, "mine") is not None
     assert client.job("mine").status() == "queued"
 

@@ -11,8 +11,8 @@ import redis
 from jobs import keys
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import ROOT, Site, wait_until
+from worker.queue.capacity import Capacity
 from worker.queue.loop import LEASE_SECONDS
-from worker.queue.rooms import Rooms
 from worker.queue.waker import Waker
 
 MAX_COMMANDS_PER_SECOND = 4.2  # promised are 5
@@ -126,10 +126,10 @@ def test_a_worker_without_room_for_bulk_jobs_leaves_their_tokens(site: Site) -> 
             return 0 if bulk else 4
 
     backend = Full()
-    rooms = Rooms(backend, {"fake": "fake"}, single=False)
+    capacity = Capacity(backend, {"fake": "fake"}, single=False)
     woken: list[int] = []
     waker = Waker(redis.Redis.from_url(site.url), lambda: woken.append(1))
-    waker.arm(rooms.wake_keys)
+    waker.arm(capacity.wake_keys)
     site.submit(priority="bulk")
     site.submit()
     wait_until(lambda: woken == [1])

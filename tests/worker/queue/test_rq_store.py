@@ -171,7 +171,7 @@ def test_returned_jobs_keep_their_order_at_the_front(site: Site, a: RQStore) -> 
 def test_an_attempt_that_has_not_started_does_not_count(site: Site, a: RQStore) -> None:
     job = site.submit()
     (claimed,) = claim(a)
-    a.give_back([claimed.lease], uncount=True)
+    a.give_back([claimed.lease], undo_attempt=True)
     assert site.hash(job)["chatjobs_attempt"] == "0"
     (again,) = claim(a)
     assert again.lease.attempt == 1

@@ -203,7 +203,7 @@ def test_a_foreign_attempt_of_a_claimed_job_stops_no_return(
     job = site.submit()
     (claimed,) = claim(store)
     site.redis.hset(job_key(job.id), mapping={"chatjobs_attempt": attempt, "chatjobs_bytes": "x"})
-    store.give_back([claimed.lease], uncount=True)
+    store.give_back([claimed.lease], undo_attempt=True)
     assert waiting(site) == [job.id]
     site.burst()
     assert job.result(timeout=5).text

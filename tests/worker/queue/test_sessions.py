@@ -134,7 +134,7 @@ def test_a_turn_that_waited_joins_the_line_of_its_tenant_and_wakes_workers(site:
     queue = keys.bulk_queue("fake")
     site.redis.delete(keys.wake("fake", bulk=True))
     assert first.cancel()
-    assert site.redis.lrange(keys.tenant_line(queue, "t"), 0, -1) == [second.id.encode()]
+    assert site.redis.lrange(keys.tenant_queue(queue, "t"), 0, -1) == [second.id.encode()]
     assert site.redis.llen(queue_key(queue)) == 0
     assert site.redis.llen(keys.wake("fake", bulk=True)) == 1
     site.burst()

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Moves jobs from the front of their queues to "started", in the name of one worker. Before that, it
 -- queues the scheduled jobs whose time has come (also those of RQ's enqueue_in and enqueue_at). The
--- caller loads this script behind the functions of rq_lines.lua.
+-- caller loads this script behind the functions of rq_tenants.lua.
 --
 -- KEYS  started: sorted set of the jobs that the worker has started
 --       workers: sorted set of the workers
@@ -17,16 +17,16 @@
 --       score: score of the first lease in the wip set
 --       take_suspects: '1' if the worker runs no job: it takes the first group of suspects from the
 --       quarantines and nothing else; if there is none, it takes other jobs
---       rooms…: for each queue, the number of jobs to take at most. An interactive job also takes room
---       of its model's bulk jobs, unless there is room for just one: those must not starve
+--       capacity…: for each queue, the number of jobs to take at most. An interactive job also takes
+--       room of its model's bulk jobs, unless there is room for just one: those must not starve
 -- Returns {jobs, left}. jobs: one list per job taken: {number of the queue from 1, job id, attempt,
 --       execution id, then the fields of the job hash in the order of FIELDS in rq_job.py}. left: 1 if
---       there is room for jobs of tenants whose turn has not come in this call, else 0.
+--       there is room for jobs of tenants that were not reached in this call, else 0.
 --
--- The tenants of a queue take turns: one job of each. A tenant with as many running jobs as the limit
--- tenant_running allows is parked until one of them ends. A call gives at most 100 turns more than there
--- is room for jobs, looks at 4 tenants that are parked, since the limit may have changed, and queues at
--- most 100 scheduled jobs per queue.
+-- The tenants of a queue are served round robin: one job of each. A tenant with as many running jobs
+-- as the limit tenant_running allows is parked until one of them ends. A call looks at no more than
+-- 100 tenants above the number of jobs that there is room for, and at 4 that are parked, since the
+-- limit may have changed. It queues at most 100 scheduled jobs per queue.
 --
 -- An id without a job hash is dropped, as RQ drops it, and so is an id that no RQ job can have. An
 -- id that was queued twice is dropped the second time: its job is over or running.
@@ -36,7 +36,7 @@
 local started, workers, limits, queues = unpack(KEYS)
 local lists = {unpack(KEYS, 5)}
 local worker, execution_prefix, now_text, now_seconds, score, take_suspects = unpack(ARGV)
-local rooms = {unpack(ARGV, 7)}
+local capacity = {unpack(ARGV, 7)}
 
 local ended = {finished = true, failed = true, stopped = true, canceled = true}
 local taken = {}
@@ -115,9 +115,9 @@ local function take_one(list, number, queue, wip, accepts, left)
     if waits then
       if not accepts(job) then return false end
       start(number, id, job, queue, wip, list)
-      rooms[number] = rooms[number] - 1
-      local bulk = number + #rooms / 2
-      if rooms[bulk] and not only_one[bulk] then rooms[bulk] = rooms[bulk] - 1 end
+      capacity[number] = capacity[number] - 1
+      local bulk = number + #capacity / 2
+      if capacity[bulk] and not only_one[bulk] then capacity[bulk] = capacity[bulk] - 1 end
     end
     redis.call('LPOP', list)
     left()
@@ -146,36 +146,36 @@ local function may_run(tenant)
   return redis.call('SCARD', running) < limit
 end
 
-local left_tenants = 0  -- whether tenants wait whose turn has not come in this call
+local left_tenants = 0  -- whether tenants wait that were not reached in this call
 
-local function take_in_turns(number, queue, wip)
-  local tenants, turn = tenants_of(queue), last_turn(queue)
+local function take_round_robin(number, queue, wip)
+  local tenants, last = tenants_of(queue), last_place(queue)
   local function next_tenant()
     return redis.call('ZRANGEBYSCORE', tenants, '-inf', '(' .. PARKED, 'LIMIT', 0, 1)[1]
   end
   if redis.call('EXISTS', queue) == 1 and not redis.call('ZSCORE', tenants, '') then
-    turn = set_turn(queue, '', turn)
+    last = move_to_end(queue, '', last)
   end
   for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', tenants, PARKED, '+inf', 'LIMIT', 0, 4)) do
-    if may_run(tenant) then turn = set_turn(queue, tenant, turn) else park(queue, tenant) end
+    if may_run(tenant) then last = move_to_end(queue, tenant, last) else park(queue, tenant) end
   end
-  for _ = 1, 100 + rooms[number] do
-    local tenant = rooms[number] > 0 and next_tenant()
+  for _ = 1, 100 + capacity[number] do
+    local tenant = capacity[number] > 0 and next_tenant()
     if not tenant then break end
     if tenant ~= '' and not may_run(tenant) then
       park(queue, tenant)
     else
-      turn = set_turn(queue, tenant, turn)
-      local line = line_of(queue, tenant)
-      take_one(line, number, queue, wip, is_any, function()
-        if tenant ~= '' then left_line(queue, tenant) end
+      last = move_to_end(queue, tenant, last)
+      local list = list_of(queue, tenant)
+      take_one(list, number, queue, wip, is_any, function()
+        if tenant ~= '' then left_list(queue, tenant) end
       end)
-      if redis.call('EXISTS', line) == 0 then redis.call('ZREM', tenants, tenant) end
+      if redis.call('EXISTS', list) == 0 then redis.call('ZREM', tenants, tenant) end
     end
   end
-  if rooms[number] > 0 and next_tenant() then left_tenants = 1 end
+  if capacity[number] > 0 and next_tenant() then left_tenants = 1 end
   if redis.call('HEXISTS', 'chatjobs:tenant-jobs', name_of(queue)) == 0 then
-    redis.call('DEL', tenants)  -- no tenant waits: RQ's list needs no turn
+    redis.call('DEL', tenants)  -- no tenant waits: RQ's list needs no place
   end
 end
 
@@ -210,9 +210,9 @@ local function check_queue(queue, wip, quarantine)
   end
 end
 
-for number, room in ipairs(rooms) do
-  rooms[number] = tonumber(room)
-  only_one[number] = rooms[number] == 1
+for number, text in ipairs(capacity) do
+  capacity[number] = tonumber(text)
+  only_one[number] = capacity[number] == 1
 end
 -- Whoever looks for the jobs of dead workers starts with the workers.
 if not redis.call('ZSCORE', workers, worker) then
@@ -231,7 +231,7 @@ end
 if take_suspects == '1' then
   for _, number in ipairs(usable) do
     local queue, wip, quarantine = unpack(lists, 3 * number - 2, 3 * number)
-    while rooms[number] > 0
+    while capacity[number] > 0
       and take_one(quarantine, number, queue, wip, in_first_group, nothing) do end
   end
   if #taken > 0 then return {taken, 0} end
@@ -239,9 +239,9 @@ end
 for _, number in ipairs(usable) do
   local queue, wip = unpack(lists, 3 * number - 2, 3 * number - 1)
   if redis.call('EXISTS', tenants_of(queue)) == 1 then
-    try(take_in_turns, number, queue, wip)
+    try(take_round_robin, number, queue, wip)
   else
-    while rooms[number] > 0 and take_one(queue, number, queue, wip, is_any, nothing) do end
+    while capacity[number] > 0 and take_one(queue, number, queue, wip, is_any, nothing) do end
   end
 end
 if fault and #taken == 0 then return redis.error_reply(fault) end

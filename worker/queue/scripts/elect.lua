@@ -1,22 +1,22 @@
 #!lua flags=allow-oom
--- Elects a worker for an office, or extends its term.
+-- Gives a worker a leader lock, or extends the lock that it holds.
 --
--- KEYS  office: name of the worker that holds the office; expires
+-- KEYS  lock: name of the worker that holds the lock; expires
 -- ARGV  name: name of the worker
---       milliseconds: length of the term
--- Returns 1 if the worker holds the office now, else 0.
+--       milliseconds: time that the lock is held
+-- Returns 1 if the worker holds the lock now, else 0.
 --
 -- Atomic: the server runs the whole script before any other command. A full Redis runs it: the key
 -- is small and expires.
-local office = unpack(KEYS)
+local lock = unpack(KEYS)
 local name, milliseconds = unpack(ARGV)
 
 -- A key that is no name, or does not expire, is none of ours: nobody would ever be elected.
-if redis.call('TYPE', office).ok ~= 'string' or redis.call('PTTL', office) == -1 then
-  redis.call('DEL', office)
+if redis.call('TYPE', lock).ok ~= 'string' or redis.call('PTTL', lock) == -1 then
+  redis.call('DEL', lock)
 end
-local holder = redis.call('SET', office, name, 'NX', 'GET', 'PX', milliseconds)
+local holder = redis.call('SET', lock, name, 'NX', 'GET', 'PX', milliseconds)
 if not holder then return 1 end
 if holder ~= name then return 0 end
-redis.call('PEXPIRE', office, milliseconds)
+redis.call('PEXPIRE', lock, milliseconds)
 return 1

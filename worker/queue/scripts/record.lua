@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Writes the row of a job that ended without one: RQ's own tools cancelled or failed it. The caller
--- loads this script behind the Lua functions end_stream, enqueue_dependents and those of rq_lines.lua and
--- rq_turns.lua.
+-- loads this script behind the Lua functions end_stream, enqueue_dependents and those of
+-- rq_tenants.lua and rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       registry: RQ's registry of the jobs that ended this way

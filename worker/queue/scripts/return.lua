@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Returns a started job to its queue, or to the quarantine of its queue if it is in a group of
--- suspects. The caller loads this script behind the functions of rq_lines.lua.
+-- suspects. The caller loads this script behind the functions of rq_tenants.lua.
 --
 -- KEYS  job: hash of the job
 --       wip: sorted set of the started jobs of its queue
@@ -19,7 +19,7 @@
 --       push: 'LPUSH' for the front of the queue, 'RPUSH' for its end
 --       counter: field of the job hash to increment, for a job that returns after an error; '' else
 --       limit: highest value that the counter may reach
---       uncount: '1' if the attempt has not started and does not count, else '0'
+--       undo_attempt: '1' if the attempt has not started and does not count, else '0'
 --       lost, lost_at: number of workers that died with the job, time of the last death; '' to
 --       leave both
 --       group: group of suspects that the job joins; '' for none
@@ -33,7 +33,7 @@
 -- runs it.
 local job, wip, execution, executions, queue, quarantine, scheduled, started,
   workers = unpack(KEYS)
-local job_id, execution_id, entry, dead, seen_lease, push, counter, limit, uncount, lost, lost_at,
+local job_id, execution_id, entry, dead, seen_lease, push, counter, limit, undo_attempt, lost, lost_at,
   group, delay, failures = unpack(ARGV)
 
 local lease = job_id .. ':' .. execution_id
@@ -56,7 +56,7 @@ if redis.call('TYPE', job).ok == 'hash' then
   end
   redis.call('HSET', job, 'status', 'queued')
   redis.call('HDEL', job, 'worker_name', 'started_at')
-  if uncount == '1' then redis.pcall('HINCRBY', job, 'chatjobs_attempt', -1) end
+  if undo_attempt == '1' then redis.pcall('HINCRBY', job, 'chatjobs_attempt', -1) end
   if lost ~= '' then
     redis.call('HSET', job, 'chatjobs_lost', lost, 'chatjobs_lost_at', lost_at)
   end

@@ -2,7 +2,7 @@
 -- Ends a started job: "finished", "failed" or "canceled". Writes RQ's status, registry and result,
 -- the row in the outbox, the turn of its session and the end of the token stream. The caller loads this
 -- script behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and those
--- of rq_lines.lua and rq_turns.lua.
+-- of rq_tenants.lua and rq_turns.lua.
 --
 -- KEYS  job: hash of the job
 --       wip: sorted set of the started jobs of its queue

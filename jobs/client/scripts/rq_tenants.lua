@@ -1,11 +1,12 @@
--- Prelude for scripts that queue jobs or take them: the lines in which the jobs of a queue wait.
+-- Prelude for scripts that queue jobs or take them: the lists in which the jobs of a queue wait,
+-- one per tenant.
 --
 -- Jobs without a tenant wait in RQ's list of the queue, the others in one list per tenant,
--- `chatjobs:tenant:<tenant> <queue>`: a tenant has no space, and both may have colons. The sorted set chatjobs:tenants:<queue> holds the tenants with
--- waiting jobs, the next one first; '' stands for RQ's list, as long as others wait too. Tenants that may
--- run no more jobs are parked: they come last, with scores from PARKED on. The hash chatjobs:tenant-jobs
--- counts the jobs in the lists of all tenants, by queue. RQ's own tools put jobs of any tenant into RQ's
--- list, and a claim takes them from there.
+-- `chatjobs:tenant:<tenant> <queue>`: a tenant has no space, and both may have colons. The sorted set
+-- chatjobs:tenants:<queue> holds the tenants with waiting jobs, the next one first; '' stands for RQ's
+-- list, as long as others wait too. Tenants that may run no more jobs are parked: they come last, with
+-- scores from PARKED on. The hash chatjobs:tenant-jobs counts the jobs in the lists of all tenants, by
+-- queue. RQ's own tools put jobs of any tenant into RQ's list, and a claim takes them from there.
 --
 -- queue is the key of RQ's list, id is the id of a job whose hash exists.
 -- Atomic as part of the script that calls these functions.
@@ -15,7 +16,7 @@ local function name_of(queue) return string.sub(queue, #'rq:queue:' + 1) end
 
 local function tenants_of(queue) return 'chatjobs:tenants:' .. name_of(queue) end
 
-local function line_of(queue, tenant)
+local function list_of(queue, tenant)
   if tenant == '' then return queue end
   return 'chatjobs:tenant:' .. tenant .. ' ' .. name_of(queue)
 end
@@ -27,13 +28,13 @@ local function tenant_of(id)
   return tenant
 end
 
--- Puts a tenant behind all others, whose turn is at most `turn`. Returns its own.
-local function set_turn(queue, tenant, turn)
-  redis.call('ZADD', tenants_of(queue), string.format('%.0f', turn + 1), tenant)
-  return turn + 1
+-- Puts a tenant behind all others, whose places are at most `last`. Returns its place.
+local function move_to_end(queue, tenant, last)
+  redis.call('ZADD', tenants_of(queue), string.format('%.0f', last + 1), tenant)
+  return last + 1
 end
 
-local function last_turn(queue)
+local function last_place(queue)
   local last = redis.call('ZREVRANGEBYSCORE', tenants_of(queue), '(' .. PARKED, '-inf', 'WITHSCORES',
     'LIMIT', 0, 1)
   return tonumber(last[2] or 0)
@@ -42,36 +43,36 @@ end
 -- Puts a tenant behind all others and all that are parked.
 local function park(queue, tenant)
   local last = tonumber(redis.call('ZREVRANGE', tenants_of(queue), 0, 0, 'WITHSCORES')[2] or 0)
-  set_turn(queue, tenant, math.max(last, tonumber(PARKED)))
+  move_to_end(queue, tenant, math.max(last, tonumber(PARKED)))
 end
 
--- Puts a job into its line. push is 'LPUSH' for the front and 'RPUSH' for the end.
+-- Puts a job into its list. push is 'LPUSH' for the front and 'RPUSH' for the end.
 local function push_job(push, queue, id)
   local tenant = tenant_of(id)
-  redis.call(push, line_of(queue, tenant), id)
+  redis.call(push, list_of(queue, tenant), id)
   if tenant == '' then return end
   redis.call('HINCRBY', 'chatjobs:tenant-jobs', name_of(queue), 1)
   if not redis.call('ZSCORE', tenants_of(queue), tenant) then
-    set_turn(queue, tenant, last_turn(queue))
+    move_to_end(queue, tenant, last_place(queue))
   end
 end
 
 -- A job has left the list of a tenant.
-local function left_line(queue, tenant)
+local function left_list(queue, tenant)
   if redis.call('HINCRBY', 'chatjobs:tenant-jobs', name_of(queue), -1) <= 0 then
     redis.call('HDEL', 'chatjobs:tenant-jobs', name_of(queue))
   end
-  if redis.call('EXISTS', line_of(queue, tenant)) == 0 then
+  if redis.call('EXISTS', list_of(queue, tenant)) == 0 then
     redis.call('ZREM', tenants_of(queue), tenant)
   end
 end
 
--- Removes a waiting job from its line. Returns whether it was there.
+-- Removes a waiting job from its list. Returns whether it was there.
 local function remove_job(queue, id)
   if redis.call('LREM', queue, 1, id) == 1 then return true end
   local tenant = tenant_of(id)
-  if tenant == '' or redis.call('LREM', line_of(queue, tenant), 1, id) == 0 then return false end
-  left_line(queue, tenant)
+  if tenant == '' or redis.call('LREM', list_of(queue, tenant), 1, id) == 0 then return false end
+  left_list(queue, tenant)
   return true
 end
 
@@ -82,7 +83,7 @@ local function running_of(id)
   return 'chatjobs:tenant-running:' .. tenant
 end
 
--- A job runs no more: its tenant takes turns again in the queues where it is parked. entry is the job's
+-- A job runs no more: its tenant is served again in the queues where it is parked. entry is the job's
 -- member of the set of its running jobs.
 local function left_running(id, entry)
   local running, tenant = running_of(id), tenant_of(id)
@@ -90,7 +91,7 @@ local function left_running(id, entry)
   redis.call('SREM', running, entry)
   for _, name in ipairs(redis.call('HKEYS', 'chatjobs:tenant-jobs')) do
     local queue = 'rq:queue:' .. name
-    local turn = tonumber(redis.call('ZSCORE', tenants_of(queue), tenant) or 0)
-    if turn >= tonumber(PARKED) then set_turn(queue, tenant, last_turn(queue)) end
+    local place = tonumber(redis.call('ZSCORE', tenants_of(queue), tenant) or 0)
+    if place >= tonumber(PARKED) then move_to_end(queue, tenant, last_place(queue)) end
   end
 end

@@ -14,8 +14,8 @@ from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site
 from worker.backend import MachineError, Outcome, Sink
 from worker.engine.preparer import Preparation
-from worker.queue.rq_store import MAX_MISPLACED
-from worker.queue.sickness import SICK_FAILURES, Sickness
+from worker.queue.circuit_breaker import OPEN_FAILURES, CircuitBreaker
+from worker.queue.rq_store import MAX_MACHINE_ERRORS
 
 ERROR = MachineError("internal", "OSError: no memory")
 
@@ -62,7 +62,7 @@ def test_jobs_of_a_sick_worker_wait_for_its_recovery(
 
 
 def test_a_job_that_no_machine_can_run_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.queue.sickness.PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("worker.queue.circuit_breaker.PAUSE_SECONDS", (0.01, 0.02))
     monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.0)
     bad, good = site.submit(unforkable=1), site.submit("good")
     site.burst()
@@ -70,7 +70,7 @@ def test_a_job_that_no_machine_can_run_fails(site: Site, monkeypatch: pytest.Mon
     with pytest.raises(JobError, match="Cannot allocate memory") as failure:
         bad.result(timeout=1)
     assert failure.value.code == "internal"
-    assert site.hash(bad)["chatjobs_misplaced"] == str(MAX_MISPLACED)
+    assert site.hash(bad)["chatjobs_machine_errors"] == str(MAX_MACHINE_ERRORS)
 
 
 def test_a_prompt_whose_process_cannot_start_is_the_machine_s_fault() -> None:
@@ -91,31 +91,31 @@ def test_a_prompt_whose_process_cannot_start_is_the_machine_s_fault() -> None:
     assert isinstance(sink.outcome.error, MachineError)
 
 
-def state(sickness: Sickness) -> tuple[bool, bool, str]:
-    return sickness.tries_one, sickness.may_claim(), sickness.reason
+def state(breaker: CircuitBreaker) -> tuple[bool, bool, str]:
+    return breaker.half_open, breaker.may_claim(), breaker.reason
 
 
 def test_only_what_started_after_a_failure_shows_recovery() -> None:
-    sickness = Sickness()
-    before = sickness.era
-    for _ in range(SICK_FAILURES):
-        sickness.failed(ERROR)
-    sickness.worked(before)  # it was running already
-    assert state(sickness) == (True, False, "jobs cannot be started: OSError: no memory")
-    sickness.worked(sickness.era)
-    assert state(sickness) == (False, True, "")
+    breaker = CircuitBreaker()
+    before = breaker.generation
+    for _ in range(OPEN_FAILURES):
+        breaker.failed(ERROR)
+    breaker.worked(before)  # it was running already
+    assert state(breaker) == (True, False, "jobs cannot be started: OSError: no memory")
+    breaker.worked(breaker.generation)
+    assert state(breaker) == (False, True, "")
 
 
 def test_one_probe_runs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.queue.sickness.PAUSE_SECONDS", (0.0, 0.0))
-    sickness = Sickness()
-    sickness.claimed()
-    assert sickness.may_claim()
-    sickness.failed(ERROR)
-    sickness.settled()
-    assert sickness.may_claim()
-    sickness.claimed()
-    assert not sickness.may_claim()
-    sickness.settled()  # cancelled, say: it shows nothing
-    assert sickness.may_claim()
-    assert sickness.tries_one
+    monkeypatch.setattr("worker.queue.circuit_breaker.PAUSE_SECONDS", (0.0, 0.0))
+    breaker = CircuitBreaker()
+    breaker.claimed()
+    assert breaker.may_claim()
+    breaker.failed(ERROR)
+    breaker.settled()
+    assert breaker.may_claim()
+    breaker.claimed()
+    assert not breaker.may_claim()
+    breaker.settled()  # cancelled, say: it shows nothing
+    assert breaker.may_claim()
+    assert breaker.half_open

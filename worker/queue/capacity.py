@@ -8,7 +8,7 @@ from jobs import keys
 from worker.backend import Backend
 
 
-class Rooms:
+class Capacity:
     """Shrinks as jobs are started.
 
     models: the name of the model, by each name that has queues. single: room for one job in all.
