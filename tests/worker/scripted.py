@@ -10,7 +10,7 @@ from worker.engine.sampler import Draw, Sampled
 
 
 def scripted(answers: Sequence[Sequence[int]]) -> Callable[[Tensor, Sequence[Draw]], list[Sampled]]:
-    """In place of `worker.engine.engine.sample`: choice i gets the tokens of answers[i], then the
+    """In place of `worker.engine.step.sample`: choice i gets the tokens of answers[i], then the
     end of its turn."""
 
     def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:

@@ -57,7 +57,7 @@ class Answering:
 
     def script(self, *texts: str) -> None:
         ids = [self.engine.tokenizer.encode(text) for text in texts]
-        self._monkeypatch.setattr("worker.engine.engine.sample", scripted(ids))
+        self._monkeypatch.setattr("worker.engine.step.sample", scripted(ids))
 
     def chat(self, *texts: str, **fields: Any) -> ChatCompletion:
         self.script(*texts)
