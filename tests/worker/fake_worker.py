@@ -45,7 +45,7 @@ def make_real(script: list[list[int]] | None, files: dict[str, Any]) -> Backend:
     from worker.engine.host import EngineHost
 
     if script is not None:
-        module: Any = import_module("worker.engine.engine")
+        module: Any = import_module("worker.engine.step")
         module.sample = scripted(script)
     return EngineHost(device="cpu", dtype="fp32", max_batch=4, **files)
 
