@@ -61,7 +61,10 @@ class Terminal:
         def found() -> bool:
             return text in CONTROL.sub("", self._text)[self._seen :]
 
-        wait_until(found, f"{text!r} is not in {self._text!r}")
+        try:
+            wait_until(found)
+        except AssertionError:
+            raise AssertionError(f"{text!r} is not in {self._text!r}") from None
         whole = CONTROL.sub("", self._text)
         at = whole.index(text, self._seen)
         before, self._seen = whole[self._seen : at], at + len(text)

@@ -139,7 +139,7 @@ def test_status_lists_workers_and_queues(run: Run, served: Served) -> None:
     status = json.loads(run("status", "--json", "--redis", served.url).stdout)
     (worker,) = status["workers"]
     assert worker["models"] == ["demo"]
-    waiting = {"queued": 0, "scheduled": 0, "running": 0}
+    waiting = {"queued": 0, "deferred": 0, "scheduled": 0, "running": 0}
     facts = {"name": "chat:demo", "model": "demo", **waiting, "failed": 1, "workers": 1}
     assert facts in status["queues"]
     text = run("status", "--redis", served.url).stdout

@@ -229,7 +229,7 @@ def test_sigterm_returns_unfinished_jobs_in_their_order(site: Site) -> None:
     long = site.submit_many([f"q{i}" for i in range(6)], words=100_000)
     waiting = site.submit_many([f"w{i}" for i in range(5)], words=5)
     bulk = site.submit_many(["x"], words=5, priority="bulk")
-    worker = site.worker(delay=0.02, grace=2.0)
+    worker = site.worker(delay=0.02, grace=6.0)
     wait_until(lambda: site.redis.llen(QUEUE) == 5)
     assert worker.stop() == 0
     assert [job.status().value for job in short] == ["finished"] * 2

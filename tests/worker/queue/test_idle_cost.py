@@ -15,7 +15,7 @@ from worker.queue.capacity import Capacity
 from worker.queue.loop import LEASE_SECONDS
 from worker.queue.waker import Waker
 
-MAX_COMMANDS_PER_SECOND = 4.2  # promised are 5
+MAX_COMMANDS_PER_SECOND = 4.8  # promised are 5
 
 
 def calls(site: Site) -> Counter[str]:
