@@ -7,8 +7,8 @@ import os
 import re
 import signal
 import subprocess
-import time
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -72,7 +72,7 @@ class Terminal:
         return before
 
     def interrupt(self, expected: str) -> None:
-        """Ctrl-C while an answer is printed. Python drops a KeyboardInterrupt that hits a finalizer:
+        """Ctrl-C while an answer is printed. Python drops a KeyboardInterrupt in a finalizer:
         the answer goes on then, and the key is pressed again, as a user would."""
         for _ in range(2):
             os.write(self._end, b"\x03")

@@ -140,8 +140,9 @@ def test_status_lists_workers_and_queues(run: Run, served: Served) -> None:
     (worker,) = status["workers"]
     assert worker["models"] == ["demo"]
     waiting = {"queued": 0, "deferred": 0, "scheduled": 0, "running": 0}
-    facts = {"name": "chat:demo", "model": "demo", **waiting, "failed": 1, "workers": 1}
-    assert facts in status["queues"]
+    (queue,) = [one for one in status["queues"] if one["name"] == "chat:demo"]
+    assert queue.items() >= {"model": "demo", **waiting, "workers": 1}.items()
+    assert queue["failed"] in (0, 1)  # one if the test of a failed job ran before
     text = run("status", "--redis", served.url).stdout
     assert "demo" in text
     assert "chat:demo" in text
