@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Iterator
 
@@ -9,6 +10,10 @@ import pytest
 import redis
 
 from jobs.embedded import EmbeddedRedis
+
+# Shells start background jobs with SIGINT ignored, and the commands under test would inherit it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PATIENCE = 10.0  # seconds
 
