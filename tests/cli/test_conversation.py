@@ -8,7 +8,6 @@ import re
 import signal
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,16 +70,9 @@ class Terminal:
         before, self._seen = whole[self._seen : at], at + len(text)
         return before
 
-    def interrupt(self, expected: str) -> None:
-        """Ctrl-C while an answer is printed. Python drops a KeyboardInterrupt in a finalizer:
-        the answer goes on then, and the key is pressed again, as a user would."""
-        for _ in range(2):
-            os.write(self._end, b"\x03")
-            deadline = time.monotonic() + 20
-            while time.monotonic() < deadline:
-                if expected in self._text:
-                    return
-                time.sleep(0.05)
+    def interrupt(self) -> None:
+        """Ctrl-C while an answer is printed."""
+        os.write(self._end, b"\x03")
 
     def wait(self) -> int:
         code = self._process.wait(timeout=30)
@@ -211,7 +203,7 @@ def test_ctrl_c_stops_the_answer_and_keeps_it(
     terminal = start(site, opened, "-o", 'metadata={"words": "3000"}')
     terminal.type("long\r")
     terminal.expect(answer_to("long", 8))
-    terminal.interrupt("(stopped)")
+    terminal.interrupt()
     terminal.expect("(stopped)")
     path = tmp_path / "chat.json"
     terminal.type(f"/save {path}\r")
