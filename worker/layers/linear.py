@@ -59,7 +59,7 @@ class Linear:
         return self._weight(x, self._bias)
 
     def plain_bf16(self) -> Tensor | None:
-        """The weight [out_features, in_features], if CPU kernels multiply with it and no bias."""
+        """The weight [out_features, in_features] as the CPU kernels read it; None with a bias."""
         if self._bias is None and isinstance(self._weight, bf16_weight.Bf16Weight):
             return self._weight.tensor
         return None
