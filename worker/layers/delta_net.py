@@ -239,25 +239,30 @@ def recur_in_chunks(
         return padded.view(-1, size, *x.shape[1:]).movedim(2, 0)
 
     q, k, v, g, beta = chunks(q), chunks(k), chunks(v), chunks(g), chunks(beta)
-    sums = g.cumsum(-1)  # [heads, chunks, size]: log decay since the chunk's start
+    # [heads, chunks, size]: log decay since the chunk's start. Differences of large float32 sums
+    # would lose the digits of small decays.
+    sums = g.double().cumsum(-1)
     lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     # Masked before exp: above the diagonal the differences are positive and overflow.
-    between = (sums[..., :, None] - sums[..., None, :]).masked_fill(~lower, float("-inf")).exp()
+    between = (sums[..., :, None] - sums[..., None, :]).float()
+    between = between.masked_fill_(~lower, float("-inf")).exp_()
+    since_start = sums[..., None].float().exp()
     weighted = k * beta[..., None]
     system = (weighted @ k.mT * between).tril(-1)
     system.diagonal(dim1=-2, dim2=-1).fill_(1)
-    right = torch.cat([v * beta[..., None], weighted * sums[..., None].exp()], dim=-1)
+    right = torch.cat([v * beta[..., None], weighted * since_start], dim=-1)
     solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
     fresh, stale = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
     inner = q @ k.mT * between
-    decayed_q = q * sums[..., None].exp()
-    ends = sums[..., -1]  # [heads, chunks]
-    decayed_k = k * (ends[..., None] - sums)[..., None].exp()
+    decayed_q = q * since_start
+    ends = sums[..., -1:]  # [heads, chunks, 1]
+    decayed_k = k * (ends - sums)[..., None].float().exp()
+    whole = ends[..., None].float().exp()
     outputs = []
     for index in range(q.shape[1]):
         corrected = fresh[:, index] - stale[:, index] @ state
         outputs.append(decayed_q[:, index] @ state + inner[:, index] @ corrected)
-        state.mul_(ends[:, index, None, None].exp())
+        state.mul_(whole[:, index])
         state.add_(decayed_k[:, index].mT @ corrected)
     return torch.cat(outputs, dim=1)[:, :length].transpose(0, 1)
 

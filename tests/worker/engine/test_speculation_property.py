@@ -6,13 +6,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.drafted import KINDS, perturbed
-from tests.worker.engine.test_prefix_property import ACTIONS, Ask, Cancel, Pair, Steps, run
+from tests.worker.engine.test_prefix_property import ACTIONS, WORDS, Ask, Cancel, Pair, Steps, run
 
 EXAMPLES = 12
+LONG: list[Ask | Cancel | Steps] = [Ask((*WORDS[2], *WORDS[i % 4]), 20, 3, "a") for i in range(8)]
 
 
 @pytest.fixture(scope="module", params=KINDS)
@@ -34,6 +35,7 @@ def pair(
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(actions=ACTIONS)
+@example(actions=LONG)
 def test_tokens_are_those_of_each_sequence_alone_and_no_state_leaks(
     pair: Pair, actions: list[Ask | Cancel | Steps]
 ) -> None:

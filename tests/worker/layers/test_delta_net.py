@@ -56,8 +56,8 @@ def test_chunks_and_single_tokens_are_the_same_recurrence(
         ]
     )
     for ours, state in ((in_chunks, chunked), (one_by_one, single[0])):
-        torch.testing.assert_close(ours, expected, atol=2e-4, rtol=2e-4)
-        torch.testing.assert_close(state, exact, atol=2e-4, rtol=2e-4)
+        torch.testing.assert_close(ours, expected, atol=2e-5, rtol=2e-5)
+        torch.testing.assert_close(state, exact, atol=2e-5, rtol=2e-5)
 
 
 def test_the_tried_lengths_span_several_chunks() -> None:
