@@ -98,6 +98,12 @@ def wake(model: str, *, bulk: bool = False) -> str:
     return f"chatjobs:wake:{queue(model, 'bulk' if bulk else 'interactive')}"
 
 
+def wake_worker(name: str) -> str:
+    """List that wakes one worker: a job was left to it, since it has the state of the session.
+    Expires."""
+    return f"chatjobs:wake-worker:{name}"
+
+
 def log(job: str) -> str:
     """Replay log of a job's tokens: a Redis stream with ids `<attempt>-<seq>` that expires."""
     return f"chatjobs:{{{job}}}:log"
@@ -109,7 +115,8 @@ def live(job: str) -> str:
 
 
 def session(name: str) -> str:
-    """Hash of a session: model, system, options, ttl, bytes, creation. Its keys expire."""
+    """Hash of a session: model, system, options, ttl, bytes, creation, and the worker that has its
+    state. Its keys expire."""
     return f"chatjobs:{{{name}}}:session"
 
 

@@ -23,7 +23,7 @@ _TYPES = (
     (r"chatjobs:(workers|deadlines|tenants:.*|started:.*)", "zset"),
     (r"chatjobs:(outboxes|stopping|wanted|tenant-running:.*)", "set"),
     (r"chatjobs:(limits|open-bytes|tenant-jobs|backlog|rows:.*|parts:.*|\{.*\}:session)", "hash"),
-    (r"chatjobs:(tenant:.*|quarantine:.*|wake:.*|\{.*\}:(turns|open))", "list"),
+    (r"chatjobs:(tenant:.*|quarantine:.*|wake(?:-worker)?:.*|\{.*\}:(turns|open))", "list"),
     (r"chatjobs:(outbox:.*|\{.*\}:log)", "stream"),
     (r"chatjobs:(reaper|recorder|results)", "string"),
     (r"chatjobs:(upkeep:.*|worker:.*|quarantine-worker:.*)", "string"),

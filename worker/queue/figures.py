@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from jobs import keys
 from jobs.errors import JobError
 from worker.backend import Backend
 
@@ -19,13 +20,14 @@ class Figures:
 
     def __init__(self, backend: Backend, models: Mapping[str, str]) -> None:
         self._backend = backend
-        self._models = {"models": sorted(set(models.values())), "names": sorted(models)}
+        self._model_of = dict(models)
+        self._names = {"models": sorted(set(models.values())), "names": sorted(models)}
         self._started_at = time.time()
         self._tokens, self._read_at = 0, time.monotonic()
 
-    def read(self, now: float) -> dict[str, Any]:
-        """The figures at the monotonic time `now`. Raises JobError if the engine's thread has
-        died."""
+    def read(self, now: float, paused: str | None = None, *, claims: bool = True) -> dict[str, Any]:
+        """The figures at the monotonic time `now`. `paused`: why the worker claims no jobs for a
+        while; `claims`: False once it stops. Raises JobError if the engine's thread has died."""
         health = self._backend.health()
         if not health.alive:
             raise JobError("internal", f"the engine thread died: {health.error}")
@@ -33,10 +35,12 @@ class Figures:
         tokens, seconds = health.tokens_generated - self._tokens, now - self._read_at
         self._tokens, self._read_at = health.tokens_generated, now
         return {
-            **self._models,
+            **self._names,
             "started_at": self._started_at,
             "device": memory.device,
             "memory": asdict(memory),
+            "paused": paused,
+            "room": self._room() if claims and not paused else {},
             "running": health.running,
             "waiting": health.waiting,
             "tokens": health.tokens_generated,
@@ -46,4 +50,12 @@ class Figures:
             "accepted_tokens": health.accepted_tokens,
             "draft_steps": health.draft_steps,
             "tokens_per_second": round(tokens / seconds, 1) if seconds > 0 else 0.0,
+        }
+
+    def _room(self) -> dict[str, int]:
+        """Number of sequences that may be started, by queue."""
+        return {
+            keys.queue(name, priority): self._backend.room(model, bulk=priority == "bulk")
+            for name, model in self._model_of.items()
+            for priority in ("interactive", "bulk")
         }

@@ -85,7 +85,7 @@ class WorkerLoop:
         self._next_check = self._next_poll = 0.0  # monotonic, as all times here
         self._stop_logged = self._drained = False  # drained: no job was queued or started
         self._isolating = False  # claim nothing until the running jobs have ended
-        self._waker = waker(self._wake)
+        self._waker, self._wake_key = waker(self._wake), keys.wake_worker(presence.name)
         self._suspects: set[str] = set()  # queues whose quarantine had jobs at the last check
 
     def request_stop(self) -> None:
@@ -156,8 +156,8 @@ class WorkerLoop:
         now = time.monotonic()
         if now < self._next_check:
             return
-        figures = self._figures.read(now)
-        figures["paused"] = self._breaker.reason or self._admission.pause
+        paused = self._breaker.reason or self._admission.pause
+        figures = self._figures.read(now, paused, claims=self._stop_at is None)
         jobs, run = [attempt.lease.job for attempt in self._attempts], self._faults.run
         run("reporting", lambda: self._presence.report(figures, jobs))
         run("checking leases", self._check_leases)
@@ -208,9 +208,9 @@ class WorkerLoop:
         else:
             # A job that another worker has started comes back if that worker dies.
             self._drained = self._burst and capacity.everywhere and not self._store.any_unsettled()
-            if self._burst:
-                self._next_poll = now + BURST_SECONDS
-            self._waker.arm(capacity.wake_keys)
+            pause = min(self._store.held_seconds, BURST_SECONDS if self._burst else math.inf)
+            self._next_poll = min(self._next_poll, now + pause)
+            self._waker.arm([*capacity.wake_keys, self._wake_key])
 
     # --- helpers ----------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ writes and reads.
 from __future__ import annotations
 
 import json
+import math
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -62,6 +63,7 @@ class RQStore:
         self._settler = Settler(redis, worker, worker_key)
         self._return = redis.register_script(rq_scripts.RETURN)
         self.limits = DEFAULTS  # as of the last claim
+        self.held_seconds = math.inf  # until jobs may be taken that the last claim left to others
         self.upkeep = Upkeep(redis, self.queues)
         self._sessions = RQSessions(redis)
         self._backlog = BacklogCounter(redis)
@@ -104,9 +106,10 @@ class RQStore:
         )
         capacity = [room(model, bulk) for bulk in (False, True) for model in self._models]
         taken: list[Any] = []
-        left = 1
+        left, held = 1, -1
         while left and not taken:  # each call looks at some tenants only
-            taken, left = self._claim(keys=[*claim_keys, *lists], args=[*args, *capacity])
+            taken, left, held = self._claim(keys=[*claim_keys, *lists], args=[*args, *capacity])
+        self.held_seconds = held / 1000 if held >= 0 else math.inf
         terms = self._read_terms([job.decode() for _, job, *_ in taken])
         claimed = []
         for (number, job, attempt, execution, *values), own in zip(taken, terms, strict=True):
@@ -200,8 +203,10 @@ class RQStore:
         return bool(self._redis.exists(*self._waiting_keys))
 
     def any_unsettled(self) -> bool:
-        """Whether any worker has claimed a job of the queues, a suspect waits, or a job is due
-        within SOON seconds, as after an error."""
+        """Whether any worker has claimed a job of the queues, or the last claim has left one to
+        another worker, a suspect waits, or a job is due within SOON seconds, as after an error."""
+        if self.held_seconds < math.inf:
+            return True
         soon = time.time() + SOON
         pipeline = self._redis.pipeline(transaction=False)
         for queue in self.queues:

@@ -19,14 +19,19 @@
 --       quarantines and nothing else; if there is none, it takes other jobs
 --       capacity…: for each queue, the number of jobs to take at most. An interactive job also takes
 --       room of its model's bulk jobs, unless there is room for just one: those must not starve
--- Returns {jobs, left}. jobs: one list per job taken: {number of the queue from 1, job id, attempt,
---       execution id, then the fields of the job hash in the order of FIELDS in rq_job.py}. left: 1 if
---       there is room for jobs of tenants that were not reached in this call, else 0.
+-- Returns {jobs, left, held}. jobs: one list per job taken: {number of the queue from 1, job id,
+--       attempt, execution id, then the fields of the job hash in the order of FIELDS in rq_job.py}.
+--       left: 1 if there is room for jobs of tenants that were not reached in this call, else 0.
+--       held: milliseconds until a job that was left to another worker may be taken; -1 without one.
 --
 -- The tenants of a queue are served round robin: one job of each. A tenant with as many running jobs
 -- as the limit tenant_running allows is parked until one of them ends. A call looks at no more than
 -- 100 tenants above the number of jobs that there is room for, and at 4 that are parked, since the
 -- limit may have changed. It queues at most 100 scheduled jobs per queue.
+--
+-- A turn of a session is left to the worker that has run the turn before it and may still have its
+-- state, if that worker says that it has room, for HOLD_MS from the first call that passes it over.
+-- That call wakes the worker. At most MAX_HELD jobs of a list are passed over.
 --
 -- An id without a job hash is dropped, as RQ drops it, and so is an id that no RQ job can have. An
 -- id that was queued twice is dropped the second time: its job is over or running.
@@ -37,6 +42,9 @@ local started, workers, limits, queues = unpack(KEYS)
 local lists = {unpack(KEYS, 5)}
 local worker, execution_prefix, now_text, now_seconds, score, take_suspects = unpack(ARGV)
 local capacity = {unpack(ARGV, 7)}
+
+local HOLD_MS = 250
+local MAX_HELD = 16
 
 local ended = {finished = true, failed = true, stopped = true, canceled = true}
 local taken = {}
@@ -81,6 +89,62 @@ local function note_running(id, entry)
   redis.call('EXPIRE', running, 604800)
 end
 
+local time = redis.call('TIME')
+local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
+
+local session_keys = {}  -- by job; false without a session
+
+local function session_key_of(id, job)
+  if session_keys[id] == nil then
+    local session = redis.call('HGET', job, 'chatjobs_session')
+    session_keys[id] = session and 'chatjobs:{' .. session .. '}:session'
+  end
+  return session_keys[id]
+end
+
+local rooms = {}  -- by worker: what it says about its room, by queue
+
+local function has_room(name, queue)
+  if not rooms[name] then
+    local text = redis.pcall('GET', 'chatjobs:worker:' .. name)
+    local readable, report = pcall(cjson.decode, type(text) == 'string' and text or '{}')
+    local room = readable and type(report) == 'table' and report.room
+    rooms[name] = type(room) == 'table' and room or {}
+  end
+  return (tonumber(rooms[name][name_of(queue)]) or 0) > 0
+end
+
+local held = {}  -- by job: whether it is left to another worker
+local held_ms = -1
+
+local function is_held(id, job, queue)
+  if held[id] ~= nil then return held[id] end
+  held[id] = false
+  local session = session_key_of(id, job)
+  local holder = session and redis.pcall('HGET', session, 'worker')
+  if type(holder) ~= 'string' or holder == worker or not has_room(holder, queue) then return false end
+  local left = HOLD_MS
+  local held_until = tonumber(redis.call('HGET', job, 'chatjobs_held') or '')
+  if held_until then
+    left = held_until - now_ms
+    if not (left > 0 and left <= HOLD_MS) then return false end  -- also of a foreign value
+  else
+    redis.call('HSET', job, 'chatjobs_held', string.format('%d', now_ms + HOLD_MS))
+    local wake = 'chatjobs:wake-worker:' .. holder
+    redis.pcall('LPUSH', wake, 1)
+    redis.pcall('LTRIM', wake, 0, 0)
+    redis.pcall('PEXPIRE', wake, HOLD_MS)
+  end
+  held[id] = true
+  held_ms = held_ms < 0 and left or math.min(held_ms, left)
+  return true
+end
+
+-- The worker of a turn has the state of its session from now on.
+local function hold_session(session)
+  if redis.call('TYPE', session).ok == 'hash' then redis.call('HSET', session, 'worker', worker) end
+end
+
 local function start(number, id, job, queue, wip, list)
   local attempt = next_attempt(job)
   local execution = execution_prefix .. attempt
@@ -99,41 +163,51 @@ local function start(number, id, job, queue, wip, list)
   local entry = execution .. ' ' .. id .. ' ' .. name
   redis.call('ZADD', started, job_score, entry)
   pcall(note_running, id, entry)
+  local session = session_key_of(id, job)
+  if session then hold_session(session) end
   local fields = redis.call('HMGET', job, 'data', 'enqueued_at', 'created_at', 'result_ttl',
     'failure_ttl', 'chatjobs_retried', 'chatjobs_group', 'chatjobs_cancel')
   taken[#taken + 1] = {number, id, attempt, execution, unpack(fields)}
 end
 
--- Takes the first job of `list` that waits, if `accepts` returns true for it. Returns whether it was
--- taken. `left` is called for each id that leaves the list.
-local function take_one(list, number, queue, wip, accepts, left)
-  while true do
-    local id = redis.call('LINDEX', list, 0)
+-- Takes the first job of `list` that waits and is not passed over. `verdict` returns 'take' or 'pass'
+-- for a job, or 'stop' to take none. Returns whether one was taken. `left` is called for each id that
+-- leaves the list.
+local function take_one(list, number, queue, wip, verdict, left)
+  local place = 0
+  while place < MAX_HELD do
+    local id = redis.call('LINDEX', list, place)
     if not id then return false end
     local job = 'rq:job:' .. id
     local waits = is_waiting(id, job)
-    if waits then
-      if not accepts(job) then return false end
-      start(number, id, job, queue, wip, list)
-      capacity[number] = capacity[number] - 1
-      local bulk = number + #capacity / 2
-      if capacity[bulk] and not only_one[bulk] then capacity[bulk] = capacity[bulk] - 1 end
+    local word = waits and verdict(id, job, queue)
+    if word == 'stop' then return false end
+    if word == 'pass' then
+      place = place + 1
+    else
+      if waits then
+        start(number, id, job, queue, wip, list)
+        capacity[number] = capacity[number] - 1
+        local bulk = number + #capacity / 2
+        if capacity[bulk] and not only_one[bulk] then capacity[bulk] = capacity[bulk] - 1 end
+      end
+      if place == 0 then redis.call('LPOP', list) else redis.call('LREM', list, 1, id) end
+      left()
+      if waits then return true end
     end
-    redis.call('LPOP', list)
-    left()
-    if waits then return true end
   end
+  return false
 end
 
 local function nothing() end
 
-local function is_any() return true end
+local function unless_held(id, job, queue) return is_held(id, job, queue) and 'pass' or 'take' end
 
 local first_group
-local function in_first_group(job)
+local function if_in_first_group(_, job)
   local group = redis.call('HGET', job, 'chatjobs_group') or ''
   first_group = first_group or group
-  return group == first_group
+  return group == first_group and 'take' or 'stop'
 end
 
 -- Whether a tenant may have one more running job. Counts only leases that are held.
@@ -159,27 +233,30 @@ local function take_round_robin(number, queue, wip)
   for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', tenants, PARKED, '+inf', 'LIMIT', 0, 4)) do
     if may_run(tenant) then last = move_to_end(queue, tenant, last) else park(queue, tenant) end
   end
+  local served, all_held = {}, false  -- by tenant: number of jobs that were taken when it came last
   for _ = 1, 100 + capacity[number] do
     local tenant = capacity[number] > 0 and next_tenant()
     if not tenant then break end
+    all_held = served[tenant] == #taken  -- all jobs that wait are left to other workers
+    if all_held then break end
+    served[tenant] = #taken
     if tenant ~= '' and not may_run(tenant) then
       park(queue, tenant)
     else
       last = move_to_end(queue, tenant, last)
       local list = list_of(queue, tenant)
-      take_one(list, number, queue, wip, is_any, function()
+      take_one(list, number, queue, wip, unless_held, function()
         if tenant ~= '' then left_list(queue, tenant) end
       end)
       if redis.call('EXISTS', list) == 0 then redis.call('ZREM', tenants, tenant) end
     end
   end
-  if capacity[number] > 0 and next_tenant() then left_tenants = 1 end
+  if capacity[number] > 0 and not all_held and next_tenant() then left_tenants = 1 end
   if redis.call('HEXISTS', 'chatjobs:tenant-jobs', name_of(queue)) == 0 then
     redis.call('DEL', tenants)  -- no tenant waits: RQ's list needs no place
   end
 end
 
-local time = redis.call('TIME')
 local now = string.format('%.3f', time[1] + time[2] / 1e6)
 
 local function queue_due(queue, scheduled)
@@ -232,17 +309,17 @@ if take_suspects == '1' then
   for _, number in ipairs(usable) do
     local queue, wip, quarantine = unpack(lists, 3 * number - 2, 3 * number)
     while capacity[number] > 0
-      and take_one(quarantine, number, queue, wip, in_first_group, nothing) do end
+      and take_one(quarantine, number, queue, wip, if_in_first_group, nothing) do end
   end
-  if #taken > 0 then return {taken, 0} end
+  if #taken > 0 then return {taken, 0, held_ms} end
 end
 for _, number in ipairs(usable) do
   local queue, wip = unpack(lists, 3 * number - 2, 3 * number - 1)
   if redis.call('EXISTS', tenants_of(queue)) == 1 then
     try(take_round_robin, number, queue, wip)
   else
-    while capacity[number] > 0 and take_one(queue, number, queue, wip, is_any, nothing) do end
+    while capacity[number] > 0 and take_one(queue, number, queue, wip, unless_held, nothing) do end
   end
 end
 if fault and #taken == 0 then return redis.error_reply(fault) end
-return {taken, left_tenants}
+return {taken, left_tenants, held_ms}
