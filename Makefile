@@ -77,6 +77,7 @@ triton: $(VENV)/.ready-to-test .triton/.ready
 
 soak: $(VENV)/.ready-to-test
 	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000
+	$(BIN)/python -m tests.soak.session_kills --kills 200
 
 clean:
 	rm -rf $(VENV) .oracle .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -6,7 +6,9 @@ Random weights in the shape of Qwen3-0.6B, bf16, batch 16, greedy. "Shared": all
 same 400 tokens, then come 20 to 200 of each row's own, and answers of 5 to 120 tokens. "Distinct":
 the same lengths, no common tokens. "Arithmetic": what the rows would take if the tokens that have
 to be computed had the speed of prompts alone and of a full batch of answers alone, which are
-measured in the same run. Turns: seconds to the first token of each turn of a conversation.
+measured in the same run. "transformers": static batches of the same rows, see static_batches.py.
+Turns: seconds to the first token of each turn of a conversation, beside llama.cpp after
+`make bench-peers`.
 """
 
 from __future__ import annotations
@@ -14,14 +16,20 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 
 import click
+import torch
 
+from bench.contestants import load_reference
+from bench.gguf import quantise
 from bench.harness import median, report, seconds
+from bench.peers.process import PYTHON, PeerProcess
 from bench.shapes import QWEN3_06B, random_checkpoint
+from bench.static_batches import StaticBatches
 from jobs.api.sampling import Sampling
 from worker import Engine
 from worker.engine.collect import Token
@@ -33,6 +41,8 @@ TURNS, TURN = 20, 30  # turns, and new tokens in each
 
 Rows = tuple[list[list[int]], list[Sampling]]
 Figures = dict[str, object]
+# Seconds to the first token after a prompt, and so many tokens.
+Turn = Callable[[list[int], int], tuple[float, list[int]]]
 
 
 def answer_of(tokens: int) -> Sampling:
@@ -61,13 +71,25 @@ def rates(engine: Engine, vocab: int, number: int) -> tuple[float, float]:
     return sum(map(len, prompts)) / one, BATCH * (ANSWER[1] // 2) / (many - one)
 
 
-def measure_rows(on: Engine, off: Engine, count: int, rounds: int, *, shared: bool) -> Figures:
+def measure_rows(
+    on: Engine, off: Engine, reference: StaticBatches, count: int, rounds: int, *, shared: bool
+) -> Figures:
     """Rows per second, other rows in each round, so that nothing is kept of the one before."""
     vocab = on.tokenizer.vocab_size
-    engines = {"on": on, "off": off}
-    for engine in engines.values():
-        engine.generate(*make_rows(BATCH // 4, vocab, -1, shared=shared))  # warms up
-    found: dict[str, list[float]] = {name: [] for name in (*engines, "arithmetic", "bound")}
+
+    def static(prompts: list[list[int]], answers: list[Sampling]) -> None:
+        tokens = [one.max_tokens or 1 for one in answers]
+        reference.run(prompts, tokens, SYSTEM if shared else 0)
+
+    contestants: dict[str, Callable[[list[list[int]], list[Sampling]], object]] = {
+        "on": on.generate,
+        "off": off.generate,
+        "transformers": static,
+    }
+    names = list(contestants)
+    for generate in contestants.values():
+        generate(*make_rows(BATCH // 4, vocab, -1, shared=shared))  # warms up
+    found: dict[str, list[float]] = {name: [] for name in (*names, "arithmetic", "bound")}
     for number in range(rounds):
         prompts, answers = make_rows(count, vocab, number, shared=shared)
         prefill, decode = rates(off, vocab, number)
@@ -76,50 +98,60 @@ def measure_rows(on: Engine, off: Engine, count: int, rounds: int, *, shared: bo
         decoded = sum((one.max_tokens or 0) - 1 for one in answers)
         arithmetic = count / (new / prefill + decoded / decode)
         speed = {"arithmetic": arithmetic}
-        for name in ("on", "off") if number % 2 else ("off", "on"):
-            speed[name] = count / seconds(partial(engines[name].generate, prompts, answers))
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            speed[name] = count / seconds(partial(contestants[name], prompts, answers))
         speed["bound"] = speed["on"] / arithmetic
         for name, figure in speed.items():
             print(f"  round {number}: {name}: {figure:.4g}", file=sys.stderr)
             found[name].append(figure)
-    ratios = [a / b for a, b in zip(found["on"], found["off"], strict=True)]
+
+    def ratio(other: str) -> float:
+        return median([a / b for a, b in zip(found["on"], found[other], strict=True)])
+
     return {
         "rows": f"{count} {'shared' if shared else 'distinct'}",
         "on rows/s": median(found["on"]),
         "off rows/s": median(found["off"]),
         "arithmetic rows/s": median(found["arithmetic"]),
-        "on / off": median(ratios),
+        "transformers rows/s": median(found["transformers"]),
+        "on / off": ratio("off"),
         "on / arithmetic": median(found["bound"]),
+        "on / transformers": ratio("transformers"),
     }
 
 
-def conversation(engine: Engine, seed: int) -> list[float]:
+def conversation(turn: Turn, vocab: int, seed: int) -> list[float]:
     """Seconds to the first token of each turn."""
     draw = random.Random(seed)
-    vocab = engine.tokenizer.vocab_size
     history: list[int] = []
     found = []
     for _ in range(TURNS):
         history += [draw.randrange(vocab) for _ in range(TURN)]
-        stream = engine.generate_stream(history, answer_of(TURN))
-        first: list[Token] = []
-        found.append(seconds(partial(_take, stream, first)))
-        history += [token.id for token in [*first, *stream]]
+        first, answer = turn(history, TURN)
+        found.append(first)
+        history += answer
     return found
 
 
-def _take(stream: Iterator[Token], into: list[Token]) -> None:
-    into.append(next(stream))
+def turn_of(engine: Engine) -> Turn:
+    def turn(prompt: list[int], tokens: int) -> tuple[float, list[int]]:
+        stream = engine.generate_stream(prompt, answer_of(tokens))
+        first: list[Token] = []
+        taken = seconds(lambda: first.append(next(stream)))
+        return taken, [token.id for token in [*first, *stream]]
+
+    return turn
 
 
-def measure_turns(on: Engine, off: Engine, rounds: int) -> list[Figures]:
+def measure_turns(contestants: dict[str, Turn], vocab: int, rounds: int) -> list[Figures]:
     rows: list[Figures] = []
-    for name, engine in (("on", on), ("off", off)):
-        times = [conversation(engine, seed) for seed in range(rounds + 1)][1:]
+    for name, turn in contestants.items():
+        times = [conversation(turn, vocab, seed) for seed in range(rounds + 1)][1:]
         second, last = (median([one[turn] for one in times]) for turn in (1, TURNS - 1))
         rows.append(
             {
-                "prefix cache": name,
+                "contestant": name,
                 "turn 2 s": second,
                 f"turn {TURNS} s": last,
                 f"turn {TURNS} / turn 2": last / second,
@@ -137,7 +169,7 @@ def measure_turns(on: Engine, off: Engine, rounds: int) -> list[Figures]:
 def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> None:
     """Measure rows per second and seconds to the first token, with the prefix cache on and off."""
     place = choose_device(device)
-    with tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = random_checkpoint(Path(folder), "qwen3", QWEN3_06B)
         on, off = (
             Engine.load(str(path), device=str(place), max_batch=BATCH, prefix_cache=state)
@@ -146,10 +178,19 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
         title = f"Qwen3-0.6B shape, bf16, batch {BATCH}, {place}"
         kinds = [kind for kind in ("shared", "distinct") if kind in parts]
         if kinds:
-            rows = [measure_rows(on, off, count, rounds, shared=one == "shared") for one in kinds]
+            reference = StaticBatches(load_reference(path, place), place, BATCH)
+            rows = [
+                measure_rows(on, off, reference, count, rounds, shared=one == "shared")
+                for one in kinds
+            ]
             report(f"Prefix cache, {title}", rows, str(place), out)
         if "turns" in parts:
-            turns = measure_turns(on, off, rounds)
+            contestants = {"on": turn_of(on), "off": turn_of(off)}
+            if PYTHON.exists() and place.type == "cpu":
+                file = quantise(path, "BF16", Path(folder) / "shape.gguf")
+                peer = PeerProcess("llama_cpp_peer.py", file, torch.get_num_threads())
+                contestants["llama.cpp"] = stack.enter_context(peer).turn
+            turns = measure_turns(contestants, on.tokenizer.vocab_size, rounds)
             report(f"Conversation, {title}", turns, str(place), out and out.with_stem("turns"))
 
 

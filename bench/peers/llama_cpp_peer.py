@@ -4,7 +4,10 @@
 
 Each line of stdin is a JSON object {"prompts": [[token id, …], …], "tokens": n}. The reply is a
 line {"seconds": s}: the time to prefill all prompts and to generate n tokens for each of them
-greedily, as one batch. This runs in an environment of its own, which has numpy and llama_cpp only.
+greedily, as one batch. {"turn": [token id, …], "tokens": n} generates n tokens after one prompt and
+keeps the state of what the turn before it had in common, as llama.cpp's server does; the reply is
+{"seconds": s, "answer": [token id, …]} with the time to the first token. This runs in an
+environment of its own, which has numpy and llama_cpp only.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import llama_cpp
 import numpy as np
 
 ROOM = 32  # cache positions beyond the prompt and the completion
+CONVERSATION = 4096  # cache positions for turns
 MICRO_BATCH = 512  # llama.cpp's default: tokens of one forward pass in a prefill
 
 
@@ -36,6 +40,24 @@ class Peer:
         self._threads = threads
         self._shape: tuple[int, int, int] | None = None
         self._context: Any = None
+        self._known: list[int] = []  # tokens of the last turn whose state the context has
+
+    def turn(self, prompt: list[int], tokens: int) -> tuple[float, list[int]]:
+        """Seconds to the first token, and the tokens."""
+        context = self._context_for(1, CONVERSATION, MICRO_BATCH)
+        start = time.perf_counter()
+        same = 0
+        while same < min(len(self._known), len(prompt) - 1) and self._known[same] == prompt[same]:
+            same += 1
+        llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(context), 0, same, -1)
+        rows = [(token, at, 0, False) for at, token in enumerate(prompt)][same:]
+        answer = self._decode(context, [*rows[:-1], (*rows[-1][:3], True)])
+        first = time.perf_counter() - start
+        while len(answer) < tokens:
+            at = len(prompt) + len(answer) - 1
+            answer += self._decode(context, [(answer[-1], at, 0, True)])
+        self._known = [*prompt, *answer[:-1]]
+        return first, answer
 
     def measure(self, prompts: list[list[int]], tokens: int) -> float:
         """Seconds of one greedy generation."""
@@ -44,6 +66,7 @@ class Peer:
         at_once = MICRO_BATCH if tokens == 1 else len(prompts)
         context = self._context_for(len(prompts), len(prompts[0]) + tokens + ROOM, at_once)
         llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(context), True)
+        self._known = []
         start = time.perf_counter()
         last = self._prefill(context, prompts)
         length = len(prompts[0])
@@ -92,7 +115,7 @@ class Peer:
             self._context = llama_cpp.llama_init_from_model(self._model, params)
             if not self._context:
                 raise SystemExit("llama.cpp can't make a context")
-            self._shape = (sequences, length, at_once)
+            self._shape, self._known = (sequences, length, at_once), []
         return self._context
 
 
@@ -103,8 +126,12 @@ def main() -> None:
     print(json.dumps({"ready": True, "version": llama_cpp.__version__}), flush=True)
     for line in sys.stdin:
         asked = json.loads(line)
-        seconds = peer.measure(asked["prompts"], asked["tokens"])
-        print(json.dumps({"seconds": seconds}), flush=True)
+        if "turn" in asked:
+            seconds, answer = peer.turn(asked["turn"], asked["tokens"])
+            reply = {"seconds": seconds, "answer": answer}
+        else:
+            reply = {"seconds": peer.measure(asked["prompts"], asked["tokens"])}
+        print(json.dumps(reply), flush=True)
 
 
 if __name__ == "__main__":

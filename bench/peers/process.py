@@ -32,6 +32,16 @@ class PeerProcess:
     def seconds(self, prompts: list[list[int]], tokens: int) -> float:
         """Seconds to prefill all prompts and to generate `tokens` tokens for each of them. Raises
         PeerFailed."""
+        found: float = self._ask({"prompts": prompts, "tokens": tokens})["seconds"]
+        return found
+
+    def turn(self, prompt: list[int], tokens: int) -> tuple[float, list[int]]:
+        """Seconds to the first of `tokens` tokens after a prompt, of which the peer keeps what the
+        prompt before it had in common, and these tokens. Raises PeerFailed."""
+        reply = self._ask({"turn": prompt, "tokens": tokens})
+        return reply["seconds"], reply["answer"]
+
+    def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:
             self._process = subprocess.Popen(
                 self._command,
@@ -42,18 +52,18 @@ class PeerProcess:
             )
             self._read(self._process)  # "ready"
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps({"prompts": prompts, "tokens": tokens}) + "\n")
+        self._process.stdin.write(json.dumps(question) + "\n")
         self._process.stdin.flush()
-        seconds: float = self._read(self._process)["seconds"]
-        return seconds
+        return self._read(self._process)
 
-    def _read(self, process: subprocess.Popen[str]) -> Any:
+    def _read(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line.startswith("{"):
             self._stop()
             raise PeerFailed(line.strip() or "no output")
-        return json.loads(line)
+        reply: dict[str, Any] = json.loads(line)
+        return reply
 
     def _stop(self) -> None:
         if self._process is not None:

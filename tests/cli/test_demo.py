@@ -32,6 +32,7 @@ def test_the_demo_replaces_a_killed_worker(spawn: Spawn, tmp_path: Path) -> None
     assert Counter(row["row_index"] for row in rows) == Counter(range(count))
     assert re.search(rf"^  all +{count} ", out, re.M)
     assert re.search(r"tokens/s$", out, re.M)
+    assert re.search(r"^draft: [\d,]+ of [\d,]+ tokens accepted$", out, re.M)
     assert str(tmp_path / "r1") in out
     assert out.endswith("> What is 17 + 25?\n42\n")
 

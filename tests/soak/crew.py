@@ -57,14 +57,15 @@ class Crew:
 
     def runs_suspects(self, client: Any, number: int) -> bool:
         """Whether one more death of this worker would rightly be blamed on a job."""
+        lost = [client.hget(job_key(job), LOST) for job in self.jobs_of(client, number)]
+        return any(int(times or 0) >= SUSPECT_LOST for times in lost)
+
+    def jobs_of(self, client: Any, number: int) -> list[str]:
+        """The jobs that a worker runs."""
         pid = f"-{self._running[number].pid}-"
         names = [one.decode() for one in client.zrange(keys.WORKERS, 0, -1) if pid in one.decode()]
-        for name in names:
-            for entry in client.zrange(keys.started(name), 0, -1):
-                lost = client.hget(job_key(entry.decode().split(" ")[1]), LOST)
-                if int(lost or 0) >= SUSPECT_LOST:
-                    return True
-        return False
+        entries = [entry for name in names for entry in client.zrange(keys.started(name), 0, -1)]
+        return [entry.decode().split(" ")[1] for entry in entries]
 
     def finish(self) -> None:
         """Stop all workers, and let one write the rows that are left."""

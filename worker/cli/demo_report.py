@@ -37,10 +37,16 @@ def _cells(right: list[bool]) -> tuple[str, str, str]:
 
 
 def print_throughput(rows: pa.Table, folder: Path) -> None:
-    """Print tokens per second, from the first start to the last end, and the run's files."""
+    """Print tokens per second, from the first start to the last end, how often the draft was right,
+    and the run's files."""
     tokens = pc.sum(rows.column("output_tokens")).as_py()
     started = pc.min(rows.column("started_at")).as_py()
     seconds = (pc.max(rows.column("finished_at")).as_py() - started).total_seconds()
+    drafted, accepted = (
+        pc.sum(rows.column(name)).as_py() or 0 for name in ("drafted_tokens", "accepted_tokens")
+    )
+    if drafted:
+        click.echo(f"draft: {accepted:,} of {drafted:,} tokens accepted")
     files = len(list((folder / SAMPLES).glob("*.parquet")))
     click.echo(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s")
     where = f"{counted(rows.num_rows, 'row')} in {counted(files, 'file')}"

@@ -16,6 +16,7 @@ from jobs.child import ChildProcess
 from jobs.cli.failures import Unavailable
 
 STOP_SECONDS = 20.0
+DRAFT = "demo-draft"
 MAX_WORKERS = 10  # workers started before the demo gives up
 
 
@@ -26,7 +27,8 @@ class WorkerProcess:
     def __init__(self, model: str, redis_url: str, folder: Path) -> None:
         self._command = [
             _chatjobs(),
-            *("work", "--model", model, "--redis", redis_url, "--results", str(folder), "--quiet"),
+            *("work", "--model", model, "--draft", DRAFT),
+            *("--redis", redis_url, "--results", str(folder), "--quiet"),
         ]
         self._started = 0
 
