@@ -138,7 +138,7 @@ def main(kills: int, seed: int | None, server: str | None) -> None:
         finally:
             running.stop()
     print(f"kills: {outcome.kills}")
-    print(f"turns that were killed: {outcome.turns_killed}")
+    print(f"attempts of turns that were killed: {outcome.turns_killed}")
     print(f"turns: {outcome.turns}")
     for problem in outcome.problems:
         print(f"PROBLEM: {problem}")

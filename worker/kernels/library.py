@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from ctypes import c_float, c_int, c_int64, c_void_p
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,7 +35,11 @@ SIGNATURES = {
     "attend_decode": "plplpl pp ppp p lll iii ff ii",
     "greatest": "pppll i",
 }
-_KINDS = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
+_KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
+PARAMETERS = {
+    name: [_KINDS[kind] for kind in kinds.replace(" ", "")] for name, kinds in SIGNATURES.items()
+}
+_thread = threading.local()  # .kernels: what `require` returns in this thread, if it is set
 
 
 class Library:
@@ -55,9 +62,9 @@ class Library:
         # torch has loaded its own libgomp already; the library's reference resolves to it, so that
         # both share one team of threads.
         self._handle = ctypes.CDLL(str(build.library_path(level)))
-        for name, kinds in SIGNATURES.items():
+        for name, parameters in PARAMETERS.items():
             function = getattr(self._handle, name)
-            function.argtypes = [_KINDS[kind] for kind in kinds.replace(" ", "")]
+            function.argtypes = parameters
             function.restype = None
             setattr(self, name, function)
         self.packed_bytes = self._handle.packed_bytes
@@ -80,9 +87,19 @@ def active() -> Library | None:
 
 def require() -> Library:
     """The kernels, where `serves` has been checked."""
-    library = active()
+    library: Library | None = getattr(_thread, "kernels", None) or active()
     assert library is not None
     return library
+
+
+@contextmanager
+def replaced(kernels: Library) -> Iterator[None]:
+    """Let `require` return other kernels in this thread."""
+    _thread.kernels = kernels
+    try:
+        yield
+    finally:
+        del _thread.kernels
 
 
 def load() -> Library:

@@ -64,8 +64,8 @@ class Head:
         self._linear: Linear = linears.column(hidden_size, vocab_size)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [rows, hidden] → float32 logits [rows, vocab]."""
-        return self._linear(x).float()
+        """x [rows, hidden] → logits [rows, vocab], in the dtype of x."""
+        return self._linear(x)
 
     def weight_map(self, embedding_name: str, head_name: str) -> dict[str, WeightSlot]:
         """Slots of the embedding and the head by their checkpoint names."""

@@ -20,6 +20,7 @@ from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm, Norm, RMSNorm, ZeroCentredRMSNorm
 from worker.layers.quantised import Compress
+from worker.layers.replay import Replay
 from worker.layers.rope import Rope, Rotation
 from worker.layers.self_attention import HeadShape
 from worker.layers.weight import WeightSlot
@@ -177,20 +178,33 @@ class Decoder:
         self._ropes = list(dict.fromkeys(layer.rope for layer in layers))
         self.stretched = any(rope.stretched for rope in self._ropes)
         self._head = Head(self._embed, vocab_size, hidden_size, tied, place.linears)
+        self._replay = Replay()
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         x = self._embed(batch.token_ids)  # [tokens, hidden]
         if self._embed_scale is not None:
             x = x * self._embed_scale
         rotations = {rope: rope(batch.positions, batch.prompt_lengths) for rope in self._ropes}
-        for layer, cache in zip(self._layers, caches, strict=True):
-            x = layer(x, rotations[layer.rope], cache, batch)
-        logits = self._head(self._norm(batch.select_logits_rows(x)))
+        logits = self._replay(self._compute, x, rotations, batch, caches).to(
+            torch.float32, copy=True
+        )
         if self._logit_divisor != 1.0:
             logits = logits / self._logit_divisor
         if self._logit_cap is not None:
             logits = torch.tanh(logits / self._logit_cap) * self._logit_cap
         return logits
+
+    def _compute(
+        self,
+        x: Tensor,
+        rotations: Mapping[Rope, Rotation],
+        batch: Batch,
+        caches: Sequence[LayerCache],
+    ) -> Tensor:
+        """x [tokens, hidden] → logits [batch.logits_rows, vocab_size] in the dtype of x."""
+        for layer, cache in zip(self._layers, caches, strict=True):
+            x = layer(x, rotations[layer.rope], cache, batch)
+        return self._head(self._norm(batch.select_logits_rows(x)))
 
     def rotation(self, prompt_length: int) -> tuple[int, ...]:
         return tuple(rope.variant(prompt_length) for rope in self._ropes)

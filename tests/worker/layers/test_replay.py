@@ -1,0 +1,181 @@
+"""Decode steps that are made again by recorded kernel calls have the logits of computed ones."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from jobs.api.sampling import Sampling
+from tests.worker.checkpoints import make_checkpoint
+from worker import Engine
+from worker.kernels import library, recording
+from worker.kernels.elementwise import rms_norm
+from worker.layers import replay
+from worker.layers.batch import Batch, Span
+from worker.models.model import Decoder
+
+pytestmark = pytest.mark.skipif(library.active() is None, reason="needs the CPU kernels")
+
+RECORDED = ("llama", "qwen3", "qwen2", "gemma3_text")  # in bf16, they call nothing but kernels
+COMPUTED = ("qwen3_moe", "qwen3_5_text")
+FIRST = torch.tensor([0])
+CASES = [
+    *((family, "bf16") for family in (*RECORDED, *COMPUTED)),
+    ("qwen3", "fp32"),  # torch computes its products
+]
+
+
+def load(folder: Path, family: str, dtype: str = "bf16") -> Engine:
+    path = make_checkpoint(folder, family, intermediate_size=64, head_dim=16)
+    return Engine.load(str(path), device="cpu", dtype=dtype, max_batch=8, prefix_cache=False)
+
+
+def decoder_of(engine: Engine) -> Decoder:
+    model = engine._core.model
+    assert isinstance(model, Decoder)
+    return model
+
+
+@contextmanager
+def computed(model: Decoder) -> Iterator[None]:
+    """Without recorded steps."""
+    before = model._replay._usable
+    model._replay._usable = False
+    yield
+    model._replay._usable = before
+
+
+class Run:
+    """One model with caches of its own; `step` appends tokens to some of its slots."""
+
+    def __init__(self, model: Decoder, slots: int, columns: int) -> None:
+        self._model, self._caches = model, model.make_caches()
+        self._lengths: list[int] = []
+        self.resize(slots, columns)
+
+    def resize(self, slots: int, columns: int) -> None:
+        for cache in self._caches:
+            cache.resize(slots, columns, keep=len(self._lengths))
+        self._lengths += [0] * (slots - len(self._lengths))
+
+    def step(self, ids: dict[int, list[int]]) -> Tensor:
+        """Logits after the tokens of each slot, in the order of the slots."""
+        spans = [Span(slot, self._lengths[slot], tokens, 9) for slot, tokens in ids.items()]
+        batch, ordered = Batch.prepare(spans, torch.device("cpu"))
+        logits = self._model(batch, self._caches)
+        for slot, tokens in ids.items():
+            self._lengths[slot] += len(tokens)
+        order = sorted(range(len(ordered)), key=lambda row: ordered[row].slot)
+        return logits[order]
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize(("family", "dtype"), CASES)
+def test_random_steps_have_equal_logits(tmp_path: Path, family: str, dtype: str) -> None:
+    """Prompts, single tokens of any of the slots, and caches that grow in between."""
+    engine = load(tmp_path, family, dtype)
+    model, draw = decoder_of(engine), random.Random(family)
+    recorded, plain = Run(model, 4, 96), Run(model, 4, 96)
+    made_again = 0
+    for number in range(60):
+        slots = sorted(draw.sample(range(4), draw.randint(1, 4)))
+        many = number in (0, 1, 2, 25)
+        ids = {slot: [draw.randrange(100) for _ in range(5 if many else 1)] for slot in slots}
+        if number == 30:
+            for run in (recorded, plain):
+                run.resize(6, 160)
+        known = set(map(id, model._replay._steps.values()))
+        logits = recorded.step(ids)
+        made_again += bool(known) and set(map(id, model._replay._steps.values())) == known
+        with computed(model):
+            expected = plain.step(ids)
+        torch.testing.assert_close(logits, expected, rtol=0, atol=0)
+    if family in RECORDED and dtype == "bf16":
+        assert made_again > 30
+    else:
+        assert not made_again
+
+
+def test_generated_tokens_are_the_same(tmp_path: Path) -> None:
+    engine = load(tmp_path, "qwen3")
+    model, prompts = decoder_of(engine), [[5, 6, 7], [8] * 20, [9]]
+    options = [
+        Sampling(temperature=0, max_tokens=40, ignore_eos=True),
+        Sampling(temperature=1, seed=1, max_tokens=30, ignore_eos=True, repetition_penalty=1.5),
+        Sampling(temperature=1, seed=2, max_tokens=20, ignore_eos=True),
+    ]
+    recorded = [one.token_ids for one in engine.generate(prompts, options)]
+    assert set(model._replay._steps) == {1, 2, 3}
+    model._replay._usable = False
+    assert [one.token_ids for one in engine.generate(prompts, options)] == recorded
+
+
+def test_large_steps_and_other_numbers_of_threads_are_computed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = decoder_of(load(tmp_path, "qwen3"))
+    run = Run(model, 4, 32)
+    monkeypatch.setattr(replay, "MOST_ROWS", 2)
+    with torch.inference_mode():
+        run.step({0: [1], 1: [1], 2: [1]})
+        assert not model._replay._steps
+        run.step({0: [1], 1: [1]})
+        (step,) = model._replay._steps.values()
+        threads = torch.get_num_threads()
+        try:
+            torch.set_num_threads(threads + 1)
+            run.step({0: [1], 1: [1]})
+        finally:
+            torch.set_num_threads(threads)
+    assert model._replay._steps[2] is not step
+
+
+def test_a_position_outside_of_the_cache_is_refused(tmp_path: Path) -> None:
+    model = decoder_of(load(tmp_path, "qwen3"))
+    run = Run(model, 1, 4)
+    with torch.inference_mode():
+        for _ in range(4):
+            run.step({0: [1]})
+        with pytest.raises(IndexError, match="5 columns"):
+            run.step({0: [1]})
+
+
+@pytest.mark.parametrize(
+    ("operation", "name"),
+    [
+        (lambda x: x * 2, "mul"),
+        (lambda x: x + 1, "add"),
+        (lambda x: torch.add(x, x, alpha=2), "add"),
+        (lambda x: x[FIRST], "index"),
+        (lambda x: x.t().contiguous(), "contiguous"),
+        (lambda x: x.zero_(), "zero_"),
+        (lambda x: x.max().item(), "max"),
+    ],
+)
+def test_what_cannot_be_made_again_is_refused(operation: Any, name: str) -> None:
+    x, weight = torch.ones(2, 16), torch.ones(16)
+    with torch.inference_mode(), recording.record() as found:
+        rms_norm(x.view(-1, 16), weight, 1e-6)
+        reasons = [found.refused]
+        operation(x)
+    assert reasons == [None] and name in str(found.refused)
+
+
+def test_calls_made_again_read_new_values() -> None:
+    x, weight = torch.ones(2, 16), torch.ones(16)
+    with torch.inference_mode(), recording.record() as found:
+        y = rms_norm(x + x, weight, 0.0)
+        y += x
+    x[:] = torch.arange(32.0).view(2, 16)
+    with torch.inference_mode():
+        recording.call_again(found.calls)
+        expected = rms_norm(x + x, weight, 0.0) + x
+    torch.testing.assert_close(y, expected)
+    assert library.require() is library.active()
