@@ -20,19 +20,56 @@ from worker.kernels.library import PARAMETERS, Library
 
 aten = torch.ops.aten
 ALLOCATIONS = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
+# Operations whose result can be written into the same memory again, and those that write into an
+# argument.
+WITH_OUT = {aten.add.Tensor: torch.add, aten.remainder.Scalar: torch.remainder}
+IN_PLACE = {aten.add_.Tensor, aten.index_put_.default}
+
+ALIGNMENT = 64  # bytes
+CHUNK_BYTES = 1 << 22
 
 Call = tuple[Callable[..., object], tuple[Any, ...]]
+
+
+class Arena:
+    """Memory for the tensors of recordings. They share it: only one is computed at a time."""
+
+    def __init__(self) -> None:
+        self._chunks: list[Tensor] = []
+        self._index, self._used = 0, 0  # the chunk that is used now, and the bytes used of it
+
+    @property
+    def nbytes(self) -> int:
+        return sum(chunk.nbytes for chunk in self._chunks)
+
+    def restart(self) -> None:
+        """The next tensors are those of another recording."""
+        self._index = self._used = 0
+
+    def empty_like(self, x: Tensor) -> Tensor:
+        """A contiguous tensor with the shape and dtype of x."""
+        size = -(-x.nbytes // ALIGNMENT) * ALIGNMENT
+        while self._index < len(self._chunks):
+            if self._used + size <= self._chunks[self._index].nbytes:
+                break
+            self._index, self._used = self._index + 1, 0
+        else:
+            self._chunks.append(torch.empty(max(size, CHUNK_BYTES), dtype=torch.uint8))
+        start, self._used = self._used, self._used + size
+        chunk = self._chunks[self._index]
+        return chunk[start : start + x.nbytes].view(x.dtype).view(x.shape)
 
 
 class Recording(TorchDispatchMode):
     """The calls that were made while it was active, in their order: `calls`. `refused` names an
     operation of torch that can't be made again into the same memory; the calls are void then."""
 
-    def __init__(self) -> None:
+    def __init__(self, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
         self.refused: str | None = None
-        self._alive: list[Any] = []  # the memory of the calls
+        self._arena = arena
+        arena.restart()
 
     def note(self, function: Callable[..., object], name: str, args: Iterable[Any]) -> None:
         """A kernel is called."""
@@ -46,14 +83,20 @@ class Recording(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         out = func(*args, **(kwargs or {}))
-        self._alive.append(out)
-        if func is aten.add.Tensor and not kwargs and isinstance(args[1], Tensor):
-            self.calls.append((_add, (*args, out)))
-        elif func is aten.add_.Tensor and not kwargs:
-            self.calls.append((Tensor.add_, args))
-        elif func not in ALLOCATIONS and not _is_view(func, out, args):
+        if func in ALLOCATIONS:
+            return self._arena.empty_like(out)
+        if func in WITH_OUT and not kwargs:
+            out = self._arena.empty_like(out).copy_(out)
+            self.calls.append((_write, (WITH_OUT[func], *args, out)))
+        elif func in IN_PLACE and not kwargs:
+            self.calls.append((func, args))
+        elif not _is_view(func, out, args):
             self.refused = self.refused or str(func)
         return out
+
+
+def _write(function: Callable[..., object], a: Tensor, b: Any, out: Tensor) -> None:
+    function(a, b, out=out)
 
 
 def _is_view(func: Any, out: Any, args: Sequence[Any]) -> bool:
@@ -65,10 +108,6 @@ def _is_view(func: Any, out: Any, args: Sequence[Any]) -> bool:
     memory = args[0].untyped_storage().data_ptr()
     outs = [out] if isinstance(out, Tensor) else out
     return all(one.untyped_storage().data_ptr() == memory for one in outs)
-
-
-def _add(a: Tensor, b: Tensor, out: Tensor) -> None:
-    torch.add(a, b, out=out)
 
 
 class _Recorded(Library):
@@ -89,9 +128,9 @@ def _noted(function: Callable[..., None], name: str, recording: Recording) -> Ca
 
 
 @contextmanager
-def record() -> Iterator[Recording]:
-    """Record what this thread computes."""
-    recording = Recording()
+def record(arena: Arena) -> Iterator[Recording]:
+    """Record what this thread computes. The tensors that it allocates are in `arena`."""
+    recording = Recording(arena)
     with library.replaced(_Recorded(library.require(), recording)), recording:
         yield recording
 
