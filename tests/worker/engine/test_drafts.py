@@ -242,6 +242,43 @@ def test_a_draft_whose_logits_are_not_finite_is_not_asked_again(
     assert len(asked) == 1
 
 
+def with_more_tokens(path: Path, more: int) -> tuple[Path, int]:
+    """A model whose tokenizer has tokens that `folder`'s has not, and the first id of them."""
+    tokenizer = json.loads((make_checkpoint(path) / "tokenizer.json").read_text())
+    first = json.loads((path / "config.json").read_text())["vocab_size"]
+    entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer["added_tokens"] += [
+        {"id": first + index, "content": f"<more_{index}>", "special": False, **entry}
+        for index in range(more)
+    ]
+    make_checkpoint(path, vocab_size=first + more)
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path, first
+
+
+@pytest.mark.parametrize("where", ["prompt", "answer"])
+def test_a_sequence_with_a_token_that_the_draft_does_not_have_drafts_no_more(
+    folder: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    larger, new = with_more_tokens(tmp_path / "more", 100)
+    engine = load(larger, draft=str(folder))
+    engine._core.speculation._costs = None
+    computed = watched(engine._core.speculation._draft, "_model", monkeypatch)
+    prompt, sampling = [*PROMPT[:20], new + 99, *PROMPT[20:]], GREEDY
+    if where == "answer":
+        prompt, sampling = PROMPT, Sampling(temperature=1.5, seed=1, max_tokens=40, ignore_eos=True)
+    prompts = [prompt, PROMPT[:30]]
+    assert engine.generate([prompt], sampling) == load(larger).generate([prompt], sampling)
+    found = engine.generate([prompt], sampling)[0].token_ids
+    at = next((at for at, token_id in enumerate([*prompt, *found]) if token_id >= new), None)
+    assert at is not None and (at < len(prompt)) == (where == "prompt")
+    assert max(computed, default=-1) < (0 if where == "prompt" else at + 4)
+    # Other sequences go on with the draft, also beside such a one.
+    drafted = engine._core.speculation.drafted_tokens
+    assert engine.generate(prompts, GREEDY) == load(larger).generate(prompts, GREEDY)
+    assert engine._core.speculation.drafted_tokens > drafted
+
+
 # --- refusals -----------------------------------------------------------------------------------
 
 
