@@ -25,7 +25,7 @@ from worker.kernels import library
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 
-REQUESTS, FEWER = 300, 75  # with the draft that is mostly right and full caches; else
+REQUESTS, FEWER = 300, 50  # with the draft that is mostly right and full caches; else
 FEW = 20  # in bf16
 REPEATED = [*range(5, 30)] * 3
 
