@@ -127,11 +127,12 @@ class FakeHandle:
 
 class FakeBackend:
     """Loads any model. `delay`: seconds per step; `hangs`: its thread blocks after the first word
-    of any request."""
+    of any request; `sick`: `submit` cannot fork."""
 
-    def __init__(self, max_batch: int = 8, delay: float = 0.001, hangs: bool = False) -> None:
-        self.max_batch, self._delay, self._hangs = max_batch, delay, hangs
-        self.sick = False  # `submit` cannot fork
+    def __init__(
+        self, max_batch: int = 8, delay: float = 0.001, hangs: bool = False, sick: bool = False
+    ) -> None:
+        self.max_batch, self._delay, self._hangs, self.sick = max_batch, delay, hangs, sick
         self.peak = 0  # maximum number of concurrent sequences
         self.begun: list[str] = []  # ids of submitted jobs, in order
         self.requests: list[ChatRequest] = []  # of these jobs

@@ -11,7 +11,7 @@ import pytest
 from jobs import JobError, keys
 from jobs.api.request import ChatRequest
 from tests.worker.fake_backend import FakeBackend, text_of
-from tests.worker.site import Site
+from tests.worker.site import Site, wait_until
 from worker.backend import MachineError, Outcome, Sink
 from worker.engine.preparer import Preparation
 from worker.queue.circuit_breaker import OPEN_FAILURES, CircuitBreaker
@@ -59,6 +59,19 @@ def test_jobs_of_a_sick_worker_wait_for_its_recovery(
     assert any("jobs cannot be started" in status for status in backend.statuses)
     assert {site.hash(job).get("chatjobs_retried") for job in jobs} == {None}
     site.assert_settled(jobs)
+
+
+def test_a_sick_worker_leaves_the_jobs_to_a_healthy_one(site: Site) -> None:
+    jobs = site.submit_many([f"q{i}" for i in range(200)])
+    sick = site.worker(sick=True)
+    wait_until(lambda: "3 jobs in a row could not be started" in sick.output)
+    assert {job.status().over for job in jobs} == {False}
+    healthy = site.worker()
+    wait_until(lambda: all(job.status().over for job in jobs))
+    assert [job.result(timeout=1).text for job in jobs] == [text_of(job.request) for job in jobs]
+    assert (sick.stop(), healthy.stop()) == (0, 0)
+    site.assert_settled(jobs)
+    assert {row["status"] for row in site.rows()} == {"ok"}
 
 
 def test_a_job_that_no_machine_can_run_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
