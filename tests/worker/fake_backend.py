@@ -9,6 +9,7 @@ The request's `metadata` controls it; all values are strings:
     unforkable  "1": `submit` raises the OSError of a failed fork
     slow    seconds that `submit` takes
     block   seconds that `submit` holds the interpreter, as foreign code can
+    block_cancel  the same of `cancel`
     kill    "1": `submit` kills this process, as a faulty driver would
     die     "1": the engine thread ends
 """
@@ -51,6 +52,11 @@ def words_of(request: ChatRequest, choice: int, end: int, start: int = 0) -> lis
     ]
 
 
+def hold_interpreter(seconds: str | None) -> None:
+    if seconds is not None:
+        ctypes.PyDLL(None).sleep(int(seconds))
+
+
 class FakeHandle:
     def __init__(self, request: ChatRequest, sink: Sink) -> None:
         self.request, self.sink = request, sink
@@ -63,6 +69,7 @@ class FakeHandle:
         self.started_at = time.time()
 
     def cancel(self) -> None:
+        hold_interpreter(self.control.get("block_cancel"))
         self.cancelled = True
 
     def step(self) -> bool:
@@ -173,7 +180,7 @@ class FakeBackend:
         if control.get("unforkable") or self.sick:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         time.sleep(float(control.get("slow", 0)))
-        ctypes.PyDLL(None).sleep(int(control.get("block", 0)))
+        hold_interpreter(control.get("block"))
         if control.get("refuse"):
             raise JobError("context_length_exceeded", "too long, requested by the test")
         if control.get("panic"):

@@ -122,6 +122,7 @@ class Site:
             "panic",
             "slow",
             "block",
+            "block_cancel",
             "unforkable",
         )
         metadata = {name: str(fields.pop(name)) for name in instructions if name in fields}
