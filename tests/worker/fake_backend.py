@@ -66,6 +66,7 @@ class FakeHandle:
         self.words: list[list[str]] = [[] for _ in range(self.n)]  # sent
         self.sent = 0
         self.cancelled = False
+        self.broken = False  # the device fails it before its first word
         self.started_at = time.time()
 
     def cancel(self) -> None:
@@ -76,6 +77,9 @@ class FakeHandle:
         """Emit one word of each choice. Returns True when the request has ended."""
         if self.cancelled:
             self._end(JobError("cancelled", "the request was cancelled"))
+            return True
+        if self.broken:
+            self._end(JobError("internal", "the device failed, requested by the test"))
             return True
         if self.sent == 1 and "fail" in self.control:
             self._end(JobError(self.control["fail"], "requested by the test"))  # type: ignore[arg-type]
@@ -134,12 +138,19 @@ class FakeHandle:
 
 class FakeBackend:
     """Loads any model. `delay`: seconds per step; `hangs`: its thread blocks after the first word
-    of any request; `sick`: `submit` cannot fork."""
+    of any request; `sick`: `submit` cannot fork; `broken`: its device fails each request before
+    the first word."""
 
     def __init__(
-        self, max_batch: int = 8, delay: float = 0.001, hangs: bool = False, sick: bool = False
+        self,
+        max_batch: int = 8,
+        delay: float = 0.001,
+        hangs: bool = False,
+        sick: bool = False,
+        broken: bool = False,
     ) -> None:
-        self.max_batch, self._delay, self._hangs, self.sick = max_batch, delay, hangs, sick
+        self.max_batch, self._delay, self._hangs = max_batch, delay, hangs
+        self.sick, self.broken = sick, broken
         self.peak = 0  # maximum number of concurrent sequences
         self.begun: list[str] = []  # ids of submitted jobs, in order
         self.requests: list[ChatRequest] = []  # of these jobs
@@ -186,6 +197,7 @@ class FakeBackend:
         if control.get("panic"):
             panic()
         handle = FakeHandle(request, sink)
+        handle.broken = self.broken
         with self._lock:
             self._handles.append(handle)
             self.peak = max(self.peak, self._sequences())
