@@ -75,7 +75,7 @@ def test_status_says_that_a_worker_is_paused_and_why(
     assert "paused" not in shown.stdout and shown.stderr == ""
 
 
-SICK = {"paused": "jobs fail: the device is lost", "healthy": False}
+SICK: dict[str, Any] = {"paused": "jobs fail: the device is lost", "healthy": False}
 
 
 def test_a_host_whose_workers_fail_all_jobs_is_unhealthy(
