@@ -21,6 +21,7 @@ from tests.worker.site import Site, wait_until
 from worker.service import serve
 
 REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+FILLER_BYTES = 64 * 2**20  # more than the buffers of a TCP connection
 Start = Callable[..., Server]
 
 
@@ -82,6 +83,9 @@ def test_a_replica_that_lagged_and_was_promoted_gives_no_job_two_rows(
     jobs = site.submit_many([f"q{number}" for number in range(8)], run="r1")
     wait_until(lambda: primary.client.execute_command("WAIT", 1, 100) == 1)
     replica.send(signal.SIGSTOP)
+    # What the kernel has taken from the primary reaches a replica that wakes up later. This fills
+    # its buffers, so that the primary itself holds what follows.
+    primary.client.set("filler", bytes(FILLER_BYTES))
     worker = site.worker()
     wait_until(lambda: all(job.status().over for job in jobs))
     time.sleep(1.0)  # the worker is idle: without a replica, the rows would be written now
@@ -89,6 +93,7 @@ def test_a_replica_that_lagged_and_was_promoted_gives_no_job_two_rows(
     primary.kill()
     replica.send(signal.SIGCONT)
     wait_until(lambda: sentinel.client.sentinel_masters()["main"]["port"] == replica.port)
+    assert not replica.client.exists("filler")
     wait_until(lambda: all(job.status().over for job in jobs))
     assert worker.stop() == 0
     site.assert_settled(jobs, "r1")

@@ -20,7 +20,7 @@ class Acceptance:
     drafted: int = 0
     accepted: int = 0
     paused: bool = False  # drafting costs more than it gives in the batch as it is now
-    off: bool = False  # the draft has failed
+    off: bool = False  # the draft has failed, or does not have one of the tokens
     _pause: int = FIRST_PAUSE
     _left: int = 0  # steps of the pause that are left
 

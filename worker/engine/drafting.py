@@ -15,10 +15,11 @@ from worker.engine.kv_pool import CachePool
 from worker.engine.ngram import NgramDraft
 from worker.engine.speculation import Speculation
 from worker.layers.cache import LayerCache
-from worker.layers.kv_cache import WindowKVCache
+from worker.loading.source import find
 from worker.models.model import Model
 from worker.resident.draft import load_draft
 from worker.resident.load import ResidentModel
+from worker.resident.preflight import smallest_window
 
 NGRAM = "ngram"
 DRAFT_TOKENS, MOST_TOKENS = 4, 32
@@ -53,7 +54,7 @@ def drafting_of(
     quantize: str | None,
 ) -> Drafting | None:
     """Check the options and load the draft, if it is a model; `reference` is the model that it
-    drafts for. Raises JobError."""
+    drafts for, and has not been loaded yet. Raises JobError."""
     if draft is None:
         if tokens is not None:
             raise invalid("draft_tokens needs a draft: a model, or 'ngram'", "draft_tokens")
@@ -61,6 +62,16 @@ def drafting_of(
     most = DRAFT_TOKENS if tokens is None else tokens
     if not 1 <= most <= MOST_TOKENS:
         raise invalid(f"draft_tokens must be 1 to {MOST_TOKENS}, got {most}", "draft_tokens")
+    references = [reference] if draft == NGRAM else [reference, draft]
+    sources = [find(one, download_dir) for one in references]
+    windows = [smallest_window(one.config, device) for one in sources]
+    least = min((window for window in windows if window is not None), default=most + 1)
+    if most >= least:
+        raise invalid(
+            f"draft_tokens is {most} and the smallest sliding window is {least}: use "
+            + (f"at most {least - 1}" if least > 1 else "no draft"),
+            "draft_tokens",
+        )
     if draft == NGRAM:
         return Drafting(most)
     return Drafting(most, load_draft(draft, reference, device, dtype, download_dir, quantize))
@@ -82,13 +93,5 @@ def speculation(
     elif drafting is not None:
         draft = NgramDraft()
     most = 0 if drafting is None else drafting.tokens
-    caches = [*pool.layers, *pool.draft_layers]
-    windows = [one.window for one in caches if isinstance(one, WindowKVCache) and one.window]
-    if most >= min(windows, default=most + 1):
-        raise invalid(
-            f"draft_tokens is {most} and the smallest sliding window has {min(windows)} tokens: "
-            f"use at most {min(windows) - 1}",
-            "draft_tokens",
-        )
     costs = DraftCosts() if max_batch > 1 else None
     return Speculation(draft, pool, most=most, step_tokens=step_tokens, costs=costs)

@@ -53,10 +53,11 @@ class ModelDraft:
     ) -> None:
         self._model, self._pool, self._device = model, pool, device
         self._vocab_size, self._step_tokens = vocab_size, step_tokens
+        self._known_ids = model.vocab_size  # may be fewer
 
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Guess]:
         """Guesses for the sequences, up to a number of tokens each. None goes beyond the draft's
-        context."""
+        context, or follows a token that the draft does not have."""
         by_slot: dict[int, Drafting] = {}
         spans, left = [], self._step_tokens
         for sequence, most in wanted:
@@ -66,9 +67,12 @@ class ModelDraft:
             if number <= 0 or not count:
                 continue
             assert slot is not None
+            ids = sequence.tokens(known, known + count)
+            if max(ids) >= self._known_ids:
+                sequence.acceptance.off = True
+                continue
             if not known:
                 self._pool.reset_draft(slot)
-            ids = sequence.tokens(known, known + count)
             spans.append(Span(slot, known, ids, len(sequence.prompt_ids)))
             by_slot[slot] = Drafting(sequence, number if known + count == length else 0)
             sequence.draft_computed += count

@@ -14,14 +14,16 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jobs.errors import JobError
+from worker.layers.kv_cache import WindowKVCache
 from worker.layers.quantised import stays_quantised
 from worker.layers.weight import WeightSlot
 from worker.loading import weights
 from worker.loading.checkpoint import Headers, TensorHeader
+from worker.loading.config import ModelConfig
 from worker.loading.dtypes import name_of
 from worker.loading.quantization import DEQUANTISED
 from worker.loading.tokenizer import Tokenizer
-from worker.models.model import Placement
+from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
 from worker.quantise.compression import Compression
 from worker.resident import device as devices
@@ -109,13 +111,7 @@ def _preflight(
     tied = weights.is_tied(config.tied, headers, quantization)
     stored = headers.dtype({quantization.dtype} if quantization else ()) or DEQUANTISED
     chosen = devices.choose_dtype(dtype, stored, device)
-    try:
-        shape = FAMILIES[config.model_type](
-            config.fields, tied, Placement(chosen, torch.device("meta"), built_for=device)
-        )
-    except RuntimeError as error:  # torch's, if the product of two sizes overflows
-        fact = str(error).splitlines()[0]
-        raise config.fields.error(f"its sizes make impossible tensors ({fact})") from None
+    shape = _shape(config, tied, chosen, device)
     tokenizer = model.tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
     found = weights.check(slots, headers, quantization)
@@ -153,6 +149,23 @@ def _preflight(
         ),
         free_bytes=free,
     )
+
+
+def smallest_window(config: ModelConfig, device: torch.device) -> int | None:
+    """Tokens of the model's smallest sliding window; None: it has none. Raises JobError
+    (unsupported_model)."""
+    caches = _shape(config, config.tied, config.dtype, device).make_caches()
+    return min((one.window for one in caches if isinstance(one, WindowKVCache)), default=None)
+
+
+def _shape(config: ModelConfig, tied: bool, dtype: torch.dtype, device: torch.device) -> Model:
+    """The model without memory, as it is built for a device."""
+    place = Placement(dtype, torch.device("meta"), built_for=device)
+    try:
+        return FAMILIES[config.model_type](config.fields, tied, place)
+    except RuntimeError as error:  # torch's, if the product of two sizes overflows
+        fact = str(error).splitlines()[0]
+        raise config.fields.error(f"its sizes make impossible tensors ({fact})") from None
 
 
 def _stays_quantised(header: TensorHeader, device: torch.device) -> bool:

@@ -1,4 +1,4 @@
-"""How much is drafted, what is looked up, and which drafts are refused."""
+"""How much is drafted, what is looked up, and what drafts do in an engine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from jobs.api.sampling import Sampling
-from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.drafted import perturbed
 from worker import Engine
@@ -242,49 +241,38 @@ def test_a_draft_whose_logits_are_not_finite_is_not_asked_again(
     assert len(asked) == 1
 
 
-# --- refusals -----------------------------------------------------------------------------------
+def with_more_tokens(path: Path, more: int) -> tuple[Path, int]:
+    """A model whose tokenizer has tokens that `folder`'s has not, and the first id of them."""
+    tokenizer = json.loads((make_checkpoint(path) / "tokenizer.json").read_text())
+    first = json.loads((path / "config.json").read_text())["vocab_size"]
+    entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer["added_tokens"] += [
+        {"id": first + index, "content": f"<more_{index}>", "special": False, **entry}
+        for index in range(more)
+    ]
+    make_checkpoint(path, vocab_size=first + more)
+    (path / "tokenizer.json").write_text(json.dumps(tokenizer))
+    return path, first
 
 
-def refused(folder: Path, **options: Any) -> str:
-    with pytest.raises(JobError) as caught:
-        load(folder, **options)
-    assert caught.value.code == "invalid_request"
-    return caught.value.message
-
-
-def test_a_draft_that_is_larger_than_the_model_is_refused(folder: Path) -> None:
-    larger = make_checkpoint(folder.parent / "larger", num_hidden_layers=4)
-    assert "use a draft that is smaller than the model" in refused(folder, draft=str(larger))
-
-
-def test_a_draft_with_another_vocabulary_is_refused_before_weights_are_read(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("where", ["prompt", "answer"])
+def test_a_sequence_with_a_token_that_the_draft_does_not_have_drafts_no_more(
+    folder: Path, tmp_path: Path, where: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    other = make_checkpoint(folder.parent / "other", num_hidden_layers=1)
-    path = other / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    vocab = tokenizer["model"]["vocab"]
-    first, second = [name for name in vocab if len(name) == 1][:2]
-    vocab[first], vocab[second] = vocab[second], vocab[first]
-    path.write_text(json.dumps(tokenizer))
-    monkeypatch.delattr("worker.resident.load.weights.load")
-    message = refused(folder, draft=str(other))
-    assert "another vocabulary" in message and f"is {second!r} in the draft" in message
-
-
-def test_a_draft_with_other_special_tokens_is_refused(folder: Path) -> None:
-    other = make_checkpoint(folder.parent / "special", num_hidden_layers=1)
-    path = other / "tokenizer.json"
-    tokenizer = json.loads(path.read_text())
-    entry = next(one for one in tokenizer["added_tokens"] if one["special"])
-    entry["special"] = False
-    path.write_text(json.dumps(tokenizer))
-    message = refused(folder, draft=str(other))
-    assert f"id {entry['id']}" in message and "special token of the model only" in message
-
-
-def test_numbers_of_tokens_that_cannot_work_are_refused(folder: Path, tmp_path: Path) -> None:
-    assert "1 to 32" in refused(folder, draft="ngram", draft_tokens=0)
-    assert "needs a draft" in refused(folder, draft_tokens=3)
-    window = make_checkpoint(tmp_path / "window", "gemma3_text")
-    assert "use at most 7" in refused(window, draft="ngram", draft_tokens=8)
+    larger, new = with_more_tokens(tmp_path / "more", 100)
+    engine = load(larger, draft=str(folder))
+    engine._core.speculation._costs = None
+    computed = watched(engine._core.speculation._draft, "_model", monkeypatch)
+    prompt, sampling = [*PROMPT[:20], new + 99, *PROMPT[20:]], GREEDY
+    if where == "answer":
+        prompt, sampling = PROMPT, Sampling(temperature=1.5, seed=1, max_tokens=40, ignore_eos=True)
+    prompts = [prompt, PROMPT[:30]]
+    assert engine.generate([prompt], sampling) == load(larger).generate([prompt], sampling)
+    found = engine.generate([prompt], sampling)[0].token_ids
+    at = next((at for at, token_id in enumerate([*prompt, *found]) if token_id >= new), None)
+    assert at is not None and (at < len(prompt)) == (where == "prompt")
+    assert max(computed, default=-1) < (0 if where == "prompt" else at + 4)
+    # Other sequences go on with the draft, also beside such a one.
+    drafted = engine._core.speculation.drafted_tokens
+    assert engine.generate(prompts, GREEDY) == load(larger).generate(prompts, GREEDY)
+    assert engine._core.speculation.drafted_tokens > drafted
