@@ -20,6 +20,19 @@ TOOL = {
     "function": {"name": "look_up", "parameters": {"type": "object", "properties": {}}},
 }
 
+# Of these a request has none to four.
+OPTIONS: list[dict[str, Any]] = [
+    {"stop": ["e", " r"]},
+    {"n": 2},
+    {"logprobs": True, "top_logprobs": 2},
+    {"prompt_logprobs": 1},
+    {"bad_words": ["the", "a"]},
+    {"logit_bias": {"5": 4.0, "80": -100}},
+    {"min_tokens": 6},
+    {"tools": [TOOL]},
+    {"ignore_eos": True},
+]
+
 
 def perturbed(folder: Path, to: Path) -> Path:
     """A copy of a model with noise on its weights."""
@@ -35,7 +48,7 @@ def perturbed(folder: Path, to: Path) -> Path:
 
 
 def mixed_requests(number: int, seed: int = 0) -> list[dict[str, Any]]:
-    """Requests with every kind of sampling option."""
+    """Requests with every kind of sampling option, and several options together."""
     rng = random.Random(seed)
     words = ("red", "green", "blue", "rain", "one", "two", "three", "sun", "wind", "a", "the")
     requests = []
@@ -52,20 +65,8 @@ def mixed_requests(number: int, seed: int = 0) -> list[dict[str, Any]]:
                 {"temperature": 0, "presence_penalty": 1.0, "frequency_penalty": 0.5},
             ]
         )
-        fields |= rng.choice(
-            [
-                {},
-                {"stop": ["e", " r"]},
-                {"n": 2},
-                {"logprobs": True, "top_logprobs": 2},
-                {"prompt_logprobs": 1},
-                {"bad_words": ["the", "a"]},
-                {"logit_bias": {"5": 4.0, "80": -100}},
-                {"min_tokens": 6},
-                {"tools": [TOOL]},
-                {"ignore_eos": True},
-            ]
-        )
+        for option in rng.sample(OPTIONS, rng.choice([0, 1, 1, 2, 3, 4])):
+            fields |= option
         requests.append(
             {
                 "model": "m",

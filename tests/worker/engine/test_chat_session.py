@@ -83,6 +83,20 @@ def test_the_oldest_turns_are_left_out_of_a_prompt_that_is_too_long(engine: Engi
         plain.respond("word " * 60)
 
 
+def test_an_image_is_refused(engine: Engine) -> None:
+    session = ChatSession(engine, **FIELDS)
+    session.respond("a")
+    before = session.history
+    image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+    words = {"type": "text", "text": "What is this?"}
+    for turn in (session.respond, session.stream):
+        with pytest.raises(JobError, match="must be 'text', got 'image_url'") as caught:
+            turn({"role": "user", "content": [words, image]})
+        assert caught.value.code == "invalid_request"
+    assert session.history == before
+    session.respond("b")
+
+
 def test_undo_and_reset(engine: Engine) -> None:
     session = ChatSession(engine, system="abc", **FIELDS)
     session.respond("a")

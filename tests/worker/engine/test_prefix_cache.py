@@ -156,6 +156,25 @@ def test_a_cancelled_sequence_leaves_its_followers_to_compute(load: Load) -> Non
     )
 
 
+def test_a_second_prompt_does_not_wait_when_computing_is_sooner(load: Load) -> None:
+    """It begins on kept state beyond what the first, which is computed whole, has computed."""
+    engine = load(context=400)
+    text = "a long prompt, " * 12
+    plain = ask(engine, text)
+    message = {"role": "user", "content": text}
+    fields: dict[str, Any] = {"model": "m", "messages": [message], "temperature": 0}
+    sinks = CollectingSink(), CollectingSink()
+    engine.submit(ChatRequest(**fields, prompt_logprobs=1, max_tokens=4), sinks[0])
+    engine.submit(ChatRequest(**fields, max_tokens=4), sinks[1])
+    engine.step()
+    assert len(engine._core._scheduler.running) == 2
+    while engine.step():
+        pass
+    scored, second = (sink.completion() for sink in sinks)
+    assert cached(scored) == 0 < cached(second)
+    assert scored.text == second.text == plain.text
+
+
 def test_others_pass_a_sequence_that_waits_but_do_not_take_its_place(load: Load) -> None:
     engine = load(max_batch=3, context=400)
     core = engine._core
