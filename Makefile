@@ -9,7 +9,7 @@
 #   make triton  run the tests of the Triton kernels in its interpreter; downloads 200 MB
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
-#   make soak    20 minutes of faults under load, with a new seed
+#   make soak    25 minutes of faults under load, with a new seed; SERVER=/path/of/redis-server
 #   make clean   remove the environment and the caches, but no results
 
 PYTHON ?= python3
@@ -43,6 +43,7 @@ bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.families
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.priority
+	$(BIN)/python -m bench.submit
 	$(BIN)/python -m bench.memory
 	$(BIN)/python -m bench.prefix
 	$(BIN)/python -m bench.speculative
@@ -76,8 +77,8 @@ triton: $(VENV)/.ready-to-test .triton/.ready
 	PYTHONPATH=.triton $(BIN)/pytest tests/worker/layers/test_triton_weight.py
 
 soak: $(VENV)/.ready-to-test
-	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000
-	$(BIN)/python -m tests.soak.session_kills --kills 200
+	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000 $(if $(SERVER),--server $(SERVER))
+	$(BIN)/python -m tests.soak.session_kills --kills 200 $(if $(SERVER),--server $(SERVER))
 
 clean:
 	rm -rf $(VENV) .oracle .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \

@@ -37,7 +37,7 @@ from worker.resident.device import choose_device
 
 SYSTEM, USER, ANSWER = 400, (20, 200), (5, 120)  # tokens
 BATCH = 16
-TURNS, TURN = 20, 30  # turns, and new tokens in each
+TURNS, TURN, REPLY = 20, 30, 10  # turns, and new tokens and tokens of the answer in each
 
 Rows = tuple[list[list[int]], list[Sampling]]
 Figures = dict[str, object]
@@ -106,8 +106,8 @@ def measure_rows(
             print(f"  round {number}: {name}: {figure:.4g}", file=sys.stderr)
             found[name].append(figure)
 
-    def ratio(other: str) -> float:
-        return median([a / b for a, b in zip(found["on"], found[other], strict=True)])
+    def ratios(other: str) -> list[float]:
+        return [a / b for a, b in zip(found["on"], found[other], strict=True)]
 
     return {
         "rows": f"{count} {'shared' if shared else 'distinct'}",
@@ -115,20 +115,21 @@ def measure_rows(
         "off rows/s": median(found["off"]),
         "arithmetic rows/s": median(found["arithmetic"]),
         "transformers rows/s": median(found["transformers"]),
-        "on / off": ratio("off"),
+        "on / off": median(ratios("off")),
+        "rounds": " ".join(f"{ratio:.2f}" for ratio in ratios("off")),
         "on / arithmetic": median(found["bound"]),
-        "on / transformers": ratio("transformers"),
+        "on / transformers": median(ratios("transformers")),
     }
 
 
-def conversation(turn: Turn, vocab: int, seed: int) -> list[float]:
+def conversation(turn: Turn, vocab: int, seed: int, turns: int = TURNS) -> list[float]:
     """Seconds to the first token of each turn."""
     draw = random.Random(seed)
     history: list[int] = []
     found = []
-    for _ in range(TURNS):
+    for _ in range(turns):
         history += [draw.randrange(vocab) for _ in range(TURN)]
-        first, answer = turn(history, TURN)
+        first, answer = turn(history, REPLY)
         found.append(first)
         history += answer
     return found
@@ -145,10 +146,16 @@ def turn_of(engine: Engine) -> Turn:
 
 
 def measure_turns(contestants: dict[str, Turn], vocab: int, rounds: int) -> list[Figures]:
+    for turn in contestants.values():
+        conversation(turn, vocab, -1, turns=2)  # warms up
+    times: dict[str, list[list[float]]] = {name: [] for name in contestants}
+    for seed in range(rounds):
+        for name, turn in contestants.items():
+            times[name].append(conversation(turn, vocab, seed))
+            print(f"  round {seed}: {name}: {times[name][-1][-1]:.3g} s", file=sys.stderr)
     rows: list[Figures] = []
-    for name, turn in contestants.items():
-        times = [conversation(turn, vocab, seed) for seed in range(rounds + 1)][1:]
-        second, last = (median([one[turn] for one in times]) for turn in (1, TURNS - 1))
+    for name, found in times.items():
+        second, last = (median([one[number] for one in found]) for number in (1, TURNS - 1))
         rows.append(
             {
                 "contestant": name,

@@ -1,7 +1,8 @@
 """Stops a worker on SIGTERM and SIGINT, whatever its threads are doing.
 
 Python runs signal handlers on the main thread, which may be blocked in the start of a job. So a
-thread of this module receives the signals: the kernel's handler writes each to a socket.
+thread of this module receives the signals: Python's handler in C writes each to a socket. While
+foreign code blocks Python, no thread reads it: lease_keeper.py ends such a process after a time.
 """
 
 from __future__ import annotations

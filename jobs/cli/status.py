@@ -15,8 +15,14 @@ if TYPE_CHECKING:
     from redis import Redis
 
 
+class Unhealthy(Failure):
+    """The workers fail the jobs that they start."""
+
+    code = "unhealthy"
+
+
 @click.command()
-@click.option("--host", metavar="H", help="Only workers on host H; exit code 1 if there are none.")
+@click.option("--host", metavar="H", help="Only workers on host H; exit code 1 if none works.")
 @json_option
 @redis_option
 def status(host: str | None, as_json: bool, redis_url: str) -> None:
@@ -42,6 +48,10 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
         _print_tables(running, lengths)
     if host is not None and not running:
         raise NotFound(f"no worker is running on host {host}")
+    sick = [worker for worker in running if not worker.get("healthy", True)]
+    if host is not None and len(sick) == len(running):
+        why = "; ".join(sorted({worker["paused"] for worker in sick}))
+        raise Unhealthy(f"all workers on host {host} claim no jobs until one works: {why}")
     if damaged:
         raise Failure(
             f"{len(damaged)} values in Redis can't be read", lines=[str(one) for one in damaged]

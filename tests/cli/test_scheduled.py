@@ -34,19 +34,19 @@ def submit(client: Client, job_id: str, **options: Any) -> None:
     )
 
 
-def announce(client: Client, **figures: Any) -> None:
+def announce(client: Client, name: str = "w", **figures: Any) -> None:
     """A worker that reports these figures."""
     memory = {"weights": 0, "cache": 0}
     facts: dict[str, Any] = {
-        "name": "w",
+        "name": name,
         "host": "h",
         "models": ["m"],
         "names": ["m"],
         "device": "cpu",
     }
     facts |= {"memory": memory, "running": 0, "tokens_per_second": 0.0, **figures}
-    client.redis.zadd(keys.WORKERS, {"w": 1000 * time.time() + 60_000})
-    client.redis.set(keys.worker("w"), json.dumps(facts))
+    client.redis.zadd(keys.WORKERS, {name: 1000 * time.time() + 60_000})
+    client.redis.set(keys.worker(name), json.dumps(facts))
 
 
 def test_status_shows_scheduled_jobs_and_those_of_tenants(
@@ -73,6 +73,40 @@ def test_status_says_that_a_worker_is_paused_and_why(
     announce(client, paused="")
     shown = run("status", "--redis", redis_url)
     assert "paused" not in shown.stdout and shown.stderr == ""
+
+
+SICK: dict[str, Any] = {"paused": "jobs fail: the device is lost", "healthy": False}
+
+
+def test_a_host_whose_workers_fail_all_jobs_is_unhealthy(
+    run: Run, client: Client, redis_url: str
+) -> None:
+    words = ("status", "--host", "h", "--redis", redis_url)
+    announce(client, **SICK)
+    found = run(*words)
+    assert found.exit_code == 1
+    why = "all workers on host h claim no jobs until one works: jobs fail: the device is lost"
+    assert found.stderr.splitlines()[-1] == f"error: {why}"
+    found = run(*words, "--json")
+    assert found.exit_code == 1
+    assert json.loads(found.stdout)["workers"][0]["healthy"] is False
+    error = json.loads(found.stderr)["error"]
+    assert (error["code"], error["message"]) == ("unhealthy", why)
+    announce(client, "other", paused="", healthy=True)
+    assert run(*words).exit_code == 0
+    announce(client, "other", host="elsewhere", paused="", healthy=True)
+    assert run(*words).exit_code == 1
+    assert run("status", "--redis", redis_url).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    "figures", [{"paused": "suspended by rq", "healthy": True}, {"paused": "of an older worker"}]
+)
+def test_a_host_that_is_paused_for_another_reason_is_healthy(
+    run: Run, client: Client, redis_url: str, figures: dict[str, Any]
+) -> None:
+    announce(client, **figures)
+    assert run("status", "--host", "h", "--redis", redis_url).exit_code == 0
 
 
 def test_scheduled_jobs_are_listed_and_cancelled(run: Run, client: Client, redis_url: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,13 +15,16 @@ from click.testing import CliRunner
 
 from jobs import AsyncClient, Client, JobError
 from jobs.cli import build
+from jobs.client.client import Job
+from jobs.client.rq_format import job_key
 from tests.address import Address
 from tests.servers import BINARIES, Sentinel, Server, free_port
 from tests.worker.fake_backend import FakeBackend
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 from worker.service import serve
 
 REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+FILLER_BYTES = 64 * 2**20  # more than the buffers of a TCP connection
 Start = Callable[..., Server]
 
 
@@ -82,6 +86,9 @@ def test_a_replica_that_lagged_and_was_promoted_gives_no_job_two_rows(
     jobs = site.submit_many([f"q{number}" for number in range(8)], run="r1")
     wait_until(lambda: primary.client.execute_command("WAIT", 1, 100) == 1)
     replica.send(signal.SIGSTOP)
+    # What the kernel has taken from the primary reaches a replica that wakes up later. This fills
+    # its buffers, so that the primary itself holds what follows.
+    primary.client.set("filler", bytes(FILLER_BYTES))
     worker = site.worker()
     wait_until(lambda: all(job.status().over for job in jobs))
     time.sleep(1.0)  # the worker is idle: without a replica, the rows would be written now
@@ -89,10 +96,32 @@ def test_a_replica_that_lagged_and_was_promoted_gives_no_job_two_rows(
     primary.kill()
     replica.send(signal.SIGCONT)
     wait_until(lambda: sentinel.client.sentinel_masters()["main"]["port"] == replica.port)
+    assert not replica.client.exists("filler")
     wait_until(lambda: all(job.status().over for job in jobs))
     assert worker.stop() == 0
     site.assert_settled(jobs, "r1")
     site.close()
+
+
+def test_a_durable_submit_waits_for_a_replica_that_lags(start: Start) -> None:
+    primary = start(appendonly="yes")
+    replica = start().replicate(primary)
+    wait_until(lambda: primary.client.info("replication")["connected_slaves"] == 1)
+    replica.send(signal.SIGSTOP)
+    submitted: list[Job] = []
+
+    def submit() -> None:
+        with Client(primary.url) as client:
+            submitted.append(client.submit(REQUEST, durable=True))
+
+    thread = threading.Thread(target=submit)
+    thread.start()
+    waits = "cmdstat_wait"
+    wait_until(lambda: primary.client.info("commandstats").get(waits, {}).get("calls", 0) > 3)
+    assert not submitted
+    replica.send(signal.SIGCONT)
+    thread.join(PATIENCE)
+    assert replica.client.exists(job_key(submitted[0].id))
 
 
 def test_every_client_finds_the_primary_through_sentinel(start: Start, tmp_path: Path) -> None:

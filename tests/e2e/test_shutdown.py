@@ -94,3 +94,18 @@ def test_a_worker_in_which_foreign_code_blocks_python_ends(site: Site) -> None:
     assert worker.wait() == 1
     assert "Timeout (0:00:01)!" in worker.output
     assert "fake_backend.py" in worker.output
+
+
+def test_a_worker_that_stops_ends_soon_if_foreign_code_blocks_python(site: Site) -> None:
+    """Python receives no further signal then."""
+    job = site.submit(words=100_000, block_cancel=3600)
+    worker = start(site, [job], grace=3600.0, hang_seconds=30.0)
+    worker.send(signal.SIGTERM)
+    wait_until(lambda: site.redis.scard(keys.STOPPING), "the end is not announced")
+    job.cancel()
+    assert worker.wait() == 1
+    assert "Timeout (0:00:05)!" in worker.output
+    assert "fake_backend.py" in worker.output
+    site.worker(models=["other"])
+    wait_until(lambda: job.status().value != "started")
+    assert lost(site, [job]) == {None}

@@ -76,19 +76,21 @@ def _check_end(job: Submitted, rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def check_rows(results: Results, rows: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
-    """One row per key, and no file is incomplete."""
+    """One row per key, also in the files, and no file is incomplete."""
     names = ("run_id", "row_index", "choice_index")
     seen = Counter(tuple(row[name] for name in names) for mine in rows.values() for row in mine)
     for key, count in seen.items():
         if count > 1:
             yield f"{count} rows have the key {key}"
+    if older := older_rows(results, rows):
+        yield f"{older} rows in the files are of older attempts, and nothing was requeued"
     for run in results.runs():
         yield from (f"{file} is broken: {why}" for file, why in results.broken(run).items())
     yield from (f"{file} is left over" for file in results.root.glob("*/_tmp/*"))
 
 
 def older_rows(results: Results, rows: dict[str, list[dict[str, Any]]]) -> int:
-    """Rows of older attempts, which readers drop."""
+    """How many rows in the files `Results` drops, because they are of older attempts."""
     files = [file for run in results.runs() for file in results.files(run)]
     return sum(pq.read_metadata(file).num_rows for file in files) - sum(map(len, rows.values()))
 

@@ -9,6 +9,7 @@ The request's `metadata` controls it; all values are strings:
     unforkable  "1": `submit` raises the OSError of a failed fork
     slow    seconds that `submit` takes
     block   seconds that `submit` holds the interpreter, as foreign code can
+    block_cancel  the same of `cancel`
     kill    "1": `submit` kills this process, as a faulty driver would
     die     "1": the engine thread ends
 """
@@ -51,6 +52,11 @@ def words_of(request: ChatRequest, choice: int, end: int, start: int = 0) -> lis
     ]
 
 
+def hold_interpreter(seconds: str | None) -> None:
+    if seconds is not None:
+        ctypes.PyDLL(None).sleep(int(seconds))
+
+
 class FakeHandle:
     def __init__(self, request: ChatRequest, sink: Sink) -> None:
         self.request, self.sink = request, sink
@@ -60,15 +66,20 @@ class FakeHandle:
         self.words: list[list[str]] = [[] for _ in range(self.n)]  # sent
         self.sent = 0
         self.cancelled = False
+        self.broken = False  # the device fails it before its first word
         self.started_at = time.time()
 
     def cancel(self) -> None:
+        hold_interpreter(self.control.get("block_cancel"))
         self.cancelled = True
 
     def step(self) -> bool:
         """Emit one word of each choice. Returns True when the request has ended."""
         if self.cancelled:
             self._end(JobError("cancelled", "the request was cancelled"))
+            return True
+        if self.broken:
+            self._end(JobError("internal", "the device failed, requested by the test"))
             return True
         if self.sent == 1 and "fail" in self.control:
             self._end(JobError(self.control["fail"], "requested by the test"))  # type: ignore[arg-type]
@@ -127,11 +138,19 @@ class FakeHandle:
 
 class FakeBackend:
     """Loads any model. `delay`: seconds per step; `hangs`: its thread blocks after the first word
-    of any request."""
+    of any request; `sick`: `submit` cannot fork; `broken`: its device fails each request before
+    the first word."""
 
-    def __init__(self, max_batch: int = 8, delay: float = 0.001, hangs: bool = False) -> None:
+    def __init__(
+        self,
+        max_batch: int = 8,
+        delay: float = 0.001,
+        hangs: bool = False,
+        sick: bool = False,
+        broken: bool = False,
+    ) -> None:
         self.max_batch, self._delay, self._hangs = max_batch, delay, hangs
-        self.sick = False  # `submit` cannot fork
+        self.sick, self.broken = sick, broken
         self.peak = 0  # maximum number of concurrent sequences
         self.begun: list[str] = []  # ids of submitted jobs, in order
         self.requests: list[ChatRequest] = []  # of these jobs
@@ -172,12 +191,13 @@ class FakeBackend:
         if control.get("unforkable") or self.sick:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
         time.sleep(float(control.get("slow", 0)))
-        ctypes.PyDLL(None).sleep(int(control.get("block", 0)))
+        hold_interpreter(control.get("block"))
         if control.get("refuse"):
             raise JobError("context_length_exceeded", "too long, requested by the test")
         if control.get("panic"):
             panic()
         handle = FakeHandle(request, sink)
+        handle.broken = self.broken
         with self._lock:
             self._handles.append(handle)
             self.peak = max(self.peak, self._sequences())

@@ -15,6 +15,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pyarrow.parquet as pq
+
 from jobs import Client, Results, keys
 from jobs.client.client import Job
 from tests.worker.fake_backend import FakeBackend
@@ -120,6 +122,7 @@ class Site:
             "panic",
             "slow",
             "block",
+            "block_cancel",
             "unforkable",
         )
         metadata = {name: str(fields.pop(name)) for name in instructions if name in fields}
@@ -171,6 +174,13 @@ class Site:
     def rows(self, run: str = "default") -> list[dict[str, Any]]:
         return self.results.table(run).to_pylist() if run in self.results.runs() else []
 
+    def written(self, run: str = "default") -> list[tuple[str, int]]:
+        """Job and choice of each row in the files, as any reader of Parquet sees them: `rows` drops
+        those of older attempts."""
+        files = self.results.files(run) if run in self.results.runs() else []
+        rows = [row for file in files for row in pq.read_table(file).to_pylist()]
+        return [(row["job_id"], row["choice_index"]) for row in rows]
+
     def row(self, job: Job, run: str = "default") -> dict[str, Any]:
         (row,) = [row for row in self.rows(run) if row["job_id"] == job.id]
         return row
@@ -184,9 +194,9 @@ class Site:
         """Assert that each job has ended with one row on disk, and that Redis is cleaned up."""
         unsettled = [job.id for job in jobs if not job.status().over]
         assert not unsettled
-        rows = Counter(row["job_id"] for row in self.rows(run))
-        assert set(rows.values()) <= {1}, [job for job, count in rows.items() if count > 1]
-        assert {job.id for job in jobs} <= set(rows)
+        counts = Counter(self.written(run))
+        assert set(counts.values()) <= {1}, {key: n for key, n in counts.items() if n > 1}
+        assert {job.id for job in jobs} <= {row["job_id"] for row in self.rows(run)}
         for key in (keys.outbox(run), keys.parts(run), keys.OUTBOXES):
             assert not self.redis.exists(key), key
         leftovers = list(self.redis.scan_iter("rq:wip:*")) + list(self.redis.scan_iter("rq:exec*"))

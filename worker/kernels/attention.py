@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,8 +60,8 @@ def attend_decode(
     cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Stores k and v [rows, kv_heads, head_dim] of one new token per sequence, and attends with
-    q [rows, heads, head_dim] to the positions that it sees → [rows, heads * head_dim].
+    """Stores k and v [rows, kv_heads, head_dim] of new tokens, and attends with
+    q [rows, heads, head_dim] to the positions that each sees → [rows, heads * head_dim].
 
     slots and positions: int64 [rows]. `cap` limits scores to (-cap, cap) with tanh; `sinks` [heads]
     are further scores without values.
@@ -94,6 +95,13 @@ def attend_decode(
         torch.get_num_threads(),
     )
     return out
+
+
+def relocate(args: tuple[Any, ...], stored: Stored) -> None:
+    """Let a recorded call use caches at another place: `args` are those of `attend_decode`."""
+    keys, values, capacity = args[6], args[7], args[13]
+    keys.value, values.value = stored.keys.data_ptr(), stored.values.data_ptr()
+    capacity.value = stored.keys.shape[2]
 
 
 def _adjacent(x: Tensor) -> Tensor:

@@ -20,11 +20,6 @@ from worker.kernels.library import PARAMETERS, Library
 
 aten = torch.ops.aten
 ALLOCATIONS = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
-# Operations whose result can be written into the same memory again, and those that write into an
-# argument.
-WITH_OUT = {aten.add.Tensor: torch.add, aten.remainder.Scalar: torch.remainder}
-IN_PLACE = {aten.add_.Tensor, aten.index_put_.default}
-
 ALIGNMENT = 64  # bytes
 CHUNK_BYTES = 1 << 22
 
@@ -67,6 +62,7 @@ class Recording(TorchDispatchMode):
     def __init__(self, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.calls: list[Call] = []
+        self.attention: list[tuple[Any, ...]] = []  # arguments of the calls of attend_decode
         self.refused: str | None = None
         self._arena = arena
         arena.restart()
@@ -78,6 +74,8 @@ class Recording(TorchDispatchMode):
             for kind, arg in zip(PARAMETERS[name], args, strict=True)
         ]
         self.calls.append((function, tuple(boxed)))
+        if name == "attend_decode":
+            self.attention.append(tuple(boxed))
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -85,18 +83,18 @@ class Recording(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         if func in ALLOCATIONS:
             return self._arena.empty_like(out)
-        if func in WITH_OUT and not kwargs:
+        if func is aten.add.Tensor and not kwargs:
             out = self._arena.empty_like(out).copy_(out)
-            self.calls.append((_write, (WITH_OUT[func], *args, out)))
-        elif func in IN_PLACE and not kwargs:
+            self.calls.append((_add, (*args, out)))
+        elif func is aten.add_.Tensor and not kwargs:
             self.calls.append((func, args))
         elif not _is_view(func, out, args):
             self.refused = self.refused or str(func)
         return out
 
 
-def _write(function: Callable[..., object], a: Tensor, b: Any, out: Tensor) -> None:
-    function(a, b, out=out)
+def _add(a: Tensor, b: Any, out: Tensor) -> None:
+    torch.add(a, b, out=out)
 
 
 def _is_view(func: Any, out: Any, args: Sequence[Any]) -> bool:

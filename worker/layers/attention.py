@@ -44,8 +44,6 @@ def attend(
     short = batch.short
     if short is not None and _serves_short(q, cache, short):
         done, chunks = short.size, chunks[short.chunks :]
-        new = slice(short.first, done)
-        cache.append_rows(k[new], v[new], short.slots[new], short.positions[new])
         stored = cache.stored()
         stored.require(slots=short.high, positions=short.longest)
         at = short.slots, short.positions

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from worker.kernels import library
+from worker.kernels.attention import Stored, relocate
 from worker.kernels.recording import Arena, call_again, record
 from worker.layers.batch import Batch, DecodeGroup, ShortGroup
 from worker.layers.cache import LayerCache
@@ -29,11 +30,13 @@ Rotations = Mapping[Rope, Rotation]
 # Hidden states [tokens, hidden] through all layers → logits [rows, vocab].
 Compute = Callable[[Tensor, Rotations, Batch, Sequence[LayerCache]], Tensor]
 Group = TypeVar("Group", DecodeGroup, ShortGroup)
-Form = tuple[int, ...]  # number of single tokens, then the lengths of the chunks
+# Number of threads, number of single tokens, then the lengths of the chunks.
+Form = tuple[int, ...]
 
 
 class Step:
-    """A recorded step. `__call__` computes another one of its form, in the same memory."""
+    """A recorded step. `__call__` computes another one of its form, in the same memory. `stored`:
+    the caches, which may be at another place."""
 
     def __init__(
         self,
@@ -42,6 +45,7 @@ class Step:
         rotations: Rotations,
         batch: Batch,
         caches: Sequence[LayerCache],
+        stored: Sequence[Stored],
         arena: Arena,
     ) -> None:
         self._x = x.clone()
@@ -52,10 +56,18 @@ class Step:
         batch = replace(batch, decode=self._decode, short=self._short)
         with record(arena) as recording:
             self.logits = compute(self._x, self._rotations, batch, caches)
-        self.usable = recording.refused is None
-        self._calls = recording.calls
+        self.usable = recording.refused is None and len(recording.attention) == len(stored)
+        self._calls, self._attention = recording.calls, recording.attention
+        self._place = _place_of(stored)
 
-    def __call__(self, x: Tensor, rotations: Rotations, batch: Batch) -> Tensor:
+    def __call__(
+        self, x: Tensor, rotations: Rotations, batch: Batch, stored: Sequence[Stored]
+    ) -> Tensor:
+        place = _place_of(stored)
+        if place != self._place:
+            for args, cache in zip(self._attention, stored, strict=True):
+                relocate(args, cache)
+            self._place = place
         self._x.copy_(x)
         for mine, its in ((self._decode, batch.decode), (self._short, batch.short)):
             if mine is not None and its is not None:
@@ -75,12 +87,15 @@ def _own(group: Group | None) -> Group | None:
     return replace(group, slots=group.slots.clone(), positions=group.positions.clone())
 
 
+def _place_of(stored: Sequence[Stored]) -> list[tuple[int, int, int]]:
+    return [(one.keys.data_ptr(), one.values.data_ptr(), one.keys.shape[2]) for one in stored]
+
+
 class Replay:
     """Computes the layers of a model. Small steps are recorded when their form comes for the second
     time, and made again from then on, if nothing but kernels computes them."""
 
     def __init__(self) -> None:
-        self._place: object = None  # of the recorded steps
         self._steps: dict[Form, Step] = {}  # the last used one is the last
         self._seen: set[Form] = set()
         self._arena = Arena()
@@ -95,13 +110,11 @@ class Replay:
         caches: Sequence[LayerCache],
     ) -> Tensor:
         """What `compute` returns. The next call overwrites it."""
-        place = _place(x, batch, caches) if self.enabled else None
-        if place is None:
+        stored = _stored(x, batch, caches) if self.enabled else None
+        if stored is None:
             return compute(x, rotations, batch, caches)
-        if place != self._place:
-            self._place = place
-            self._steps.clear()
-        form = (batch.decode.size if batch.decode else 0, *(one.length for one in batch.chunks))
+        chunks = (one.length for one in batch.chunks)
+        form = (torch.get_num_threads(), batch.decode.size if batch.decode else 0, *chunks)
         step = self._steps.pop(form, None)
         if step is None:
             if form not in self._seen:
@@ -109,11 +122,11 @@ class Replay:
                     self._seen.clear()
                 self._seen.add(form)
                 return compute(x, rotations, batch, caches)
-            step = Step(compute, x, rotations, batch, caches, self._arena)
+            step = Step(compute, x, rotations, batch, caches, stored, self._arena)
             logits = step.logits
             self.enabled = step.usable or bool(batch.chunks)
         elif step.usable:
-            logits = step(x, rotations, batch)
+            logits = step(x, rotations, batch, stored)
         else:
             logits = compute(x, rotations, batch, caches)
         self._steps[form] = step
@@ -122,9 +135,8 @@ class Replay:
         return logits
 
 
-def _place(x: Tensor, batch: Batch, caches: Sequence[LayerCache]) -> tuple[object, ...] | None:
-    """What recorded calls have in common: where the caches are, and whether the kernels compute the
-    chunks. None for a step that can't be recorded."""
+def _stored(x: Tensor, batch: Batch, caches: Sequence[LayerCache]) -> list[Stored] | None:
+    """The caches, of a step that may be recorded: its chunks are computed by kernels as well."""
     decode, short = batch.decode, batch.short
     if (
         len(x) > MOST_ROWS
@@ -133,16 +145,15 @@ def _place(x: Tensor, batch: Batch, caches: Sequence[LayerCache]) -> tuple[objec
         or not library.serves(x)
     ):
         return None
-    facts: list[object] = [torch.get_num_threads()]
+    found = []
     for cache in caches:
         if not isinstance(cache, FullKVCache | WindowKVCache):
             return None
         stored = cache.stored()
-        facts += [stored.keys.data_ptr(), stored.values.data_ptr(), stored.keys.shape]
         for group in (decode, short):
             if group is not None:
                 stored.require(slots=group.high, positions=group.longest)
-        ring = stored.window
-        if short is not None and ring is not None and short.longest_chunk > ring:
+        if short is not None and stored.window is not None and short.longest_chunk > stored.window:
             return None
-    return tuple(facts)
+        found.append(stored)
+    return found

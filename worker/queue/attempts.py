@@ -67,11 +67,11 @@ class AttemptSink:
     def __init__(
         self, attempt: Attempt, events: queue.SimpleQueue[Event], breaker: CircuitBreaker
     ) -> None:
-        self._attempt, self._events = attempt, events
-        self._breaker, self._generation = breaker, breaker.generation
+        self._attempt, self._events, self._breaker = attempt, events, breaker
 
     def deltas(self, deltas: Sequence[Delta]) -> None:
-        self._breaker.worked(self._generation)
+        self._attempt.generated = True
+        self._breaker.generates(self._attempt.generation)
         if self._attempt.request.publishes and self._attempt.stream.add(deltas):
             self._events.put(Woken())
 
@@ -97,7 +97,7 @@ class Attempts:
         self._events: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._running: dict[str, Attempt] = {}
         self._ended: list[Attempt] = []  # of those, with an outcome
-        self._refused: list[Settlement] = []  # jobs that could not be started
+        self._refused: list[Settlement] = []  # jobs that were not admitted
         self._failed = False  # the last settlement was not taken
 
     def __len__(self) -> int:
@@ -128,21 +128,19 @@ class Attempts:
         except BaseException as error:  # a bad job must not end the worker
             self._refuse(claimed, failure_of(error))
             return 0
+        self._running[claimed.lease.job] = attempt
+        attempt.generation = self._breaker.generation
         try:
-            self._running[claimed.lease.job] = attempt
             sink = AttemptSink(attempt, self._events, self._breaker)
             attempt.handle = self._backend.submit(attempt.request, sink)
             return attempt.sequences
         except OSError as error:
-            attempt.outcome = Outcome(error=MachineError.of(error))
-            self._breaker.failed(MachineError.of(error))
-            self._ended.append(attempt)
-        except JobError as error:
-            self._refuse(claimed, error)
+            self._end(attempt, Outcome(error=MachineError.of(error)))
         except BaseException as error:  # a bad job must not end the worker
             reason = failure_of(error)
-            logger.exception("job %s could not be started", claimed.lease.job)
-            self._refuse(claimed, reason)
+            if reason is not error:
+                logger.exception("job %s could not be started", claimed.lease.job)
+            self._end(attempt, Outcome(error=reason))
         return 0
 
     def drop(self, attempt: Attempt) -> None:
@@ -169,10 +167,7 @@ class Attempts:
         except queue.Empty:
             return False
         if isinstance(event, Ended) and self._is_running(event.attempt):
-            event.attempt.outcome = event.outcome
-            if isinstance(event.outcome.error, MachineError):
-                self._breaker.failed(event.outcome.error)
-            self._ended.append(event.attempt)
+            self._end(event.attempt, event.outcome)
         return True
 
     def publish(self) -> None:
@@ -272,8 +267,14 @@ class Attempts:
             logger.info("retrying job %s in %.1f s after %s", attempt.lease.job, pause, error)
         return requeued
 
+    def _end(self, attempt: Attempt, outcome: Outcome) -> None:
+        attempt.outcome = outcome
+        self._breaker.ended(
+            attempt.lease.job, outcome, attempt.generation, generated=attempt.generated
+        )
+        self._ended.append(attempt)
+
     def _refuse(self, claimed: ClaimedJob, error: JobError) -> None:
-        self._running.pop(claimed.lease.job, None)
         self._refused.append(self._settlements.for_error(claimed, error))
 
     def _is_running(self, attempt: Attempt) -> bool:

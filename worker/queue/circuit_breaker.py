@@ -1,4 +1,5 @@
-"""The circuit breaker of a machine on which jobs cannot start, for want of memory for a process.
+"""The circuit breaker of a machine that fails jobs: they cannot start, for want of memory for a
+process, or its device fails each of them.
 
 The jobs go back, since others can run them; this worker pauses, and longer after each failure. Then
 it tries one job: if that works, it claims as before.
@@ -9,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
-from jobs.errors import JobError
+from worker.backend import MachineError, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -18,15 +19,22 @@ PAUSE_SECONDS = (0.5, 60.0)  # after a failure: the first, the longest
 
 
 class CircuitBreaker:
-    """Stops claims after failures in a row. `reason`: why the worker claims no jobs, or ""."""
+    """Stops claims after failures in a row. `reason`: why the worker claims no jobs, or "".
+
+    A job that cannot start for want of a resource stops them at once, since nothing can run then.
+    Internal errors do so when OPEN_FAILURES different jobs had one and none has succeeded since: a
+    single bad job, retried, must not stop a worker that runs others.
+    """
 
     def __init__(self) -> None:
         self.reason = ""
         # Number of failures ever: what started in an earlier generation proves nothing.
         self.generation = 0
-        self._failures = 0
+        self._failures = 0  # in a row, each of which led to a pause
         self._until = 0.0  # monotonic: end of the pause
         self._probing = False
+        self._failed: set[str] = set()  # jobs with an internal error since one has succeeded
+        self._needs_end = False  # one of them had generated: only a job that succeeds proves more
 
     @property
     def half_open(self) -> bool:
@@ -45,26 +53,44 @@ class CircuitBreaker:
         """The claimed jobs have ended or were returned: the next one may be a probe."""
         self._probing = False
 
-    def failed(self, error: JobError) -> None:
-        """A job could not be run on this machine."""
+    def generates(self, generation: int) -> None:
+        """A job that was started in `generation` generates. Called on the engine's thread."""
+        if self._failures and generation == self.generation and not self._needs_end:
+            self._close()
+
+    def ended(self, job: str, outcome: Outcome, generation: int, *, generated: bool) -> None:
+        """A job that was started in `generation` has ended. A cancelled job, or one whose request
+        is at fault, proves nothing."""
+        if generation != self.generation:
+            return
+        error = outcome.error
+        if error is None:
+            self._close()
+        elif isinstance(error, MachineError):
+            self._pause(f"jobs cannot be started: {error.message}")
+        elif error.code == "internal":
+            self._needs_end |= generated
+            if not self._failures:
+                self._failed.add(job)
+            if self._failures or len(self._failed) >= OPEN_FAILURES:
+                self._pause(f"jobs fail: {error.message}")
+
+    def _pause(self, reason: str) -> None:
         self.generation += 1
         self._failures += 1
         first, longest = PAUSE_SECONDS
         self._until = time.monotonic() + min(longest, first * 2 ** min(self._failures - 1, 20))
-        if self._failures >= OPEN_FAILURES:
+        if max(self._failures, len(self._failed)) >= OPEN_FAILURES:
             if not self.reason:
                 logger.error(
-                    "%d jobs in a row could not be started (%s): not claiming jobs until a single "
-                    "one works",
-                    self._failures,
-                    error.message,
+                    "%d failures in a row: claiming no jobs until a single one works: %s",
+                    max(self._failures, len(self._failed)),
+                    reason,
                 )
-            self.reason = f"jobs cannot be started: {error.message}"
+            self.reason = reason
 
-    def worked(self, generation: int) -> None:
-        """A job that was started in `generation` generates. Called on the engine's thread."""
-        if self._failures and generation == self.generation:
-            self._failures = 0
-            if self.reason:
-                logger.info("a job works: claiming jobs again")
-            self.reason = ""
+    def _close(self) -> None:
+        self._failures, self._failed, self._needs_end = 0, set(), False
+        if self.reason:
+            logger.info("a job works: claiming jobs again")
+        self.reason = ""

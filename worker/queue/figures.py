@@ -25,9 +25,12 @@ class Figures:
         self._started_at = time.time()
         self._tokens, self._read_at = 0, time.monotonic()
 
-    def read(self, now: float, paused: str | None = None, *, claims: bool = True) -> dict[str, Any]:
-        """The figures at the monotonic time `now`. `paused`: why the worker claims no jobs for a
-        while; `claims`: False once it stops. Raises JobError if the engine's thread has died."""
+    def read(
+        self, now: float, sick: str = "", pause: str = "", *, claims: bool = True
+    ) -> dict[str, Any]:
+        """The figures at the monotonic time `now`. Why the worker claims no jobs for a while:
+        `sick` because it fails them, `pause` for another reason; `claims`: False once it stops.
+        Raises JobError if the engine's thread has died."""
         health = self._backend.health()
         if not health.alive:
             raise JobError("internal", f"the engine thread died: {health.error}")
@@ -39,8 +42,9 @@ class Figures:
             "started_at": self._started_at,
             "device": memory.device,
             "memory": asdict(memory),
-            "paused": paused,
-            "room": self._room() if claims and not paused else {},
+            "paused": sick or pause,
+            "healthy": not sick,
+            "room": self._room() if claims and not (sick or pause) else {},
             "running": health.running,
             "waiting": health.waiting,
             "tokens": health.tokens_generated,

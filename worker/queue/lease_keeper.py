@@ -23,7 +23,10 @@ logger = logging.getLogger(__name__)
 
 RENEWALS_PER_LEASE = 3
 EXIT_HUNG = 70  # EX_SOFTWARE of sysexits.h
-BLOCKED_LIMITS = 2.0  # hang limits without one renewal, after which the interpreter itself hangs
+# Hang limits without one renewal, after which the interpreter itself hangs: while the worker
+# serves, and while it stops, since it would not receive a second signal.
+BLOCKED_LIMITS = 2.0
+BLOCKED_LIMITS_STOPPING = 1 / 6
 
 
 class LeaseKeeper:
@@ -60,7 +63,8 @@ class LeaseKeeper:
         fails = False
         try:
             while not self._stopped:
-                _end_if_blocked(BLOCKED_LIMITS * self._hang_seconds)
+                limits = BLOCKED_LIMITS_STOPPING if self._stopping else BLOCKED_LIMITS
+                _end_if_blocked(limits * self._hang_seconds)
                 reason = self._watchdog.hang(time.monotonic())
                 if reason is not None:
                     _leave_process(reason)

@@ -156,8 +156,8 @@ class WorkerLoop:
         now = time.monotonic()
         if now < self._next_check:
             return
-        paused = self._breaker.reason or self._admission.pause
-        figures = self._figures.read(now, paused, claims=self._stop_at is None)
+        sick, pause = self._breaker.reason, self._admission.pause
+        figures = self._figures.read(now, sick, pause, claims=self._stop_at is None)
         jobs, run = [attempt.lease.job for attempt in self._attempts], self._faults.run
         run("reporting", lambda: self._presence.report(figures, jobs))
         run("checking leases", self._check_leases)

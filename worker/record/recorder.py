@@ -22,6 +22,7 @@ from redis.retry import Retry
 
 from jobs.client.damage import is_damage
 from jobs.client.durable import NotDurable, read_persistence, wait_until_durable
+from jobs.embedded import HASH_BYTES
 from jobs.keys import RUN_ID
 from jobs.results import outbox
 from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
@@ -87,6 +88,14 @@ class Recorder:
                 logging.WARNING if server.shared else logging.INFO,
                 "Redis keeps no append-only file (appendonly no): if it crashes, the jobs and the "
                 "rows that it holds are lost",
+            )
+        packed = _packed_bytes(self._redis)
+        if packed is not None and packed < HASH_BYTES:
+            logger.info(
+                "Redis packs hashes whose values have at most %d bytes (hash-max-listpack-value): "
+                "with %d, a job would take about half the memory",
+                packed,
+                HASH_BYTES,
             )
         self._thread.start()
 
@@ -254,3 +263,14 @@ def _fits(row: Row, plan: Plan) -> bool:
         logger.error("the row of job %s in run %s doesn't fit: %s", job, plan.run, error)
         return False
     return True
+
+
+def _packed_bytes(client: redis.Redis) -> int | None:
+    """Up to which size Redis packs the values of a hash; None if this user may not read it."""
+    name = "hash-max-listpack-value"
+    try:
+        settings: dict[str, str] = client.config_get(name)  # type: ignore[assignment]
+    except redis.ResponseError:
+        return None
+    value = settings.get(name, "")
+    return int(value) if value.isdigit() else None

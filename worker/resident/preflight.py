@@ -155,7 +155,8 @@ def smallest_window(config: ModelConfig, device: torch.device) -> int | None:
     """Tokens of the model's smallest sliding window; None: it has none. Raises JobError
     (unsupported_model)."""
     caches = _shape(config, config.tied, config.dtype, device).make_caches()
-    return min((one.window for one in caches if isinstance(one, WindowKVCache)), default=None)
+    windows = [one.window for one in caches if isinstance(one, WindowKVCache) and one.window]
+    return min(windows, default=None)
 
 
 def _shape(config: ModelConfig, tied: bool, dtype: torch.dtype, device: torch.device) -> Model:

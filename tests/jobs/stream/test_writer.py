@@ -78,6 +78,23 @@ def test_entries_of_many_jobs_go_out_together_and_fail_separately(worker):
     assert worker.writer.write_many([]) == []
 
 
+def test_a_log_stays_within_its_bytes_and_keeps_its_end(client, worker, monkeypatch):
+    """Redis drops whole blocks of entries (stream-node-max-entries), and not one by one."""
+    monkeypatch.setattr("jobs.stream.writer.LOG_BYTES", 100_000)
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    lengths = []
+    for seq in range(1, 401):
+        assert worker.write(job.id, 1, seq, "x" * 970)  # 1,000 bytes with its JSON
+        lengths.append(worker.redis.xlen(keys.log(job.id)))
+    block = int(worker.redis.config_get("stream-node-max-entries")["stream-node-max-entries"])
+    assert max(lengths) <= 100_000 / 1000 + block
+    worker.finish(job.id, "x" * 388_000)
+    ((last, _),) = worker.redis.xrevrange(keys.log(job.id), count=1)
+    assert last == end_id(1).encode()
+    assert "".join(chunk.text for chunk in job.stream()) == "x" * 388_000
+
+
 def test_a_full_redis_takes_the_output_of_running_jobs(worker):
     worker.redis.config_set("maxmemory", "1")
     try:

@@ -1,4 +1,4 @@
-"""An answer that is too large for Redis fails or shrinks alone; its neighbours are settled."""
+"""An answer or a request that is too large fails or shrinks alone; its neighbours are settled."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ from typing import Any
 
 import pytest
 import redis
+from rq import Queue
 
-from jobs import JobError
+from jobs import JobError, keys
 from jobs.api.answer import ChoiceLogprobs, TokenLogprob, TopLogprob
-from jobs.client.limits import set_limit
+from jobs.client.limits import DEFAULTS, set_limit
 from tests.worker.fake_backend import FakeBackend, FakeHandle, text_of
+from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.site import Site
 from worker.queue.rq_settle import Settler
 
 LIMIT = 20_000  # bytes
+MIB = 2**20
 
 
 def with_logprobs(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
@@ -96,12 +99,45 @@ def test_an_answer_that_redis_does_not_take_fails_alone(
     site.assert_settled(jobs)
 
 
-def test_a_large_request_of_another_producer_is_refused_at_its_claim(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("limit", "what"),
+    [("request_bytes", "the request"), ("message_bytes", "a message of the request")],
+)
+def test_a_large_request_of_another_producer_is_refused_at_its_claim(
+    site: Site, limit: str, what: str
+) -> None:
     large, other = site.submit("x" * 5000), site.submit("y")
-    set_limit(site.redis, "message_bytes", 2000)
-    with pytest.raises(JobError, match=r"a message of the request has 0\.0 MB as JSON"):
+    set_limit(site.redis, limit, 2000)
+    refusal = rf"{what} has 0\.0 MB as JSON, and the limit \({limit}\) is 0\.0 MB"
+    with pytest.raises(JobError, match=refusal):
         site.submit("z" * 5000)
     site.burst()
-    with pytest.raises(JobError, match="message_bytes"):
+    with pytest.raises(JobError, match=refusal):
         large.result(timeout=5)
     assert other.result(timeout=5).text
+
+
+@pytest.mark.parametrize(
+    ("prompts", "limit"),
+    [
+        (["x" * 60 * MIB], "request_bytes"),
+        (["x" * 7 * MIB] * 3, "request_bytes"),
+        (["x" * 9 * MIB], "message_bytes"),
+    ],
+    ids=["60-mib", "three-messages", "one-message"],
+)
+def test_the_default_limits_refuse_a_large_prompt(
+    site: Site, queue: Queue, prompts: list[str], limit: str
+) -> None:
+    """At submit, and from another producer at its claim."""
+    messages = [{"role": "user", "content": prompt} for prompt in prompts]
+    request: dict[str, Any] = {"model": "fake", "messages": messages}
+    refusal = rf"\({limit}\) is {getattr(DEFAULTS, limit) / 1e6:.1f} MB: shorten it"
+    with pytest.raises(JobError, match=refusal) as caught:
+        site.client.submit(request)
+    assert caught.value.code == "invalid_request"
+    assert not site.redis.exists(f"rq:queue:{QUEUE}")
+    foreign = site.client.job(queue.enqueue(keys.TASK, request=request).id)
+    site.burst()
+    with pytest.raises(JobError, match=refusal):
+        foreign.result(timeout=5)

@@ -16,12 +16,13 @@ import pytest
 import redis
 import trustme
 from click.testing import CliRunner
+from rq.command import send_shutdown_command
 
-from jobs import AsyncClient, Client, JobError
+from jobs import AsyncClient, Client, JobError, keys
 from jobs.cli import build
 from jobs.embedded import EmbeddedRedis
 from tests.worker.fake_backend import text_of
-from tests.worker.site import ROOT, Site
+from tests.worker.site import ROOT, Site, wait_until
 
 PASSWORD = "p@ss/w:rd"
 IN_URL = "p%40ss%2Fw%3Ard"
@@ -128,6 +129,40 @@ def test_a_job_runs_over_tls_with_minimal_permissions(
     assert "CLIENT LIST" not in worker.output  # RQ warns if it may not call it
     assert {row["status"] for row in site.rows()} == {"ok", "cancelled"}
     as_worker.close()
+
+
+def test_a_producer_cannot_end_a_worker(server: EmbeddedRedis, tmp_path: Path) -> None:
+    at = f"127.0.0.1:{server.port}/0"
+    site = Site(f"redis://producer:{IN_URL}@{at}", tmp_path / "results")
+    as_worker = Site(f"redis://worker:{IN_URL}@{at}", tmp_path / "results")
+    worker = as_worker.worker()
+    wait_until(lambda: site.redis.zcard(keys.WORKERS))
+    (name,) = (found.decode() for found in site.redis.zrange(keys.WORKERS, 0, -1))
+    with pytest.raises(redis.exceptions.NoPermissionError, match="channel"):
+        send_shutdown_command(site.redis, name)
+    assert site.submit("hello").result(timeout=60).text
+    send_shutdown_command(as_worker.redis, name)
+    assert worker.wait() == 0
+    site.close()
+    as_worker.close()
+
+
+@pytest.mark.parametrize("user", [name for name, _ in USERS])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("FLUSHALL", "KEYS *", "CONFIG SET maxmemory 1", "ACL LIST", "REPLICAOF NO ONE"),
+        *("GET other", "SET other x", "PUBLISH other x", "SUBSCRIBE other"),
+    ],
+)
+def test_users_may_not_do_what_jobs_do_not_need(
+    server: EmbeddedRedis, user: str, command: str
+) -> None:
+    with (
+        redis.Redis.from_url(f"redis://{user}:{IN_URL}@127.0.0.1:{server.port}/0") as client,
+        pytest.raises(redis.exceptions.NoPermissionError),
+    ):
+        client.execute_command(*command.split())
 
 
 def test_a_connection_error_is_one_sentence(

@@ -127,6 +127,24 @@ def test_a_worker_warns_if_redis_has_no_append_only_file(
     assert "appendonly no" in caplog.text
 
 
+def test_a_worker_says_if_redis_could_pack_jobs(
+    site: Site, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    make("a").start()
+    assert "hash-max-listpack-value" not in caplog.text
+    with site.settings(**{"hash-max-listpack-value": "64"}):
+        make("b").start()
+        assert "at most 64 bytes (hash-max-listpack-value): with 2048" in caplog.text
+        caplog.clear()
+        site.redis.execute_command(
+            *("ACL", "SETUSER", "worker", "on", "nopass", "allkeys", "+@all", "-config")
+        )
+        make("c", url=site.url.replace("//", "//worker@", 1)).start()
+        site.redis.acl_deluser("worker")
+    assert "hash-max-listpack-value" not in caplog.text
+
+
 def test_a_plan_that_redis_has_lost_is_not_written(site: Site, make: Any) -> None:
     a = make("a")
     fill(site, 3)

@@ -241,17 +241,24 @@ struct Softmax {
     }
 };
 
+// Elements of the caches before those of a row's sequence and a head.
+int64_t plane_of(const Attention& a, int64_t row, int kv_head) {
+    return (a.slots[row] * a.kv_heads + kv_head) * a.capacity * a.dim;
+}
+
+template <typename T>
+void store_one(const Attention& a, int64_t row, int kv_head) {
+    const int64_t column = a.window ? a.positions[row] % a.window : a.positions[row];
+    const int64_t to = plane_of(a, row, kv_head) + column * a.dim, from = (int64_t)kv_head * a.dim;
+    memcpy((T*)a.keys + to, (const T*)a.k + row * a.k_stride + from, a.dim * sizeof(T));
+    memcpy((T*)a.values + to, (const T*)a.v + row * a.v_stride + from, a.dim * sizeof(T));
+}
+
 template <typename T>
 void attend_one(const Attention& a, int64_t row, int kv_head) {
     const int dim = a.dim, group = a.group();
-    const int64_t position = a.positions[row];
-    const int64_t plane = (a.slots[row] * a.kv_heads + kv_head) * a.capacity * dim;
-    T *keys = (T*)a.keys + plane, *values = (T*)a.values + plane;
-    const int64_t column = a.window ? position % a.window : position;
-    memcpy(keys + column * dim, (const T*)a.k + row * a.k_stride + kv_head * dim,
-           dim * sizeof(T));
-    memcpy(values + column * dim, (const T*)a.v + row * a.v_stride + kv_head * dim,
-           dim * sizeof(T));
+    const int64_t position = a.positions[row], plane = plane_of(a, row, kv_head);
+    const T *keys = (const T*)a.keys + plane, *values = (const T*)a.values + plane;
     const int64_t seen = a.window && position >= a.window ? a.window : position + 1;
     const T* q = (const T*)a.q + row * a.q_stride + (int64_t)kv_head * group * dim;
     Softmax<T> softmax;
@@ -274,9 +281,17 @@ void attend_one(const Attention& a, int64_t row, int kv_head) {
 
 template <typename T>
 void attend_all(const Attention& a) {
-#pragma omp parallel for num_threads(a.threads) schedule(dynamic)
-    for (int64_t unit = 0; unit < a.rows * a.kv_heads; unit++)
-        attend_one<T>(a, unit / a.kv_heads, (int)(unit % a.kv_heads));
+    const int64_t units = a.rows * a.kv_heads;
+#pragma omp parallel num_threads(a.threads)
+    {
+#pragma omp for
+        for (int64_t unit = 0; unit < units; unit++)
+            store_one<T>(a, unit / a.kv_heads, (int)(unit % a.kv_heads));
+        // All is stored: rows may belong to one sequence.
+#pragma omp for schedule(dynamic)
+        for (int64_t unit = 0; unit < units; unit++)
+            attend_one<T>(a, unit / a.kv_heads, (int)(unit % a.kv_heads));
+    }
 }
 
 }  // namespace
