@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -20,7 +21,7 @@ def test_a_session_over_the_context_is_refused_or_loses_its_oldest_turns(
     folder = make_checkpoint(tmp_path / "m", num_hidden_layers=1, max_position_embeddings=CONTEXT)
     worker = site.worker(real=True, models=[str(folder)])
     site.client.serving = None
-    fields = {"max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
+    fields: dict[str, Any] = {"max_tokens": ANSWER, "temperature": 0, "ignore_eos": True}
     session = site.client.session(model="m", system="Be brief.", **fields)
     for number in range(9):
         text = f"{number} " + "word " * 8
