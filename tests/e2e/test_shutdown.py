@@ -43,7 +43,7 @@ def test_a_deploy_makes_no_suspects(site: Site) -> None:
 def test_a_second_signal_ends_a_worker_that_starts_a_job(site: Site) -> None:
     job = site.submit(slow=3600)
     worker = site.worker(grace=3600.0)
-    wait_until(lambda: job.status().value == "started")
+    wait_until(lambda: "a slow start" in worker.output)
     worker.send(signal.SIGTERM)
     time.sleep(0.5)
     assert worker.alive

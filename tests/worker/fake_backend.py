@@ -21,6 +21,7 @@ import errno
 import hashlib
 import os
 import signal
+import sys
 import threading
 import time
 from typing import Any
@@ -190,7 +191,9 @@ class FakeBackend:
             os.kill(os.getpid(), signal.SIGKILL)
         if control.get("unforkable") or self.sick:
             raise OSError(errno.ENOMEM, os.strerror(errno.ENOMEM))
-        time.sleep(float(control.get("slow", 0)))
+        if "slow" in control:
+            print("a slow start", file=sys.stderr, flush=True)
+            time.sleep(float(control["slow"]))
         hold_interpreter(control.get("block"))
         if control.get("refuse"):
             raise JobError("context_length_exceeded", "too long, requested by the test")

@@ -53,8 +53,8 @@ def drafts(folder: Path) -> dict[str, str]:
 @pytest.fixture
 def load(folder: Path) -> Load:
     def load(**options: Any) -> Engine:
-        chosen: dict[str, Any] = {"max_batch": 4, "dtype": "fp32", **options}
-        engine = Engine.load(str(folder), device="cpu", **chosen)
+        options = {"max_batch": 4, "dtype": "fp32", **options}
+        engine = Engine.load(str(folder), device="cpu", **options)
         engine._core.speculation._costs = None  # guess whatever it costs
         return engine
 

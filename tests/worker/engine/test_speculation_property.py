@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
 
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.drafted import KINDS, perturbed
@@ -34,9 +35,10 @@ def pair(
     deadline=None,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(actions=ACTIONS)
-@example(actions=LONG)
+@given(actions=ACTIONS, pin=st.booleans())
+@example(actions=LONG, pin=False)
+@example(actions=LONG, pin=True)
 def test_tokens_are_those_of_each_sequence_alone_and_no_state_leaks(
-    pair: Pair, actions: list[Ask | Cancel | Steps]
+    pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool
 ) -> None:
-    run(pair, actions, pin=False)
+    run(pair, actions, pin)
