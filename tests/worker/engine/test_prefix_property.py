@@ -64,7 +64,7 @@ ACTIONS = st.lists(
     min_size=8,
     max_size=40,
 )
-# Of the first ones two or three outgrow the cache together, and the others compute their prompt once.
+# Of the first ones two or three outgrow the cache together; the others compute their prompt once.
 PRESSURE: list[Ask | Cancel | Steps] = [
     *(Ask((*WORDS[i % 2], *WORDS[2] * 10), 150, 1, "ab"[i % 2]) for i in range(12)),
     Steps(2000),
