@@ -36,7 +36,7 @@ types: $(VENV)/.ready-to-test
 
 # Many tests wait for processes: three at a time need half of the time, also on two cores.
 tests: $(VENV)/.ready-to-test
-	$(BIN)/pytest -n 3 --dist loadfile
+	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.decode

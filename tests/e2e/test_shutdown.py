@@ -21,8 +21,18 @@ def lost(site: Site, jobs: list[Job]) -> set[str | None]:
 
 def start(site: Site, jobs: list[Job], **options: object) -> WorkerProcess:
     worker = site.worker(**options)
-    wait_until(lambda: all(job.status().value == "started" for job in jobs))
+    wait_until(lambda: all(generates(site, job) for job in jobs))
     return worker
+
+
+def generates(site: Site, job: Job) -> bool:
+    """Whether a job's present attempt has published a token. A job that is only claimed goes back
+    without an announcement when the worker stops."""
+    if job.status().value != "started":
+        return False
+    attempt = site.hash(job).get("chatjobs_attempt", "")
+    newest = site.redis.xrevrange(keys.log(job.id), count=1)
+    return any(entry.startswith(f"{attempt}-".encode()) for entry, _ in newest)
 
 
 def test_a_deploy_makes_no_suspects(site: Site) -> None:

@@ -28,7 +28,7 @@ def test_the_head_is_its_own_weight_or_the_embedding(tied: bool, dtype: torch.dt
     assert torch.equal(embedding(ids), given["embed"][ids])
     x = torch.randn(2, HIDDEN, generator=random).to(dtype)
     logits = head(x)
-    assert logits.dtype == torch.float32
-    expected = (x @ given["embed" if tied else "head"].T).float()
+    assert logits.dtype == dtype
+    expected = x @ given["embed" if tied else "head"].T
     tolerance = 1e-5 if dtype == torch.float32 else 2**-6
     torch.testing.assert_close(logits, expected, atol=tolerance, rtol=tolerance)
