@@ -53,7 +53,6 @@ class ModelDraft:
     ) -> None:
         self._model, self._pool, self._device = model, pool, device
         self._vocab_size, self._step_tokens = vocab_size, step_tokens
-        self._known_ids = model.vocab_size  # may be fewer
 
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Guess]:
         """Guesses for the sequences, up to a number of tokens each. None goes beyond the draft's
@@ -68,7 +67,7 @@ class ModelDraft:
                 continue
             assert slot is not None
             ids = sequence.tokens(known, known + count)
-            if max(ids) >= self._known_ids:
+            if max(ids) >= self._model.vocab_size:
                 sequence.acceptance.off = True
                 continue
             if not known:

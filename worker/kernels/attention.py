@@ -15,6 +15,7 @@ from worker.kernels.library import TYPE_CODES
 CHANNELS = 16  # a head's channels are a multiple of this
 MAX_GROUP = 64  # query heads per key-value head
 MAX_STATE = 16_384  # query heads per key-value head · channels
+PLACES = (6, 7, 13)  # arguments that say where a cache is: keys, values, columns
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def attend_decode(
 
 def relocate(args: tuple[Any, ...], stored: Stored) -> None:
     """Let a recorded call use caches at another place: `args` are those of `attend_decode`."""
-    keys, values, capacity = args[6], args[7], args[13]
+    keys, values, capacity = (args[place] for place in PLACES)
     keys.value, values.value = stored.keys.data_ptr(), stored.values.data_ptr()
     capacity.value = stored.keys.shape[2]
 

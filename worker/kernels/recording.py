@@ -33,10 +33,6 @@ class Arena:
         self._chunks: list[Tensor] = []
         self._index, self._used = 0, 0  # the chunk that is used now, and the bytes used of it
 
-    @property
-    def nbytes(self) -> int:
-        return sum(chunk.nbytes for chunk in self._chunks)
-
     def restart(self) -> None:
         """The next tensors are those of another recording."""
         self._index = self._used = 0

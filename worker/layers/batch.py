@@ -89,7 +89,6 @@ class ShortGroup:
     """The decode group and the short chunks after it, as rows for a kernel that computes each token
     on its own."""
 
-    first: int  # rows of the decode group
     size: int  # all rows
     chunks: int  # number of short chunks
     slots: Tensor  # [size] long
@@ -163,7 +162,6 @@ def _short_group(singles: list[Span], short: list[Span], positions: Tensor) -> S
     spans = singles + short
     slots = [span.slot for span in spans for _ in span.token_ids]
     return ShortGroup(
-        first=len(singles),
         size=len(slots),
         chunks=len(short),
         slots=to_device(slots, positions.device),

@@ -31,9 +31,6 @@ class KVCache(LayerCache, Protocol):
         [high - low, kv_heads, columns, head_dim] of its slot range. A sequence at position p sees
         the columns c <= p."""
 
-    def append_rows(self, k: Tensor, v: Tensor, slots: Tensor, positions: Tensor) -> None:
-        """Store k, v [rows, kv_heads, head_dim] of tokens at these slots and positions."""
-
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
         """Store k, v [length, kv_heads, head_dim] of one chunk; returns the keys and values
         [kv_heads, n, head_dim] of the last n positions up to the chunk's end: all that it may
@@ -84,13 +81,10 @@ class FullKVCache:
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode
         assert group is not None
-        self.append_rows(k, v, group.slots, group.positions)
+        self._keys[group.slots, :, group.positions] = k
+        self._values[group.slots, :, group.positions] = v
         low, high, columns = group.low, group.high, _rounded(group.longest)
         return self._keys[low:high, :, :columns], self._values[low:high, :, :columns]
-
-    def append_rows(self, k: Tensor, v: Tensor, slots: Tensor, positions: Tensor) -> None:
-        self._keys[slots, :, positions] = k
-        self._values[slots, :, positions] = v
 
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
         end = chunk.start + chunk.length
@@ -155,14 +149,11 @@ class WindowKVCache:
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode
         assert group is not None
-        self.append_rows(k, v, group.slots, group.positions)
+        at = group.positions % self._size
+        self._keys[group.slots, :, at] = k
+        self._values[group.slots, :, at] = v
         low, high, columns = group.low, group.high, _rounded(group.longest)
         return self._keys[low:high, :, :columns], self._values[low:high, :, :columns]
-
-    def append_rows(self, k: Tensor, v: Tensor, slots: Tensor, positions: Tensor) -> None:
-        at = positions % self._size
-        self._keys[slots, :, at] = k
-        self._values[slots, :, at] = v
 
     def append_chunk(self, k: Tensor, v: Tensor, chunk: Chunk) -> tuple[Tensor, Tensor]:
         keys, values = self._keys[chunk.slot], self._values[chunk.slot]
