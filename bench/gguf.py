@@ -100,7 +100,8 @@ def main(
             file = quantise(source, gguf_type, base / f"{gguf_type}.gguf")
             exported = export_openvino(source, ov_format, base / ov_format)
             with ExitStack() as stack:
-                engine = Engine.load(str(source if name == "bf16" else file), max_batch=32)
+                path = source if name == "bf16" else file
+                engine = Engine.load(str(path), max_batch=32, prefix_cache=False)
                 llama = stack.enter_context(PeerProcess("llama_cpp_peer.py", file, threads))
                 openvino = stack.enter_context(PeerProcess("openvino_peer.py", exported, threads))
                 contestants: dict[str, Generate] = {

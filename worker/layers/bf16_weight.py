@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from worker.kernels import dense, library
 
-# Rows up to which the kernels are faster than torch: with the matrix unit, and by vectors alone.
-MOST, MOST_BY_VECTORS = 256, 32
+# Rows up to which the kernels are faster than torch: with AVX-512 or AMX, and with AVX2.
+MOST, MOST_BY_AVX2 = 256, 32
 
 
 def served(weight: Tensor) -> bool:
@@ -22,7 +22,7 @@ class Bf16Weight:
 
     def __init__(self, weight: Tensor) -> None:
         self.tensor = weight
-        self._most = MOST if library.require().level.name == "amx" else MOST_BY_VECTORS
+        self._most = MOST_BY_AVX2 if library.require().level.name == "avx2" else MOST
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         if len(x) > self._most:

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int UNIT = 32;  // outputs; dense.py checks that a matrix has as many
 constexpr int STEP = 32;  // channels; columns are a multiple, dense.py checks it
-constexpr int FEW = 4;    // rows that vectors multiply faster than the matrix unit
+constexpr int FEW = 4;    // rows that are multiplied faster as they are than packed
 
 // One matrix, and the rows that are multiplied with it.
 struct Matrix {
@@ -27,7 +27,7 @@ struct Dense {
     const Matrix* matrices;
     bf16* y;  // [rows of all matrices, outputs]
     int64_t outputs;
-    uint32_t* packed;  // x as the matrix unit reads it, see `pack_step`
+    uint32_t* packed;  // rows of x side by side, see `pack_step`
 
     int64_t units() const { return (outputs + UNIT - 1) / UNIT; }
     int64_t steps() const { return columns / STEP; }
@@ -69,22 +69,23 @@ INLINE void store_sums(float* out, const Floats* totals) {
 
 #endif
 
-// TOTALS / R outputs of R rows.
+// TOTALS / R outputs of R rows, one output after the other, so that weights are read in order. All R
+// add in the same order.
 template <int R>
 INLINE void vector_tile(const bf16* x, int64_t stride, const bf16* weights, int64_t columns,
                         bf16* y, int64_t y_stride, Ahead& ahead) {
     constexpr int N = TOTALS / R;
     Floats totals[TOTALS];
-    for (int i = 0; i < TOTALS; i++) totals[i] = zeros();
-    for (int64_t k = 0; k < columns; k += PART) {
-        Part parts[R];
-        for (int r = 0; r < R; r++) parts[r] = load_part(x + r * stride + k);
-        for (int n = 0; n < N; n++) {
-            const Part weight = load_part(weights + n * columns + k);
+    for (int n = 0; n < N; n++, weights += columns) {
+        Floats output[R];
+        for (int r = 0; r < R; r++) output[r] = zeros();
+        for (int64_t k = 0; k < columns; k += PART) {
+            const Part weight = load_part(weights + k);
             for (int r = 0; r < R; r++)
-                totals[n * R + r] = add_product(totals[n * R + r], parts[r], weight);
+                output[r] = add_product(output[r], load_part(x + r * stride + k), weight);
+            if (k % STEP == 0) ahead.fetch(1);
         }
-        ahead.fetch(N);
+        for (int r = 0; r < R; r++) totals[n * R + r] = output[r];
     }
     float sums[LANES], row[LANES] = {};
     store_sums(sums, totals);
@@ -106,19 +107,16 @@ int64_t vector_rows(const Dense& d, const Unit& unit, int64_t row, Ahead& ahead)
 
 void unit_by_vectors(const Dense& d, const Unit& unit, Ahead& ahead) {
     int64_t row = 0;
-#ifdef AVX512
-    row = vector_rows<8>(d, unit, row, ahead);
-#endif
     row = vector_rows<4>(d, unit, row, ahead);
     row = vector_rows<2>(d, unit, row, ahead);
     vector_rows<1>(d, unit, row, ahead);
 }
 
-// ---- Tiles of the matrix unit --------------------------------------------------------------------
+// ---- Packed rows ---------------------------------------------------------------------------------
 
-#ifdef __AMX_BF16__
+#ifdef AVX512
 
-constexpr int64_t TILE = 256;  // 32-bit elements of a full register
+constexpr int64_t TILE = STEP / 2 * TILE_ROWS;  // 32-bit elements of one step of a tile
 
 // One step of up to TILE_ROWS rows of x: pairs of channels of all rows side by side.
 INLINE void pack_step(const bf16* x, int64_t stride, int64_t rows, uint32_t* out) {
@@ -132,7 +130,7 @@ INLINE void pack_step(const bf16* x, int64_t stride, int64_t rows, uint32_t* out
 }
 
 // Packs this thread's share of all rows, and waits for the others.
-void start_tiles(const Dense& d, int matrices) {
+void pack(const Dense& d, int matrices) {
     const int64_t steps = d.steps();
     int64_t row = 0, tile = 0;
     for (int m = 0; m < matrices; m++) {
@@ -147,10 +145,7 @@ void start_tiles(const Dense& d, int matrices) {
         tile += tiles_of(rows);
     }
 #pragma omp barrier
-    configure_tiles(LINE, TILE_ROWS);
 }
-
-void end_tiles() { _tile_release(); }
 
 // y of 16 outputs and up to 16 rows ← sums [output][row].
 INLINE void put_tile(const float* sums, int64_t rows, bf16* y, int64_t stride) {
@@ -160,10 +155,19 @@ INLINE void put_tile(const float* sums, int64_t rows, bf16* y, int64_t stride) {
         store(y + r * stride, _mm512_i32gather_ps(offsets, sums + r, sizeof(float)));
 }
 
-// UNIT outputs of one or two tiles of rows.
-template <bool TWO>
-INLINE void tile_pair(const bf16* weights, const uint32_t* x, int64_t columns, Ahead& ahead,
-                      float* sums) {
+#endif
+
+#ifdef __AMX_BF16__
+
+constexpr int MOST_TILES = 2;  // of rows, multiplied together
+
+void begin_packed() { configure_tiles(LINE, TILE_ROWS); }
+void end_packed() { _tile_release(); }
+
+// sums [tile][output][row] of UNIT outputs of T tiles of rows, by the matrix unit.
+template <int T>
+INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ahead& ahead,
+                     float* sums) {
     const int64_t steps = columns / STEP, bytes = columns * sizeof(bf16);
     const bf16* second = weights + TILE_ROWS * columns;
     _tile_zero(0);
@@ -176,7 +180,7 @@ INLINE void tile_pair(const bf16* weights, const uint32_t* x, int64_t columns, A
         _tile_dpbf16ps(0, 4, 6);
         _tile_loadd(5, second + i * STEP, bytes);
         _tile_dpbf16ps(1, 5, 6);
-        if (TWO) {
+        if (T == 2) {
             _tile_loadd(7, x + (steps + i) * TILE, LINE);
             _tile_dpbf16ps(2, 4, 7);
             _tile_dpbf16ps(3, 5, 7);
@@ -185,36 +189,85 @@ INLINE void tile_pair(const bf16* weights, const uint32_t* x, int64_t columns, A
     }
     _tile_stored(0, sums, LINE);
     _tile_stored(1, sums + TILE, LINE);
-    if (TWO) {
+    if (T == 2) {
         _tile_stored(2, sums + 2 * TILE, LINE);
         _tile_stored(3, sums + 3 * TILE, LINE);
     }
 }
 
-void unit_by_tiles(const Dense& d, const Unit& unit, Ahead& ahead) {
-    alignas(64) float sums[4 * TILE];
-    const int64_t rows = unit.matrix->rows;
-    for (int64_t row = 0; row < rows; row += 2 * TILE_ROWS) {
-        const uint32_t* x = d.packed + (unit.tile + row / TILE_ROWS) * d.steps() * TILE;
-        const bool two = rows - row > TILE_ROWS;
-        if (two)
-            tile_pair<true>(unit.weights(d), x, d.columns, ahead, sums);
+#elif defined(AVX512)
+
+constexpr int MOST_TILES = 3;
+
+void begin_packed() {}
+void end_packed() {}
+
+// The same by vectors: each pair of weights by all rows of a tile.
+template <int T>
+INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ahead& ahead,
+                     float* sums) {
+    constexpr int N = T == 1 ? 16 : 8;  // outputs with sums in registers
+    const int64_t steps = columns / STEP;
+    for (int first = 0; first < UNIT; first += N, weights += N * columns) {
+        Floats totals[N][T];
+        for (int n = 0; n < N; n++)
+            for (int t = 0; t < T; t++) totals[n][t] = zeros();
+        for (int64_t i = 0; i < steps; i++) {
+            for (int pair = 0; pair < STEP / 2; pair++) {
+                Part rows[T];
+                for (int t = 0; t < T; t++)
+                    rows[t] = (Part)_mm512_load_si512(x + (t * steps + i) * TILE +
+                                                      pair * TILE_ROWS);
+                for (int n = 0; n < N; n++) {
+                    int32_t two;
+                    memcpy(&two, weights + n * columns + i * STEP + 2 * pair, sizeof two);
+                    const Part weight = (Part)_mm512_set1_epi32(two);
+                    for (int t = 0; t < T; t++)
+                        totals[n][t] = add_product(totals[n][t], rows[t], weight);
+                }
+            }
+            ahead.fetch<_MM_HINT_T0>(N);
+        }
+        for (int n = 0; n < N; n++)
+            for (int t = 0; t < T; t++)
+                store(sums + (t * UNIT + first + n) * TILE_ROWS, totals[n][t]);
+    }
+}
+
+#endif
+
+#ifdef AVX512
+
+void unit_of_packed(const Dense& d, const Unit& unit, Ahead& ahead) {
+    alignas(64) float sums[MOST_TILES * UNIT * TILE_ROWS];
+    const int64_t rows = unit.matrix->rows, tiles = tiles_of(rows);
+    for (int64_t tile = 0; tile < tiles; tile += MOST_TILES) {
+        const uint32_t* x = d.packed + (unit.tile + tile) * d.steps() * TILE;
+        const int64_t together = std::min<int64_t>(tiles - tile, MOST_TILES);
+        if (together == 1)
+            multiply<1>(unit.weights(d), x, d.columns, ahead, sums);
+        else if (together == 2)
+            multiply<2>(unit.weights(d), x, d.columns, ahead, sums);
         else
-            tile_pair<false>(unit.weights(d), x, d.columns, ahead, sums);
-        for (int i = 0; i < (two ? 4 : 2); i++) {
-            const int64_t first = row + i / 2 * TILE_ROWS;
-            put_tile(sums + i * TILE, rows - first,
-                     d.y + (unit.row + first) * d.outputs + unit.output + i % 2 * LANES,
-                     d.outputs);
+            multiply<MOST_TILES>(unit.weights(d), x, d.columns, ahead, sums);
+        for (int64_t t = 0; t < together; t++) {
+            const int64_t row = (tile + t) * TILE_ROWS;
+            bf16* y = d.y + (unit.row + row) * d.outputs + unit.output;
+            for (int half = 0; half < UNIT; half += LANES)
+                put_tile(sums + (t * UNIT + half) * TILE_ROWS, rows - row, y + half, d.outputs);
         }
     }
 }
 
+constexpr bool PACKS = true;
+
 #else
 
-void start_tiles(const Dense&, int) {}
-void end_tiles() {}
-void unit_by_tiles(const Dense&, const Unit&, Ahead&) {}
+constexpr bool PACKS = false;
+void pack(const Dense&, int) {}
+void begin_packed() {}
+void end_packed() {}
+void unit_of_packed(const Dense&, const Unit&, Ahead&) {}
 
 #endif
 
@@ -238,12 +291,16 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
                          int matrices, bf16* y, int64_t outputs, uint32_t* scratch, int threads) {
     const Dense d{x, stride, columns, (const Matrix*)table, y, outputs, scratch};
     int64_t next = 0;
-    bool tiles = false;
-    for (int m = 0; m < matrices; m++) tiles |= d.matrices[m].rows > FEW;
-    tiles = tiles && tiles_are_allowed();
+    bool packs = false;
+    for (int m = 0; m < matrices; m++) packs |= d.matrices[m].rows > FEW;
+#ifdef __AMX_BF16__
+    packs = packs && tiles_are_allowed();
+#endif
+    packs = packs && PACKS;
 #pragma omp parallel num_threads(threads)
     {
-        if (tiles) start_tiles(d, matrices);
+        if (packs) pack(d, matrices);
+        if (packs) begin_packed();
         hand_out(matrices * d.units(), next, [&](int64_t index, int64_t following) {
             const Unit unit = unit_at(d, index);
             Ahead ahead{};
@@ -251,11 +308,11 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
                 ahead.at = (const char*)unit_at(d, following).weights(d);
                 ahead.end = ahead.at + d.unit_bytes();
             }
-            if (tiles && unit.matrix->rows > FEW)
-                unit_by_tiles(d, unit, ahead);
+            if (packs && unit.matrix->rows > FEW)
+                unit_of_packed(d, unit, ahead);
             else
                 unit_by_vectors(d, unit, ahead);
         });
-        if (tiles) end_tiles();
+        if (packs) end_packed();
     }
 }

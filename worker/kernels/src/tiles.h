@@ -3,13 +3,14 @@
 
 #include <cstdint>
 
+constexpr int TILE_ROWS = 16;  // rows of a register
+
 #ifdef __AMX_BF16__
 
 #include <immintrin.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
-constexpr int TILE_ROWS = 16;    // rows of a register
 constexpr int TILE_BYTES = 64;   // bytes of a row
 constexpr int REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(2)
 

@@ -10,8 +10,9 @@ constexpr int LINE = 64;  // bytes of a cache line
 struct Ahead {
     const char *at, *end;
 
+    template <_mm_hint CACHE = _MM_HINT_T1>
     void fetch(int lines) {
-        for (int i = 0; i < lines && at < end; i++, at += LINE) _mm_prefetch(at, _MM_HINT_T1);
+        for (int i = 0; i < lines && at < end; i++, at += LINE) _mm_prefetch(at, CACHE);
     }
 };
 
