@@ -79,7 +79,7 @@ class EngineCore:
             self.pool,
             resident.state_of if prefix_cache else None,
             stride,
-            stride or limits.step_tokens // 2,
+            stride or 4 * limits.stride,  # a cut of prefill there costs little time
         )
         self._scheduler = Scheduler(self.pool, slots, limits.step_tokens, reuse=self.prefix)
         self.speculation = speculation(
