@@ -81,7 +81,7 @@ class EngineCore:
             stride,
             stride or 4 * limits.stride,  # a cut of prefill there costs little time
         )
-        self._scheduler = Scheduler(self.pool, slots, limits.step_tokens, reuse=self.prefix)
+        self._scheduler = Scheduler(self.pool, slots, limits.step_tokens, prefix_cache=self.prefix)
         self.speculation = speculation(
             drafting, self.pool, self.device, self.vocab_size, limits.step_tokens, slots.batch
         )

@@ -1,4 +1,5 @@
-"""Kept state of sequences, in blocks of at most 16 tokens: keys, references, bytes, eviction.
+"""The state that the prefix cache keeps, in blocks of at most 16 tokens: keys, references, bytes,
+eviction.
 
 A block's key is a hash of its tokens and of the key of the block before it, so a key stands for the
 whole text up to the block's end. The store does not look into the state: on CPUs it is a copy
