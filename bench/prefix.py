@@ -2,12 +2,15 @@
 
     python -m bench.prefix [--rows 256] [--rounds 3] [--parts shared,distinct,turns]
 
-Random weights in the shape of Qwen3-0.6B, bf16, batch 16, greedy. "Shared": all rows begin with the
-same 400 tokens, then come 20 to 200 of each row's own, and answers of 5 to 120 tokens. "Distinct":
-the same lengths, no common tokens. "Arithmetic": what the rows would take if the tokens that have
-to be computed had the speed of prompts alone and of a full batch of answers alone, which are
-measured in the same run. "transformers": static batches of the same rows, see static_batches.py.
-Turns: seconds to the first token of each turn of a conversation, beside llama.cpp after
+Random weights in the shape of Qwen3-0.6B, bf16, batch 16, greedy.
+
+"Shared": all rows begin with the same 400 tokens, then come 20 to 200 of each row's own, and
+answers of 5 to 120 tokens. "transformers": static batches of the same rows, see static_batches.py.
+"Arithmetic": what the rows would take if the tokens that have to be computed had the speed of
+prompts alone and of a full batch of answers alone, which are measured in the same run.
+"Distinct": rows of the same lengths that have nothing in common, with the cache on and off: what it
+costs to keep state that nobody uses.
+"Turns": seconds to the first token of each turn of a conversation, beside llama.cpp after
 `make bench-peers`.
 """
 
@@ -16,7 +19,7 @@ from __future__ import annotations
 import random
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -37,9 +40,11 @@ from worker.resident.device import choose_device
 
 SYSTEM, USER, ANSWER = 400, (20, 200), (5, 120)  # tokens
 BATCH = 16
+PARTS = ("shared", "distinct", "turns")
 TURNS, TURN, REPLY = 20, 30, 10  # turns, and new tokens and tokens of the answer in each
 
 Rows = tuple[list[list[int]], list[Sampling]]
+Run = Callable[[list[list[int]], list[Sampling]], object]
 Figures = dict[str, object]
 # Seconds to the first token after a prompt, and so many tokens.
 Turn = Callable[[list[int], int], tuple[float, list[int]]]
@@ -71,55 +76,68 @@ def rates(engine: Engine, vocab: int, number: int) -> tuple[float, float]:
     return sum(map(len, prompts)) / one, BATCH * (ANSWER[1] // 2) / (many - one)
 
 
-def measure_rows(
-    on: Engine, off: Engine, reference: StaticBatches, count: int, rounds: int, *, shared: bool
+def arithmetic(off: Engine, prompts: list[list[int]], answers: list[Sampling], seed: int) -> float:
+    """Rows per second if the tokens of rows with a common beginning had the speed of `rates`."""
+    prefill, decode = rates(off, off.tokenizer.vocab_size, seed)
+    new = sum(map(len, prompts)) - SYSTEM * (len(prompts) - 1)
+    # The first token of an answer comes with its prompt.
+    decoded = sum((one.max_tokens or 0) - 1 for one in answers)
+    return len(prompts) / (new / prefill + decoded / decode)
+
+
+def measure_rows(contestants: dict[str, Run], rows: Iterable[Rows]) -> dict[str, list[float]]:
+    """Rows per second of each contestant in each round; each round has other rows, so that nothing
+    is kept of the one before. The order rotates."""
+    names = list(contestants)
+    found: dict[str, list[float]] = {name: [] for name in names}
+    for number, (prompts, answers) in enumerate(rows):
+        turn = number % len(names)
+        for name in names[turn:] + names[:turn]:
+            taken = seconds(partial(contestants[name], prompts, answers))
+            found[name].append(len(prompts) / taken)
+            print(f"  round {number}: {name}: {found[name][-1]:.4g}", file=sys.stderr)
+    return found
+
+
+def compared(found: dict[str, list[float]]) -> Figures:
+    """The medians, and "on" beside the others in the same round."""
+    figures: Figures = {f"{name} rows/s": median(speeds) for name, speeds in found.items()}
+    for other in [name for name in found if name != "on"]:
+        ratios = [a / b for a, b in zip(found["on"], found[other], strict=True)]
+        figures[f"on / {other}"] = median(ratios)
+        if other == "off":
+            figures["rounds"] = " ".join(f"{ratio:.3f}" for ratio in ratios)
+    return figures
+
+
+def measure_shared(
+    on: Engine, off: Engine, reference: StaticBatches, count: int, rounds: int
 ) -> Figures:
-    """Rows per second, other rows in each round, so that nothing is kept of the one before."""
+    """Rows with a common beginning, beside transformers and arithmetic."""
     vocab = on.tokenizer.vocab_size
 
     def static(prompts: list[list[int]], answers: list[Sampling]) -> None:
-        tokens = [one.max_tokens or 1 for one in answers]
-        reference.run(prompts, tokens, SYSTEM if shared else 0)
+        reference.run(prompts, [one.max_tokens or 1 for one in answers], SYSTEM)
 
-    contestants: dict[str, Callable[[list[list[int]], list[Sampling]], object]] = {
-        "on": on.generate,
-        "off": off.generate,
-        "transformers": static,
-    }
-    names = list(contestants)
+    contestants: dict[str, Run] = {"on": on.generate, "off": off.generate, "transformers": static}
+    warm_up(contestants, vocab, shared=True)
+    rows = [make_rows(count, vocab, number, shared=True) for number in range(rounds)]
+    bound = [arithmetic(off, *one, seed) for seed, one in enumerate(rows)]
+    return compared({**measure_rows(contestants, rows), "arithmetic": bound})
+
+
+def measure_distinct(on: Engine, off: Engine, count: int, rounds: int) -> Figures:
+    """Rows that have nothing in common."""
+    vocab = on.tokenizer.vocab_size
+    contestants: dict[str, Run] = {"on": on.generate, "off": off.generate}
+    warm_up(contestants, vocab, shared=False)
+    rows = [make_rows(count, vocab, number, shared=False) for number in range(rounds)]
+    return compared(measure_rows(contestants, rows))
+
+
+def warm_up(contestants: dict[str, Run], vocab: int, *, shared: bool) -> None:
     for generate in contestants.values():
-        generate(*make_rows(BATCH // 4, vocab, -1, shared=shared))  # warms up
-    found: dict[str, list[float]] = {name: [] for name in (*names, "arithmetic", "bound")}
-    for number in range(rounds):
-        prompts, answers = make_rows(count, vocab, number, shared=shared)
-        prefill, decode = rates(off, vocab, number)
-        new = sum(map(len, prompts)) - (SYSTEM * (count - 1) if shared else 0)
-        # The first token of an answer comes with its prompt.
-        decoded = sum((one.max_tokens or 0) - 1 for one in answers)
-        arithmetic = count / (new / prefill + decoded / decode)
-        speed = {"arithmetic": arithmetic}
-        turn = number % len(names)
-        for name in names[turn:] + names[:turn]:
-            speed[name] = count / seconds(partial(contestants[name], prompts, answers))
-        speed["bound"] = speed["on"] / arithmetic
-        for name, figure in speed.items():
-            print(f"  round {number}: {name}: {figure:.4g}", file=sys.stderr)
-            found[name].append(figure)
-
-    def ratios(other: str) -> list[float]:
-        return [a / b for a, b in zip(found["on"], found[other], strict=True)]
-
-    return {
-        "rows": f"{count} {'shared' if shared else 'distinct'}",
-        "on rows/s": median(found["on"]),
-        "off rows/s": median(found["off"]),
-        "arithmetic rows/s": median(found["arithmetic"]),
-        "transformers rows/s": median(found["transformers"]),
-        "on / off": median(ratios("off")),
-        "rounds": " ".join(f"{ratio:.2f}" for ratio in ratios("off")),
-        "on / arithmetic": median(found["bound"]),
-        "on / transformers": median(ratios("transformers")),
-    }
+        generate(*make_rows(BATCH // 4, vocab, -1, shared=shared))
 
 
 def conversation(turn: Turn, vocab: int, seed: int, turns: int = TURNS) -> list[float]:
@@ -171,11 +189,13 @@ def measure_turns(contestants: dict[str, Turn], vocab: int, rounds: int) -> list
 @click.option("--device", default="auto", show_default=True)
 @click.option("--rows", "count", default=256, show_default=True)
 @click.option("--rounds", default=3, show_default=True)
-@click.option("--parts", default="shared,distinct,turns", show_default=True)
+@click.option("--parts", default=",".join(PARTS), show_default=True)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> None:
     """Measure rows per second and seconds to the first token, with the prefix cache on and off."""
-    place = choose_device(device)
+    place, chosen = choose_device(device), parts.split(",")
+    if unknown := set(chosen) - {*PARTS}:
+        raise click.UsageError(f"unknown parts: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = random_checkpoint(Path(folder), "qwen3", QWEN3_06B)
         on, off = (
@@ -183,15 +203,15 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
             for state in (True, False)
         )
         title = f"Qwen3-0.6B shape, bf16, batch {BATCH}, {place}"
-        kinds = [kind for kind in ("shared", "distinct") if kind in parts]
-        if kinds:
+        if "shared" in chosen:
             reference = StaticBatches(load_reference(path, place), place, BATCH)
-            rows = [
-                measure_rows(on, off, reference, count, rounds, shared=one == "shared")
-                for one in kinds
-            ]
-            report(f"Prefix cache, {title}", rows, str(place), out)
-        if "turns" in parts:
+            figures = measure_shared(on, off, reference, count, rounds)
+            report(f"{count} rows with a common beginning, {title}", [figures], str(place), out)
+        if "distinct" in chosen:
+            figures = measure_distinct(on, off, count, rounds)
+            file = out and out.with_stem("distinct")
+            report(f"{count} rows with nothing in common, {title}", [figures], str(place), file)
+        if "turns" in chosen:
             contestants = {"on": turn_of(on), "off": turn_of(off)}
             if PYTHON.exists() and place.type == "cpu":
                 file = quantise(path, "BF16", Path(folder) / "shape.gguf")

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from jobs.api.answer import ChatCompletion
+from jobs.api.answer import ChatCompletion, Usage
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
@@ -80,6 +80,7 @@ class Outcome:
     prompt_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[list[int]] = field(default_factory=list)  # per choice
     token_logprobs: list[list[float]] = field(default_factory=list)  # per choice, if requested
+    details: list[Usage.CompletionDetails] = field(default_factory=list)  # of usage, per choice
     seed: int | None = None  # the requested seed, or the random one
     started_at: float | None = None  # seconds since the epoch: first prefill
     first_token_at: float | None = None

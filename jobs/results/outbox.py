@@ -46,6 +46,7 @@ class OutboxEntry(TypedDict):
     prompt_token_ids: list[int]
     output_token_ids: list[list[int]]  # per choice
     token_logprobs: list[list[float]]  # per choice, if requested
+    details: list[dict[str, Any]]  # per choice: its share of usage.completion_tokens_details
     sampling: dict[str, Any] | None  # JSON of Sampling, with the defaults filled in
     seed: int | None  # seed used, given or drawn
     enqueued_at: float | None
@@ -69,6 +70,7 @@ def outbox_entry(
     prompt_token_ids: Sequence[int] = (),
     output_token_ids: Sequence[Sequence[int]] = (),
     token_logprobs: Sequence[Sequence[float]] = (),
+    details: Sequence[dict[str, Any]] = (),
     sampling: dict[str, Any] | None = None,
     seed: int | None = None,
     enqueued_at: float | None = None,
@@ -103,6 +105,7 @@ def outbox_entry(
         prompt_token_ids=list(prompt_token_ids),
         output_token_ids=[list(ids) for ids in output_token_ids],
         token_logprobs=[list(values) for values in token_logprobs],
+        details=list(details),
         sampling=sampling,
         seed=seed,
         enqueued_at=enqueued_at,

@@ -151,7 +151,9 @@ def _answer(entry: OutboxEntry, choice: dict[str, Any], number: int, total: int)
     if generated is None and total == 1:
         generated = as_int(usage.get("completion_tokens"), 32)
     text = as_text(message.get("content"))
-    details = as_object(usage.get("completion_tokens_details"))
+    details = as_object(item_at(entry.get("details"), number))
+    if not details and total == 1:
+        details = as_object(usage.get("completion_tokens_details"))
     first, last = as_float(entry.get("first_token_at")), as_float(entry.get("finished_at"))
     rest = (generated or 0) - 1
     return {
@@ -172,8 +174,8 @@ def _answer(entry: OutboxEntry, choice: dict[str, Any], number: int, total: int)
         "cached_tokens": as_int(
             as_object(usage.get("prompt_tokens_details")).get("cached_tokens"), 32
         ),
-        "reasoning_tokens": as_int(details.get("reasoning_tokens"), 32) if total == 1 else None,
-        **_draft(details if total == 1 else {}),
+        "reasoning_tokens": as_int(details.get("reasoning_tokens"), 32),
+        **_draft(details),
         "tpot_s": (last - first) / rest if first and last and rest > 0 else None,
     }
 

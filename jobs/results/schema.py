@@ -104,8 +104,10 @@ USAGE = [
     _optional("input_tokens", pa.int32(), "tokens of the prompt"),
     _optional("output_tokens", pa.int32(), "tokens of this answer"),
     _optional("cached_tokens", pa.int32(), "prompt tokens read from a cache"),
-    _optional("reasoning_tokens", pa.int32(), "output tokens spent on reasoning"),
-    _optional("drafted_tokens", pa.int32(), "output tokens that a draft proposed; null: no draft"),
+    _optional("reasoning_tokens", pa.int32(), "tokens of this answer spent on reasoning"),
+    _optional(
+        "drafted_tokens", pa.int32(), "tokens that a draft proposed for this answer; null: no draft"
+    ),
     _optional("accepted_tokens", pa.int32(), "tokens of the draft that were right"),
     _optional("draft_steps", pa.int32(), "steps in which tokens of the draft were verified"),
 ]

@@ -1,4 +1,5 @@
-"""The demo model with its draft through a real Redis and a real worker: results, rows, `status`."""
+"""The demo model with its draft through a real Redis and a real worker: results, rows, `status`,
+`chat --verbose`."""
 
 from __future__ import annotations
 
@@ -34,6 +35,9 @@ def test_a_worker_with_a_draft_gives_the_same_answer_and_its_figures(site: Site)
         (published,) = workers()
         words = [str(COMMAND), "status", "--redis", site.url]
         table = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+        chat = ["chat", "-m", "demo", "--verbose", "-o", "n=2", "-o", "seed=3"]
+        words = [*chat, "-o", 'job={"run": "chat"}', "--redis", site.url, "What is 512 + 99?"]
+        spoken = subprocess.run([COMMAND, *words], capture_output=True, text=True, check=True)
     finally:
         worker.terminate()
         assert worker.wait(PATIENCE) == 0
@@ -47,6 +51,15 @@ def test_a_worker_with_a_draft_gives_the_same_answer_and_its_figures(site: Site)
     assert row["draft_steps"] == details.prediction_steps == published["draft_steps"]
     share = f"{100 * accepted / (accepted + rejected):.0f} %"
     assert f"{share}, {accepted / published['draft_steps']:.1f} a step" in " ".join(table.split())
+    choices = site.rows("chat")
+    assert len(choices) == 2
+    drafted, accepted, steps = (
+        sum(choice[name] for choice in choices)
+        for name in ("drafted_tokens", "accepted_tokens", "draft_steps")
+    )
+    assert all(0 < choice["draft_steps"] < steps for choice in choices)
+    told = f", {accepted / drafted:.0%} of the draft accepted, {accepted / steps:.1f} tokens a step"
+    assert spoken.stderr.rstrip().endswith(told)
 
 
 def test_draft_options_that_do_not_fit_are_refused(site: Site) -> None:

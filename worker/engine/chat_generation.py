@@ -82,6 +82,14 @@ class ChoiceState:
         )
 
 
+def _sum(details: list[Usage.CompletionDetails]) -> Usage.CompletionDetails:
+    """The figures of all choices together."""
+    figures = [one.to_dict() for one in details]
+    return Usage.CompletionDetails(
+        **{name: sum(one[name] for one in figures) for name in figures[0]}
+    )
+
+
 def _delta_of(call: Call, index: int) -> ToolCallDelta:
     function = FunctionCall(name=call.name, arguments=call.arguments)
     return ToolCallDelta(id=f"call_{uuid.uuid4().hex[:24]}", function=function, index=index)
@@ -175,7 +183,8 @@ class ChatGeneration:
             self.done = True  # last: another thread may wait for it, then read the outcome
 
     def _outcome(self) -> Outcome:
-        completion = self._completion()
+        details = [self._details(*pair) for pair in zip(self._choices, self.sequences, strict=True)]
+        completion = self._completion(_sum(details))
         failed = self._error is not None
         started = [s.started_at for s in self.sequences if s.started_at is not None]
         return Outcome(
@@ -185,6 +194,7 @@ class ChatGeneration:
             prompt_token_ids=self._prompt_ids,
             output_token_ids=[choice.token_ids for choice in self._choices],
             token_logprobs=[[lp.logprob for lp in choice.logprobs] for choice in self._choices],
+            details=details,
             seed=self._plan.seed,
             started_at=min(started, default=None),
             first_token_at=self._first_token_at,
@@ -192,10 +202,9 @@ class ChatGeneration:
             sampling=self._plan.as_sampling(),
         )
 
-    def _completion(self) -> ChatCompletion:
+    def _completion(self, details: Usage.CompletionDetails) -> ChatCompletion:
         prompt = len(self._prompt_ids)
         generated = sum(len(choice.token_ids) for choice in self._choices)
-        reasoning = sum(choice.reasoning_tokens for choice in self._choices)
         return ChatCompletion(
             id=completion_id(self._request.job.id),
             created=self._created,
@@ -218,22 +227,20 @@ class ChatGeneration:
                 prompt_tokens_details=Usage.PromptDetails(
                     cached_tokens=min(one.cached_tokens or 0 for one in self.sequences)
                 ),
-                completion_tokens_details=Usage.CompletionDetails(
-                    reasoning_tokens=reasoning, **(self._draft_figures() if self._drafts else {})
-                ),
+                completion_tokens_details=details,
             ),
             system_fingerprint=self._fingerprint,
             prompt_logprobs=self._scored_prompt(),
         )
 
-    def _draft_figures(self) -> dict[str, int]:
-        figures = [one.acceptance for one in self.sequences]
-        accepted = sum(one.accepted for one in figures)
-        return {
-            "accepted_prediction_tokens": accepted,
-            "rejected_prediction_tokens": sum(one.drafted for one in figures) - accepted,
-            "prediction_steps": sum(one.steps for one in figures),
-        }
+    def _details(self, choice: ChoiceState, sequence: Sequence) -> Usage.CompletionDetails:
+        details = Usage.CompletionDetails(reasoning_tokens=choice.reasoning_tokens)
+        if self._drafts:
+            figures = sequence.acceptance
+            details.accepted_prediction_tokens = figures.accepted
+            details.rejected_prediction_tokens = figures.drafted - figures.accepted
+            details.prediction_steps = figures.steps
+        return details
 
     def _scored_prompt(self) -> list[dict[str, PromptLogprob] | None] | None:
         if self._prompt_logprobs is None:

@@ -75,8 +75,13 @@ class EngineCore:
         self._resident, self.state_of = resident, resident.state_of
         limits = devices.limits(self.device)
         stride = limits.stride if slots.batch == 1 else None
-        self.prefix = PrefixCache(self.pool, resident.state_of if prefix_cache else None, stride)
-        self._scheduler = Scheduler(self.pool, slots, limits.step_tokens, reuse=self.prefix)
+        self.prefix = PrefixCache(
+            self.pool,
+            resident.state_of if prefix_cache else None,
+            stride,
+            stride or 4 * limits.stride,  # a cut of prefill there costs little time
+        )
+        self._scheduler = Scheduler(self.pool, slots, limits.step_tokens, prefix_cache=self.prefix)
         self.speculation = speculation(
             drafting, self.pool, self.device, self.vocab_size, limits.step_tokens, slots.batch
         )

@@ -7,12 +7,13 @@ its own state is copied into the store. A slot is contiguous and belongs to one 
 Layers that keep every position (full attention) can be cut at any block edge afterwards. All
 others (sliding windows, recurrent states) exist only for the last token, so a model that has such
 layers keeps snapshots of them at a few edges: the last one in the prompt, those where prompts
-part from each other, and the end of the sequence.
+part from each other, and the end of the sequence. Where the next prompt will part isn't known yet,
+so a new prompt leaves provisional snapshots as well, at growing distances.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from itertools import islice
@@ -24,41 +25,48 @@ from worker.engine.prefix_store import BLOCK, OVERHEAD, Block, root_key
 from worker.engine.sequence import Sequence
 from worker.engine.session_states import SessionStates
 from worker.engine.slot_copies import SlotCopies
+from worker.engine.snapshot_edges import SnapshotEdges
 
 COMPARED = 32  # sequences whose prompts are compared with a new one
+PROVISIONAL_SHARE = 8  # one of this many bytes of the cache limit may hold provisional snapshots
 
 StateOf = Callable[[int], tuple[object, ...]]
 
 
 @dataclass(eq=False, slots=True)
 class Progress:
-    """What is known of one sequence. `edges`: where snapshots of it are wanted."""
+    """What is known of one sequence."""
 
     chain: KeyChain
-    edges: list[int] = field(default_factory=list)
+    edges: SnapshotEdges = field(default_factory=SnapshotEdges)
 
 
 class PrefixCache:
     """Decides what is kept and used. Belongs to the thread that steps the engine.
 
     `state_of(prompt length)` identifies what computes the state of such prompts; None: nothing is
-    kept. Sequences share state if it and their salt are equal. `stride`: prefill
-    is cut at multiples of it, whether or not state is kept, and state is only kept there. Each
-    chunk then has the same shape with reuse as without, and so the same bits.
+    kept. Sequences share state if it and their salt are equal. `stride`: prefill is cut at
+    multiples of it, whether or not state is kept, and state is only kept there. Each chunk then has
+    the same shape with reuse as without, and so the same bits. `spacing`: tokens before the first
+    provisional snapshot of a prompt.
     """
 
     def __init__(
-        self, pool: CachePool, state_of: StateOf | None = None, stride: int | None = None
+        self,
+        pool: CachePool,
+        state_of: StateOf | None = None,
+        stride: int | None = None,
+        spacing: int = BLOCK,
     ) -> None:
-        assert stride is None or stride % BLOCK == 0
         self.prompt_tokens = 0  # of all sequences that were admitted, each counted once
         self.cached_tokens = 0  # of these, how many were not computed
-        self.stride = stride
+        self.stride, self.spacing = stride, spacing
         self.sessions: SessionStates | None = None  # keeps evicted state of sessions in files
         self._pool, self._store = pool, pool.kept
         self._copies = SlotCopies(pool)
         self._state_of = state_of
         self._grid = stride or BLOCK
+        assert self._grid % BLOCK == spacing % self._grid == 0
         self.matching = PrefixMatch(
             pool.kept, self._copies.needs_snapshots, self._grid, exact=stride is None
         )
@@ -70,11 +78,8 @@ class PrefixCache:
         if self.stride is not None:
             count = min(count, self.stride - start % self.stride)
         progress = self._progress.get(sequence)
-        if progress is not None and progress.edges:
-            at = bisect_right(progress.edges, start)
-            if at < len(progress.edges):
-                count = min(count, progress.edges[at] - start)
-        return count
+        edge = None if progress is None else progress.edges.after(start)
+        return count if edge is None else min(count, edge - start)
 
     def waits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """Whether a running sequence computes a prefix of this one, and will have it no later than
@@ -113,8 +118,9 @@ class PrefixCache:
         if self._state_of is None:
             return
         path = self._keep(sequence, sequence.computed // self._grid * self._grid)
-        if sequence.computed in self._progress[sequence].edges:
-            self._keep_snapshot(sequence, path)
+        edges, end = self._progress[sequence].edges, sequence.computed
+        if end in edges.ends:
+            self._keep_snapshot(sequence, path, provisional=end in edges.provisional)
 
     def end(self, sequence: Sequence, *, usable: bool = True) -> None:
         """Keep the state of a sequence that leaves its slot for good, or if it isn't usable drop
@@ -160,6 +166,7 @@ class PrefixCache:
                 states = [block.state for block in blocks]
                 self._copies.write(slot, states, blocks[-1].snapshot, hit.end)
                 self._store.touch(hit.keys)
+                self._store.confirm(hit.keys[-1])
             else:
                 self._pool.reset(slot)
         return count
@@ -216,7 +223,9 @@ class PrefixCache:
                 self._store.shrink(limit - len(keys) * one)
         return keys
 
-    def _keep_snapshot(self, sequence: Sequence, path: list[bytes]) -> list[bytes]:
+    def _keep_snapshot(
+        self, sequence: Sequence, path: list[bytes], *, provisional: bool = False
+    ) -> list[bytes]:
         """Keep the state of a sequence at its end, after the blocks of `path`. Returns the keys of
         all blocks up to there, or `path` if there is no room."""
         slot, end = sequence.slot, sequence.computed
@@ -230,23 +239,30 @@ class PrefixCache:
         block = self._store.get(key)
         if block is not None and (block.snapshot is not None or self._store.pinned(key)):
             self._store.touch(whole)
+            if not provisional:
+                self._store.confirm(key)
             return whole
         needed = self._copies.bytes_of_snapshot(slot, end)
         if tail:
             needed += OVERHEAD + self._copies.bytes_of_blocks(slot, start, end)
+        share = self._pool.limit_bytes // PROVISIONAL_SHARE
         with self._store.referenced(path):
+            if provisional and not self._store.room_for_provisional(needed, share):
+                return path
             if not self._store.shrink(self._pool.bytes_for_kept - needed):
                 return path
             if tail:
                 (state,) = self._copies.blocks(slot, start, end)
                 self._store.extend({key: Block(path[-1], len(tail), state)})
-            self._store.attach(key, self._copies.snapshot(slot, end))
+            snapshot = self._copies.snapshot(slot, end)
+            self._store.attach(key, snapshot, provisional=provisional)
         self._store.touch(whole)
         return whole
 
     def _plan_edges(self, sequence: Sequence, begin: int, others: Iterable[Sequence]) -> None:
-        """Choose where snapshots of a prompt are kept: before its last token, and where prompts
-        part: that of an earlier sequence, of which only blocks are kept, or those of `others`."""
+        """Choose where snapshots of a prompt are kept: before its last token, where prompts part
+        (that of an earlier sequence, of which only blocks are kept, or those of `others`), and
+        provisional ones."""
         if self._state_of is None or not self._copies.needs_snapshots:
             return
         keys = self._keys(sequence, len(sequence.prompt_ids) // BLOCK)
@@ -257,19 +273,18 @@ class PrefixCache:
             if other is not sequence
         ]
         shared = [end for end in shared if end // self._grid * self._grid > begin]
-        wanted = {last, self._store.known(keys) * BLOCK}
+        parting = {self._store.known(keys) * BLOCK}
         if shared:
-            wanted |= {min(shared), max(shared)}
-        rounded = {min(end, last) // self._grid * self._grid for end in wanted}
-        self._progress[sequence].edges = sorted(end for end in rounded if end > begin)
+            parting |= {min(shared), max(shared)}
+        self._progress[sequence].edges = SnapshotEdges.plan(
+            begin, last, parting, grid=self._grid, spacing=self.spacing
+        )
 
     def _promised(self, sequence: Sequence, shared: int) -> int:
         """The last of its first `shared` tokens at which a running sequence will leave state."""
         if not self._copies.needs_snapshots:
             return shared // self._grid * self._grid
-        edges = self._progress[sequence].edges
-        at = bisect_right(edges, shared)
-        return edges[at - 1] if at else 0
+        return self._progress[sequence].edges.until(shared)
 
     def _shared(self, sequence: Sequence, other: Sequence) -> int:
         """Number of leading tokens in whole blocks that a sequence could take from the prompt of

@@ -1,4 +1,5 @@
-"""Kept state of sequences, in blocks of at most 16 tokens: keys, references, bytes, eviction.
+"""The state that the prefix cache keeps, in blocks of at most 16 tokens: keys, references, bytes,
+eviction.
 
 A block's key is a hash of its tokens and of the key of the block before it, so a key stands for the
 whole text up to the block's end. The store does not look into the state: on CPUs it is a copy
@@ -19,7 +20,8 @@ from typing import Generic, Protocol, TypeVar
 
 BLOCK = 16  # tokens
 OVERHEAD = 512  # bytes of a block beside its state
-MAX_SNAPSHOTS = 64  # kept by one store
+MAX_SNAPSHOTS = 64  # kept by one store, beside provisional ones
+MAX_PROVISIONAL = 16
 
 
 class State(Protocol):
@@ -64,6 +66,9 @@ class PrefixStore(Generic[Kept]):
     """Owns the blocks. The least recently used are evicted first, and a block never before those
     that continue it; referenced and pinned blocks are not evicted.
 
+    A snapshot is provisional if it was taken where later sequences might begin, until one does.
+    Provisional snapshots are few, so that they never displace the others.
+
     `on_evict` is called with the key of each block before it is evicted, or loses its snapshot.
     """
 
@@ -74,7 +79,9 @@ class PrefixStore(Generic[Kept]):
         self._pinned: set[bytes] = set()
         # Least recently used first, and every block before its parent.
         self._blocks: OrderedDict[bytes, Block[Kept]] = OrderedDict()
-        self._snapshots: OrderedDict[bytes, None] = OrderedDict()  # keys of blocks that have one
+        # Keys of blocks that have a snapshot, least recently used first.
+        self._snapshots: OrderedDict[bytes, None] = OrderedDict()
+        self._provisional: OrderedDict[bytes, None] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -106,8 +113,9 @@ class PrefixStore(Generic[Kept]):
         """Mark a path from the first block on as used."""
         for key in reversed(keys):
             self._blocks.move_to_end(key)
-        if keys and keys[-1] in self._snapshots:
-            self._snapshots.move_to_end(keys[-1])
+        for snapshots in (self._snapshots, self._provisional):
+            if keys and keys[-1] in snapshots:
+                snapshots.move_to_end(keys[-1])
 
     def extend(self, blocks: Mapping[bytes, Block[Kept]]) -> None:
         """Add blocks, each after its parent. Touch their path before anything is evicted."""
@@ -117,13 +125,33 @@ class PrefixStore(Generic[Kept]):
             if block.length < BLOCK:
                 self._blocks[block.parent].tails.add(block.length)
 
-    def attach(self, key: bytes, snapshot: Kept) -> None:
+    def attach(self, key: bytes, snapshot: Kept, *, provisional: bool = False) -> None:
         """Add a snapshot to a block that has none."""
         block = self._blocks[key]
         block.snapshot = snapshot
         self.nbytes += snapshot.nbytes
-        self._snapshots[key] = None
+        (self._provisional if provisional else self._snapshots)[key] = None
         self._limit_snapshots()
+
+    def confirm(self, key: bytes) -> None:
+        """Keep the snapshot of a block like the others if it was provisional."""
+        if key in self._provisional:
+            del self._provisional[key]
+            self._snapshots[key] = None
+            self._limit_snapshots()
+
+    def room_for_provisional(self, nbytes: int, limit: int) -> bool:
+        """Whether `limit` allows a provisional snapshot of so many bytes; the least recently used
+        ones make room for it."""
+        if nbytes > limit:
+            return False
+        sizes = {key: self._snapshot_bytes(key) for key in self._provisional}
+        held = sum(sizes.values())
+        for key, size in sizes.items():
+            if held + nbytes > limit and not self._blocks[key].references:
+                self._remove_snapshot(key)
+                held -= size
+        return held + nbytes <= limit
 
     def pin(self, blocks: Mapping[bytes, Block[Kept]]) -> None:
         """Add blocks, each after its parent, that stay until the end with their snapshots. They
@@ -139,7 +167,7 @@ class PrefixStore(Generic[Kept]):
             if old is not None:
                 block.tails |= old.tails
                 self.nbytes -= old.nbytes
-                self._snapshots.pop(key, None)
+                self._forget_snapshot(key)
             self.extend({key: block})
             block.references += 1
             self._pinned.add(key)
@@ -181,25 +209,39 @@ class PrefixStore(Generic[Kept]):
     def clear(self) -> None:
         self._blocks.clear()
         self._snapshots.clear()
+        self._provisional.clear()
         self._pinned.clear()
         self.nbytes = self.pinned_bytes = 0
 
     def _remove(self, key: bytes) -> None:
         block = self._blocks.pop(key)
         assert not block.references
-        self._snapshots.pop(key, None)
+        self._forget_snapshot(key)
         self.nbytes -= block.nbytes
 
+    def _snapshot_bytes(self, key: bytes) -> int:
+        snapshot = self._blocks[key].snapshot
+        return 0 if snapshot is None else snapshot.nbytes
+
+    def _remove_snapshot(self, key: bytes) -> None:
+        self.on_evict(key)
+        block = self._blocks[key]
+        if block.length < BLOCK:  # without its snapshot nothing can begin there
+            self._remove(key)
+            return
+        self.nbytes -= self._snapshot_bytes(key)
+        block.snapshot = None
+        self._forget_snapshot(key)
+
+    def _forget_snapshot(self, key: bytes) -> None:
+        self._snapshots.pop(key, None)
+        self._provisional.pop(key, None)
+
     def _limit_snapshots(self) -> None:
-        for oldest in [*self._snapshots][: max(0, len(self._snapshots) - MAX_SNAPSHOTS)]:
-            block = self._blocks[oldest]
-            if block.references:
-                continue
-            self.on_evict(oldest)
-            if block.length < BLOCK:  # without its snapshot nothing can begin there
-                self._remove(oldest)
-                continue
-            assert block.snapshot is not None
-            self.nbytes -= block.snapshot.nbytes
-            block.snapshot = None
-            del self._snapshots[oldest]
+        for snapshots, most in (
+            (self._snapshots, MAX_SNAPSHOTS),
+            (self._provisional, MAX_PROVISIONAL),
+        ):
+            for oldest in [*snapshots][: max(0, len(snapshots) - most)]:
+                if not self._blocks[oldest].references:
+                    self._remove_snapshot(oldest)

@@ -1,5 +1,5 @@
 """Prompt caches: the state of a prompt, computed once, saved in a file and loaded by any engine of
-the same model. A loaded one is pinned in the store of kept state, for requests of all salts."""
+the same model. A loaded one is pinned in the prefix store, for requests of all salts."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker.engine.engine import EngineCore
-from worker.engine.kept_state import KeptState
 from worker.engine.kv_pool import FIRST_COLUMNS
+from worker.engine.prefix_state import PrefixState
 from worker.engine.prefix_store import BLOCK
 from worker.engine.scorer import token_ids
 from worker.engine.session_states import SessionStates
@@ -53,7 +53,7 @@ def _role(message: MessageInput) -> Any:
 
 
 @torch.inference_mode()
-def compute_state(core: EngineCore, prompt: list[int]) -> KeptState:
+def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
     """The state of a prompt, computed alone and cut as with one sequence in the batch, whatever
     the engine's batch is. Must not run while the engine steps. Raises JobError."""
     count, stride = len(prompt), devices.limits(core.device).stride
@@ -82,12 +82,12 @@ def compute_state(core: EngineCore, prompt: list[int]) -> KeptState:
             if copies.needs_snapshots and end in (count, count // stride * stride):
                 snapshots[end] = copies.snapshot(slot, end)
         poisoned = False
-        return KeptState(prompt, copies.blocks(slot, 0, count), snapshots)
+        return PrefixState(prompt, copies.blocks(slot, 0, count), snapshots)
     finally:
         core.pool.release(slot, poisoned=poisoned)
 
 
-def write_prompt_cache(core: EngineCore, state: KeptState, path: Path) -> None:
+def write_prompt_cache(core: EngineCore, state: PrefixState, path: Path) -> None:
     """Write the state of a prompt. Raises JobError."""
     try:
         write_state(path, _origin(core, len(state.token_ids)), core.pool.layout(), state)
@@ -95,7 +95,7 @@ def write_prompt_cache(core: EngineCore, state: KeptState, path: Path) -> None:
         raise JobError("internal", f"{path} can't be written: {error.strerror}") from None
 
 
-def read_prompt_cache(core: EngineCore, path: Path) -> KeptState:
+def read_prompt_cache(core: EngineCore, path: Path) -> PrefixState:
     """The state in a file. Raises JobError with the difference if it is not one of this model."""
     if core.prefix.chain(1, "") is None:
         raise invalid("a prompt cache needs the prefix cache, which is off", "prompt_cache")
@@ -128,7 +128,7 @@ def read_prompt_cache(core: EngineCore, path: Path) -> KeptState:
     return state
 
 
-def pin_prompt_cache(core: EngineCore, state: KeptState, path: Path) -> None:
+def pin_prompt_cache(core: EngineCore, state: PrefixState, path: Path) -> None:
     """Keep the state of a prompt for as long as the engine. Must not run while the engine steps.
     Raises JobError if there is no room for it."""
     store, limit, count = core.pool.kept, core.pool.limit_bytes, len(state.token_ids)

@@ -37,11 +37,11 @@ class Scheduler:
     # Those that yield to interactive sequences are last; else oldest first:
     running: list[Sequence] = field(default_factory=list)
     isolated: list[Sequence] = field(default_factory=list)  # run one at a time until these end
-    reuse: PrefixCache | None = None  # None: every sequence computes all its tokens
+    prefix_cache: PrefixCache | None = None  # None: every sequence computes all its tokens
     _pulled: Sequence | None = None  # a bulk sequence that has waited long and does not yield
 
     def __post_init__(self) -> None:
-        self._prefix = self.reuse or PrefixCache(self.pool)
+        self._prefix = self.prefix_cache or PrefixCache(self.pool)
 
     @property
     def bulk_running(self) -> int:

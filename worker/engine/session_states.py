@@ -16,9 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from worker.engine.kept_state import KeptState, add, take
 from worker.engine.key_chain import KeyChain
 from worker.engine.prefix_match import PrefixMatch
+from worker.engine.prefix_state import PrefixState, add, take
 from worker.engine.prefix_store import BLOCK
 from worker.engine.state_dir import StateDir
 from worker.engine.state_file import Origin
@@ -39,7 +39,7 @@ class _Ended:
     ended_at: float  # seconds since the epoch
 
 
-Write = tuple[str, Origin, KeptState, float]
+Write = tuple[str, Origin, PrefixState, float]
 
 
 class SessionStates:
@@ -61,7 +61,7 @@ class SessionStates:
         self._limit = waiting_bytes
         self._ended: dict[bytes, _Ended] = {}  # by the last key of its path, oldest first
         self._last: dict[str, bytes] = {}  # that key, by the name of the file
-        self._fetched: deque[tuple[KeptState, KeyChain]] = deque()
+        self._fetched: deque[tuple[PrefixState, KeyChain]] = deque()
         self._writes: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
         self._bytes = 0  # waiting to be written
         self._lock = threading.Lock()  # held to change it
@@ -142,7 +142,7 @@ class SessionStates:
         else:
             self._writes.put((ended.name, ended.origin, state, ended.ended_at))
 
-    def _take(self, ended: _Ended) -> KeptState | None:
+    def _take(self, ended: _Ended) -> PrefixState | None:
         needs = self._matching.snapshots
         return take(self._store, ended.path, ended.token_ids, snapshots=needs)
 

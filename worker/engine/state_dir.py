@@ -19,8 +19,8 @@ from pathlib import Path
 import torch
 
 from jobs.errors import JobError, invalid
-from worker.engine.kept_state import KeptState
 from worker.engine.key_chain import KeyChain
+from worker.engine.prefix_state import PrefixState
 from worker.engine.prefix_store import BLOCK, root_key
 from worker.engine.state_file import PARTIAL, Damaged, Origin, StateFile, write_state
 from worker.engine.state_layout import StateLayout
@@ -97,7 +97,7 @@ class StateDir:
                             return Found(file, self._entries[name].changed, end)
         return None
 
-    def read(self, found: Found) -> KeptState | None:
+    def read(self, found: Found) -> PrefixState | None:
         """What was found; None if it is gone, replaced, or damaged and then deleted."""
         file, end = found.file, found.end
         ends = [end] if end in file.ends else []
@@ -114,7 +114,7 @@ class StateDir:
             os.utime(file.path)
         return state
 
-    def write(self, name: str, origin: Origin, state: KeptState, used_at: float) -> None:
+    def write(self, name: str, origin: Origin, state: PrefixState, used_at: float) -> None:
         """Write a file, replacing one of that name, and delete the least recently used ones beyond
         the limit. A file that can't be written is given up, with a line in the log."""
         if state.nbytes > self.limit_bytes:

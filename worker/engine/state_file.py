@@ -1,4 +1,4 @@
-"""Kept state as a safetensors file: tensors per layer, and in the metadata what computed them.
+"""State of a text as a safetensors file: tensors per layer, and in the metadata what computed them.
 
 A file appears under its name when it is complete, and a checksum of its tensors is compared before
 they are used. Tensors are written and read as bytes, by numpy: torch would start a further team of
@@ -23,7 +23,7 @@ import numpy.typing as npt
 import torch
 
 from jobs.errors import InvalidRequest, JobError, invalid
-from worker.engine.kept_state import KeptState
+from worker.engine.prefix_state import PrefixState
 from worker.engine.prefix_store import BLOCK
 from worker.engine.slot_copies import Copy
 from worker.engine.state_layout import StateLayout, StateTensor
@@ -135,7 +135,7 @@ class StateFile:
 
     def read(
         self, layout: StateLayout, device: torch.device, end: int, ends: Sequence[int]
-    ) -> KeptState:
+    ) -> PrefixState:
         """The state of the first `end` tokens with the snapshots after `ends`. Raises JobError."""
         cuts = [(at, min(end, at + BLOCK)) for at in range(0, end, BLOCK)]
         try:
@@ -148,7 +148,7 @@ class StateFile:
                 }
         except (OSError, ValueError, struct.error) as error:  # it has become shorter meanwhile
             raise _broken(self.path, f"it cannot be read ({error})") from None
-        return KeptState(self.token_ids[:end], blocks, snapshots)
+        return PrefixState(self.token_ids[:end], blocks, snapshots)
 
     def _copies(
         self,
@@ -179,7 +179,7 @@ class StateFile:
         return [Copy(tuple(copy), tuple(order)) for copy in copies]
 
 
-def write_state(path: Path, origin: Origin, layout: StateLayout, state: KeptState) -> int:
+def write_state(path: Path, origin: Origin, layout: StateLayout, state: PrefixState) -> int:
     """Write a file, which appears under its name when it is complete and on the disk. Returns its
     bytes. Raises OSError."""
     ends = sorted(state.snapshots)
@@ -241,7 +241,7 @@ def _header(
     return struct.pack("<Q", len(text)) + text
 
 
-def _values(state: KeptState, ends: Sequence[int]) -> Iterator[Values]:
+def _values(state: PrefixState, ends: Sequence[int]) -> Iterator[Values]:
     """The values of the tensors, in their order in the file."""
     blocks = [(_raw(block), block.order) for block in state.blocks]
     for view in range(len(state.blocks[0].order)):

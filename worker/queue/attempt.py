@@ -163,6 +163,7 @@ class SettlementBuilder(NamedTuple):
             prompt_token_ids=outcome.prompt_token_ids,
             output_token_ids=outcome.output_token_ids,
             token_logprobs=outcome.token_logprobs,
+            details=[one.to_dict() for one in outcome.details],
             sampling=sampling.to_dict() if sampling else None,
             seed=outcome.seed,
             enqueued_at=attempt.claimed.enqueued_at,

@@ -102,6 +102,26 @@ def test_every_column_is_written_or_reserved_for_scoring():
     assert written | set(RESERVED_FOR_SCORING) == set(SCHEMA.names)
 
 
+def test_each_row_has_the_details_of_its_own_choice():
+    entry = ok_entry(choices=2)
+    entry["details"] = [
+        {
+            "reasoning_tokens": number,
+            "accepted_prediction_tokens": number,
+            "rejected_prediction_tokens": 2,
+            "prediction_steps": number,
+        }
+        for number in (1, 5)
+    ]
+    names = ("reasoning_tokens", "accepted_tokens", "drafted_tokens", "draft_steps")
+    assert [[row[name] for name in names] for row in rows_of(entry)] == [[1, 1, 3, 1], [5, 5, 7, 5]]
+    entry["status"] = "cancelled"  # one row, of the first choice
+    assert [[row[name] for name in names] for row in rows_of(entry)] == [[1, 1, 3, 1]]
+    older: Any = ok_entry(choices=2)  # its writer has only the sum
+    older["completion"]["usage"]["completion_tokens_details"] = {"prediction_steps": 6}
+    assert [row["draft_steps"] for row in rows_of(older)] == [None, None]
+
+
 def test_n_choices_give_n_rows_with_distinct_keys():
     rows = rows_of(ok_entry(choices=3))
     assert [row["choice_index"] for row in rows] == [0, 1, 2]

@@ -14,6 +14,7 @@ from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
+from worker.engine import prefix_cache
 from worker.engine.collect import CollectingSink
 from worker.engine.prefix_store import BLOCK
 from worker.layers.batch import Batch
@@ -106,6 +107,45 @@ def test_the_next_turn_begins_where_the_answer_ended(load: Load) -> None:
     assert engine.generate([prompt], GREEDY) == load(prefix_cache=False).generate([prompt], GREEDY)
     snapshots = engine._core.prefix._copies.needs_snapshots  # there is one of the very end
     assert engine._core.prefix.cached_tokens == (known if snapshots else known // BLOCK * BLOCK)
+
+
+@pytest.mark.parametrize(("dtype", "max_batch"), [("fp32", 4), ("fp32", 1), ("bf16", 1)])
+def test_the_second_of_three_prompts_reuses_most_of_their_common_beginning(
+    load: Load, dtype: str, max_batch: int
+) -> None:
+    engine, plain = (
+        load(dtype=dtype, max_batch=max_batch, prefix_cache=state) for state in (True, False)
+    )
+    common = SYSTEM * 3  # 300 tokens
+    prefix, store = engine._core.prefix, engine._core.pool.kept
+    reused, provisional = [], []
+    for number in range(3):  # one after another
+        before, prompt = prefix.cached_tokens, common + [101 + number] * 130
+        assert engine.generate([prompt], GREEDY) == plain.generate([prompt], GREEDY)
+        reused.append(prefix.cached_tokens - before)
+        provisional.append(len(store._provisional))
+    exact = 256 if max_batch == 1 else 288  # the last edge in the common beginning
+    snapshots = prefix._copies.needs_snapshots
+    assert reused == [0, 256 if snapshots else exact, exact]
+    count = (3 if max_batch == 1 else 1) if snapshots else 0
+    assert provisional == [count, max(0, count - 1), max(0, count - 1)]  # one is used
+
+
+def test_provisional_snapshots_have_a_share_of_the_bytes(
+    load: Load, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load()
+    prefix, pool = engine._core.prefix, engine._core.pool
+    prefix.spacing = 32
+    engine.generate([[9] * 300], GREEDY)
+    count = 4 if prefix._copies.needs_snapshots else 0  # after 32, 64, 128 and 256 tokens
+    assert len(pool.kept._provisional) == count
+    if count:
+        size = sum(map(pool.kept._snapshot_bytes, pool.kept._provisional)) // count
+        share = pool.limit_bytes // (5 * size // 2)  # for two and a half of them
+        monkeypatch.setattr(prefix_cache, "PROVISIONAL_SHARE", share)
+        engine.generate([[10] * 300], GREEDY)
+        assert len(pool.kept._provisional) == 2
 
 
 def test_off_reuses_nothing(load: Load) -> None:

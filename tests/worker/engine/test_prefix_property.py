@@ -17,7 +17,8 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.engine.engine import EngineCore
-from worker.engine.prefix_store import BLOCK, MAX_SNAPSHOTS, root_key
+from worker.engine.prefix_cache import PROVISIONAL_SHARE
+from worker.engine.prefix_store import BLOCK, MAX_PROVISIONAL, MAX_SNAPSHOTS, root_key
 from worker.engine.prompt_caches import compute_state, pin_prompt_cache
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.text.detokenizer import Detokenizer
@@ -83,6 +84,7 @@ class Pair:
         self.shared = Engine.load(str(path), **options)
         self.alone = cache(self._alone)
         self.core = self.shared._core
+        self.core.prefix.spacing = 2 * BLOCK  # prompts are short here
         self.pinned = compute_state(self.core, PINNED)
         self.preempted = self.evicted = 0
         self._count()
@@ -148,10 +150,14 @@ def check_store(core: EngineCore, roots: set[bytes]) -> None:
     assert core.pool.bytes_held <= core.pool.limit_bytes
     assert store.nbytes == sum(block.nbytes for block in store._blocks.values())
     assert len(store._snapshots) <= MAX_SNAPSHOTS
+    assert len(store._provisional) <= MAX_PROVISIONAL
+    provisional = sum(store._blocks[key].snapshot.nbytes for key in store._provisional)
+    assert provisional <= core.pool.limit_bytes // PROVISIONAL_SHARE
     pinned = {key for key in store._blocks if store.pinned(key)}
     assert store.pinned_bytes == sum(store._blocks[key].nbytes for key in pinned)
     with_snapshot = {key for key, block in store._blocks.items() if block.snapshot}
-    assert with_snapshot - pinned == {*store._snapshots}
+    assert with_snapshot - pinned == {*store._snapshots, *store._provisional}
+    assert store._snapshots.keys().isdisjoint(store._provisional)
     newer: set[bytes] = set()
     for key, block in reversed(store._blocks.items()):
         newer.add(key)

@@ -8,6 +8,7 @@ import pytest
 
 from worker.engine.prefix_store import (
     BLOCK,
+    MAX_PROVISIONAL,
     MAX_SNAPSHOTS,
     OVERHEAD,
     Block,
@@ -113,6 +114,59 @@ def test_the_number_of_snapshots_is_bounded() -> None:
     without = [at for at, block in enumerate(blocks) if block is not None and not block.snapshot]
     assert without == [1, 2]  # the first was used again and again
     assert store.nbytes == (len(paths) + 1) * ONE + MAX_SNAPSHOTS * 7
+
+
+def with_snapshots(store: PrefixStore[Bytes], numbers: range, *, provisional: bool) -> list[bytes]:
+    """Keep blocks with snapshots of 7 bytes, each the first one of its text."""
+    keys = [add(store, number)[0] for number in numbers]
+    for key in keys:
+        store.attach(key, Bytes(7), provisional=provisional)
+    return keys
+
+
+def snapshots(store: PrefixStore[Bytes], keys: list[bytes]) -> list[bool]:
+    blocks = [store.get(key) for key in keys]
+    return [block is not None and block.snapshot is not None for block in blocks]
+
+
+def test_provisional_snapshots_displace_only_each_other() -> None:
+    store: PrefixStore[Bytes] = PrefixStore()
+    evicted: list[bytes] = []
+    store.on_evict = evicted.append
+    regular = with_snapshots(store, range(MAX_SNAPSHOTS), provisional=False)
+    some = with_snapshots(store, range(100, 100 + MAX_PROVISIONAL), provisional=True)
+    store.touch(some[:1])
+    more = with_snapshots(store, range(200, 202), provisional=True)
+    assert all(snapshots(store, regular + more))
+    assert evicted == some[1:3]
+    assert snapshots(store, some) == [at not in (1, 2) for at in range(MAX_PROVISIONAL)]
+    count = MAX_SNAPSHOTS + MAX_PROVISIONAL
+    assert store.nbytes == (count + 2) * ONE + count * 7
+
+
+def test_a_confirmed_snapshot_is_kept_like_the_others() -> None:
+    store: PrefixStore[Bytes] = PrefixStore()
+    some = with_snapshots(store, range(MAX_PROVISIONAL), provisional=True)
+    store.confirm(some[0])
+    regular = with_snapshots(store, range(200, 200 + MAX_SNAPSHOTS - 1), provisional=False)
+    with_snapshots(store, range(100, 100 + MAX_PROVISIONAL), provisional=True)
+    assert snapshots(store, some) == [True] + [False] * (MAX_PROVISIONAL - 1)
+    with_snapshots(store, range(300, 301), provisional=False)
+    assert snapshots(store, some[:1] + regular) == [False] + [True] * (MAX_SNAPSHOTS - 1)
+
+
+def test_provisional_snapshots_make_room_for_each_other_within_their_bytes() -> None:
+    store: PrefixStore[Bytes] = PrefixStore()
+    some = with_snapshots(store, range(4), provisional=True)
+    regular = with_snapshots(store, range(10, 14), provisional=False)
+    assert store.room_for_provisional(7, 5 * 7) and all(snapshots(store, some))
+    assert not store.room_for_provisional(7, 6) and all(snapshots(store, some))
+    with store.referenced(some[1:2]):
+        assert not store.room_for_provisional(7, 7)
+    assert snapshots(store, some) == [False, True, False, False]
+    assert store.room_for_provisional(7, 7) and not any(snapshots(store, some))
+    assert all(snapshots(store, regular))
+    assert store.nbytes == 8 * ONE + 4 * 7
 
 
 def test_a_short_block_does_not_outlive_its_snapshot() -> None:

@@ -209,15 +209,23 @@ def test_a_cancelled_sequence_with_guesses_leaves_the_others_alone(
 def test_figures_of_a_request_are_those_of_its_choices(load: Load, drafts: dict[str, str]) -> None:
     engine = load(draft=drafts["near"])
     message = {"role": "user", "content": "the red sun"}
-    found = engine.chat(
-        {"model": "m", "messages": [message], "temperature": 0, "max_tokens": 30, "n": 2}
+    request = {"model": "m", "messages": [message], "temperature": 1, "max_tokens": 30, "seed": 1}
+    (outcome,) = outcomes(engine, [request | {"n": 3}])
+    found = outcome.completion
+    assert (
+        found is not None
+        and found.usage is not None
+        and found.usage.completion_tokens_details is not None
     )
-    assert found.usage is not None and found.usage.completion_tokens_details is not None
     details, figures = found.usage.completion_tokens_details, engine._core.speculation
     accepted, rejected = details.accepted_prediction_tokens, details.rejected_prediction_tokens
     assert accepted == figures.accepted_tokens > 0
     assert rejected == figures.drafted_tokens - figures.accepted_tokens
     assert details.prediction_steps == figures.steps
+    each = [one.to_dict() for one in outcome.details]
+    for name, total in details.to_dict().items():
+        assert sum(one[name] for one in each) == total
+    assert len({tuple(one.values()) for one in each}) == 3  # the choices differ
     plain = load().chat({"model": "m", "messages": [message], "max_tokens": 2}).usage
     assert plain is not None and plain.completion_tokens_details is not None
     assert plain.completion_tokens_details.prediction_steps is None

@@ -13,7 +13,7 @@ MAX_SNAPSHOTS = 2  # taken from a path: the newest ones
 
 
 @dataclass(frozen=True)
-class KeptState:
+class PrefixState:
     """`blocks`: a copy per BLOCK tokens, of which the last may have fewer; `snapshots`: by the
     number of tokens that they are after."""
 
@@ -43,7 +43,7 @@ class KeptState:
 
 def take(
     store: PrefixStore[Copy], path: Sequence[bytes], token_ids: Sequence[int], *, snapshots: bool
-) -> KeptState | None:
+) -> PrefixState | None:
     """The state of a path, up to the last snapshot if the model needs `snapshots`; None if it isn't
     in the store any more."""
     blocks, found, end = [], {}, 0
@@ -59,7 +59,7 @@ def take(
         end = max(found, default=0)
     newest = sorted(found)[-MAX_SNAPSHOTS:]
     return (
-        KeptState(
+        PrefixState(
             list(token_ids[:end]), blocks[: -(-end // BLOCK)], {at: found[at] for at in newest}
         )
         if end
@@ -67,7 +67,7 @@ def take(
     )
 
 
-def add(store: PrefixStore[Copy], state: KeptState, chain: KeyChain, limit: int) -> None:
+def add(store: PrefixStore[Copy], state: PrefixState, chain: KeyChain, limit: int) -> None:
     """Add a state to a store of at most `limit` bytes, if there is room for all of it."""
     blocks = state.as_blocks(chain)
     keys = [*blocks]
