@@ -124,7 +124,8 @@ class Batch:
         """Lay spans out flat. Returns the batch, and the spans in the order of their rows."""
         spans = list(spans)
         singles = sorted((s for s in spans if s.length == 1), key=lambda s: s.slot)
-        short = [s for s in spans if 1 < s.length <= SHORT]
+        # By length: fewer forms of steps, of which each is recorded for itself.
+        short = sorted((s for s in spans if 1 < s.length <= SHORT), key=lambda s: s.length)
         ordered = singles + short + [s for s in spans if s.length > SHORT]
         ids: list[int] = []
         positions: list[int] = []
