@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worker.layers.device import to_device
 
-SHORT = 16  # tokens of a chunk that attention may compute one by one
+SHORT = 16  # tokens of a chunk that kernels compute one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ShortGroup:
-    """The decode group and the short chunks after it, as rows for a kernel that computes each token
-    on its own."""
+    """The decode group and the short chunks after it, as rows for kernels that compute each token
+    as decode does: verified guesses have the bits that they would have one by one."""
 
     first: int  # rows of the decode group
     size: int  # all rows
@@ -96,7 +96,6 @@ class ShortGroup:
     positions: Tensor  # [size] long
     high: int  # greatest slot + 1
     longest: int  # greatest position + 1
-    longest_chunk: int  # of a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +170,6 @@ def _short_group(singles: list[Span], short: list[Span], positions: Tensor) -> S
         positions=positions,
         high=max(slots) + 1,
         longest=max(span.end for span in spans),
-        longest_chunk=max(span.end for span in short),
     )
 
 

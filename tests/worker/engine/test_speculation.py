@@ -24,8 +24,25 @@ from worker.kernels import library
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 
-REQUESTS, FEWER = 300, 50  # with the draft that is mostly right and full caches; else
-FEW = 20  # in bf16
+REQUESTS, FEWER, IN_BF16 = 300, 50, 100  # with the draft that is mostly right and full caches; else
+# Checkpoints whose products are computed by kernels.
+WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
+SERVED: dict[str, dict[str, Any]] = {
+    "full": {"family": "qwen3"},
+    "window": {"family": "gemma3_text"},
+    "recurrent": {
+        "family": "qwen3_5_text",
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+    },
+    "recurrent-grouped": {
+        "family": "qwen3_next",
+        "linear_key_head_dim": 16,
+        "linear_value_head_dim": 16,
+        "moe_intermediate_size": 32,
+        "shared_expert_intermediate_size": 32,
+    },
+}
 REPEATED = [*range(5, 30)] * 3
 
 Load = Callable[..., Engine]
@@ -117,14 +134,18 @@ def test_requests_of_all_kinds_have_the_tokens_that_they_have_without_a_draft(
 
 
 @pytest.mark.skipif(library.active() is None, reason="other products depend on the rows")
-def test_one_at_a_time_in_bf16_guesses_of_three_tokens_change_no_bit(tmp_path: Path) -> None:
-    """Up to four rows, the CPU kernels compute each row as they compute it alone."""
-    model = make_checkpoint(tmp_path / "target", hidden_size=64, intermediate_size=96)
+@pytest.mark.parametrize("fields", SERVED.values(), ids=SERVED)
+def test_one_at_a_time_in_bf16_guesses_change_no_bit(
+    fields: dict[str, Any], tmp_path: Path
+) -> None:
+    """The CPU kernels compute a few rows of a sequence as they compute each alone, in full windows
+    and recurrent layers as well."""
+    model = make_checkpoint(tmp_path / "target", **WIDE, **fields)
     near = perturbed(model, tmp_path / "near")
-    requests = mixed_requests(FEW)
+    requests = mixed_requests(IN_BF16)
     options: dict[str, Any] = {"device": "cpu", "dtype": "bf16", "max_batch": 1}
     plain = Engine.load(str(model), **options)
-    drafted = Engine.load(str(model), draft=str(near), draft_tokens=3, **options)
+    drafted = Engine.load(str(model), draft=str(near), **options)
     for expected, found in zip(outcomes(plain, requests), outcomes(drafted, requests), strict=True):
         assert answer(found) == answer(expected)
     assert drafted._core.speculation.accepted_tokens > 50
