@@ -8,8 +8,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-SHARE = 0.01  # of the time, that guesses may lose
-SAVED = 60.0  # seconds whose share can be saved up for later losses
+SHARE = 0.005  # of the time, that guesses may lose
+SAVED = 120.0  # seconds whose share can be saved up for later losses
 SAMPLES = 5  # the last ones count
 ENOUGH = 3  # steps without guesses before the first with them
 TRIED = 3  # steps with guesses until they may pause
