@@ -19,7 +19,6 @@ class Acceptance:
     steps: int = 0  # in which drafts were verified
     drafted: int = 0
     accepted: int = 0
-    paused: bool = False  # drafting costs more than it gives in the batch as it is now
     off: bool = False  # the draft has failed, or does not have one of the tokens
     _pause: int = FIRST_PAUSE
     _left: int = 0  # steps of the pause that are left
@@ -40,11 +39,6 @@ class Acceptance:
         if not number:
             self._left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         return number
-
-    def expected(self, number: int) -> float:
-        """How many of that many drafted tokens will be accepted."""
-        assert self.rate is not None
-        return sum(self.rate**place for place in range(1, number + 1))
 
     def add(self, drafted: int, accepted: int) -> None:
         """Count one step."""

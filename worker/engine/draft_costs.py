@@ -1,4 +1,4 @@
-"""What drafting costs at each size of the batch, measured while the engine runs."""
+"""Whether guesses save time at each size of the batch, measured while the engine runs."""
 
 from __future__ import annotations
 
@@ -6,81 +6,119 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from statistics import fmean
+from statistics import fmean, median
 
-SAMPLES = 5  # of the last ones, the mean without the least and the greatest counts
-ENOUGH = 3  # samples before decisions are made
-REFRESH, LONGEST = 128, 2048  # steps until a step of the kind that was not used is measured again
-GO_ON, START_AGAIN = 1.1, 1.3  # what guesses must save for each second that they cost
+SHARE = 0.005  # of the time, that guesses may lose
+SAVED = 120.0  # seconds whose share can be saved up for later losses
+SAMPLES = 5  # the last ones count
+ENOUGH = 3  # steps without guesses before the first with them
+TRIED = 3  # steps with guesses until they may pause
+REFRESH = 128  # steps with guesses until one without them is measured again
+FIRST_PAUSE, LONGEST_PAUSE = 16, 2048  # steps until guesses are tried again
+LOOK = 8  # of so many steps of a pause, one is measured
 
 
 @dataclass(slots=True)
-class Measured:
-    """The last samples of one figure, in seconds."""
+class Size:
+    """What is known of batches of similar size."""
 
-    samples: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    age: int = 0  # steps since the last one
-    patience: int = REFRESH
-
-    @property
-    def due(self) -> bool:
-        return len(self.samples) < ENOUGH or self.age >= self.patience
+    # Seconds of the last steps without guesses.
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    # Seconds that the last steps with guesses have saved, since a pause; lost ones are negative.
+    gains: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
+    age: int = 0  # steps with guesses since the last one without
+    left: int = 0  # steps of the pause that are left
+    rest: int = 0  # steps until one is measured
+    pause: int = FIRST_PAUSE  # the next one
 
     @property
     def seconds(self) -> float:
-        return fmean(sorted(self.samples)[1:-1])
+        """Of a step without guesses: the mean without the least and the greatest."""
+        return fmean(sorted(self.plain)[1:-1])
 
-    def add(self, seconds: float) -> None:
-        self.samples.append(seconds)
-        self.age = 0
+    def rests(self) -> bool:
+        """Whether a step is one of a pause that is not measured."""
+        if not self.rest:
+            return False
+        self.rest, self.left = self.rest - 1, max(0, self.left - 1)
+        return True
 
+    def add_plain(self, seconds: float) -> None:
+        self.plain.append(seconds)
+        self.age, self.left = 0, max(0, self.left - 1)
 
-@dataclass(slots=True)
-class Costs:
-    """Of batches of similar size."""
+    def add_gain(self, seconds: float) -> None:
+        """Pause if most of the last steps lost time."""
+        self.gains.append(seconds)
+        self.age += 1
+        if len(self.gains) >= TRIED and median(self.gains) < 0:
+            self.stop()
+        elif len(self.gains) == SAMPLES:
+            self.pause = FIRST_PAUSE
 
-    step: Measured = field(default_factory=Measured)  # without guesses
-    token: Measured = field(default_factory=Measured)  # additional, per guessed token
+    def stop(self) -> None:
+        """Pause, each time longer."""
+        self.gains.clear()
+        self.left, self.pause = self.pause, min(2 * self.pause, LONGEST_PAUSE)
 
 
 class DraftCosts:
-    """Compares the time that guesses save with what they take. Sizes of batches are taken together
-    by powers of two. `clock` is in seconds."""
+    """Compares the time of steps that have guesses with what their tokens take without.
+
+    Sizes of batches are taken together by powers of two, and known as long as the engine lives. At
+    each of them guesses are tried in TRIED steps; they go on while most steps gain, and pause when
+    most lose. An account bounds what is lost: it gets SHARE of the time of all steps and what
+    guesses gain, and pays what they lose and the time in which none was found. While it is
+    overdrawn, no trial begins; by as much as REFRESH steps take, what goes on pauses, too. So what
+    a draft computes of prompts may pay later, and guesses that never pay take SHARE of the time,
+    and once what a trial takes. Of steps that compute prompts as well neither gain nor loss is
+    known. `clock` is in seconds.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
-        self._costs: defaultdict[int, Costs] = defaultdict(Costs)
-        self._began, self._drawing, self._whole = 0.0, 0, False
+        self._sizes: defaultdict[int, Size] = defaultdict(Size)
+        self.tries = False  # whether it is not known yet if guesses gain in this step
+        self._account = 0.0  # seconds
+        self._began, self._spent, self._drawing = 0.0, 0.0, 0
+        self._measured = False  # whether this step is
 
-    def begin(self, drawing: int, *, whole: bool) -> bool | None:
-        """A step begins in which so many sequences draw a token; `whole`: and there are no
-        others. Returns whether it has guesses if it is one to measure, else None."""
-        self._began, self._drawing, self._whole = self._clock(), drawing, whole
-        costs = self._costs[drawing.bit_length()]
-        if costs.step.due:
+    def rests(self, sequences: int) -> bool:
+        """A step of so many sequences begins. Returns whether only its time is noted, because
+        guesses pause."""
+        self._began, self._measured = self._clock(), False
+        return self._sizes[sequences.bit_length()].rests()
+
+    def begin(self, drawing: int, *, whole: bool) -> bool:
+        """A step does not rest; so many sequences draw a token in it, and `whole`: there are no
+        others. Returns whether they guess."""
+        self._spent, self._drawing, self._measured = 0.0, drawing, whole
+        size = self._sizes[drawing.bit_length()]
+        if not drawing or len(size.plain) < ENOUGH or size.age >= REFRESH:
             return False
-        return True if costs.token.due else None
-
-    def worth(self, expected: float, number: int, *, paused: bool) -> bool:
-        """Whether a guess of `number` tokens, of which so many are expected to be right, saves
-        time in this step."""
-        costs = self._costs[self._drawing.bit_length()]
-        saved = expected * costs.step.seconds / self._drawing
-        if saved <= number * costs.token.seconds * (START_AGAIN if paused else GO_ON):
+        self.tries = len(size.gains) < TRIED
+        if size.left or (self._account < 0 and not size.gains):
+            size.rest = LOOK - 1
             return False
-        costs.token.patience = REFRESH
-        return True
+        return whole or not self.tries
 
-    def end(self, guessed: int) -> None:
-        """The step ends; it computed so many guessed tokens."""
-        if not self._whole:
+    def looked(self) -> None:
+        """The guesses of the step are there, or none was found."""
+        self._spent = self._clock() - self._began
+
+    def end(self, guessed: int, accepted: int) -> None:
+        """The step ends; it computed so many guessed tokens, of which some were right."""
+        seconds = self._clock() - self._began
+        self._account = min(self._account + SHARE * seconds, SHARE * SAVED)
+        if not self._measured:
             return
-        costs, seconds = self._costs[self._drawing.bit_length()], self._clock() - self._began
-        if not guessed:
-            costs.step.add(seconds)
-            costs.token.age += 1
-        elif costs.step.samples:
-            if costs.token.age >= costs.token.patience:
-                costs.token.patience = min(2 * costs.token.patience, LONGEST)
-            costs.token.add((seconds - costs.step.seconds) / guessed)
-            costs.step.age += 1
+        size = self._sizes[self._drawing.bit_length()]
+        if guessed:
+            gain = size.seconds * (1 + accepted / self._drawing) - seconds
+            size.add_gain(gain)
+            self._account += gain
+        else:
+            size.add_plain(seconds - self._spent)
+            self._account -= self._spent
+        if size.gains and self._account < -REFRESH * size.seconds:
+            size.stop()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -17,6 +18,10 @@ from worker.engine.sampler import Draw, sample
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Batch, Span
 from worker.models.model import Model
+
+# New tokens of a sequence, after a guess that was right to its end. Their step is one that can be
+# replayed if the logits of both are computed.
+AFTER_GUESS = 2
 
 
 @dataclass(eq=False, slots=True)
@@ -72,7 +77,8 @@ class ModelDraft:
                 continue
             if not known:
                 self._pool.reset_draft(slot)
-            spans.append(Span(slot, known, ids, len(sequence.prompt_ids)))
+            logits = count if count <= AFTER_GUESS else 1
+            spans.append(Span(slot, known, ids, len(sequence.prompt_ids), logits))
             by_slot[slot] = Drafting(sequence, number if known + count == length else 0)
             sequence.draft_computed += count
             left -= count
@@ -116,6 +122,9 @@ class ModelDraft:
         """float32 logits [spans, vocab_size] after each span, and the slots of these rows."""
         batch, ordered = Batch.prepare(spans, self._device)
         logits = self._model(batch, self._pool.draft_layers)
+        if len(logits) > len(ordered):
+            last = accumulate(span.logits for span in ordered)
+            logits = logits[[end - 1 for end in last]]
         missing = self._vocab_size - logits.shape[1]  # vocabularies may be padded differently
         if missing:
             logits = F.pad(logits, (0, missing), value=float("-inf"))

@@ -264,7 +264,7 @@ class EngineCore:
                 self._scheduler.remove(sequence, poisoned=one.spoiled)
             elif one.spoiled:
                 self._scheduler.restart(sequence)
-        self.speculation.end(drawn)
+        self.speculation.end()
 
     def _recover(self, error: BaseException) -> None:
         """After a failed step: run its sequences one at a time; fail one that ran alone."""

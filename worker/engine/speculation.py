@@ -18,7 +18,6 @@ from worker.engine.scheduler import Scheduled
 from worker.engine.sequence import Sequence
 from worker.engine.step import Drawn, Part
 
-LOOK = 8  # steps between two looks whether a paused sequence can go on
 START_WEIGHT = 0.01  # of one token in the rate that new sequences begin with
 LEAST_START = WORTH + 0.1  # each sequence tries
 
@@ -47,19 +46,14 @@ class Speculation:
         self._draft, self._pool, self._costs = draft, pool, costs
         self._most, self._step_tokens = most, step_tokens
         self._start = draft.start if draft is not None else 0.0  # rate of new sequences
-        self._engine_steps = 0
-        self._measures: bool | None = None  # whether this step must have guesses
+        self._guessed, self._accepted = 0, 0  # tokens of this step
 
     def extend(self, scheduled: SequenceOf[Scheduled]) -> list[Part]:
         """The parts of a step, with guesses where they are worth it and there is room."""
-        if self._draft is None:
+        self._guessed = self._accepted = 0
+        if self._draft is None or self._rests(scheduled):
             return [Part(sequence, count) for sequence, count in scheduled]
         left = self._step_tokens - sum(count for _, count in scheduled)
-        drawing = sum(bool(one.output_ids) and count == one.pending for one, count in scheduled)
-        self._measures = None
-        self._engine_steps += 1
-        if self._costs is not None:
-            self._measures = self._costs.begin(drawing, whole=drawing == len(scheduled))
         wanted = []
         for sequence, count in scheduled:
             number = min(self._number(sequence, count), left)
@@ -75,20 +69,25 @@ class Speculation:
                 end = sequence.computed + count + len(guess.token_ids)
                 undo = Undo(self._pool.layers, sequence.slot, sequence.computed, end)
             parts.append(Part(sequence, count, guess, undo))
+        if self._costs is not None:
+            self._costs.looked()
         return parts
 
     def count(self, drawn: SequenceOf[Drawn]) -> None:
         """Count the guesses of a step, before its tokens end sequences that report the figures."""
         for one in drawn:
+            if one.part.guess is None:
+                continue
             guessed, accepted = len(one.part.guessed), one.accepted
-            if guessed:
-                self.steps += 1
-                self.drafted_tokens += guessed
-                self.accepted_tokens += accepted
-                one.part.sequence.acceptance.add(guessed, accepted)
-                if self._costs is not None:
-                    rate = updated(self._start, guessed, accepted, START_WEIGHT)
-                    self._start = max(rate, LEAST_START)
+            self.steps += 1
+            self.drafted_tokens += guessed
+            self.accepted_tokens += accepted
+            self._guessed += guessed
+            self._accepted += accepted
+            one.part.sequence.acceptance.add(guessed, accepted)
+            if self._costs is not None:
+                rate = updated(self._start, guessed, accepted, START_WEIGHT)
+                self._start = max(rate, LEAST_START)
 
     def settle(self, drawn: Drawn, taken: int) -> None:
         """Bring the caches to a sequence that `taken` of the drawn tokens were appended to."""
@@ -101,31 +100,33 @@ class Speculation:
         sequence.computed = undo.back_to(end + max(0, taken - 1))
         guess.settle(sequence, drawn.accepted)
 
-    def end(self, drawn: SequenceOf[Drawn]) -> None:
+    def end(self) -> None:
         """Note what a step cost."""
         if self._costs is not None:
-            self._costs.end(sum(len(one.part.guessed) for one in drawn))
+            self._costs.end(self._guessed, self._accepted)
 
     def close(self) -> None:
         """Free the draft."""
         self._draft = None
+
+    def _rests(self, scheduled: SequenceOf[Scheduled]) -> bool:
+        """Whether nothing is guessed in a step because that would take longer."""
+        if self._costs is None:
+            return False
+        if self._costs.rests(len(scheduled)):
+            return True
+        drawing = sum(bool(one.output_ids) and count == one.pending for one, count in scheduled)
+        return not self._costs.begin(drawing, whole=drawing == len(scheduled))
 
     def _number(self, sequence: Sequence, count: int) -> int:
         """Number of tokens to guess after `count` pending ones."""
         if not sequence.output_ids or count != sequence.pending or count > self._most + 1:
             return 0  # it computes its prompt, perhaps again
         last = sequence.plan.max_tokens - len(sequence.output_ids) - 1
-        acceptance = sequence.acceptance
-        if acceptance.paused and self._measures is None and self._engine_steps % LOOK:
-            return 0
-        number = min(acceptance.length(self._most, self._start), last)
-        if number <= 0 or self._costs is None or self._measures:
-            return number
-        if self._measures is False:
-            return 0
-        expected = acceptance.expected(number)
-        acceptance.paused = not self._costs.worth(expected, number, paused=acceptance.paused)
-        return 0 if acceptance.paused else number
+        number = sequence.acceptance.length(self._most, self._start)
+        if number and self._costs is not None and self._costs.tries:
+            number = self._most  # what short guesses cost tells little about long ones
+        return min(number, last)
 
     def _fits(self, sequence: Sequence, count: int) -> bool:
         assert sequence.slot is not None

@@ -64,8 +64,8 @@ def attend_decode(
     """Stores k and v [rows, kv_heads, head_dim] of new tokens, and attends with
     q [rows, heads, head_dim] to the positions that each sees → [rows, heads * head_dim].
 
-    slots and positions: int64 [rows]. `cap` limits scores to (-cap, cap) with tanh; `sinks` [heads]
-    are further scores without values.
+    slots and positions: int64 [rows]; rows of one sequence lie together, in their order. `cap`
+    limits scores to (-cap, cap) with tanh; `sinks` [heads] are further scores without values.
     """
     rows, heads, dim = q.shape
     q, k, v = _adjacent(q), _adjacent(k), _adjacent(v)

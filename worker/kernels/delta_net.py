@@ -1,4 +1,7 @@
-"""One token per sequence through a gated delta net: `src/delta_net.cpp`."""
+"""A few tokens of each sequence through a gated delta net: `src/delta_net.cpp`.
+
+Rows of one sequence lie together, in their order, and each is computed like the only one.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ MAX_KEY = 512  # channels of a key in src/delta_net.cpp
 
 
 def convolve(cache: Tensor, slots: Tensor, inputs: Tensor, weights: Tensor) -> Tensor:
-    """silu of a causal convolution's next output, in float32 [rows, channels]. Appends `inputs`
+    """silu of a causal convolution's next outputs, in float32 [rows, channels]. Appends `inputs`
     [rows, channels] to the slots' last inputs in `cache` [slots, kernel - 1, channels].
 
     weights: float32 [kernel, channels]. Intermediate values are rounded to the dtype of inputs.
@@ -39,7 +42,7 @@ def convolve(cache: Tensor, slots: Tensor, inputs: Tensor, weights: Tensor) -> T
 def recur(
     state: Tensor, slots: Tensor, y: Tensor, log_decay: Tensor, beta: Tensor, key_heads: int
 ) -> Tensor:
-    """The recurrence of one token per row, on the slots of `state` [slots, value_heads, key_dim,
+    """The recurrence of the rows' tokens, on the slots of `state` [slots, value_heads, key_dim,
     value_dim], in place → [rows, value_heads, value_dim].
 
     y [rows, channels]: queries, keys and values as `convolve` returns them; queries and keys are

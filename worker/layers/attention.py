@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import attention as kernels
-from worker.layers.batch import Batch, Chunk, ShortGroup
+from worker.layers.batch import Batch, Chunk
 from worker.layers.device import is_accelerator
 from worker.layers.kv_cache import KVCache
 
@@ -42,7 +42,7 @@ def attend(
     outputs = []
     done, chunks = 0, batch.chunks
     short = batch.short
-    if short is not None and _serves_short(q, cache, short):
+    if short is not None and kernels.serves(q, cache.stored()):
         done, chunks = short.size, chunks[short.chunks :]
         stored = cache.stored()
         stored.require(slots=short.high, positions=short.longest)
@@ -59,13 +59,6 @@ def attend(
         rows = slice(chunk.row, chunk.row + chunk.length)
         outputs.append(_attend_chunk(q[rows], k[rows], v[rows], cache, chunk, scale, cap, sinks))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
-
-
-def _serves_short(q: Tensor, cache: KVCache, short: ShortGroup) -> bool:
-    """Whether short chunks can be computed as rows: not if a chunk overwrites columns of a ring
-    that its first tokens see."""
-    fits = cache.window is None or short.longest_chunk <= cache.window
-    return fits and kernels.serves(q, cache.stored())
 
 
 def _attend_decode(

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worker.layers.device import to_device
 
-SHORT = 16  # tokens of a chunk that attention may compute one by one
+SHORT = 16  # tokens of a chunk that kernels compute one by one
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,8 +86,8 @@ class DecodeGroup:
 
 @dataclass(frozen=True, slots=True)
 class ShortGroup:
-    """The decode group and the short chunks after it, as rows for a kernel that computes each token
-    on its own."""
+    """The decode group and the short chunks after it, as rows for kernels that compute each token
+    as decode does: verified guesses have the bits that they would have one by one."""
 
     size: int  # all rows
     chunks: int  # number of short chunks
@@ -95,7 +95,6 @@ class ShortGroup:
     positions: Tensor  # [size] long
     high: int  # greatest slot + 1
     longest: int  # greatest position + 1
-    longest_chunk: int  # of a chunk
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +122,8 @@ class Batch:
         """Lay spans out flat. Returns the batch, and the spans in the order of their rows."""
         spans = list(spans)
         singles = sorted((s for s in spans if s.length == 1), key=lambda s: s.slot)
-        short = [s for s in spans if 1 < s.length <= SHORT]
+        # By length: fewer forms of steps, of which each is recorded for itself.
+        short = sorted((s for s in spans if 1 < s.length <= SHORT), key=lambda s: s.length)
         ordered = singles + short + [s for s in spans if s.length > SHORT]
         ids: list[int] = []
         positions: list[int] = []
@@ -168,7 +168,6 @@ def _short_group(singles: list[Span], short: list[Span], positions: Tensor) -> S
         positions=positions,
         high=max(slots) + 1,
         longest=max(span.end for span in spans),
-        longest_chunk=max(span.end for span in short),
     )
 
 

@@ -4,8 +4,8 @@ A linear recurrence with a state S [key_dim, value_dim] per head, in float32:
 
     S ← e^g S;  S ← S + k ⊗ β (v - kᵀS);  o = qᵀS
 
-Decode runs one token at a time. Prefill runs in chunks: each chunk solves a triangular system
-instead of stepping through its tokens.
+Decode runs one token at a time, and so do short chunks where kernels serve. Prefill runs in chunks:
+each chunk solves a triangular system instead of stepping through its tokens.
 """
 
 from __future__ import annotations
@@ -89,11 +89,14 @@ class GatedDeltaNet:
         beta = b.sigmoid().float()  # [tokens, heads]
         g = self._decay * F.softplus(a.float() + self._dt_bias)
         outputs = []
-        done = 0
-        if batch.decode is not None:
+        done, chunks = 0, batch.chunks
+        if batch.short is not None and self._serves(u):
+            done, chunks = batch.short.size, chunks[batch.short.chunks :]
+            outputs.append(self._step(u[:done], g[:done], beta[:done], cache, batch.short.slots))
+        elif batch.decode is not None:
             done, slots = batch.decode.size, batch.decode.slots
             outputs.append(self._decode(u[:done], g[:done], beta[:done], cache, slots))
-        for chunk in batch.chunks:
+        for chunk in chunks:
             rows = slice(chunk.row, chunk.row + chunk.length)
             inputs = torch.cat([cache.inputs[chunk.slot], u[rows]])  # [kernel - 1 + length, C]
             cache.inputs[chunk.slot] = inputs[chunk.length :]
@@ -111,9 +114,8 @@ class GatedDeltaNet:
     ) -> Tensor:
         """One token for each of n sequences: u [n, channels], g and beta [n, value_heads] → [n,
         value_heads, value_dim]."""
-        if self._shape.key_dim <= kernels.MAX_KEY and library.serves(u):
-            y = kernels.convolve(cache.inputs, slots, u, self._conv)
-            return kernels.recur(cache.state, slots, y, g, beta, self._shape.key_heads)
+        if self._serves(u):
+            return self._step(u, g, beta, cache, slots)
         inputs = torch.cat([cache.inputs[slots], u[:, None]], dim=1)  # [n, kernel, channels]
         cache.inputs[slots] = inputs[:, 1:]
         q, k, v = self._split((inputs * self._conv).sum(1).to(u.dtype))
@@ -121,6 +123,16 @@ class GatedDeltaNet:
         output = recur(q, k, v, g, beta, state)
         cache.state[slots] = state
         return output
+
+    def _serves(self, u: Tensor) -> bool:
+        return self._shape.key_dim <= kernels.MAX_KEY and library.serves(u)
+
+    def _step(
+        self, u: Tensor, g: Tensor, beta: Tensor, cache: RecurrentCache, slots: Tensor
+    ) -> Tensor:
+        """`_decode` by kernels, for which rows may belong to one sequence."""
+        y = kernels.convolve(cache.inputs, slots, u, self._conv)
+        return kernels.recur(cache.state, slots, y, g, beta, self._shape.key_heads)
 
     def _split(self, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Convolution output [n, C] before its activation → q, k [n, value_heads, key_dim] and

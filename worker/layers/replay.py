@@ -153,7 +153,5 @@ def _stored(x: Tensor, batch: Batch, caches: Sequence[LayerCache]) -> list[Store
         for group in (decode, short):
             if group is not None:
                 stored.require(slots=group.high, positions=group.longest)
-        if short is not None and stored.window is not None and short.longest_chunk > stored.window:
-            return None
         found.append(stored)
     return found

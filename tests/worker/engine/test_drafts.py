@@ -15,12 +15,13 @@ from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.drafted import perturbed
 from worker import Engine
 from worker.engine.acceptance import LONGEST_PAUSE, Acceptance
-from worker.engine.draft_costs import ENOUGH, LONGEST, REFRESH, DraftCosts
 from worker.engine.guess import Guess
 from worker.engine.ngram import Lookup
 from worker.engine.sequence import Sequence
+from worker.kernels import library
 
 GREEDY = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
+LONG = Sampling(temperature=0, max_tokens=60, ignore_eos=True)
 PROMPT = [*range(5, 60)]
 
 
@@ -79,62 +80,19 @@ def test_a_draft_that_is_always_wrong_is_tried_less_and_less() -> None:
     assert len(tried) < 25
 
 
-class Clock:
-    """Time that passes as the test says."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
-def step(costs: DraftCosts, clock: Clock, *, batch: int, plain: float, token: float) -> int:
-    """One step in which all sequences guess 4 tokens, of which 3 are expected, if that is worth it.
-    Returns the number of guessed tokens."""
-    measure = costs.begin(batch, whole=True)
-    guess = costs.worth(3.0, 4, paused=False) if measure is None else measure
-    guessed = 4 * batch if guess else 0
-    clock.now += plain + guessed * token
-    costs.end(guessed)
-    return guessed
-
-
-def test_guesses_stop_where_they_cost_more_than_they_give() -> None:
-    clock = Clock()
-    costs = DraftCosts(clock)
-    for _ in range(2 * ENOUGH):  # both kinds of step are measured first
-        step(costs, clock, batch=1, plain=1.0, token=0.1)
-        step(costs, clock, batch=16, plain=1.0, token=0.1)
-    alone = [step(costs, clock, batch=1, plain=1.0, token=0.1) for _ in range(REFRESH // 2)]
-    many = [step(costs, clock, batch=16, plain=1.0, token=0.1) for _ in range(REFRESH // 2)]
-    assert set(alone) == {4}
-    assert set(many) == {0}
-
-
-def test_costs_are_measured_again_and_a_pause_ends() -> None:
-    clock = Clock()
-    costs = DraftCosts(clock)
-    for _ in range(2 * ENOUGH):
-        step(costs, clock, batch=8, plain=1.0, token=0.2)
-    assert step(costs, clock, batch=8, plain=1.0, token=0.2) == 0
-    guessed = [step(costs, clock, batch=8, plain=1.0, token=0.01) for _ in range(3 * LONGEST)]
-    assert guessed[-1] == 32
-    assert guessed[:REFRESH].count(32) <= 1
-
-
-def test_a_paused_sequence_needs_more_than_what_it_costs() -> None:
-    clock = Clock()
-    costs = DraftCosts(clock)
-    for _ in range(2 * ENOUGH):
-        step(costs, clock, batch=1, plain=1.0, token=0.6)
-    costs.begin(1, whole=True)
-    assert costs.worth(3.0, 4, paused=False)
-    assert not costs.worth(3.0, 4, paused=True)
-    assert costs.worth(3.6, 4, paused=True)
-
-
 # --- with an engine -----------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(library.active() is None, reason="without kernels nothing is replayed")
+def test_steps_in_which_a_model_draft_computes_two_tokens_are_replayed(tmp_path: Path) -> None:
+    """As after a guess that was right to its end."""
+    model = make_checkpoint(tmp_path / "model", hidden_size=64, intermediate_size=96)
+    plain = load(model, dtype="bf16", max_batch=1)
+    drafted = load(model, dtype="bf16", max_batch=1, draft=str(model))
+    assert drafted.generate([PROMPT], LONG) == plain.generate([PROMPT], LONG)
+    draft: Any = drafted._core.speculation._draft
+    forms = [form[1:] for form in draft._model._replay._steps]
+    assert (0, 2) in forms  # no single tokens, and a chunk of two
 
 
 def test_drafts_have_caches_in_the_pool_and_leave_nothing(folder: Path) -> None:

@@ -106,6 +106,32 @@ def test_decode_attention(
     assert torch.equal(cache.stored().values, same.stored().values)
 
 
+@pytest.mark.parametrize("window", [None, 6, 40])
+def test_tokens_of_one_sequence_are_computed_as_one_by_one(
+    kernels: Library, window: int | None
+) -> None:
+    """Chunks of 5 and 9 tokens, of which the second goes around the ring of 6, beside a token."""
+    dtype, lengths, starts = torch.bfloat16, (1, 5, 9), (30, 37, 38)
+    together, alone = (filled_cache(3, 50, 2, 64, window, dtype) for _ in range(2))
+    spans = [
+        Span(slot, start, [1] * length, 1)
+        for slot, (start, length) in enumerate(zip(starts, lengths, strict=True))
+    ]
+    qkv = random(sum(lengths), 8, 64, seed=7, dtype=dtype)
+    q, k, v = qkv.split((4, 2, 2), dim=1)
+    found = attend(q, k, v, together, Batch.prepare(spans, CPU)[0], 0.125)
+    expected = []
+    for row, (slot, at) in enumerate(
+        (span.slot, at) for span in spans for at in range(span.start, span.end)
+    ):
+        batch, _ = Batch.prepare([Span(slot, at, [1], 1)], CPU)
+        one = slice(row, row + 1)
+        expected.append(attend(q[one], k[one], v[one], alone, batch, 0.125))
+    assert torch.equal(found, torch.cat(expected))
+    assert torch.equal(together.stored().keys, alone.stored().keys)
+    assert torch.equal(together.stored().values, alone.stored().values)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_row_does_not_depend_on_its_neighbours(kernels: Library, dtype: torch.dtype) -> None:
     one, _ = decode([40, 90, 7], 8, 2, 64, dtype=dtype)

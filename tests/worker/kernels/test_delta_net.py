@@ -10,6 +10,7 @@ from torch import Tensor
 
 from worker.kernels import library
 from worker.kernels.library import Library
+from worker.layers.batch import Batch, Span
 from worker.layers.delta_net import DeltaShape, GatedDeltaNet
 from worker.layers.linear import LinearFactory
 from worker.layers.recurrent_cache import RecurrentCache
@@ -77,6 +78,27 @@ def test_a_decode_step(
     torch.testing.assert_close(output, expected, atol=tolerance, rtol=tolerance)
     torch.testing.assert_close(cache.state, same.state, atol=tolerance, rtol=tolerance)
     assert torch.equal(cache.inputs, same.inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tokens_of_one_sequence_are_computed_as_one_by_one(
+    kernels: Library, dtype: torch.dtype
+) -> None:
+    """Chunks of 5 and 9 tokens, beside a token."""
+    spans = [Span(3, 7, [1], 1), Span(1, 4, [1] * 5, 1), Span(4, 9, [1] * 9, 1)]
+    net, together = make(DeltaShape(2, 6, 40, 72, 4), dtype)
+    _, alone = make(DeltaShape(2, 6, 40, 72, 4), dtype)
+    u = torch.randn(15, 592, generator=torch.Generator().manual_seed(6)).to(dtype)
+    g, beta = -torch.rand(15, 6), torch.rand(15, 6)
+    batch, _ = Batch.prepare(spans, torch.device("cpu"))
+    assert batch.short is not None
+    slots = batch.short.slots
+    found = net._step(u, g, beta, together, slots)
+    rows = [slice(row, row + 1) for row in range(15)]
+    expected = [net._decode(u[at], g[at], beta[at], alone, slots[at]) for at in rows]
+    assert torch.equal(found, torch.cat(expected))
+    assert torch.equal(together.state, alone.state)
+    assert torch.equal(together.inputs, alone.inputs)
 
 
 def test_a_spoiled_row_does_not_affect_others(kernels: Library) -> None:

@@ -1,9 +1,10 @@
-// Decode attention: one new token per sequence, which attends to its sequence's cache.
+// Decode attention: new tokens, of which each attends to its sequence's cache.
 //
-// A unit of work is one sequence and one key-value head with the query heads that read it, so a
-// sequence's result does not depend on the others. Columns are read in blocks, keys before values,
+// A unit of work is one token and one key-value head with the query heads that read it, so a
+// token's result does not depend on the others that are computed beside it. Columns are read in blocks, keys before values,
 // with a running maximum and sum (online softmax), so that the cache is read once.
 #include "simd.h"
+#include "work.h"
 
 namespace {
 
@@ -282,6 +283,19 @@ void attend_one(const Attention& a, int64_t row, int kv_head) {
 template <typename T>
 void attend_all(const Attention& a) {
     const int64_t units = a.rows * a.kv_heads;
+    if (a.window) {
+        // In the order of a sequence: its tokens take columns of the ring that those before them see.
+#pragma omp parallel for num_threads(a.threads) schedule(dynamic)
+        for (int64_t unit = 0; unit < units; unit++) {
+            const int64_t first = unit / a.kv_heads, kv_head = unit % a.kv_heads;
+            const int64_t end = end_of_sequence(a.slots, first, a.rows);
+            for (int64_t row = first; row < end; row++) {
+                store_one<T>(a, row, (int)kv_head);
+                attend_one<T>(a, row, (int)kv_head);
+            }
+        }
+        return;
+    }
 #pragma omp parallel num_threads(a.threads)
     {
 #pragma omp for

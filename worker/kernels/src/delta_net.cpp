@@ -1,9 +1,11 @@
-// One token per sequence through a gated delta net: the causal convolution, and the recurrence
+// A few tokens of each sequence through a gated delta net: the causal convolution, and the recurrence
 //
 //     S ← decay S;  S ← S + k ⊗ β (v - kᵀS);  o = qᵀS
 //
-// in one pass over the state, which is read and written in place.
+// in one pass over the state for each token, which is read and written in place. Rows of one sequence
+// are computed in their order, each like the only one.
 #include "simd.h"
+#include "work.h"
 
 namespace {
 
@@ -38,9 +40,12 @@ void convolve_rows(T* cache, const int64_t* slots, const T* inputs, int64_t stri
                    const float* weights, float* y, int64_t rows, int kernel, int64_t channels,
                    int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * channels >= SERIAL)
-    for (int64_t row = 0; row < rows; row++)
-        convolve_row(cache + slots[row] * (kernel - 1) * channels, inputs + row * stride, weights,
-                     y + row * channels, kernel, channels);
+    for (int64_t first = 0; first < rows; first++) {
+        const int64_t end = end_of_sequence(slots, first, rows);
+        for (int64_t row = first; row < end; row++)
+            convolve_row(cache + slots[row] * (kernel - 1) * channels, inputs + row * stride,
+                         weights, y + row * channels, kernel, channels);
+    }
 }
 
 // x scaled to unit length, times `factor`.
@@ -81,6 +86,35 @@ void recur_channels(float* state, const float* q, const float* k, const float* v
     for (int n = 0; n < N; n++) store_up_to(out + n * LANES, output[n], lanes(n));
 }
 
+struct Recurrence {
+    float* state;  // [slots, value_heads, key_dim, value_dim]
+    const int64_t* slots;
+    const float *y, *log_decay, *beta;
+    float* out;
+    int key_heads, value_heads, key_dim, value_dim;
+
+    // One token of one value head.
+    void advance(int64_t row, int64_t head) const {
+        const int64_t keys = (int64_t)key_heads * key_dim, at = row * value_heads + head;
+        const int64_t channels = 2 * keys + (int64_t)value_heads * value_dim;
+        const int64_t key_head = head / (value_heads / key_heads);
+        const float* source = y + row * channels;
+        float q[MAX_KEY], k[MAX_KEY];
+        unit(source + key_head * key_dim, q, key_dim, 1.0f / std::sqrt((float)key_dim));
+        unit(source + keys + key_head * key_dim, k, key_dim, 1.0f);
+        const float* v = source + 2 * keys + head * value_dim;
+        float* own = state + (slots[row] * value_heads + head) * key_dim * value_dim;
+        const float decay = std::exp(log_decay[at]);
+        int i = 0;
+        for (; i + WIDE * LANES <= value_dim; i += WIDE * LANES)
+            recur_channels<WIDE>(own + i, q, k, v + i, out + at * value_dim + i, decay, beta[at],
+                                 key_dim, value_dim, LANES);
+        for (; i < value_dim; i += LANES)
+            recur_channels<1>(own + i, q, k, v + i, out + at * value_dim + i, decay, beta[at],
+                              key_dim, value_dim, value_dim - i < LANES ? value_dim - i : LANES);
+    }
+};
+
 }  // namespace
 
 // Convolution and SiLU of one new input [channels] per row; `cache` [slots, kernel - 1, channels].
@@ -100,26 +134,12 @@ EXPORT void delta_convolve(void* cache, const int64_t* slots, const void* inputs
 EXPORT void delta_recur(float* state, const int64_t* slots, const float* y, const float* log_decay,
                         const float* beta, float* out, int64_t rows, int key_heads,
                         int value_heads, int key_dim, int value_dim, int threads) {
-    const int64_t keys = (int64_t)key_heads * key_dim;
-    const int64_t channels = 2 * keys + (int64_t)value_heads * value_dim;
-    const float scale = 1.0f / std::sqrt((float)key_dim);
+    const Recurrence r{state,     slots,       y,       log_decay, beta, out,
+                       key_heads, value_heads, key_dim, value_dim};
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t at = 0; at < rows * value_heads; at++) {
-        const int64_t row = at / value_heads, head = at % value_heads;
-        const int64_t key_head = head / (value_heads / key_heads);
-        const float* source = y + row * channels;
-        float q[MAX_KEY], k[MAX_KEY];
-        unit(source + key_head * key_dim, q, key_dim, scale);
-        unit(source + keys + key_head * key_dim, k, key_dim, 1.0f);
-        const float* v = source + 2 * keys + head * value_dim;
-        float* own = state + (slots[row] * value_heads + head) * key_dim * value_dim;
-        const float decay = std::exp(log_decay[at]);
-        int i = 0;
-        for (; i + WIDE * LANES <= value_dim; i += WIDE * LANES)
-            recur_channels<WIDE>(own + i, q, k, v + i, out + at * value_dim + i, decay, beta[at],
-                                 key_dim, value_dim, LANES);
-        for (; i < value_dim; i += LANES)
-            recur_channels<1>(own + i, q, k, v + i, out + at * value_dim + i, decay, beta[at],
-                              key_dim, value_dim, value_dim - i < LANES ? value_dim - i : LANES);
+        const int64_t head = at / rows, first = at % rows;
+        const int64_t end = end_of_sequence(slots, first, rows);
+        for (int64_t row = first; row < end; row++) r.advance(row, head);
     }
 }

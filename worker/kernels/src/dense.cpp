@@ -13,7 +13,9 @@ namespace {
 
 constexpr int UNIT = 32;  // outputs; dense.py checks that a matrix has as many
 constexpr int STEP = 32;  // channels; columns are a multiple, dense.py checks it
-constexpr int FEW = 4;    // rows that are multiplied faster as they are than packed
+// Rows that are multiplied as they are: up to 4 that is faster than packing them, and a token and the
+// 4 guesses after it have the bits that they have one by one.
+constexpr int FEW = 5;
 
 // One matrix, and the rows that are multiplied with it.
 struct Matrix {

@@ -1,4 +1,4 @@
-// Units of work for the threads of a parallel region.
+// Units of work for the threads of a parallel region, and the rows that belong together.
 #pragma once
 
 #include <cstdint>
@@ -15,6 +15,15 @@ struct Ahead {
         for (int i = 0; i < lines && at < end; i++, at += LINE) _mm_prefetch(at, CACHE);
     }
 };
+
+// Rows of one sequence lie together, in their order. The end of those that begin with `row`, or `row`
+// itself if it isn't the first one.
+inline int64_t end_of_sequence(const int64_t* slots, int64_t row, int64_t rows) {
+    if (row > 0 && slots[row - 1] == slots[row]) return row;
+    int64_t end = row + 1;
+    while (end < rows && slots[end] == slots[row]) end++;
+    return end;
+}
 
 // Calls work(unit, following) for units 0 to count - 1, each on one of the threads that share
 // `next`, which begins at 0. A thread takes a unit when it is free, so a core that another process
