@@ -126,7 +126,7 @@ def watched(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]
     model = getattr(owner, name)
 
     class Watched:
-        context_length = model.context_length
+        context_length, vocab_size = model.context_length, model.vocab_size
 
         def __call__(self, batch: Any, caches: Any) -> torch.Tensor:
             seen.extend(batch.positions.tolist())
@@ -187,7 +187,7 @@ def test_a_draft_whose_logits_are_not_finite_is_not_asked_again(
     model, asked = draft._model, []
 
     class Poisoned:
-        context_length = model.context_length
+        context_length, vocab_size = model.context_length, model.vocab_size
 
         def __call__(self, batch: Any, caches: Any) -> torch.Tensor:
             asked.append(1)

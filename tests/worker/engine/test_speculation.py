@@ -139,8 +139,8 @@ def test_one_at_a_time_in_bf16_guesses_change_no_bit(
     fields: dict[str, Any], tmp_path: Path
 ) -> None:
     """The CPU kernels compute a few rows of a sequence as they compute each alone, in full windows
-    and recurrent layers as well. Products of six rows add in another order: recurrent layers compute
-    what was accepted again, with the next guesses."""
+    and recurrent layers as well. Products of six rows add in another order, and recurrent layers
+    compute what was accepted again, with the next guesses."""
     model = make_checkpoint(tmp_path / "target", **WIDE, **fields)
     near = perturbed(model, tmp_path / "near")
     requests = mixed_requests(IN_BF16)
