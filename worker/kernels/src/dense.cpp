@@ -51,7 +51,7 @@ INLINE int64_t tiles_of(int64_t rows) { return rows > FEW ? (rows + LANES - 1) /
 
 #ifdef AVX512
 
-constexpr int TOTALS = 16;    // sums in registers
+constexpr int TOTALS = 16;    // vectors that are summed together
 constexpr int PART = STEP;    // channels of one multiplication
 typedef __m512bh Part;
 INLINE Part load_part(const bf16* p) { return (__m512bh)_mm512_loadu_si512(p); }
@@ -71,47 +71,45 @@ INLINE void store_sums(float* out, const Floats* totals) {
 
 #endif
 
-// TOTALS / R outputs of R rows, one output after the other, so that weights are read in order. All R
-// add in the same order.
+// The outputs of R rows, one after the other, so that weights are read in order. All R add in the
+// same order.
 template <int R>
-INLINE void vector_tile(const bf16* x, int64_t stride, const bf16* weights, int64_t columns,
-                        bf16* y, int64_t y_stride, Ahead& ahead) {
-    constexpr int N = TOTALS / R;
-    Floats totals[TOTALS];
-    for (int n = 0; n < N; n++, weights += columns) {
+void vector_rows(const Dense& d, const Unit& unit, int64_t row, Ahead& ahead) {
+    const bf16 *x = d.x + (unit.row + row) * d.stride, *weights = unit.weights(d);
+    Floats totals[UNIT * R];
+    for (int n = 0; n < UNIT; n++, weights += d.columns) {
         Floats output[R];
         for (int r = 0; r < R; r++) output[r] = zeros();
-        for (int64_t k = 0; k < columns; k += PART) {
-            const Part weight = load_part(weights + k);
-            for (int r = 0; r < R; r++)
-                output[r] = add_product(output[r], load_part(x + r * stride + k), weight);
-            if (k % STEP == 0) ahead.fetch(1);
+        for (int64_t k = 0; k < d.columns; k += STEP) {
+            for (int64_t at = k; at < k + STEP; at += PART) {
+                const Part weight = load_part(weights + at);
+                for (int r = 0; r < R; r++)
+                    output[r] = add_product(output[r], load_part(x + r * d.stride + at), weight);
+            }
+            ahead.fetch(1);
         }
         for (int r = 0; r < R; r++) totals[n * R + r] = output[r];
     }
-    float sums[LANES], row[LANES] = {};
-    store_sums(sums, totals);
+    float sums[UNIT * R];  // [output][row]
+    for (int i = 0; i < UNIT * R; i += TOTALS) store_sums(sums + i, totals + i);
     for (int r = 0; r < R; r++) {
-        for (int n = 0; n < N; n++) row[n] = sums[n * R + r];
-        store_some(y + r * y_stride, load(row), N);
+        float outputs[UNIT];
+        for (int n = 0; n < UNIT; n++) outputs[n] = sums[n * R + r];
+        bf16* y = d.y + (unit.row + row + r) * d.outputs + unit.output;
+        for (int n = 0; n < UNIT; n += LANES) store(y + n, load(outputs + n));
     }
 }
 
-template <int R>
-int64_t vector_rows(const Dense& d, const Unit& unit, int64_t row, Ahead& ahead) {
-    for (; row + R <= unit.matrix->rows; row += R)
-        for (int n = 0; n < UNIT; n += TOTALS / R)
-            vector_tile<R>(d.x + (unit.row + row) * d.stride, d.stride,
-                           unit.weights(d) + n * d.columns, d.columns,
-                           d.y + (unit.row + row) * d.outputs + unit.output + n, d.outputs, ahead);
-    return row;
-}
-
 void unit_by_vectors(const Dense& d, const Unit& unit, Ahead& ahead) {
-    int64_t row = 0;
-    row = vector_rows<4>(d, unit, row, ahead);
-    row = vector_rows<2>(d, unit, row, ahead);
-    vector_rows<1>(d, unit, row, ahead);
+    int64_t row = 0, left = unit.matrix->rows;
+    for (; left > FEW; row += 4, left -= 4) vector_rows<4>(d, unit, row, ahead);
+    switch (left) {
+        case 1: return vector_rows<1>(d, unit, row, ahead);
+        case 2: return vector_rows<2>(d, unit, row, ahead);
+        case 3: return vector_rows<3>(d, unit, row, ahead);
+        case 4: return vector_rows<4>(d, unit, row, ahead);
+        case 5: return vector_rows<5>(d, unit, row, ahead);
+    }
 }
 
 // ---- Packed rows ---------------------------------------------------------------------------------
