@@ -31,7 +31,7 @@ from worker.layers.batch import Batch
 from worker.loading.tokenizer import Tokenizer
 from worker.resident import device as devices
 from worker.resident.load import ResidentModel, check_context, load
-from worker.resident.process import share_cores
+from worker.resident.process import keep_memory, share_cores
 
 logger = logging.getLogger(__name__)
 
@@ -118,6 +118,7 @@ class EngineCore:
         resident = load(reference, place, dtype, download_dir, quantize, chat_template, tool_parser)
         if place.type == "cpu":
             share_cores(resident.info.weight_bytes)
+            keep_memory()
         longest = resident.model.context_length
         if context is not None:
             check_context(context, resident)

@@ -26,11 +26,21 @@ def tune() -> None:
     system after each operation and requests it again for the next: small models ran at half speed.
     """
     sys.setswitchinterval(SWITCH_SECONDS)
+    _set_allocator(M_ARENA_MAX, 1)
+    keep_memory()
+
+
+def keep_memory() -> None:
+    """Let the allocator keep memory that was freed: activations of a prefill are allocated again
+    in each layer. By default glibc returns them to the system, which then clears each page."""
+    _set_allocator(M_TRIM_THRESHOLD, TRIM_BYTES)
+    _set_allocator(M_MMAP_THRESHOLD, MMAP_BYTES)
+
+
+def _set_allocator(parameter: int, value: int) -> None:
     libc = ctypes.CDLL(None)
-    if hasattr(libc, "mallopt"):
-        libc.mallopt(M_ARENA_MAX, 1)
-        libc.mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
-        libc.mallopt(M_MMAP_THRESHOLD, MMAP_BYTES)
+    if hasattr(libc, "mallopt"):  # glibc
+        libc.mallopt(parameter, value)
 
 
 def share_cores(weight_bytes: int) -> None:
