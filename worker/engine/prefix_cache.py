@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 
 from worker.engine.key_chain import KeyChain, salt_hash
@@ -25,20 +24,12 @@ from worker.engine.prefix_store import BLOCK, OVERHEAD, Block, root_key
 from worker.engine.sequence import Sequence
 from worker.engine.session_states import SessionStates
 from worker.engine.slot_copies import SlotCopies
-from worker.engine.snapshot_edges import SnapshotEdges
+from worker.engine.snapshot_edges import Progress, SnapshotEdges
 
 COMPARED = 32  # sequences whose prompts are compared with a new one
 PROVISIONAL_SHARE = 8  # one of this many bytes of the cache limit may hold provisional snapshots
 
 StateOf = Callable[[int], tuple[object, ...]]
-
-
-@dataclass(eq=False, slots=True)
-class Progress:
-    """What is known of one sequence."""
-
-    chain: KeyChain
-    edges: SnapshotEdges = field(default_factory=SnapshotEdges)
 
 
 class PrefixCache:
