@@ -49,7 +49,7 @@ def check_jobs(
         mine = rows.get(job.id)
         if not mine:
             if not may_be_lost(job, losses):
-                yield f"job {job.id} is lost (durable: {job.durable})"
+                yield f"job {job.id} is lost (durable: {job.durable}, {_distance(job, losses)})"
         else:
             yield from _check_end(job, mine)
     for job_id in rows.keys() - ledger.jobs.keys():
@@ -57,9 +57,19 @@ def check_jobs(
 
 
 def may_be_lost(job: Submitted, losses: list[tuple[float, float]]) -> bool:
-    """Whether Redis may have forgotten a job: it was not durable when Redis lost writes."""
-    at = job.confirmed_at or 0.0
-    return not job.durable and any(since <= at <= until for since, until in losses)
+    """Whether Redis may have forgotten a job: it was not durable when Redis lost writes. The reply
+    to a submit may arrive after the loss of what it confirms."""
+    end = job.confirmed_at or 0.0
+    return not job.durable and any(
+        since <= end and job.submitted_at <= until for since, until in losses
+    )
+
+
+def _distance(job: Submitted, losses: list[tuple[float, float]]) -> str:
+    """When a job was confirmed, relative to the last loss of writes before that."""
+    end = job.confirmed_at or 0.0
+    before = [until for since, until in losses if since <= end]
+    return f"confirmed {end - before[-1]:.2f} s after a loss" if before else "before any loss"
 
 
 def _check_end(job: Submitted, rows: list[dict[str, Any]]) -> Iterator[str]:

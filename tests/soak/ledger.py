@@ -18,7 +18,8 @@ class Submitted:
 
     request: ChatRequest
     durable: bool
-    confirmed_at: float | None = None  # when submit has returned
+    submitted_at: float = 0.0  # when the submit that succeeded was called
+    confirmed_at: float | None = None  # and when it returned
     cancelled: bool = False  # was asked for
     stream: str | None = None  # "whole", an error code, or what is wrong with it
     stream_ended_at: float | None = None
@@ -54,9 +55,9 @@ class Ledger:
             self.jobs[job.id] = job
         return job
 
-    def confirm(self, jobs: list[Submitted]) -> None:
+    def confirm(self, jobs: list[Submitted], submitted_at: float) -> None:
         for job in jobs:
-            job.confirmed_at = time.monotonic()
+            job.submitted_at, job.confirmed_at = submitted_at, time.monotonic()
 
     def refused(self, code: str) -> None:
         with self.lock:

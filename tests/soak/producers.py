@@ -103,6 +103,7 @@ class Producer(threading.Thread):
     ) -> list[Submitted]:
         jobs = [self._ledger.add(content, durable) for content in contents]
         while True:
+            began = time.monotonic()
             try:
                 if conversation is not None:  # new, or Redis may have lost it
                     client.session(conversation.id, model=conversation.model)
@@ -115,7 +116,7 @@ class Producer(threading.Thread):
                     raise
                 self._ledger.refused(error.code)
                 time.sleep(PAUSE_SECONDS)
-        self._ledger.confirm(jobs)
+        self._ledger.confirm(jobs, began)
         self._on_submit([job for job in jobs if job.request.publishes])
         return jobs
 
