@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def test_evicted_state_comes_back(folder: Path, tmp_path: Path) -> None:
         number += 1
         assert number < 50
     assert len(files(tmp_path)) == 1  # jobs without a session leave none
+    time.sleep(0.5)  # the thread that has renamed the file notes it afterwards
     turn = ask(engine, QUESTION, "rain", "and then?")
     assert cached(turn) > 64
     assert turn.text == ask(plain, QUESTION, "rain", "and then?").text

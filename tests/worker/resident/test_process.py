@@ -18,10 +18,12 @@ from worker import Engine
 
 engine = Engine.load(sys.argv[1], device="cpu", max_batch=16, prefix_cache=False)
 prompts = [[number + 3] * 32 for number in range(16)]
-for _ in range(3):
+found = []
+for _ in range(5):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     engine.generate(prompts, Sampling(temperature=0, max_tokens=1))
-print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+    found.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+print(min(found))
 """
 
 
