@@ -28,7 +28,7 @@ def assert_product(y: Tensor, x: Tensor, weight: Tensor) -> None:
 
 @examples
 @given(
-    rows=st.lists(st.integers(1, 37), min_size=1, max_size=4),
+    rows=st.lists(st.integers(1, 37) | st.sampled_from([48, 49, 64, 100]), min_size=1, max_size=4),
     outputs=st.integers(32, 150),
     steps=st.integers(1, 9),
     seed=st.integers(0, 1000),
@@ -41,6 +41,14 @@ def test_products(kernels: Library, rows: list[int], outputs: int, steps: int, s
     y = dense.linear(x, list(zip(weights, rows, strict=True)))
     for weight, part, result in zip(weights, x.split(rows), y.split(rows), strict=True):
         assert_product(result, part, weight)
+
+
+@pytest.mark.parametrize("rows", range(2, 6))
+def test_few_rows_have_the_bits_that_each_has_alone(kernels: Library, rows: int) -> None:
+    """A token and its verified guesses are such rows."""
+    x, weight = random(1, rows, 320), random(2, 70, 320)
+    alone = [dense.linear(row[None], [(weight, 1)]) for row in x]
+    assert torch.equal(dense.linear(x, [(weight, rows)]), torch.cat(alone))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 33])
