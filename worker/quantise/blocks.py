@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as Type
@@ -127,7 +128,7 @@ def _affine_fit(x: Tensor, largest: int, first: float, steps: int) -> tuple[Tens
     Several spacings are tried. For each, the values are rounded, then the best scale and minimum
     for these numbers are computed. Large values count for more.
     """
-    weight = x.square().mean(-1, keepdim=True).sqrt() + x.abs()
+    weight = _root(x.square().mean(-1, keepdim=True)) + x.abs()
     floor = x.amin(-1, keepdim=True).clamp(max=0)
     spread = x.amax(-1, keepdim=True) - floor
     sum_w, sum_x = _sum(weight), _sum(weight * x)
@@ -177,6 +178,12 @@ def _symmetric_scale(x: Tensor, levels: int) -> Tensor:
         scale = torch.where(better, new_scale, scale)
         best = torch.where(better, gain, best)
     return scale
+
+
+def _root(x: Tensor) -> Tensor:
+    """NumPy's is correctly rounded. torch's is MKL's, whose last bit depends on the CPU, while a
+    quantised file has the same bytes everywhere."""
+    return torch.from_numpy(np.sqrt(x.numpy()))
 
 
 def _sum(x: Tensor) -> Tensor:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from tests.worker.quantise.record_llama_cpp import RECORDED, TYPES, rms_error, samples
-from worker.quantise.blocks import quantise
+from worker.quantise.blocks import FUNCTIONS, quantise
 
 SIMPLE = [name for name in TYPES if not name.endswith("_K")]
 ERRORS = json.loads(RECORDED.read_text())["errors"]
@@ -61,3 +64,25 @@ def test_shapes_and_dtypes_of_the_values_are_free() -> None:
     assert found.shape == (3, 5, 64)
     assert found.blocks.shape == (3, 5, 68)
     torch.testing.assert_close(found.dequantise(torch.bfloat16), values, rtol=0.02, atol=0.02)
+
+
+DIGEST = """
+import hashlib, torch
+from gguf import GGMLQuantizationType as Type
+from worker.quantise.blocks import FUNCTIONS, quantise
+numbers = torch.randint(-(2**20), 2**20, (2048, 1024), generator=torch.Generator().manual_seed(0))
+values = (numbers.double() ** 3 / 2**60).float()
+for kind in FUNCTIONS:
+    blocks = quantise(values, kind).blocks.numpy()
+    print(kind.name, hashlib.sha256(blocks).hexdigest())
+"""
+
+
+def test_blocks_are_the_same_on_every_cpu() -> None:
+    """The functions of torch and MKL have code for several CPUs, which need not agree."""
+    outputs = []
+    for other in ({}, {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE"}):
+        command = [sys.executable, "-c", DIGEST]
+        outputs.append(subprocess.check_output(command, env=os.environ | other, text=True))
+    assert outputs[0] == outputs[1]
+    assert len(outputs[0].splitlines()) == len(FUNCTIONS)
