@@ -9,6 +9,7 @@
 #include "tiles.h"
 #include "work.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <type_traits>
@@ -37,6 +38,7 @@ constexpr bool SIGNED_BYTES = false;  // 8-bit weights are used as 0..255, with 
 
 INLINE Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
 INLINE Ints load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE void store_ints(uint8_t* p, Ints x) { _mm512_storeu_si512(p, x); }
 INLINE Ints masked(Ints x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi8((char)mask)); }
 INLINE Ints either(Ints a, Ints b) { return _mm512_or_si512(a, b); }
 INLINE Ints right(Ints x, int bits) { return _mm512_srli_epi16(x, bits); }
@@ -60,6 +62,10 @@ constexpr bool SIGNED_BYTES = true;
 INLINE Ints ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
 INLINE Ints load_bytes(const uint8_t* p) {
     return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+INLINE void store_ints(uint8_t* p, Ints x) {
+    _mm256_storeu_si256((__m256i*)p, x.low);
+    _mm256_storeu_si256((__m256i*)(p + 32), x.high);
 }
 INLINE Ints masked(Ints x, int mask) {
     __m256i bytes = _mm256_set1_epi8((char)mask);
@@ -239,15 +245,50 @@ constexpr int block_lines() {
     return (s.quants + s.high + s.scales + s.minima + halves + LINE - 1) / LINE;
 }
 
-// y of P panels and R rows.
-template <int F, int P, int R>
-void tile(const uint8_t* packed, int64_t first_panel, const Rounded& x, int64_t first_row,
+// Where a tile finds a panel: as it is packed, or widened.
+template <int F>
+struct Packed {
+    Panel panel;
+
+    Ints weights(int64_t b, int c) const { return quad<F>(panel, b, c); }
+    Scales scales(int64_t b) const { return scales_of<F>(panel, b); }
+    // Both nibbles of a vector one after the other.
+    static constexpr int order(int i) { return F == Q8_0 ? i : i / 2 + i % 2 * 4; }
+};
+
+// A panel with a byte for each weight and scales in float32, so that tiles of many rows needn't
+// compute these again and again.
+template <int F>
+struct Widened {
+    uint8_t* bytes;
+
+    static constexpr int QUANTS = QUADS * VECTOR;
+    static constexpr int BLOCK_BYTES = QUANTS + 2 * PANEL * (int)sizeof(float);
+
+    float* scales_at(int64_t b) const { return (float*)(bytes + b * BLOCK_BYTES + QUANTS); }
+    Ints weights(int64_t b, int c) const {
+        return load_bytes(bytes + b * BLOCK_BYTES + c * VECTOR);
+    }
+    Scales scales(int64_t b) const { return {load(scales_at(b)), load(scales_at(b) + PANEL)}; }
+    static constexpr int order(int i) { return i; }
+
+    void fill(const Packed<F>& from, int64_t blocks) const {
+        for (int64_t b = 0; b < blocks; b++) {
+            for (int c = 0; c < QUADS; c++)
+                store_ints(bytes + b * BLOCK_BYTES + c * VECTOR, from.weights(b, c));
+            const Scales scales = from.scales(b);
+            store(scales_at(b), scales.first);
+            store(scales_at(b) + PANEL, scales.second);
+        }
+    }
+};
+
+// y of P panels, of which the first is `first_panel`, and R rows.
+template <int F, int P, int R, typename Source>
+void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t first_row,
           const Output& y, Ahead& ahead) {
     constexpr int HALVES = F == Q6_K ? 2 : 1;
     const int64_t blocks = x.blocks();
-    Panel panels[P];
-    for (int p = 0; p < P; p++)
-        panels[p] = panel_at(packed, SHAPES[F], blocks, first_panel + p);
     const int8_t* values = x.values + first_row * x.columns;
     const float* scales = x.scales + first_row * blocks;
     const int32_t* sums = x.sums + first_row * blocks * 2;
@@ -266,11 +307,10 @@ void tile(const uint8_t* packed, int64_t first_panel, const Rounded& x, int64_t 
         }
 #pragma GCC unroll 8
         for (int i = 0; i < QUADS; i++) {
-            // Both nibbles of a vector one after the other.
-            const int c = F == Q8_0 ? i : i / 2 + i % 2 * 4;
+            const int c = Source::order(i);
             const int h = HALVES == 2 ? c / 4 : 0;
             Ints weights[P];
-            for (int p = 0; p < P; p++) weights[p] = quad<F>(panels[p], b, c);
+            for (int p = 0; p < P; p++) weights[p] = panels[p].weights(b, c);
             for (int r = 0; r < R; r++) {
                 Ints four = broadcast_quad(values + r * x.columns + b * BLOCK + c * QUAD);
                 for (int p = 0; p < P; p++)
@@ -280,7 +320,7 @@ void tile(const uint8_t* packed, int64_t first_panel, const Rounded& x, int64_t 
         }
         for (int p = 0; p < P; p++) {
             ahead.fetch(block_lines<F>());
-            const Scales weight = scales_of<F>(panels[p], b);
+            const Scales weight = panels[p].scales(b);
             for (int r = 0; r < R; r++)
                 total[p][r] = add_block<F>(total[p][r], weight, dots[p][r][0],
                                            dots[p][r][HALVES - 1], scales[r * blocks + b],
@@ -291,25 +331,45 @@ void tile(const uint8_t* packed, int64_t first_panel, const Rounded& x, int64_t 
         for (int r = 0; r < R; r++) y.put(first_row + r, first_panel + p, total[p][r]);
 }
 
-// The number of rows that one panel is multiplied with at a time, and tiles for larger batches: as
-// many as there are registers for. By measurement, see docs/performance.md.
+// Rows from which tiles have several panels, which are widened. Tiles are as large as there are
+// registers for. By measurement, see docs/performance.md.
+constexpr int MANY = 12;
 #ifdef AVX512
-constexpr int FEW = 8;
-template <int F> constexpr int tile_panels() { return F == Q8_0 ? 2 : 4; }
-template <int F> constexpr int tile_rows() { return F == Q8_0 ? 8 : 4; }
+constexpr int FEW = 8;  // rows of a tile of one panel
+constexpr int PANELS = 2;
+template <int F> constexpr int tile_rows() { return F == Q6_K ? 4 : 8; }
 #else
 constexpr int FEW = 4;
-template <int F> constexpr int tile_panels() { return 1; }
+constexpr int PANELS = 1;
 template <int F> constexpr int tile_rows() { return 4; }
 #endif
 
-// All rows from `row` on of one panel.
 template <int F>
-void one_panel(const uint8_t* packed, int64_t panel, const Rounded& x, int64_t row, int64_t rows,
-               const Output& y, Ahead& ahead) {
-    for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(packed, panel, x, row, y, ahead);
-    for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(packed, panel, x, row, y, ahead);
-    if (row < rows) tile<F, 1, 1>(packed, panel, x, row, y, ahead);
+void few_rows(const Packed<F>& panel, int64_t index, const Rounded& x, int64_t rows,
+              const Output& y, Ahead& ahead) {
+    int64_t row = 0;
+    for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(&panel, index, x, row, y, ahead);
+    for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(&panel, index, x, row, y, ahead);
+    if (row < rows) tile<F, 1, 1>(&panel, index, x, row, y, ahead);
+}
+
+// MANY rows or more with `count` panels. The last tile overlaps with the one before; half a tile is
+// enough where few rows are left.
+template <int F, typename Source>
+void many_rows(const Source* panels, int count, int64_t first_panel, const Rounded& x,
+               int64_t rows, const Output& y, Ahead& ahead) {
+    constexpr int R = tile_rows<F>();
+    for (int64_t row = 0; row < rows; row += R) {
+        const bool half = rows - row <= R / 2;
+        const int64_t at = std::min(row, rows - (half ? R / 2 : R));
+        if (count < PANELS)
+            for (int p = 0; p < count; p++)
+                tile<F, 1, R>(panels + p, first_panel + p, x, std::min(row, rows - R), y, ahead);
+        else if (half)
+            tile<F, PANELS, R / 2>(panels, first_panel, x, at, y, ahead);
+        else
+            tile<F, PANELS, R>(panels, first_panel, x, at, y, ahead);
+    }
 }
 
 // ---- Tiles of the matrix unit --------------------------------------------------------------------
@@ -404,22 +464,30 @@ void product_in_bf16(const uint8_t*, const bf16*, int64_t, int64_t, int64_t, int
 template <int F>
 void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
              const Output& y, int64_t& next) {
-    constexpr int P = tile_panels<F>(), R = tile_rows<F>();
-    const int together = rows > FEW ? P : 1;
-    const int64_t bytes = together * panel_bytes(SHAPES[F], x.blocks());
+    constexpr bool WIDENS = F != Q8_0;  // which has a byte for each weight already
+    const int64_t blocks = x.blocks(), bytes = panel_bytes(SHAPES[F], blocks);
+    const int together = rows >= MANY ? PANELS : 1;
+    Widened<F> widened[PANELS] = {};
+    if (rows >= MANY && WIDENS)
+        for (auto& panel : widened)
+            panel.bytes = (uint8_t*)aligned_alloc(VECTOR, blocks * Widened<F>::BLOCK_BYTES);
     hand_out((panels + together - 1) / together, next, [&](int64_t unit, int64_t following) {
         Ahead ahead{};
         if (following >= 0) {
-            ahead.at = (const char*)packed + following * bytes;
-            ahead.end = ahead.at + bytes;
+            ahead.at = (const char*)packed + following * together * bytes;
+            ahead.end = ahead.at + together * bytes;
         }
         const int64_t first = unit * together;
-        int64_t row = 0;
-        if (together == P && first + P <= panels)
-            for (; row + R <= rows; row += R) tile<F, P, R>(packed, first, x, row, y, ahead);
-        for (int64_t panel = first; panel < first + together && panel < panels; panel++)
-            one_panel<F>(packed, panel, x, row, rows, y, ahead);
+        const int count = (int)std::min<int64_t>(together, panels - first);
+        Packed<F> here[PANELS];
+        for (int p = 0; p < count; p++)
+            here[p].panel = panel_at(packed, SHAPES[F], blocks, first + p);
+        if (rows < MANY) return few_rows(here[0], first, x, rows, y, ahead);
+        if (!WIDENS) return many_rows<F>(here, count, first, x, rows, y, ahead);
+        for (int p = 0; p < count; p++) widened[p].fill(here[p], blocks);
+        many_rows<F>(widened, count, first, x, rows, y, ahead);
     });
+    for (auto& panel : widened) free(panel.bytes);
 }
 
 // ---- Activations ---------------------------------------------------------------------------------
