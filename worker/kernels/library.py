@@ -33,7 +33,7 @@ SIGNATURES = {
     "gated_activation": "pplp lii ii",
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
     "attend_decode": "plplpl pp ppp p lll iii ff ii",
-    "attend_chunks": "plplpl pp pl pp ll iii ff ii",
+    "attend_chunks": "plplpl pp pl pp ll iii ff iii",
     "greatest": "pppll i",
 }
 _KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}

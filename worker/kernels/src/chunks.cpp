@@ -7,8 +7,9 @@
 // is hidden from a query adds exact zeros, so a token's result depends on what it sees alone, and not
 // on where its chunk or its tile begins.
 //
-// Factors are kept in cells of 32 bits: a float, or with AVX-512 a pair of bf16, which one
-// instruction multiplies and adds.
+// Factors are kept in cells of 32 bits: a float, or a pair of bf16, which one instruction multiplies
+// and adds. By pairs is faster where the CPU computes as many such instructions as others: AMD's do
+// two a cycle, Intel's one in two cycles.
 #include "attention.h"
 #include "work.h"
 
@@ -41,30 +42,32 @@ struct Chunks : Attention {
     int64_t units(const Chunk& chunk) const {
         return chunk.tiles() * kv_heads * units_per_head();
     }
+    // Whether new keys take columns of a ring that the chunk's first queries see.
+    bool wraps(const Chunk& chunk) const { return window && chunk.start + chunk.length > window; }
 };
 
 // ---- Cells ---------------------------------------------------------------------------------------
 
 template <typename T>
-struct Cells {
+struct Single {
+    typedef T Element;
     static constexpr int PER = 1;  // elements of a cell
 
     static Floats add_product(Floats total, Floats a, Floats b) { return fma(a, b, total); }
-    // Cells of 16 elements of a row, or of fewer than 16 lanes: the first `left` elements of a row.
+    // Up to 16 cells of a row that has `left` more elements.
     static Floats load_cells(const T* p, int) { return load(p); }
     static void copy(const T* row, int dim, float* cells) {
         for (int i = 0; i < dim; i += LANES) store(cells + i, load(row + i));
     }
-    static void interleave(const T* const* rows, int dim, float* cells) {
-        copy(rows[0], dim, cells);
-    }
+    // Cells of 16 channels of PER rows.
+    static Floats interleave(const T* const* rows, int channel) { return load(rows[0] + channel); }
     static Floats join(const Floats* weights) { return weights[0]; }
 };
 
 #ifdef AVX512
 
-template <>
-struct Cells<bf16> {
+struct Pairs {
+    typedef bf16 Element;
     static constexpr int PER = 2;
 
     static Floats add_product(Floats total, Floats a, Floats b) {
@@ -77,12 +80,10 @@ struct Cells<bf16> {
     static void copy(const bf16* row, int dim, float* cells) {
         memcpy(cells, row, dim * sizeof(bf16));
     }
-    static void interleave(const bf16* const* rows, int dim, float* cells) {
-        for (int i = 0; i < dim; i += LANES) {
-            __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)(rows[0] + i)));
-            __m512i high = (__m512i)load(rows[1] + i);
-            store(cells + i, (Floats)_mm512_or_si512(low, high));
-        }
+    static Floats interleave(const bf16* const* rows, int channel) {
+        const __m256i* first = (const __m256i*)(rows[0] + channel);
+        __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256(first));
+        return (Floats)_mm512_or_si512(low, (__m512i)load(rows[1] + channel));
     }
     static Floats join(const Floats* weights) {
         __m512i low = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(weights[0]));
@@ -93,17 +94,17 @@ struct Cells<bf16> {
 
 #endif
 
-// totals[h][n] += Σ left[h][i] · right[n * side + i * step] over `count` cells.
-template <typename T, int H>
-INLINE void multiply(const float* left, int64_t head, const float* right, int64_t side,
-                     int64_t step, int count, Floats (&totals)[H][SIDE]) {
+// totals[h][n] += Σ left[i][h] · right[n * side + i * step] over `count` cells.
+template <typename Cells, int H>
+INLINE void multiply(const float* left, const float* right, int64_t side, int64_t step, int count,
+                     Floats (&totals)[H][SIDE]) {
     for (int i = 0; i < count; i++) {
         Floats lanes[H];
-        for (int h = 0; h < H; h++) lanes[h] = load(left + h * head + i * LANES);
+        for (int h = 0; h < H; h++) lanes[h] = load(left + (i * H + h) * LANES);
         for (int n = 0; n < SIDE; n++) {
             const Floats factor = all(right[n * side + i * step]);
             for (int h = 0; h < H; h++)
-                totals[h][n] = Cells<T>::add_product(totals[h][n], lanes[h], factor);
+                totals[h][n] = Cells::add_product(totals[h][n], lanes[h], factor);
         }
     }
 }
@@ -127,9 +128,10 @@ INLINE Floats limits(int64_t after, int64_t window) {
 }
 
 // 16 queries of a chunk from the one at `first` on, and H heads from `head` on.
-template <typename T, int H>
+template <typename Cells, int H>
 struct Tile {
-    static constexpr int PER = Cells<T>::PER;
+    typedef typename Cells::Element T;
+    static constexpr int PER = Cells::PER;
 
     const Chunks& a;
     const Chunk& chunk;
@@ -139,11 +141,11 @@ struct Tile {
     // Positions: of the first query, and the range that the tile sees.
     const int64_t position, last, low;
 
-    alignas(64) float queries[H][MAX_DIM / PER * LANES];  // [cell][lane]
-    alignas(64) float keys[BLOCK * MAX_DIM / PER];        // [position][cell]
-    alignas(64) float values[BLOCK / PER * MAX_DIM];      // [PER positions][channel]
-    alignas(64) float scores[H][BLOCK * LANES];           // [position][lane], then weights as cells
-    alignas(64) float sums[H][MAX_DIM * LANES];           // [channel][lane]
+    alignas(64) float queries[MAX_DIM / PER][H][LANES];  // of each cell
+    alignas(64) float keys[BLOCK * MAX_DIM / PER];       // [position][cell]
+    alignas(64) float values[MAX_DIM / LANES][BLOCK / PER][LANES];  // LANES channels of PER positions
+    alignas(64) float scores[BLOCK][H][LANES];  // of each position; then weights, as cells
+    alignas(64) float sums[MAX_DIM][H][LANES];  // of each channel
     Floats top[H], total[H], correction[H];
 
     Tile(const Chunks& a, const Chunk& chunk, int64_t first, int head)
@@ -179,25 +181,26 @@ struct Tile {
             for (int c = 0; c < cells; c += LANES) {
                 Floats block[LANES];
                 for (int r = 0; r < LANES; r++)
-                    block[r] = r < rows ? Cells<T>::load_cells(q + r * a.q_stride + c * PER,
+                    block[r] = r < rows ? Cells::load_cells(q + r * a.q_stride + c * PER,
                                                                dim - c * PER)
                                         : zeros();
                 transpose(block);
-                for (int i = 0; i < LANES; i++) store(queries[h] + (c + i) * LANES, block[i]);
+                for (int i = 0; i < LANES; i++) store(queries[c + i][h], block[i]);
             }
-            memset(sums[h], 0, sizeof(float) * dim * LANES);
             top[h] = all(a.sinks ? a.sinks[head + h] : LOWEST);
             total[h] = all(a.sinks ? 1.0f : 0.0f);  // e^(sink - top)
         }
+        memset(sums, 0, sizeof sums[0] * dim);
     }
 
     // Keys and values from `from` on. Those that no query sees are repetitions of others.
     void read(int64_t from, int count) {
+        const int64_t cached = a.wraps(chunk) ? chunk.start : last + 1;
         const T *key[PER], *value[PER];
         for (int j = 0; j < count; j += PER) {
             for (int i = 0; i < PER; i++) {
                 const int64_t at = std::clamp(from + j + i, low, last);
-                if (at < chunk.start) {
+                if (at < cached) {
                     const int64_t to = a.plane(chunk.slot, kv_head) + a.column(at) * dim;
                     key[i] = (const T*)a.keys + to;
                     value[i] = (const T*)a.values + to;
@@ -206,9 +209,10 @@ struct Tile {
                     key[i] = (const T*)a.k + row * a.k_stride + kv_head * dim;
                     value[i] = (const T*)a.v + row * a.v_stride + kv_head * dim;
                 }
-                Cells<T>::copy(key[i], dim, keys + (j + i) * cells);
+                Cells::copy(key[i], dim, keys + (j + i) * cells);
             }
-            Cells<T>::interleave(value, dim, values + j / PER * dim);
+            for (int c = 0; c < dim; c += LANES)
+                store(values[c / LANES][j / PER], Cells::interleave(value, c));
         }
     }
 
@@ -216,10 +220,9 @@ struct Tile {
         Floats products[H][SIDE];
         for (int h = 0; h < H; h++)
             for (int n = 0; n < SIDE; n++) products[h][n] = zeros();
-        multiply<T, H>(queries[0], MAX_DIM / PER * LANES, keys + j * cells, cells, 1, cells,
-                       products);
+        multiply<Cells, H>(queries[0][0], keys + j * cells, cells, 1, cells, products);
         for (int h = 0; h < H; h++)
-            for (int n = 0; n < SIDE; n++) store(scores[h] + (j + n) * LANES, products[h][n]);
+            for (int n = 0; n < SIDE; n++) store(scores[j + n][h], products[h][n]);
     }
 
     // Scores of head h → weights e^(score - top).
@@ -227,9 +230,9 @@ struct Tile {
         const bool hides = from + count - 1 > position || (a.window && from <= last - a.window);
         Floats best = top[h];
         for (int j = 0; j < count; j++) {
-            Floats score = scaled(a, load(scores[h] + j * LANES));
+            Floats score = scaled(a, load(scores[j][h]));
             if (hides) score = smaller(limits(from + j - position, a.window), score);
-            store(scores[h] + j * LANES, score);
+            store(scores[j][h], score);
             best = larger(best, score);
         }
         correction[h] = exponential(top[h] - best);
@@ -237,10 +240,10 @@ struct Tile {
         for (int j = 0; j < count; j += PER) {
             Floats weights[PER];
             for (int i = 0; i < PER; i++) {
-                weights[i] = exponential_or_zero(load(scores[h] + (j + i) * LANES) - best);
+                weights[i] = exponential_or_zero(load(scores[j + i][h]) - best);
                 sum = sum + weights[i];
             }
-            store(scores[h] + j / PER * LANES, Cells<T>::join(weights));
+            store(scores[j / PER][h], Cells::join(weights));
         }
         top[h] = best;
         total[h] = sum;
@@ -251,10 +254,10 @@ struct Tile {
         Floats totals[H][SIDE];
         for (int h = 0; h < H; h++)
             for (int n = 0; n < SIDE; n++)
-                totals[h][n] = load(sums[h] + (c + n) * LANES) * correction[h];
-        multiply<T, H>(scores[0], BLOCK * LANES, values + c, 1, dim, count / PER, totals);
+                totals[h][n] = load(sums[c + n][h]) * correction[h];
+        multiply<Cells, H>(scores[0][0], values[c / LANES][0] + c % LANES, 1, LANES, count / PER, totals);
         for (int h = 0; h < H; h++)
-            for (int n = 0; n < SIDE; n++) store(sums[h] + (c + n) * LANES, totals[h][n]);
+            for (int n = 0; n < SIDE; n++) store(sums[c + n][h], totals[h][n]);
     }
 
     void finish() {
@@ -262,8 +265,7 @@ struct Tile {
             const Floats factor = all(1.0f) / total[h];
             for (int c = 0; c < dim; c += LANES) {
                 Floats block[LANES];
-                for (int i = 0; i < LANES; i++)
-                    block[i] = load(sums[h] + (c + i) * LANES) * factor;
+                for (int i = 0; i < LANES; i++) block[i] = load(sums[c + i][h]) * factor;
                 transpose(block);
                 T* out = (T*)a.out + ((chunk.row + first) * a.heads + head + h) * dim + c;
                 for (int r = 0; r < rows; r++) store(out + (int64_t)r * a.heads * dim, block[r]);
@@ -272,12 +274,7 @@ struct Tile {
     }
 };
 
-template <typename T, int H>
-void attend_tile(const Chunks& a, const Chunk& chunk, int64_t first, int head) {
-    Tile<T, H>(a, chunk, first, head).attend();
-}
-
-template <typename T>
+template <typename Cells>
 void attend_unit(const Chunks& a, int64_t unit) {
     const Chunk* chunk = a.chunks;
     for (; unit >= a.units(*chunk); chunk++) unit -= a.units(*chunk);
@@ -286,45 +283,56 @@ void attend_unit(const Chunks& a, int64_t unit) {
     const int64_t first = (tiles - 1 - unit % tiles) * LANES;
     const int kv_head = (int)(part / a.units_per_head());
     const int head = (int)(part % a.units_per_head()) * TOGETHER;  // of the group
-    if (TOGETHER > 1 && head + TOGETHER <= a.group())
-        attend_tile<T, TOGETHER>(a, *chunk, first, kv_head * a.group() + head);
+    if (head + TOGETHER <= a.group())
+        Tile<Cells, TOGETHER>(a, *chunk, first, kv_head * a.group() + head).attend();
     else
-        attend_tile<T, 1>(a, *chunk, first, kv_head * a.group() + head);
+        Tile<Cells, 1>(a, *chunk, first, kv_head * a.group() + head).attend();
 }
 
+// Stores this thread's share of the new keys and values of chunks that wrap, or of those that do not.
 template <typename T>
+void store_chunks(const Chunks& a, bool wrapping) {
+    for (int64_t i = 0; i < a.count; i++) {
+        const Chunk& chunk = a.chunks[i];
+        if (a.wraps(chunk) != wrapping) continue;
+        const int64_t end = chunk.start + chunk.length;
+        const int64_t first = wrapping ? std::max(chunk.start, end - a.window) : chunk.start;
+#pragma omp for schedule(static) nowait
+        for (int64_t at = first; at < end; at++)
+            for (int head = 0; head < a.kv_heads; head++)
+                store_row<T>(a, chunk.row + at - chunk.start, chunk.slot, at, head);
+    }
+}
+
+template <typename Cells>
 void attend_all(const Chunks& a) {
     int64_t units = 0, next = 0;
     for (int64_t i = 0; i < a.count; i++) units += a.units(a.chunks[i]);
 #pragma omp parallel num_threads(a.threads)
     {
-        hand_out(units, next, [&](int64_t unit, int64_t) { attend_unit<T>(a, unit); });
-        // New keys take columns of a ring that the chunk's first queries see: all have attended.
+        store_chunks<typename Cells::Element>(a, false);
 #pragma omp barrier
-#pragma omp for
-        for (int64_t i = 0; i < a.count * a.kv_heads; i++) {
-            const Chunk& chunk = a.chunks[i / a.kv_heads];
-            const int64_t kept = a.window ? std::min(chunk.length, a.window) : chunk.length;
-            for (int64_t at = chunk.length - kept; at < chunk.length; at++)
-                store_row<T>(a, chunk.row + at, chunk.slot, chunk.start + at,
-                             (int)(i % a.kv_heads));
-        }
+        hand_out(units, next, [&](int64_t unit, int64_t) { attend_unit<Cells>(a, unit); });
+#pragma omp barrier
+        store_chunks<typename Cells::Element>(a, true);
     }
 }
 
 }  // namespace
 
-// Attends, and stores the new keys and values in the caches: see Attention. `table`: the chunks.
+// Attends, and stores the new keys and values in the caches: see Attention. `table`: the chunks. `pairs`:
+// whether to multiply bf16 in pairs, which AVX2 has no instruction for.
 EXPORT void attend_chunks(const void* q, int64_t q_stride, const void* k, int64_t k_stride,
                           const void* v, int64_t v_stride, void* keys, void* values,
                           const int64_t* table, int64_t count, const float* sinks, void* out,
                           int64_t capacity, int64_t window, int heads, int kv_heads, int dim,
-                          float scale, float cap, int type, int threads) {
+                          float scale, float cap, int type, int pairs, int threads) {
     const Chunks a{{q, k, v, q_stride, k_stride, v_stride, keys, values, sinks, out, capacity,
                     window, heads, kv_heads, dim, scale, cap, threads},
                    (const Chunk*)table, count};
-    if (type == FLOAT32)
-        attend_all<float>(a);
-    else
-        attend_all<bf16>(a);
+    if (type == FLOAT32) return attend_all<Single<float>>(a);
+#ifdef AVX512
+    if (pairs) return attend_all<Pairs>(a);
+#endif
+    attend_all<Single<bf16>>(a);
 }
