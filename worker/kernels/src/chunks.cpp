@@ -181,9 +181,9 @@ struct Tile {
             for (int c = 0; c < cells; c += LANES) {
                 Floats block[LANES];
                 for (int r = 0; r < LANES; r++)
-                    block[r] = r < rows ? Cells::load_cells(q + r * a.q_stride + c * PER,
-                                                               dim - c * PER)
-                                        : zeros();
+                    block[r] = r < rows
+                                   ? Cells::load_cells(q + r * a.q_stride + c * PER, dim - c * PER)
+                                   : zeros();
                 transpose(block);
                 for (int i = 0; i < LANES; i++) store(queries[c + i][h], block[i]);
             }
@@ -253,9 +253,9 @@ struct Tile {
     void add_values(int c, int count) {
         Floats totals[H][SIDE];
         for (int h = 0; h < H; h++)
-            for (int n = 0; n < SIDE; n++)
-                totals[h][n] = load(sums[c + n][h]) * correction[h];
-        multiply<Cells, H>(scores[0][0], values[c / LANES][0] + c % LANES, 1, LANES, count / PER, totals);
+            for (int n = 0; n < SIDE; n++) totals[h][n] = load(sums[c + n][h]) * correction[h];
+        multiply<Cells, H>(scores[0][0], values[c / LANES][0] + c % LANES, 1, LANES, count / PER,
+                           totals);
         for (int h = 0; h < H; h++)
             for (int n = 0; n < SIDE; n++) store(sums[c + n][h], totals[h][n]);
     }
