@@ -8,8 +8,8 @@
 // on where its chunk or its tile begins.
 //
 // Factors are kept in cells of 32 bits: a float, or a pair of bf16, which one instruction multiplies
-// and adds. By pairs is faster where the CPU computes as many such instructions as others: AMD's do
-// two a cycle, Intel's one in two cycles.
+// and adds. An Intel CPU takes four times as long for that as for a product of floats, so that floats
+// are faster there.
 #include "attention.h"
 #include "work.h"
 
