@@ -1,21 +1,25 @@
-"""Decode attention over a layer's caches: `src/attention.cpp`."""
+"""Attention over a layer's caches: of single tokens, `src/attention.cpp`, and of chunks,
+`src/chunks.cpp`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from worker.kernels import library
+from worker.kernels import build, library
 from worker.kernels.library import TYPE_CODES
 
-# Limits of src/attention.cpp.
+# Limits of the sources.
 CHANNELS = 16  # a head's channels are a multiple of this
+MAX_DIM = 512
 MAX_GROUP = 64  # query heads per key-value head
 MAX_STATE = 16_384  # query heads per key-value head · channels
-PLACES = (6, 7, 13)  # arguments that say where a cache is: keys, values, columns
+PLACES = (6, 7, 13)  # arguments of attend_decode that say where a cache is: keys, values, columns
 
 
 @dataclass(frozen=True)
@@ -28,7 +32,7 @@ class Stored:
     window: int | None
 
     def require(self, *, slots: int, positions: int) -> None:
-        """Raise IndexError unless there are that many slots and positions: the kernel trusts its
+        """Raise IndexError unless there are that many slots and positions: kernels trust their
         arguments."""
         columns = positions if self.window is None else min(positions, self.window)
         if slots > self.keys.shape[0] or columns > self.keys.shape[2]:
@@ -38,13 +42,14 @@ class Stored:
 
 
 def serves(q: Tensor, stored: Stored) -> bool:
-    """Whether the kernel computes this shape and type."""
+    """Whether the kernels compute this shape and type."""
     heads, dim = q.shape[1:]
     group = heads // stored.keys.shape[1]
     return (
         library.serves(q)
         and stored.keys.dtype is q.dtype
         and dim % CHANNELS == 0
+        and dim <= MAX_DIM
         and group <= MAX_GROUP
         and group * dim <= MAX_STATE
     )
@@ -60,42 +65,84 @@ def attend_decode(
     scale: float,
     cap: float | None,
     sinks: Tensor | None,
-) -> Tensor:
+    out: Tensor,
+) -> None:
     """Stores k and v [rows, kv_heads, head_dim] of new tokens, and attends with
-    q [rows, heads, head_dim] to the positions that each sees → [rows, heads * head_dim].
+    q [rows, heads, head_dim] to the positions that each sees: out [rows, heads * head_dim].
 
     slots and positions: int64 [rows]; rows of one sequence lie together, in their order. `cap`
     limits scores to (-cap, cap) with tanh; `sinks` [heads] are further scores without values.
+    `out` is contiguous.
     """
-    rows, heads, dim = q.shape
     q, k, v = _adjacent(q), _adjacent(k), _adjacent(v)
     sinks = None if sinks is None else sinks.float().contiguous()
-    out = torch.empty(rows, heads * dim, dtype=q.dtype)
     library.require().attend_decode(
-        q.data_ptr(),
-        q.stride(0),
-        k.data_ptr(),
-        k.stride(0),
-        v.data_ptr(),
-        v.stride(0),
+        *_new(q, k, v),
         stored.keys.data_ptr(),
         stored.values.data_ptr(),
         slots.data_ptr(),
         positions.data_ptr(),
         None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
-        rows,
-        stored.keys.shape[2],
-        stored.window or 0,
-        heads,
-        stored.keys.shape[1],
-        dim,
+        len(q),
+        *_shape(q, stored),
         scale,
         cap or 0.0,
         TYPE_CODES[q.dtype],
         torch.get_num_threads(),
     )
-    return out
+
+
+def attend_chunks(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    stored: Stored,
+    chunks: Tensor,
+    scale: float,
+    cap: float | None,
+    sinks: Tensor | None,
+    out: Tensor,
+) -> None:
+    """The same for chunks of sequences that differ. Other rows of q, k, v and out are not touched.
+
+    chunks: int64 [n, 4], the slot, the first position, the length and the first row of each. What
+    a token gets depends on its position and on what it sees, and not on where its chunk begins.
+    """
+    q, k, v = _adjacent(q), _adjacent(k), _adjacent(v)
+    sinks = None if sinks is None else sinks.float().contiguous()
+    library.require().attend_chunks(
+        *_new(q, k, v),
+        stored.keys.data_ptr(),
+        stored.values.data_ptr(),
+        chunks.data_ptr(),
+        len(chunks),
+        None if sinks is None else sinks.data_ptr(),
+        out.data_ptr(),
+        *_shape(q, stored),
+        scale,
+        cap or 0.0,
+        TYPE_CODES[q.dtype],
+        by_pairs(),
+        torch.get_num_threads(),
+    )
+
+
+@cache
+def by_pairs() -> bool:
+    """Whether products of pairs of bf16 are faster than those of float32 on this CPU."""
+    return build.vendor() == "AuthenticAMD"
+
+
+def _new(*tensors: Tensor) -> Iterator[int]:
+    """Where the rows of each tensor are, and the elements between them."""
+    for x in tensors:
+        yield from (x.data_ptr(), x.stride(0))
+
+
+def _shape(q: Tensor, stored: Stored) -> tuple[int, ...]:
+    """Columns of the caches, window, heads, key-value heads, channels."""
+    return stored.keys.shape[2], stored.window or 0, q.shape[1], stored.keys.shape[1], q.shape[2]
 
 
 def relocate(args: tuple[Any, ...], stored: Stored) -> None:

@@ -74,16 +74,22 @@ def usable_levels(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
     """The levels that this CPU has all features of, best first."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return []
+    features = set(_cpu_fact("flags", cpuinfo).split())
+    return [level for level in LEVELS if level.features <= features]
+
+
+def vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """As the CPU names it, such as GenuineIntel; empty if that is not known."""
+    return _cpu_fact("vendor_id", cpuinfo)
+
+
+def _cpu_fact(name: str, cpuinfo: Path) -> str:
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return []
-    features: set[str] = set()
-    for line in text.splitlines():
-        if line.startswith("flags"):
-            features = set(line.partition(":")[2].split())
-            break
-    return [level for level in LEVELS if level.features <= features]
+        return ""
+    lines = (line.partition(":") for line in text.splitlines())
+    return next((value.strip() for key, _, value in lines if key.strip() == name), "")
 
 
 def library_path(level: Level) -> Path:

@@ -33,6 +33,7 @@ SIGNATURES = {
     "gated_activation": "pplp lii ii",
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
     "attend_decode": "plplpl pp ppp p lll iii ff ii",
+    "attend_chunks": "plplpl pp pl pp ll iii ff iii",
     "greatest": "pppll i",
 }
 _KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
@@ -55,6 +56,7 @@ class Library:
     gated_activation: Callable[..., None]
     prepare_queries_and_keys: Callable[..., None]
     attend_decode: Callable[..., None]
+    attend_chunks: Callable[..., None]
     greatest: Callable[..., None]
 
     def __init__(self, level: Level) -> None:

@@ -1,10 +1,10 @@
 """Softmax attention of a flat batch over its caches, with grouped query heads (GQA).
 
-The decode group runs in one kernel, together with short chunks, or without kernels as one batched
-product over its slot range; each other chunk runs alone. On CPUs plain matrix products are faster
-than fused attention: several times for single queries, 1.5 to 3.5 times for a block of queries over
-the keys that it sees. On CUDA chunks use fused attention, except with score caps or sinks, which it
-does not have.
+The decode group runs in one kernel, together with short chunks, and all other chunks in another.
+Without kernels the decode group is one batched product over its slot range, and each chunk runs
+alone. On CPUs plain matrix products are faster than torch's fused attention: several times for
+single queries, 1.5 to 3.5 times for a block of queries over the keys that it sees. On CUDA chunks
+use fused attention, except with score caps or sinks, which it does not have.
 """
 
 from __future__ import annotations
@@ -39,26 +39,38 @@ def attend(
     mask. `sinks` [heads] are one more score per head, which takes part in the softmax as it is and
     has no value. Returns [tokens, heads * head_dim].
     """
+    if kernels.serves(q, cache.stored()):
+        return _by_kernels(q, k, v, cache.stored(), batch, scale, cap, sinks)
     outputs = []
-    done, chunks = 0, batch.chunks
-    short = batch.short
-    if short is not None and kernels.serves(q, cache.stored()):
-        done, chunks = short.size, chunks[short.chunks :]
-        stored = cache.stored()
-        stored.require(slots=short.high, positions=short.longest)
-        at = short.slots, short.positions
-        outputs.append(
-            kernels.attend_decode(q[:done], k[:done], v[:done], stored, *at, scale, cap, sinks)
-        )
-    elif batch.decode is not None:
-        done = batch.decode.size
-        outputs.append(
-            _attend_decode(q[:done], k[:done], v[:done], cache, batch, scale, cap, sinks)
-        )
-    for chunk in chunks:
+    if batch.decode is not None:
+        rows = slice(0, batch.decode.size)
+        outputs.append(_attend_decode(q[rows], k[rows], v[rows], cache, batch, scale, cap, sinks))
+    for chunk in batch.chunks:
         rows = slice(chunk.row, chunk.row + chunk.length)
         outputs.append(_attend_chunk(q[rows], k[rows], v[rows], cache, chunk, scale, cap, sinks))
     return outputs[0] if len(outputs) == 1 else torch.cat(outputs)
+
+
+def _by_kernels(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    stored: kernels.Stored,
+    batch: Batch,
+    scale: float,
+    cap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    out = torch.empty(len(q), q.shape[1] * q.shape[2], dtype=q.dtype)
+    single = batch.short or batch.decode
+    if single is not None:
+        stored.require(slots=single.high, positions=single.longest)
+        rows, at = slice(0, single.size), (single.slots, single.positions)
+        kernels.attend_decode(q[rows], k[rows], v[rows], stored, *at, scale, cap, sinks, out[rows])
+    if batch.long is not None:
+        stored.require(slots=batch.long.high, positions=batch.long.longest)
+        kernels.attend_chunks(q, k, v, stored, batch.long.chunks, scale, cap, sinks, out)
+    return out
 
 
 def _attend_decode(
@@ -73,12 +85,6 @@ def _attend_decode(
 ) -> Tensor:
     group = batch.decode
     assert group is not None
-    stored = cache.stored()
-    if kernels.serves(q, stored):
-        stored.require(slots=group.high, positions=group.longest)
-        return kernels.attend_decode(
-            q, k, v, stored, group.slots, group.positions, scale, cap, sinks
-        )
     _, heads, dim = q.shape
     kv_heads = k.shape[1]
     keys, values = cache.append_decode(k, v, batch)  # [slots, kv_heads, columns, head_dim]

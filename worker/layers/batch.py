@@ -98,6 +98,15 @@ class ShortGroup:
 
 
 @dataclass(frozen=True, slots=True)
+class LongGroup:
+    """The chunks that are not short, for kernels that compute them together."""
+
+    chunks: Tensor  # [n, 4] long, on the CPU: the fields of each Chunk
+    high: int  # greatest slot + 1
+    longest: int  # greatest position + 1
+
+
+@dataclass(frozen=True, slots=True)
 class Batch:
     """The tokens of one step, with their positions and cache slots."""
 
@@ -107,6 +116,7 @@ class Batch:
     decode: DecodeGroup | None  # the first `decode.size` rows
     chunks: tuple[Chunk, ...]  # the rows after them
     short: ShortGroup | None  # with the first chunks, if they are short
+    long: LongGroup | None  # the other chunks
     logits_rows: Tensor | None  # [n] long: rows that need logits; None: all
     masks: dict[int, Tensor]  # decode masks by number of columns, made on first use
 
@@ -148,6 +158,7 @@ class Batch:
             decode=_group(singles, device) if singles else None,
             chunks=tuple(chunks),
             short=_short_group(singles, short, placed[:in_rows]) if short else None,
+            long=_long_group(chunks[len(short) :]),
             logits_rows=None if everything else to_device(wanted, device),
             masks={},
         )
@@ -168,6 +179,16 @@ def _short_group(singles: list[Span], short: list[Span], positions: Tensor) -> S
         positions=positions,
         high=max(slots) + 1,
         longest=max(span.end for span in spans),
+    )
+
+
+def _long_group(chunks: Sequence[Chunk]) -> LongGroup | None:
+    if not chunks:
+        return None
+    return LongGroup(
+        chunks=torch.tensor([(c.slot, c.start, c.length, c.row) for c in chunks]),
+        high=max(c.slot for c in chunks) + 1,
+        longest=max(c.start + c.length for c in chunks),
     )
 
 

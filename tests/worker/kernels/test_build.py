@@ -44,6 +44,13 @@ def test_a_level_needs_all_its_features(tmp_path: Path) -> None:
     assert build.usable_levels(tmp_path / "missing") == []
 
 
+def test_the_vendor_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "amd"
+    path.write_text("processor\t: 0\nvendor_id\t: AuthenticAMD\nflags : sse2\n\nprocessor\t: 1\n")
+    assert build.vendor(path) == "AuthenticAMD"
+    assert build.vendor(tmp_path / "missing") == ""
+
+
 def test_the_path_depends_on_flags_and_compiler(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,7 @@
 // A unit of work is one token and one key-value head with the query heads that read it, so a
 // token's result does not depend on the others that are computed beside it. Columns are read in blocks, keys before values,
 // with a running maximum and sum (online softmax), so that the cache is read once.
-#include "simd.h"
+#include "attention.h"
 #include "work.h"
 
 namespace {
@@ -13,19 +13,9 @@ constexpr int MAX_GROUP = 64;     // query heads per key-value head; attention.p
 constexpr int MAX_STATE = 16384;  // query heads per key-value head · channels
 constexpr int TOGETHER = 4;       // query heads for which one read of a key or value serves
 
-struct Attention {
-    const void *q, *k, *v;                 // new rows [rows, (kv_)heads, dim], heads adjacent
-    int64_t q_stride, k_stride, v_stride;  // elements between rows
-    void *keys, *values;                   // caches [slots, kv_heads, capacity, dim]
-    const int64_t *slots, *positions;      // [rows]
-    const float* sinks;                    // [heads], or null
-    void* out;                             // [rows, heads, dim]
-    int64_t rows, capacity, window;        // window 0: all positions
-    int heads, kv_heads, dim;
-    float scale, cap;  // cap 0: none
-    int threads;
-
-    int group() const { return heads / kv_heads; }
+struct Decode : Attention {
+    const int64_t *slots, *positions;  // [rows]
+    int64_t rows;
 };
 
 constexpr int PAIRS = 32;  // bf16 elements of a register
@@ -208,8 +198,7 @@ struct Softmax {
         for (int j = count; j < BLOCK; j++) scores[j] = -INFINITY;
         Floats best = all(-INFINITY);
         for (int j = 0; j < BLOCK; j += LANES) {
-            Floats s = load(scores + j) * all(a.scale);
-            if (a.cap > 0) s = all(a.cap) * hyperbolic_tangent(s * all(1 / a.cap));
+            Floats s = scaled(a, load(scores + j));
             store(scores + j, s);
             best = larger(best, s);
         }
@@ -242,23 +231,10 @@ struct Softmax {
     }
 };
 
-// Elements of the caches before those of a row's sequence and a head.
-int64_t plane_of(const Attention& a, int64_t row, int kv_head) {
-    return (a.slots[row] * a.kv_heads + kv_head) * a.capacity * a.dim;
-}
-
 template <typename T>
-void store_one(const Attention& a, int64_t row, int kv_head) {
-    const int64_t column = a.window ? a.positions[row] % a.window : a.positions[row];
-    const int64_t to = plane_of(a, row, kv_head) + column * a.dim, from = (int64_t)kv_head * a.dim;
-    memcpy((T*)a.keys + to, (const T*)a.k + row * a.k_stride + from, a.dim * sizeof(T));
-    memcpy((T*)a.values + to, (const T*)a.v + row * a.v_stride + from, a.dim * sizeof(T));
-}
-
-template <typename T>
-void attend_one(const Attention& a, int64_t row, int kv_head) {
+void attend_one(const Decode& a, int64_t row, int kv_head) {
     const int dim = a.dim, group = a.group();
-    const int64_t position = a.positions[row], plane = plane_of(a, row, kv_head);
+    const int64_t position = a.positions[row], plane = a.plane(a.slots[row], kv_head);
     const T *keys = (const T*)a.keys + plane, *values = (const T*)a.values + plane;
     const int64_t seen = a.window && position >= a.window ? a.window : position + 1;
     const T* q = (const T*)a.q + row * a.q_stride + (int64_t)kv_head * group * dim;
@@ -281,7 +257,7 @@ void attend_one(const Attention& a, int64_t row, int kv_head) {
 }
 
 template <typename T>
-void attend_all(const Attention& a) {
+void attend_all(const Decode& a) {
     const int64_t units = a.rows * a.kv_heads;
     if (a.window) {
         // In the order of a sequence: its tokens take columns of the ring that those before them see.
@@ -290,7 +266,7 @@ void attend_all(const Attention& a) {
             const int64_t first = unit / a.kv_heads, kv_head = unit % a.kv_heads;
             const int64_t end = end_of_sequence(a.slots, first, a.rows);
             for (int64_t row = first; row < end; row++) {
-                store_one<T>(a, row, (int)kv_head);
+                store_row<T>(a, row, a.slots[row], a.positions[row], (int)kv_head);
                 attend_one<T>(a, row, (int)kv_head);
             }
         }
@@ -299,8 +275,10 @@ void attend_all(const Attention& a) {
 #pragma omp parallel num_threads(a.threads)
     {
 #pragma omp for
-        for (int64_t unit = 0; unit < units; unit++)
-            store_one<T>(a, unit / a.kv_heads, (int)(unit % a.kv_heads));
+        for (int64_t unit = 0; unit < units; unit++) {
+            const int64_t row = unit / a.kv_heads;
+            store_row<T>(a, row, a.slots[row], a.positions[row], (int)(unit % a.kv_heads));
+        }
         // All is stored: rows may belong to one sequence.
 #pragma omp for schedule(dynamic)
         for (int64_t unit = 0; unit < units; unit++)
@@ -310,15 +288,15 @@ void attend_all(const Attention& a) {
 
 }  // namespace
 
-// Stores the new keys and values in the caches, and attends: see Attention.
+// Stores the new keys and values in the caches, and attends: see Attention and Decode.
 EXPORT void attend_decode(const void* q, int64_t q_stride, const void* k, int64_t k_stride,
                           const void* v, int64_t v_stride, void* keys, void* values,
                           const int64_t* slots, const int64_t* positions, const float* sinks,
                           void* out, int64_t rows, int64_t capacity, int64_t window, int heads,
                           int kv_heads, int dim, float scale, float cap, int type, int threads) {
-    Attention a{q,     k,   v,    q_stride, k_stride, v_stride, keys,     values, slots,
-                positions, sinks, out, rows, capacity, window,  heads, kv_heads, dim,
-                scale, cap, threads};
+    const Decode a{{q, k, v, q_stride, k_stride, v_stride, keys, values, sinks, out, capacity,
+                    window, heads, kv_heads, dim, scale, cap, threads},
+                   slots, positions, rows};
     if (type == FLOAT32)
         attend_all<float>(a);
     else

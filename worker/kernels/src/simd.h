@@ -77,6 +77,36 @@ INLINE Floats sums_of_16(const Floats* x) {
     return _mm512_shuffle_f32x4(low, high, 0x88) + _mm512_shuffle_f32x4(low, high, 0xdd);
 }
 
+// Element j of vector i becomes element i of vector j.
+INLINE void transpose(Floats* x) {
+    Floats pairs[LANES], quads[LANES];  // elements of 2 and of 4 vectors, side by side
+    for (int i = 0; i < LANES; i += 2) {
+        pairs[i] = _mm512_unpacklo_ps(x[i], x[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_ps(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < LANES; i++) {
+        __m512d a = _mm512_castps_pd(pairs[i / 4 * 4 + i % 4 / 2]);
+        __m512d b = _mm512_castps_pd(pairs[i / 4 * 4 + i % 4 / 2 + 2]);
+        quads[i] = _mm512_castpd_ps(i % 2 ? _mm512_unpackhi_pd(a, b) : _mm512_unpacklo_pd(a, b));
+    }
+    for (int i = 0; i < 4; i++) {
+        Floats *first = quads + i, *last = quads + 8 + i;
+        Floats even_low = _mm512_shuffle_f32x4(first[0], first[4], 0x88);
+        Floats even_high = _mm512_shuffle_f32x4(last[0], last[4], 0x88);
+        Floats odd_low = _mm512_shuffle_f32x4(first[0], first[4], 0xdd);
+        Floats odd_high = _mm512_shuffle_f32x4(last[0], last[4], 0xdd);
+        x[i] = _mm512_shuffle_f32x4(even_low, even_high, 0x88);
+        x[i + 4] = _mm512_shuffle_f32x4(odd_low, odd_high, 0x88);
+        x[i + 8] = _mm512_shuffle_f32x4(even_low, even_high, 0xdd);
+        x[i + 12] = _mm512_shuffle_f32x4(odd_low, odd_high, 0xdd);
+    }
+}
+
+// y, but 0 where x < limit.
+INLINE Floats zero_below(Floats limit, Floats x, Floats y) {
+    return _mm512_maskz_mov_ps(_mm512_cmp_ps_mask(x, limit, _CMP_NLT_UQ), y);
+}
+
 #else
 
 struct Floats {
@@ -163,6 +193,41 @@ INLINE float largest(Floats x) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
+INLINE void transpose_8(__m256* x) {
+    __m256 pairs[8], quads[8];
+    for (int i = 0; i < 8; i += 2) {
+        pairs[i] = _mm256_unpacklo_ps(x[i], x[i + 1]);
+        pairs[i + 1] = _mm256_unpackhi_ps(x[i], x[i + 1]);
+    }
+    for (int i = 0; i < 8; i++) {
+        __m256d a = _mm256_castps_pd(pairs[i / 4 * 4 + i % 4 / 2]);
+        __m256d b = _mm256_castps_pd(pairs[i / 4 * 4 + i % 4 / 2 + 2]);
+        quads[i] = _mm256_castpd_ps(i % 2 ? _mm256_unpackhi_pd(a, b) : _mm256_unpacklo_pd(a, b));
+    }
+    for (int i = 0; i < 4; i++) {
+        x[i] = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x20);
+        x[i + 4] = _mm256_permute2f128_ps(quads[i], quads[i + 4], 0x31);
+    }
+}
+// Element j of vector i becomes element i of vector j.
+INLINE void transpose(Floats* x) {
+    __m256 quarters[4][8];  // rows 0 to 7, low and high halves, then rows 8 to 15
+    for (int i = 0; i < LANES; i++) {
+        quarters[i / 8 * 2][i % 8] = x[i].low;
+        quarters[i / 8 * 2 + 1][i % 8] = x[i].high;
+    }
+    for (int i = 0; i < 4; i++) transpose_8(quarters[i]);
+    for (int i = 0; i < LANES; i++) x[i] = {quarters[i / 8][i % 8], quarters[2 + i / 8][i % 8]};
+}
+
+INLINE __m256 zero_below(__m256 limit, __m256 x, __m256 y) {
+    return _mm256_and_ps(_mm256_cmp_ps(x, limit, _CMP_NLT_UQ), y);
+}
+// y, but 0 where x < limit.
+INLINE Floats zero_below(Floats limit, Floats x, Floats y) {
+    return {zero_below(limit.low, x.low, y.low), zero_below(limit.high, x.high, y.high)};
+}
+
 #endif
 
 INLINE Floats zeros() { return all(0.0f); }
@@ -206,6 +271,10 @@ INLINE Floats exponential(Floats x) {
     p = fma(p, r, all(5.0000001201e-1f));
     p = fma(p * r, r, r + all(1.0f));
     return times_power_of_2(p, n);
+}
+// e^x of a softmax, where x = -inf is a hidden score.
+INLINE Floats exponential_or_zero(Floats x) {
+    return zero_below(all(-87.0f), x, exponential(x));
 }
 INLINE Floats sigmoid(Floats x) { return all(1.0f) / (all(1.0f) + exponential(zeros() - x)); }
 INLINE Floats hyperbolic_tangent(Floats x) {
