@@ -5,13 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from worker.kernels import build, library
+from worker.kernels import library
 from worker.kernels.library import TYPE_CODES
 
 # Limits of the sources.
@@ -123,15 +122,9 @@ def attend_chunks(
         scale,
         cap or 0.0,
         TYPE_CODES[q.dtype],
-        by_pairs(),
+        library.multiplies_pairs(),
         torch.get_num_threads(),
     )
-
-
-@cache
-def by_pairs() -> bool:
-    """Whether products of pairs of bf16 are faster than those of float32 on this CPU."""
-    return build.vendor() == "AuthenticAMD"
 
 
 def _new(*tensors: Tensor) -> Iterator[int]:

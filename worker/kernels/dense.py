@@ -12,7 +12,7 @@ from worker.kernels import library
 
 STEP = 32  # columns are a multiple of this
 UNIT = 32  # outputs of a unit of work: a matrix has at least as many
-TILE_ROWS = 16  # rows of x that the matrix unit multiplies together
+TILE_ROWS = 16  # rows of x that are packed together
 
 
 def serves(outputs: int, columns: int) -> bool:
@@ -28,7 +28,10 @@ def linear(x: Tensor, weights: Sequence[tuple[Tensor, int]]) -> Tensor:
     outputs = weights[0][0].shape[0]
     y = torch.empty(rows, outputs, dtype=torch.bfloat16)
     tiles = sum(-(-count // TILE_ROWS) for _, count in weights)
-    scratch = torch.empty(tiles * TILE_ROWS * columns, dtype=torch.bfloat16)
+    # Weights are widened to float32, which pays from two tiles on.
+    pairs = library.multiplies_pairs() or rows <= TILE_ROWS * len(weights)
+    packed = torch.bfloat16 if pairs else torch.float32
+    scratch = torch.empty(tiles * TILE_ROWS * columns, dtype=packed)
     table = [fact for weight, count in weights for fact in (weight.data_ptr(), count)]
     library.require().dense_linear(
         x.data_ptr(),
@@ -39,6 +42,7 @@ def linear(x: Tensor, weights: Sequence[tuple[Tensor, int]]) -> Tensor:
         y.data_ptr(),
         outputs,
         scratch.data_ptr(),
+        pairs,
         torch.get_num_threads(),
     )
     return y

@@ -26,7 +26,7 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 SIGNATURES = {
     "pack_rows": "ippll i",
     "quantised_linear": "plll i pi pl pi",
-    "dense_linear": "pll pi pl p i",
+    "dense_linear": "pll pi pl p ii",
     "rms_norm": "plppp plifi ii",
     "delta_convolve": "pppl pp lil ii",
     "delta_recur": "pppppp l iiii i",
@@ -113,6 +113,13 @@ def load() -> Library:
         return Library(levels[0])
     except OSError as error:
         raise CannotBuild(f"the compiled library can't be loaded ({error})") from None
+
+
+@cache
+def multiplies_pairs() -> bool:
+    """Whether vectors multiply pairs of bf16 faster than float32: so it is on AMD (Zen 5), and not
+    on Intel (Emerald Rapids), see docs/performance.md."""
+    return build.vendor() == "AuthenticAMD"
 
 
 def description() -> str:

@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from worker.kernels import dense, library
 
-# Rows up to which the kernels are faster than torch: with AVX-512 or AMX, and with AVX2.
-MOST, MOST_BY_AVX2 = 256, 32
+BLOCK = 256  # rows that are multiplied with all weights, so that they stay in the CPU's cache
+MOST_BY_AVX2 = 32
 
 
 def served(weight: Tensor) -> bool:
@@ -17,15 +17,28 @@ def served(weight: Tensor) -> bool:
     return weight.is_cpu and weight.dtype is torch.bfloat16 and dense.serves(*weight.shape)
 
 
+def _most_rows() -> int | None:
+    """Rows up to which the kernels are faster than torch; None: always."""
+    match library.require().level.name:
+        case "avx2":
+            return MOST_BY_AVX2
+        case "avx512" if not library.multiplies_pairs():
+            return None  # torch multiplies pairs
+        case _:
+            return BLOCK
+
+
 class Bf16Weight:
     """One contiguous tensor [out_features, in_features]."""
 
     def __init__(self, weight: Tensor) -> None:
         self.tensor = weight
-        self._most = MOST_BY_AVX2 if library.require().level.name == "avx2" else MOST
+        self._most = _most_rows()
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        if len(x) > self._most:
+        rows = len(x)
+        if self._most is not None and rows > self._most:
             return F.linear(x, self.tensor, bias)
-        y = dense.linear(x, [(self.tensor, len(x))])
+        starts = range(0, rows, BLOCK)
+        y = dense.linear(x, [(self.tensor, min(BLOCK, rows - start)) for start in starts])
         return y if bias is None else y.add_(bias)

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from worker.kernels import attention, library
+from worker.kernels import library
 from worker.kernels.library import Library
 from worker.layers.attention import attend
 from worker.layers.batch import Batch, Span
@@ -247,7 +247,7 @@ def test_attention_of_chunks(
         )
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attention, "by_pairs", lambda: pairs)
+        patch.setattr(library, "multiplies_pairs", lambda: pairs)
         patch.setattr(torch, "get_num_threads", lambda: threads)
         output, cache = run()
         patch.setattr(library, "active", lambda: None)
@@ -264,7 +264,7 @@ def test_cuts_of_a_prompt_change_no_bit(
     kernels: Library, monkeypatch: pytest.MonkeyPatch, window: int | None, pairs: bool
 ) -> None:
     """A token's result depends on its position and on what it sees."""
-    monkeypatch.setattr(attention, "by_pairs", lambda: pairs)
+    monkeypatch.setattr(library, "multiplies_pairs", lambda: pairs)
     heads, kv_heads, dim, total = 3, 1, 48, 171
     qkv = random(total, heads + 2 * kv_heads, dim, seed=7, dtype=torch.bfloat16)
     q, k, v = qkv.split((heads, kv_heads, kv_heads), dim=1)

@@ -8,8 +8,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from worker.kernels import dense
+from worker.kernels import dense, library
 from worker.kernels.library import Library
+from worker.layers.bf16_weight import Bf16Weight
 
 examples = settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -32,15 +33,25 @@ def assert_product(y: Tensor, x: Tensor, weight: Tensor) -> None:
     outputs=st.integers(32, 150),
     steps=st.integers(1, 9),
     seed=st.integers(0, 1000),
+    pairs=st.booleans(),
 )
-def test_products(kernels: Library, rows: list[int], outputs: int, steps: int, seed: int) -> None:
+def test_products(
+    kernels: Library, rows: list[int], outputs: int, steps: int, seed: int, pairs: bool
+) -> None:
     """The rows of one or more matrices, each beside those of the others."""
     columns = 32 * steps
     weights = [random(seed + i, outputs, columns) for i in range(len(rows))]
     x = random(seed, sum(rows), columns)
-    y = dense.linear(x, list(zip(weights, rows, strict=True)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "multiplies_pairs", lambda: pairs)
+        y = dense.linear(x, list(zip(weights, rows, strict=True)))
     for weight, part, result in zip(weights, x.split(rows), y.split(rows), strict=True):
         assert_product(result, part, weight)
+
+
+def test_many_rows_of_a_layer(kernels: Library) -> None:
+    x, weight = random(1, 2 * 256 + 7, 96), random(2, 70, 96)
+    assert_product(Bf16Weight(weight)(x, None), x, weight)
 
 
 @pytest.mark.parametrize("rows", range(2, 6))

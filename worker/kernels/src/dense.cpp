@@ -8,6 +8,7 @@
 #include "work.h"
 
 #include <algorithm>
+#include <cstdlib>
 
 namespace {
 
@@ -30,6 +31,7 @@ struct Dense {
     bf16* y;  // [rows of all matrices, outputs]
     int64_t outputs;
     uint32_t* packed;  // rows of x side by side, see `pack_step`
+    bool pairs;        // whether products are of pairs of bf16, or else in float32
 
     int64_t units() const { return (outputs + UNIT - 1) / UNIT; }
     int64_t steps() const { return columns / STEP; }
@@ -116,30 +118,43 @@ void unit_by_vectors(const Dense& d, const Unit& unit, Ahead& ahead) {
 
 #ifdef AVX512
 
-constexpr int64_t TILE = STEP / 2 * TILE_ROWS;  // 32-bit elements of one step of a tile
+constexpr int64_t TILE = STEP / 2 * TILE_ROWS;  // pairs of channels of one step of a tile
 
-// One step of up to TILE_ROWS rows of x: pairs of channels of all rows side by side.
-INLINE void pack_step(const bf16* x, int64_t stride, int64_t rows, uint32_t* out) {
+// The numbers of a vector of pairs in float32: of the even channels and of the odd ones.
+INLINE __m512i even_channels(__m512i pairs) { return _mm512_slli_epi32(pairs, 16); }
+INLINE __m512i odd_channels(__m512i pairs) {
+    return _mm512_and_si512(pairs, _mm512_set1_epi32((int32_t)0xffff0000));
+}
+
+// One step of up to TILE_ROWS rows of x: pairs of channels of all rows side by side, or else single
+// channels in float32.
+INLINE void pack_step(const Dense& d, const bf16* x, int64_t rows, uint32_t* out) {
     const __mmask16 present = rows >= TILE_ROWS ? 0xffff : (__mmask16)((1 << rows) - 1);
     const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i offsets = _mm512_mullo_epi32(lanes, _mm512_set1_epi32((int32_t)stride));
-    for (int pair = 0; pair < STEP / 2; pair++)
-        _mm512_store_si512(out + pair * TILE_ROWS,
-                           _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), present, offsets,
-                                                       x + 2 * pair, sizeof(bf16)));
+    const __m512i offsets = _mm512_mullo_epi32(lanes, _mm512_set1_epi32((int32_t)d.stride));
+    for (int pair = 0; pair < STEP / 2; pair++) {
+        const __m512i both = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), present, offsets,
+                                                         x + 2 * pair, sizeof(bf16));
+        if (d.pairs) {
+            _mm512_store_si512(out + pair * TILE_ROWS, both);
+        } else {
+            _mm512_store_si512(out + 2 * pair * TILE_ROWS, even_channels(both));
+            _mm512_store_si512(out + (2 * pair + 1) * TILE_ROWS, odd_channels(both));
+        }
+    }
 }
 
 // Packs this thread's share of all rows, and waits for the others.
 void pack(const Dense& d, int matrices) {
-    const int64_t steps = d.steps();
+    const int64_t steps = d.steps(), size = d.pairs ? TILE : 2 * TILE;
     int64_t row = 0, tile = 0;
     for (int m = 0; m < matrices; m++) {
         const int64_t rows = d.matrices[m].rows;
 #pragma omp for schedule(static) nowait
         for (int64_t i = 0; i < tiles_of(rows) * steps; i++) {
             const int64_t first = i / steps * TILE_ROWS;
-            pack_step(d.x + (row + first) * d.stride + i % steps * STEP, d.stride, rows - first,
-                      d.packed + (tile * steps + i) * TILE);
+            pack_step(d, d.x + (row + first) * d.stride + i % steps * STEP, rows - first,
+                      d.packed + (tile * steps + i) * size);
         }
         row += rows;
         tile += tiles_of(rows);
@@ -202,11 +217,14 @@ constexpr int MOST_TILES = 3;
 void begin_packed() {}
 void end_packed() {}
 
+template <int T>
+constexpr int outputs_together() { return T == 1 ? 16 : 8; }  // as many sums as there are registers for
+
 // The same by vectors: each pair of weights by all rows of a tile.
 template <int T>
 INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ahead& ahead,
                      float* sums) {
-    constexpr int N = T == 1 ? 16 : 8;  // outputs with sums in registers
+    constexpr int N = outputs_together<T>();
     const int64_t steps = columns / STEP;
     for (int first = 0; first < UNIT; first += N, weights += N * columns) {
         Floats totals[N][T];
@@ -234,22 +252,51 @@ INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ah
     }
 }
 
+// The same with weights and rows in float32.
+template <int T>
+INLINE void multiply(const float* weights, const uint32_t* packed, int64_t columns, Ahead& ahead,
+                     float* sums) {
+    constexpr int N = outputs_together<T>();
+    const float* x = (const float*)packed;
+    for (int first = 0; first < UNIT; first += N, weights += N * columns) {
+        Floats totals[N][T];
+        for (int n = 0; n < N; n++)
+            for (int t = 0; t < T; t++) totals[n][t] = zeros();
+        for (int64_t k = 0; k < columns; k += STEP) {
+            for (int64_t c = k; c < k + STEP; c++) {
+                Floats rows[T];
+                for (int t = 0; t < T; t++) rows[t] = load(x + (t * columns + c) * TILE_ROWS);
+                for (int n = 0; n < N; n++)
+                    for (int t = 0; t < T; t++)
+                        totals[n][t] = fma(rows[t], all(weights[n * columns + c]), totals[n][t]);
+            }
+            ahead.fetch<_MM_HINT_T0>(N);
+        }
+        for (int n = 0; n < N; n++)
+            for (int t = 0; t < T; t++)
+                store(sums + (t * UNIT + first + n) * TILE_ROWS, totals[n][t]);
+    }
+}
+
 #endif
 
 #ifdef AVX512
 
-void unit_of_packed(const Dense& d, const Unit& unit, Ahead& ahead) {
+// `weights`: those of the unit, of either type.
+template <typename W>
+void unit_of_packed(const Dense& d, const Unit& unit, const W* weights, Ahead& ahead) {
     alignas(64) float sums[MOST_TILES * UNIT * TILE_ROWS];
     const int64_t rows = unit.matrix->rows, tiles = tiles_of(rows);
+    const int64_t size = d.steps() * (d.pairs ? TILE : 2 * TILE);
     for (int64_t tile = 0; tile < tiles; tile += MOST_TILES) {
-        const uint32_t* x = d.packed + (unit.tile + tile) * d.steps() * TILE;
+        const uint32_t* x = d.packed + (unit.tile + tile) * size;
         const int64_t together = std::min<int64_t>(tiles - tile, MOST_TILES);
         if (together == 1)
-            multiply<1>(unit.weights(d), x, d.columns, ahead, sums);
+            multiply<1>(weights, x, d.columns, ahead, sums);
         else if (together == 2)
-            multiply<2>(unit.weights(d), x, d.columns, ahead, sums);
+            multiply<2>(weights, x, d.columns, ahead, sums);
         else
-            multiply<MOST_TILES>(unit.weights(d), x, d.columns, ahead, sums);
+            multiply<MOST_TILES>(weights, x, d.columns, ahead, sums);
         for (int64_t t = 0; t < together; t++) {
             const int64_t row = (tile + t) * TILE_ROWS;
             bf16* y = d.y + (unit.row + row) * d.outputs + unit.output;
@@ -257,6 +304,15 @@ void unit_of_packed(const Dense& d, const Unit& unit, Ahead& ahead) {
                 put_tile(sums + (t * UNIT + half) * TILE_ROWS, rows - row, y + half, d.outputs);
         }
     }
+}
+
+void unit_of_packed(const Dense& d, const Unit& unit, float* widened, Ahead& ahead) {
+    const bf16* weights = unit.weights(d);
+    if (d.pairs) return unit_of_packed(d, unit, weights, ahead);
+#ifndef __AMX_BF16__
+    for (int64_t i = 0; i < UNIT * d.columns; i += LANES) store(widened + i, load(weights + i));
+    unit_of_packed<float>(d, unit, widened, ahead);
+#endif
 }
 
 constexpr bool PACKS = true;
@@ -267,7 +323,7 @@ constexpr bool PACKS = false;
 void pack(const Dense&, int) {}
 void begin_packed() {}
 void end_packed() {}
-void unit_of_packed(const Dense&, const Unit&, Ahead&) {}
+void unit_of_packed(const Dense&, const Unit&, float*, Ahead&) {}
 
 #endif
 
@@ -285,20 +341,25 @@ Unit unit_at(const Dense& d, int64_t index) {
 }  // namespace
 
 // y = x Wᵀ in bf16 with the rows of x that belong to each of `matrices` matrices, in order. `table`
-// holds the weights and the number of rows of each. `scratch`: 64-byte
-// aligned, 2 bytes per column and row, the rows of each matrix rounded up to 16.
+// holds the weights and the number of rows of each. `pairs`: whether the CPU is faster with pairs of
+// bf16 than in float32, as AMX is in any case. `scratch`: 64-byte aligned, 2 bytes per column and row, or 4 without
+// pairs, the rows of each matrix rounded up to 16.
 EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const int64_t* table,
-                         int matrices, bf16* y, int64_t outputs, uint32_t* scratch, int threads) {
-    const Dense d{x, stride, columns, (const Matrix*)table, y, outputs, scratch};
+                         int matrices, bf16* y, int64_t outputs, uint32_t* scratch, int pairs,
+                         int threads) {
     int64_t next = 0;
     bool packs = false;
-    for (int m = 0; m < matrices; m++) packs |= d.matrices[m].rows > FEW;
+    for (int m = 0; m < matrices; m++) packs |= ((const Matrix*)table)[m].rows > FEW;
 #ifdef __AMX_BF16__
     packs = packs && tiles_are_allowed();
+    pairs = 1;
 #endif
     packs = packs && PACKS;
+    const Dense d{x, stride, columns, (const Matrix*)table, y, outputs, scratch, pairs != 0};
 #pragma omp parallel num_threads(threads)
     {
+        float* widened = nullptr;
+        if (packs && !pairs) widened = (float*)aligned_alloc(LINE, UNIT * columns * sizeof(float));
         if (packs) pack(d, matrices);
         if (packs) begin_packed();
         hand_out(matrices * d.units(), next, [&](int64_t index, int64_t following) {
@@ -309,10 +370,11 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
                 ahead.end = ahead.at + d.unit_bytes();
             }
             if (packs && unit.matrix->rows > FEW)
-                unit_of_packed(d, unit, ahead);
+                unit_of_packed(d, unit, widened, ahead);
             else
                 unit_by_vectors(d, unit, ahead);
         });
         if (packs) end_packed();
+        free(widened);
     }
 }
