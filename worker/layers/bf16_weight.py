@@ -8,8 +8,8 @@ from torch.nn import functional as F
 
 from worker.kernels import dense, library
 
-BLOCK = 256  # rows that are multiplied with all weights, so that they stay in the CPU's cache
-MOST_BY_AVX2 = 32
+# Rows up to which the kernels are faster than torch: with AVX-512 or AMX, and with AVX2.
+MOST, MOST_BY_AVX2 = 256, 32
 
 
 def served(weight: Tensor) -> bool:
@@ -25,7 +25,7 @@ def _most_rows() -> int | None:
         case "avx512" if not library.multiplies_pairs():
             return None  # torch multiplies pairs
         case _:
-            return BLOCK
+            return MOST
 
 
 class Bf16Weight:
@@ -39,6 +39,5 @@ class Bf16Weight:
         rows = len(x)
         if self._most is not None and rows > self._most:
             return F.linear(x, self.tensor, bias)
-        starts = range(0, rows, BLOCK)
-        y = dense.linear(x, [(self.tensor, min(BLOCK, rows - start)) for start in starts])
+        y = dense.linear(x, [(self.tensor, rows)])
         return y if bias is None else y.add_(bias)
