@@ -66,6 +66,21 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
     return x.contiguous(), x.shape[-1]
 
 
+def add_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out = a + b: contiguous, of one dtype; b has the shape of a, or that of its rows."""
+    size = b.shape[-1]
+    library.require().add_tensors(
+        a.data_ptr(),
+        b.data_ptr(),
+        size if b.dim() == a.dim() else 0,
+        out.data_ptr(),
+        a.numel() // size,
+        size,
+        TYPE_CODES[a.dtype],
+        torch.get_num_threads(),
+    )
+
+
 def gated_activation(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     """activation(gate) * up, [rows, inner]. Both may be halves of one tensor."""
     if gate.stride() != up.stride() or gate.stride(1) != 1:

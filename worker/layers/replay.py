@@ -16,7 +16,7 @@ from torch import Tensor
 
 from worker.kernels import library
 from worker.kernels.attention import Stored, relocate
-from worker.kernels.recording import Arena, call_again, record
+from worker.kernels.recording import Arena, record
 from worker.layers.batch import Batch, DecodeGroup, ShortGroup
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
@@ -57,7 +57,7 @@ class Step:
         with record(arena) as recording:
             self.logits = compute(self._x, self._rotations, batch, caches)
         self.usable = recording.refused is None and len(recording.attention) == len(stored)
-        self._calls, self._attention = recording.calls, recording.attention
+        self._program, self._attention = recording.program, recording.attention
         self._place = _place_of(stored)
 
     def __call__(
@@ -65,8 +65,8 @@ class Step:
     ) -> Tensor:
         place = _place_of(stored)
         if place != self._place:
-            for args, cache in zip(self._attention, stored, strict=True):
-                relocate(args, cache)
+            for first, cache in zip(self._attention, stored, strict=True):
+                relocate(self._program.words, first, cache)
             self._place = place
         self._x.copy_(x)
         for mine, its in ((self._decode, batch.decode), (self._short, batch.short)):
@@ -76,7 +76,7 @@ class Step:
         for rope, kept in self._rotations.items():
             kept.cos.copy_(rotations[rope].cos)
             kept.sin.copy_(rotations[rope].sin)
-        call_again(self._calls)
+        self._program()
         return self.logits
 
 
