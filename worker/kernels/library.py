@@ -35,7 +35,9 @@ SIGNATURES = {
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
     "attend_decode": "plplpl pp ppp p lll iii ff ii",
     "attend_chunks": "plplpl pp pl pp ll iii ff iii",
-    "greatest": "pppll i",
+    "greatest": "plppll ii",
+    "gather_rows": "ppp ll",
+    "add_to_integers": "plpl",
 }
 _KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
 PARAMETERS = {
@@ -60,6 +62,8 @@ class Library:
     attend_decode: Callable[..., None]
     attend_chunks: Callable[..., None]
     greatest: Callable[..., None]
+    gather_rows: Callable[..., None]
+    add_to_integers: Callable[..., None]
     call_all: Callable[[int, int], None]
 
     def __init__(self, level: Level) -> None:

@@ -24,6 +24,7 @@ from worker.kernels.library import PARAMETERS, Library
 aten = torch.ops.aten
 ALLOCATIONS = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
 SUMS = {aten.add.Tensor, aten.add_.Tensor}
+GATHERS = {aten.embedding.default, aten.index_select.default}
 ALIGNMENT = 64  # bytes
 CHUNK_BYTES = 1 << 22
 
@@ -104,11 +105,21 @@ class Recording(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if func in SUMS and not kwargs and _is_sum(*args):
+        if not kwargs and func in SUMS and _is_sum(*args):
             out = args[0] if func is aten.add_.Tensor else self._arena.empty_like(args[0])
             elementwise.add_into(out, *args)
             return out
+        if not kwargs and func is aten.add.Tensor and _is_integer_sum(*args):
+            out = self._arena.empty_like(args[0])
+            elementwise.add_number_into(out, *args)
+            return out
         out = func(*args, **(kwargs or {}))
+        if not kwargs and func in GATHERS:
+            table, numbers = args[0], args[-1]
+            if _is_gather(table, numbers, args[1:-1]):
+                out = self._arena.empty_like(out)
+                elementwise.gather_into(out, table, numbers)
+                return out
         if func in ALLOCATIONS:
             return self._arena.empty_like(out)
         if not _is_view(func, out, args):
@@ -125,6 +136,23 @@ def _is_sum(a: Tensor, b: Any) -> bool:
         and b.shape in (a.shape, a.shape[-1:])
         and a.is_contiguous()
         and b.is_contiguous()
+    )
+
+
+def _is_integer_sum(x: Tensor, number: Any) -> bool:
+    """Whether the kernels add a number to x."""
+    return isinstance(number, int) and x.is_cpu and x.dtype is torch.int64 and x.is_contiguous()
+
+
+def _is_gather(table: Tensor, numbers: Tensor, dimension: tuple[int, ...]) -> bool:
+    """Whether the kernels gather rows of the table, by their numbers."""
+    return (
+        not any(dimension)
+        and table.is_cpu
+        and type(table) is Tensor
+        and table.is_contiguous()
+        and numbers.dtype is torch.int64
+        and numbers.is_contiguous()
     )
 
 
