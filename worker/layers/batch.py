@@ -16,7 +16,7 @@ from torch import Tensor
 
 from worker.layers.device import to_device
 
-SHORT = 16  # tokens of a chunk that kernels compute one by one
+SHORT = 32  # tokens of a chunk that kernels compute one by one
 
 
 @dataclass(frozen=True, slots=True)
