@@ -5,23 +5,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from math import isfinite
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from worker.engine.guess import Guess
 from worker.engine.kv_pool import CachePool
 from worker.engine.rollback import Undo
-from worker.engine.sampler import Draw, sample
+from worker.engine.sampler import Draw, Sampled, sample
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Batch, Span
+from worker.layers.device import read_back
 from worker.models.model import Model
-
-# New tokens of a sequence, after a guess that was right to its end. Their step is one that can be
-# replayed if the logits of both are computed.
-AFTER_GUESS = 2
 
 
 @dataclass(eq=False, slots=True)
@@ -31,6 +27,15 @@ class Drafting:
     sequence: Sequence
     number: int
     found: list[int] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        return self.number - len(self.found)
+
+    @property
+    def greedy(self) -> bool:
+        plan = self.sequence.plan
+        return plan.greedy and not plan.changes_logits
 
     def draw(self) -> Draw:
         draw = self.sequence.draw
@@ -58,6 +63,7 @@ class ModelDraft:
     ) -> None:
         self._model, self._pool, self._device = model, pool, device
         self._vocab_size, self._step_tokens = vocab_size, step_tokens
+        self._by_position = all(layer.by_position for layer in pool.draft_layers)
 
     def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Guess]:
         """Guesses for the sequences, up to a number of tokens each. None goes beyond the draft's
@@ -77,8 +83,7 @@ class ModelDraft:
                 continue
             if not known:
                 self._pool.reset_draft(slot)
-            logits = count if count <= AFTER_GUESS else 1
-            spans.append(Span(slot, known, ids, len(sequence.prompt_ids), logits))
+            spans.append(Span(slot, known, ids, len(sequence.prompt_ids)))
             by_slot[slot] = Drafting(sequence, number if known + count == length else 0)
             sequence.draft_computed += count
             left -= count
@@ -87,29 +92,55 @@ class ModelDraft:
     def _guess(self, spans: list[Span], by_slot: dict[int, Drafting]) -> dict[Sequence, Guess]:
         guesses: dict[Sequence, Guess] = {}
         while spans:
-            logits, slots = self._forward(spans)
-            rows = [row for row, slot in enumerate(slots) if by_slot[slot].number]
-            if not rows:
-                break
-            drafting = [by_slot[slots[row]] for row in rows]
-            if len(rows) < len(slots):
-                logits = logits[rows]
-            spans = []
-            sampled = sample(logits, [one.draw() for one in drafting])
-            for one, token in zip(drafting, sampled, strict=True):
+            following = []
+            for one, tokens in self._advance(spans, by_slot):
                 sequence = one.sequence
-                if not token.finite:
+                if not all(token.finite for token in tokens):
                     guesses.pop(sequence, None)
                     self._give_up(sequence)
                     continue
                 if not one.found:
                     guesses[sequence] = self._begin(one)
-                one.found.append(token.token_id)
-                if len(one.found) < one.number:
+                one.found += [token.token_id for token in tokens]
+                if one.left:
                     assert sequence.slot is not None
                     at, prompt = sequence.length + len(one.found) - 1, len(sequence.prompt_ids)
-                    spans.append(Span(sequence.slot, at, one.found[-1:], prompt))
+                    following.append(Span(sequence.slot, at, one.found[-1:], prompt))
+            spans = following
         return guesses
+
+    def _advance(
+        self, spans: list[Span], by_slot: dict[int, Drafting]
+    ) -> list[tuple[Drafting, list[Sampled]]]:
+        """Compute the spans. Returns the next tokens of the sequences that want some: one each, or
+        more if the most likely ones are wanted."""
+        batch, ordered = Batch.prepare(spans, self._device)
+        drafting = [by_slot[span.slot] for span in ordered]
+        rows = [row for row, one in enumerate(drafting) if one.left]
+        if batch.small and all(one.greedy for one in drafting):
+            count = max(1, min(one.left for one in drafting))
+            if not self._by_position and not all(one.found for one in drafting):
+                count = 1  # what guesses overwrite is not saved yet
+            found = self._model.guess(batch, self._pool.draft_layers, count, self._vocab_size)
+            best = read_back(torch.stack([values for values, _ in found]))
+            ids = read_back(torch.stack([tokens for _, tokens in found]))
+            return [
+                (
+                    drafting[row],
+                    [Sampled(i[row], isfinite(b[row])) for b, i in zip(best, ids, strict=True)],
+                )
+                for row in rows
+            ]
+        logits = self._model(batch, self._pool.draft_layers)
+        if not rows:
+            return []
+        if len(rows) < len(drafting):
+            logits = logits[rows]
+        missing = self._vocab_size - logits.shape[1]  # vocabularies may be padded differently
+        if missing:
+            logits = F.pad(logits, (0, missing), value=float("-inf"))
+        sampled = sample(logits, [drafting[row].draw() for row in rows])
+        return [(drafting[row], [token]) for row, token in zip(rows, sampled, strict=True)]
 
     def _begin(self, one: Drafting) -> Guess:
         """A guess that `one.found` will fill; its first token is known, and not computed yet."""
@@ -117,18 +148,6 @@ class ModelDraft:
         assert slot is not None
         undo = Undo(self._pool.draft_layers, slot, start, start + one.number - 1)
         return Guess(one.found, start, undo)
-
-    def _forward(self, spans: list[Span]) -> tuple[Tensor, list[int]]:
-        """float32 logits [spans, vocab_size] after each span, and the slots of these rows."""
-        batch, ordered = Batch.prepare(spans, self._device)
-        logits = self._model(batch, self._pool.draft_layers)
-        if len(logits) > len(ordered):
-            last = accumulate(span.logits for span in ordered)
-            logits = logits[[end - 1 for end in last]]
-        missing = self._vocab_size - logits.shape[1]  # vocabularies may be padded differently
-        if missing:
-            logits = F.pad(logits, (0, missing), value=float("-inf"))
-        return logits, [span.slot for span in ordered]
 
     def _give_up(self, sequence: Sequence) -> None:
         """Draft no more for a sequence after logits that are not finite."""

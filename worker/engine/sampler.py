@@ -8,6 +8,7 @@ affect it. The vocabulary is sorted only if top_p needs more than `CANDIDATES` t
 from __future__ import annotations
 
 import hashlib
+import math
 import struct
 from collections import Counter
 from collections.abc import Sequence
@@ -17,8 +18,8 @@ import torch
 from torch import Tensor
 
 from worker.engine.sampling_plan import REPETITION_WINDOW, SamplingPlan
-from worker.kernels import elementwise, library
 from worker.layers.device import read_back, to_device
+from worker.layers.embedding import greatest
 
 CANDIDATES = 1024  # number of most likely tokens that top_p considers before a full sort
 
@@ -59,8 +60,8 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
             logits = logits.clone()  # log-probabilities are taken before penalties
         for row in adjusted:
             _adjust(logits[row], draws[row])
-    best, chosen = _greatest(logits)
-    finite = read_back(torch.isfinite(best))
+    best, chosen = greatest(logits)
+    finite = [math.isfinite(one) for one in read_back(best)]
     token_ids = read_back(chosen)
     drawn = [row for row, draw in enumerate(draws) if not draw.plan.greedy and finite[row]]
     if drawn:
@@ -75,14 +76,6 @@ def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
         else Sampled(token_ids[row], finite[row])
         for row, draw in enumerate(draws)
     ]
-
-
-def _greatest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The greatest logit of each row and its first id, [rows] each."""
-    if library.serves(logits):
-        return elementwise.greatest(logits)
-    best, chosen = logits.max(dim=-1)
-    return best, chosen
 
 
 def _adjust(logits: Tensor, draw: Draw) -> None:

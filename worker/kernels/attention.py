@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -138,11 +137,12 @@ def _shape(q: Tensor, stored: Stored) -> tuple[int, ...]:
     return stored.keys.shape[2], stored.window or 0, q.shape[1], stored.keys.shape[1], q.shape[2]
 
 
-def relocate(args: tuple[Any, ...], stored: Stored) -> None:
-    """Let a recorded call use caches at another place: `args` are those of `attend_decode`."""
-    keys, values, capacity = (args[place] for place in PLACES)
-    keys.value, values.value = stored.keys.data_ptr(), stored.values.data_ptr()
-    capacity.value = stored.keys.shape[2]
+def relocate(words: MutableSequence[int], first: int, stored: Stored) -> None:
+    """Let a recorded call use caches at another place: `words` hold the arguments of
+    `attend_decode` from `first` on."""
+    where = stored.keys.data_ptr(), stored.values.data_ptr(), stored.keys.shape[2]
+    for place, word in zip(PLACES, where, strict=True):
+        words[first + place] = word
 
 
 def _adjacent(x: Tensor) -> Tensor:

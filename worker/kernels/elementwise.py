@@ -66,6 +66,21 @@ def _rows(x: Tensor) -> tuple[Tensor, int]:
     return x.contiguous(), x.shape[-1]
 
 
+def add_into(out: Tensor, a: Tensor, b: Tensor) -> None:
+    """out = a + b: contiguous, of one dtype; b has the shape of a, or that of its rows."""
+    size = b.shape[-1]
+    library.require().add_tensors(
+        a.data_ptr(),
+        b.data_ptr(),
+        size if b.dim() == a.dim() else 0,
+        out.data_ptr(),
+        a.numel() // size,
+        size,
+        TYPE_CODES[a.dtype],
+        torch.get_num_threads(),
+    )
+
+
 def gated_activation(gate: Tensor, up: Tensor, kind: str) -> Tensor:
     """activation(gate) * up, [rows, inner]. Both may be halves of one tensor."""
     if gate.stride() != up.stride() or gate.stride(1) != 1:
@@ -135,16 +150,35 @@ def _adjacent(x: Tensor) -> Tensor:
 
 
 def greatest(x: Tensor) -> tuple[Tensor, Tensor]:
-    """As torch.max(x, dim=-1) of float32 x [rows, size]: values and first indices, [rows]."""
-    x = x.contiguous()
+    """As torch.max(x.float(), dim=-1) of x [rows, size]: values and first indices, [rows]."""
+    x = x if x.stride(1) == 1 else x.contiguous()
     rows, size = x.shape
-    values, indices = torch.empty(rows), torch.empty(rows, dtype=torch.int64)
+    values = torch.empty(rows, dtype=torch.float32)
+    indices = torch.empty(rows, dtype=torch.int64)
     library.require().greatest(
         x.data_ptr(),
+        x.stride(0),
         values.data_ptr(),
         indices.data_ptr(),
         rows,
         size,
+        TYPE_CODES[x.dtype],
         torch.get_num_threads(),
     )
     return values, indices
+
+
+def gather_into(out: Tensor, table: Tensor, numbers: Tensor) -> None:
+    """out = table.index_select(0, numbers): contiguous, and the numbers, int64, are in range."""
+    library.require().gather_rows(
+        table.data_ptr(),
+        numbers.data_ptr(),
+        out.data_ptr(),
+        len(numbers),
+        table.stride(0) * table.element_size(),
+    )
+
+
+def add_number_into(out: Tensor, x: Tensor, number: int) -> None:
+    """out = x + number: int64, contiguous."""
+    library.require().add_to_integers(x.data_ptr(), number, out.data_ptr(), x.numel())

@@ -30,11 +30,14 @@ SIGNATURES = {
     "rms_norm": "plppp plifi ii",
     "delta_convolve": "pppl pp lil ii",
     "delta_recur": "pppppp l iiii i",
+    "add_tensors": "pplp lii i",
     "gated_activation": "pplp lii ii",
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
     "attend_decode": "plplpl pp ppp p lll iii ff ii",
     "attend_chunks": "plplpl pp pl pp ll iii ff iii",
-    "greatest": "pppll i",
+    "greatest": "plppll ii",
+    "gather_rows": "ppp ll",
+    "add_to_integers": "plpl",
 }
 _KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
 PARAMETERS = {
@@ -53,11 +56,15 @@ class Library:
     rms_norm: Callable[..., None]
     delta_convolve: Callable[..., None]
     delta_recur: Callable[..., None]
+    add_tensors: Callable[..., None]
     gated_activation: Callable[..., None]
     prepare_queries_and_keys: Callable[..., None]
     attend_decode: Callable[..., None]
     attend_chunks: Callable[..., None]
     greatest: Callable[..., None]
+    gather_rows: Callable[..., None]
+    add_to_integers: Callable[..., None]
+    call_all: Callable[[int, int], None]
 
     def __init__(self, level: Level) -> None:
         self.level = level
@@ -69,6 +76,14 @@ class Library:
             function.argtypes = parameters
             function.restype = None
             setattr(self, name, function)
+        # Where each function is that takes its arguments as words, for `call_all`.
+        self.from_words = {
+            name: ctypes.cast(self._handle[f"{name}_from_words"], c_void_p).value or 0
+            for name in PARAMETERS
+        }
+        self.call_all = self._handle.call_all
+        self._handle.call_all.argtypes = [c_void_p, c_int64]
+        self._handle.call_all.restype = None
         self.packed_bytes = self._handle.packed_bytes
         self._handle.packed_bytes.argtypes = [c_int, c_int64, c_int64]
         self._handle.packed_bytes.restype = c_int64

@@ -1,29 +1,62 @@
 """Records the kernel calls of a computation, so that the same calls can be made again.
 
-A call through ctypes costs little; what costs is the Python around it that allocates tensors and
-looks up addresses. Made again, the calls read and write the same memory as the first time.
+What costs in a small step is the Python that allocates tensors, looks up addresses and converts
+arguments. Made again, all calls are one foreign call, and read and write the same memory as the
+first time.
 """
 
 from __future__ import annotations
 
+import struct
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from ctypes import Array
+from ctypes import Array, addressof, c_float
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from worker.kernels import library
+from worker.kernels import elementwise, library
 from worker.kernels.library import PARAMETERS, Library
 
 aten = torch.ops.aten
 ALLOCATIONS = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
+SUMS = {aten.add.Tensor, aten.add_.Tensor}
+GATHERS = {aten.embedding.default, aten.index_select.default}
 ALIGNMENT = 64  # bytes
 CHUNK_BYTES = 1 << 22
 
-Call = tuple[Callable[..., object], tuple[Any, ...]]
+
+class Program:
+    """Kernel calls one after the other. `words`: of each its kernel, their number, and its
+    arguments."""
+
+    def __init__(self) -> None:
+        self.words = array("q")
+        self._tables: list[Array[Any]] = []  # arguments that calls point to
+
+    def add(self, name: str, args: Iterable[Any]) -> int:
+        """Append a call. Returns where its arguments begin in `words`."""
+        kernel, kinds = library.require().from_words[name], PARAMETERS[name]
+        self.words.extend((kernel, len(kinds)))
+        first = len(self.words)
+        self.words.extend(self._word(kind, arg) for kind, arg in zip(kinds, args, strict=True))
+        return first
+
+    def __call__(self) -> None:
+        address, words = self.words.buffer_info()
+        library.require().call_all(address, words)
+
+    def _word(self, kind: type, arg: Any) -> int:
+        if kind is c_float:
+            (word,) = struct.unpack("<q", struct.pack("<fi", arg, 0))
+            return int(word)
+        if isinstance(arg, Array):
+            self._tables.append(arg)
+            return addressof(arg)
+        return 0 if arg is None else int(arg)
 
 
 class Arena:
@@ -52,45 +85,75 @@ class Arena:
 
 
 class Recording(TorchDispatchMode):
-    """The calls that were made while it was active, in their order: `calls`. `refused` names an
+    """The calls that were made while it was active, in their order: `program`. `refused` names an
     operation of torch that can't be made again into the same memory; the calls are void then."""
 
     def __init__(self, arena: Arena) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.calls: list[Call] = []
-        self.attention: list[tuple[Any, ...]] = []  # arguments of the calls of attend_decode
+        self.program = Program()
+        self.attention: list[int] = []  # where the arguments of calls of attend_decode begin
         self.refused: str | None = None
         self._arena = arena
         arena.restart()
 
-    def note(self, function: Callable[..., object], name: str, args: Iterable[Any]) -> None:
+    def note(self, name: str, args: Iterable[Any]) -> None:
         """A kernel is called."""
-        boxed = [
-            arg if isinstance(arg, Array) else kind(arg)
-            for kind, arg in zip(PARAMETERS[name], args, strict=True)
-        ]
-        self.calls.append((function, tuple(boxed)))
+        first = self.program.add(name, args)
         if name == "attend_decode":
-            self.attention.append(tuple(boxed))
+            self.attention.append(first)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        if not kwargs and func in SUMS and _is_sum(*args):
+            out = args[0] if func is aten.add_.Tensor else self._arena.empty_like(args[0])
+            elementwise.add_into(out, *args)
+            return out
+        if not kwargs and func is aten.add.Tensor and _is_integer_sum(*args):
+            out = self._arena.empty_like(args[0])
+            elementwise.add_number_into(out, *args)
+            return out
         out = func(*args, **(kwargs or {}))
+        if not kwargs and func in GATHERS:
+            table, numbers = args[0], args[-1]
+            if _is_gather(table, numbers, args[1:-1]):
+                out = self._arena.empty_like(out)
+                elementwise.gather_into(out, table, numbers)
+                return out
         if func in ALLOCATIONS:
             return self._arena.empty_like(out)
-        if func is aten.add.Tensor and not kwargs:
-            out = self._arena.empty_like(out).copy_(out)
-            self.calls.append((_add, (*args, out)))
-        elif func is aten.add_.Tensor and not kwargs:
-            self.calls.append((func, args))
-        elif not _is_view(func, out, args):
+        if not _is_view(func, out, args):
             self.refused = self.refused or str(func)
         return out
 
 
-def _add(a: Tensor, b: Any, out: Tensor) -> None:
-    torch.add(a, b, out=out)
+def _is_sum(a: Tensor, b: Any) -> bool:
+    """Whether the kernels add b to a."""
+    return (
+        isinstance(b, Tensor)
+        and library.serves(a)
+        and a.dtype is b.dtype
+        and b.shape in (a.shape, a.shape[-1:])
+        and a.is_contiguous()
+        and b.is_contiguous()
+    )
+
+
+def _is_integer_sum(x: Tensor, number: Any) -> bool:
+    """Whether the kernels add a number to x."""
+    return isinstance(number, int) and x.is_cpu and x.dtype is torch.int64 and x.is_contiguous()
+
+
+def _is_gather(table: Tensor, numbers: Tensor, dimension: tuple[int, ...]) -> bool:
+    """Whether the kernels gather rows of the table, by their numbers."""
+    return (
+        not any(dimension)
+        and table.is_cpu
+        and type(table) is Tensor
+        and table.is_contiguous()
+        and numbers.dtype is torch.int64
+        and numbers.is_contiguous()
+    )
 
 
 def _is_view(func: Any, out: Any, args: Sequence[Any]) -> bool:
@@ -109,13 +172,14 @@ class _Recorded(Library):
 
     def __init__(self, kernels: Library, recording: Recording) -> None:
         self.level, self.packed_bytes = kernels.level, kernels.packed_bytes
+        self.from_words = kernels.from_words
         for name in PARAMETERS:
             setattr(self, name, _noted(getattr(kernels, name), name, recording))
 
 
 def _noted(function: Callable[..., None], name: str, recording: Recording) -> Callable[..., None]:
     def call(*args: Any) -> None:
-        recording.note(function, name, args)
+        recording.note(name, args)
         function(*args)
 
     return call
@@ -127,9 +191,3 @@ def record(arena: Arena) -> Iterator[Recording]:
     recording = Recording(arena)
     with library.replaced(_Recorded(library.require(), recording)), recording:
         yield recording
-
-
-def call_again(calls: Iterable[Call]) -> None:
-    """Make recorded calls again."""
-    for function, args in calls:
-        function(*args)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -16,6 +17,7 @@ from torch import Tensor
 from worker.layers.device import to_device
 
 SHORT = 16  # tokens of a chunk that kernels compute one by one
+SMALL = 32  # tokens of a batch of which all are: such steps can be recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,12 @@ class Chunk:
     row: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class DecodeGroup:
     """The sequences that advance by one token, as a slot range [low, high) for attention.
 
-    `rows` maps the first rows of the batch to that range; None if they fill it in order. Slots of
-    the range without a row see position 0 only, and their outputs are discarded.
+    `dense`: they fill it in order; else slots of the range without a row see position 0 only, and
+    their outputs are discarded.
     """
 
     size: int
@@ -60,9 +62,18 @@ class DecodeGroup:
     high: int
     slots: Tensor  # [size] long
     positions: Tensor  # [size] long
-    rows: Tensor | None  # [size] long, slot - low
     longest: int  # greatest position + 1
-    range_positions: Tensor  # [high - low] long
+    dense: bool
+
+    @cached_property
+    def rows(self) -> Tensor | None:
+        """[size] long: where the first rows of the batch are in the range; None if dense."""
+        return None if self.dense else self.slots - self.low
+
+    @cached_property
+    def range_positions(self) -> Tensor:
+        """[high - low] long."""
+        return self.spread(self.positions)
 
     def spread(self, x: Tensor) -> Tensor:
         """[size, ...] → [high - low, ...]."""
@@ -93,6 +104,7 @@ class ShortGroup:
     chunks: int  # number of short chunks
     slots: Tensor  # [size] long
     positions: Tensor  # [size] long
+    low: int  # least slot
     high: int  # greatest slot + 1
     longest: int  # greatest position + 1
 
@@ -118,7 +130,13 @@ class Batch:
     short: ShortGroup | None  # with the first chunks, if they are short
     long: LongGroup | None  # the other chunks
     logits_rows: Tensor | None  # [n] long: rows that need logits; None: all
+    longest: int  # greatest position + 1
     masks: dict[int, Tensor]  # decode masks by number of columns, made on first use
+
+    @property
+    def small(self) -> bool:
+        """Whether no chunk is long."""
+        return self.long is None
 
     def decode_mask(self, columns: int) -> Tensor:
         """`DecodeGroup.visible`, computed once per step and number of columns."""
@@ -132,9 +150,10 @@ class Batch:
         """Lay spans out flat. Returns the batch, and the spans in the order of their rows."""
         spans = list(spans)
         singles = sorted((s for s in spans if s.length == 1), key=lambda s: s.slot)
+        limit = SMALL if sum(s.length for s in spans) <= SMALL else SHORT
         # By length: fewer forms of steps, of which each is recorded for itself.
-        short = sorted((s for s in spans if 1 < s.length <= SHORT), key=lambda s: s.length)
-        ordered = singles + short + [s for s in spans if s.length > SHORT]
+        short = sorted((s for s in spans if 1 < s.length <= limit), key=lambda s: s.length)
+        ordered = singles + short + [s for s in spans if s.length > limit]
         ids: list[int] = []
         positions: list[int] = []
         lengths: list[int] = []
@@ -155,14 +174,44 @@ class Batch:
             token_ids=to_device(ids, device),
             positions=placed,
             prompt_lengths=to_device(lengths, device),
-            decode=_group(singles, device) if singles else None,
+            decode=_group(singles, placed[: len(singles)]) if singles else None,
             chunks=tuple(chunks),
             short=_short_group(singles, short, placed[:in_rows]) if short else None,
             long=_long_group(chunks[len(short) :]),
             logits_rows=None if everything else to_device(wanted, device),
+            longest=max(span.end for span in spans),
             masks={},
         )
         return batch, ordered
+
+    def following(self, token_ids: Tensor) -> Batch:
+        """The next step of a small batch with one row of logits for each sequence, in which each
+        advances by one token of `token_ids` [sequences]."""
+        group = self.short or self.decode
+        assert group is not None and self.small
+        slots, last = self.select_logits_rows(group.slots), self.select_logits_rows(self.positions)
+        positions = last + 1
+        decode = DecodeGroup(
+            size=len(token_ids),
+            low=group.low,
+            high=group.high,
+            slots=slots,
+            positions=positions,
+            longest=self.longest + 1,
+            dense=group.dense if isinstance(group, DecodeGroup) else group.high - group.low == 1,
+        )
+        return Batch(
+            token_ids=token_ids,
+            positions=positions,
+            prompt_lengths=self.select_logits_rows(self.prompt_lengths),
+            decode=decode,
+            chunks=(),
+            short=None,
+            long=None,
+            logits_rows=None,
+            longest=self.longest + 1,
+            masks={},
+        )
 
     def select_logits_rows(self, hidden: Tensor) -> Tensor:
         """hidden [tokens, ...] → [n, ...], the rows that need logits."""
@@ -177,6 +226,7 @@ def _short_group(singles: list[Span], short: list[Span], positions: Tensor) -> S
         chunks=len(short),
         slots=to_device(slots, positions.device),
         positions=positions,
+        low=min(slots),
         high=max(slots) + 1,
         longest=max(span.end for span in spans),
     )
@@ -192,19 +242,14 @@ def _long_group(chunks: Sequence[Chunk]) -> LongGroup | None:
     )
 
 
-def _group(singles: list[Span], device: torch.device) -> DecodeGroup:
+def _group(singles: list[Span], positions: Tensor) -> DecodeGroup:
     low, high = singles[0].slot, singles[-1].slot + 1
-    dense = high - low == len(singles)
-    in_range = [0] * (high - low)
-    for span in singles:
-        in_range[span.slot - low] = span.start
     return DecodeGroup(
         size=len(singles),
         low=low,
         high=high,
-        slots=to_device([s.slot for s in singles], device),
-        positions=to_device([s.start for s in singles], device),
-        rows=None if dense else to_device([s.slot - low for s in singles], device),
+        slots=to_device([s.slot for s in singles], positions.device),
+        positions=positions,
         longest=max(s.end for s in singles),
-        range_positions=to_device(in_range, device),
+        dense=high - low == len(singles),
     )

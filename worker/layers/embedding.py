@@ -6,9 +6,18 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import elementwise, library
 from worker.layers.linear import Linear, LinearFactory
 from worker.layers.quantised import Compress, QuantisedTensor, Weight, place
 from worker.layers.weight import WeightSlot
+
+
+def greatest(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """The greatest logit of each row [rows, vocab], as float32, and its first id: [rows] each."""
+    if library.serves(logits):
+        return elementwise.greatest(logits)
+    best, chosen = logits.max(dim=-1)
+    return best.float(), chosen
 
 
 class Embedding:

@@ -8,15 +8,15 @@ values of a few tensors.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
-from typing import TypeVar
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
 
 from worker.kernels import library
 from worker.kernels.attention import Stored, relocate
-from worker.kernels.recording import Arena, call_again, record
+from worker.kernels.recording import Arena, record
 from worker.layers.batch import Batch, DecodeGroup, ShortGroup
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
@@ -26,65 +26,93 @@ MOST_ROWS = 32  # of a step that is recorded: its tensors stay in memory
 MOST_STEPS = 64  # that are kept
 MOST_FORMS = 1024  # that are counted
 
-Rotations = Mapping[Rope, Rotation]
-# Hidden states [tokens, hidden] through all layers → logits [rows, vocab].
-Compute = Callable[[Tensor, Rotations, Batch, Sequence[LayerCache]], Tensor]
 Group = TypeVar("Group", DecodeGroup, ShortGroup)
-# Number of threads, number of single tokens, then the lengths of the chunks.
+Out = TypeVar("Out")
+# What kind of computation it is, numbers of threads, of rows of logits and of single tokens, then
+# the lengths of the chunks.
 Form = tuple[int, ...]
 
 
-class Step:
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """What differs between steps of one form: small batches, and what is computed of them before.
+    `x`: the embedded tokens [tokens, hidden]; None: the step embeds them."""
+
+    batch: Batch
+    x: Tensor | None = None
+    rotations: Mapping[Rope, Rotation] = field(default_factory=dict)
+
+    def clone(self) -> Inputs:
+        """The same in memory of its own."""
+        batch, rotations = self.batch, self.rotations
+        decode, short = batch.decode, batch.short
+        group = short or decode
+        assert group is not None
+        slots, positions = group.slots.clone(), batch.positions.clone()
+        rows = batch.logits_rows
+        own = replace(
+            batch,
+            token_ids=batch.token_ids.clone(),
+            positions=positions,
+            decode=decode and _placed(decode, slots, positions),
+            short=short and _placed(short, slots, positions),
+            logits_rows=None if rows is None else rows.clone(),
+        )
+        return Inputs(
+            own,
+            None if self.x is None else self.x.clone(),
+            {rope: Rotation(one.cos.clone(), one.sin.clone()) for rope, one in rotations.items()},
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """All that kernels read."""
+        batch = self.batch
+        group = batch.short or batch.decode
+        assert group is not None
+        found = [batch.positions, group.slots, batch.token_ids if self.x is None else self.x]
+        if batch.logits_rows is not None:
+            found.append(batch.logits_rows)
+        for rotation in self.rotations.values():
+            found += rotation.cos, rotation.sin
+        return found
+
+
+def _placed(group: Group, slots: Tensor, positions: Tensor) -> Group:
+    """The group at the beginning of these rows."""
+    return replace(group, slots=slots[: group.size], positions=positions[: group.size])
+
+
+class Step(Generic[Out]):
     """A recorded step. `__call__` computes another one of its form, in the same memory. `stored`:
-    the caches, which may be at another place."""
+    the caches, which may be at another place; each of `passes` reads all of them."""
 
     def __init__(
         self,
-        compute: Compute,
-        x: Tensor,
-        rotations: Rotations,
-        batch: Batch,
-        caches: Sequence[LayerCache],
+        compute: Callable[[Inputs], Out],
+        inputs: Inputs,
         stored: Sequence[Stored],
+        passes: int,
         arena: Arena,
     ) -> None:
-        self._x = x.clone()
-        self._rotations = {
-            rope: Rotation(one.cos.clone(), one.sin.clone()) for rope, one in rotations.items()
-        }
-        self._decode, self._short = _own(batch.decode), _own(batch.short)
-        batch = replace(batch, decode=self._decode, short=self._short)
+        inputs = inputs.clone()
         with record(arena) as recording:
-            self.logits = compute(self._x, self._rotations, batch, caches)
-        self.usable = recording.refused is None and len(recording.attention) == len(stored)
-        self._calls, self._attention = recording.calls, recording.attention
-        self._place = _place_of(stored)
+            self.out = compute(inputs)
+        self._inputs, self._tensors = inputs, inputs.tensors()
+        self._program, self._attention = recording.program, recording.attention
+        self._passes, self._place = passes, _place_of(stored)
+        reads = passes * len(stored)
+        self.usable = recording.refused is None and len(recording.attention) == reads
 
-    def __call__(
-        self, x: Tensor, rotations: Rotations, batch: Batch, stored: Sequence[Stored]
-    ) -> Tensor:
+    def __call__(self, inputs: Inputs, stored: Sequence[Stored]) -> Out:
         place = _place_of(stored)
         if place != self._place:
-            for args, cache in zip(self._attention, stored, strict=True):
-                relocate(args, cache)
+            for first, cache in zip(self._attention, [*stored] * self._passes, strict=True):
+                relocate(self._program.words, first, cache)
             self._place = place
-        self._x.copy_(x)
-        for mine, its in ((self._decode, batch.decode), (self._short, batch.short)):
-            if mine is not None and its is not None:
-                mine.slots.copy_(its.slots)
-                mine.positions.copy_(its.positions)
-        for rope, kept in self._rotations.items():
-            kept.cos.copy_(rotations[rope].cos)
-            kept.sin.copy_(rotations[rope].sin)
-        call_again(self._calls)
-        return self.logits
-
-
-def _own(group: Group | None) -> Group | None:
-    """The group with slots and positions of its own."""
-    if group is None:
-        return None
-    return replace(group, slots=group.slots.clone(), positions=group.positions.clone())
+        for mine, its in zip(self._tensors, inputs.tensors(), strict=True):
+            mine.copy_(its)
+        self._program()
+        return self.out
 
 
 def _place_of(stored: Sequence[Stored]) -> list[tuple[int, int, int]]:
@@ -96,62 +124,62 @@ class Replay:
     time, and made again from then on, if nothing but kernels computes them."""
 
     def __init__(self) -> None:
-        self._steps: dict[Form, Step] = {}  # the last used one is the last
+        self._steps: dict[Form, Step[Any]] = {}  # the last used one is the last
         self._seen: set[Form] = set()
         self._arena = Arena()
         self.enabled = True
 
     def __call__(
         self,
-        compute: Compute,
-        x: Tensor,
-        rotations: Rotations,
-        batch: Batch,
+        compute: Callable[[Inputs], Out],
+        inputs: Inputs,
         caches: Sequence[LayerCache],
-    ) -> Tensor:
-        """What `compute` returns. The next call overwrites it."""
-        stored = _stored(x, batch, caches) if self.enabled else None
+        passes: int = 1,
+        kind: Form = (),
+    ) -> Out:
+        """What `compute` returns, which takes one token more of each sequence in each pass but the
+        first. The next call overwrites it. `kind`: equal for calls that differ in `inputs` only."""
+        batch = inputs.batch
+        stored = _stored(batch, caches, passes) if self.enabled else None
         if stored is None:
-            return compute(x, rotations, batch, caches)
-        chunks = (one.length for one in batch.chunks)
-        form = (torch.get_num_threads(), batch.decode.size if batch.decode else 0, *chunks)
+            return compute(inputs)
+        wanted = 0 if batch.logits_rows is None else len(batch.logits_rows)
+        singles = batch.decode.size if batch.decode else 0
+        lengths = (one.length for one in batch.chunks)
+        form = (*kind, torch.get_num_threads(), wanted, singles, *lengths)
         step = self._steps.pop(form, None)
         if step is None:
             if form not in self._seen:
                 if len(self._seen) == MOST_FORMS:
                     self._seen.clear()
                 self._seen.add(form)
-                return compute(x, rotations, batch, caches)
-            step = Step(compute, x, rotations, batch, caches, stored, self._arena)
-            logits = step.logits
-            self.enabled = step.usable or bool(batch.chunks)
+                return compute(inputs)
+            step = Step(compute, inputs, stored, passes, self._arena)
+            out: Out = step.out
+            self.enabled = step.usable or bool(batch.chunks or kind)
         elif step.usable:
-            logits = step(x, rotations, batch, stored)
+            out = step(inputs, stored)
         else:
-            logits = compute(x, rotations, batch, caches)
+            out = compute(inputs)
         self._steps[form] = step
         if len(self._steps) > MOST_STEPS:
             del self._steps[next(iter(self._steps))]
-        return logits
+        return out
 
 
-def _stored(x: Tensor, batch: Batch, caches: Sequence[LayerCache]) -> list[Stored] | None:
+def _stored(batch: Batch, caches: Sequence[LayerCache], passes: int) -> list[Stored] | None:
     """The caches, of a step that may be recorded: its chunks are computed by kernels as well."""
-    decode, short = batch.decode, batch.short
-    if (
-        len(x) > MOST_ROWS
-        or batch.logits_rows is not None
-        or len(batch.chunks) != (short.chunks if short else 0)
-        or not library.serves(x)
-    ):
+    if len(batch.token_ids) > MOST_ROWS or not batch.small:
         return None
     found = []
     for cache in caches:
         if not isinstance(cache, FullKVCache | WindowKVCache):
             return None
         stored = cache.stored()
-        for group in (decode, short):
+        if not library.serves(stored.keys):
+            return None
+        for group in (batch.decode, batch.short):
             if group is not None:
-                stored.require(slots=group.high, positions=group.longest)
+                stored.require(slots=group.high, positions=group.longest + passes - 1)
         found.append(stored)
     return found

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+LEAST_ROWS = 1024  # of a table
 ROPE_TYPES = ("default", "dynamic", "linear", "llama3", "longrope", "yarn")
 
 
@@ -79,7 +80,8 @@ class Rotation:
 
 
 class Rope:
-    """Computes rotations from positions, with the frequencies of one kind of layer."""
+    """Rotations of positions, with the frequencies of one kind of layer: rows of a table, or
+    computed where they depend on the length of the prompt."""
 
     def __init__(self, config: RopeConfig, dtype: torch.dtype, device: torch.device) -> None:
         self._config, self._dtype = config, dtype
@@ -102,9 +104,28 @@ class Rope:
             self._factor = longrope_factor(config)
         self._exponents = exponents.to(device)
         self._frequencies = plain.to(device)
+        self._by_position = self._long is None and config.kind != "dynamic"
+        self._table: Rotation | None = None  # of the first positions
 
     def __call__(self, positions: Tensor, prompt_lengths: Tensor) -> Rotation:
-        """positions and prompt_lengths [tokens] → the rotation of these tokens."""
+        """positions and prompt_lengths [tokens] → the rotation of these tokens. The positions are
+        below what `reserve` returned last."""
+        if self._table is None:
+            return self._compute(positions, prompt_lengths)
+        table = self._table
+        return Rotation(table.cos.index_select(0, positions), table.sin.index_select(0, positions))
+
+    def reserve(self, positions: int) -> int:
+        """Make a table of at least that many positions, if the prompt does not matter. Returns how
+        many it has."""
+        known = 0 if self._table is None else len(self._table.cos)
+        if known < positions and self._by_position:
+            known = max(positions, 2 * known, LEAST_ROWS)
+            every = torch.arange(known, device=self._frequencies.device)
+            self._table = self._compute(every, every)
+        return known
+
+    def _compute(self, positions: Tensor, prompt_lengths: Tensor) -> Rotation:
         angles = positions[:, None].float() * self._frequencies_for(prompt_lengths)
         cos, sin = angles.cos() * self._factor, angles.sin() * self._factor
         return Rotation(

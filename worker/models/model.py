@@ -15,12 +15,12 @@ from torch import Tensor
 
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
-from worker.layers.embedding import Embedding, Head
+from worker.layers.embedding import Embedding, Head, greatest
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm, Norm, RMSNorm, ZeroCentredRMSNorm
 from worker.layers.quantised import Compress
-from worker.layers.replay import Replay
+from worker.layers.replay import Inputs, Replay
 from worker.layers.rope import Rope, Rotation
 from worker.layers.self_attention import HeadShape
 from worker.layers.weight import WeightSlot
@@ -66,6 +66,14 @@ class Model(Protocol):
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
         """One forward pass. `caches` come from `make_caches`. Returns float32 logits
         [batch.logits_rows, vocab_size]."""
+
+    def guess(
+        self, batch: Batch, caches: Sequence[LayerCache], count: int, vocab_size: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        """The most likely tokens after each sequence of a small batch with one row of logits each:
+        `count` times their logits, as float32, and their ids below `vocab_size`, [sequences]. All
+        but the last are computed as well; for `caches` that hold every position. The next call
+        overwrites what this one returned."""
 
     def make_caches(self) -> list[LayerCache]:
         """A new, empty cache for each layer."""
@@ -181,29 +189,51 @@ class Decoder:
         self._replay = Replay()
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
-        x = self._embed(batch.token_ids)  # [tokens, hidden]
-        if self._embed_scale is not None:
-            x = x * self._embed_scale
-        rotations = {rope: rope(batch.positions, batch.prompt_lengths) for rope in self._ropes}
-        logits = self._replay(self._compute, x, rotations, batch, caches).to(
-            torch.float32, copy=True
-        )
+        for rope in self._ropes:
+            rope.reserve(batch.longest)
+        inputs = Inputs(batch, self._embedded(batch), self._rotations(batch))
+        logits = self._replay(lambda given: self._compute(given, caches), inputs, caches)
+        logits = logits.to(torch.float32, copy=True)
         if self._logit_divisor != 1.0:
             logits = logits / self._logit_divisor
         if self._logit_cap is not None:
             logits = torch.tanh(logits / self._logit_cap) * self._logit_cap
         return logits
 
-    def _compute(
-        self,
-        x: Tensor,
-        rotations: Mapping[Rope, Rotation],
-        batch: Batch,
-        caches: Sequence[LayerCache],
-    ) -> Tensor:
-        """x [tokens, hidden] → logits [batch.logits_rows, vocab_size] in the dtype of x."""
+    def guess(
+        self, batch: Batch, caches: Sequence[LayerCache], count: int, vocab_size: int
+    ) -> list[tuple[Tensor, Tensor]]:
+        tables = [rope.reserve(batch.longest + count - 1) for rope in self._ropes]
+
+        def compute(given: Inputs) -> list[tuple[Tensor, Tensor]]:
+            found: list[tuple[Tensor, Tensor]] = []
+            step = given.batch
+            for number in range(count):
+                if number:
+                    step = step.following(found[-1][1])
+                inputs = Inputs(step, self._embedded(step), self._rotations(step))
+                logits = self._compute(inputs, caches)
+                found.append(greatest(logits[:, :vocab_size]))
+            return found
+
+        # A step reads the tables where they were when it was recorded.
+        kind = (count, vocab_size, *tables)
+        return self._replay(compute, Inputs(batch), caches, passes=count, kind=kind)
+
+    def _embedded(self, batch: Batch) -> Tensor:
+        """[tokens, hidden]."""
+        x = self._embed(batch.token_ids)
+        return x if self._embed_scale is None else x * self._embed_scale
+
+    def _rotations(self, batch: Batch) -> dict[Rope, Rotation]:
+        return {rope: rope(batch.positions, batch.prompt_lengths) for rope in self._ropes}
+
+    def _compute(self, inputs: Inputs, caches: Sequence[LayerCache]) -> Tensor:
+        """Through all layers → logits [batch.logits_rows, vocab_size] in the model's dtype."""
+        x, batch = inputs.x, inputs.batch
+        assert x is not None
         for layer, cache in zip(self._layers, caches, strict=True):
-            x = layer(x, rotations[layer.rope], cache, batch)
+            x = layer(x, inputs.rotations[layer.rope], cache, batch)
         return self._head(self._norm(batch.select_logits_rows(x)))
 
     def rotation(self, prompt_length: int) -> tuple[int, ...]:

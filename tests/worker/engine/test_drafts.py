@@ -91,7 +91,7 @@ def test_steps_in_which_a_model_draft_computes_two_tokens_are_replayed(tmp_path:
     drafted = load(model, dtype="bf16", max_batch=1, draft=str(model))
     assert drafted.generate([PROMPT], LONG) == plain.generate([PROMPT], LONG)
     draft: Any = drafted._core.speculation._draft
-    forms = [form[1:] for form in draft._model._replay._steps]
+    forms = [form[-2:] for form in draft._model._replay._steps]
     assert (0, 2) in forms  # no single tokens, and a chunk of two
 
 
@@ -132,6 +132,12 @@ def watched(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]
             seen.extend(batch.positions.tolist())
             logits: torch.Tensor = model(batch, caches)
             return logits
+
+        def guess(self, batch: Any, caches: Any, count: int, vocab_size: int) -> Any:
+            (positions,) = batch.positions.tolist()[-1:]  # of one sequence
+            seen.extend(batch.positions.tolist())
+            seen.extend(range(positions + 1, positions + count))
+            return model.guess(batch, caches, count, vocab_size)
 
     monkeypatch.setattr(owner, name, Watched())
     return seen
@@ -193,6 +199,11 @@ def test_a_draft_whose_logits_are_not_finite_is_not_asked_again(
             asked.append(1)
             logits: torch.Tensor = model(batch, caches)
             return logits * float("nan")
+
+        def guess(self, batch: Any, caches: Any, count: int, vocab_size: int) -> Any:
+            asked.append(1)
+            found = model.guess(batch, caches, count, vocab_size)
+            return [(best * float("nan"), chosen) for best, chosen in found]
 
     monkeypatch.setattr(draft, "_model", Poisoned())
     assert engine.generate([PROMPT], GREEDY) == load(folder).generate([PROMPT], GREEDY)

@@ -171,15 +171,23 @@ def test_queries_and_keys(
     special=SPECIAL,
     where=st.floats(0, 1),
     levels=st.integers(1, 50),
+    dtype=DTYPES,
 )
 def test_greatest(
-    kernels: Library, rows: int, size: int, special: float | None, where: float, levels: int
+    kernels: Library,
+    rows: int,
+    size: int,
+    special: float | None,
+    where: float,
+    levels: int,
+    dtype: torch.dtype,
 ) -> None:
-    x = (random(rows, size) * levels).round() / levels  # equal elements: the first one counts
+    wide = (random(rows, size + 3) * levels).round() / levels  # of equal ones the first counts
+    x = wide.to(dtype)[:, :size]
     if special is not None:
         x[rows // 2, int(where * (size - 1))] = special
     values, indices = elementwise.greatest(x)
-    expected, _ = x.max(dim=-1)
+    expected, _ = x.float().max(dim=-1)
     torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
     for row, best, index in zip(x.tolist(), expected.tolist(), indices.tolist(), strict=True):
         if best == best:
@@ -192,3 +200,27 @@ def test_greatest_of_a_row_without_finite_logits(kernels: Library) -> None:
     values, indices = elementwise.greatest(torch.full((2, 40), float("-inf")))
     assert values.tolist() == [float("-inf")] * 2
     assert indices.tolist() == [0, 0]
+
+
+@examples
+@given(rows=ROWS, size=SIZES, dtype=DTYPES, whole=st.booleans())
+def test_sums_have_the_bits_of_torch(
+    kernels: Library, rows: int, size: int, dtype: torch.dtype, whole: bool
+) -> None:
+    a, b = random(rows, size, dtype=dtype), random(rows, size, dtype=dtype, seed=2)
+    b = b if whole else b[0]
+    out = torch.empty_like(a)
+    elementwise.add_into(out, a, b)
+    assert torch.equal(out, a + b)
+
+
+@examples
+@given(rows=ROWS, size=SIZES, dtype=st.sampled_from([torch.bfloat16, torch.int64]))
+def test_gathered_rows(kernels: Library, rows: int, size: int, dtype: torch.dtype) -> None:
+    table = (random(30, size) * 100).to(dtype)
+    numbers = torch.arange(rows) * 7 % 30
+    out = torch.empty(rows, size, dtype=dtype)
+    elementwise.gather_into(out, table, numbers)
+    assert torch.equal(out, table[numbers])
+    elementwise.add_number_into(numbers, numbers, 3)
+    assert torch.equal(numbers, torch.arange(rows) * 7 % 30 + 3)

@@ -17,9 +17,9 @@ from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.kernels import library, recording
 from worker.kernels.elementwise import rms_norm
-from worker.layers import replay
+from worker.layers import replay, rope
 from worker.layers.batch import Batch, Span
-from worker.layers.replay import Form, Step
+from worker.layers.replay import Form, Inputs, Step
 from worker.models.model import Decoder
 
 pytestmark = pytest.mark.skipif(library.active() is None, reason="needs the CPU kernels")
@@ -69,16 +69,28 @@ class Run:
             cache.resize(slots, columns, keep=len(self._lengths))
         self._lengths += [0] * (slots - len(self._lengths))
 
-    def step(self, ids: dict[int, list[int]]) -> Tensor:
-        """Logits after each token."""
-        spans = [
-            Span(slot, self._lengths[slot], tokens, 9, len(tokens)) for slot, tokens in ids.items()
-        ]
-        batch, _ = Batch.prepare(spans, torch.device("cpu"))
-        logits = self._model(batch, self._caches)
+    def step(self, ids: dict[int, list[int]], *, last: bool = False) -> Tensor:
+        """Logits after each token, or after the last one of each sequence."""
+        logits = self._model(self._batch(ids, last=last), self._caches)
         for slot, tokens in ids.items():
             self._lengths[slot] += len(tokens)
         return logits
+
+    def guess(self, ids: dict[int, list[int]], count: int, vocab: int) -> list[list[int]]:
+        """The most likely tokens after these; nothing is kept of them."""
+        found = self._model.guess(self._batch(ids, last=True), self._caches, count, vocab)
+        for best, _ in found:
+            assert bool(best.isfinite().all()) and best.dtype is torch.float32
+        for slot, tokens in ids.items():
+            self._lengths[slot] += len(tokens)
+        return [chosen.tolist() for _, chosen in found]
+
+    def _batch(self, ids: dict[int, list[int]], *, last: bool) -> Batch:
+        spans = [
+            Span(slot, self._lengths[slot], tokens, 9, 1 if last else len(tokens))
+            for slot, tokens in sorted(ids.items(), key=lambda item: len(item[1]))
+        ]
+        return Batch.prepare(spans, torch.device("cpu"))[0]
 
 
 @torch.inference_mode()
@@ -93,9 +105,9 @@ def test_random_steps_have_equal_logits(
     made: list[Form] = []
     call = Step.__call__
 
-    def noted(self: Step, x: Tensor, rotations: Any, batch: Batch, stored: Any) -> Tensor:
-        made.append(tuple(chunk.length for chunk in batch.chunks))
-        return call(self, x, rotations, batch, stored)
+    def noted(self: Step[Tensor], inputs: Inputs, stored: Any) -> Tensor:
+        made.append(tuple(chunk.length for chunk in inputs.batch.chunks))
+        return call(self, inputs, stored)
 
     monkeypatch.setattr(Step, "__call__", noted)
     for number in range(100):
@@ -115,6 +127,47 @@ def test_random_steps_have_equal_logits(
         assert not made
 
 
+@torch.inference_mode()
+@pytest.mark.parametrize(("family", "dtype"), [case for case in CASES if case[0] in RECORDED])
+def test_the_most_likely_tokens_are_those_of_single_steps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str, dtype: str
+) -> None:
+    """Of any of the slots after one or two tokens, while caches and tables of positions grow."""
+    model, draw = decoder_of(load(tmp_path, family, dtype)), random.Random(family)
+    monkeypatch.setattr(rope, "LEAST_ROWS", 32)
+    guessing, single = Run(model, 4, 96), Run(model, 4, 96)
+    made: list[int] = []
+    call = Step.__call__
+
+    def noted(self: Step[Any], inputs: Inputs, stored: Any) -> Any:
+        made.append(len(inputs.batch.chunks))
+        return call(self, inputs, stored)
+
+    monkeypatch.setattr(Step, "__call__", noted)
+    for number in range(60):
+        slots = sorted(draw.sample(range(4), draw.randint(1, 2)))
+        ids = {slot: [draw.randrange(100) for _ in range(draw.choice([1, 2]))] for slot in slots}
+        if number == 30:
+            for run in (guessing, single):
+                run.resize(6, 160)
+        count, vocab = draw.randint(1, 3), 90  # the last tokens are not wanted
+        guesses = guessing.guess(ids, count, vocab)
+        order, found = sorted(ids, key=lambda slot: len(ids[slot])), []
+        with computed(model):
+            for _ in range(count):
+                logits = single.step(ids, last=True)[:, :vocab]
+                rows = sorted(ids, key=lambda slot: (len(ids[slot]), slot))
+                ids = {
+                    slot: [token]
+                    for slot, token in zip(rows, logits.argmax(-1).tolist(), strict=True)
+                }
+                found.append([ids[slot][0] for slot in order])
+        assert guesses == found
+        single._lengths[:] = guessing._lengths
+    recorded = family in RECORDED and dtype == "bf16" and model._embed_scale is None
+    assert (sum(made) > 5 and 0 in made) if recorded else not made
+
+
 def test_generated_tokens_are_the_same(tmp_path: Path) -> None:
     engine = load(tmp_path, "qwen3")
     model, prompts = decoder_of(engine), [[5, 6, 7], [8] * 20, [9]]
@@ -124,7 +177,8 @@ def test_generated_tokens_are_the_same(tmp_path: Path) -> None:
         Sampling(temperature=1, seed=2, max_tokens=20, ignore_eos=True),
     ]
     recorded = [one.token_ids for one in engine.generate(prompts, options)]
-    assert {rows for _, rows in model._replay._steps} == {1, 2, 3}
+    singles = [form[2] for form in model._replay._steps if len(form) == 3]
+    assert sorted(singles) == [1, 2, 3]
     model._replay.enabled = False
     assert [one.token_ids for one in engine.generate(prompts, options)] == recorded
 
@@ -189,7 +243,7 @@ def test_calls_made_again_read_new_values() -> None:
         y += x
     x[:] = torch.arange(32.0).view(2, 16)
     with torch.inference_mode():
-        recording.call_again(found.calls)
+        found.program()
         expected = rms_norm(x + x, weight, 0.0) + x
     torch.testing.assert_close(y, expected)
     assert library.require() is library.active()

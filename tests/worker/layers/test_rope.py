@@ -43,3 +43,23 @@ def test_frequencies_are_those_of_transformers(kind: str, theta: float) -> None:
     frequencies = ours._frequencies_for(torch.tensor([1]))[0]
     assert torch.equal(frequencies, expected)
     assert ours._factor == pytest.approx(factor)
+
+
+@pytest.mark.parametrize("kind", VARIANTS)
+def test_a_table_has_the_rotations_that_are_computed(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While it grows; where the prompt matters there is none."""
+    monkeypatch.setattr("worker.layers.rope.LEAST_ROWS", 8)
+    shape = {"hidden_size": 256, "num_attention_heads": 4, "max_position_embeddings": 131_072}
+    rope = {"rope_type": kind, "rope_theta": 1e4, **VARIANTS[kind]}
+    config = read_rope(Fields({**shape, "rope_parameters": rope}, "config"), 64)
+    ours = Rope(config, torch.bfloat16, torch.device("cpu"))
+    plain = Rope(config, torch.bfloat16, torch.device("cpu"))  # nothing is reserved
+    sizes = []
+    for positions in ([0, 3], [9, 2, 9], [5000], [4]):
+        sizes.append(ours.reserve(max(positions) + 1))
+        at, lengths = torch.tensor(positions), torch.full((len(positions),), 7000)
+        expected, found = plain(at, lengths), ours(at, lengths)
+        assert torch.equal(found.cos, expected.cos) and torch.equal(found.sin, expected.sin)
+    assert sizes == ([0] * 4 if kind in ("dynamic", "longrope") else [8, 16, 5001, 5001])

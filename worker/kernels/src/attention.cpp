@@ -4,6 +4,7 @@
 // token's result does not depend on the others that are computed beside it. Columns are read in blocks, keys before values,
 // with a running maximum and sum (online softmax), so that the cache is read once.
 #include "attention.h"
+#include "program.h"
 #include "work.h"
 
 namespace {
@@ -302,3 +303,4 @@ EXPORT void attend_decode(const void* q, int64_t q_stride, const void* k, int64_
     else
         attend_all<bf16>(a);
 }
+FROM_WORDS(attend_decode)

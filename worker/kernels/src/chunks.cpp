@@ -11,6 +11,7 @@
 // and adds. An Intel CPU takes four times as long for that as for a product of floats, so that floats
 // are faster there.
 #include "attention.h"
+#include "program.h"
 #include "work.h"
 
 #include <algorithm>
@@ -336,3 +337,4 @@ EXPORT void attend_chunks(const void* q, int64_t q_stride, const void* k, int64_
 #endif
     attend_all<Single<bf16>>(a);
 }
+FROM_WORDS(attend_chunks)

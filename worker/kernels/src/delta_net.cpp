@@ -4,6 +4,7 @@
 //
 // in one pass over the state for each token, which is read and written in place. Rows of one sequence
 // are computed in their order, each like the only one.
+#include "program.h"
 #include "simd.h"
 #include "work.h"
 
@@ -128,6 +129,7 @@ EXPORT void delta_convolve(void* cache, const int64_t* slots, const void* inputs
         convolve_rows((bf16*)cache, slots, (const bf16*)inputs, stride, weights, y, rows, kernel,
                       channels, threads);
 }
+FROM_WORDS(delta_convolve)
 
 // y [rows, queries | keys | values] → out [rows, value_heads, value_dim]. `log_decay` and `beta`
 // [rows, value_heads]; `state` [slots, value_heads, key_dim, value_dim].
@@ -143,3 +145,4 @@ EXPORT void delta_recur(float* state, const int64_t* slots, const float* y, cons
         for (int64_t row = first; row < end; row++) r.advance(row, head);
     }
 }
+FROM_WORDS(delta_recur)

@@ -3,6 +3,7 @@
 // A unit of work is UNIT outputs of one matrix, whose weights lie together in memory. A thread
 // fetches the weights of its next unit while it computes the current one: memory is read in order
 // and without a pause. Small batches take as long as that reading.
+#include "program.h"
 #include "simd.h"
 #include "tiles.h"
 #include "work.h"
@@ -378,3 +379,4 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
         free(widened);
     }
 }
+FROM_WORDS(dense_linear)

@@ -1,5 +1,6 @@
 // Norms, gates, rotary positions and the search for the greatest logit: all that is bound by the
 // number of passes over the activations. Each row is computed on its own.
+#include "program.h"
 #include "simd.h"
 
 namespace {
@@ -29,6 +30,15 @@ void add(const T* x, const T* delta, T* total, int size) {
         int n = size - i;
         store_up_to(total + i, load_up_to(x + i, n) + load_up_to(delta + i, n), n);
     }
+}
+
+// out [rows, size] = a + b; `b_stride` is 0 where b has a single row.
+template <typename T>
+void add_rows(const T* a, const T* b, int64_t b_stride, T* out, int64_t rows, int size,
+              int threads) {
+#pragma omp parallel for num_threads(threads) if (rows * size >= SERIAL)
+    for (int64_t row = 0; row < rows; row++)
+        add(a + row * size, b + row * b_stride, out + row * size, size);
 }
 
 template <typename T, typename W>
@@ -136,8 +146,17 @@ void prepare_heads(const Heads& h) {
     }
 }
 
+INLINE float scalar(float x) { return x; }
+INLINE float scalar(bf16 x) {
+    const uint32_t bits = (uint32_t)x.bits << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 // The first index of the greatest element, and that element. NaN counts as greatest, as in torch.
-float find_greatest(const float* x, int64_t size, int64_t* index) {
+template <typename T>
+float find_greatest(const T* x, int64_t size, int64_t* index) {
     constexpr int64_t BLOCK = 1024;
     float best = -INFINITY;
     int64_t block = 0;
@@ -152,23 +171,34 @@ float find_greatest(const float* x, int64_t size, int64_t* index) {
         }
         float piece = largest(top), strange = sum(nan);
         for (; i < end; i++) {
-            piece = x[i] > piece ? x[i] : piece;
-            strange += x[i] - x[i];
+            const float v = scalar(x[i]);
+            piece = v > piece ? v : piece;
+            strange += v - v;
         }
         if (strange != strange)
-            for (int64_t j = start; j < end; j++)
-                if (x[j] != x[j]) {
+            for (int64_t j = start; j < end; j++) {
+                const float v = scalar(x[j]);
+                if (v != v) {
                     *index = j;
-                    return x[j];
+                    return v;
                 }
+            }
         if (piece > best) {
             best = piece;
             block = start;
         }
     }
     *index = block;
-    while (*index + 1 < size && x[*index] != best) ++*index;
+    while (*index + 1 < size && scalar(x[*index]) != best) ++*index;
     return best;
+}
+
+template <typename T>
+void find_greatest_of_rows(const T* x, int64_t stride, float* values, int64_t* indices,
+                           int64_t rows, int64_t size, int threads) {
+#pragma omp parallel for num_threads(threads) if (rows > 1 && rows * size >= SERIAL)
+    for (int64_t row = 0; row < rows; row++)
+        values[row] = find_greatest(x + row * stride, size, indices + row);
 }
 
 }  // namespace
@@ -187,6 +217,17 @@ EXPORT void rms_norm(const void* x, int64_t stride, const void* delta, const voi
         normalise_rows((const bf16*)x, stride, (const bf16*)delta, (const bf16*)weight,
                        (bf16*)total, (bf16*)out, rows, size, eps, threads);
 }
+FROM_WORDS(rms_norm)
+
+// out [rows, size] = a + b, both without gaps, or b a single row if `b_stride` is 0.
+EXPORT void add_tensors(const void* a, const void* b, int64_t b_stride, void* out, int64_t rows,
+                        int size, int type, int threads) {
+    if (type == FLOAT32)
+        add_rows((const float*)a, (const float*)b, b_stride, (float*)out, rows, size, threads);
+    else
+        add_rows((const bf16*)a, (const bf16*)b, b_stride, (bf16*)out, rows, size, threads);
+}
+FROM_WORDS(add_tensors)
 
 // out [rows, inner] = activation(gate) * up, with `stride` between rows of gate and of up.
 EXPORT void gated_activation(const void* gate, const void* up, int64_t stride, void* out,
@@ -198,6 +239,7 @@ EXPORT void gated_activation(const void* gate, const void* up, int64_t stride, v
         gate_rows((const bf16*)gate, (const bf16*)up, stride, (bf16*)out, rows, inner, kind,
                   threads);
 }
+FROM_WORDS(gated_activation)
 
 // Queries and keys of all rows: norm per head, then rotary positions.
 EXPORT void prepare_queries_and_keys(const void* q, int64_t q_stride, const void* k,
@@ -215,11 +257,28 @@ EXPORT void prepare_queries_and_keys(const void* q, int64_t q_stride, const void
     else
         prepare_heads<bf16, bf16>(h);
 }
+FROM_WORDS(prepare_queries_and_keys)
 
-// Per row of x [rows, size]: the greatest element and its first index.
-EXPORT void greatest(const float* x, float* values, int64_t* indices, int64_t rows, int64_t size,
-                     int threads) {
-#pragma omp parallel for num_threads(threads) if (rows > 1 && rows * size >= SERIAL)
-    for (int64_t row = 0; row < rows; row++)
-        values[row] = find_greatest(x + row * size, size, indices + row);
+// Per row of x [rows, size], with `stride` between rows: the greatest element and its first index.
+EXPORT void greatest(const void* x, int64_t stride, float* values, int64_t* indices, int64_t rows,
+                     int64_t size, int type, int threads) {
+    if (type == FLOAT32)
+        find_greatest_of_rows((const float*)x, stride, values, indices, rows, size, threads);
+    else
+        find_greatest_of_rows((const bf16*)x, stride, values, indices, rows, size, threads);
 }
+FROM_WORDS(greatest)
+
+// out [rows] = the rows of `table` with these numbers; `bytes` each.
+EXPORT void gather_rows(const char* table, const int64_t* numbers, char* out, int64_t rows,
+                        int64_t bytes) {
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(out + row * bytes, table + numbers[row] * bytes, bytes);
+}
+FROM_WORDS(gather_rows)
+
+// out [size] = x + number.
+EXPORT void add_to_integers(const int64_t* x, int64_t number, int64_t* out, int64_t size) {
+    for (int64_t i = 0; i < size; i++) out[i] = x[i] + number;
+}
+FROM_WORDS(add_to_integers)

@@ -5,6 +5,7 @@
 // lie side by side, four channels of each row adjacent, as integer dot products read them. All
 // tiles add in the same order: a row's result is the same, bit for bit, in every batch. With AMX, many
 // rows of bf16 (prefill) are not rounded, but multiplied with weights that are dequantised to bf16.
+#include "program.h"
 #include "simd.h"
 #include "tiles.h"
 #include "work.h"
@@ -659,6 +660,7 @@ EXPORT void pack_rows(int format, const uint8_t* blocks, uint8_t* packed, int64_
         case Q6_K: return pack<Q6_K>(blocks, packed, rows, columns, threads);
     }
 }
+FROM_WORDS(pack_rows)
 
 // y [rows, all outputs] = x Wᵀ, with W the `parts` matrices one below the other. `table` holds the
 // format, the packed rows and the number of outputs of each. `scratch`: 48 bytes per row and block.
@@ -701,3 +703,4 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
         }
     }
 }
+FROM_WORDS(quantised_linear)
