@@ -1,15 +1,15 @@
 """Rows with one system prompt, rows without, and a conversation: the prefix cache on and off.
 
-    python -m bench.prefix [--rows 256] [--rounds 3] [--parts shared,distinct,turns]
+    python -m bench.prefix [--rows 256] [--rounds 3] [--parts arithmetic,shared,distinct,turns]
 
 Random weights in the shape of Qwen3-0.6B, bf16, batch 16, greedy.
 
 "Shared": all rows begin with the same 400 tokens, then come 20 to 200 of each row's own, and
 answers of 5 to 120 tokens. "transformers": static batches of the same rows, see static_batches.py.
-"Arithmetic": what the rows would take if the tokens that have to be computed had the speed of
-prompts alone and of a full batch of answers alone, which are measured in the same run.
+"Arithmetic": the same rows with the cache on, beside what they would take if the tokens that have
+to be computed had the speed of `Rates`, without any copy of state, start or end of the batch.
 "Distinct": rows of the same lengths that have nothing in common, with the cache on and off: what it
-costs to keep state that nobody uses.
+costs to keep state that nobody uses. Few rows at a time, so that both sides see the same machine.
 "Turns": seconds to the first token of each turn of a conversation, beside llama.cpp after
 `make bench-peers`.
 """
@@ -21,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -40,7 +41,8 @@ from worker.resident.device import choose_device
 
 SYSTEM, USER, ANSWER = 400, (20, 200), (5, 120)  # tokens
 BATCH = 16
-PARTS = ("shared", "distinct", "turns")
+GROUP = 4  # rows without a common beginning that each side computes in its turn
+PARTS = ("arithmetic", "shared", "distinct", "turns")
 TURNS, TURN, REPLY = 20, 30, 10  # turns, and new tokens and tokens of the answer in each
 
 Rows = tuple[list[list[int]], list[Sampling]]
@@ -68,21 +70,38 @@ def make_rows(count: int, vocab: int, seed: int, *, shared: bool) -> Rows:
     return prompts, [answer_of(draw.randint(*ANSWER)) for _ in range(count)]
 
 
-def rates(engine: Engine, vocab: int, number: int) -> tuple[float, float]:
-    """Tokens per second of prompts alone, and of the answers of a full batch alone."""
-    prompts, _ = make_rows(BATCH, vocab, 1000 + number, shared=False)
-    one = seconds(lambda: engine.generate(prompts, answer_of(1)))
-    many = seconds(lambda: engine.generate(prompts, answer_of(1 + ANSWER[1] // 2)))
-    return sum(map(len, prompts)) / one, BATCH * (ANSWER[1] // 2) / (many - one)
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """What computing takes that no reuse spares, in seconds: the common `beginning` once, a token
+    of a row's `own` prompt after it, in steps full of such tokens, and a token of an `answer` after
+    prompts of these lengths, in a full batch."""
 
+    beginning: float
+    own: float
+    answer: float
 
-def arithmetic(off: Engine, prompts: list[list[int]], answers: list[Sampling], seed: int) -> float:
-    """Rows per second if the tokens of rows with a common beginning had the speed of `rates`."""
-    prefill, decode = rates(off, off.tokenizer.vocab_size, seed)
-    new = sum(map(len, prompts)) - SYSTEM * (len(prompts) - 1)
-    # The first token of an answer comes with its prompt.
-    decoded = sum((one.max_tokens or 0) - 1 for one in answers)
-    return len(prompts) / (new / prefill + decoded / decode)
+    @classmethod
+    def measure(cls, engine: Engine, vocab: int, seed: int) -> Rates:
+        """Those of an engine that reuses; copies of state are in both sides of each difference."""
+        prompts, _ = make_rows(BATCH, vocab, seed, shared=True)
+        begun = [prompt[: SYSTEM + 1] for prompt in prompts]
+        answered = ANSWER[1] // 2
+
+        def taken(prompts: list[list[int]], tokens: int) -> float:
+            return seconds(lambda: engine.generate(prompts, answer_of(tokens)))
+
+        beginning = taken([prompts[0][:SYSTEM]], 1)
+        copies, whole = taken(begun, 1), taken(prompts, 1)
+        again, longer = taken(prompts, 1), taken(prompts, 1 + answered)
+        tokens = sum(map(len, prompts)) - sum(map(len, begun))
+        return cls(beginning, (whole - copies) / tokens, (longer - again) / (BATCH * answered))
+
+    def seconds(self, prompts: list[list[int]], answers: list[Sampling]) -> float:
+        """For rows with a common beginning."""
+        own = sum(map(len, prompts)) - SYSTEM * len(prompts)
+        # The first token of an answer comes with its prompt.
+        answered = sum((one.max_tokens or 0) - 1 for one in answers)
+        return self.beginning + own * self.own + answered * self.answer
 
 
 def measure_rows(contestants: dict[str, Run], rows: Iterable[Rows]) -> dict[str, list[float]]:
@@ -105,15 +124,32 @@ def compared(found: dict[str, list[float]]) -> Figures:
     for other in [name for name in found if name != "on"]:
         ratios = [a / b for a, b in zip(found["on"], found[other], strict=True)]
         figures[f"on / {other}"] = median(ratios)
-        if other == "off":
-            figures["rounds"] = " ".join(f"{ratio:.3f}" for ratio in ratios)
+        figures[f"rounds beside {other}"] = " ".join(f"{ratio:.3f}" for ratio in ratios)
     return figures
+
+
+def measure_arithmetic(on: Engine, count: int, rounds: int) -> Figures:
+    """Rows with a common beginning, beside arithmetic with rates from before and after them."""
+    vocab = on.tokenizer.vocab_size
+    warm_up({"on": on.generate}, vocab, shared=True)
+    found: dict[str, list[float]] = {"on": [], "arithmetic": []}
+    for number in range(rounds):
+        prompts, answers = make_rows(count, vocab, number, shared=True)
+        before = Rates.measure(on, vocab, 1000 + number)
+        taken = seconds(partial(on.generate, prompts, answers))
+        after = Rates.measure(on, vocab, 2000 + number)
+        both = [rates.seconds(prompts, answers) for rates in (before, after)]
+        print(f"  round {number}: {taken:.4g} s, {before}: {both[0]:.4g} s", file=sys.stderr)
+        print(f"    {after}: {both[1]:.4g} s", file=sys.stderr)
+        found["on"].append(count / taken)
+        found["arithmetic"].append(2 * count / sum(both))
+    return compared(found)
 
 
 def measure_shared(
     on: Engine, off: Engine, reference: StaticBatches, count: int, rounds: int
 ) -> Figures:
-    """Rows with a common beginning, beside transformers and arithmetic."""
+    """Rows with a common beginning, beside transformers."""
     vocab = on.tokenizer.vocab_size
 
     def static(prompts: list[list[int]], answers: list[Sampling]) -> None:
@@ -121,18 +157,19 @@ def measure_shared(
 
     contestants: dict[str, Run] = {"on": on.generate, "off": off.generate, "transformers": static}
     warm_up(contestants, vocab, shared=True)
-    rows = [make_rows(count, vocab, number, shared=True) for number in range(rounds)]
-    bound = [arithmetic(off, *one, seed) for seed, one in enumerate(rows)]
-    return compared({**measure_rows(contestants, rows), "arithmetic": bound})
+    rows = (make_rows(count, vocab, number, shared=True) for number in range(rounds))
+    return compared(measure_rows(contestants, rows))
 
 
 def measure_distinct(on: Engine, off: Engine, count: int, rounds: int) -> Figures:
-    """Rows that have nothing in common."""
+    """Rows that have nothing in common, a few at a time."""
     vocab = on.tokenizer.vocab_size
     contestants: dict[str, Run] = {"on": on.generate, "off": off.generate}
     warm_up(contestants, vocab, shared=False)
-    rows = [make_rows(count, vocab, number, shared=False) for number in range(rounds)]
-    return compared(measure_rows(contestants, rows))
+    groups = range(max(1, count // GROUP) * rounds)
+    return compared(
+        measure_rows(contestants, (make_rows(GROUP, vocab, one, shared=False) for one in groups))
+    )
 
 
 def warm_up(contestants: dict[str, Run], vocab: int, *, shared: bool) -> None:
@@ -203,6 +240,10 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
             for state in (True, False)
         )
         title = f"Qwen3-0.6B shape, bf16, batch {BATCH}, {place}"
+        if "arithmetic" in chosen:
+            figures = measure_arithmetic(on, count, rounds)
+            file = out and out.with_stem("arithmetic")
+            report(f"{count} rows beside arithmetic, {title}", [figures], str(place), file)
         if "shared" in chosen:
             reference = StaticBatches(load_reference(path, place), place, BATCH)
             figures = measure_shared(on, off, reference, count, rounds)
@@ -210,7 +251,8 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
         if "distinct" in chosen:
             figures = measure_distinct(on, off, count, rounds)
             file = out and out.with_stem("distinct")
-            report(f"{count} rows with nothing in common, {title}", [figures], str(place), file)
+            name = f"{count} rows with nothing in common, {GROUP} at a time, {title}"
+            report(name, [figures], str(place), file)
         if "turns" in chosen:
             contestants = {"on": turn_of(on), "off": turn_of(off)}
             if PYTHON.exists() and place.type == "cpu":
