@@ -7,7 +7,7 @@ Random weights in the shape of Qwen3-0.6B, bf16, batch 16, greedy.
 "Shared": all rows begin with the same 400 tokens, then come 20 to 200 of each row's own, and
 answers of 5 to 120 tokens. "transformers": static batches of the same rows, see static_batches.py.
 "Arithmetic": the same rows with the cache on, beside what they would take if the tokens that have
-to be computed had the speed of `Rates`, without any copy of state, start or end of the batch.
+to be computed had the speed of `Rates`: nothing but forward passes, and a full batch to the end.
 "Distinct": rows of the same lengths that have nothing in common, with the cache on and off: what it
 costs to keep state that nobody uses. Few rows at a time, so that both sides see the same machine.
 "Turns": seconds to the first token of each turn of a conversation, beside llama.cpp after
@@ -24,6 +24,8 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import click
 import torch
@@ -37,10 +39,12 @@ from bench.static_batches import StaticBatches
 from jobs.api.sampling import Sampling
 from worker import Engine
 from worker.engine.collect import Token
+from worker.layers.batch import Batch
 from worker.resident.device import choose_device
 
 SYSTEM, USER, ANSWER = 400, (20, 200), (5, 120)  # tokens
 BATCH = 16
+ANSWERED = 60  # tokens of answers whose rate is measured
 GROUP = 4  # rows without a common beginning that each side computes in its turn
 PARTS = ("arithmetic", "shared", "distinct", "turns")
 TURNS, TURN, REPLY = 20, 30, 10  # turns, and new tokens and tokens of the answer in each
@@ -70,10 +74,28 @@ def make_rows(count: int, vocab: int, seed: int, *, shared: bool) -> Rows:
     return prompts, [answer_of(draw.randint(*ANSWER)) for _ in range(count)]
 
 
+def forward_seconds(engine: Engine, prompts: list[list[int]], tokens: int) -> list[float]:
+    """The forward passes of a call that generates so many tokens after each prompt."""
+    core: Any = engine._core
+    model, found = core.model, []
+
+    def timed(batch: Batch, caches: Any) -> torch.Tensor:
+        logits: list[torch.Tensor] = []
+        found.append(seconds(lambda: logits.append(model(batch, caches))))
+        return logits[0]
+
+    core.model = timed
+    try:
+        engine.generate(prompts, answer_of(tokens))
+    finally:
+        core.model = model
+    return found
+
+
 @dataclass(frozen=True, slots=True)
 class Rates:
-    """What computing takes that no reuse spares, in seconds: the common `beginning` once, a token
-    of a row's `own` prompt after it, in steps full of such tokens, and a token of an `answer` after
+    """Seconds of forward passes that no reuse spares: for the common `beginning`, for a token of a
+    row's `own` prompt after it, in steps full of such tokens, and for a token of an `answer` after
     prompts of these lengths, in a full batch."""
 
     beginning: float
@@ -81,20 +103,14 @@ class Rates:
     answer: float
 
     @classmethod
-    def measure(cls, engine: Engine, vocab: int, seed: int) -> Rates:
-        """Those of an engine that reuses; copies of state are in both sides of each difference."""
-        prompts, _ = make_rows(BATCH, vocab, seed, shared=True)
-        begun = [prompt[: SYSTEM + 1] for prompt in prompts]
-        answered = ANSWER[1] // 2
-
-        def taken(prompts: list[list[int]], tokens: int) -> float:
-            return seconds(lambda: engine.generate(prompts, answer_of(tokens)))
-
-        beginning = taken([prompts[0][:SYSTEM]], 1)
-        copies, whole = taken(begun, 1), taken(prompts, 1)
-        again, longer = taken(prompts, 1), taken(prompts, 1 + answered)
-        tokens = sum(map(len, prompts)) - sum(map(len, begun))
-        return cls(beginning, (whole - copies) / tokens, (longer - again) / (BATCH * answered))
+    def measure(cls, on: Engine, seed: int) -> Rates:
+        """Those of an engine that reuses."""
+        prompts, _ = make_rows(BATCH, on.tokenizer.vocab_size, seed, shared=True)
+        beginning = sum(forward_seconds(on, [prompts[0][:SYSTEM]], 1))
+        own = sum(forward_seconds(on, prompts, 1)) / (sum(map(len, prompts)) - SYSTEM * BATCH)
+        # All prompts are kept now: the first step admits every row.
+        answers = forward_seconds(on, prompts, 1 + ANSWERED)[-ANSWERED:]
+        return cls(beginning, own, sum(answers) / (BATCH * ANSWERED))
 
     def seconds(self, prompts: list[list[int]], answers: list[Sampling]) -> float:
         """For rows with a common beginning."""
@@ -134,15 +150,16 @@ def measure_arithmetic(on: Engine, count: int, rounds: int) -> Figures:
     warm_up({"on": on.generate}, vocab, shared=True)
     found: dict[str, list[float]] = {"on": [], "arithmetic": []}
     for number in range(rounds):
-        prompts, answers = make_rows(count, vocab, number, shared=True)
-        before = Rates.measure(on, vocab, 1000 + number)
-        taken = seconds(partial(on.generate, prompts, answers))
-        after = Rates.measure(on, vocab, 2000 + number)
-        both = [rates.seconds(prompts, answers) for rates in (before, after)]
-        print(f"  round {number}: {taken:.4g} s, {before}: {both[0]:.4g} s", file=sys.stderr)
-        print(f"    {after}: {both[1]:.4g} s", file=sys.stderr)
+        rows = make_rows(count, vocab, number, shared=True)
+        before = Rates.measure(on, 1000 + number)
+        taken = seconds(partial(on.generate, *rows))
+        after = Rates.measure(on, 2000 + number)
+        bounds = [rates.seconds(*rows) for rates in (before, after)]
+        for rates, bound in zip((before, after), bounds, strict=True):
+            print(f"  round {number}: {rates}: {bound:.4g} s", file=sys.stderr)
+        print(f"  round {number}: on: {taken:.4g} s", file=sys.stderr)
         found["on"].append(count / taken)
-        found["arithmetic"].append(2 * count / sum(both))
+        found["arithmetic"].append(count / mean(bounds))
     return compared(found)
 
 
