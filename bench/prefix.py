@@ -1,15 +1,15 @@
 """Rows with one system prompt, rows without, and a conversation: the prefix cache on and off.
 
-    python -m bench.prefix [--rows 256] [--rounds 3] [--parts shared,distinct,turns]
+    python -m bench.prefix [--rows 256] [--rounds 3] [--parts arithmetic,shared,distinct,turns]
 
 Random weights in the shape of Qwen3-0.6B, bf16, batch 16, greedy.
 
 "Shared": all rows begin with the same 400 tokens, then come 20 to 200 of each row's own, and
 answers of 5 to 120 tokens. "transformers": static batches of the same rows, see static_batches.py.
-"Arithmetic": what the rows would take if the tokens that have to be computed had the speed of
-prompts alone and of a full batch of answers alone, which are measured in the same run.
+"Arithmetic": the same rows with the cache on, beside what they would take if the tokens that have
+to be computed had the speed of `Rates`: nothing but forward passes, and a full batch to the end.
 "Distinct": rows of the same lengths that have nothing in common, with the cache on and off: what it
-costs to keep state that nobody uses.
+costs to keep state that nobody uses. Few rows at a time, so that both sides see the same machine.
 "Turns": seconds to the first token of each turn of a conversation, beside llama.cpp after
 `make bench-peers`.
 """
@@ -21,8 +21,11 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from statistics import mean
+from typing import Any
 
 import click
 import torch
@@ -36,11 +39,14 @@ from bench.static_batches import StaticBatches
 from jobs.api.sampling import Sampling
 from worker import Engine
 from worker.engine.collect import Token
+from worker.layers.batch import Batch
 from worker.resident.device import choose_device
 
 SYSTEM, USER, ANSWER = 400, (20, 200), (5, 120)  # tokens
 BATCH = 16
-PARTS = ("shared", "distinct", "turns")
+ANSWERED = 60  # tokens of answers whose rate is measured
+GROUP = 4  # rows without a common beginning that each side computes in its turn
+PARTS = ("arithmetic", "shared", "distinct", "turns")
 TURNS, TURN, REPLY = 20, 30, 10  # turns, and new tokens and tokens of the answer in each
 
 Rows = tuple[list[list[int]], list[Sampling]]
@@ -68,21 +74,50 @@ def make_rows(count: int, vocab: int, seed: int, *, shared: bool) -> Rows:
     return prompts, [answer_of(draw.randint(*ANSWER)) for _ in range(count)]
 
 
-def rates(engine: Engine, vocab: int, number: int) -> tuple[float, float]:
-    """Tokens per second of prompts alone, and of the answers of a full batch alone."""
-    prompts, _ = make_rows(BATCH, vocab, 1000 + number, shared=False)
-    one = seconds(lambda: engine.generate(prompts, answer_of(1)))
-    many = seconds(lambda: engine.generate(prompts, answer_of(1 + ANSWER[1] // 2)))
-    return sum(map(len, prompts)) / one, BATCH * (ANSWER[1] // 2) / (many - one)
+def forward_seconds(engine: Engine, prompts: list[list[int]], tokens: int) -> list[float]:
+    """The forward passes of a call that generates so many tokens after each prompt."""
+    core: Any = engine._core
+    model, found = core.model, []
+
+    def timed(batch: Batch, caches: Any) -> torch.Tensor:
+        logits: list[torch.Tensor] = []
+        found.append(seconds(lambda: logits.append(model(batch, caches))))
+        return logits[0]
+
+    core.model = timed
+    try:
+        engine.generate(prompts, answer_of(tokens))
+    finally:
+        core.model = model
+    return found
 
 
-def arithmetic(off: Engine, prompts: list[list[int]], answers: list[Sampling], seed: int) -> float:
-    """Rows per second if the tokens of rows with a common beginning had the speed of `rates`."""
-    prefill, decode = rates(off, off.tokenizer.vocab_size, seed)
-    new = sum(map(len, prompts)) - SYSTEM * (len(prompts) - 1)
-    # The first token of an answer comes with its prompt.
-    decoded = sum((one.max_tokens or 0) - 1 for one in answers)
-    return len(prompts) / (new / prefill + decoded / decode)
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Seconds of forward passes that no reuse spares: for the common `beginning`, for a token of a
+    row's `own` prompt after it, in steps full of such tokens, and for a token of an `answer` after
+    prompts of these lengths, in a full batch."""
+
+    beginning: float
+    own: float
+    answer: float
+
+    @classmethod
+    def measure(cls, on: Engine, seed: int) -> Rates:
+        """Those of an engine that reuses."""
+        prompts, _ = make_rows(BATCH, on.tokenizer.vocab_size, seed, shared=True)
+        beginning = sum(forward_seconds(on, [prompts[0][:SYSTEM]], 1))
+        own = sum(forward_seconds(on, prompts, 1)) / (sum(map(len, prompts)) - SYSTEM * BATCH)
+        # All prompts are kept now: the first step admits every row.
+        answers = forward_seconds(on, prompts, 1 + ANSWERED)[-ANSWERED:]
+        return cls(beginning, own, sum(answers) / (BATCH * ANSWERED))
+
+    def seconds(self, prompts: list[list[int]], answers: list[Sampling]) -> float:
+        """For rows with a common beginning."""
+        own = sum(map(len, prompts)) - SYSTEM * len(prompts)
+        # The first token of an answer comes with its prompt.
+        answered = sum((one.max_tokens or 0) - 1 for one in answers)
+        return self.beginning + own * self.own + answered * self.answer
 
 
 def measure_rows(contestants: dict[str, Run], rows: Iterable[Rows]) -> dict[str, list[float]]:
@@ -105,15 +140,33 @@ def compared(found: dict[str, list[float]]) -> Figures:
     for other in [name for name in found if name != "on"]:
         ratios = [a / b for a, b in zip(found["on"], found[other], strict=True)]
         figures[f"on / {other}"] = median(ratios)
-        if other == "off":
-            figures["rounds"] = " ".join(f"{ratio:.3f}" for ratio in ratios)
+        figures[f"rounds beside {other}"] = " ".join(f"{ratio:.3f}" for ratio in ratios)
     return figures
+
+
+def measure_arithmetic(on: Engine, count: int, rounds: int) -> Figures:
+    """Rows with a common beginning, beside arithmetic with rates from before and after them."""
+    vocab = on.tokenizer.vocab_size
+    warm_up({"on": on.generate}, vocab, shared=True)
+    found: dict[str, list[float]] = {"on": [], "arithmetic": []}
+    for number in range(rounds):
+        rows = make_rows(count, vocab, number, shared=True)
+        before = Rates.measure(on, 1000 + number)
+        taken = seconds(partial(on.generate, *rows))
+        after = Rates.measure(on, 2000 + number)
+        bounds = [rates.seconds(*rows) for rates in (before, after)]
+        for rates, bound in zip((before, after), bounds, strict=True):
+            print(f"  round {number}: {rates}: {bound:.4g} s", file=sys.stderr)
+        print(f"  round {number}: on: {taken:.4g} s", file=sys.stderr)
+        found["on"].append(count / taken)
+        found["arithmetic"].append(count / mean(bounds))
+    return compared(found)
 
 
 def measure_shared(
     on: Engine, off: Engine, reference: StaticBatches, count: int, rounds: int
 ) -> Figures:
-    """Rows with a common beginning, beside transformers and arithmetic."""
+    """Rows with a common beginning, beside transformers."""
     vocab = on.tokenizer.vocab_size
 
     def static(prompts: list[list[int]], answers: list[Sampling]) -> None:
@@ -121,18 +174,19 @@ def measure_shared(
 
     contestants: dict[str, Run] = {"on": on.generate, "off": off.generate, "transformers": static}
     warm_up(contestants, vocab, shared=True)
-    rows = [make_rows(count, vocab, number, shared=True) for number in range(rounds)]
-    bound = [arithmetic(off, *one, seed) for seed, one in enumerate(rows)]
-    return compared({**measure_rows(contestants, rows), "arithmetic": bound})
+    rows = (make_rows(count, vocab, number, shared=True) for number in range(rounds))
+    return compared(measure_rows(contestants, rows))
 
 
 def measure_distinct(on: Engine, off: Engine, count: int, rounds: int) -> Figures:
-    """Rows that have nothing in common."""
+    """Rows that have nothing in common, a few at a time."""
     vocab = on.tokenizer.vocab_size
     contestants: dict[str, Run] = {"on": on.generate, "off": off.generate}
     warm_up(contestants, vocab, shared=False)
-    rows = [make_rows(count, vocab, number, shared=False) for number in range(rounds)]
-    return compared(measure_rows(contestants, rows))
+    groups = range(max(1, count // GROUP) * rounds)
+    return compared(
+        measure_rows(contestants, (make_rows(GROUP, vocab, one, shared=False) for one in groups))
+    )
 
 
 def warm_up(contestants: dict[str, Run], vocab: int, *, shared: bool) -> None:
@@ -203,6 +257,10 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
             for state in (True, False)
         )
         title = f"Qwen3-0.6B shape, bf16, batch {BATCH}, {place}"
+        if "arithmetic" in chosen:
+            figures = measure_arithmetic(on, count, rounds)
+            file = out and out.with_stem("arithmetic")
+            report(f"{count} rows beside arithmetic, {title}", [figures], str(place), file)
         if "shared" in chosen:
             reference = StaticBatches(load_reference(path, place), place, BATCH)
             figures = measure_shared(on, off, reference, count, rounds)
@@ -210,7 +268,8 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
         if "distinct" in chosen:
             figures = measure_distinct(on, off, count, rounds)
             file = out and out.with_stem("distinct")
-            report(f"{count} rows with nothing in common, {title}", [figures], str(place), file)
+            name = f"{count} rows with nothing in common, {GROUP} at a time, {title}"
+            report(name, [figures], str(place), file)
         if "turns" in chosen:
             contestants = {"on": turn_of(on), "off": turn_of(off)}
             if PYTHON.exists() and place.type == "cpu":

@@ -36,6 +36,8 @@ FAMILIES = (
     "glm4",
     "gpt_oss",
 )
+# A model type for each kind of cache.
+KINDS = {"full": "qwen3", "window": "gemma3_text", "recurrent": "qwen3_5_text"}
 # Model types with a vision tower around a text model → the model type of the text model.
 WRAPPED = {
     "gemma3": "gemma3_text",

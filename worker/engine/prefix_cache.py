@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import islice
 
 from worker.engine.key_chain import KeyChain, salt_hash
@@ -24,12 +25,20 @@ from worker.engine.prefix_store import BLOCK, OVERHEAD, Block, root_key
 from worker.engine.sequence import Sequence
 from worker.engine.session_states import SessionStates
 from worker.engine.slot_copies import SlotCopies
-from worker.engine.snapshot_edges import Progress, SnapshotEdges
+from worker.engine.snapshot_edges import SnapshotEdges
 
 COMPARED = 32  # sequences whose prompts are compared with a new one
 PROVISIONAL_SHARE = 8  # one of this many bytes of the cache limit may hold provisional snapshots
 
 StateOf = Callable[[int], tuple[object, ...]]
+
+
+@dataclass(eq=False, slots=True)
+class Progress:
+    """What is known of one sequence: the keys of its blocks, and where its snapshots are taken."""
+
+    chain: KeyChain
+    edges: SnapshotEdges = field(default_factory=SnapshotEdges)
 
 
 class PrefixCache:
@@ -192,27 +201,19 @@ class PrefixCache:
         keys = self._keys(sequence, end // BLOCK)
         path = keys[: self._store.known(keys)]
         with self._store.referenced(path):
-            new = self._fitting(sequence.slot, keys[len(path) :])
-            start, end = len(path) * BLOCK, (len(path) + len(new)) * BLOCK
+            one = OVERHEAD + self._copies.bytes_of_blocks(sequence.slot, 0, BLOCK)
+            known, limit = len(path), self._pool.bytes_for_kept
+            new = keys[known : known + self._store.fit(len(keys) - known, one, limit)]
+            start, end = known * BLOCK, (known + len(new)) * BLOCK
             if new:
                 states = self._copies.blocks(sequence.slot, start, end)
-                parents = [self._progress[sequence].chain.parent(len(path)), *new]
+                parents = [self._progress[sequence].chain.parent(known), *new]
                 blocks = zip(new, parents, states, strict=False)
                 self._store.extend(
                     {key: Block(parent, BLOCK, state) for key, parent, state in blocks}
                 )
         self._store.touch([*path, *new])
         return path + new
-
-    def _fitting(self, slot: int, keys: list[bytes]) -> list[bytes]:
-        """The first of some blocks, as many as there is room for; the room is made."""
-        one = OVERHEAD + self._copies.bytes_of_blocks(slot, 0, BLOCK)
-        limit = self._pool.bytes_for_kept
-        if keys and not self._store.shrink(limit - len(keys) * one):
-            keys = keys[: max(0, self._store.room(limit) // one)]
-            if keys:
-                self._store.shrink(limit - len(keys) * one)
-        return keys
 
     def _keep_snapshot(
         self, sequence: Sequence, path: list[bytes], *, provisional: bool = False

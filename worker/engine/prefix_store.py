@@ -173,9 +173,15 @@ class PrefixStore(Generic[Kept]):
             self._pinned.add(key)
             self.pinned_bytes += block.nbytes
 
-    def room(self, limit: int) -> int:
-        """Bytes that can be added within `limit`, if all that may be evicted is."""
-        return limit - sum(block.nbytes for block in self._blocks.values() if block.references)
+    def fit(self, count: int, each: int, limit: int) -> int:
+        """Make room within `limit` bytes for up to `count` blocks of `each` bytes. Returns for how
+        many there is room now."""
+        if count and not self.shrink(limit - count * each):
+            held = sum(block.nbytes for block in self._blocks.values() if block.references)
+            count = max(0, (limit - held) // each)
+            if count:
+                self.shrink(limit - count * each)
+        return count
 
     def shrink(self, limit: int) -> bool:
         """Evict until at most `limit` bytes are kept. Returns False, with nothing changed, if

@@ -5,9 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
-
-from worker.engine.key_chain import KeyChain
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,14 +36,6 @@ class SnapshotEdges:
         """The last one of at most `end` tokens, or 0."""
         at = bisect_right(self.ends, end)
         return self.ends[at - 1] if at else 0
-
-
-@dataclass(eq=False, slots=True)
-class Progress:
-    """What the prefix cache knows of one sequence: the keys of its blocks, and its snapshots."""
-
-    chain: KeyChain
-    edges: SnapshotEdges = field(default_factory=SnapshotEdges)
 
 
 def spaced_edges(begin: int, last: int, first: int) -> Iterator[int]:

@@ -20,17 +20,11 @@ from worker.engine.prefix_store import BLOCK
 from worker.layers.batch import Batch
 from worker.resident import device as devices
 
-KINDS = {"full": "qwen3", "window": "gemma3_text", "recurrent": "qwen3_5_text"}
 SYSTEM = [5 + i % 90 for i in range(100)]
 GREEDY = Sampling(temperature=0, max_tokens=6, ignore_eos=True)
 EDGE = 96  # the last block edge in SYSTEM
 
 Load = Callable[..., Engine]
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), KINDS[request.param])
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from jobs.api.sampling import Sampling
-from tests.worker.checkpoints import make_checkpoint
+from tests.worker.checkpoints import KINDS, make_checkpoint
 from worker import Engine
 from worker.engine.engine import EngineCore
 from worker.engine.prefix_cache import PROVISIONAL_SHARE
@@ -23,7 +23,6 @@ from worker.engine.prompt_caches import compute_state, pin_prompt_cache
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.text.detokenizer import Detokenizer
 
-KINDS = {"full": "qwen3", "window": "gemma3_text", "recurrent": "qwen3_5_text"}
 WORDS = ([7] * 9, [8, 9] * 8, [10 + i for i in range(23)], [40])  # prompts are made of these
 PINNED = [*WORDS[1], *WORDS[2]]  # a prompt cache, of two blocks and a shorter one
 LONGEST = 200  # tokens of a prompt and its answer

@@ -87,8 +87,9 @@ def test_referenced_blocks_are_not_evicted() -> None:
     with store.referenced(first):
         assert not store.shrink(ONE)
         assert kept(store, first + second) == [True] * 3  # nothing changed
-        assert store.room(5 * ONE) == 3 * ONE
-        assert store.shrink(2 * ONE)
+        assert store.fit(2, ONE, 5 * ONE) == 2
+        assert kept(store, first + second) == [True] * 3  # there was room
+        assert store.fit(4, ONE, 5 * ONE) == 3
         assert kept(store, first + second) == [True, True, False]
     assert store.shrink(0)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,22 +13,15 @@ import pytest
 
 from jobs.api.answer import ChatCompletion
 from jobs.errors import JobError
-from tests.worker.checkpoints import make_checkpoint
 from tests.worker.site import wait_until
 from worker import Engine
 from worker.engine.prompt_caches import keep_sessions
 from worker.engine.state_dir import StateDir
 from worker.engine.state_file import StateFile
 
-KINDS = {"full": "qwen3", "window": "gemma3_text", "recurrent": "qwen3_5_text"}
 QUESTION = "a question about the weather of the next days " * 5
 
 Make = Callable[..., Engine]
-
-
-@pytest.fixture(scope="module", params=KINDS)
-def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_checkpoint(tmp_path_factory.mktemp("model"), KINDS[request.param])
 
 
 def make(folder: Path, states: Path | None, limit: int = 1 << 30, **options: Any) -> Engine:
@@ -79,6 +71,8 @@ def test_evicted_state_comes_back(folder: Path, tmp_path: Path) -> None:
     plain = make(folder, None)
     limit = plain._core.pool.bytes_for_one(500) * 2
     engine = make(folder, tmp_path, cache_bytes=limit)
+    sessions = engine._core.prefix.sessions
+    assert sessions is not None
     ask(engine, QUESTION)
     number = 0
     while not files(tmp_path):
@@ -86,7 +80,7 @@ def test_evicted_state_comes_back(folder: Path, tmp_path: Path) -> None:
         number += 1
         assert number < 50
     assert len(files(tmp_path)) == 1  # jobs without a session leave none
-    time.sleep(0.5)  # the thread that has renamed the file notes it afterwards
+    wait_until(lambda: sessions._bytes == 0)  # the file is there before it is noted
     turn = ask(engine, QUESTION, "rain", "and then?")
     assert cached(turn) > 64
     assert turn.text == ask(plain, QUESTION, "rain", "and then?").text

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
-from tests.worker.checkpoints import make_checkpoint
-from tests.worker.engine.drafted import KINDS, mixed_requests, perturbed
+from tests.worker.checkpoints import KINDS, make_checkpoint
+from tests.worker.engine.drafted import mixed_requests, perturbed
 from worker import Engine
 from worker.backend import Outcome
 from worker.engine.collect import CollectingSink

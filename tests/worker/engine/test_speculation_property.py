@@ -9,8 +9,8 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from tests.worker.checkpoints import make_checkpoint
-from tests.worker.engine.drafted import KINDS, perturbed
+from tests.worker.checkpoints import KINDS, make_checkpoint
+from tests.worker.engine.drafted import perturbed
 from tests.worker.engine.test_prefix_property import ACTIONS, WORDS, Ask, Cancel, Pair, Steps, run
 
 EXAMPLES = 12
