@@ -29,7 +29,7 @@ def linear(x: Tensor, weights: Sequence[tuple[Tensor, int]]) -> Tensor:
     y = torch.empty(rows, outputs, dtype=torch.bfloat16)
     tiles = sum(-(-count // TILE_ROWS) for _, count in weights)
     # Weights are widened to float32, which pays from two tiles on.
-    pairs = library.multiplies_pairs() or rows <= TILE_ROWS * len(weights)
+    pairs = library.multiplies_pairs()
     packed = torch.bfloat16 if pairs else torch.float32
     scratch = torch.empty(tiles * TILE_ROWS * columns, dtype=packed)
     table = [fact for weight, count in weights for fact in (weight.data_ptr(), count)]

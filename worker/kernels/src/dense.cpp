@@ -253,13 +253,18 @@ INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ah
     }
 }
 
+// Elements from one output to the next of weights in float32: not a power of two, so that those of a
+// channel lie in different sets of the first-level cache.
+INLINE int64_t widened_stride(int64_t columns) { return columns + LANES; }
+
 // The same with weights and rows in float32.
 template <int T>
 INLINE void multiply(const float* weights, const uint32_t* packed, int64_t columns, Ahead& ahead,
                      float* sums) {
     constexpr int N = outputs_together<T>();
+    const int64_t stride = widened_stride(columns);
     const float* x = (const float*)packed;
-    for (int first = 0; first < UNIT; first += N, weights += N * columns) {
+    for (int first = 0; first < UNIT; first += N, weights += N * stride) {
         Floats totals[N][T];
         for (int n = 0; n < N; n++)
             for (int t = 0; t < T; t++) totals[n][t] = zeros();
@@ -269,7 +274,7 @@ INLINE void multiply(const float* weights, const uint32_t* packed, int64_t colum
                 for (int t = 0; t < T; t++) rows[t] = load(x + (t * columns + c) * TILE_ROWS);
                 for (int n = 0; n < N; n++)
                     for (int t = 0; t < T; t++)
-                        totals[n][t] = fma(rows[t], all(weights[n * columns + c]), totals[n][t]);
+                        totals[n][t] = fma(rows[t], all(weights[n * stride + c]), totals[n][t]);
             }
             ahead.fetch<_MM_HINT_T0>(N);
         }
@@ -311,7 +316,9 @@ void unit_of_packed(const Dense& d, const Unit& unit, float* widened, Ahead& ahe
     const bf16* weights = unit.weights(d);
     if (d.pairs) return unit_of_packed(d, unit, weights, ahead);
 #ifndef __AMX_BF16__
-    for (int64_t i = 0; i < UNIT * d.columns; i += LANES) store(widened + i, load(weights + i));
+    for (int n = 0; n < UNIT; n++)
+        for (int64_t c = 0; c < d.columns; c += LANES)
+            store(widened + n * widened_stride(d.columns) + c, load(weights + n * d.columns + c));
     unit_of_packed<float>(d, unit, widened, ahead);
 #endif
 }
@@ -360,7 +367,7 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
 #pragma omp parallel num_threads(threads)
     {
         float* widened = nullptr;
-        if (packs && !pairs) widened = (float*)aligned_alloc(LINE, UNIT * columns * sizeof(float));
+        if (packs && !pairs) widened = (float*)aligned_alloc(LINE, UNIT * (columns + LANES) * sizeof(float));
         if (packs) pack(d, matrices);
         if (packs) begin_packed();
         hand_out(matrices * d.units(), next, [&](int64_t index, int64_t following) {
