@@ -17,7 +17,6 @@ from torch import Tensor
 from worker.layers.device import to_device
 
 SHORT = 16  # tokens of a chunk that kernels compute one by one
-SMALL = 32  # tokens of a batch of which all are: such steps can be recorded
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,10 +149,9 @@ class Batch:
         """Lay spans out flat. Returns the batch, and the spans in the order of their rows."""
         spans = list(spans)
         singles = sorted((s for s in spans if s.length == 1), key=lambda s: s.slot)
-        limit = SMALL if sum(s.length for s in spans) <= SMALL else SHORT
         # By length: fewer forms of steps, of which each is recorded for itself.
-        short = sorted((s for s in spans if 1 < s.length <= limit), key=lambda s: s.length)
-        ordered = singles + short + [s for s in spans if s.length > limit]
+        short = sorted((s for s in spans if 1 < s.length <= SHORT), key=lambda s: s.length)
+        ordered = singles + short + [s for s in spans if s.length > SHORT]
         ids: list[int] = []
         positions: list[int] = []
         lengths: list[int] = []
