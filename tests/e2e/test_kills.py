@@ -231,6 +231,7 @@ def test_sigterm_returns_unfinished_jobs_in_their_order(site: Site) -> None:
     bulk = site.submit_many(["x"], words=5, priority="bulk")
     worker = site.worker(delay=0.02, grace=6.0)
     wait_until(lambda: site.redis.llen(QUEUE) == 5)
+    wait_until(lambda: all(site.redis.xlen(keys.log(job.id)) > 2 for job in short))
     assert worker.stop() == 0
     assert [job.status().value for job in short] == ["finished"] * 2
     assert [name.decode() for name in site.redis.lrange(QUEUE, 0, -1)] == [
