@@ -47,6 +47,7 @@ BATCH = 16
 ANSWERED = 60  # tokens of answers whose rate is measured
 GROUP = 4  # rows without a common beginning that each side computes in its turn
 PARTS = ("arithmetic", "shared", "distinct", "turns")
+WARM_UP = 1_000_000  # a seed that no round has
 TURNS, TURN, REPLY = 20, 30, 10  # turns, and new tokens and tokens of the answer in each
 
 Rows = tuple[list[list[int]], list[Sampling]]
@@ -191,7 +192,7 @@ def measure_distinct(on: Engine, off: Engine, count: int, rounds: int) -> Figure
 
 def warm_up(contestants: dict[str, Run], vocab: int, *, shared: bool) -> None:
     for generate in contestants.values():
-        generate(*make_rows(BATCH // 4, vocab, -1, shared=shared))
+        generate(*make_rows(BATCH // 4, vocab, WARM_UP, shared=shared))
 
 
 def conversation(turn: Turn, vocab: int, seed: int, turns: int = TURNS) -> list[float]:
@@ -219,7 +220,7 @@ def turn_of(engine: Engine) -> Turn:
 
 def measure_turns(contestants: dict[str, Turn], vocab: int, rounds: int) -> list[Figures]:
     for turn in contestants.values():
-        conversation(turn, vocab, -1, turns=2)  # warms up
+        conversation(turn, vocab, WARM_UP, turns=2)
     times: dict[str, list[list[float]]] = {name: [] for name in contestants}
     for seed in range(rounds):
         for name, turn in contestants.items():
