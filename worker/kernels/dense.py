@@ -13,6 +13,9 @@ from worker.kernels import library
 STEP = 32  # columns are a multiple of this
 UNIT = 32  # outputs of a unit of work: a matrix has at least as many
 TILE_ROWS = 16  # rows of x that are packed together
+# Rows that are multiplied as they are: a token and the 4 guesses after it have the bits that they
+# have one by one. More where products of pairs are slow, since tiles compute 16 rows in any case.
+FEW, FEW_BY_SLOW_PAIRS = 5, 12
 
 
 def serves(outputs: int, columns: int) -> bool:
@@ -29,7 +32,9 @@ def linear(x: Tensor, weights: Sequence[tuple[Tensor, int]]) -> Tensor:
     y = torch.empty(rows, outputs, dtype=torch.bfloat16)
     tiles = sum(-(-count // TILE_ROWS) for _, count in weights)
     # Weights are widened to float32, which pays from two tiles on.
-    pairs = library.multiplies_pairs()
+    fast = library.multiplies_pairs()
+    # Weights are widened to float32 for each call, which pays from two tiles on.
+    pairs = fast or rows <= TILE_ROWS * len(weights)
     packed = torch.bfloat16 if pairs else torch.float32
     scratch = torch.empty(tiles * TILE_ROWS * columns, dtype=packed)
     table = [fact for weight, count in weights for fact in (weight.data_ptr(), count)]
@@ -42,6 +47,7 @@ def linear(x: Tensor, weights: Sequence[tuple[Tensor, int]]) -> Tensor:
         y.data_ptr(),
         outputs,
         scratch.data_ptr(),
+        FEW if fast else FEW_BY_SLOW_PAIRS,
         pairs,
         torch.get_num_threads(),
     )

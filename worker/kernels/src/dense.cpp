@@ -15,9 +15,7 @@ namespace {
 
 constexpr int UNIT = 32;  // outputs; dense.py checks that a matrix has as many
 constexpr int STEP = 32;  // channels; columns are a multiple, dense.py checks it
-// Rows that are multiplied as they are: up to 4 that is faster than packing them, and a token and the
-// 4 guesses after it have the bits that they have one by one.
-constexpr int FEW = 5;
+constexpr int TOGETHER = 5;  // most rows that are multiplied as they are in one pass over the weights
 
 // One matrix, and the rows that are multiplied with it.
 struct Matrix {
@@ -32,10 +30,13 @@ struct Dense {
     bf16* y;  // [rows of all matrices, outputs]
     int64_t outputs;
     uint32_t* packed;  // rows of x side by side, see `pack_step`
-    bool pairs;        // whether products are of pairs of bf16, or else in float32
+    int64_t few;       // up to so many rows of a matrix are multiplied as they are
+    bool pairs;        // whether packed ones are multiplied in pairs of bf16, or else in float32
 
     int64_t units() const { return (outputs + UNIT - 1) / UNIT; }
     int64_t steps() const { return columns / STEP; }
+    // Tiles of packed rows that a matrix needs.
+    int64_t tiles(int64_t rows) const { return rows > few ? (rows + LANES - 1) / LANES : 0; }
     int64_t unit_bytes() const { return UNIT * columns * (int64_t)sizeof(bf16); }
 };
 
@@ -46,9 +47,6 @@ struct Unit {
 
     const bf16* weights(const Dense& d) const { return matrix->weight + output * d.columns; }
 };
-
-// Tiles of packed rows that a matrix needs.
-INLINE int64_t tiles_of(int64_t rows) { return rows > FEW ? (rows + LANES - 1) / LANES : 0; }
 
 // ---- Vectors -------------------------------------------------------------------------------------
 
@@ -105,7 +103,7 @@ void vector_rows(const Dense& d, const Unit& unit, int64_t row, Ahead& ahead) {
 
 void unit_by_vectors(const Dense& d, const Unit& unit, Ahead& ahead) {
     int64_t row = 0, left = unit.matrix->rows;
-    for (; left > FEW; row += 4, left -= 4) vector_rows<4>(d, unit, row, ahead);
+    for (; left > TOGETHER; row += 4, left -= 4) vector_rows<4>(d, unit, row, ahead);
     switch (left) {
         case 1: return vector_rows<1>(d, unit, row, ahead);
         case 2: return vector_rows<2>(d, unit, row, ahead);
@@ -152,13 +150,13 @@ void pack(const Dense& d, int matrices) {
     for (int m = 0; m < matrices; m++) {
         const int64_t rows = d.matrices[m].rows;
 #pragma omp for schedule(static) nowait
-        for (int64_t i = 0; i < tiles_of(rows) * steps; i++) {
+        for (int64_t i = 0; i < d.tiles(rows) * steps; i++) {
             const int64_t first = i / steps * TILE_ROWS;
             pack_step(d, d.x + (row + first) * d.stride + i % steps * STEP, rows - first,
                       d.packed + (tile * steps + i) * size);
         }
         row += rows;
-        tile += tiles_of(rows);
+        tile += d.tiles(rows);
     }
 #pragma omp barrier
 }
@@ -292,7 +290,7 @@ INLINE void multiply(const float* weights, const uint32_t* packed, int64_t colum
 template <typename W>
 void unit_of_packed(const Dense& d, const Unit& unit, const W* weights, Ahead& ahead) {
     alignas(64) float sums[MOST_TILES * UNIT * TILE_ROWS];
-    const int64_t rows = unit.matrix->rows, tiles = tiles_of(rows);
+    const int64_t rows = unit.matrix->rows, tiles = d.tiles(rows);
     const int64_t size = d.steps() * (d.pairs ? TILE : 2 * TILE);
     for (int64_t tile = 0; tile < tiles; tile += MOST_TILES) {
         const uint32_t* x = d.packed + (unit.tile + tile) * size;
@@ -340,7 +338,7 @@ Unit unit_at(const Dense& d, int64_t index) {
     Unit unit{d.matrices, 0, 0, 0};
     for (; index >= d.units(); index -= d.units(), unit.matrix++) {
         unit.row += unit.matrix->rows;
-        unit.tile += tiles_of(unit.matrix->rows);
+        unit.tile += d.tiles(unit.matrix->rows);
     }
     unit.output = std::min(index * UNIT, d.outputs - UNIT);
     return unit;
@@ -349,21 +347,22 @@ Unit unit_at(const Dense& d, int64_t index) {
 }  // namespace
 
 // y = x Wᵀ in bf16 with the rows of x that belong to each of `matrices` matrices, in order. `table`
-// holds the weights and the number of rows of each. `pairs`: whether the CPU is faster with pairs of
-// bf16 than in float32, as AMX is in any case. `scratch`: 64-byte aligned, 2 bytes per column and row, or 4 without
-// pairs, the rows of each matrix rounded up to 16.
+// holds the weights and the number of rows of each. `few` and `pairs`: see Dense; AMX has its own.
+// `scratch`: 64-byte aligned, 2 bytes per column and row, or 4 without pairs, the rows of each
+// matrix rounded up to 16.
 EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const int64_t* table,
-                         int matrices, bf16* y, int64_t outputs, uint32_t* scratch, int pairs,
-                         int threads) {
+                         int matrices, bf16* y, int64_t outputs, uint32_t* scratch, int few,
+                         int pairs, int threads) {
     int64_t next = 0;
     bool packs = false;
-    for (int m = 0; m < matrices; m++) packs |= ((const Matrix*)table)[m].rows > FEW;
+    for (int m = 0; m < matrices; m++) packs |= ((const Matrix*)table)[m].rows > few;
 #ifdef __AMX_BF16__
     packs = packs && tiles_are_allowed();
+    few = TOGETHER;
     pairs = 1;
 #endif
     packs = packs && PACKS;
-    const Dense d{x, stride, columns, (const Matrix*)table, y, outputs, scratch, pairs != 0};
+    const Dense d{x, stride, columns, (const Matrix*)table, y, outputs, scratch, few, pairs != 0};
 #pragma omp parallel num_threads(threads)
     {
         float* widened = nullptr;
@@ -377,7 +376,7 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
                 ahead.at = (const char*)unit_at(d, following).weights(d);
                 ahead.end = ahead.at + d.unit_bytes();
             }
-            if (packs && unit.matrix->rows > FEW)
+            if (packs && unit.matrix->rows > few)
                 unit_of_packed(d, unit, widened, ahead);
             else
                 unit_by_vectors(d, unit, ahead);
