@@ -31,7 +31,6 @@ def linear(x: Tensor, weights: Sequence[tuple[Tensor, int]]) -> Tensor:
     outputs = weights[0][0].shape[0]
     y = torch.empty(rows, outputs, dtype=torch.bfloat16)
     tiles = sum(-(-count // TILE_ROWS) for _, count in weights)
-    # Weights are widened to float32, which pays from two tiles on.
     fast = library.multiplies_pairs()
     # Weights are widened to float32 for each call, which pays from two tiles on.
     pairs = fast or rows <= TILE_ROWS * len(weights)

@@ -113,6 +113,10 @@ void unit_by_vectors(const Dense& d, const Unit& unit, Ahead& ahead) {
     }
 }
 
+// Elements from one output to the next of weights in float32: not a power of two, so that those of a
+// channel lie in different sets of the first-level cache.
+INLINE int64_t widened_stride(int64_t columns) { return columns + LANES; }
+
 // ---- Packed rows ---------------------------------------------------------------------------------
 
 #ifdef AVX512
@@ -251,10 +255,6 @@ INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ah
     }
 }
 
-// Elements from one output to the next of weights in float32: not a power of two, so that those of a
-// channel lie in different sets of the first-level cache.
-INLINE int64_t widened_stride(int64_t columns) { return columns + LANES; }
-
 // The same with weights and rows in float32.
 template <int T>
 INLINE void multiply(const float* weights, const uint32_t* packed, int64_t columns, Ahead& ahead,
@@ -288,7 +288,7 @@ INLINE void multiply(const float* weights, const uint32_t* packed, int64_t colum
 
 // `weights`: those of the unit, of either type.
 template <typename W>
-void unit_of_packed(const Dense& d, const Unit& unit, const W* weights, Ahead& ahead) {
+void multiply_tiles(const Dense& d, const Unit& unit, const W* weights, Ahead& ahead) {
     alignas(64) float sums[MOST_TILES * UNIT * TILE_ROWS];
     const int64_t rows = unit.matrix->rows, tiles = d.tiles(rows);
     const int64_t size = d.steps() * (d.pairs ? TILE : 2 * TILE);
@@ -312,12 +312,12 @@ void unit_of_packed(const Dense& d, const Unit& unit, const W* weights, Ahead& a
 
 void unit_of_packed(const Dense& d, const Unit& unit, float* widened, Ahead& ahead) {
     const bf16* weights = unit.weights(d);
-    if (d.pairs) return unit_of_packed(d, unit, weights, ahead);
+    if (d.pairs) return multiply_tiles(d, unit, weights, ahead);
 #ifndef __AMX_BF16__
     for (int n = 0; n < UNIT; n++)
         for (int64_t c = 0; c < d.columns; c += LANES)
             store(widened + n * widened_stride(d.columns) + c, load(weights + n * d.columns + c));
-    unit_of_packed<float>(d, unit, widened, ahead);
+    multiply_tiles<float>(d, unit, widened, ahead);
 #endif
 }
 
@@ -353,20 +353,23 @@ Unit unit_at(const Dense& d, int64_t index) {
 EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const int64_t* table,
                          int matrices, bf16* y, int64_t outputs, uint32_t* scratch, int few,
                          int pairs, int threads) {
-    int64_t next = 0;
-    bool packs = false;
-    for (int m = 0; m < matrices; m++) packs |= ((const Matrix*)table)[m].rows > few;
 #ifdef __AMX_BF16__
-    packs = packs && tiles_are_allowed();
     few = TOGETHER;
     pairs = 1;
 #endif
-    packs = packs && PACKS;
     const Dense d{x, stride, columns, (const Matrix*)table, y, outputs, scratch, few, pairs != 0};
+    int64_t next = 0;
+    bool packs = false;
+    for (int m = 0; m < matrices; m++) packs |= d.matrices[m].rows > few;
+    packs = packs && PACKS;
+#ifdef __AMX_BF16__
+    packs = packs && tiles_are_allowed();
+#endif
 #pragma omp parallel num_threads(threads)
     {
         float* widened = nullptr;
-        if (packs && !pairs) widened = (float*)aligned_alloc(LINE, UNIT * (columns + LANES) * sizeof(float));
+        if (packs && !pairs)
+            widened = (float*)aligned_alloc(LINE, UNIT * widened_stride(columns) * sizeof(float));
         if (packs) pack(d, matrices);
         if (packs) begin_packed();
         hand_out(matrices * d.units(), next, [&](int64_t index, int64_t following) {
