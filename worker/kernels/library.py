@@ -26,7 +26,7 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 SIGNATURES = {
     "pack_rows": "ippll i",
     "quantised_linear": "plll i pi pl pi",
-    "dense_linear": "pll pi pl p iii",
+    "dense_linear": "pll pi pl p ii",
     "rms_norm": "plppp plifi ii",
     "delta_convolve": "pppl pp lil ii",
     "delta_recur": "pppppp l iiii i",

@@ -57,7 +57,22 @@ def test_many_rows_of_a_layer(kernels: Library) -> None:
 @pytest.mark.parametrize("rows", range(2, 6))
 def test_few_rows_have_the_bits_that_each_has_alone(kernels: Library, rows: int) -> None:
     """A token and its verified guesses are such rows."""
-    x, weight = random(1, rows, 320), random(2, 70, 320)
+    assert_rows_have_the_bits_that_each_has_alone(rows, 320)
+
+
+@pytest.mark.parametrize("rows", [6, 13, 24])
+@pytest.mark.parametrize("columns", [320, 1056])
+def test_rows_in_float32_have_the_bits_that_each_has_alone(
+    kernels: Library, monkeypatch: pytest.MonkeyPatch, rows: int, columns: int
+) -> None:
+    if kernels.level.name == "amx":
+        pytest.skip("the matrix unit multiplies these rows")
+    monkeypatch.setattr(library, "multiplies_pairs", lambda: False)
+    assert_rows_have_the_bits_that_each_has_alone(rows, columns)
+
+
+def assert_rows_have_the_bits_that_each_has_alone(rows: int, columns: int) -> None:
+    x, weight = random(1, rows, columns), random(2, 70, columns)
     alone = [dense.linear(row[None], [(weight, 1)]) for row in x]
     assert torch.equal(dense.linear(x, [(weight, rows)]), torch.cat(alone))
 

@@ -1,0 +1,220 @@
+// Rows of x that are packed side by side, 16 together, for products with bf16 weights: by the matrix
+// unit, or by vectors whose lanes are rows, so that nothing is summed across a register.
+#pragma once
+
+#include "dense.h"
+#include "tiles.h"
+
+#include <algorithm>
+
+namespace {
+
+#ifdef AVX512
+
+constexpr int64_t TILE = STEP / 2 * TILE_ROWS;  // pairs of channels of one step of a tile
+
+// One step of up to TILE_ROWS rows of x: pairs of channels of all rows side by side, or else single
+// channels in float32.
+INLINE void pack_step(const Dense& d, const bf16* x, int64_t rows, uint32_t* out) {
+    const __mmask16 present = rows >= TILE_ROWS ? 0xffff : (__mmask16)((1 << rows) - 1);
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i offsets = _mm512_mullo_epi32(lanes, _mm512_set1_epi32((int32_t)d.stride));
+    for (int pair = 0; pair < STEP / 2; pair++) {
+        const __m512i both = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), present, offsets,
+                                                         x + 2 * pair, sizeof(bf16));
+        if (d.pairs) {
+            _mm512_store_si512(out + pair * TILE_ROWS, both);
+        } else {
+            store((float*)out + 2 * pair * TILE_ROWS, half_of(both, false));
+            store((float*)out + (2 * pair + 1) * TILE_ROWS, half_of(both, true));
+        }
+    }
+}
+
+// Packs this thread's share of all rows, and waits for the others.
+void pack(const Dense& d, int matrices) {
+    const int64_t steps = d.steps(), size = d.pairs ? TILE : 2 * TILE;
+    int64_t row = 0, tile = 0;
+    for (int m = 0; m < matrices; m++) {
+        const int64_t rows = d.matrices[m].rows;
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < d.tiles(rows) * steps; i++) {
+            const int64_t first = i / steps * TILE_ROWS;
+            pack_step(d, d.x + (row + first) * d.stride + i % steps * STEP, rows - first,
+                      d.packed + (tile * steps + i) * size);
+        }
+        row += rows;
+        tile += d.tiles(rows);
+    }
+#pragma omp barrier
+}
+
+// y of 16 outputs and up to 16 rows ← sums [output][row].
+INLINE void put_tile(const float* sums, int64_t rows, bf16* y, int64_t stride) {
+    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+    const __m512i offsets = _mm512_slli_epi32(lanes, 4);
+    for (int64_t r = 0; r < rows && r < TILE_ROWS; r++)
+        store(y + r * stride, _mm512_i32gather_ps(offsets, sums + r, sizeof(float)));
+}
+
+#endif
+
+#ifdef __AMX_BF16__
+
+constexpr int MOST_TILES = 2;  // of rows, multiplied together
+
+bool may_pack() { return tiles_are_allowed(); }
+void begin_packed() { configure_tiles(LINE, TILE_ROWS); }
+void end_packed() { _tile_release(); }
+
+// sums [tile][output][row] of UNIT outputs of T tiles of rows, by the matrix unit.
+template <int T>
+INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ahead& ahead,
+                     float* sums) {
+    const int64_t steps = columns / STEP, bytes = columns * sizeof(bf16);
+    const bf16* second = weights + TILE_ROWS * columns;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t i = 0; i < steps; i++) {
+        _tile_loadd(4, weights + i * STEP, bytes);
+        _tile_loadd(6, x + i * TILE, LINE);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, second + i * STEP, bytes);
+        _tile_dpbf16ps(1, 5, 6);
+        if (T == 2) {
+            _tile_loadd(7, x + (steps + i) * TILE, LINE);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        ahead.fetch(UNIT);
+    }
+    _tile_stored(0, sums, LINE);
+    _tile_stored(1, sums + TILE, LINE);
+    if (T == 2) {
+        _tile_stored(2, sums + 2 * TILE, LINE);
+        _tile_stored(3, sums + 3 * TILE, LINE);
+    }
+}
+
+#elif defined(AVX512)
+
+constexpr int MOST_TILES = 3;
+
+bool may_pack() { return true; }
+void begin_packed() {}
+void end_packed() {}
+
+template <int T>
+constexpr int outputs_together() { return T == 1 ? 16 : 8; }  // as many sums as there are registers for
+
+// The same by vectors: each pair of weights by all rows of a tile.
+template <int T>
+INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ahead& ahead,
+                     float* sums) {
+    constexpr int N = outputs_together<T>();
+    const int64_t steps = columns / STEP;
+    for (int first = 0; first < UNIT; first += N, weights += N * columns) {
+        Floats totals[N][T];
+        for (int n = 0; n < N; n++)
+            for (int t = 0; t < T; t++) totals[n][t] = zeros();
+        for (int64_t i = 0; i < steps; i++) {
+            for (int pair = 0; pair < STEP / 2; pair++) {
+                Part rows[T];
+                for (int t = 0; t < T; t++)
+                    rows[t] = (Part)_mm512_load_si512(x + (t * steps + i) * TILE +
+                                                      pair * TILE_ROWS);
+                for (int n = 0; n < N; n++) {
+                    int32_t two;
+                    memcpy(&two, weights + n * columns + i * STEP + 2 * pair, sizeof two);
+                    const Part weight = (Part)_mm512_set1_epi32(two);
+                    for (int t = 0; t < T; t++)
+                        totals[n][t] = add_product(totals[n][t], rows[t], weight);
+                }
+            }
+            ahead.fetch<_MM_HINT_T0>(N);
+        }
+        for (int n = 0; n < N; n++)
+            for (int t = 0; t < T; t++)
+                store(sums + (t * UNIT + first + n) * TILE_ROWS, totals[n][t]);
+    }
+}
+
+// The same with weights and rows in float32.
+template <int T>
+INLINE void multiply(const float* weights, const uint32_t* packed, int64_t columns, Ahead& ahead,
+                     float* sums) {
+    constexpr int N = outputs_together<T>();
+    const int64_t stride = widened_stride(columns);
+    const float* x = (const float*)packed;
+    for (int first = 0; first < UNIT; first += N, weights += N * stride) {
+        Floats totals[N][T];
+        for (int n = 0; n < N; n++)
+            for (int t = 0; t < T; t++) totals[n][t] = zeros();
+        for (int64_t k = 0; k < columns; k += STEP) {
+            for (int64_t c = k; c < k + STEP; c++) {
+                Floats rows[T];
+                for (int t = 0; t < T; t++) rows[t] = load(x + (t * columns + c) * TILE_ROWS);
+                for (int n = 0; n < N; n++)
+                    for (int t = 0; t < T; t++)
+                        totals[n][t] = fma(rows[t], all(weights[n * stride + c]), totals[n][t]);
+            }
+            ahead.fetch<_MM_HINT_T0>(N);
+        }
+        for (int n = 0; n < N; n++)
+            for (int t = 0; t < T; t++)
+                store(sums + (t * UNIT + first + n) * TILE_ROWS, totals[n][t]);
+    }
+}
+
+#endif
+
+#ifdef AVX512
+
+// `weights`: those of the unit, of either type.
+template <typename W>
+void multiply_tiles(const Dense& d, const Unit& unit, const W* weights, Ahead& ahead) {
+    alignas(64) float sums[MOST_TILES * UNIT * TILE_ROWS];
+    const int64_t rows = unit.matrix->rows, tiles = d.tiles(rows);
+    const int64_t size = d.steps() * (d.pairs ? TILE : 2 * TILE);
+    for (int64_t tile = 0; tile < tiles; tile += MOST_TILES) {
+        const uint32_t* x = d.packed + (unit.tile + tile) * size;
+        const int64_t together = std::min<int64_t>(tiles - tile, MOST_TILES);
+        if (together == 1)
+            multiply<1>(weights, x, d.columns, ahead, sums);
+        else if (together == 2)
+            multiply<2>(weights, x, d.columns, ahead, sums);
+        else
+            multiply<MOST_TILES>(weights, x, d.columns, ahead, sums);
+        for (int64_t t = 0; t < together; t++) {
+            const int64_t row = (tile + t) * TILE_ROWS;
+            bf16* y = d.y + (unit.row + row) * d.outputs + unit.output;
+            for (int half = 0; half < UNIT; half += LANES)
+                put_tile(sums + (t * UNIT + half) * TILE_ROWS, rows - row, y + half, d.outputs);
+        }
+    }
+}
+
+void unit_of_packed(const Dense& d, const Unit& unit, float* widened, Ahead& ahead) {
+    const bf16* weights = unit.weights(d);
+    if (d.pairs) return multiply_tiles(d, unit, weights, ahead);
+#ifndef __AMX_BF16__
+    for (int n = 0; n < UNIT; n++)
+        for (int64_t c = 0; c < d.columns; c += LANES)
+            store(widened + n * widened_stride(d.columns) + c, load(weights + n * d.columns + c));
+    multiply_tiles<float>(d, unit, widened, ahead);
+#endif
+}
+
+#else
+
+bool may_pack() { return false; }
+void pack(const Dense&, int) {}
+void begin_packed() {}
+void end_packed() {}
+void unit_of_packed(const Dense&, const Unit&, float*, Ahead&) {}
+
+#endif
+
+}  // namespace
