@@ -1,4 +1,4 @@
-"""Decode and prefill speed of bf16, Q8_0 and Q4_K_M beside llama.cpp and OpenVINO GenAI.
+"""Speed of decode, prefill and loading beside llama.cpp and OpenVINO GenAI: bf16, Q8_0, Q4_K_M.
 
     make bench-peers
     python -m bench.gguf [--rounds 5] [--format Q8_0] [--cell "decode 8"] [--folder /var/tmp/shape]
@@ -7,6 +7,8 @@ A Qwen3-0.6B shape with random weights; our own quantiser makes the GGUF files, 
 the same files. OpenVINO's model is exported from the same checkpoint (fp16, which it runs in bf16,
 int8, int4). Decode-only tokens per second: prompts of 64 tokens, the time of 34 new tokens less the
 time of two, so that the context is 65 to 97. Prefill: prompt tokens per second of one new token.
+Load: seconds from the file, which the system's page cache holds, until the model is ready; it is
+measured of files in formats of GGUF, beside llama.cpp.
 All contestants take turns in one run, with as many threads as torch has. A peer that ends with an
 error in a cell is left out there. With --folder, files and exports are kept for further runs.
 """
@@ -39,6 +41,7 @@ CELLS: dict[str, tuple[int, int, bool]] = {  # batch, prompt length, whether pre
     "prefill 16 x 64": (16, 64, True),
     "prefill 1 x 512": (1, 512, True),
 }
+LOAD = "load"
 FORMATS = {"bf16": ("BF16", "fp16"), "Q8_0": ("Q8_0", "int8"), "Q4_K_M": ("Q4_K_M", "int4")}
 
 # Seconds to prefill the prompts and to generate a number of tokens for each.
@@ -77,7 +80,7 @@ def quantise(source: Path, kind: str, target: Path) -> Path:
 @click.command()
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--format", "formats", multiple=True, type=click.Choice(list(FORMATS)))
-@click.option("--cell", "wanted", multiple=True, type=click.Choice(list(CELLS)))
+@click.option("--cell", "wanted", multiple=True, type=click.Choice([*CELLS, LOAD]))
 @click.option("--folder", type=click.Path(path_type=Path), default=None)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(
@@ -89,6 +92,7 @@ def main(
 ) -> None:
     """Measure tokens per second: chatjobs, llama.cpp, OpenVINO GenAI."""
     rows: list[dict[str, Any]] = []
+    loads: list[dict[str, Any]] = []
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as temporary:
         base = folder or Path(temporary)
@@ -110,11 +114,29 @@ def main(
                     "OpenVINO": openvino.seconds,
                 }
                 for cell in wanted or CELLS:
-                    row = _row(contestants, *CELLS[cell], rounds)
-                    rows.append({"format": name, "cell": cell, **row})
+                    if cell != LOAD:
+                        row = _row(contestants, *CELLS[cell], rounds)
+                        rows.append({"format": name, "cell": cell, **row})
                 engine.close()
-    title = f"Qwen3-0.6B shape, {threads} threads, tokens/s"
-    report(title, rows, "cpu", out)
+                if name != "bf16" and (not wanted or LOAD in wanted):
+                    loads.append({"format": name, **_load_row(file, llama, rounds)})
+    title = f"Qwen3-0.6B shape, {threads} threads"
+    if rows:
+        report(f"{title}, tokens/s", rows, "cpu", out)
+    if loads:
+        report(f"{title}, seconds to load", loads, "cpu", out and out.with_stem("load"))
+
+
+def _load_row(file: Path, llama: PeerProcess, rounds: int) -> dict[str, Any]:
+    def load() -> float:
+        engines: list[Engine] = []
+        taken = seconds(lambda: engines.append(Engine.load(str(file))))
+        engines[0].close()
+        return taken
+
+    times = alternate({"chatjobs": load, "llama.cpp": llama.load}, rounds)
+    ours, theirs = map(median, times.values())
+    return {"chatjobs": ours, "llama.cpp": theirs, "ours / llama.cpp": ours / theirs}
 
 
 def _row(

@@ -10,6 +10,8 @@ answers of 5 to 120 tokens. "transformers": static batches of the same rows, see
 to be computed had the speed of `Rates`: nothing but forward passes, and a full batch to the end.
 "Distinct": rows of the same lengths that have nothing in common, with the cache on and off: what it
 costs to keep state that nobody uses. Few rows at a time, so that both sides see the same machine.
+The cache is full from the beginning, as it is for nearly all of a long run: how long the system
+takes to provide new memory is not measured.
 "Turns": seconds to the first token of each turn of a conversation, beside llama.cpp after
 `make bench-peers`.
 """
@@ -45,6 +47,7 @@ from worker.resident.device import choose_device
 SYSTEM, USER, ANSWER = 400, (20, 200), (5, 120)  # tokens
 BATCH = 16
 ANSWERED = 60  # tokens of answers whose rate is measured
+FULL_BYTES = 3 << 29  # the limit of a cache that is full
 GROUP = 4  # rows without a common beginning that each side computes in its turn
 PARTS = ("arithmetic", "shared", "distinct", "turns")
 WARM_UP = 1_000_000  # a seed that no round has
@@ -179,15 +182,34 @@ def measure_shared(
     return compared(measure_rows(contestants, rows))
 
 
-def measure_distinct(on: Engine, off: Engine, count: int, rounds: int) -> Figures:
-    """Rows that have nothing in common, a few at a time."""
-    vocab = on.tokenizer.vocab_size
-    contestants: dict[str, Run] = {"on": on.generate, "off": off.generate}
+def measure_distinct(path: Path, place: torch.device, count: int, rounds: int) -> Figures:
+    """Rows that have nothing in common, a few at a time, with a full cache."""
+    engines = {
+        name: Engine.load(
+            str(path),
+            device=str(place),
+            max_batch=GROUP,
+            prefix_cache=name == "on",
+            cache_bytes=FULL_BYTES,
+        )
+        for name in ("on", "off")
+    }
+    vocab = engines["on"].tokenizer.vocab_size
+    contestants: dict[str, Run] = {name: engine.generate for name, engine in engines.items()}
     warm_up(contestants, vocab, shared=False)
+    fill(engines["on"], vocab)
     groups = range(max(1, count // GROUP) * rounds)
     return compared(
         measure_rows(contestants, (make_rows(GROUP, vocab, one, shared=False) for one in groups))
     )
+
+
+def fill(on: Engine, vocab: int) -> None:
+    """Generate until what is kept grows no more."""
+    seed, before = WARM_UP, -1
+    while (kept := on._core.pool.kept.nbytes) > before:
+        seed, before = seed + 1, kept
+        on.generate(*make_rows(GROUP, vocab, seed, shared=False))
 
 
 def warm_up(contestants: dict[str, Run], vocab: int, *, shared: bool) -> None:
@@ -267,7 +289,7 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
             figures = measure_shared(on, off, reference, count, rounds)
             report(f"{count} rows with a common beginning, {title}", [figures], str(place), out)
         if "distinct" in chosen:
-            figures = measure_distinct(on, off, count, rounds)
+            figures = measure_distinct(path, place, count, rounds)
             file = out and out.with_stem("distinct")
             name = f"{count} rows with nothing in common, {GROUP} at a time, {title}"
             report(name, [figures], str(place), file)

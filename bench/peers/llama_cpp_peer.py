@@ -6,8 +6,9 @@ Each line of stdin is a JSON object {"prompts": [[token id, …], …], "tokens"
 line {"seconds": s}: the time to prefill all prompts and to generate n tokens for each of them
 greedily, as one batch. {"turn": [token id, …], "tokens": n} generates n tokens after one prompt and
 keeps the state of what the turn before it had in common, as llama.cpp's server does; the reply is
-{"seconds": s, "answer": [token id, …]} with the time to the first token. This runs in an
-environment of its own, which has numpy and llama_cpp only.
+{"seconds": s, "answer": [token id, …]} with the time to the first token. {"load": true} reads the
+file once more; the reply is {"seconds": s}. This runs in an environment of its own, which has numpy
+and llama_cpp only.
 """
 
 from __future__ import annotations
@@ -30,17 +31,30 @@ class Peer:
 
     def __init__(self, path: str, threads: int) -> None:
         llama_cpp.llama_backend_init()
-        params = llama_cpp.llama_model_default_params()
-        params.n_gpu_layers = 0
-        self._model = llama_cpp.llama_model_load_from_file(path.encode(), params)
-        if not self._model:
-            raise SystemExit(f"llama.cpp can't load {path}")
+        self._path = path
+        self._model = self._read()
         vocab = llama_cpp.llama_model_get_vocab(self._model)
         self._vocab_size = llama_cpp.llama_vocab_n_tokens(vocab)
         self._threads = threads
         self._shape: tuple[int, int, int] | None = None
         self._context: Any = None
         self._known: list[int] = []  # tokens of the last turn whose state the context has
+
+    def load(self) -> float:
+        """Seconds to read the file once more."""
+        start = time.perf_counter()
+        model = self._read()
+        taken = time.perf_counter() - start
+        llama_cpp.llama_model_free(model)
+        return taken
+
+    def _read(self) -> Any:
+        params = llama_cpp.llama_model_default_params()
+        params.n_gpu_layers = 0
+        model = llama_cpp.llama_model_load_from_file(self._path.encode(), params)
+        if not model:
+            raise SystemExit(f"llama.cpp can't load {self._path}")
+        return model
 
     def turn(self, prompt: list[int], tokens: int) -> tuple[float, list[int]]:
         """Seconds to the first token, and the tokens."""
@@ -129,6 +143,8 @@ def main() -> None:
         if "turn" in asked:
             seconds, answer = peer.turn(asked["turn"], asked["tokens"])
             reply = {"seconds": seconds, "answer": answer}
+        elif "load" in asked:
+            reply = {"seconds": peer.load()}
         else:
             reply = {"seconds": peer.measure(asked["prompts"], asked["tokens"])}
         print(json.dumps(reply), flush=True)

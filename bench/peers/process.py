@@ -41,6 +41,11 @@ class PeerProcess:
         reply = self._ask({"turn": prompt, "tokens": tokens})
         return reply["seconds"], reply["answer"]
 
+    def load(self) -> float:
+        """Seconds to read the model file once more. Raises PeerFailed."""
+        found: float = self._ask({"load": True})["seconds"]
+        return found
+
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:
             self._process = subprocess.Popen(

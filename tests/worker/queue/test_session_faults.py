@@ -1,70 +1,173 @@
-"""Faults of Redis, and foreign values in the keys of sessions, while their jobs are claimed."""
+"""Turns of sessions whose job fails, is stopped, comes back, waits too long or is not ours."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import redis
-from redis.exceptions import NoScriptError, ReadOnlyError, ResponseError
+from rq import Queue
+from rq.job import Job as RQJob
+from rq.serializers import JSONSerializer
 
 from jobs import JobError, keys
-from tests.worker.queue.test_rq_store import claim
-from tests.worker.site import Site
-from worker.queue.rq_sessions import RQSessions
+from jobs.client.dead_letters import purge, requeue
+from jobs.client.rq_format import job_key
+from jobs.client.state import Status
+from jobs.client.steps import run_sync
+from tests.worker.queue.rq_jobs import QUEUE, fetch
+from tests.worker.queue.session_turns import USER, answer_to, open_session
+from tests.worker.site import Site, wait_until
 from worker.queue.rq_store import RQStore
 
 
-class Replies:
-    """A Redis that replies to each script with the same error."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def register_script(self, script: str) -> Any:
-        return lambda **_: None
-
-    def pipeline(self, **_: Any) -> Replies:
-        return self
-
-    def execute(self, **_: Any) -> list[Exception]:
-        return [self._error]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        NoScriptError("No matching script"),  # Redis was started again between two commands
-        ReadOnlyError("You can't write against a read only replica."),
-        ResponseError("NOREPLICAS Not enough good replicas to write."),
-        redis.ConnectionError("closed"),
-    ],
-)
-def test_a_fault_of_redis_fails_no_job(site: Site, store: RQStore, error: Exception) -> None:
-    site.client.session("s", model="fake").submit("hello")
-    (job,) = claim(store)
-    with pytest.raises(type(error)):
-        RQSessions(Replies(error)).begin([job])  # type: ignore[arg-type]
-
-
-def test_foreign_turns_fail_their_job_alone(site: Site) -> None:
-    broken = site.client.session("broken", model="fake").submit("hello")
-    whole = site.client.session("whole", model="fake").submit("hello")
-    site.redis.delete(keys.turns("broken"))
-    site.redis.set(keys.turns("broken"), "foreign")
+def test_a_failed_turn_leaves_the_history_and_lets_the_next_one_run(site: Site) -> None:
+    session = open_session(site)
+    failed = session.submit("a", metadata={"fail": "out_of_memory"})
+    session.submit("b", wait=True)
     site.burst()
-    with pytest.raises(JobError, match="WRONGTYPE"):
-        broken.result(timeout=1)
-    assert whole.result(timeout=1).text
+    assert failed.status() is Status.FAILED
+    assert [message["content"] for message in session.history()[::2]] == ["b"]
 
 
-def test_a_job_that_waits_for_foreign_keys_does_not_stop_the_worker(site: Site) -> None:
-    session = site.client.session("s", model="fake")
-    first, second = (session.submit(text, wait=True) for text in ("one", "two"))
-    other = site.submit("other")
-    site.redis.delete(keys.open_turns("s"))
-    site.redis.set(keys.open_turns("s"), "foreign")
-    site.worker()
-    assert other.result(timeout=30).text
-    assert first.cancel() or first.status().over
-    assert second.status() == "deferred"
+def test_a_retried_turn_is_appended_once(site: Site) -> None:
+    session = open_session(site)
+    job = session.submit("a", metadata={"fail": "internal"}, job={"retries": 2})
+    later = session.submit("b", wait=True)
+    site.burst()
+    assert job.status() is Status.FAILED and later.status() is Status.FINISHED
+    assert len(session.turns()) == 1
+
+
+def test_a_stopped_answer_is_kept_as_far_as_it_got(site: Site) -> None:
+    session = open_session(site)
+    worker = site.worker(delay=0.02)
+    stream = session.stream("long", metadata={"words": "5000"})
+    seen = "".join(next(stream).text for _ in range(4))
+    stream.close()  # type: ignore[attr-defined]
+    wait_until(lambda: session.turns())
+    (turn,) = session.turns()
+    assert turn.finish_reason == "cancelled"
+    assert turn.answer["content"].startswith(seen)
+    assert answer_to("long", 5000).startswith(turn.answer["content"])
+    session.send("next", timeout=30)
+    assert len(session.history()) == 4
+    assert worker.stop() == 0
+
+
+def test_an_answer_that_exceeds_its_time_is_kept_as_far_as_it_got(site: Site) -> None:
+    session = open_session(site)
+    worker = site.worker(delay=0.02)
+    session.send("first", timeout=60)  # the worker runs now
+    job = session.submit("long", metadata={"words": "100000"}, job={"ttl": 4})
+    with pytest.raises(JobError, match="ttl"):
+        job.result(timeout=60)
+    _, turn = session.turns()
+    assert turn.finish_reason == "cancelled" and turn.answer["content"]
+    worker.kill()
+
+
+def test_a_frozen_worker_that_comes_back_appends_nothing(site: Site) -> None:
+    session = open_session(site)
+    frozen = site.worker(delay=0.02)
+    job = session.submit("a", metadata={"words": "60"})
+    wait_until(lambda: job.status() is Status.STARTED)
+    frozen.freeze()
+    other = site.worker()
+    wait_until(lambda: job.status() is Status.FINISHED)
+    frozen.thaw()
+    assert frozen.stop() == 0 and other.stop() == 0
+    (turn,) = session.turns()
+    assert turn.answer["content"] == answer_to("a", 60)
+    (row,) = site.rows()
+    assert row["attempt"] == 2
+
+
+def test_a_requeued_turn_replaces_its_first_answer(site: Site) -> None:
+    session = open_session(site)
+    worker = site.worker(delay=0.02)
+    job = session.submit("long", metadata={"words": "200"})
+    next(job.stream())
+    job.cancel()
+    wait_until(lambda: session.turns())
+    worker.kill()
+    assert session.turns()[0].finish_reason == "cancelled"
+    assert run_sync(requeue(job.id), site.client.connection)
+    site.burst()
+    (turn,) = session.turns()
+    assert turn.finish_reason == "stop" and turn.answer["content"] == answer_to("long", 200)
+
+
+def test_jobs_of_a_session_that_expires_while_they_wait_fail(site: Site) -> None:
+    session = open_session(site)
+    jobs = [session.submit(name, wait=True) for name in ("a", "b")]
+    for key in (keys.session, keys.turns, keys.open_turns):
+        site.redis.delete(key(session.id))
+    worker = site.worker()
+    wait_until(lambda: all(job.status() is Status.FAILED for job in jobs))
+    with pytest.raises(JobError, match="has expired"):
+        jobs[1].result(timeout=1)
+    assert worker.stop() == 0
+
+
+def test_a_job_that_was_removed_does_not_hold_its_session(site: Site) -> None:
+    session = open_session(site)
+    first = session.submit("a")
+    second = session.submit("b", wait=True)
+    site.redis.delete(job_key(first.id))  # as `rq empty` does
+    worker = site.worker()
+    wait_until(lambda: second.status() is Status.FINISHED)
+    assert worker.stop() == 0
+    assert [message["content"] for message in session.history()[::2]] == ["b"]
+
+
+def test_turns_behind_one_that_rq_cancelled_and_that_was_purged_go_on(site: Site) -> None:
+    session = open_session(site)
+    jobs = [session.submit(name, wait=True) for name in ("a", "b", "c", "d")]
+    for job in (jobs[0], jobs[2]):
+        fetch(site, job).cancel()
+        assert run_sync(purge(job.id), site.client.connection)
+    worker = site.worker()
+    wait_until(lambda: jobs[3].status() is Status.FINISHED)
+    assert worker.stop() == 0
+    assert [message["content"] for message in session.history()[::2]] == ["b", "d"]
+
+
+def test_a_turn_that_waits_for_its_session_longer_than_its_ttl_fails(site: Site) -> None:
+    session = open_session(site)
+    session.submit("a")
+    late, last = (session.submit(name, wait=True, job={"ttl": 0.05}) for name in ("b", "c"))
+    upkeep = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1").upkeep
+
+    def have_failed() -> bool:
+        upkeep.step()
+        return late.status() is last.status() is Status.FAILED
+
+    wait_until(have_failed)
+    with pytest.raises(JobError, match="waited longer than its ttl"):
+        late.result(timeout=1)
+    site.burst()
+    assert [message["content"] for message in session.history()[::2]] == ["a"]
+
+
+def enqueue_by_rq(site: Site, session: str) -> RQJob:
+    request = {"model": "fake", "messages": [USER], "job": {"session": session}}
+    queue = Queue(QUEUE, connection=site.redis, serializer=JSONSerializer)
+    return queue.enqueue(keys.TASK, kwargs={"request": request})
+
+
+def test_a_job_that_was_enqueued_by_others_joins_its_session(site: Site) -> None:
+    session = open_session(site, "s")
+    job = enqueue_by_rq(site, "s")
+    site.burst()
+    assert [turn.job for turn in session.turns()] == [job.id]
+    assert not site.redis.exists(keys.open_turns("s"))
+
+
+def test_a_job_that_was_enqueued_by_others_does_not_interleave(site: Site) -> None:
+    session = open_session(site, "s")
+    running = session.submit("a")
+    site.redis.lpop("rq:queue:chat:fake")  # as if a worker had claimed it
+    job = site.client.job(enqueue_by_rq(site, "s").id)
+    site.burst()
+    with pytest.raises(JobError, match=running.id) as caught:
+        job.result(timeout=1)
+    assert caught.value.code == "session_busy"
+    assert session.turns() == []
