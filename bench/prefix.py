@@ -279,7 +279,8 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
             Engine.load(str(path), device=str(place), max_batch=BATCH, prefix_cache=state)
             for state in (True, False)
         )
-        title = f"Qwen3-0.6B shape, bf16, batch {BATCH}, {place}"
+        shape = f"Qwen3-0.6B shape, bf16, {place}"
+        title = f"{shape}, batch {BATCH}"
         if "arithmetic" in chosen:
             figures = measure_arithmetic(on, count, rounds)
             file = out and out.with_stem("arithmetic")
@@ -291,7 +292,7 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
         if "distinct" in chosen:
             figures = measure_distinct(path, place, count, rounds)
             file = out and out.with_stem("distinct")
-            name = f"{count} rows with nothing in common, {GROUP} at a time, {title}"
+            name = f"{count} rows with nothing in common, {GROUP} at a time, {shape}"
             report(name, [figures], str(place), file)
         if "turns" in chosen:
             contestants = {"on": turn_of(on), "off": turn_of(off)}

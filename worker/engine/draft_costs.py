@@ -71,8 +71,8 @@ class DraftCosts:
     guesses gain, and pays what they lose and the time in which none was found. While it is
     overdrawn, no trial begins; by as much as REFRESH steps take, what goes on pauses, too. So what
     a draft computes of prompts may pay later, and guesses that never pay take SHARE of the time,
-    and once what a trial takes. Of steps that compute prompts as well neither gain nor loss is
-    known. `clock` is in seconds.
+    and once what a trial takes. In steps that compute prompts as well, nothing is guessed: what
+    guesses gain or lose beside prompts can't be told. `clock` is in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -94,13 +94,13 @@ class DraftCosts:
         others. Returns whether they guess."""
         self._spent, self._drawing, self._measured = 0.0, drawing, whole
         size = self._sizes[drawing.bit_length()]
-        if not drawing or len(size.plain) < ENOUGH or size.age >= REFRESH:
+        if not drawing or not whole or len(size.plain) < ENOUGH or size.age >= REFRESH:
             return False
         self.tries = len(size.gains) < TRIED
         if size.left or (self._account < 0 and not size.gains):
             size.rest = LOOK - 1
             return False
-        return whole or not self.tries
+        return True
 
     def looked(self) -> None:
         """The guesses of the step are there, or none was found."""

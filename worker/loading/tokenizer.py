@@ -26,14 +26,14 @@ SENTENCEPIECE = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 class Tokenizer:
     """Encodes and decodes text; knows which tokens are special and the bytes of every token.
 
-    `text` is the content of a tokenizer.json, `path` its file, named in errors. Raises
-    JobError("unsupported_model").
+    `text` is the content of a tokenizer.json, `path` its file, named in errors, `values` what the
+    text says, where that is known. Raises JobError("unsupported_model").
     """
 
-    def __init__(self, text: str, path: Path) -> None:
+    def __init__(self, text: str, path: Path, values: dict[str, Any] | None = None) -> None:
         self._path = path
         self.hash = hashlib.sha256(text.encode()).hexdigest()[:32]
-        self._build(parse_object(text, path), text)
+        self._build(parse_object(text, path) if values is None else values, text)
 
     def _build(self, values: dict[str, Any], text: str) -> None:
         try:
@@ -54,16 +54,7 @@ class Tokenizer:
         self.vocab_size = max(self._vocab.values(), default=-1) + 1
         self._kinds = {str(step.get("type")) for step in _steps(values.get("decoder"))}
         self._check_decoder()
-        # Byte-level: all tokens. SentencePiece: byte-fallback tokens, such as <0x0A>.
-        self._bytes: dict[int, bytes] = {}
-        self._texts: dict[int, str] = {}
-        for piece, token_id in self._vocab.items():
-            if self.byte_level:
-                self._bytes[token_id] = _byte_level(piece)
-            elif "ByteFallback" in self._kinds and (match := BYTE_PIECE.fullmatch(piece)):
-                self._bytes[token_id] = bytes([int(match[1], 16)])
-            else:
-                self._texts[token_id] = self._text_of(piece)
+        self._pieces = {token_id: piece for piece, token_id in self._vocab.items()}
 
     def limited_to(self, vocab_size: int) -> Tokenizer:
         """This tokenizer without the special tokens whose ids the model doesn't have: the files of
@@ -123,21 +114,31 @@ class Tokenizer:
     def text(self, token_id: int) -> str:
         """Text of a SentencePiece token, with each ▁ kept under Metaspace. Empty for ids that only
         the model has."""
-        return self._texts.get(token_id, "")
+        piece = self._pieces.get(token_id)
+        return "" if piece is None or self._raw(piece) is not None else self._text_of(piece)
 
     def single_byte(self, token_id: int) -> bytes | None:
         """The byte of a byte-fallback token, such as <0x0A>."""
-        return None if self.byte_level else self._bytes.get(token_id)
+        piece = self._pieces.get(token_id)
+        return None if piece is None or self.byte_level else self._raw(piece)
 
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes of the token, possibly only a part of a character."""
-        raw = self._bytes.get(token_id)
-        return self.text(token_id).replace(SPACE_MARK, " ").encode() if raw is None else raw
+        piece = self._pieces.get(token_id)
+        if piece is None:
+            return b""
+        raw = self._raw(piece)
+        return self._text_of(piece).replace(SPACE_MARK, " ").encode() if raw is None else raw
 
     @cached_property
     def longest_token(self) -> int:
         """Length of the longest token in bytes."""
-        return max((len(self.token_bytes(i)) for i in self._vocab.values()), default=0)
+        longest = 0
+        for token_id, piece in self._pieces.items():
+            # Bytes that are not longer than the piece need not be made, as is nearly always so.
+            if len(piece.encode()) >= longest:
+                longest = max(longest, len(self.token_bytes(token_id)))
+        return longest
 
     @property
     def byte_level(self) -> bool:
@@ -171,6 +172,13 @@ class Tokenizer:
                 "ByteLevel, and SentencePiece's (Replace, ByteFallback, Fuse, Strip after Fuse, "
                 f"Metaspace, with {SPACE_MARK} for a space)",
             )
+
+    def _raw(self, piece: str) -> bytes | None:
+        """Bytes of a byte-level token, or of a byte-fallback token such as <0x0A>."""
+        if self.byte_level:
+            return _byte_level(piece)
+        match = BYTE_PIECE.fullmatch(piece) if "ByteFallback" in self._kinds else None
+        return bytes([int(match[1], 16)]) if match else None
 
     def _text_of(self, piece: str) -> str:
         """Text of a vocabulary entry; each ▁ is kept under Metaspace."""

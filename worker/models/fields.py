@@ -80,7 +80,7 @@ class Fields:
             name,
             default,
             "a list of strings",
-            lambda v: isinstance(v, list) and all(isinstance(item, str) for item in v),
+            lambda v: isinstance(v, list) and set(map(type, v)) <= {str},
         )
         return value
 
@@ -90,7 +90,7 @@ class Fields:
             name,
             default,
             "a list of numbers",
-            lambda v: isinstance(v, list) and all(_is_number(item) for item in v),
+            lambda v: isinstance(v, list) and _are_numbers(v),
         )
         return value
 
@@ -197,7 +197,15 @@ def _check_scaling(config: RopeConfig, rope: Fields) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    return _are_numbers([value])
+
+
+def _are_numbers(values: list[Any]) -> bool:
+    """Whether all are finite. Vocabularies have hundreds of thousands."""
+    try:
+        return set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))
+    except OverflowError:  # an integer that no float can hold
+        return False
 
 
 def _is_whole(value: Any) -> bool:

@@ -128,13 +128,14 @@ def test_a_pause_ends_when_guesses_gain() -> None:
     assert found[-1]
 
 
-def test_guesses_are_tried_in_steps_that_compute_no_prompt() -> None:
+def test_nothing_is_guessed_in_steps_that_compute_prompts() -> None:
     steps = Steps()
     for _ in range(100):
         assert not steps.step(8, plain=1.0, token=0.01, right=3, whole=False)
     for _ in range(ENOUGH + TRIED):
         steps.step(8, plain=1.0, token=0.01, right=3)
-    assert steps.step(8, plain=1.0, token=0.01, right=3, whole=False)
+    assert not steps.step(8, plain=1.0, token=0.01, right=3, whole=False)
+    assert steps.step(8, plain=1.0, token=0.01, right=3)
 
 
 def test_an_engine_whose_guesses_cost_too_much_seldom_asks_the_draft(

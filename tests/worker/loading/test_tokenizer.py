@@ -111,6 +111,15 @@ def test_an_added_token_of_sentencepiece_decodes_marks_to_spaces(tmp_path: Path)
     assert tokenizer.decode([token_id]) == "     "
 
 
+@pytest.mark.parametrize("added", ["ĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠĠ", "ĠĠ🎉🎉🎉🎉🎉🎉🎉🎉"])
+def test_the_longest_token_is_measured_in_bytes(folder: Path, added: str) -> None:
+    """Those of a token that is written in the letters of bytes, and of one in plain text."""
+    token_id = add(folder, added, special=False)
+    tokenizer = read_tokenizer(folder)
+    lengths = [len(tokenizer.token_bytes(i)) for i in range(tokenizer.vocab_size)]
+    assert tokenizer.longest_token == max(lengths) == lengths[token_id]
+
+
 def test_saved_truncation_and_padding_are_ignored(folder: Path) -> None:
     tokenizer = read_tokenizer(folder)
     ids = tokenizer.encode("the answer is 42")

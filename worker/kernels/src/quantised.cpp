@@ -649,7 +649,7 @@ EXPORT int64_t packed_bytes(int format, int64_t rows, int64_t columns) {
     return rows / PANEL * panel_bytes(SHAPES[format], columns / BLOCK);
 }
 
-// The file's blocks of `rows` rows → `packed`, which is zero.
+// The file's blocks of `rows` rows → `packed`.
 EXPORT void pack_rows(int format, const uint8_t* blocks, uint8_t* packed, int64_t rows,
                       int64_t columns, int threads) {
     switch (format) {

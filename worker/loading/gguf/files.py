@@ -17,7 +17,8 @@ PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})", re.IGNO
 OTHER = re.compile(r"(^|[-._])(mmproj|mtp|imatrix)([-._]|$)", re.IGNORECASE)
 COUNT, NUMBER, TOTAL = "split.count", "split.no", "split.tensors.count"
 MAX_PARTS = 1000
-FIRST_BYTES = 1 << 20
+# Read at first for the header: of a file on the network, and of a local one.
+FIRST_BYTES, LOCAL_FIRST_BYTES = 1 << 20, 1 << 24
 
 
 def stem_of(name: str) -> str:
@@ -75,10 +76,11 @@ def _ends_with(stem: str, wanted: str) -> bool:
     return name == wanted or name.endswith(("-" + wanted, "." + wanted, "_" + wanted))
 
 
-def read_header(fetch: Callable[[int], bytes], size: int, path: Path) -> Header:
+def read_header(
+    fetch: Callable[[int], bytes], size: int, path: Path, length: int = FIRST_BYTES
+) -> Header:
     """The header of a file of `size` bytes. `fetch` returns as many of its first bytes as it is
-    asked for, which are at most MAX_HEADER. Raises JobError."""
-    length = FIRST_BYTES
+    asked for: `length`, and more if these are not enough, up to MAX_HEADER. Raises JobError."""
     while True:
         try:
             return parse(fetch(min(length, size)), size, path)
@@ -94,7 +96,7 @@ def read_local_header(path: Path) -> Header:
             return file.read(length)
 
     try:
-        return read_header(fetch, path.stat().st_size, path)
+        return read_header(fetch, path.stat().st_size, path, LOCAL_FIRST_BYTES)
     except FileNotFoundError:
         raise JobError(
             "model_not_found", f"{path} does not exist: download all parts of the model"

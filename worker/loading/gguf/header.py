@@ -22,6 +22,7 @@ from jobs.errors import JobError
 from worker.loading.gguf.types import READABLE
 
 MAGIC = b"GGUF"
+LENGTH = struct.Struct("<Q")  # of a string
 VERSIONS = (2, 3)
 MAX_HEADER = 100_000_000  # bytes; the largest published vocabularies take 20 MB
 MAX_DIMENSIONS, MAX_ELEMENTS = 4, 2**48
@@ -163,18 +164,18 @@ class _Parser:
 
     def _texts(self, count: int, key: str) -> list[str]:
         """An array of strings. One function without calls per string: vocabularies are large."""
-        buffer, at, end, unpack = self._buffer, self._at, len(self._buffer), struct.unpack_from
-        raw: list[bytes] = []
+        buffer, at, end, unpack = self._buffer, self._at, len(self._buffer), LENGTH.unpack_from
+        texts: list[str] = []
         for _ in range(count):
             if at + 8 > end:
                 self._require(at + 8, key)
-            (length,) = unpack("<Q", buffer, at)
+            (length,) = unpack(buffer, at)
             if at + 8 + length > end:
                 self._require(at + 8 + length, key)
             at += 8 + length
-            raw.append(bytes(buffer[at - length : at]))
+            texts.append(self._decoded(buffer[at - length : at], key))
         self._at = at
-        return [self._decoded(text, key) for text in raw]
+        return texts
 
     def _entry(self) -> tuple[str, GGMLQuantizationType, tuple[int, ...], int]:
         name = self._text("a tensor name")
@@ -247,11 +248,11 @@ class _Parser:
 
     def _text(self, what: str) -> str:
         length = self._unpack("<Q", f"the length of {what}")
-        return self._decoded(bytes(self._take(length, what)), what)
+        return self._decoded(self._take(length, what), what)
 
-    def _decoded(self, raw: bytes, what: str) -> str:
+    def _decoded(self, raw: memoryview, what: str) -> str:
         try:
-            return raw.decode()
+            return str(raw, "utf-8")
         except UnicodeDecodeError:
             raise self._broken(f"{what} is not UTF-8 text") from None
 
