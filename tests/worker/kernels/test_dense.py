@@ -49,6 +49,15 @@ def test_products(
         assert_product(result, part, weight)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+def test_no_rows(kernels: Library, monkeypatch: pytest.MonkeyPatch, pairs: bool) -> None:
+    monkeypatch.setattr(library, "multiplies_pairs", lambda: pairs)
+    weight = random(2, 70, 96)
+    assert dense.linear(random(1, 0, 96), [(weight, 0)]).shape == (0, 70)
+    x = random(1, 30, 96)
+    assert_product(dense.linear(x, [(weight, 0), (weight, 30)]), x, weight)
+
+
 def test_many_rows_of_a_layer(kernels: Library) -> None:
     x, weight = random(1, 2 * 256 + 7, 96), random(2, 70, 96)
     assert_product(Bf16Weight(weight)(x, None), x, weight)

@@ -133,6 +133,7 @@ void rows_in_float32(const Dense& d, const Unit& unit, int64_t row, const X* x, 
 template <typename X>
 void tiles_in_float32(const Dense& d, const Unit& unit, const X* x, int64_t stride, Ahead& ahead) {
     const int64_t rows = unit.matrix->rows, tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
+    if (rows == 0) return;
     // Spread over all tiles, so that memory and arithmetic units are busy all the time.
     const int lines = (int)((OUTPUTS + tiles - 1) / tiles);
     for (int64_t tile = 0; tile < tiles; tile++) {
