@@ -61,7 +61,7 @@ def main(device: str, rounds: int, tokens: int, batches: str, out: Path | None) 
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         path = random_checkpoint(Path(folder), "qwen3", QWEN3_06B)
-        engine = Engine.load(str(path), device=str(place), max_batch=16)
+        engine = Engine.load(str(path), device=str(place), max_batch=16, prefix_cache=False)
         reference = load_reference(path, place)
         for batch in map(int, batches.split(",")):
             prompts = random_prompts(batch, PROMPT, engine.tokenizer.vocab_size)

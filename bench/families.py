@@ -63,7 +63,7 @@ def main(device: str, rounds: int, families: tuple[str, ...], out: Path | None) 
     for family in families or SHAPES:
         with tempfile.TemporaryDirectory() as folder:
             path = random_checkpoint(Path(folder), family, SHAPES[family])
-            engine = Engine.load(str(path), device=str(place), max_batch=16)
+            engine = Engine.load(str(path), device=str(place), max_batch=16, prefix_cache=False)
             reference = load_reference(path, place)
             for cell, (batch, length, tokens) in CELLS.items():
                 prompts = random_prompts(batch, length, engine.tokenizer.vocab_size)
