@@ -135,7 +135,7 @@ class Tokenizer:
         """Length of the longest token in bytes."""
         longest = 0
         for token_id, piece in self._pieces.items():
-            # Bytes that are not longer than the piece need not be made, as is nearly always so.
+            # A shorter piece can't be the longest token, so few are converted.
             if len(piece.encode()) >= longest:
                 longest = max(longest, len(self.token_bytes(token_id)))
         return longest

@@ -26,8 +26,8 @@ Unit unit_at(const Dense& d, int64_t index) {
 
 // y = x Wᵀ in bf16 with the rows of x that belong to each of `matrices` matrices, in order. `table`
 // holds the weights and the number of rows of each. `pairs`: whether vectors multiply pairs of bf16
-// faster than float32. `scratch`: 64-byte aligned, 4 bytes for each row, those of each matrix rounded
-// up to 16, and column, of which there are 16 more.
+// faster than float32. `scratch`: 64-byte aligned float32 [rows, columns + 16], with the rows of each
+// matrix rounded up to 16.
 EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const int64_t* table,
                          int matrices, bf16* y, int64_t outputs, void* scratch, int pairs,
                          int threads) {

@@ -84,7 +84,7 @@ void unit_by_vectors(const Dense& d, const Unit& unit, Ahead& ahead) {
 
 #if defined(AVX512) && !defined(__AMX_BF16__)
 
-constexpr int FEW_IN_FLOAT32 = 24;  // rows from which packing pays
+constexpr int FEW_IN_FLOAT32 = 24;  // most rows that are faster so than packed
 constexpr int OUTPUTS = 4, MOST_ROWS = 6;  // of a tile: as many sums as there are registers for
 constexpr int64_t CHUNK = 512;  // channels of six rows that stay in the first-level cache
 
