@@ -242,6 +242,7 @@ class EngineCore:
 
     def _forward(self, batch: Batch) -> Tensor:
         """Returns float32 logits [rows that need logits, vocab]."""
+        self.pool.shared.update()
         return self.model(batch, self.pool.layers)
 
     def _commit(self, drawn: list[Drawn]) -> None:

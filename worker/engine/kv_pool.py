@@ -14,8 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from worker.engine.prefix_store import PrefixStore
+from worker.engine.shared_columns import SharedColumns
 from worker.engine.state_layout import StateLayout
 from worker.layers.cache import LayerCache
+from worker.layers.kv_cache import FullKVCache
 
 FIRST_COLUMNS = 256  # tokens per slot in the first allocation
 
@@ -33,9 +35,9 @@ class CachePool:
         make_draft_caches: Callable[[], list[LayerCache]] = list,
     ) -> None:
         self.kept: PrefixStore[Any] = PrefixStore()
+        self.shared = SharedColumns(max_slots)
         self._make_caches, self._make_draft_caches = make_caches, make_draft_caches
-        self.layers: Sequence[LayerCache] = make_caches()
-        self.draft_layers: Sequence[LayerCache] = make_draft_caches()
+        self._make_layers()
         self._max_slots, self._max_columns = max_slots, max_columns
         self.limit_bytes = limit_bytes
         self._free = list(range(max_slots))
@@ -67,6 +69,7 @@ class CachePool:
             for layer in self._all:
                 layer.clear(slot)
         self._used.discard(slot)
+        self.shared.release(slot)
         heapq.heappush(self._free, slot)
         if not self._used:
             self._deallocate()
@@ -134,8 +137,15 @@ class CachePool:
     def _all(self) -> Sequence[LayerCache]:
         return [*self.layers, *self.draft_layers]
 
+    def _make_layers(self) -> None:
+        self.layers: Sequence[LayerCache] = self._make_caches()
+        self.draft_layers: Sequence[LayerCache] = self._make_draft_caches()
+        for layer in self.layers:
+            if isinstance(layer, FullKVCache):
+                layer.share(self.shared.table)
+
     def _deallocate(self) -> None:
-        self.layers, self.draft_layers = self._make_caches(), self._make_draft_caches()
+        self._make_layers()
         self._slots = self._columns = 0
 
 

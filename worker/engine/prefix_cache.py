@@ -165,6 +165,7 @@ class PrefixCache:
             if hit.end:
                 states = [block.state for block in blocks]
                 self._copies.write(slot, states, blocks[-1].snapshot, hit.end)
+                self._pool.shared.hold(slot, blocks)
                 self._store.touch(hit.keys)
                 self._store.confirm(hit.keys[-1])
             else:
@@ -200,7 +201,7 @@ class PrefixCache:
         assert sequence.slot is not None
         keys = self._keys(sequence, end // BLOCK)
         path = keys[: self._store.known(keys)]
-        with self._store.referenced(path):
+        with self._store.referenced(path) as before:
             one = OVERHEAD + self._copies.bytes_of_blocks(sequence.slot, 0, BLOCK)
             known, limit = len(path), self._pool.bytes_for_kept
             new = keys[known : known + self._store.fit(len(keys) - known, one, limit)]
@@ -208,10 +209,12 @@ class PrefixCache:
             if new:
                 states = self._copies.blocks(sequence.slot, start, end)
                 parents = [self._progress[sequence].chain.parent(known), *new]
-                blocks = zip(new, parents, states, strict=False)
-                self._store.extend(
-                    {key: Block(parent, BLOCK, state) for key, parent, state in blocks}
-                )
+                blocks = {
+                    key: Block(parent, BLOCK, state)
+                    for key, parent, state in zip(new, parents, states, strict=False)
+                }
+                self._store.extend(blocks)
+                self._pool.shared.extend(sequence.slot, before, [*blocks.values()])
         self._store.touch([*path, *new])
         return path + new
 

@@ -16,6 +16,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Generic, Protocol, TypeVar
 
 BLOCK = 16  # tokens
@@ -37,7 +38,7 @@ Kept = TypeVar("Kept", bound=State)
 @dataclass(eq=False, slots=True)
 class Block(Generic[Kept]):
     """The state that `length` tokens added; `snapshot`: of layers whose state at the block's end
-    cannot be put together from blocks."""
+    cannot be put together from blocks. `number`: no other block has it."""
 
     parent: bytes
     length: int
@@ -45,6 +46,7 @@ class Block(Generic[Kept]):
     snapshot: Kept | None = None
     references: int = 0
     tails: set[int] = field(default_factory=set)  # lengths of shorter blocks after this one
+    number: int = field(default_factory=count().__next__)
 
     @property
     def nbytes(self) -> int:

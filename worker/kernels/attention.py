@@ -17,17 +17,28 @@ CHANNELS = 16  # a head's channels are a multiple of this
 MAX_DIM = 512
 MAX_GROUP = 64  # query heads per key-value head
 MAX_STATE = 16_384  # query heads per key-value head · channels
-PLACES = (6, 7, 13)  # arguments of attend_decode that say where a cache is: keys, values, columns
+PLACES = (6, 7, 10, 14)  # arguments of attend_decode that say where a cache is, see `Stored.place`
 
 
 @dataclass(frozen=True)
 class Stored:
     """The keys and values of a layer [slots, kv_heads, columns, head_dim]. The column of a position
-    is position % window with a window, else the position."""
+    is position % window with a window, else the position.
+
+    `shared`, int64 [slots, 2] on the CPU: of each slot another one, and how many of the first
+    columns are equal in both. Single tokens read these from the other slot.
+    """
 
     keys: Tensor
     values: Tensor
     window: int | None
+    shared: Tensor | None = None
+
+    @property
+    def place(self) -> tuple[int, int, int, int]:
+        """Addresses of keys, values and `shared` (0: none), and the number of columns."""
+        shared = 0 if self.shared is None else self.shared.data_ptr()
+        return self.keys.data_ptr(), self.values.data_ptr(), shared, self.keys.shape[2]
 
     def require(self, *, slots: int, positions: int) -> None:
         """Raise IndexError unless there are that many slots and positions: kernels trust their
@@ -74,12 +85,14 @@ def attend_decode(
     """
     q, k, v = _adjacent(q), _adjacent(k), _adjacent(v)
     sinks = None if sinks is None else sinks.float().contiguous()
+    keys, values, shared, _ = stored.place
     library.require().attend_decode(
         *_new(q, k, v),
-        stored.keys.data_ptr(),
-        stored.values.data_ptr(),
+        keys,
+        values,
         slots.data_ptr(),
         positions.data_ptr(),
+        shared,
         None if sinks is None else sinks.data_ptr(),
         out.data_ptr(),
         len(q),
@@ -87,6 +100,7 @@ def attend_decode(
         scale,
         cap or 0.0,
         TYPE_CODES[q.dtype],
+        library.multiplies_pairs(),
         torch.get_num_threads(),
     )
 
@@ -140,8 +154,7 @@ def _shape(q: Tensor, stored: Stored) -> tuple[int, ...]:
 def relocate(words: MutableSequence[int], first: int, stored: Stored) -> None:
     """Let a recorded call use caches at another place: `words` hold the arguments of
     `attend_decode` from `first` on."""
-    where = stored.keys.data_ptr(), stored.values.data_ptr(), stored.keys.shape[2]
-    for place, word in zip(PLACES, where, strict=True):
+    for place, word in zip(PLACES, stored.place, strict=True):
         words[first + place] = word
 
 

@@ -33,7 +33,7 @@ SIGNATURES = {
     "add_tensors": "pplp lii i",
     "gated_activation": "pplp lii ii",
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
-    "attend_decode": "plplpl pp ppp p lll iii ff ii",
+    "attend_decode": "plplpl pp pppp p lll iii ff iii",
     "attend_chunks": "plplpl pp pl pp ll iii ff iii",
     "greatest": "plppll ii",
     "gather_rows": "ppp ll",

@@ -53,6 +53,12 @@ class FullKVCache:
         self._heads, self._dim = kv_heads, head_dim
         self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._values = torch.zeros_like(self._keys)
+        self._shared: Tensor | None = None
+
+    def share(self, table: Tensor) -> None:
+        """Read the first columns of slots as `Stored.shared` says. Its values may change between
+        steps, and say what is in this cache."""
+        self._shared = table
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
         self._keys = resize_columns(self._keys, slots, columns, keep)
@@ -76,7 +82,7 @@ class FullKVCache:
         """Nothing: columns beyond a sequence's last token are hidden."""
 
     def stored(self) -> Stored:
-        return Stored(self._keys, self._values, self.window)
+        return Stored(self._keys, self._values, self.window, self._shared)
 
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode

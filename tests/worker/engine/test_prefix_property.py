@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
@@ -85,7 +86,7 @@ class Pair:
         self.core = self.shared._core
         self.core.prefix.spacing = 2 * BLOCK  # prompts are short here
         self.pinned = compute_state(self.core, PINNED)
-        self.preempted = self.evicted = 0
+        self.preempted = self.evicted = self.shared_columns = 0
         self._count()
 
     def _count(self) -> None:
@@ -116,8 +117,9 @@ def pair(
 ) -> Iterator[Pair]:
     pair = Pair(make_checkpoint(tmp_path_factory.mktemp("model"), KINDS[request.param]))
     yield pair
-    counts = (pair.core.steps, pair.core.prefix.cached_tokens, pair.preempted, pair.evicted)
-    least = (1000, 1000, 0, 100)
+    reused = (pair.core.prefix.cached_tokens, pair.shared_columns)
+    counts = (pair.core.steps, *reused, pair.preempted, pair.evicted)
+    least = (1000, 1000, 1000, 0, 100)
     enough = all(count > few for count, few in zip(counts, least, strict=True))
     assert enough or request.session.testsfailed, counts
 
@@ -170,6 +172,19 @@ def check_store(core: EngineCore, roots: set[bytes]) -> None:
         assert sequence.computed <= sequence.length
 
 
+def check_shared(core: EngineCore) -> int:
+    """Columns that attention reads from another slot are equal there. Returns their number."""
+    core.pool.shared.update()
+    columns = 0
+    for slot, (other, common) in enumerate(core.pool.shared.table.tolist()):
+        columns += common
+        for layer in core.pool.layers if common else ():
+            if layer.by_position:
+                views = layer.views(slot, 0, common), layer.views(other, 0, common)
+                assert all(torch.equal(mine, its) for mine, its in zip(*views, strict=True))
+    return columns
+
+
 @settings(
     max_examples=EXAMPLES,
     deadline=None,
@@ -195,6 +210,7 @@ def run(pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool = False) -> N
     def step() -> bool:
         ran = pair.shared.step()
         check_store(core, roots)
+        pair.shared_columns += check_shared(core)
         return ran
 
     for action in actions:

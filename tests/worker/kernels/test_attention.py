@@ -13,7 +13,7 @@ from worker.kernels import library
 from worker.kernels.library import Library
 from worker.layers.attention import attend
 from worker.layers.batch import Batch, Span
-from worker.layers.kv_cache import KVCache
+from worker.layers.kv_cache import FullKVCache, KVCache
 
 
 def decode(
@@ -27,9 +27,11 @@ def decode(
     cap: float | None = None,
     sinks: bool = False,
     spoil: float | None = None,
+    cache: KVCache | None = None,
 ) -> tuple[Tensor, KVCache]:
     """Attention of one new token per slot, at these positions."""
-    cache = filled_cache(len(positions), max(positions) + 1, kv_heads, dim, window, dtype)
+    if cache is None:
+        cache = filled_cache(len(positions), max(positions) + 1, kv_heads, dim, window, dtype)
     spans = [Span(slot, at, [1], 1) for slot, at in enumerate(positions)]
     batch, _ = Batch.prepare(spans, CPU)
     qkv = random(len(positions), heads + 2 * kv_heads, dim, seed=7, dtype=dtype)
@@ -50,6 +52,7 @@ def decode(
     dtype=st.sampled_from([torch.float32, torch.bfloat16]),
     cap=st.sampled_from([None, 0.5, 50.0]),
     sinks=st.booleans(),
+    pairs=st.booleans(),
 )
 def test_decode_attention(
     kernels: Library,
@@ -61,6 +64,7 @@ def test_decode_attention(
     dtype: torch.dtype,
     cap: float | None,
     sinks: bool,
+    pairs: bool,
 ) -> None:
     def run(dtype: torch.dtype) -> tuple[Tensor, KVCache]:
         return decode(
@@ -74,7 +78,9 @@ def test_decode_attention(
             sinks=sinks,
         )
 
-    output, cache = run(dtype)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(library, "multiplies_pairs", lambda: pairs)
+        output, cache = run(dtype)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "active", lambda: None)
         expected, same = run(dtype)
@@ -127,6 +133,35 @@ def test_a_spoiled_row_does_not_affect_others(
     spoiled, _ = decode([40, 90, 7], 8, 2, 64, dtype=dtype, spoil=value)
     assert torch.equal(clean[:2], spoiled[:2])
     assert not torch.isfinite(spoiled[2]).all()
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_shared_columns_are_read_from_the_other_slot(
+    kernels: Library, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, pairs: bool
+) -> None:
+    """With the same bits, whether they end inside a block of columns or not."""
+    monkeypatch.setattr(library, "multiplies_pairs", lambda: pairs)
+    positions, table = [99, 80, 99, 40], torch.tensor([[0, 0], [0, 64], [0, 80], [0, 32]])
+
+    def cache() -> FullKVCache:
+        made = filled_cache(4, 100, 2, 64, None, dtype)
+        assert isinstance(made, FullKVCache)
+        for slot, (other, columns) in enumerate(table.tolist()):
+            for mine, its in zip(
+                made.views(slot, 0, columns), made.views(other, 0, columns), strict=True
+            ):
+                mine.copy_(its)
+        return made
+
+    expected, _ = decode(positions, 8, 2, 64, dtype=dtype, cache=cache())
+    shared = cache()
+    shared.share(table)
+    for slot, columns in ((1, 64), (2, 64), (3, 32)):  # whole blocks
+        for view in shared.views(slot, 0, columns):
+            view.fill_(torch.nan)
+    found, _ = decode(positions, 8, 2, 64, dtype=dtype, cache=shared)
+    assert torch.equal(found, expected)
 
 
 def test_other_head_sizes_go_by_torch(kernels: Library) -> None:

@@ -42,13 +42,3 @@ struct Unit {
 
     const bf16* weights(const Dense& d) const { return matrix->weight + output * d.columns; }
 };
-
-#ifdef AVX512
-
-// The first or the second numbers of 16 pairs of bf16, in float32.
-INLINE Floats half_of(__m512i pairs, bool second) {
-    const __m512i mask = _mm512_set1_epi32((int32_t)0xffff0000);
-    return (Floats)(second ? _mm512_and_si512(pairs, mask) : _mm512_slli_epi32(pairs, 16));
-}
-
-#endif

@@ -58,6 +58,12 @@ INLINE Floats times_power_of_2(Floats x, Floats n) { return _mm512_scalef_ps(x, 
 INLINE float sum(Floats x) { return _mm512_reduce_add_ps(x); }
 INLINE float largest(Floats x) { return _mm512_reduce_max_ps(x); }
 
+// The first or the second numbers of 16 pairs of bf16, in float32.
+INLINE Floats half_of(__m512i pairs, bool second) {
+    const __m512i mask = _mm512_set1_epi32((int32_t)0xffff0000);
+    return (Floats)(second ? _mm512_and_si512(pairs, mask) : _mm512_slli_epi32(pairs, 16));
+}
+
 // The sums of 16 vectors, in order, as one vector: a transposition that adds on the way.
 INLINE Floats sums_of_16(const Floats* x) {
     Floats pairs[8], quads[4];
