@@ -285,6 +285,7 @@ class EngineCore:
             reason = JobError("internal", f"the engine failed: {failure.message}")
         sequence.fail(reason)
         self._scheduler.remove(sequence, poisoned=True)
+        self.pool.trim()
 
 
 def _closed() -> JobError:

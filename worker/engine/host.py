@@ -206,6 +206,8 @@ class EngineHost:
                 elif not self._work.wait(IDLE_SECONDS):
                     sleeps += 1
                     if sleeps == IDLE_SLEEPS:
+                        for engine in self._engines.values():
+                            engine.pool.trim()
                         trim_heap()
         except BaseException as error:
             # A step handles the errors of its sequences, so this is a defect. The worker's watchdog

@@ -2,9 +2,10 @@
 
 Each sequence occupies one slot, a row in the storage of every layer, of the model and of its draft
 if it has one. Storage is allocated for all slots and its columns double, as long as the limit
-allows it; otherwise it has exactly the size that is needed. It is freed when the last slot
-is released. State that is kept of earlier sequences has the rest of the limit, and is evicted where
-storage needs it.
+allows it; otherwise it has exactly the size that is needed. When the last slot is released, storage
+of up to half of the limit stays for the next sequences, since new memory costs time; `trim` frees
+it. State that is kept of earlier sequences has the rest of the limit, and is evicted where storage
+needs it.
 """
 
 from __future__ import annotations
@@ -71,6 +72,11 @@ class CachePool:
         self._used.discard(slot)
         self.shared.release(slot)
         heapq.heappush(self._free, slot)
+        if self.limit_bytes - self.bytes_for_kept > self.limit_bytes // 2:
+            self.trim()
+
+    def trim(self) -> None:
+        """Free the storage, unless a slot is in use."""
         if not self._used:
             self._deallocate()
 

@@ -145,6 +145,7 @@ def pin_prompt_cache(core: EngineCore, state: PrefixState, path: Path) -> None:
             f"{others:.1f} MiB, and a sequence that begins with it needs {least / 2**20:.1f} MiB, "
             f"of {limit / 2**20:.1f} MiB for the KV cache: leave it out, or shorten its prompt",
         )
+    core.pool.trim()
     if not store.shrink(core.pool.bytes_for_kept - needed):
         raise JobError(
             "out_of_memory", f"{path} does not fit beside the sequences that run: load it later"

@@ -77,16 +77,27 @@ def test_fits_alone_compares_one_sequence_with_the_limit() -> None:
     assert not pool.fits_alone(1001)
 
 
-def test_storage_is_freed_with_the_last_slot() -> None:
+def test_storage_stays_for_the_next_sequences_until_it_is_trimmed() -> None:
     pool = make_pool()
     first, second = pool.acquire(), pool.acquire()
     assert first is not None and second is not None
     assert pool.reserve(second, 10)
+    held = pool.bytes_held
     pool.release(first)
-    assert pool.bytes_held > 0
+    pool.trim()  # a slot is in use
     pool.release(second)
+    assert pool.bytes_held == held > 0
+    pool.trim()
     assert pool.bytes_held == 0
     assert layer_of(pool).rows == []
+
+
+def test_storage_of_more_than_half_of_the_limit_is_freed_with_the_last_slot() -> None:
+    pool = make_pool(limit=1000)
+    slot = pool.acquire()
+    assert slot is not None and pool.reserve(slot, 501)
+    pool.release(slot)
+    assert pool.bytes_held == 0
 
 
 @pytest.mark.parametrize(("poisoned", "left"), [(True, 0), (False, 1)])

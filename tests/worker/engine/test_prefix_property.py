@@ -237,6 +237,7 @@ def run(pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool = False) -> N
             assert events[-1].error is None
         assert ids_of(events) == expected
     assert not core.prefix._progress
+    core.pool.trim()
     assert core.pool.bytes_held == core.pool.kept.nbytes  # no slot is in use
     assert core.pool.kept.shrink(core.pool.kept.pinned_bytes)
     assert len(core.pool.kept) == (len(pair.pinned.blocks) if pin else 0)

@@ -189,7 +189,8 @@ def test_every_sequence_ends_and_none_is_taken_before_an_interactive_one(
             break
     assert all(one.ended for one in sequences)
     assert all(one.events[-1].error is None for one in sequences)
-    assert scheduler.pool.bytes_held == 0
+    scheduler.pool.trim()
+    assert scheduler.pool.bytes_held == 0  # no slot is in use
 
 
 @pytest.mark.parametrize("preempt", [False, True])

