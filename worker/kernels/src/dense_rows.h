@@ -94,10 +94,11 @@ INLINE Floats half_step(const bf16* step, bool odd) {
 INLINE Floats half_step(const float* step, bool odd) { return load(step + odd * LANES); }
 
 // The outputs of R rows of x in either type, with `stride` elements between rows. All rows add in the
-// same order. `lines` are fetched per step and OUTPUTS.
+// same order. Of each step and OUTPUTS, one part in `tiles` of the next unit's lines is fetched.
 template <int R, typename X>
 void rows_in_float32(const Dense& d, const Unit& unit, int64_t row, const X* x, int64_t stride,
-                     Ahead& ahead, int lines) {
+                     Ahead& ahead, int tiles) {
+    int due = 0;  // lines, multiplied by `tiles`
     // Rows in bf16 are so few that they stay there anyway; their weights are read in order.
     const int64_t together = std::is_same_v<X, bf16> ? d.columns : CHUNK;
     Floats totals[UNIT * R];
@@ -120,7 +121,7 @@ void rows_in_float32(const Dense& d, const Unit& unit, int64_t row, const X* x, 
                             sums[n][r] = fma(channels, weight[n], sums[n][r]);
                     }
                 }
-                ahead.fetch(lines);
+                for (due += OUTPUTS; due >= tiles; due -= tiles) ahead.fetch(1);
             }
             for (int n = 0; n < OUTPUTS; n++)
                 for (int r = 0; r < R; r++) totals[(first + n) * R + r] = sums[n][r];
@@ -132,20 +133,19 @@ void rows_in_float32(const Dense& d, const Unit& unit, int64_t row, const X* x, 
 // `x`: the rows of the unit's matrix.
 template <typename X>
 void tiles_in_float32(const Dense& d, const Unit& unit, const X* x, int64_t stride, Ahead& ahead) {
-    const int64_t rows = unit.matrix->rows, tiles = (rows + MOST_ROWS - 1) / MOST_ROWS;
-    if (rows == 0) return;
-    // Spread over all tiles, so that memory and arithmetic units are busy all the time.
-    const int lines = (int)((OUTPUTS + tiles - 1) / tiles);
+    const int64_t rows = unit.matrix->rows;
+    // What is fetched is spread over all tiles, so that memory and arithmetic units are always busy.
+    const int tiles = (int)((rows + MOST_ROWS - 1) / MOST_ROWS);
     for (int64_t tile = 0; tile < tiles; tile++) {
         const int64_t row = tile * rows / tiles;
         const X* first = x + row * stride;
         switch ((tile + 1) * rows / tiles - row) {
-            case 1: rows_in_float32<1>(d, unit, row, first, stride, ahead, lines); break;
-            case 2: rows_in_float32<2>(d, unit, row, first, stride, ahead, lines); break;
-            case 3: rows_in_float32<3>(d, unit, row, first, stride, ahead, lines); break;
-            case 4: rows_in_float32<4>(d, unit, row, first, stride, ahead, lines); break;
-            case 5: rows_in_float32<5>(d, unit, row, first, stride, ahead, lines); break;
-            case 6: rows_in_float32<6>(d, unit, row, first, stride, ahead, lines); break;
+            case 1: rows_in_float32<1>(d, unit, row, first, stride, ahead, tiles); break;
+            case 2: rows_in_float32<2>(d, unit, row, first, stride, ahead, tiles); break;
+            case 3: rows_in_float32<3>(d, unit, row, first, stride, ahead, tiles); break;
+            case 4: rows_in_float32<4>(d, unit, row, first, stride, ahead, tiles); break;
+            case 5: rows_in_float32<5>(d, unit, row, first, stride, ahead, tiles); break;
+            case 6: rows_in_float32<6>(d, unit, row, first, stride, ahead, tiles); break;
         }
     }
 }
