@@ -23,11 +23,9 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable
 from contextlib import ExitStack
-from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from statistics import mean
-from typing import Any
 
 import click
 import torch
@@ -36,92 +34,24 @@ from bench.contestants import load_reference
 from bench.gguf import quantise
 from bench.harness import median, report, seconds
 from bench.peers.process import PYTHON, PeerProcess
+from bench.prefix_rows import BATCH, SYSTEM, Rates, Rows, answer_of, make_rows
 from bench.shapes import QWEN3_06B, random_checkpoint
 from bench.static_batches import StaticBatches
 from jobs.api.sampling import Sampling
 from worker import Engine
 from worker.engine.collect import Token
-from worker.layers.batch import Batch
 from worker.resident.device import choose_device
 
-SYSTEM, USER, ANSWER = 400, (20, 200), (5, 120)  # tokens
-BATCH = 16
-ANSWERED = 60  # tokens of answers whose rate is measured
 FULL_BYTES = 3 << 29  # the limit of a cache that is full
 GROUP = 4  # rows without a common beginning that each side computes in its turn
 PARTS = ("arithmetic", "shared", "distinct", "turns")
 WARM_UP = 1_000_000  # a seed that no round has
 TURNS, TURN, REPLY = 20, 30, 10  # turns, and new tokens and tokens of the answer in each
 
-Rows = tuple[list[list[int]], list[Sampling]]
 Run = Callable[[list[list[int]], list[Sampling]], object]
 Figures = dict[str, object]
 # Seconds to the first token after a prompt, and so many tokens.
 Turn = Callable[[list[int], int], tuple[float, list[int]]]
-
-
-def answer_of(tokens: int) -> Sampling:
-    return Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
-
-
-def make_rows(count: int, vocab: int, seed: int, *, shared: bool) -> Rows:
-    """Prompts and the lengths of their answers."""
-    draw = random.Random(seed)
-
-    def text(length: int) -> list[int]:
-        return [draw.randrange(vocab) for _ in range(length)]
-
-    system = text(SYSTEM)
-    prompts = [
-        (system if shared else text(SYSTEM)) + text(draw.randint(*USER)) for _ in range(count)
-    ]
-    return prompts, [answer_of(draw.randint(*ANSWER)) for _ in range(count)]
-
-
-def forward_seconds(engine: Engine, prompts: list[list[int]], tokens: int) -> list[float]:
-    """The forward passes of a call that generates so many tokens after each prompt."""
-    core: Any = engine._core
-    model, found = core.model, []
-
-    def timed(batch: Batch, caches: Any) -> torch.Tensor:
-        logits: list[torch.Tensor] = []
-        found.append(seconds(lambda: logits.append(model(batch, caches))))
-        return logits[0]
-
-    core.model = timed
-    try:
-        engine.generate(prompts, answer_of(tokens))
-    finally:
-        core.model = model
-    return found
-
-
-@dataclass(frozen=True, slots=True)
-class Rates:
-    """Seconds of forward passes that no reuse spares: for the common `beginning`, for a token of a
-    row's `own` prompt after it, in steps full of such tokens, and for a token of an `answer` after
-    prompts of these lengths, in a full batch."""
-
-    beginning: float
-    own: float
-    answer: float
-
-    @classmethod
-    def measure(cls, on: Engine, seed: int) -> Rates:
-        """Those of an engine that reuses."""
-        prompts, _ = make_rows(BATCH, on.tokenizer.vocab_size, seed, shared=True)
-        beginning = sum(forward_seconds(on, [prompts[0][:SYSTEM]], 1))
-        own = sum(forward_seconds(on, prompts, 1)) / (sum(map(len, prompts)) - SYSTEM * BATCH)
-        # All prompts are kept now: the first step admits every row.
-        answers = forward_seconds(on, prompts, 1 + ANSWERED)[-ANSWERED:]
-        return cls(beginning, own, sum(answers) / (BATCH * ANSWERED))
-
-    def seconds(self, prompts: list[list[int]], answers: list[Sampling]) -> float:
-        """For rows with a common beginning."""
-        own = sum(map(len, prompts)) - SYSTEM * len(prompts)
-        # The first token of an answer comes with its prompt.
-        answered = sum((one.max_tokens or 0) - 1 for one in answers)
-        return self.beginning + own * self.own + answered * self.answer
 
 
 def measure_rows(contestants: dict[str, Run], rows: Iterable[Rows]) -> dict[str, list[float]]:
@@ -275,19 +205,20 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
         raise click.UsageError(f"unknown parts: {', '.join(unknown)}; there are {', '.join(PARTS)}")
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         path = random_checkpoint(Path(folder), "qwen3", QWEN3_06B)
-        on, off = (
-            Engine.load(str(path), device=str(place), max_batch=BATCH, prefix_cache=state)
-            for state in (True, False)
-        )
+
+        @cache
+        def engine(reuse: bool) -> Engine:
+            return Engine.load(str(path), device=str(place), max_batch=BATCH, prefix_cache=reuse)
+
         shape = f"Qwen3-0.6B shape, bf16, {place}"
         title = f"{shape}, batch {BATCH}"
         if "arithmetic" in chosen:
-            figures = measure_arithmetic(on, count, rounds)
+            figures = measure_arithmetic(engine(True), count, rounds)
             file = out and out.with_stem("arithmetic")
             report(f"{count} rows beside arithmetic, {title}", [figures], str(place), file)
         if "shared" in chosen:
             reference = StaticBatches(load_reference(path, place), place, BATCH)
-            figures = measure_shared(on, off, reference, count, rounds)
+            figures = measure_shared(engine(True), engine(False), reference, count, rounds)
             report(f"{count} rows with a common beginning, {title}", [figures], str(place), out)
         if "distinct" in chosen:
             figures = measure_distinct(path, place, count, rounds)
@@ -295,7 +226,8 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
             name = f"{count} rows with nothing in common, {GROUP} at a time, {shape}"
             report(name, [figures], str(place), file)
         if "turns" in chosen:
-            contestants = {"on": turn_of(on), "off": turn_of(off)}
+            on = engine(True)
+            contestants = {"on": turn_of(on), "off": turn_of(engine(False))}
             if PYTHON.exists() and place.type == "cpu":
                 file = quantise(path, "BF16", Path(folder) / "shape.gguf")
                 peer = PeerProcess("llama_cpp_peer.py", file, torch.get_num_threads())
