@@ -75,10 +75,12 @@ class Session:
     def stream(
         self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
     ) -> Iterator[ChatChunk]:
-        """Run the next turn and yield its chunks, see `submit` and `Job.stream`. If the iterator is
-        closed before its end, the answer is stopped, and kept as far as it got."""
+        """Run the next turn and yield its chunks, see `submit` and `Job.stream`. The first step
+        submits it. If the iterator is closed before its end, the answer is stopped, and kept as far
+        as it got."""
         job = self.submit(content, wait=wait, edit=edit, **{"stream": True, **fields})
-        return _stream(job)
+        with cancelling(job):
+            yield from job.stream()
 
     def edit(self, content: TurnInput, **fields: Any) -> ChatCompletion:
         """Replace the last turn: other messages, and their answer."""
@@ -121,8 +123,3 @@ class Session:
 
     def __repr__(self) -> str:
         return f"Session({self.id!r}, model={self.model!r})"
-
-
-def _stream(job: Job) -> Iterator[ChatChunk]:
-    with cancelling(job):
-        yield from job.stream()

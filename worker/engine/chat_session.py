@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
@@ -56,9 +57,8 @@ class ChatSession:
     def respond(self, content: TurnInput, **fields: Any) -> ChatCompletion:
         """Run the next turn: a text of the user, or messages, such as results of tools. If the
         caller is interrupted, the answer is kept as far as it got."""
-        request, messages = self._request(content, {**self._fields, **fields})
         sink = CollectingSink()
-        for _ in self._run(request, messages, sink):
+        for _ in self._run(content, fields, sink):
             pass
         return sink.completion()
 
@@ -66,23 +66,25 @@ class ChatSession:
         """Run the next turn and yield its chunks; the first step begins it. If the iterator is
         closed or dropped before its end, the answer is stopped, and kept as far as it got, with the
         finish_reason `cancelled`."""
-        request, messages = self._request(content, {**self._fields, **fields})
-        return self._run(request, messages, CollectingSink())
+        self._request(content, fields)  # raises now, not at the first step
+        return self._run(content, fields, CollectingSink())
 
     def undo(self) -> Turn:
-        """Remove the last turn, and return it."""
-        if not self._turns:
-            raise invalid("the session has no turn to undo")
-        return self._turns.pop()
+        """Remove the last turn, and return it. Raises JobError while one runs."""
+        with self._idle():
+            if not self._turns:
+                raise invalid("the session has no turn to undo")
+            return self._turns.pop()
 
     def reset(
         self, history: Iterable[MessageInput | Turn] = (), *, system: str | None = None
     ) -> None:
         """Begin again: with no turns, or with those of `history`, whose system message replaces the
-        session's, as `system` does."""
+        session's, as `system` does. Raises JobError while a turn runs."""
         its_system, turns = split_turns(history)
-        self._turns = turns
-        self._system = its_system or (self._system if system is None else system)
+        with self._idle():
+            self._turns = turns
+            self._system = its_system or (self._system if system is None else system)
 
     def save(self, path: str | Path) -> None:
         """Write the conversation to a file, as JSON."""
@@ -100,6 +102,7 @@ class ChatSession:
         self, content: TurnInput, fields: dict[str, Any]
     ) -> tuple[ChatRequest, list[dict[str, Any]]]:
         """The request of a turn, with all messages, and its new messages."""
+        fields = {**self._fields, **fields}
         check_turn_fields(fields)
         request = ChatRequest(
             **fields,
@@ -114,12 +117,21 @@ class ChatSession:
         new: list[dict[str, Any]] = request.to_dict()["messages"][len(self.history) :]
         return request, new
 
-    def _run(
-        self, request: ChatRequest, messages: list[dict[str, Any]], sink: CollectingSink
-    ) -> Iterator[ChatChunk]:
+    @contextmanager
+    def _idle(self) -> Iterator[None]:
+        """No turn runs meanwhile. Raises JobError if one does."""
         if not self._running.acquire(blocking=False):
             raise JobError("session_busy", "this session generates an answer: wait for its end")
         try:
+            yield
+        finally:
+            self._running.release()
+
+    def _run(
+        self, content: TurnInput, fields: dict[str, Any], sink: CollectingSink
+    ) -> Iterator[ChatChunk]:
+        with self._idle():
+            request, messages = self._request(content, fields)
             chat = self._engine.submit(request, sink)
             chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
             try:
@@ -136,8 +148,6 @@ class ChatSession:
             completion = sink.completion()
             if request.stream_options is not None and request.stream_options.include_usage:
                 yield chunks.usage(completion)
-        finally:
-            self._running.release()
 
     def _commit(self, messages: list[dict[str, Any]], outcome: Outcome) -> None:
         answer, cancelled = outcome.completion, False

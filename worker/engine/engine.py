@@ -270,7 +270,11 @@ class EngineCore:
 
     def _recover(self, error: BaseException) -> None:
         """After a failed step: run its sequences one at a time; fail one that ran alone."""
-        failure = failure_of(error)
+        try:
+            failure = failure_of(error)
+        except BaseException:  # the process is interrupted
+            self._scheduler.preempt_all()
+            raise
         running = self._scheduler.running
         if len(running) != 1:
             logger.warning("a step failed (%s); its sequences run again one at a time", error)

@@ -13,6 +13,7 @@ so a new prompt leaves provisional snapshots as well, at growing distances.
 
 from __future__ import annotations
 
+import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
@@ -26,6 +27,8 @@ from worker.engine.sequence import Sequence
 from worker.engine.session_states import SessionStates
 from worker.engine.slot_copies import SlotCopies
 from worker.engine.snapshot_edges import SnapshotEdges
+
+logger = logging.getLogger(__name__)
 
 COMPARED = 32  # sequences whose prompts are compared with a new one
 PROVISIONAL_SHARE = 8  # one of this many bytes of the cache limit may hold provisional snapshots
@@ -125,12 +128,16 @@ class PrefixCache:
     def end(self, sequence: Sequence, *, usable: bool = True) -> None:
         """Keep the state of a sequence that leaves its slot for good, or if it isn't usable drop
         what was kept of it."""
-        if sequence in self._progress and sequence.slot is not None:
-            if not usable:
-                self._store.drop(self._progress[sequence].chain.keys)
-            else:
-                self._keep_end(sequence)
-        self._progress.pop(sequence, None)
+        try:
+            if sequence in self._progress and sequence.slot is not None:
+                if not usable:
+                    self._store.drop(self._progress[sequence].chain.keys)
+                else:
+                    self._keep_end(sequence)
+        except (RuntimeError, MemoryError) as error:  # there is no memory for copies
+            logger.warning("the state of a sequence can't be kept: %s", error)
+        finally:
+            self._progress.pop(sequence, None)
 
     def chain(self, prompt_length: int, salt: str) -> KeyChain | None:
         """The keys of such prompts; None: nothing is kept. May be called by any thread."""

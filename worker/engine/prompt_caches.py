@@ -90,7 +90,9 @@ def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
 def write_prompt_cache(core: EngineCore, state: PrefixState, path: Path) -> None:
     """Write the state of a prompt. Raises JobError."""
     try:
-        write_state(path, _origin(core, len(state.token_ids)), core.pool.layout(), state)
+        stride = devices.limits(core.device).stride  # see `compute_state`
+        origin = _origin(core, len(state.token_ids), stride)
+        write_state(path, origin, core.pool.layout(), state)
     except OSError as error:
         raise JobError("internal", f"{path} can't be written: {error.strerror}") from None
 
@@ -101,7 +103,7 @@ def read_prompt_cache(core: EngineCore, path: Path) -> PrefixState:
         raise invalid("a prompt cache needs the prefix cache, which is off", "prompt_cache")
     file = StateFile.open(path)
     count = len(file.token_ids)
-    _check_origin(file, _origin(core, count))
+    _check_origin(file, _origin(core, count, core.prefix.stride))
     file.check(core.pool.layout())
     try:
         token_ids(file.token_ids, core.vocab_size, "it")
@@ -158,19 +160,23 @@ def keep_sessions(core: EngineCore, folder: Path, limit_bytes: int) -> None:
     """Write evicted state of sessions to a folder, and read it from there. Raises JobError."""
     pool, store = core.pool, core.pool.kept
     layout = pool.layout()
+
+    def origin(prompt_length: int) -> Origin:
+        return _origin(core, prompt_length, core.prefix.stride)
+
     core.prefix.sessions = SessionStates(
-        StateDir(folder, limit_bytes, _origin(core, 1), layout, core.device, store.pinned),
+        StateDir(folder, limit_bytes, origin(1), layout, core.device, store.pinned),
         core.prefix.matching,
-        lambda prompt_length: _origin(core, prompt_length),
+        origin,
         lambda: pool.bytes_for_kept,
         pool.limit_bytes // WAITING_SHARE,
     )
 
 
-def _origin(core: EngineCore, prompt_length: int) -> Origin:
+def _origin(core: EngineCore, prompt_length: int, stride: int | None) -> Origin:
     fingerprint, dtype, rotation = core.state_of(prompt_length)
     kinds = core.pool.layout().kinds
-    return Origin(core.info.name, fingerprint, dtype, kinds, rotation)
+    return Origin(core.info.name, fingerprint, dtype, kinds, rotation, stride)
 
 
 def _check_origin(file: StateFile, mine: Origin) -> None:
@@ -198,6 +204,12 @@ def _check_origin(file: StateFile, mine: Origin) -> None:
         raise invalid(
             f"{where} was computed for longer prompts, in which this model rotates all tokens "
             "differently: save the prompt again",
+            "prompt_cache",
+        )
+    if mine.stride not in (None, its.stride):
+        raise invalid(
+            f"{where} was not computed in pieces of {mine.stride} tokens, as with --max-batch 1: "
+            "save a prompt cache, or give a larger --max-batch",
             "prompt_cache",
         )
     if its.salt:

@@ -81,7 +81,11 @@ class Scheduler:
     def isolate_all(self) -> None:
         """After a failed step: preempt every running sequence, then run them one at a time."""
         self.isolated = list(self.running)
-        for sequence in reversed(self.isolated):
+        self.preempt_all()
+
+    def preempt_all(self) -> None:
+        """Compute every running sequence anew: the slots hold part of a step."""
+        for sequence in reversed([*self.running]):
             self._preempt(sequence, first=True)
 
     def remove_cancelled(self) -> None:

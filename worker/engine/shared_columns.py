@@ -37,14 +37,14 @@ class SharedColumns:
         """What a slot has after the blocks `known` was copied to `new` ones. It holds them, unless
         it has computed the state of `known` on its own."""
         held = self._held.setdefault(slot, [])
-        if new and held == _numbers(known):
-            held += _numbers(new)
-            self._changed = True
+        if held == _numbers(known):
+            held += _numbers(new)  # which no other slot holds yet
 
     def release(self, slot: int) -> None:
-        """The content of a slot is void."""
+        """The content of a slot is void. Nothing is shared until the next `update`."""
         if self._held.pop(slot, None):
             self._changed = True
+            self.table.zero_()
 
     def update(self) -> None:
         """Bring the table up to date. Called before each step."""

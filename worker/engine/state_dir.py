@@ -104,8 +104,8 @@ class StateDir:
         try:
             file.check(self._layout)
             state = file.read(self._layout, self._device, end, ends)
-        except JobError as error:
-            if _changed(file.path) == found.changed:
+        except (JobError, MemoryError) as error:
+            if isinstance(error, JobError) and _changed(file.path) == found.changed:
                 self._delete_damaged(file.path, error)
             with self._lock:
                 self._forget(file.path.name)
@@ -203,11 +203,10 @@ class StateDir:
 
     def _is_ours(self, origin: Origin) -> bool:
         mine = self._origin
-        return (origin.fingerprint, origin.dtype, origin.kinds) == (
-            mine.fingerprint,
-            mine.dtype,
-            mine.kinds,
-        )
+        return (
+            (origin.fingerprint, origin.dtype, origin.kinds)
+            == (mine.fingerprint, mine.dtype, mine.kinds)
+        ) and mine.stride in (None, origin.stride)
 
     def _delete_damaged(self, path: Path, error: JobError) -> None:
         logger.warning("deleted a damaged state file: %s", error.message)

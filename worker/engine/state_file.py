@@ -50,13 +50,15 @@ class Damaged(InvalidRequest):
 
 @dataclass(frozen=True)
 class Origin:
-    """What computed a state, and for whom. State is used where all but `model` is equal."""
+    """What computed a state, and for whom. State is used where all but `model` is equal, and by
+    engines that need no `stride` whatever it is."""
 
     model: str
     fingerprint: str  # of weights and configuration
     dtype: str
     kinds: tuple[str, ...]  # of the layers' caches
     rotation: tuple[int, ...]
+    stride: int | None  # tokens between the cuts of its prefill; None: it was cut anywhere
     salt: str = ""  # a `salt_hash`
 
 
@@ -95,6 +97,7 @@ class StateFile:
                 dtype=str(metadata["dtype"]),
                 kinds=tuple(map(str, json.loads(metadata["cache_kinds"]))),
                 rotation=tuple(_integers(metadata["rotation"])),
+                stride=int(metadata["stride"]) or None,
                 salt=str(metadata["salt"]),
             )
             token_ids = _integers(metadata["token_ids"])
@@ -224,6 +227,7 @@ def _header(
             "dtype": origin.dtype,
             "cache_kinds": json.dumps(origin.kinds),
             "rotation": json.dumps(origin.rotation),
+            "stride": str(origin.stride or 0),
             "salt": origin.salt,
             "token_ids": json.dumps([*token_ids], separators=(",", ":")),
             "snapshots": json.dumps([*ends]),

@@ -38,6 +38,26 @@ def test_a_stream_is_the_response(engine: Engine) -> None:
     assert [turn.finish_reason for turn in streamed.turns] == ["length"]
 
 
+def test_a_turn_follows_those_that_ended_before_it_began(engine: Engine) -> None:
+    session, other = ChatSession(engine, **FIELDS), ChatSession(engine, **FIELDS)
+    first, second = session.stream("a"), session.stream("b")
+    texts = ["".join(chunk.text for chunk in one) for one in (first, second)]
+    assert texts == [other.respond(content).text for content in ("a", "b")]
+
+
+def test_turns_are_not_removed_while_one_runs(engine: Engine) -> None:
+    session = ChatSession(engine, **FIELDS)
+    session.respond("a")
+    stream = session.stream("b")
+    next(stream)
+    for change in (session.undo, session.reset):
+        with pytest.raises(JobError, match="wait for its end"):
+            change()
+    assert len([*stream]) and len(session.turns) == 2
+    session.undo()
+    assert len(session.turns) == 1
+
+
 def test_a_dropped_iterator_keeps_what_it_gave(engine: Engine) -> None:
     session = ChatSession(engine, **{**FIELDS, "max_tokens": 50})
     stream = session.stream("a")

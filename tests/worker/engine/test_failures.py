@@ -88,6 +88,62 @@ def test_an_interrupt_of_the_main_thread_is_not_taken_for_a_failed_job(
         engine.chat(ask())
 
 
+def test_an_interrupted_step_leaves_no_state(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Recurrent state has advanced then, and the number of computed tokens has not."""
+    folder = make_checkpoint(tmp_path, "qwen3_5_text")
+    engine = Engine.load(str(folder), device="cpu", dtype="fp32", max_batch=4)
+    plain = Engine.load(str(folder), device="cpu", dtype="fp32", prefix_cache=False)
+    greedy = Sampling(temperature=0, max_tokens=8, ignore_eos=True)
+    model: Any = engine._core.model
+    steps = 0
+
+    def interrupted(*args: object) -> torch.Tensor:
+        nonlocal steps
+        logits: torch.Tensor = model(*args)
+        steps += 1
+        if steps == 3:
+            raise KeyboardInterrupt
+        return logits
+
+    beside = engine.generate_stream([5, *PROMPT], greedy)
+    text = [next(beside).id]
+    monkeypatch.setattr(engine._core, "model", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([PROMPT], greedy)
+    text += [token.id for token in beside]
+    prompts = [[5, *PROMPT], PROMPT]
+    first, second = (one.token_ids for one in plain.generate(prompts, greedy))
+    assert text == first
+    longer = [*PROMPT, *second]
+    assert engine.generate([PROMPT, longer], greedy) == plain.generate([PROMPT, longer], greedy)
+
+
+def test_a_slot_is_free_again_if_its_state_cannot_be_kept(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=1)
+    once = Sampling(temperature=0, max_tokens=3, ignore_eos=True)
+    (expected,) = engine.generate([PROMPT], once)
+    pool = engine._core.pool
+    free = len(pool._free)
+
+    def full(*_: object, **__: object) -> NoReturn:
+        raise torch.OutOfMemoryError("no room")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._core.prefix, "_keep_end", full)
+        assert engine.generate([PROMPT], once) == [expected]
+        stream = engine.generate_stream(PROMPT, once)
+        next(stream)
+        stream.close()  # type: ignore[attr-defined]
+        assert not engine.step()
+    assert len(pool._free) == free
+    assert not engine._core.prefix._progress
+    assert engine.generate([PROMPT], once) == [expected]
+
+
 def test_a_sequence_too_large_for_the_cache_fails_alone_with_the_numbers(path: Path) -> None:
     probe = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     limit = probe._core.pool.bytes_for_one(40)

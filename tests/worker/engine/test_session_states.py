@@ -114,6 +114,18 @@ def test_at_max_batch_1_files_change_no_bit(folder: Path, tmp_path: Path) -> Non
     second.close()
 
 
+def test_at_max_batch_1_files_of_larger_batches_are_not_used(folder: Path, tmp_path: Path) -> None:
+    """Their state was computed in other pieces, and so may have other bits."""
+    first = make(folder, tmp_path)
+    ask(first, QUESTION)
+    first.close()
+    again, exact = make(folder, tmp_path), make(folder, tmp_path, max_batch=1)
+    turns = [ask(one, QUESTION, "rain", "and?", session=None) for one in (again, exact)]
+    assert cached(turns[0]) > 64
+    assert cached(turns[1]) == 0
+    assert len(files(tmp_path)) == 1
+
+
 def test_damaged_files_are_deleted_with_a_log_line(
     path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,14 +82,31 @@ def test_nothing_is_read_from_a_slot_that_was_released() -> None:
         shared.hold(slot, begin)
     assert found(shared)[2] == [0, 2 * BLOCK]
     shared.release(0)
+    assert not shared.table.any()  # a model that is called before the next update reads its own
     assert found(shared) == [[0, 0], [1, 0], [1, 2 * BLOCK]]
+
+
+def test_scores_between_steps_do_not_read_what_other_slots_hold(tmp_path: Path) -> None:
+    """The slot of a sequence that ended had a beginning in common with one that runs."""
+    engine = Engine.load(str(make_checkpoint(tmp_path)), max_batch=3, dtype="fp32")
+    expected = engine.score([7, 8, 9], [10, 11])
+    begin = [5 + at % 90 for at in range(50)]
+    first, second = (
+        engine.generate_stream(
+            [*begin, one], Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
+        )
+        for one, tokens in ((7, 20), (8, 3))
+    )
+    next(first)
+    assert len([*second]) == 3
+    assert engine.score([7, 8, 9], [10, 11]) == expected
 
 
 def test_rows_with_a_common_beginning_read_it_from_one_slot(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also after the first one has ended."""
-    engine = Engine.load(str(make_checkpoint(tmp_path, "llama")), max_batch=3, dtype="fp32")
+    engine = Engine.load(str(make_checkpoint(tmp_path)), max_batch=3, dtype="fp32")
     begin = [5 + at % 90 for at in range(50)]
     prompts = [[*begin, 7 + row] for row in range(3)]
     core, tables = engine._core, []

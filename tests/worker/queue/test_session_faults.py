@@ -52,6 +52,14 @@ def test_a_stopped_answer_is_kept_as_far_as_it_got(site: Site) -> None:
     assert worker.stop() == 0
 
 
+def test_a_stream_that_is_never_begun_runs_no_job(site: Site) -> None:
+    session = open_session(site)
+    session.stream("a")
+    session.submit("b")
+    site.burst()
+    assert [turn.messages[0]["content"] for turn in session.turns()] == ["b"]
+
+
 def test_an_answer_that_exceeds_its_time_is_kept_as_far_as_it_got(site: Site) -> None:
     session = open_session(site)
     worker = site.worker(delay=0.02)
