@@ -66,3 +66,4 @@ class ReplaceSessionArgs(NamedTuple):
     max_message_bytes: int
     max_session_bytes: int
     new_turns: str
+    token: str

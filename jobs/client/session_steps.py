@@ -72,7 +72,9 @@ def replace_turns(name: str, system: str | None, turns: Sequence[Turn]) -> Steps
     )
     texts = [turn.to_json() for turn in turns]
     written = contents(system or "", texts)
-    args = ReplaceSessionArgs(name, int(system is not None), system or "", *written)
+    args = ReplaceSessionArgs(
+        name, int(system is not None), system or "", *written, secrets.token_hex(8)
+    )
     reply = yield from run_command(name, "eval", REPLACE, len(names), *names, *args)
     if reply[0] != b"done":
         raise refused(name, None, reply)

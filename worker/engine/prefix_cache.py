@@ -13,10 +13,8 @@ so a new prompt leaves provisional snapshots as well, at growing distances.
 
 from __future__ import annotations
 
-import logging
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from itertools import islice
 
 from worker.engine.key_chain import KeyChain, salt_hash
@@ -26,22 +24,12 @@ from worker.engine.prefix_store import BLOCK, OVERHEAD, Block, root_key
 from worker.engine.sequence import Sequence
 from worker.engine.session_states import SessionStates
 from worker.engine.slot_copies import SlotCopies
-from worker.engine.snapshot_edges import SnapshotEdges
-
-logger = logging.getLogger(__name__)
+from worker.engine.snapshot_edges import Progress, SnapshotEdges
 
 COMPARED = 32  # sequences whose prompts are compared with a new one
 PROVISIONAL_SHARE = 8  # one of this many bytes of the cache limit may hold provisional snapshots
 
 StateOf = Callable[[int], tuple[object, ...]]
-
-
-@dataclass(eq=False, slots=True)
-class Progress:
-    """What is known of one sequence: the keys of its blocks, and where its snapshots are taken."""
-
-    chain: KeyChain
-    edges: SnapshotEdges = field(default_factory=SnapshotEdges)
 
 
 class PrefixCache:
@@ -134,8 +122,6 @@ class PrefixCache:
                     self._store.drop(self._progress[sequence].chain.keys)
                 else:
                     self._keep_end(sequence)
-        except (RuntimeError, MemoryError) as error:  # there is no memory for copies
-            logger.warning("the state of a sequence can't be kept: %s", error)
         finally:
             self._progress.pop(sequence, None)
 

@@ -10,6 +10,7 @@ place in the batch.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -20,6 +21,8 @@ from worker.engine.prefix_cache import PrefixCache
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
 from worker.engine.waiting_line import WaitingLine
+
+logger = logging.getLogger(__name__)
 
 BULK_TOKENS = 8  # one of this many tokens of a step is kept for bulk sequences that run
 
@@ -62,7 +65,10 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        self._prefix.end(sequence, usable=not poisoned)
+        try:
+            self._prefix.end(sequence, usable=not poisoned)
+        except (RuntimeError, MemoryError) as error:  # there is no memory for copies
+            logger.warning("the state of a sequence can't be kept: %s", error)
         self._release(sequence, poisoned=poisoned)
 
     def schedule(self) -> list[Scheduled]:

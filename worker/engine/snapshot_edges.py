@@ -1,11 +1,13 @@
-"""Where snapshots of a prompt are taken while it is computed."""
+"""Where snapshots of a prompt are taken while it is computed, and what is known of it beside."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from worker.engine.key_chain import KeyChain
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,3 +52,11 @@ def spaced_edges(begin: int, last: int, first: int) -> Iterator[int]:
         if edge >= begin + least:
             yield edge
         edge *= 2
+
+
+@dataclass(eq=False, slots=True)
+class Progress:
+    """What is known of one sequence: the keys of its blocks, and where its snapshots are taken."""
+
+    chain: KeyChain
+    edges: SnapshotEdges = field(default_factory=SnapshotEdges)

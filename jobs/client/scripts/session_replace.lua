@@ -13,24 +13,27 @@
 --       turns_bytes: bytes of the new turns
 --       max_message_bytes, max_session_bytes: limits that no operator has set
 --       new_turns: the turns, as a JSON list of texts
+--       token: of this change alone
 -- Returns {'done'} or a refusal: {'session'} if there is no such session, {'busy', job id} if one of its
 --       jobs has not ended, or the limit that it exceeds: {name, value, limit}.
 --
--- Idempotent: the client library resends a script when the connection breaks before the reply.
+-- Idempotent: the client library resends a script when the connection breaks before the reply. The
+-- second run finds the token, and leaves the turns that may have been appended since.
 --
 -- Atomic: the server runs the whole script before any other command. A full Redis refuses it.
 local session, turns, open, limits = unpack(KEYS)
 local name, set_system, system, system_bytes, turns_bytes, max_message_bytes,
-  max_session_bytes, new_turns = unpack(ARGV)
+  max_session_bytes, new_turns, token = unpack(ARGV)
 
 if redis.call('EXISTS', session) == 0 then return {'session'} end
+if redis.call('HGET', session, 'changed') == token then return {'done'} end
 local running = first_open(name)
 if running then return {'busy', running} end
 local refusal = refuse_size(limits, system_bytes, max_message_bytes, turns_bytes, max_session_bytes)
 if refusal then return refusal end
 redis.call('DEL', turns)
 for _, turn in ipairs(cjson.decode(new_turns)) do redis.call('RPUSH', turns, turn) end
-redis.call('HSET', session, 'bytes', turns_bytes)
+redis.call('HSET', session, 'bytes', turns_bytes, 'changed', token)
 if set_system == '1' then redis.call('HSET', session, 'system', system) end
 keep_session(name)
 return {'done'}

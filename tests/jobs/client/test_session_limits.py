@@ -100,6 +100,20 @@ def test_an_undo_that_is_sent_again_removes_one_turn(client: Client, session: Se
     assert len(session.turns()) == 2
 
 
+def test_a_history_that_is_sent_again_erases_no_later_turn(
+    client: Client, session: Session
+) -> None:
+    names = session_scripts.ReplaceSessionKeys(
+        keys.session("s"), keys.turns("s"), keys.open_turns("s"), keys.LIMITS
+    )
+    args = session_scripts.ReplaceSessionArgs("s", 0, "", 0, 9, 1000, 1000, "[]", "token")
+    (later, *_) = client.redis.lrange(keys.turns("s"), 0, 0)
+    for _ in range(2):
+        assert client.redis.eval(session_scripts.REPLACE, 4, *names, *args) == [b"done"]
+        client.redis.rpush(keys.turns("s"), later)  # another job has ended
+    assert len(session.turns()) == 2
+
+
 def test_a_system_message_and_a_history_have_the_limits_of_requests(
     client: Client, session: Session
 ) -> None:
