@@ -83,8 +83,8 @@ from worker.cli.options import (
     "--interactive-slots",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Sequences of the batch that bulk jobs leave to interactive ones. [default: a sixteenth "
-    "of the batch, at least 1]",
+    help="Sequences of the batch that bulk jobs leave to interactive ones. [default: 0; with "
+    "--no-preempt a sixteenth of the batch, at least 1]",
 )
 @click.option(
     "--preempt/--no-preempt",

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jobs.errors import invalid
 
-RESERVED_SHARE = 16  # one slot of this many is kept for interactive sequences by default
+RESERVED_SHARE = 16  # one slot of this many is kept for interactive sequences without `preempt`
 PAUSED_SHARE = 8  # one more slot for this many, for sequences that keep their cache while paused
 BATCH_PER_QUEUED = 2  # slots of the batch per queued sequence, see `Slots.room`
 
@@ -22,12 +22,12 @@ class Slots:
 
     @classmethod
     def share(cls, batch: int, reserved: int | None, preempt: bool) -> Slots:
-        """The slots of a batch, with the default for None. A batch of one runs one sequence after
-        the other. Raises JobError."""
+        """The slots of a batch, with the default for None: with `preempt`, interactive sequences
+        need no free slot. A batch of one runs one sequence after the other. Raises JobError."""
         if batch < 1:
             raise invalid(f"max_batch must be at least 1, got {batch}", "max_batch")
         if reserved is None:
-            reserved = min(batch - 1, max(1, batch // RESERVED_SHARE))
+            reserved = 0 if preempt else min(batch - 1, max(1, batch // RESERVED_SHARE))
         if not 0 <= reserved < batch:
             raise invalid(
                 f"interactive_slots must be 0 to {batch - 1}, fewer than max_batch, got {reserved}",

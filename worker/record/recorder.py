@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -41,7 +42,8 @@ PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
 POLL_SECONDS = 0.5  # pause between polls of the outboxes
 LOCK_SECONDS = 0.4  # between two polls by any recorder; less than its own pause
 QUIET_SECONDS = 2.0  # the same if no run had an outbox at the last poll
-FINISH_POLL_SECONDS = 0.1  # the same while the worker stops
+SOON_POLL_SECONDS = 0.1  # the same while the worker stops, and for a while after it became idle:
+SOON_SECONDS = 1.0  # whoever waits for the last job asks for its row then
 ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
 DURABLE_SECONDS = 20.0  # how long they wait before that is reported
 RETRY_SECONDS = 5.0  # pause after a failed write
@@ -79,6 +81,7 @@ class Recorder:
         self._last_error = ""
         self._with_others = False
         self._any_runs = False  # had rows at the last poll
+        self._soon_until = 0.0  # monotonic
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -100,7 +103,8 @@ class Recorder:
         self._thread.start()
 
     def wake(self) -> None:
-        """Poll the outboxes now."""
+        """This worker became idle: poll the outboxes now, and often for a while."""
+        self._soon_until = time.monotonic() + SOON_SECONDS
         self._woken.set()
 
     def finish(
@@ -114,8 +118,8 @@ class Recorder:
         self._with_others = with_others
         self._finishing.set()
         self._woken.set()
-        polls = int(seconds / FINISH_POLL_SECONDS)
-        while polls > 0 and not aborted() and not self._empty.wait(FINISH_POLL_SECONDS):
+        polls = int(seconds / SOON_POLL_SECONDS)
+        while polls > 0 and not aborted() and not self._empty.wait(SOON_POLL_SECONDS):
             polls -= 1
         self._stop.set()  # a part in progress is completed here, or by another recorder
         self._woken.set()
@@ -127,10 +131,11 @@ class Recorder:
     def _loop(self) -> None:
         while not self._empty.is_set() and not self._stop.is_set():
             finishing = self._finishing.is_set()
-            pause = FINISH_POLL_SECONDS if finishing else POLL_SECONDS
+            soon = self._soon()
+            pause = SOON_POLL_SECONDS if soon else POLL_SECONDS
             try:
                 wrote = self._may_look() and self._write_due_parts()
-                if not (self._any_runs or finishing):
+                if not (self._any_runs or soon):
                     pause = QUIET_SECONDS
             except NotDurable as error:
                 self._log_once(f"rows can't be written yet and stay in Redis: {error}")
@@ -156,9 +161,13 @@ class Recorder:
             logger.error("%s", error)
         self._last_error = error
 
+    def _soon(self) -> bool:
+        return self._finishing.is_set() or time.monotonic() < self._soon_until
+
     def _may_look(self) -> bool:
-        """Whether to look at the outboxes now. While this worker stops, always."""
-        if self._finishing.is_set():
+        """Whether to look at the outboxes now: always while this worker stops or has just become
+        idle."""
+        if self._soon():
             return True
         lock = self._plans.acquire_lock(LOCK_SECONDS)
         self._any_runs = lock is not RecorderLock.NO_OUTBOX

@@ -179,15 +179,15 @@ def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
 ) -> None:
     info = host.load(str(path))
     long = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
-    sinks = [WaitingSink() for _ in range(5)]
+    sinks = [WaitingSink() for _ in range(6)]
     for sink in sinks:
         host.submit(bulk(long), sink)
-    wait_until(lambda: host.health().running == 3)  # of four, one is reserved
+    wait_until(lambda: host.health().running == 4)
     assert host.room(info.name, bulk=True) == 0
     assert host.room(info.name, bulk=False) == 6
     short = long.model_copy(update={"max_tokens": 2, "n": 3})
     assert len(chat_choices(host, short)) == 3
-    assert [sink.outcome for sink in sinks] == [None] * 5
+    assert [sink.outcome for sink in sinks] == [None] * 6
     for sink in sinks:
         assert sink.wait().usage is not None
 

@@ -131,8 +131,10 @@ def test_slots_that_leave_none_to_bulk_jobs_are_refused(batch: int, reserved: in
 
 
 def test_the_default_slots() -> None:
-    assert Slots.share(128, None, True) == Slots(128, 8, True)
-    assert Slots.share(16, None, True) == Slots(16, 1, True)
+    assert Slots.share(128, None, True) == Slots(128, 0, True)
+    assert Slots.share(128, None, False) == Slots(128, 8, False)
+    assert Slots.share(4, None, False) == Slots(4, 1, False)
+    assert Slots.share(1, None, False) == Slots(1, 0, False)
     assert Slots.share(1, None, True) == Slots(1, 0, False)  # strictly one after the other
 
 

@@ -117,6 +117,17 @@ def test_of_all_recorders_one_looks_at_the_outboxes_at_a_time(site: Site, make: 
     assert not a._may_look()
 
 
+def test_a_recorder_whose_worker_became_idle_looks_at_once_and_often(site: Site, make: Any) -> None:
+    a, b = make("a"), make("b")
+    fill(site, 1)
+    assert a._may_look()
+    b.wake()
+    assert b._may_look() and b._may_look()
+    assert not a._may_look()
+    b._soon_until = 0.0  # some time later
+    assert not b._may_look()
+
+
 def test_recorders_look_less_often_at_many_runs(site: Site, make: Any) -> None:
     site.redis.sadd(keys.OUTBOXES, *map(str, range(10_000)))
     assert make("a")._may_look()
