@@ -84,6 +84,8 @@ class SessionStates:
         name = hashlib.blake2b(facts, key=chain.root, digest_size=32).hexdigest()
         origin = replace(self._origin_of(prompt_length), salt=chain.salt)
         self._forget(name)
+        if (same := self._ended.pop(path[-1], None)) is not None:  # a session with the same text
+            self._last.pop(same.name)
         self._ended[path[-1]] = _Ended(name, path, token_ids, origin, time.time())
         self._last[name] = path[-1]
 
@@ -155,7 +157,10 @@ class SessionStates:
     def _write(self) -> None:
         while (write := self._writes.get()) is not None:
             name, origin, state, used_at = write
-            self._folder.write(name, origin, state, used_at)
+            try:
+                self._folder.write(name, origin, state, used_at)
+            except Exception:  # a defect; without this thread, state would wait for ever
+                logger.exception("the state of a session can't be written")
             with self._lock:
                 self._bytes -= state.nbytes
             del write, state  # the thread would hold it while it waits

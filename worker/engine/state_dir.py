@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from stat import S_ISREG
 
 import torch
 
@@ -163,6 +164,8 @@ class StateDir:
         for entry in entries:
             with suppress(OSError):  # another worker has deleted it
                 stat = entry.stat()
+                if not S_ISREG(stat.st_mode):
+                    continue
                 if NAME.fullmatch(entry.name):
                     yield entry.name, stat
                 elif (

@@ -1,8 +1,8 @@
 """State of a text as a safetensors file: tensors per layer, and in the metadata what computed them.
 
-A file appears under its name when it is complete, and a checksum of its tensors is compared before
-they are used. Tensors are written and read as bytes, by numpy: torch would start a further team of
-threads for each thread that calls it.
+A file appears under its name when it is complete, and a checksum of all that it holds is compared
+before it is used. Tensors are written and read as bytes, by numpy: torch would start a further team
+of threads for each thread that calls it.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from jobs.errors import InvalidRequest, JobError, invalid
 from worker.engine.prefix_state import PrefixState
 from worker.engine.prefix_store import BLOCK
 from worker.engine.slot_copies import Copy
+from worker.engine.state_checksum import NO_CRC, checksum, crc_field
 from worker.engine.state_layout import StateLayout, StateTensor
 from worker.loading.checkpoint import TensorHeader
 from worker.loading.dtypes import FROM_SAFETENSORS
@@ -33,7 +34,6 @@ from worker.loading.safetensors_files import read_tensors
 
 FORMAT, VERSION = "chatjobs prompt cache", 1
 PARTIAL = ".partial"  # end of the names of files being written
-CHUNK_BYTES = 1 << 24  # read at once for the checksum
 TO_SAFETENSORS = {dtype: name for name, dtype in FROM_SAFETENSORS.items()}
 RAW: dict[int, tuple[torch.dtype, npt.DTypeLike]] = {  # by bytes of a value
     2: (torch.int16, np.int16),
@@ -143,8 +143,8 @@ class StateFile:
         cuts = [(at, min(end, at + BLOCK)) for at in range(0, end, BLOCK)]
         try:
             with open(self.path, "rb") as file:
-                if _checksum(file) != self.crc:
-                    raise _broken(self.path, "its checksum is not that of its tensors")
+                if checksum(file, self.crc) != self.crc:
+                    raise _broken(self.path, "its checksum is not that of its contents")
                 blocks = self._copies(file, layout.blocks(len(self.token_ids)), cuts, device)
                 snapshots = {
                     one: self._copies(file, layout.snapshot(one), [None], device)[0] for one in ends
@@ -189,18 +189,19 @@ def write_state(path: Path, origin: Origin, layout: StateLayout, state: PrefixSt
     tensors = layout.blocks(len(state.token_ids))
     for end in ends:
         tensors += layout.snapshot(end)
-    crc = 0
+    header = _header(origin, state.token_ids, ends, tensors, NO_CRC)
+    crc = zlib.crc32(header)
     partial = path.with_name(f".{path.name}.{os.getpid()}{PARTIAL}")
     try:
         with open(os.open(partial, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(_header(origin, state.token_ids, ends, tensors, crc))
+            file.write(header)
             for values in _values(state, ends):
                 data = np.ascontiguousarray(values).reshape(-1).view(np.uint8).data
                 crc = zlib.crc32(data, crc)
                 file.write(data)
             size = file.tell()
             file.seek(0)
-            file.write(_header(origin, state.token_ids, ends, tensors, crc))  # of the same length
+            file.write(header.replace(crc_field(NO_CRC), crc_field(f"{crc:08x}")))
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -216,7 +217,7 @@ def _header(
     token_ids: Sequence[int],
     ends: Sequence[int],
     tensors: Sequence[StateTensor],
-    crc: int,
+    crc: str,
 ) -> bytes:
     header: dict[str, Any] = {
         "__metadata__": {
@@ -231,7 +232,7 @@ def _header(
             "salt": origin.salt,
             "token_ids": json.dumps([*token_ids], separators=(",", ":")),
             "snapshots": json.dumps([*ends]),
-            "crc32": f"{crc:08x}",
+            "crc32": crc,
         }
     }
     begin = 0
@@ -268,21 +269,15 @@ def _cut_shape(shape: tuple[int, ...], cut: tuple[int, int] | None) -> tuple[int
     return shape if cut is None else (shape[0], cut[1] - cut[0], *shape[2:])
 
 
-def _checksum(file: BinaryIO) -> str:
-    """The CRC of all that comes after the header."""
-    file.seek(0)
-    file.seek(8 + struct.unpack("<Q", file.read(8))[0])
-    crc = 0
-    while chunk := file.read(CHUNK_BYTES):
-        crc = zlib.crc32(chunk, crc)
-    return f"{crc:08x}"
-
-
 def _integers(text: str) -> list[int]:
     values = json.loads(text)
-    if not isinstance(values, list) or any(type(one) is not int for one in values):
+    if not isinstance(values, list) or not all(map(_is_integer, values)):
         raise ValueError(text)
     return values
+
+
+def _is_integer(value: Any) -> bool:
+    return type(value) is int and abs(value) < 1 << 31
 
 
 def _sync_folder(folder: Path) -> None:

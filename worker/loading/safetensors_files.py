@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from math import prod
 from operator import index as integer
 from pathlib import Path
+from stat import S_ISREG
 from types import TracebackType
 from typing import Any, Self
 
@@ -198,7 +199,10 @@ def read_tensors(path: Path, broken: Broken) -> tuple[dict[str, TensorHeader], A
     """The tensors of one file, checked against its size, and its metadata, unchecked. Raises what
     `broken` makes of a fact."""
     try:
-        size = path.stat().st_size
+        stat = path.stat()
+        if not S_ISREG(stat.st_mode):  # opening a pipe would wait for its writer
+            raise broken(path, "it is no regular file")
+        size = stat.st_size
         with open(path, "rb") as file:
             start = file.read(8)
             if len(start) < 8:
@@ -206,9 +210,11 @@ def read_tensors(path: Path, broken: Broken) -> tuple[dict[str, TensorHeader], A
             length = struct.unpack("<Q", start)[0]
             if length > min(size - 8, MAX_HEADER):
                 raise broken(path, f"its header has {length} bytes, the file {size}")
-            header = json.loads(file.read(length))
+            text = file.read(length)
     except OSError as error:
         raise broken(path, f"it cannot be opened ({error.strerror})") from None
+    try:
+        header = json.loads(text)
     except (ValueError, RecursionError):
         raise broken(path, "its header is not JSON") from None
     if not isinstance(header, dict):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -231,6 +232,32 @@ def test_a_changed_byte_of_a_tensor_is_found(engine: Engine, saved: Path, tmp_pa
     data[-5] ^= 1
     (tmp_path / "f").write_bytes(data)
     with pytest.raises(JobError, match="checksum"):
+        engine.load_prompt_cache(tmp_path / "f")
+
+
+def test_a_changed_token_of_the_header_is_found(
+    engine: Engine, saved: Path, tmp_path: Path
+) -> None:
+    changed = b",".join(str(one).encode() for one in [SYSTEM[0] ^ 1, *SYSTEM[1:]])
+    data = saved.read_bytes().replace(b",".join(str(one).encode() for one in SYSTEM), changed)
+    assert len(data) == saved.stat().st_size and data != saved.read_bytes()
+    (tmp_path / "f").write_bytes(data)
+    with pytest.raises(JobError, match="checksum"):
+        engine.load_prompt_cache(tmp_path / "f")
+
+
+def test_tensors_that_changed_places_are_found(engine: Engine, saved: Path, tmp_path: Path) -> None:
+    data = saved.read_bytes()
+    for one, other in ((b"layers.0.keys", b"-"), (b"layers.1.keys", b"layers.0.keys")):
+        data = data.replace(one, other)
+    (tmp_path / "f").write_bytes(data.replace(b'"-"', b'"layers.1.keys"'))
+    with pytest.raises(JobError, match="checksum"):
+        engine.load_prompt_cache(tmp_path / "f")
+
+
+def test_a_pipe_is_no_file(engine: Engine, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "f")
+    with pytest.raises(JobError, match="no regular file"):
         engine.load_prompt_cache(tmp_path / "f")
 
 

@@ -223,6 +223,61 @@ def test_a_folder_that_cannot_be_used_is_refused(path: Path, tmp_path: Path) -> 
         make(path, tmp_path / "file")
 
 
+def test_what_is_no_file_is_left_alone(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [tmp_path / f"{digit * 64}.state.safetensors" for digit in "abc"]
+    os.mkfifo(names[0])
+    names[1].mkdir()
+    names[2].symlink_to(names[2])
+    with caplog.at_level(logging.WARNING):
+        make(path, tmp_path).close()
+    assert sorted(tmp_path.iterdir()) == names and caplog.text == ""
+
+
+def test_a_file_with_absurd_numbers_is_a_damaged_one(path: Path, tmp_path: Path) -> None:
+    first = make(path, tmp_path)
+    ask(first, QUESTION)
+    first.close()
+    (file,) = files(tmp_path)
+    data, ids = file.read_bytes(), StateFile.open(file).token_ids
+    old = ",".join(map(str, ids[:12])).encode()
+    new = str(1 << 63).encode().ljust(len(old), b" ")
+    file.write_bytes(data.replace(b"[" + old, b"[" + new))
+    make(path, tmp_path).close()
+    assert files(tmp_path) == []
+
+
+def test_sessions_with_the_same_text_are_remembered_as_one(path: Path, tmp_path: Path) -> None:
+    engine = make(path, tmp_path)
+    sessions = engine._core.prefix.sessions
+    assert sessions is not None
+    for number in range(5):
+        ask(engine, QUESTION, session=str(number))
+    assert len(sessions._last) == len(sessions._ended) == 1
+    engine.close()
+    assert len(files(tmp_path)) == 1
+
+
+def test_an_error_while_a_file_is_written_stops_no_later_one(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    write, failed = StateDir.write, []
+
+    def fail_once(self: StateDir, *args: Any) -> None:
+        if not failed:
+            failed.append(args)
+            raise ValueError("a defect")
+        write(self, *args)
+
+    monkeypatch.setattr(StateDir, "write", fail_once)
+    engine = make(path, tmp_path)
+    for session in "ab":
+        ask(engine, f"{session} {QUESTION}", session=session)
+    engine.close()
+    assert len(files(tmp_path)) == 1 and "a defect" in caplog.text
+
+
 def test_files_that_never_became_complete_are_deleted(path: Path, tmp_path: Path) -> None:
     old, new = (tmp_path / f".{name}.1.partial" for name in ("old", "new"))
     for one in (old, new):
