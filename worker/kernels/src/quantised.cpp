@@ -566,9 +566,11 @@ void unpack_q6(const uint8_t* p, Unpacked& out) {
     memcpy(out.scales, p + 192, 16);
     memcpy(out.halves, p + 208, 2);
     for (int half = 0; half < 2; half++, low += 64, high += 32)
-        for (int i = 0; i < 128; i++) {
-            int nibble = i < 64 ? low[i] & 15 : low[i - 64] >> 4;
-            out.values[half * 128 + i] = nibble | (high[i % 32] >> (i / 32 * 2) & 3) << 4;
+        for (int quarter = 0; quarter < 4; quarter++) {
+            uint8_t* values = out.values + half * 128 + quarter * 32;
+            const uint8_t* nibbles = low + quarter % 2 * 32;
+            for (int i = 0; i < 32; i++)
+                values[i] = (nibbles[i] >> quarter / 2 * 4 & 15) | (high[i] >> quarter * 2 & 3) << 4;
         }
 }
 
@@ -585,28 +587,28 @@ void unpack(int format, const uint8_t* p, Unpacked& out) {
     const uint8_t* low = p + (format == Q5_K ? 48 : 16);
     for (int i = 0; i < 4; i++) unpack_nibbles(low + i * 32, out.values + i * 64, 32);
     if (format == Q5_K)
-        for (int i = 0; i < SUPER; i++) out.values[i] |= (p[16 + i % 32] >> (i / 32) & 1) << 4;
+        for (int b = 0; b < PER_SUPER; b++)
+            for (int i = 0; i < BLOCK; i++) out.values[b * BLOCK + i] |= (p[16 + i] >> b & 1) << 4;
 }
 
-// Values of one row of a panel into one block of the panel: the inverse of `quad`.
+// Values of one row of a panel into one block of the panel: the inverse of `quad`. The bytes of a
+// quad lie together, and are moved as one word.
 template <int F>
 void pack_values(const uint8_t* values, int row, uint8_t* quants, uint8_t* high) {
-    for (int i = 0; i < QUAD; i++) {
-        const int at = row * QUAD + i;
-        if (F == Q8_0) {
-            for (int c = 0; c < QUADS; c++) quants[c * VECTOR + at] = values[c * QUAD + i];
-            continue;
-        }
-        int bits[2] = {0, 0};
-        for (int c = 0; c < QUADS; c++) {
-            const int value = values[c * QUAD + i];
-            if (c < 4)
-                quants[c * VECTOR + at] = (value & 15) | (values[(c + 4) * QUAD + i] & 15) << 4;
-            bits[F == Q6_K ? c / 4 : 0] |= value >> 4 << (F == Q6_K ? c % 4 * 2 : c);
-        }
-        if (F == Q5_K || F == Q6_K) high[at] = (uint8_t)bits[0];
-        if (F == Q6_K) high[VECTOR + at] = (uint8_t)bits[1];
+    constexpr uint32_t EACH = 0x01010101;
+    uint32_t words[QUADS], bits[2] = {0, 0};
+    memcpy(words, values, BLOCK);
+    quants += row * QUAD, high += row * QUAD;
+    for (int c = 0; c < QUADS; c++) {
+        uint32_t word = words[c];
+        if (F == Q5_K) bits[0] |= (word >> 4 & EACH) << c;
+        if (F == Q6_K) bits[c / 4] |= (word >> 4 & EACH * 3) << c % 4 * 2;
+        if (F != Q8_0 && c >= 4) continue;
+        if (F != Q8_0) word = (word & EACH * 15) | (words[c + 4] & EACH * 15) << 4;
+        memcpy(quants + c * VECTOR, &word, QUAD);
     }
+    if (F == Q5_K || F == Q6_K) memcpy(high, &bits[0], QUAD);
+    if (F == Q6_K) memcpy(high + VECTOR, &bits[1], QUAD);
 }
 
 // One row of a panel, from the file's blocks.
