@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -25,9 +26,18 @@ from jobs.api.session_fields import check_turn_fields
 from jobs.errors import JobError, invalid
 from jobs.saved import read_conversation, write_conversation
 from jobs.stream.chunks import ChunkBuilder
-from worker.backend import Outcome
+from worker.engine.chat_generation import ChatGeneration
 from worker.engine.collect import CollectingSink
 from worker.engine.local import Engine
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """A turn that was begun: its new messages and its answer."""
+
+    messages: list[dict[str, Any]]
+    chat: ChatGeneration
+    sink: CollectingSink
 
 
 class ChatSession:
@@ -41,17 +51,20 @@ class ChatSession:
     def __init__(self, engine: Engine, *, system: str | None = None, **fields: Any) -> None:
         self._engine, self._system, self._fields = engine, system or "", fields
         self._turns: list[Turn] = []
+        self._turn: _Turn | None = None  # that was begun and is not among `_turns` yet
         self._running = threading.Lock()
         self._request("?", fields)  # raises InvalidRequest for a field that is invalid
 
     @property
     def history(self) -> list[dict[str, Any]]:
         """All messages, the system message first, as dicts in OpenAI's form."""
-        return messages_of(self._system, self._turns)
+        return messages_of(self._system, self.turns)
 
     @property
     def turns(self) -> list[Turn]:
         """The turns: their messages, answer and finish_reason."""
+        with suppress(JobError), self._idle():  # adds an answer that was stopped
+            pass
         return list(self._turns)
 
     def respond(self, content: TurnInput, **fields: Any) -> ChatCompletion:
@@ -88,7 +101,7 @@ class ChatSession:
 
     def save(self, path: str | Path) -> None:
         """Write the conversation to a file, as JSON."""
-        write_conversation(path, self._engine.info.name, self._system, self._turns)
+        write_conversation(path, self._engine.info.name, self._system, self.turns)
 
     @classmethod
     def restore(cls, engine: Engine, path: str | Path, **fields: Any) -> Self:
@@ -107,22 +120,25 @@ class ChatSession:
         request = ChatRequest(
             **fields,
             model=self._engine.info.name,
-            messages=[*self.history, *new_messages(content)],
+            messages=[*messages_of(self._system, self._turns), *new_messages(content)],
         )
         if request.continue_final_message:
             raise invalid(
                 "continue_final_message is not possible in a session: remove it",
                 "continue_final_message",
             )
-        new: list[dict[str, Any]] = request.to_dict()["messages"][len(self.history) :]
+        known = len(messages_of(self._system, self._turns))
+        new: list[dict[str, Any]] = request.to_dict()["messages"][known:]
         return request, new
 
     @contextmanager
     def _idle(self) -> Iterator[None]:
-        """No turn runs meanwhile. Raises JobError if one does."""
+        """No turn runs meanwhile, and the last one has ended. Raises JobError if one runs."""
         if not self._running.acquire(blocking=False):
             raise JobError("session_busy", "this session generates an answer: wait for its end")
         try:
+            if self._turn is not None:
+                self._end(self._turn)
             yield
         finally:
             self._running.release()
@@ -132,29 +148,32 @@ class ChatSession:
     ) -> Iterator[ChatChunk]:
         with self._idle():
             request, messages = self._request(content, fields)
-            chat = self._engine.submit(request, sink)
+            turn = self._turn = _Turn(messages, self._engine.submit(request, sink), sink)
             chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
             try:
-                while not chat.done:
+                while not turn.chat.done:
                     self._engine.step()
                     yield from (chunks.chunk([delta]) for delta in sink.take())
                 yield from (chunks.chunk([delta]) for delta in sink.take())
             finally:
-                chat.cancel()
-                while not chat.done:
-                    self._engine.step()
-                assert sink.outcome is not None
-                self._commit(messages, sink.outcome)
+                # No step here: the garbage collector may close an iterator within one. The next
+                # call ends the turn.
+                turn.chat.cancel()
+            self._end(turn)
             completion = sink.completion()
             if request.stream_options is not None and request.stream_options.include_usage:
                 yield chunks.usage(completion)
 
-    def _commit(self, messages: list[dict[str, Any]], outcome: Outcome) -> None:
+    def _end(self, turn: _Turn) -> None:
+        """Keep a turn, once it has ended, as far as it got."""
+        while not turn.chat.done:
+            self._engine.step()
+        outcome = turn.sink.outcome
+        assert outcome is not None
         answer, cancelled = outcome.completion, False
         if answer is None and outcome.error is not None and outcome.error.code == "cancelled":
             answer, cancelled = outcome.partial, True
-        if answer is None:
-            return
-        turn = ended_turn(messages, answer, cancelled=cancelled)
-        if turn is not None:
-            self._turns.append(turn)
+        ended = None
+        if answer is not None:
+            ended = ended_turn(turn.messages, answer, cancelled=cancelled)
+        self._turns, self._turn = [*self._turns, *([ended] if ended else [])], None

@@ -60,8 +60,8 @@ def drafting_of(
             raise invalid("draft_tokens needs a draft: a model, or 'ngram'", "draft_tokens")
         return None
     most = DRAFT_TOKENS if tokens is None else tokens
-    if not 1 <= most <= MOST_TOKENS:
-        raise invalid(f"draft_tokens must be 1 to {MOST_TOKENS}, got {most}", "draft_tokens")
+    if type(most) is not int or not 1 <= most <= MOST_TOKENS:
+        raise invalid(f"draft_tokens must be 1 to {MOST_TOKENS}, got {most!r}", "draft_tokens")
     references = [reference] if draft == NGRAM else [reference, draft]
     sources = [find(one, download_dir) for one in references]
     windows = [smallest_window(one.config, device) for one in sources]

@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -21,6 +22,7 @@ from worker.engine.chat_generation import ChatGeneration
 from worker.engine.drafting import Drafting, drafting_of, speculation
 from worker.engine.kv_pool import CachePool
 from worker.engine.prefix_cache import PrefixCache
+from worker.engine.recovery import Changes, reason_of
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.engine.scheduler import Scheduler
 from worker.engine.scorer import Scorer
@@ -86,6 +88,7 @@ class EngineCore:
             drafting, self.pool, self.device, self.vocab_size, limits.step_tokens, slots.batch
         )
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
+        self._changes = Changes(self._scheduler.reset)
         self._closed = False
         self._close_lock = threading.Lock()  # held to submit, so that a closed engine takes nothing
         self._on_work = on_work  # called when there is something to step
@@ -201,22 +204,31 @@ class EngineCore:
     @torch.inference_mode()  # caches grown by the scorer are inference tensors
     def step(self) -> bool:
         """Advance every scheduled sequence once. Returns False if there was nothing to run."""
-        self._update_queue()
-        scheduled = self._scheduler.schedule()
-        if not scheduled:
-            return False
-        self.steps += 1
-        try:
-            batch, parts = prepare(self.speculation.extend(scheduled), self.device)
-            self._commit(draw(self._forward(batch), parts))
-        except BaseException as error:  # one bad sequence must not fail the others
-            self._recover(error)
+        with self._changes.begin():
+            try:
+                self._update_queue()
+                scheduled = self._scheduler.schedule()
+                if not scheduled:
+                    return False
+                self.steps += 1
+                batch, parts = prepare(self.speculation.extend(scheduled), self.device)
+                self._commit(draw(self._forward(batch), parts))
+            except BaseException as error:  # one bad sequence must not fail the others
+                self._recover(error)
         return True
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Around what uses slots or changes kept state between steps. Raises JobError if the engine
+        is closed."""
+        self.require_open()
+        with self._changes.begin():
+            yield
 
     def require_open(self) -> None:
         """Raises JobError (cancelled) after `close`."""
         if self._closed:
-            raise _closed()
+            raise JobError("cancelled", "the engine was closed")
 
     def close(self) -> None:
         """Fail all sequences and free the device's memory."""
@@ -226,7 +238,7 @@ class EngineCore:
             self._closed = True
         self.prefix.close()
         self._update_queue()
-        self._scheduler.fail_all(_closed())
+        self._scheduler.fail_all(JobError("cancelled", "the engine was closed"))
         self.prompts.close()
         self.speculation.close()
         self.pool.close()
@@ -237,7 +249,8 @@ class EngineCore:
     def _update_queue(self) -> None:
         """Queue what was submitted and remove what was cancelled since the last step."""
         while self._submitted:
-            self._scheduler.add(self._submitted.popleft())
+            self._scheduler.add(self._submitted[0])
+            self._submitted.popleft()  # after it: no interrupt may lose a sequence
         self._scheduler.remove_cancelled()
 
     def _forward(self, batch: Batch) -> Tensor:
@@ -269,28 +282,16 @@ class EngineCore:
         self.speculation.end()
 
     def _recover(self, error: BaseException) -> None:
-        """After a failed step: run its sequences one at a time; fail one that ran alone."""
-        try:
-            failure = failure_of(error)
-        except BaseException:  # the process is interrupted
-            self._scheduler.preempt_all()
-            raise
-        running = self._scheduler.running
-        if len(running) != 1:
+        """After a failed step: run its sequences one at a time; fail one that ran alone. Raises an
+        interrupt, and an error of none of them."""
+        failure_of(error)  # raises an interrupt
+        concerned = self._scheduler.concerned
+        if not concerned:
+            raise error
+        self._scheduler.isolate(concerned)
+        if len(concerned) > 1:
             logger.warning("a step failed (%s); its sequences run again one at a time", error)
-            self._scheduler.isolate_all()
             return
-        (sequence,) = running
-        if devices.is_out_of_memory(error):
-            facts = f"{sequence.length} tokens do not fit: {str(error).splitlines()[0]}"
-            reason = JobError("out_of_memory", f"{facts}; shorten the prompt or max_tokens")
-        else:
-            logger.error("a sequence failed in the engine", exc_info=error)
-            reason = JobError("internal", f"the engine failed: {failure.message}")
-        sequence.fail(reason)
-        self._scheduler.remove(sequence, poisoned=True)
-        self.pool.trim()
-
-
-def _closed() -> JobError:
-    return JobError("cancelled", "the engine was closed")
+        (sequence,) = concerned
+        sequence.fail(reason_of(error, sequence.length))
+        self._scheduler.remove(sequence)

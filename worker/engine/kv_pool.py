@@ -14,6 +14,7 @@ import heapq
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from jobs.errors import JobError
 from worker.engine.prefix_store import PrefixStore
 from worker.engine.shared_columns import SharedColumns
 from worker.engine.state_layout import StateLayout
@@ -80,6 +81,12 @@ class CachePool:
         if not self._used:
             self._deallocate()
 
+    def free_all(self) -> None:
+        """Free every slot and the storage, whatever uses them or was interrupted."""
+        self._free, self._used = list(range(self._max_slots)), set()
+        self.shared.clear()
+        self._deallocate()
+
     def reserve(self, slot: int, columns: int) -> bool:
         """Allocate room for `columns` tokens in every slot in use, `slot` included. Returns False,
         with nothing changed, if the limit forbids it. Kept state is evicted for what is needed now,
@@ -125,6 +132,16 @@ class CachePool:
         """Whether a single sequence of `columns` tokens stays below the limit, beside what is
         pinned."""
         return self.bytes_for_one(columns) <= self.limit_bytes - self.kept.pinned_bytes
+
+    def too_large(self, tokens: int) -> JobError:
+        """The error of a sequence of so many tokens that never fits."""
+        need, pinned = self.bytes_for_one(tokens + 1), self.kept.pinned_bytes
+        beside = f", of which prompt caches have {pinned / 2**20:.0f} MiB" if pinned else ""
+        return JobError(
+            "out_of_memory",
+            f"a sequence of {tokens} tokens needs {need / 2**20:.0f} MiB of KV cache, the limit is "
+            f"{self.limit_bytes / 2**20:.0f} MiB{beside}: shorten the prompt or max_tokens",
+        )
 
     def layout(self) -> StateLayout:
         """The tensors of the state of a slot."""

@@ -88,6 +88,10 @@ class Engine:
         (hermes, llama3_json, pythonic or qwen3_coder), by default the one that its template writes.
         Raises JobError.
         """
+        if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 0):
+            raise invalid(
+                f"cache_bytes must be a number of bytes, got {cache_bytes!r}", "cache_bytes"
+            )
         core = EngineCore.load(
             reference,
             device=device,
@@ -177,14 +181,14 @@ class Engine:
         """Log-probability of each target token given the prompt and the targets before it.
         Raises JobError."""
         prompt_ids, target_ids = self._ids(prompt), self._ids(target, "target", minimum=0)
-        with self._lock:
+        with self._lock, self._core.changing():
             return self._core.scorer.score(prompt_ids, target_ids)
 
     def prompt_logits(self, prompt: SequenceOf[int]) -> Tensor:
         """Logits after each token of the prompt: float32 [len, vocab], on the CPU.
         Raises JobError."""
         ids = self._ids(prompt)
-        with self._lock:
+        with self._lock, self._core.changing():
             return self._core.scorer.prompt_logits(ids)
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
@@ -207,9 +211,10 @@ class Engine:
             ids = self._ids(prompt_caches.common_ids(self._core, messages, fields))
         else:
             ids = self._ids(cast("SequenceOf[int]", prompt))
-        with self._lock:
+        with self._lock, self._core.changing():
             state = prompt_caches.compute_state(self._core, ids)
-        prompt_caches.write_prompt_cache(self._core, state, Path(path))
+            write = prompt_caches.writer(self._core, state, Path(path))
+        write()
         return len(ids)
 
     def load_prompt_cache(self, path: str | Path) -> int:
@@ -218,8 +223,7 @@ class Engine:
         """
         self._core.require_open()
         state = prompt_caches.read_prompt_cache(self._core, Path(path))
-        with self._lock:
-            self._core.require_open()
+        with self._lock, self._core.changing():
             prompt_caches.pin_prompt_cache(self._core, state, Path(path))
         return len(state.token_ids)
 

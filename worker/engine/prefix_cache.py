@@ -139,6 +139,11 @@ class PrefixCache:
         if sessions is not None and chain is not None:
             sessions.fetch(chain, prompt_ids)
 
+    def reset(self) -> None:
+        """Forget all sequences, and what was kept of them."""
+        self._progress.clear()
+        self._store.keep_pinned()
+
     def close(self) -> None:
         """Keep nothing any more, but in files."""
         if self.sessions is not None:

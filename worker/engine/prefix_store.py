@@ -214,6 +214,21 @@ class PrefixStore(Generic[Kept]):
                 dropped.add(key)
                 self._remove(key)
 
+    def keep_pinned(self) -> None:
+        """Drop all but pinned blocks, whatever an interrupted change has left."""
+        order = (key for key in self._blocks if key in self._pinned)
+        blocks = OrderedDict((key, self._blocks[key]) for key in order)
+        for block in blocks.values():
+            block.references = 1
+            block.tails.clear()
+        for block in blocks.values():
+            if block.length < BLOCK and block.parent in blocks:
+                blocks[block.parent].tails.add(block.length)
+        self._blocks = blocks
+        self._snapshots.clear()
+        self._provisional.clear()
+        self.nbytes = self.pinned_bytes = sum(block.nbytes for block in blocks.values())
+
     def clear(self) -> None:
         self._blocks.clear()
         self._snapshots.clear()

@@ -3,7 +3,7 @@ the same model. A loaded one is pinned in the prefix store, for requests of all 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -87,14 +87,19 @@ def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
         core.pool.release(slot, poisoned=poisoned)
 
 
-def write_prompt_cache(core: EngineCore, state: PrefixState, path: Path) -> None:
-    """Write the state of a prompt. Raises JobError."""
-    try:
-        stride = devices.limits(core.device).stride  # see `compute_state`
-        origin = _origin(core, len(state.token_ids), stride)
-        write_state(path, origin, core.pool.layout(), state)
-    except OSError as error:
-        raise JobError("internal", f"{path} can't be written: {error.strerror}") from None
+def writer(core: EngineCore, state: PrefixState, path: Path) -> Callable[[], None]:
+    """Writes the state of a prompt, also while the engine steps or after its end. Raises JobError
+    when it is called."""
+    stride = devices.limits(core.device).stride  # see `compute_state`
+    origin, layout = _origin(core, len(state.token_ids), stride), core.pool.layout()
+
+    def write() -> None:
+        try:
+            write_state(path, origin, layout, state)
+        except OSError as error:
+            raise JobError("internal", f"{path} can't be written: {error.strerror}") from None
+
+    return write
 
 
 def read_prompt_cache(core: EngineCore, path: Path) -> PrefixState:

@@ -2,10 +2,9 @@
 
 Prefill and decode are not distinguished: a sequence has pending tokens that are not in the KV cache
 yet (the whole prompt, or the one token sampled last), and each step spends a token budget on them,
-interactive sequences before bulk ones, oldest first. Interactive sequences that find no slot pause
-bulk ones. When the KV cache is full, the newest sequences are preempted and recomputed later.
-A sequence whose beginning an older one computes waits for it; others may pass it, but not take its
-place in the batch.
+interactive sequences before bulk ones, oldest first. Interactive ones without a slot pause bulk
+ones. When the KV cache is full, the newest sequences are preempted and recomputed later. A sequence
+whose beginning an older one computes waits for it; others may pass it, but not take its place.
 """
 
 from __future__ import annotations
@@ -37,9 +36,10 @@ class Scheduler:
     slots: Slots
     step_tokens: int  # maximum number of tokens per step
     waiting: WaitingLine = field(default_factory=WaitingLine)
-    # Those that yield to interactive sequences are last; else oldest first:
-    running: list[Sequence] = field(default_factory=list)
+    running: list[Sequence] = field(default_factory=list)  # bulk ones are last; else oldest first
     isolated: list[Sequence] = field(default_factory=list)  # run one at a time until these end
+    live: dict[Sequence, None] = field(default_factory=dict)  # all, in their order of arrival
+    admitting: Sequence | None = None  # while `schedule` runs
     prefix_cache: PrefixCache | None = None  # None: every sequence computes all its tokens
     _pulled: Sequence | None = None  # a bulk sequence that has waited long and does not yield
 
@@ -56,8 +56,10 @@ class Scheduler:
         return self.bulk_running + len(self.waiting.bulk)
 
     def add(self, sequence: Sequence) -> None:
-        """Append a sequence to the waiting line."""
-        self.waiting.add(sequence)
+        """Append a sequence to the waiting line, unless it is there."""
+        if sequence not in self.live:
+            self.live[sequence] = None
+            self.waiting.add(sequence)
 
     def remove(self, sequence: Sequence, *, poisoned: bool = False) -> None:
         """Remove an ended sequence; `poisoned` if its KV slot may hold NaN."""
@@ -69,7 +71,9 @@ class Scheduler:
             self._prefix.end(sequence, usable=not poisoned)
         except (RuntimeError, MemoryError) as error:  # there is no memory for copies
             logger.warning("the state of a sequence can't be kept: %s", error)
+            self._prefix.reset()  # its copies may be incomplete
         self._release(sequence, poisoned=poisoned)
+        self.live.pop(sequence, None)
 
     def schedule(self) -> list[Scheduled]:
         """Returns the next step. Fails sequences that exceed the KV cache limit on their own."""
@@ -82,27 +86,43 @@ class Scheduler:
         budget, held = self._admit_first(budget, scheduled)
         budget = self._advance(bulk, budget + kept, scheduled)
         self._admit_bulk(budget, held, scheduled)
+        self.admitting = None
         return [(sequence, count) for sequence, count in scheduled if sequence in self.running]
 
-    def isolate_all(self) -> None:
-        """After a failed step: preempt every running sequence, then run them one at a time."""
-        self.isolated = list(self.running)
-        self.preempt_all()
+    @property
+    def concerned(self) -> list[Sequence]:
+        """The sequences that a failed step ran, or was about to run."""
+        concerned = dict.fromkeys([*self.running, self.admitting])
+        return [sequence for sequence in concerned if sequence is not None]
 
-    def preempt_all(self) -> None:
-        """Compute every running sequence anew: the slots hold part of a step."""
-        for sequence in reversed([*self.running]):
-            self._preempt(sequence, first=True)
+    def isolate(self, sequences: SequenceOf[Sequence]) -> None:
+        """After a failed step: compute all sequences anew, and these one at a time."""
+        self.reset()
+        self.isolated = [*sequences]
+
+    def reset(self) -> None:
+        """Begin anew, after a step that ended anywhere: no slot is used, only pinned state is kept,
+        and all sequences wait, those that ran before the others."""
+        order = dict.fromkeys([*self.running, *self.waiting, *self.live])
+        self.live = {sequence: None for sequence in self.live if not sequence.ended}
+        self.running, self.isolated = [], []
+        self.admitting = self._pulled = None
+        for sequence in order:
+            sequence.slot = None
+            sequence.computed = sequence.draft_computed = 0
+        self.waiting.refill(sequence for sequence in order if sequence in self.live)
+        self._prefix.reset()
+        self.pool.free_all()
 
     def remove_cancelled(self) -> None:
         """Fail and remove the sequences whose cancellation was requested."""
-        for sequence in [*self.running, *self.waiting]:
+        for sequence in [*self.live]:
             if sequence.cancelled:
                 self._fail(sequence, JobError("cancelled", "the request was cancelled"))
 
     def fail_all(self, error: JobError) -> None:
         """Fail and remove every sequence."""
-        for sequence in [*self.running, *self.waiting]:
+        for sequence in [*self.live]:
             self._fail(sequence, error)
 
     def _yields(self, sequence: Sequence) -> bool:
@@ -194,6 +214,7 @@ class Scheduler:
     def _admit(self, sequence: Sequence, budget: int, scheduled: list[Scheduled]) -> bool:
         """Move a waiting sequence into the batch, or fail it if it can never fit. Returns False if
         it has to wait."""
+        self.admitting = sequence
         while True:
             if sequence.slot is None:
                 sequence.slot = self.pool.acquire()
@@ -211,7 +232,7 @@ class Scheduler:
             if not self._make_room(sequence) and not resumed:
                 if self.running:
                     return False
-                self._fail(sequence, self._too_large(sequence))
+                self._fail(sequence, self.pool.too_large(sequence.length))
                 return True
         sequence.started_at = sequence.started_at or time.time()
         end = len(self.running)
@@ -225,7 +246,7 @@ class Scheduler:
     def _make_room(self, sequence: Sequence) -> bool:
         """Free the cache of a paused sequence, or of a bulk one that runs if `sequence` goes before
         it. Returns False if there is none."""
-        paused = self._paused(sequence)
+        paused = self.waiting.newest_paused(sequence)
         if paused is not None:
             self._release(paused)
         elif (
@@ -239,20 +260,13 @@ class Scheduler:
             return False
         return True
 
-    def _paused(self, sequence: Sequence) -> Sequence | None:
-        """The newest other sequence that waits and keeps its cache."""
-        return next(
-            (one for one in reversed([*self.waiting]) if one.slot is not None and one != sequence),
-            None,
-        )
-
     def _reserve(self, sequence: Sequence, count: int) -> bool:
         """Reserve KV cache for `count` more tokens, preempting newer sequences if necessary.
         Returns False if the sequence itself was preempted or failed."""
         assert sequence.slot is not None
         while not self.pool.reserve(sequence.slot, sequence.computed + count):
             newest = self.running[-1]
-            paused = self._paused(sequence)
+            paused = self.waiting.newest_paused(sequence)
             if paused is not None:
                 self._release(paused)
             elif newest is not sequence:
@@ -261,7 +275,7 @@ class Scheduler:
                 self._preempt(sequence)  # fits once older sequences have ended
                 return False
             else:
-                self._fail(sequence, self._too_large(sequence))
+                self._fail(sequence, self.pool.too_large(sequence.length))
                 return False
         return True
 
@@ -283,14 +297,3 @@ class Scheduler:
         if sequence.slot is not None:
             self.pool.release(sequence.slot, poisoned=poisoned)
             sequence.slot = None
-
-    def _too_large(self, sequence: Sequence) -> JobError:
-        need = self.pool.bytes_for_one(sequence.length + 1)
-        pinned = self.pool.kept.pinned_bytes
-        beside = f", of which prompt caches have {pinned / 2**20:.0f} MiB" if pinned else ""
-        return JobError(
-            "out_of_memory",
-            f"a sequence of {sequence.length} tokens needs {need / 2**20:.0f} MiB of KV cache, the "
-            f"limit is {self.pool.limit_bytes / 2**20:.0f} MiB{beside}: shorten the prompt or "
-            "max_tokens",
-        )

@@ -46,6 +46,12 @@ class SharedColumns:
             self._changed = True
             self.table.zero_()
 
+    def clear(self) -> None:
+        """The content of all slots is void."""
+        self._held.clear()
+        self._changed = False
+        self.table.zero_()
+
     def update(self) -> None:
         """Bring the table up to date. Called before each step."""
         if not self._changed:

@@ -17,6 +17,7 @@ from worker.engine.rollback import Undo
 from worker.engine.scheduler import Scheduled
 from worker.engine.sequence import Sequence
 from worker.engine.step import Drawn, Part
+from worker.layers.kv_cache import WindowKVCache
 
 START_WEIGHT = 0.01  # of one token in the rate that new sequences begin with
 LEAST_START = WORTH + 0.1  # each sequence tries
@@ -45,6 +46,9 @@ class Speculation:
         self.drafts = draft is not None
         self._draft, self._pool, self._costs = draft, pool, costs
         self._most, self._step_tokens = most, step_tokens
+        layers = [*pool.layers, *pool.draft_layers]
+        windows = [one.window for one in layers if isinstance(one, WindowKVCache)]
+        self._span = min((one for one in windows if one), default=2 * most + 1)
         self._start = draft.start if draft is not None else 0.0  # rate of new sequences
         self._guessed, self._accepted = 0, 0  # tokens of this step
 
@@ -123,6 +127,7 @@ class Speculation:
         if not sequence.output_ids or count != sequence.pending or count > self._most + 1:
             return 0  # it computes its prompt, perhaps again
         last = sequence.plan.max_tokens - len(sequence.output_ids) - 1
+        last = min(last, self._span - count)  # a window can take back as many as it has columns
         number = sequence.acceptance.length(self._most, self._start)
         if number and self._costs is not None and self._costs.tries:
             number = self._most  # what short guesses cost tells little about long ones

@@ -8,7 +8,7 @@ sequence ran, the first bulk sequence is next.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from worker.engine.sequence import Sequence
 
@@ -33,6 +33,18 @@ class WaitingLine:
     def add(self, sequence: Sequence) -> None:
         """Append a sequence to those of its priority."""
         (self.bulk if sequence.bulk else self.first).append(sequence)
+
+    def refill(self, sequences: Iterable[Sequence]) -> None:
+        """Replace all sequences."""
+        self.first.clear()
+        self.bulk.clear()
+        for sequence in sequences:
+            self.add(sequence)
+
+    def newest_paused(self, other: Sequence) -> Sequence | None:
+        """The newest sequence that waits and keeps its cache, but not `other`."""
+        paused = (one for one in reversed([*self]) if one.slot is not None and one != other)
+        return next(paused, None)
 
     def put_back(self, sequence: Sequence, *, first: bool) -> None:
         """Put a sequence before all others; with `first`, also before the interactive ones."""

@@ -1,10 +1,14 @@
-"""Requests for the engine's tests."""
+"""Requests for the engine's tests, and where their answers go."""
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
+from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
+from worker.backend import Outcome
+from worker.engine.collect import CollectingSink
 
 PROMPT = [5, 6, 7, 8]
 
@@ -13,3 +17,19 @@ def ask(text: str = "hello", **fields: Any) -> ChatRequest:
     return ChatRequest(
         model="m", messages=[{"role": "user", "content": text}], **{"max_tokens": 12, **fields}
     )
+
+
+class WaitingSink(CollectingSink):
+    """Waits for the answer of an engine that another thread steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._ended = threading.Event()
+
+    def ended(self, outcome: Outcome) -> None:
+        super().ended(outcome)
+        self._ended.set()
+
+    def wait(self) -> ChatCompletion:
+        assert self._ended.wait(60)
+        return self.completion()

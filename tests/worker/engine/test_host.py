@@ -8,33 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from jobs.api.answer import ChatCompletion
 from jobs.api.job_options import JobOptions
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
-from tests.worker.engine.chat_requests import ask
+from tests.worker.engine.chat_requests import WaitingSink, ask
 from tests.worker.panics import TRIGGER, make_fragile
 from tests.worker.site import wait_until
-from worker.backend import Outcome
 from worker.engine.collect import CollectingSink
 from worker.engine.engine import EngineCore
 from worker.engine.host import EngineHost
 from worker.prompt.builder import Prompt, PromptBuilder
-
-
-class WaitingSink(CollectingSink):
-    def __init__(self) -> None:
-        super().__init__()
-        self._ended = threading.Event()
-
-    def ended(self, outcome: Outcome) -> None:
-        super().ended(outcome)
-        self._ended.set()
-
-    def wait(self) -> ChatCompletion:
-        assert self._ended.wait(60)
-        return self.completion()
 
 
 @pytest.fixture

@@ -1,0 +1,235 @@
+"""Steps that are interrupted anywhere, or fail before their forward pass."""
+
+from __future__ import annotations
+
+import gc
+import os
+import random
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jobs.api.sampling import Sampling
+from jobs.errors import JobError
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.engine.chat_requests import WaitingSink, ask
+from worker import ChatSession, Engine
+from worker.engine.engine import EngineCore
+from worker.engine.host import EngineHost
+from worker.engine.slot_copies import SlotCopies
+
+GREEDY = Sampling(temperature=0, max_tokens=6, ignore_eos=True)
+FAMILIES = ["qwen3", "gemma3_text", "qwen3_5_text"]  # full, window, recurrent caches
+STATE_FILES = {
+    *("engine.py", "scheduler.py", "waiting_line.py", "prefix_cache.py", "prefix_store.py"),
+    *("kv_pool.py", "slot_copies.py", "shared_columns.py", "recovery.py", "kv_cache.py"),
+    *("recurrent_cache.py", "cache.py", "step.py", "speculation.py", "rollback.py"),
+}
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("m") / request.param, request.param)
+
+
+def load(folder: Path, **options: Any) -> Engine:
+    options = {"dtype": "fp32", "max_batch": 3, "context": 256, **options}
+    return Engine.load(str(folder), device="cpu", **options)
+
+
+class Interrupt:
+    """Raises `error` at the line number `at` that the modules of STATE_FILES execute."""
+
+    def __init__(self, at: int, error: type[BaseException]) -> None:
+        self._left, self._error = at, error
+        self.raised_at = ""
+
+    def __call__(self, frame: FrameType, event: str, arg: Any) -> Any:
+        path = frame.f_code.co_filename
+        known = "/worker/" in path and os.path.basename(path) in STATE_FILES
+        return self._line if known else None
+
+    def _line(self, frame: FrameType, event: str, arg: Any) -> Any:
+        self._left -= event == "line"
+        if self._left == 0 and event == "line":
+            sys.settrace(None)
+            self.raised_at = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            raise self._error("injected")
+        return self._line
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, MemoryError])
+def test_a_step_that_ends_at_any_line_changes_no_answer(
+    folder: Path, error: type[BaseException]
+) -> None:
+    plain = load(folder, prefix_cache=False)
+    expected: dict[tuple[int, ...], list[int]] = {}
+    for seed in range(25):
+        chosen = random.Random(f"{seed}")
+        room = plain._core.pool.bytes_for_one(256)
+        engine = load(folder, cache_bytes=int(room * chosen.choice([2.5, 12])))
+        prompts = []
+        for _ in range(5):
+            begin = [chosen.randint(1, 2)] * chosen.choice([16, 48, 64])
+            prompts.append(begin + [chosen.randint(1, 3) for _ in range(chosen.randint(1, 9))])
+        answers: list[list[Any]] = [[] for _ in prompts]
+        sequences = []
+        for prompt, events in zip(prompts, answers, strict=True):
+            plan = engine._core.plan(GREEDY, prompt)
+            sequences.append(engine._sequence(prompt, plan, 0, events.append))
+        engine._core.add(sequences[:3])
+        for _ in range(chosen.randint(0, 12)):
+            engine.step()
+        engine._core.add(sequences[3:])
+        interrupt = Interrupt(int(10 ** chosen.uniform(0, 3)), error)
+        before = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            for _ in range(3):
+                engine.step()
+        except error:
+            pass
+        finally:
+            sys.settrace(before)
+        for _ in range(500):
+            if not engine.step():
+                break
+        for prompt, events in zip(prompts, answers, strict=True):
+            key = tuple(prompt)
+            if key not in expected:
+                (one,) = plain.generate([prompt], GREEDY)
+                expected[key] = one.token_ids
+            tokens = [event.sampled.token_id for event in events if event.sampled is not None]
+            whole = expected[key]
+            if events[-1].error is not None:  # it was alone in the step
+                assert error is MemoryError and events[-1].error.code == "out_of_memory"
+                whole = whole[: len(tokens)]
+            assert tokens == whole, (seed, interrupt.raised_at)
+        (again,) = engine.generate([prompts[0]], GREEDY)
+        assert again.token_ids == expected[tuple(prompts[0])]
+        core = engine._core
+        assert core.pool._used == set() and core.prefix._progress == {}, interrupt.raised_at
+        kept = core.pool.kept
+        assert kept.nbytes == sum(block.nbytes for block in kept._blocks.values())
+        assert not any(block.references for block in kept._blocks.values()), interrupt.raised_at
+
+
+def test_pinned_state_survives_an_interrupt(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = [1, 2, 3, 4] * 20
+    load(folder).save_prompt_cache(prompt, tmp_path / "f")
+    engine = load(folder)
+    engine.load_prompt_cache(tmp_path / "f")
+    pinned = engine._core.pool.kept.pinned_bytes
+    once(monkeypatch, SlotCopies, "write", KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.generate([[*prompt, 9]], GREEDY)
+    (answer,) = engine.generate([[*prompt, 9]], GREEDY)
+    (alone,) = load(folder, prefix_cache=False).generate([[*prompt, 9]], GREEDY)
+    assert answer.token_ids == alone.token_ids
+    assert engine._core.prefix.cached_tokens > 0
+    assert engine._core.pool.kept.pinned_bytes == pinned
+
+
+def once(patch: pytest.MonkeyPatch, owner: Any, name: str, error: type[BaseException]) -> None:
+    """The next call of a method raises, after it has done its work."""
+    whole: Callable[..., Any] = getattr(owner, name)
+
+    def fail(*args: Any, **options: Any) -> Any:
+        patch.setattr(owner, name, whole)
+        whole(*args, **options)
+        raise error("injected")
+
+    patch.setattr(owner, name, fail)
+
+
+def test_memory_that_cannot_be_allocated_fails_one_request_after_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = EngineHost(device="cpu", dtype="fp32")
+    info = host.load(str(folder))
+    request = ask(max_tokens=4).model_copy(update={"model": info.name})
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "zeros", no_memory)
+        sinks = [WaitingSink(), WaitingSink()]
+        for sink in sinks:
+            host.submit(request, sink)
+        for sink in sinks:
+            with pytest.raises(JobError, match="no memory") as caught:
+                sink.wait()
+            assert caught.value.code == "out_of_memory"
+    assert host.health().alive
+    sink = WaitingSink()
+    host.submit(request, sink)
+    assert sink.wait().usage is not None
+    host.close()
+
+
+def no_memory(*args: Any, **options: Any) -> Any:
+    raise MemoryError("no memory")
+
+
+def test_calls_that_wait_while_the_engine_is_closed_say_so(path: Path, tmp_path: Path) -> None:
+    engine = load(path)
+    calls: list[Callable[[], Any]] = [
+        lambda: engine.score([1], [2]),
+        lambda: engine.prompt_logits([1, 2]),
+        lambda: engine.save_prompt_cache([1] * 20, tmp_path / "f"),
+    ]
+    errors: list[JobError] = []
+
+    def run(call: Callable[[], Any]) -> None:
+        try:
+            call()
+        except JobError as error:
+            errors.append(error)
+
+    with engine._lock:
+        threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(0.2)
+            assert thread.is_alive()
+        engine._core.close()
+    for thread in threads:
+        thread.join()
+    assert [error.code for error in errors] == ["cancelled"] * 3
+
+
+def test_a_stream_that_the_garbage_collector_closes_in_a_step_blocks_nothing(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(path)
+    session = ChatSession(engine, temperature=0, max_tokens=20, ignore_eos=True)
+    owner: dict[str, Any] = {"stream": session.stream("Hello!")}
+    owner["itself"] = owner
+    for _ in range(3):
+        next(owner["stream"])
+    step = EngineCore.step
+
+    def collect(core: EngineCore) -> bool:
+        gc.collect()
+        return step(core)
+
+    gc.disable()
+    try:
+        del owner
+        monkeypatch.setattr(EngineCore, "step", collect)
+        done = threading.Thread(target=engine.generate, args=([[1, 2, 3]], GREEDY), daemon=True)
+        done.start()
+        done.join(30)
+        assert not done.is_alive()
+    finally:
+        gc.enable()
+    (turn,) = session.turns
+    assert turn.finish_reason == "cancelled" and turn.answer is not None
+    assert session.respond("And then?").usage is not None
+    assert len(session.turns) == 2

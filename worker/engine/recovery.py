@@ -1,0 +1,42 @@
+"""What remains of steps that fail, or are interrupted."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from jobs.errors import JobError, failure_of
+from worker.resident import device as devices
+
+logger = logging.getLogger(__name__)
+
+
+class Changes:
+    """Surrounds all that changes slots or kept state. If it is interrupted anywhere, or fails other
+    than by a JobError, what they hold is unknown: `reset` comes before the next change."""
+
+    def __init__(self, reset: Callable[[], None]) -> None:
+        self._reset = reset
+        self._unfinished = False
+
+    @contextmanager
+    def begin(self) -> Iterator[None]:
+        if self._unfinished:
+            self._reset()
+        self._unfinished = True
+        try:
+            yield
+        except JobError:  # whoever raises it has tidied up
+            self._unfinished = False
+            raise
+        self._unfinished = False
+
+
+def reason_of(error: BaseException, tokens: int) -> JobError:
+    """Why a sequence of so many tokens fails, which was alone in a step that failed."""
+    if devices.is_out_of_memory(error):
+        facts = f"{tokens} tokens do not fit: {(str(error).splitlines() or ['no memory'])[0]}"
+        return JobError("out_of_memory", f"{facts}; shorten the prompt or max_tokens")
+    logger.error("a sequence failed in the engine", exc_info=error)
+    return JobError("internal", f"the engine failed: {failure_of(error).message}")
