@@ -24,6 +24,14 @@ BEGIN = lua.load("jobs.client", "begin_turn", TENANTS_LUA, TURNS_LUA)
 SESSION = "chatjobs_session"  # field of a job's hash: its session
 
 
+# What a field of a session's hash is, and how to mend one that another program has written.
+_FIELDS = {
+    "model": ("name of a model", "set it (HSET)"),
+    "system": ("text", "remove it (HDEL), or reset the session with another system message"),
+    "options": ("JSON object of a request's fields", "remove it (HDEL)"),
+    "ttl": ("number of seconds from 1 to 2147483647", "set it (HSET) or remove it (HDEL)"),
+}
+
 # KEYS and ARGV of begin_turn.lua, by name and in order.
 
 
@@ -82,7 +90,7 @@ def read_history(job: str, request: Mapping[str, Any], reply: Sequence[Any]) -> 
         )
     replaces = edits or bool(turns and turns[-1].job == job)  # requeued after it was cancelled
     kept = turns[:-1] if replaces else turns
-    return History(messages_of(system.decode("utf-8", "replace"), kept), replaces)
+    return History(messages_of(stored_text(name, "system", system), kept), replaces)
 
 
 def parse_turns(name: str, stored: Sequence[bytes]) -> list[Turn]:
@@ -108,7 +116,10 @@ def refused(name: str, model: Any, reply: Sequence[Any]) -> JobError:
         case "session":
             return no_session(name)
         case "session_model":
-            return other_model(name, values[0], model)
+            its_model = stored_text(name, "model", reply[1])
+            return other_model(name, its_model, model)
+        case "session_field":
+            return foreign_field(name, values[0])
         case "busy":
             return SessionBusy(
                 f"session {name!r} is busy: its job {values[0]} has not ended; wait for it, cancel "
@@ -149,6 +160,25 @@ def other_model(name: str, its: str, model: Any) -> JobError:
         "or fork its history into a session of the other model",
         "model",
     )
+def foreign_field(name: str, field: str, problem: str = "") -> JobError:
+    """Another program has written a field of the session's hash. `problem`: what is wrong."""
+    wanted, remedy = _FIELDS[field]
+    details = f" ({problem})" if problem else ""
+    return JobError(
+        "internal",
+        f"session {name!r} can't be read: the field {field} of {keys.session(name)} is no {wanted}"
+        f"{details}, because another program has written it: {remedy}",
+    )
+
+
+def stored_text(name: str, field: str, value: bytes | None) -> str:
+    """A field of the session's hash as text. Raises JobError."""
+    try:
+        return (value or b"").decode()
+    except UnicodeDecodeError:
+        raise foreign_field(name, field, "it is not in UTF-8") from None
+
+
 
 
 def nothing_to_edit(name: str) -> JobError:
