@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import secrets
 from collections.abc import Sequence
 from typing import Any
@@ -17,7 +18,7 @@ from jobs.api.wire import describe
 from jobs.client.session_scripts import CREATE, CreateSessionArgs, CreateSessionKeys
 from jobs.client.session_steps import SessionState, contents, read_turns, run_command
 from jobs.client.steps import Steps
-from jobs.client.turns import other_model, refused
+from jobs.client.turns import foreign_field, other_model, refused, stored_text
 from jobs.errors import JobError, invalid
 from jobs.keys import SESSION_ID
 
@@ -126,9 +127,18 @@ def _create(
         )
     if reply[0] != b"open":
         raise refused(wanted.id, wanted.model, reply)
-    model, system, options, ttl = [(value or b"").decode("utf-8", "replace") for value in reply[1:]]
-    kept = int(ttl) if ttl.isdecimal() else SESSION_SECONDS
-    return SessionState(wanted.id, model, system, _read_options(wanted.id, options), kept)
+    found = dict(zip(("model", "system", "options", "ttl"), reply[1:], strict=True))
+    model, system, options, ttl = (
+        stored_text(wanted.id, field, value) for field, value in found.items()
+    )
+    if not model:
+        raise foreign_field(wanted.id, "model")
+    seconds = SESSION_SECONDS
+    if found["ttl"] is not None:
+        seconds = int(ttl) if re.fullmatch("[0-9]{1,16}", ttl) else 0
+        if not 1 <= seconds < 2**31:
+            raise foreign_field(wanted.id, "ttl")
+    return SessionState(wanted.id, model, system, _read_options(wanted.id, options), seconds)
 
 
 def _other_field(state: SessionState, field: str, value: Any) -> JobError:
@@ -147,15 +157,14 @@ def _read_options(name: str, stored: str) -> dict[str, Any]:
     """The fields of a session's requests. Raises JobError."""
     try:
         options = json.loads(stored or "{}")
+        if isinstance(options, dict):
+            _checked_options("any", None, options)
+            return options
+    except JobError as error:
+        raise foreign_field(name, "options", error.message) from None
     except (ValueError, RecursionError):
-        options = None
-    if isinstance(options, dict):
-        return options
-    raise JobError(
-        "internal",
-        f"session {name!r} can't be read: the field options of {keys.session(name)} is no JSON "
-        "object, because another program has written it; remove the field (HDEL)",
-    )
+        pass
+    raise foreign_field(name, "options")
 
 
 def _checked_options(model: str, system: str | None, options: dict[str, Any]) -> dict[str, Any]:

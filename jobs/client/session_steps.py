@@ -29,6 +29,7 @@ from jobs.client.turns import (
     nothing_to_edit,
     parse_turns,
     refused,
+    stored_text,
 )
 from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
@@ -47,7 +48,7 @@ class SessionState(NamedTuple):
 def read_turns(name: str) -> Steps[tuple[str, list[Turn]]]:
     """The system text and all turns. Raises JobError if the session does not exist."""
     system, stored = yield from _read_stored(name)
-    return system.decode("utf-8", "replace"), parse_turns(name, stored)
+    return stored_text(name, "system", system), parse_turns(name, stored)
 
 
 def undo_turn(name: str) -> Steps[Turn]:

@@ -139,9 +139,9 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
         if is_damage(reply) and (damaged := wrong_types(redis, job.script_keys())):
             raise JobError("internal", f"the job can't be enqueued: {damaged[0]}")
         raise reply
-    reason, *numbers = [value.decode() for value in reply]
-    if reason == "busy" or reason.startswith("session"):
+    if reply[0] == b"busy" or reply[0].startswith(b"session"):
         return refused(job.request.job.session or "", job.request.model, reply)
+    reason, *numbers = [value.decode() for value in reply]
     match reason:
         case "enqueued" | "same" | "ended":
             return None

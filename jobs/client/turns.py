@@ -8,6 +8,7 @@ the turn.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -22,6 +23,14 @@ TURNS_LUA = lua.load("jobs.client", "rq_turns")
 BEGIN = lua.load("jobs.client", "begin_turn", TENANTS_LUA, TURNS_LUA)
 
 SESSION = "chatjobs_session"  # field of a job's hash: its session
+
+# What a field of a session's hash is, and how to mend one that another program has written.
+_FIELDS = {
+    "model": ("name of a model", "set it (HSET)"),
+    "system": ("text", "remove it (HDEL), or reset the session with another system message"),
+    "options": ("JSON object of a request's fields", "remove it (HDEL)"),
+    "ttl": ("number of seconds from 1 to 2147483647", "set it (HSET) or remove it (HDEL)"),
+}
 
 
 # KEYS and ARGV of begin_turn.lua, by name and in order.
@@ -38,6 +47,7 @@ class BeginArgs(NamedTuple):
     job_id: str
     name: str
     model: str
+    edits: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +70,13 @@ def begin_script(job: str, job_key: str, request: Mapping[str, Any]) -> tuple[Be
     """KEYS and ARGV of BEGIN for a job of a session."""
     name = session_of(request)
     names = BeginKeys(job_key, keys.session(name), keys.turns(name), keys.open_turns(name))
-    return names, BeginArgs(job, name, str(request.get("model", "")))
+    return names, BeginArgs(job, name, str(request.get("model", "")), int(_edits(request)))
+
+
+def _edits(request: Mapping[str, Any]) -> bool:
+    """Whether the turn of a request that has a session takes the place of the last one."""
+    options = request["job"].get("turn")
+    return isinstance(options, dict) and bool(options.get("edit"))
 
 
 def read_history(job: str, request: Mapping[str, Any], reply: Sequence[Any]) -> History:
@@ -68,21 +84,30 @@ def read_history(job: str, request: Mapping[str, Any], reply: Sequence[Any]) -> 
     name = session_of(request)
     if reply[0] != b"begun":
         raise refused(name, request.get("model"), reply)
-    _, system, stored = reply
+    _, system, stored, replaced = reply
     turns = parse_turns(name, stored)
-    options = request["job"].get("turn")
-    edits = isinstance(options, dict) and bool(options.get("edit"))
-    if edits and not turns:
-        raise nothing_to_edit(name)
-    if any(turn.job == job for turn in turns[:-1]):
+    # An answer of a requeued job; not of an earlier job, with other messages, that had the id.
+    answered = [turn.job == job and turn.messages == request.get("messages") for turn in turns]
+    if any(answered[:-1]):
         raise invalid(
             f"job {job} has answered in session {name!r} already, and later turns follow: send its "
             "messages as a new turn",
             "job.session",
         )
-    replaces = edits or bool(turns and turns[-1].job == job)  # requeued after it was cancelled
+    replaces = any(answered)
+    if not replaces and _edits(request):
+        if not turns:
+            raise nothing_to_edit(name)
+        last = hashlib.sha1(stored[-1], usedforsecurity=False).hexdigest()
+        if replaced != last.encode():
+            raise invalid(
+                f"job {job} was requeued to edit session {name!r}, and the last turn is not known "
+                "to be the one that it replaces: send its messages as a new edit",
+                "job.turn.edit",
+            )
+        replaces = True
     kept = turns[:-1] if replaces else turns
-    return History(messages_of(system.decode("utf-8", "replace"), kept), replaces)
+    return History(messages_of(stored_text(name, "system", system), kept), replaces)
 
 
 def parse_turns(name: str, stored: Sequence[bytes]) -> list[Turn]:
@@ -108,7 +133,10 @@ def refused(name: str, model: Any, reply: Sequence[Any]) -> JobError:
         case "session":
             return no_session(name)
         case "session_model":
-            return other_model(name, values[0], model)
+            its_model = stored_text(name, "model", reply[1])
+            return other_model(name, its_model, model)
+        case "session_field":
+            return foreign_field(name, values[0])
         case "busy":
             return SessionBusy(
                 f"session {name!r} is busy: its job {values[0]} has not ended; wait for it, cancel "
@@ -132,6 +160,25 @@ def refused(name: str, model: Any, reply: Sequence[Any]) -> JobError:
             )
 
 
+def foreign_field(name: str, field: str, problem: str = "") -> JobError:
+    """Another program has written a field of the session's hash. `problem`: what is wrong."""
+    wanted, remedy = _FIELDS[field]
+    details = f" ({problem})" if problem else ""
+    return JobError(
+        "internal",
+        f"session {name!r} can't be read: the field {field} of {keys.session(name)} is no {wanted}"
+        f"{details}, because another program has written it: {remedy}",
+    )
+
+
+def stored_text(name: str, field: str, value: bytes | None) -> str:
+    """A field of the session's hash as text. Raises JobError."""
+    try:
+        return (value or b"").decode()
+    except UnicodeDecodeError:
+        raise foreign_field(name, field, "it is not in UTF-8") from None
+
+
 def no_session(name: str) -> JobError:
     """No session has the name."""
     return JobError(
@@ -145,8 +192,8 @@ def no_session(name: str) -> JobError:
 def other_model(name: str, its: str, model: Any) -> JobError:
     """The session belongs to another model."""
     return invalid(
-        f"session {name!r} belongs to model {its!r}, not to {model!r}: continue it with {its!r}, "
-        "or fork its history into a session of the other model",
+        f"session {name!r} belongs to model {its[:200]!r}, not to {model!r}: continue it with that "
+        "model, or fork its history into a session of the other model",
         "model",
     )
 

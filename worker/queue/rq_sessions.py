@@ -12,6 +12,7 @@ from redis import Redis
 
 from jobs import keys, lua
 from jobs.client import rq_format
+from jobs.client.damage import is_damage, wrong_types
 from jobs.client.rq_format import TENANTS_LUA
 from jobs.client.turns import BEGIN, SESSION, TURNS_LUA, begin_script, read_history, session_of
 from jobs.errors import JobError, failure_of
@@ -55,10 +56,32 @@ class RQSessions:
             names, args = begin_script(name, rq_format.job_key(name), job.request)
             self._begin(keys=names, args=args, client=pipeline)
         begun = {
-            job.lease: _with_history(job, reply)
+            job.lease: self._with_history(job, reply)
             for job, reply in zip(jobs, pipeline.execute(raise_on_error=False), strict=True)
         }
         return [begun.get(job.lease, job) for job in claimed]
+
+    def _with_history(self, job: ClaimedJob, reply: Any) -> ClaimedJob:
+        try:
+            if isinstance(reply, Exception):
+                raise reply
+            return replace(job, history=read_history(job.lease.job, job.request, reply))
+        except JobError as error:
+            return replace(job, fault=error)
+        except redis.RedisError as error:
+            if not is_damage(error):  # Redis restarts, or became a replica: the job runs later
+                raise
+            return replace(job, fault=self._unreadable(session_of(job.request), error))
+        except Exception as error:  # its turns are not what a session has: it fails only this job
+            return replace(job, fault=failure_of(error))
+
+    def _unreadable(self, name: str, error: redis.RedisError) -> JobError:
+        """The script of a session has failed because of a key that another program has written."""
+        names = (keys.session(name), keys.turns(name), keys.open_turns(name))
+        wrong = wrong_types(self._redis, names)
+        if not wrong:
+            return failure_of(error)
+        return JobError("internal", f"session {name!r} can't be read: {wrong[0]}")
 
     def release(self, deferred: Sequence[bytes]) -> None:
         """Queue those of the deferred jobs whose session is free or gone: RQ's own tools may have
@@ -75,27 +98,6 @@ class RQSessions:
                 try:
                     self._release(keys=names, args=ReleaseTurnArgs(job, name))
                 except redis.ResponseError as error:
-                    if not _is_foreign(error):
+                    if not is_damage(error):
                         raise
                     logger.error("job %s waits for session %s, whose keys are foreign", job, name)
-
-
-def _with_history(job: ClaimedJob, reply: Any) -> ClaimedJob:
-    try:
-        if isinstance(reply, Exception):
-            raise reply
-        return replace(job, history=read_history(job.lease.job, job.request, reply))
-    except JobError as error:
-        return replace(job, fault=error)
-    except redis.RedisError as error:
-        if not _is_foreign(error):  # Redis restarts, or became a replica: the job runs later
-            raise
-        return replace(job, fault=failure_of(error))
-    except Exception as error:  # its turns are not what a session has: it fails only this job
-        return replace(job, fault=failure_of(error))
-
-
-def _is_foreign(error: redis.RedisError) -> bool:
-    """Whether the error of a script means that a key of the session does not have the type that a
-    session gives it."""
-    return "WRONGTYPE" in str(error)

@@ -60,10 +60,6 @@ end
 
 local set = redis.call('HMGET', limits, 'jobs:' .. model, 'jobs', 'bytes:' .. model, 'bytes',
   'request_bytes', 'message_bytes')
--- The number in a field that any program may have written; false for another value.
-local function whole(value)
-  return value and #value <= 16 and string.find(value, '^%d+$') and tonumber(value)
-end
 local function exceeds(value, limit) return tonumber(value) > tonumber(limit) end
 max_request_bytes = whole(set[5]) or max_request_bytes
 if exceeds(request_bytes, max_request_bytes) then

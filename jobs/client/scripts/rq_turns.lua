@@ -7,6 +7,12 @@
 -- Atomic as part of the script that calls these functions.
 local OPEN_SECONDS = 604800  -- a session with jobs that have not ended is kept for this time
 local MAX_OPEN = 100  -- jobs of one session that have not ended
+local MAX_TTL = 2147483647
+
+-- The number in a field that any program may have written; false for another value.
+local function whole(value)
+  return value and #value <= 16 and string.find(value, '^%d+$') and tonumber(value)
+end
 
 local function session_key(session) return 'chatjobs:{' .. session .. '}:session' end
 local function turns_key(session) return 'chatjobs:{' .. session .. '}:turns' end
@@ -19,15 +25,28 @@ local function first_open(session)
   while true do
     local job = redis.call('LINDEX', open_key(session), 0)
     if not job then return nil end
-    local status = redis.call('HGET', 'rq:job:' .. job, 'status')
-    if status and not ended[status] then return job, status end
+    local status = redis.pcall('HGET', 'rq:job:' .. job, 'status')  -- an error: of another type
+    if type(status) == 'string' and not ended[status] then return job, status end
     redis.call('LPOP', open_key(session))
   end
 end
 
+-- The time to live of a session in seconds; nil if another program has written no such number.
+local function ttl_of(session)
+  local stored = redis.call('HGET', session_key(session), 'ttl')
+  if not stored then return OPEN_SECONDS end
+  local seconds = whole(stored)
+  return seconds and seconds >= 1 and seconds <= MAX_TTL and seconds or nil
+end
+
+-- Whether the numbers of a session can be read: nil, or the refusal. Scripts call it before they write.
+local function refuse_fields(session)
+  return not ttl_of(session) and {'session_field', 'ttl'} or nil
+end
+
 -- A session expires some time after its last change.
 local function keep_session(session)
-  local seconds = tonumber(redis.call('HGET', session_key(session), 'ttl') or '') or OPEN_SECONDS
+  local seconds = ttl_of(session) or OPEN_SECONDS
   if redis.call('EXISTS', open_key(session)) == 1 then seconds = math.max(seconds, OPEN_SECONDS) end
   for _, key in ipairs({session_key(session), turns_key(session), open_key(session)}) do
     redis.call('EXPIRE', key, seconds)
@@ -45,8 +64,8 @@ end
 local function refuse_size(limits, system_bytes, max_message_bytes, turns_bytes, max_session_bytes)
   local set = redis.call('HMGET', limits, 'message_bytes', 'session_bytes')
   for _, one in ipairs({
-    {'message_bytes', system_bytes, tonumber(set[1] or '') or max_message_bytes},
-    {'session_bytes', turns_bytes, tonumber(set[2] or '') or max_session_bytes},
+    {'message_bytes', system_bytes, whole(set[1]) or max_message_bytes},
+    {'session_bytes', turns_bytes, whole(set[2]) or max_session_bytes},
   }) do
     if tonumber(one[2]) > tonumber(one[3]) then return {one[1], one[2], tostring(one[3])} end
   end
@@ -75,10 +94,11 @@ end
 
 -- Whether a job may belong to a session: nil, or the refusal.
 local function refuse_session(session, model)
-  local its_model = redis.call('HGET', session_key(session), 'model')
-  if not its_model then return {'session'} end
+  if redis.call('EXISTS', session_key(session)) == 0 then return {'session'} end
+  local its_model = redis.call('HGET', session_key(session), 'model') or ''
+  if its_model == '' then return {'session_field', 'model'} end
   if its_model ~= model then return {'session_model', its_model} end
-  return nil
+  return refuse_fields(session)
 end
 
 -- Makes a new job the next one of its session. Returns a refusal, or nil and whether it waits.
@@ -86,7 +106,7 @@ local function join_session(session, job, model, may_wait, limit)
   local refusal = refuse_session(session, model)
   if refusal then return refusal end
   local bytes = redis.call('HGET', session_key(session), 'bytes') or '0'
-  if not tonumber(bytes) then  -- another program has written it
+  if not whole(bytes) then  -- another program has written it
     bytes = tostring(bytes_of(turns_key(session)))
     redis.call('HSET', session_key(session), 'bytes', bytes)
   end
@@ -100,18 +120,24 @@ local function join_session(session, job, model, may_wait, limit)
   return nil, running ~= nil
 end
 
+local function append_turn(session, turn, replaces)
+  local key, turns = session_key(session), turns_key(session)
+  local before = replaces == '1' and redis.call('RPOP', turns) or ''
+  redis.call('RPUSH', turns, turn)
+  local bytes = whole(redis.call('HGET', key, 'bytes'))
+  bytes = bytes and bytes + #turn - #before or bytes_of(turns)
+  redis.call('HSET', key, 'bytes', string.format('%d', math.max(0, bytes)))
+end
+
 -- A job of a session has ended: appends its turn, '' for none, and lets the next one run.
 -- replaces: '1' if the turn takes the place of the last one.
 local function end_turn(session, job, turn, replaces)
   if session == '' then return end
-  local key, turns = session_key(session), turns_key(session)
-  if turn ~= '' and redis.call('EXISTS', key) == 1
+  if turn ~= '' and redis.call('EXISTS', session_key(session)) == 1
     and redis.call('LINDEX', open_key(session), 0) == job then
-    local before = replaces == '1' and redis.call('RPOP', turns) or ''
-    redis.call('RPUSH', turns, turn)
-    redis.call('HINCRBY', key, 'bytes', #turn - #(before or ''))
+    pcall(append_turn, session, turn, replaces)  -- it fails if a key has another type
   end
   redis.call('LREM', open_key(session), 1, job)
-  keep_session(session)
   next_turn(session)
+  keep_session(session)
 end

@@ -11,7 +11,8 @@
 --       kept: number of turns to keep, from the first one
 --       token: of this change alone
 -- Returns {'done'}, {'again'} if there are more or fewer turns than found, or a refusal: {'session'} if
---       there is no such session, {'busy', job id} if one of its jobs has not ended.
+--       there is no such session, {'busy', job id} if one of its jobs has not ended, {'session_field',
+--       field} if another program has written a field.
 --
 -- Idempotent: the client library resends a script when the connection breaks before the reply. The
 -- second run finds the token. Two callers that remove the same turn have two tokens.
@@ -31,6 +32,8 @@ end
 local running = first_open(name)
 if running then return {'busy', running} end
 if redis.call('HGET', session, 'changed') == token then return {'done'} end
+local refusal = refuse_fields(name)
+if refusal then return refusal end
 if tonumber(found) >= 0 and redis.call('LLEN', turns) ~= tonumber(found) then return {'again'} end
 if tonumber(kept) == 0 then
   redis.call('DEL', turns)

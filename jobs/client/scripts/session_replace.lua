@@ -15,7 +15,8 @@
 --       new_turns: the turns, as a JSON list of texts
 --       token: of this change alone
 -- Returns {'done'} or a refusal: {'session'} if there is no such session, {'busy', job id} if one of its
---       jobs has not ended, or the limit that it exceeds: {name, value, limit}.
+--       jobs has not ended, {'session_field', field} if another program has written a field, or the
+--       limit that it exceeds: {name, value, limit}.
 --
 -- Idempotent: the client library resends a script when the connection breaks before the reply. The
 -- second run finds the token, and leaves the turns that may have been appended since.
@@ -29,7 +30,8 @@ if redis.call('EXISTS', session) == 0 then return {'session'} end
 if redis.call('HGET', session, 'changed') == token then return {'done'} end
 local running = first_open(name)
 if running then return {'busy', running} end
-local refusal = refuse_size(limits, system_bytes, max_message_bytes, turns_bytes, max_session_bytes)
+local refusal = refuse_fields(name)
+  or refuse_size(limits, system_bytes, max_message_bytes, turns_bytes, max_session_bytes)
 if refusal then return refusal end
 redis.call('DEL', turns)
 for _, turn in ipairs(cjson.decode(new_turns)) do redis.call('RPUSH', turns, turn) end

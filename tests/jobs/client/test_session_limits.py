@@ -142,16 +142,69 @@ def test_a_foreign_turn_is_named(client: Client, session: Session, turn: str) ->
 
 
 def test_foreign_options_are_named(client: Client, session: Session) -> None:
-    for options in ("junk", "[]", b"\xff"):
+    for options in (
+        "junk",
+        "[]",
+        b"\xff",
+        "[" * 100_000,
+        '{"messages":[]}',
+        '{"job":{"session":"other"}}',
+        '{"self":1}',
+        '{"edit":true}',
+        '{"temperature":"hot"}',
+        '{"max_tokens":1' + "0" * 5000 + "}",
+    ):
         client.redis.hset(keys.session("s"), "options", options)
-        with pytest.raises(JobError, match="HDEL"):
+        with pytest.raises(JobError, match=r"the field options of .*HDEL") as caught:
             client.session("s")
+        assert caught.value.code == "internal" and len(caught.value.message) < 500
 
 
-def test_a_foreign_size_is_computed_again(client: Client, session: Session) -> None:
-    client.redis.hset(keys.session("s"), "bytes", "x")
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        *(
+            ("ttl", ttl)
+            for ttl in ("1e30", "nan", "abc", "", "0", "-5", "1.5", "9" * 5000, b"\xff")
+        ),
+        ("model", b"\xff"),
+        ("model", ""),
+        ("system", b"\xff"),
+    ],
+)
+def test_a_foreign_field_is_named_before_anything_changes(
+    client: Client, session: Session, field: str, value: Any
+) -> None:
+    before = len(session.turns())
+    client.redis.hset(keys.session("s"), field, value)
+    refused: list[Callable[[], object]] = [lambda: client.session("s")]
+    if field == "ttl":
+        refused += [session.undo, session.reset, lambda: session.reset(PAIR)]
+    if field == "system":
+        refused += [session.history, session.fork]
+    else:
+        refused.append(lambda: session.submit("more"))
+    for call in refused:
+        with pytest.raises(JobError, match=f"the field {field} of .*(HSET|HDEL)") as caught:
+            call()
+        assert caught.value.code == "internal" and len(caught.value.message) < 400
+    assert client.redis.llen(keys.turns("s")) == before
+    assert not client.redis.exists(keys.open_turns("s"))
+    session.delete()
+
+
+def test_a_foreign_system_text_is_mended_by_a_reset(client: Client, session: Session) -> None:
+    client.redis.hset(keys.session("s"), "system", b"\xff")
+    session.reset(PAIR, system="New.")
+    assert session.history()[0]["content"] == "New."
+
+
+@pytest.mark.parametrize("size", ["x", "nan", "-1", "inf", "1.5", "9" * 20])
+def test_a_foreign_size_is_computed_again(client: Client, session: Session, size: str) -> None:
+    client.redis.hset(keys.session("s"), "bytes", size)
     session.submit("more")
-    assert int(client.redis.hget(keys.session("s"), "bytes") or 0) > 0
+    found = client.redis.lrange(keys.turns("s"), 0, -1)
+    assert int(client.redis.hget(keys.session("s"), "bytes") or 0) == sum(map(len, found))
 
 
 @pytest.mark.parametrize("key", [keys.session("s"), keys.turns("s"), keys.open_turns("s")])

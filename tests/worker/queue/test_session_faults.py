@@ -7,13 +7,14 @@ from rq import Queue
 from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
-from jobs import JobError, keys
+from jobs import JobError, Session, keys
+from jobs.client.client import Job
 from jobs.client.dead_letters import purge, requeue
 from jobs.client.rq_format import job_key
 from jobs.client.state import Status
 from jobs.client.steps import run_sync
 from tests.worker.queue.rq_jobs import QUEUE, fetch
-from tests.worker.queue.session_turns import USER, answer_to, open_session
+from tests.worker.queue.session_turns import USER, answer_to, open_session, run
 from tests.worker.site import Site, wait_until
 from worker.queue.rq_store import RQStore
 
@@ -101,6 +102,93 @@ def test_a_requeued_turn_replaces_its_first_answer(site: Site) -> None:
     site.burst()
     (turn,) = session.turns()
     assert turn.finish_reason == "stop" and turn.answer["content"] == answer_to("long", 200)
+
+
+def requeued(site: Site, job: Job) -> None:
+    assert run_sync(requeue(job.id), site.client.connection)
+    site.burst()
+
+
+def questions(session: Session) -> list[str]:
+    return [turn.messages[0]["content"] for turn in session.turns()]
+
+
+@pytest.mark.parametrize("begun", [False, True])
+@pytest.mark.parametrize("undone", [False, True])
+def test_a_requeued_edit_erases_no_later_turn(site: Site, begun: bool, undone: bool) -> None:
+    session = open_session(site)
+    run(site, session, "a")
+    metadata = {"fail": "out_of_memory"} if begun else {}
+    job = session.submit("b", edit=True, metadata=metadata)
+    if begun:
+        site.burst()
+    else:
+        job.cancel()
+    if undone:  # as many turns as before
+        session.undo()
+    run(site, session, "c")
+    before = questions(session)
+    requeued(site, job)
+    with pytest.raises(JobError, match="send its messages as a new edit") as caught:
+        job.result(timeout=1)
+    assert caught.value.code == "invalid_request"
+    assert questions(session) == before == (["c"] if undone else ["a", "c"])
+
+
+def test_a_requeued_edit_replaces_the_turn_that_is_still_the_last(site: Site) -> None:
+    session = open_session(site)
+    run(site, session, "a", "b")
+    job = session.submit("c", edit=True, metadata={"fail": "out_of_memory"})
+    site.burst()
+    assert questions(session) == ["a", "b"] and job.status() is Status.FAILED
+    data = site.redis.hget(job_key(job.id), "data").replace(b"out_of_memory", b"")
+    site.redis.hset(job_key(job.id), "data", data.replace(b'"fail"', b'"none"'))
+    requeued(site, job)
+    assert questions(session) == ["a", "c"]
+
+
+def test_a_requeued_edit_that_was_stopped_replaces_its_own_answer(site: Site) -> None:
+    session = open_session(site)
+    run(site, session, "a")
+    worker = site.worker(delay=0.02)
+    job = session.submit("long", edit=True, metadata={"words": "200"})
+    next(job.stream())
+    job.cancel()
+    wait_until(lambda: questions(session) == ["long"])
+    worker.kill()
+    requeued(site, job)
+    (turn,) = session.turns()
+    assert turn.finish_reason == "stop" and turn.answer["content"] == answer_to("long", 200)
+
+
+def test_an_edit_that_a_killed_worker_had_begun_replaces_its_turn(site: Site) -> None:
+    session = open_session(site)
+    run(site, session, "a")
+    frozen = site.worker(delay=0.02)
+    session.submit("b", edit=True, metadata={"words": "500"})
+    wait_until(lambda: site.redis.zcard(f"rq:wip:{QUEUE}"))
+    frozen.kill()
+    worker = site.worker()
+    wait_until(lambda: questions(session) == ["b"])
+    assert worker.stop() == 0
+
+
+def test_an_id_that_is_used_again_appends_other_messages(site: Site) -> None:
+    session = open_session(site)
+    for content in ("a", "b", "c"):
+        job = session.submit(content, job={"id": "again"})
+        site.burst()
+        site.redis.delete(job_key(job.id))  # as when its result has expired
+    assert questions(session) == ["a", "b", "c"]
+
+
+def test_a_request_that_is_sent_again_replaces_its_own_turn(site: Site) -> None:
+    session = open_session(site)
+    for _ in range(2):
+        job = session.submit("a", job={"id": "again"})
+        site.burst()
+        site.redis.delete(job_key(job.id))
+    assert questions(session) == ["a"]
 
 
 def test_jobs_of_a_session_that_expires_while_they_wait_fail(site: Site) -> None:
