@@ -8,7 +8,6 @@ the turn.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -98,8 +97,7 @@ def read_history(job: str, request: Mapping[str, Any], reply: Sequence[Any]) -> 
     if not replaces and _edits(request):
         if not turns:
             raise nothing_to_edit(name)
-        last = hashlib.sha1(stored[-1], usedforsecurity=False).hexdigest()
-        if replaced != last.encode():
+        if replaced != stored[-1]:
             raise invalid(
                 f"job {job} was requeued to edit session {name!r}, and the last turn is not known "
                 "to be the one that it replaces: send its messages as a new edit",

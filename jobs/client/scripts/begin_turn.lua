@@ -14,7 +14,7 @@
 -- Returns {'begun', system text, turns, replaces}, or a refusal: {'session'} if there is no such session,
 --       {'session_model', its model}, {'session_field', field} if another program has written a field,
 --       or {'busy', job id} if another job of the session runs.
---       replaces: SHA1 of the turn that an edit replaces, '' if it replaces none.
+--       replaces: the turn that an edit replaces, '' if it replaces none.
 --
 -- An edit replaces the turn that is the last one when the job first begins in its place of the session's
 -- list. A job that has left the list, and is requeued, replaces no other: later turns may follow.
@@ -32,7 +32,7 @@ if running and running ~= job_id then return {'busy', running} end
 local replaces = ''
 if edits == '1' then
   if running or redis.call('HEXISTS', job, 'chatjobs_session') == 0 then
-    replaces = redis.sha1hex(redis.call('LINDEX', turns, -1) or '')
+    replaces = redis.call('LINDEX', turns, -1) or ''
   end
   redis.call('HSETNX', job, 'chatjobs_replaces', replaces)
   replaces = redis.call('HGET', job, 'chatjobs_replaces')
