@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jobs.api.conversation import Turn, checked_messages
+from jobs.api.conversation import Turn, check_turns, checked_system
 from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
 
@@ -26,7 +25,8 @@ class Conversation(NamedTuple):
 
 
 def write_conversation(path: str | Path, model: str, system: str, turns: Sequence[Turn]) -> None:
-    """Write a file, which appears when it is complete. Raises OSError, which names the path."""
+    """Write a file, which appears when it is complete and only its owner may read. Raises
+    InvalidRequest if it can't be written."""
     content = {
         "format": FORMAT,
         "version": VERSION,
@@ -37,21 +37,26 @@ def write_conversation(path: str | Path, model: str, system: str, turns: Sequenc
     path = Path(path)
     part = path.parent / f".{path.name}.{os.getpid()}.part"
     try:
-        if path.is_dir():
-            raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
+        if path.exists() and not path.is_file():
+            raise invalid(f"{path} can't be written: it is no regular file", "path")
+        part.touch(mode=0o600)
         part.write_text(to_json(content) + "\n", encoding="utf-8")
         part.replace(path)
     except OSError as error:
-        raise OSError(error.errno, error.strerror, str(path)) from None
+        raise invalid(f"{path} can't be written: {error.strerror}", "path") from None
     finally:
         with suppress(OSError):
             part.unlink()
 
 
 def read_conversation(path: str | Path) -> Conversation:
-    """Read a file. Raises OSError, and InvalidRequest for a file of another kind."""
+    """Read a file. Raises InvalidRequest if it can't be read, or is of another kind."""
+    if not Path(path).is_file():
+        raise invalid(f"{path}: there is no such file", "path")
     try:
         content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+    except OSError as error:
+        raise _refused(path, error.strerror or "it can't be read") from None
     except (ValueError, RecursionError):
         raise _refused(path, "it is no JSON") from None
     if not isinstance(content, dict) or content.get("format") != FORMAT:
@@ -64,9 +69,9 @@ def read_conversation(path: str | Path) -> Conversation:
     if not isinstance(model, str) or not isinstance(system, str) or not isinstance(stored, list):
         raise _refused(path, "it has no model, system or turns")
     try:
+        checked_system(system)
         turns = [Turn.from_json(json.dumps(turn)) for turn in stored]
-        if turns:
-            checked_messages(message for turn in turns for message in [*turn.messages, turn.answer])
+        check_turns(turns)
     except (ValueError, JobError) as error:
         raise _refused(path, str(error)) from None
     return Conversation(model, system, turns)

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeAlias
 from jobs.api.answer import AssistantMessage, ChatCompletion, FinishReason
 from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
-from jobs.api.wire import describe
+from jobs.api.wire import describe, no_lone_surrogates
 from jobs.encoding import to_json
 from jobs.errors import invalid
 
@@ -104,12 +104,30 @@ def checked_messages(messages: Iterable[MessageInput]) -> list[dict[str, Any]]:
     return dumped
 
 
+def check_turns(turns: Iterable[Turn]) -> None:
+    """Raises InvalidRequest for messages that no request may have."""
+    messages: list[Any] = [one for turn in turns for one in [*turn.messages, turn.answer]]
+    if messages:
+        checked_messages(messages)
+
+
+def checked_system(system: Any) -> str:
+    """The system text of a conversation. Raises InvalidRequest."""
+    if not isinstance(system, str):
+        raise invalid(f"system: a text is needed here; got {describe(system)}", "system")
+    try:
+        return no_lone_surrogates(system)
+    except ValueError as error:
+        raise invalid(f"system: {error}", "system") from None
+
+
 def split_turns(messages: Iterable[MessageInput | Turn]) -> tuple[str, list[Turn]]:
     """The system text and the turns of a list of messages, or of turns. Raises InvalidRequest for
     messages that no conversation has, and for a last message without an answer."""
     given: list[Any] = _listed(messages, "a list of messages, or of turns,")
     turns = [one for one in given if isinstance(one, Turn)]
     if turns and len(turns) == len(given):
+        check_turns(turns)
         return "", turns
     if turns:
         raise invalid("a history is a list of messages, or of turns: got both", "messages")

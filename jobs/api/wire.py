@@ -83,7 +83,7 @@ def _json_number(value: Any) -> Any:
     return value
 
 
-def _no_lone_surrogates(value: str) -> str:
+def no_lone_surrogates(value: str) -> str:
     """JSON can hold a lone surrogate, but UTF-8 can't, and so neither tokenizers nor files."""
     try:
         value.encode()
@@ -97,7 +97,7 @@ def _no_lone_surrogates(value: str) -> str:
 
 
 Number = Annotated[float, BeforeValidator(_json_number), Field(allow_inf_nan=False)]
-Text = Annotated[StrictStr, AfterValidator(_no_lone_surrogates)]
+Text = Annotated[StrictStr, AfterValidator(no_lone_surrogates)]
 
 
 def describe(value: Any) -> str:

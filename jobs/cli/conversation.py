@@ -9,6 +9,7 @@ from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
+from uuid import uuid4
 
 import click
 
@@ -36,6 +37,7 @@ HELP = """\
 /quit, /exit    end, as Ctrl-D does
 Ctrl-C          stop the answer, and keep it as far as it got"""
 END_SECONDS = 10.0  # how long the end of a stopped answer is waited for
+CANCELS, CANCEL_SECONDS = 5, 0.1  # tries, and between two
 UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this time
 
 
@@ -104,10 +106,6 @@ class Conversation:
                     _say("(Ctrl-D ends)")
                 except JobError as error:
                     _complain(sentence(error))
-                except OSError as error:
-                    _complain(
-                        f"{error.filename}: {error.strerror}" if error.filename else str(error)
-                    )
         finally:
             with suppress(JobError):  # it expires all the same
                 self._session.delete()
@@ -128,15 +126,16 @@ class Conversation:
         from jobs import JobError
 
         started = time.monotonic()
+        job = self._client.job(uuid4().hex)  # known before it is submitted, for Ctrl-C
         with WaitNotice(self._client.connection, quiet=False) as notice:
-            job = self._session.submit(question)
             try:
+                self._session.submit(question, job={"id": job.id})
                 notice.watch(job)
                 self._wait_for_worker(job)
                 self._count(print_job(job, notice, as_json=False, quiet=False), started)
             except KeyboardInterrupt:
                 notice.watch(None)
-                job.cancel()
+                _cancel(job)
                 with suppress(JobError):  # its error says that it was cancelled
                     job.result(END_SECONDS)
                 _say("\n(stopped)")
@@ -192,7 +191,7 @@ class Conversation:
         path = _path(rest.removeprefix("--force").strip() if forced else rest, "/save")
         if path is None:
             return
-        if path.is_file() and not forced and path.resolve() not in self._written:
+        if path.exists() and not forced and path.resolve() not in self._written:
             _complain(f"{path} exists: /save --force {path} overwrites it")
             return
         system, turns = self._read()
@@ -265,7 +264,25 @@ def _path(name: str, command: str) -> Path | None:
     if not name:
         _complain(f"{command} needs the name of a file")
         return None
-    return Path(name).expanduser()
+    try:
+        return Path(name).expanduser()
+    except RuntimeError:  # ~NAME
+        _complain(f"{name}: there is no such user")
+        return None
+
+
+def _cancel(job: Job) -> None:
+    """Cancel a job that was submitted, or whose submit Redis may still receive."""
+    from jobs import JobError
+
+    for _ in range(CANCELS):
+        try:
+            job.cancel()
+            return
+        except JobError as error:
+            if error.code != "not_found":
+                raise
+        time.sleep(CANCEL_SECONDS)
 
 
 def _end(_: str) -> None:

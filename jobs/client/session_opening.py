@@ -39,7 +39,9 @@ def open_session(
     if ttl is not None and (
         isinstance(ttl, bool) or not isinstance(ttl, int) or not 1 <= ttl < 2**31
     ):
-        raise invalid(f"ttl: a session is kept for a number of seconds, at least 1; got {ttl!r}")
+        raise invalid(
+            f"a session is kept for a whole number of seconds, at least 1; got {ttl!r}", "ttl"
+        )
     checked = _checked_options("any" if model is None else model, system, options)
     wanted = SessionState(name, model or "", system or "", checked, ttl or SESSION_SECONDS)
     state = yield from _create(wanted)

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 from redis.exceptions import ResponseError
 
 from jobs import keys
-from jobs.api.conversation import Turn, TurnInput, new_messages
+from jobs.api.conversation import Turn, TurnInput, checked_system, new_messages
 from jobs.api.request import ChatRequest
 from jobs.api.session_fields import check_turn_fields
 from jobs.client.damage import is_damage, typed_wrongly
@@ -68,6 +68,7 @@ def replace_turns(name: str, system: str | None, turns: Sequence[Turn]) -> Steps
     if not turns and system is None:
         yield from _cut(name)
         return
+    system = None if system is None else checked_system(system)
     names = ReplaceSessionKeys(
         keys.session(name), keys.turns(name), keys.open_turns(name), keys.LIMITS
     )

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -53,7 +54,7 @@ class Terminal:
         wait_until(
             lambda: self._text.count(PROMPT_BEGINS) >= self._prompts, f"no prompt: {self._text!r}"
         )
-        os.write(self._end, keys.encode())
+        os.write(self._end, keys.encode(errors="surrogateescape"))
 
     def expect(self, text: str) -> str:
         """Wait until `text` is printed after what was expected before. Returns what precedes it."""
@@ -144,7 +145,7 @@ def test_a_conversation_with_its_commands(
     terminal.type(f"/load {path}\r")
     terminal.expect("2 turns read")
     terminal.type("/load /no/such/file\r")
-    terminal.expect("/no/such/file: No such file or directory")
+    terminal.expect("/no/such/file: there is no such file")
     terminal.type("\x03")  # at the prompt it only clears the line
     terminal.expect("(Ctrl-D ends)")
     terminal.type("three\r")
@@ -170,11 +171,11 @@ def test_a_file_is_not_overwritten_unasked(
     terminal.type(f"/save {path}\r")  # this conversation has written it
     terminal.expect("0 turns written")
     for name, reason in (
-        (f"{tmp_path}/absent/c.json", "No such file or directory"),
-        (str(tmp_path), "Is a directory"),
+        (f"{tmp_path}/absent/c.json", "can't be written: No such file or directory"),
+        (str(tmp_path), "can't be written: it is no regular file"),
     ):
         terminal.type(f"/save {name}\r")
-        assert "Errno" not in terminal.expect(f"{name}: {reason}")
+        assert "Errno" not in terminal.expect(f"{name} {reason}")
     terminal.type("/exit\r")
     assert terminal.wait() == 0
 
@@ -214,6 +215,44 @@ def test_ctrl_c_stops_the_answer_and_keeps_it(
     terminal.type("\x04")
     assert terminal.wait() == 0
     worker.kill()
+
+
+def test_ctrl_c_while_a_question_is_submitted_leaves_no_job(
+    site: Site, opened: list[Terminal], tmp_path: Path
+) -> None:
+    worker = site.worker(delay=0.02)
+    terminal = start(site, opened, "-o", 'metadata={"words": "3000"}')
+    terminal.type("/stats\r")  # the connection is there
+    terminal.expect("0 turns")
+    with site.paused_server():
+        terminal.type("long\r")
+        time.sleep(0.5)
+        terminal.interrupt()
+        time.sleep(0.3)
+    terminal.expect("(stopped)")
+    wait_until(lambda: not any(one["running"] for one in workers(site.redis)))
+    terminal.type("/reset\r")  # refused while a job runs
+    terminal.expect("begins again")
+    terminal.type("\x04")
+    assert terminal.wait() == 0
+    worker.kill()
+
+
+def test_what_is_no_text_no_file_and_no_user_is_told(
+    site: Site, opened: list[Terminal], tmp_path: Path
+) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    terminal = start(site, opened)
+    for line, answer in (
+        ("/system \udcff", "is a lone surrogate"),
+        ("/load ~nobody-has-this-name/x", "there is no such user"),
+        (f"/load {tmp_path / 'absent'}", "there is no such file"),
+        (f"/save --force {tmp_path / 'pipe'}", "it is no regular file"),
+    ):
+        terminal.type(f"{line}\r")
+        terminal.expect(answer)
+    terminal.type("\x04")
+    assert terminal.wait() == 0
 
 
 def test_without_a_worker_the_conversation_says_so_and_goes_on(

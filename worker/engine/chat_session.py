@@ -15,6 +15,7 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import (
     Turn,
     TurnInput,
+    checked_system,
     ended_turn,
     messages_of,
     new_messages,
@@ -95,9 +96,9 @@ class ChatSession:
         """Begin again: with no turns, or with those of `history`, whose system message replaces the
         session's, as `system` does. Raises JobError while a turn runs."""
         its_system, turns = split_turns(history)
+        text = self._system if system is None else checked_system(system)
         with self._idle():
-            self._turns = turns
-            self._system = its_system or (self._system if system is None else system)
+            self._turns, self._system = turns, its_system or text
 
     def save(self, path: str | Path) -> None:
         """Write the conversation to a file, as JSON."""

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jobs import ChatRequest, JobError
+from jobs.api.conversation import Turn
 from worker import ChatSession, Engine
 
 FIELDS: dict[str, Any] = {"max_tokens": 8, "temperature": 0, "ignore_eos": True}
@@ -173,3 +174,27 @@ def test_a_saved_file_is_json_that_others_can_read(engine: Engine, tmp_path: Pat
     session.save(tmp_path / "chat.json")
     content = json.loads((tmp_path / "chat.json").read_text())
     assert content["turns"][0]["messages"] == [{"role": "user", "content": "a"}]
+
+
+@pytest.mark.parametrize(
+    "reset",
+    [
+        lambda session: session.reset(system="\ud800"),
+        lambda session: session.reset(system=5),
+        lambda session: session.reset([Turn([{"role": "nobody"}], {"role": "assistant"}, "stop")]),
+    ],
+)
+def test_a_reset_to_what_no_turn_could_use_is_refused(path: Path, reset: Any) -> None:
+    session = ChatSession(Engine.load(str(path), device="cpu", dtype="fp32"), system="Be brief.")
+    with pytest.raises(JobError) as caught:
+        reset(session)
+    assert caught.value.code == "invalid_request"
+    assert session.history == [{"role": "system", "content": "Be brief."}]
+
+
+def test_files_that_cannot_be_used_are_named(path: Path, tmp_path: Path) -> None:
+    engine = Engine.load(str(path), device="cpu", dtype="fp32")
+    with pytest.raises(JobError, match="can't be written"):
+        ChatSession(engine).save(tmp_path / "absent" / "c")
+    with pytest.raises(JobError, match="there is no such file"):
+        ChatSession.restore(engine, tmp_path / "absent")
