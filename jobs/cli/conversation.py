@@ -191,7 +191,7 @@ class Conversation:
         path = _path(rest.removeprefix("--force").strip() if forced else rest, "/save")
         if path is None:
             return
-        if path.exists() and not forced and path.resolve() not in self._written:
+        if path.is_file() and not forced and path.resolve() not in self._written:
             _complain(f"{path} exists: /save --force {path} overwrites it")
             return
         system, turns = self._read()
