@@ -10,7 +10,7 @@ from jobs.api.request import ChatRequest
 from jobs.api.wire import near_field
 from jobs.errors import invalid
 
-OWN_FIELDS = ("model", "messages", "job", "n")  # of a request: a session sets them
+OWN_FIELDS = ("model", "messages", "job")  # of a request: a session sets them
 TURN_FIELDS = ("request_id",)  # these differ from turn to turn
 
 
@@ -33,6 +33,8 @@ def check_turn_fields(fields: Mapping[str, Any]) -> None:
     for name in fields:
         if name in OWN_FIELDS:
             raise invalid(f"{name}: a session sets it itself: remove it", name)
+        if name == "n" and fields[name] not in (None, 1):
+            raise invalid("n: a turn of a conversation has one answer: remove it", name)
         if _is_unknown(name) and _near(name) in (None, *OWN_FIELDS):
             raise invalid(
                 f"unknown field {name!r}; a session takes the fields of a request, such as "

@@ -113,4 +113,6 @@ def reason(connection: Connection, job: Job) -> str:
     if not isinstance(ahead, int):  # claimed since its state was read
         return ""
     whose = f" of tenant {tenant!r}" if tenant else ""
+    if ahead == 0:
+        return f"job {job.id} is the next one{whose} for {model!r}"
     return f"job {job.id} is queued behind {counted(ahead, 'other job')}{whose} for {model!r}"

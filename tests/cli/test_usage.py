@@ -137,3 +137,8 @@ def test_cancel_is_the_same_command_below_jobs(run: Run, redis_url: str) -> None
             result = run(*words, "--state", "queued", "--redis", redis_url)
             assert (result.exit_code, result.stderr) == (0, "2 jobs cancelled\n")
             assert {job.status() for job in more} == {"cancelled"}
+
+
+def test_a_limit_of_state_files_without_a_folder_is_wrong_usage(run: Run) -> None:
+    result = run("work", "-m", "demo", "--state-bytes", "5")
+    assert result.exit_code == 2 and "--state-bytes needs --state-dir" in result.stderr

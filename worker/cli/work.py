@@ -181,6 +181,8 @@ def work(
         )
     if draft is None and draft_tokens is not None:
         raise click.UsageError("--draft-tokens needs --draft: a model, or ngram")
+    if state_dir is None and _is_given("state_bytes"):
+        raise click.UsageError("--state-bytes needs --state-dir: it limits the files there")
     if prompt_caches and len(models) > 1:
         raise click.UsageError(
             f"--prompt-cache is for one model, and --model names {len(models)}: start a worker for "
@@ -236,3 +238,9 @@ def _configure_logging(quiet: bool) -> None:
         disable_progress_bars()
     else:
         logging.getLogger("worker").setLevel(logging.INFO)
+
+
+def _is_given(option: str) -> bool:
+    """Whether the command line has an option, other than by its default."""
+    source = click.get_current_context().get_parameter_source(option)
+    return source not in (None, click.core.ParameterSource.DEFAULT)

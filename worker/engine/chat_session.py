@@ -107,6 +107,8 @@ class ChatSession:
     @classmethod
     def restore(cls, engine: Engine, path: str | Path, **fields: Any) -> Self:
         """The conversation of a file, continued by any engine: a history is text."""
+        if "system" in fields:
+            raise invalid("system: the file has it; reset(system=...) changes it", "system")
         saved = read_conversation(path)
         session = cls(engine, system=saved.system, **fields)
         session._turns = saved.turns

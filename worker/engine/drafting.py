@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from jobs.errors import invalid
+from jobs.errors import JobError, invalid
 from worker.engine.draft_costs import DraftCosts
 from worker.engine.drafts import ModelDraft
 from worker.engine.guess import Draft
@@ -20,6 +21,8 @@ from worker.models.model import Model
 from worker.resident.draft import load_draft
 from worker.resident.load import ResidentModel
 from worker.resident.preflight import smallest_window
+
+logger = logging.getLogger(__name__)
 
 NGRAM = "ngram"
 DRAFT_TOKENS, MOST_TOKENS = 4, 32
@@ -62,8 +65,13 @@ def drafting_of(
     most = DRAFT_TOKENS if tokens is None else tokens
     if type(most) is not int or not 1 <= most <= MOST_TOKENS:
         raise invalid(f"draft_tokens must be 1 to {MOST_TOKENS}, got {most!r}", "draft_tokens")
-    references = [reference] if draft == NGRAM else [reference, draft]
-    sources = [find(one, download_dir) for one in references]
+    sources = [find(reference, download_dir)]
+    if draft != NGRAM:
+        try:
+            sources.append(find(draft, download_dir))
+        except JobError as error:
+            fact = f"draft '{draft}': {error.message}; '{NGRAM}' needs no model"
+            raise JobError(error.code, fact, "draft") from None
     windows = [smallest_window(one.config, device) for one in sources]
     least = min((window for window in windows if window is not None), default=most + 1)
     if most >= least:
@@ -72,6 +80,7 @@ def drafting_of(
             + (f"at most {least - 1}" if least > 1 else "no draft"),
             "draft_tokens",
         )
+    logger.info("guesses for %s: %s, at most %d tokens", reference, draft, most)
     if draft == NGRAM:
         return Drafting(most)
     return Drafting(most, load_draft(draft, reference, device, dtype, download_dir, quantize))

@@ -92,6 +92,8 @@ class Engine:
             raise invalid(
                 f"cache_bytes must be a number of bytes, got {cache_bytes!r}", "cache_bytes"
             )
+        if not isinstance(prefix_cache, bool):
+            raise invalid(f"prefix_cache is True or False; got {prefix_cache!r}", "prefix_cache")
         core = EngineCore.load(
             reference,
             device=device,

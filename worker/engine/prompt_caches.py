@@ -97,7 +97,7 @@ def writer(core: EngineCore, state: PrefixState, path: Path) -> Callable[[], Non
         try:
             write_state(path, origin, layout, state)
         except OSError as error:
-            raise JobError("internal", f"{path} can't be written: {error.strerror}") from None
+            raise invalid(f"{path} can't be written: {error.strerror}", "path") from None
 
     return write
 
@@ -196,7 +196,7 @@ def _check_origin(file: StateFile, mine: Origin) -> None:
     if its.dtype != mine.dtype:
         raise invalid(
             f"{where} is of another dtype: {its.dtype}, and the model runs in {mine.dtype} here; "
-            "load the model with the other --dtype, or save the file again",
+            "load the model with the same --dtype and --quantize, or save the file again",
             "prompt_cache",
         )
     if its.kinds != mine.kinds:

@@ -81,6 +81,7 @@ class StateDir:
                 f"the state folder {folder} can't be written: {error.strerror}; give another one",
                 "state_dir",
             ) from None
+        self._make_room(limit_bytes)
         self._scan()
 
     def find(
@@ -119,6 +120,11 @@ class StateDir:
         """Write a file, replacing one of that name, and delete the least recently used ones beyond
         the limit. A file that can't be written is given up, with a line in the log."""
         if state.nbytes > self.limit_bytes:
+            logger.info(
+                "the state of a session is given up: it has %d bytes, and all files may have %d",
+                state.nbytes,
+                self.limit_bytes,
+            )
             return
         path = self._folder / f"{name}{SUFFIX}"
         try:
@@ -212,7 +218,8 @@ class StateDir:
         ) and mine.stride in (None, origin.stride)
 
     def _delete_damaged(self, path: Path, error: JobError) -> None:
-        logger.warning("deleted a damaged state file: %s", error.message)
+        fact = error.fact if isinstance(error, Damaged) else error.message
+        logger.warning("deleted a damaged state file: %s: %s", path, fact)
         with suppress(OSError):
             path.unlink()
 

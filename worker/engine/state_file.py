@@ -47,6 +47,8 @@ Values = npt.NDArray[Any]
 class Damaged(InvalidRequest):
     """A file is truncated or changed, or no safetensors file at all."""
 
+    fact = ""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -143,14 +145,15 @@ class StateFile:
         cuts = [(at, min(end, at + BLOCK)) for at in range(0, end, BLOCK)]
         try:
             with open(self.path, "rb") as file:
-                if checksum(file, self.crc) != self.crc:
-                    raise _broken(self.path, "its checksum is not that of its contents")
+                intact = checksum(file, self.crc) == self.crc
                 blocks = self._copies(file, layout.blocks(len(self.token_ids)), cuts, device)
                 snapshots = {
                     one: self._copies(file, layout.snapshot(one), [None], device)[0] for one in ends
                 }
         except (OSError, ValueError, struct.error) as error:  # it has become shorter meanwhile
             raise _broken(self.path, f"it cannot be read ({error})") from None
+        if not intact:
+            raise _broken(self.path, "its checksum is not that of its contents")
         return PrefixState(self.token_ids[:end], blocks, snapshots)
 
     def _copies(
@@ -290,4 +293,6 @@ def _sync_folder(folder: Path) -> None:
 
 def _broken(path: Path, fact: str) -> JobError:
     sentence = f"{path} can't be used as a prompt cache: {fact}; save it again"
-    return Damaged("invalid_request", sentence, "prompt_cache")
+    error = Damaged("invalid_request", sentence, "prompt_cache")
+    error.fact = fact
+    return error

@@ -57,7 +57,13 @@ class PromptBuilder:
             return build_newest(
                 request, self._build, lambda prompt: len(prompt.token_ids), self._context
             )
-        return self._build(request)
+        try:
+            return self._build(request)
+        except JobError as error:
+            if error.code != "context_length_exceeded" or not request.job.session:
+                raise
+            hint = 'truncate="oldest" leaves out the oldest turns, and undo or reset removes some'
+            raise JobError(error.code, f"{error.message}; {hint}", error.param) from None
 
     def _build(self, request: ChatRequest) -> Prompt:
         """Render and tokenize all messages of a request."""

@@ -85,7 +85,7 @@ class Reaper:
         announced = self._workers.announced(dead.name)
         if started:
             logger.warning(
-                "worker %s %s: returning %d jobs",
+                "worker %s %s; jobs that return to their queues: %d",
                 dead.name,
                 "has ended as announced" if announced else "does not renew its lease",
                 len(started),

@@ -198,3 +198,17 @@ def test_files_that_cannot_be_used_are_named(path: Path, tmp_path: Path) -> None
         ChatSession(engine).save(tmp_path / "absent" / "c")
     with pytest.raises(JobError, match="there is no such file"):
         ChatSession.restore(engine, tmp_path / "absent")
+
+
+def test_a_turn_has_one_answer(path: Path) -> None:
+    session = ChatSession(Engine.load(str(path), device="cpu", dtype="fp32"), max_tokens=2)
+    assert session.respond("a", n=1).usage is not None
+    with pytest.raises(JobError, match="a turn of a conversation has one answer"):
+        session.respond("a", n=2)
+
+
+def test_a_saved_conversation_has_its_system_text(path: Path, tmp_path: Path) -> None:
+    engine = Engine.load(str(path), device="cpu", dtype="fp32")
+    ChatSession(engine, system="Be brief.").save(tmp_path / "c")
+    with pytest.raises(JobError, match="the file has it"):
+        ChatSession.restore(engine, tmp_path / "c", system="x")

@@ -306,3 +306,32 @@ def test_a_file_opens_in_the_safetensors_library(saved: Path, engine: Engine) ->
     views = [block.views()[0] for block in state.blocks]
     assert torch.equal(tensors["layers.0.keys"], torch.cat(views, dim=1))
     assert saved.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_refusal_is_said_once(engine: Engine, saved: Path, tmp_path: Path) -> None:
+    data = bytearray(saved.read_bytes())
+    data[-5] ^= 1
+    (tmp_path / "f").write_bytes(data)
+    with pytest.raises(JobError) as caught:
+        engine.load_prompt_cache(tmp_path / "f")
+    assert caught.value.message.count(str(tmp_path / "f")) == 1
+
+
+def test_a_path_that_cannot_be_written_is_the_callers_mistake(
+    engine: Engine, tmp_path: Path
+) -> None:
+    with pytest.raises(JobError, match="No such file") as caught:
+        engine.save_prompt_cache(SYSTEM, tmp_path / "absent" / "f")
+    assert (caught.value.code, caught.value.retryable) == ("invalid_request", False)
+
+
+@pytest.mark.parametrize("value", ["off", 0, None])
+def test_the_prefix_cache_is_on_or_off(path: Path, value: Any) -> None:
+    with pytest.raises(JobError, match="prefix_cache is True or False"):
+        Engine.load(str(path), device="cpu", prefix_cache=value)
+
+
+@pytest.mark.parametrize("value", [-1, 2.5, True])
+def test_the_limit_of_the_cache_is_a_number_of_bytes(path: Path, value: Any) -> None:
+    with pytest.raises(JobError, match="cache_bytes must be a number of bytes"):
+        Engine.load(str(path), device="cpu", cache_bytes=value)

@@ -73,3 +73,15 @@ def test_guesses_as_long_as_the_smallest_window_are_refused(folder: Path, tmp_pa
     assert "use at most 5" in refused(narrow, draft=str(wide), draft_tokens=7)
     assert "use at most 7" in refused(folder, draft=str(wide), draft_tokens=8)
     assert "window is 1: use no draft" in refused(one, draft="ngram", draft_tokens=1)
+
+
+@pytest.mark.parametrize("tokens", ["4", 2.5, True])
+def test_the_length_of_a_guess_is_an_integer(path: Path, tokens: Any) -> None:
+    with pytest.raises(JobError, match="draft_tokens must be 1 to 32"):
+        Engine.load(str(path), device="cpu", draft="ngram", draft_tokens=tokens)
+
+
+def test_a_draft_that_is_not_found_is_named_as_the_draft(path: Path) -> None:
+    with pytest.raises(JobError, match=r"draft 'ngrm': .*; 'ngram' needs no model") as caught:
+        Engine.load(str(path), device="cpu", draft="ngrm")
+    assert caught.value.param == "draft"

@@ -285,3 +285,27 @@ def test_files_that_never_became_complete_are_deleted(path: Path, tmp_path: Path
     os.utime(old, (0, 0))
     make(path, tmp_path).close()
     assert [*tmp_path.iterdir()] == [new]
+
+
+def test_the_limit_of_a_folder_holds_from_the_start(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make(path, tmp_path)
+    ask(first, QUESTION)
+    first.close()
+    assert files(tmp_path)
+    with caplog.at_level(logging.INFO):
+        second = make(path, tmp_path, 10)
+        assert files(tmp_path) == []
+        ask(second, QUESTION)
+        second.close()
+    assert files(tmp_path) == []
+
+
+def test_a_damaged_file_of_a_session_is_no_prompt_cache(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f"{'a' * 64}.state.safetensors").write_bytes(b"x")
+    with caplog.at_level(logging.WARNING):
+        make(path, tmp_path).close()
+    assert "it has only 1 bytes" in caplog.text and "prompt cache" not in caplog.text

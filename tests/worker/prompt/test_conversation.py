@@ -176,3 +176,14 @@ def test_content_null_is_empty_text_unless_there_are_calls(folder: Path) -> None
     null = request(HELLO, {"role": "assistant", "content": None}, HELLO)
     empty = request(HELLO, {"role": "assistant", "content": ""}, HELLO)
     assert build.build(null) == build.build(empty)
+
+
+@pytest.mark.parametrize(("session", "named"), [("s", True), (None, False)])
+def test_a_session_over_the_context_says_what_leaves_turns_out(
+    folder: Path, session: str | None, named: bool
+) -> None:
+    long = {"role": "user", "content": "one two three " * 20}
+    with pytest.raises(JobError, match="use a model with a longer context") as caught:
+        builder(folder, CHATML, context=64).build(request(long, job={"session": session}))
+    assert caught.value.code == "context_length_exceeded"
+    assert ('truncate="oldest"' in caught.value.message) is named
