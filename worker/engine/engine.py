@@ -284,11 +284,11 @@ class EngineCore:
     def _recover(self, error: BaseException) -> None:
         """After a failed step: run its sequences one at a time; fail one that ran alone. Raises an
         interrupt, and an error of none of them."""
-        failure_of(error)  # raises an interrupt
+        failure = failure_of(error)  # raises an interrupt
         concerned = self._scheduler.concerned
         if not concerned:
             raise error
-        self._scheduler.isolate(concerned)
+        self._scheduler.isolate(concerned, failure)
         if len(concerned) > 1:
             logger.warning("a step failed (%s); its sequences run again one at a time", error)
             return

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from jobs.errors import JobError, failure_of
+from worker.engine.sequence import Sequence
 from worker.resident import device as devices
 
 logger = logging.getLogger(__name__)
@@ -31,6 +32,17 @@ class Changes:
             self._unfinished = False
             raise
         self._unfinished = False
+
+
+def fail_unsure(sequences: Iterable[Sequence], failure: JobError | None) -> None:
+    """Fail the sequences whose last token may not have reached their listener. `failure`: of the
+    step; None after an interrupt."""
+    for sequence in [*sequences]:
+        if sequence.unsure:
+            fact = "the process was interrupted while a token was handed over"
+            if failure is not None:
+                fact = f"the engine failed: {failure.message}"
+            sequence.fail(JobError("internal", fact))
 
 
 def reason_of(error: BaseException, tokens: int) -> JobError:

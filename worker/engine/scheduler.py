@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from jobs.errors import JobError
 from worker.engine.kv_pool import CachePool
 from worker.engine.prefix_cache import PrefixCache
+from worker.engine.recovery import fail_unsure
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
 from worker.engine.waiting_line import WaitingLine
@@ -92,17 +93,16 @@ class Scheduler:
     @property
     def concerned(self) -> list[Sequence]:
         """The sequences that a failed step ran, or was about to run."""
-        concerned = dict.fromkeys([*self.running, self.admitting])
-        return [sequence for sequence in concerned if sequence is not None]
+        return [one for one in dict.fromkeys((*self.running, self.admitting)) if one is not None]
 
-    def isolate(self, sequences: SequenceOf[Sequence]) -> None:
+    def isolate(self, sequences: SequenceOf[Sequence], failure: JobError) -> None:
         """After a failed step: compute all sequences anew, and these one at a time."""
-        self.reset()
+        self.reset(failure)
         self.isolated = [*sequences]
 
-    def reset(self) -> None:
-        """Begin anew, after a step that ended anywhere: no slot is used, only pinned state is kept,
-        and all sequences wait, those that ran before the others."""
+    def reset(self, failure: JobError | None = None) -> None:
+        """Begin anew, after a step that ended anywhere: all wait, and only pinned state is kept."""
+        fail_unsure(self.live, failure)
         order = dict.fromkeys([*self.running, *self.waiting, *self.live])
         self.live = {sequence: None for sequence in self.live if not sequence.ended}
         self.running, self.isolated = [], []

@@ -68,6 +68,7 @@ class Sequence:
         self.started_at: float | None = None  # seconds since the epoch
         self.cancelled = False
         self.ended = False
+        self.unsure = False  # a token was appended, and the listener may not know it
         self._detokenizer = detokenizer
         self._stops = StopStrings(plan.stop_strings, include=plan.include_stop)
         self._listener = listener
@@ -113,6 +114,11 @@ class Sequence:
 
     def accept(self, sampled: Sampled) -> None:
         """Append the sampled token, notify the listener, and end on a stop condition."""
+        self.unsure = True
+        self._accept(sampled)
+        self.unsure = False
+
+    def _accept(self, sampled: Sampled) -> None:
         plan = self.plan
         self.output_ids.append(sampled.token_id)
         may_stop = len(self.output_ids) >= plan.min_tokens

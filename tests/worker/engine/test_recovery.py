@@ -150,6 +150,26 @@ def once(patch: pytest.MonkeyPatch, owner: Any, name: str, error: type[BaseExcep
     patch.setattr(owner, name, fail)
 
 
+def test_a_token_that_is_interrupted_on_its_way_is_not_lost_silently(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(path)
+    plan = engine._core.plan(GREEDY, [1, 2, 3])
+    events: list[Any] = []
+    sequence = engine._sequence([1, 2, 3], plan, 0, events.append)
+    other = engine._sequence([4, 5], engine._core.plan(GREEDY, [4, 5]), 0, lambda event: None)
+    engine._core.add([sequence, other])
+    engine.step()
+    once(monkeypatch, sequence._detokenizer, "push", KeyboardInterrupt)
+    with pytest.raises(KeyboardInterrupt):
+        engine.step()
+    while engine.step():
+        pass
+    assert len(sequence.output_ids) == 2 and len(events) == 2
+    assert "interrupted while a token was handed over" in str(events[-1].error)
+    assert len(other.output_ids) == 6
+
+
 def test_memory_that_cannot_be_allocated_fails_one_request_after_another(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

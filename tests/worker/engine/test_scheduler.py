@@ -117,7 +117,7 @@ def test_after_a_failed_step_sequences_run_one_at_a_time_until_they_end() -> Non
     scheduler.schedule()
     late = FakeSequence(5)
     scheduler.add(late)
-    scheduler.isolate(scheduler.running)
+    scheduler.isolate(scheduler.running, JobError("internal", "failed"))
     assert scheduler.running == []
     assert list(scheduler.waiting) == [first, second, third, late]
     for sequence in (first, second, third):
