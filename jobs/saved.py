@@ -36,22 +36,23 @@ def write_conversation(path: str | Path, model: str, system: str, turns: Sequenc
     }
     path = Path(path)
     part = path.parent / f".{path.name}.{os.getpid()}.part"
+    if os.path.exists(path) and not os.path.isfile(path):
+        raise invalid(f"{path} can't be written: it is no regular file", "path")
     try:
-        if path.exists() and not path.is_file():
-            raise invalid(f"{path} can't be written: it is no regular file", "path")
         part.touch(mode=0o600)
         part.write_text(to_json(content) + "\n", encoding="utf-8")
         part.replace(path)
-    except OSError as error:
-        raise invalid(f"{path} can't be written: {error.strerror}", "path") from None
+    except (OSError, ValueError) as error:  # ValueError: a name that no file can have
+        reason = getattr(error, "strerror", None) or error
+        raise invalid(f"{path} can't be written: {reason}", "path") from None
     finally:
-        with suppress(OSError):
+        with suppress(OSError, ValueError):
             part.unlink()
 
 
 def read_conversation(path: str | Path) -> Conversation:
     """Read a file. Raises InvalidRequest if it can't be read, or is of another kind."""
-    if not Path(path).is_file():
+    if not os.path.isfile(path):  # False also for a name that no file can have
         raise invalid(f"{path}: there is no such file", "path")
     try:
         content: Any = json.loads(Path(path).read_text(encoding="utf-8"))

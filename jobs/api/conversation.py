@@ -105,20 +105,18 @@ def checked_messages(messages: Iterable[MessageInput]) -> list[dict[str, Any]]:
 
 
 def check_turns(turns: Iterable[Turn]) -> None:
-    """Raises InvalidRequest for messages that no request may have."""
-    messages: list[Any] = [one for turn in turns for one in [*turn.messages, turn.answer]]
+    """Raises InvalidRequest for turns that could not be read again, or that no request may have."""
+    messages: list[Any] = []
+    for number, turn in enumerate(turns):
+        _check_turn(turn, f"turns[{number}]")
+        messages += [*turn.messages, turn.answer]
     if messages:
         checked_messages(messages)
 
 
 def checked_system(system: Any) -> str:
     """The system text of a conversation. Raises InvalidRequest."""
-    if not isinstance(system, str):
-        raise invalid(f"system: a text is needed here; got {describe(system)}", "system")
-    try:
-        return no_lone_surrogates(system)
-    except ValueError as error:
-        raise invalid(f"system: {error}", "system") from None
+    return _checked_text(system, "system", "system")
 
 
 def split_turns(messages: Iterable[MessageInput | Turn]) -> tuple[str, list[Turn]]:
@@ -155,6 +153,25 @@ def split_turns(messages: Iterable[MessageInput | Turn]) -> tuple[str, list[Turn
             "messages",
         )
     return system, turns
+
+
+def _check_turn(turn: Turn, where: str) -> None:
+    given: Any = turn.messages
+    if not isinstance(given, list | tuple) or not given:
+        raise invalid(f"{where}: its messages are a list with at least one", "messages")
+    if not isinstance(turn.answer, dict) or turn.answer.get("role") != "assistant":
+        raise invalid(f"{where}: its answer is a message of the assistant", "messages")
+    for name, text in (("finish_reason", turn.finish_reason), ("job", turn.job)):
+        _checked_text(text, f"{where}.{name}", "messages")
+
+
+def _checked_text(text: Any, name: str, param: str) -> str:
+    if not isinstance(text, str):
+        raise invalid(f"{name}: a text is needed here; got {describe(text)}", param)
+    try:
+        return no_lone_surrogates(text)
+    except ValueError as error:
+        raise invalid(f"{name}: {error}", param) from None
 
 
 def _listed(given: Any, needed: str) -> list[Any]:

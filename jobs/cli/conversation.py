@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -77,6 +78,7 @@ class Conversation:
         self._client, self._session = client, session
         self._wait_for_worker = wait_for_worker
         self._last, self._all = Spent(), Spent()
+        self._open: Job | None = None  # of the last question, unless it is known to have ended
         self._commands: dict[str, Callable[[str], None]] = {
             "/system": self._set_system,
             "/history": self._show_history,
@@ -104,13 +106,22 @@ class Conversation:
                     return
                 except KeyboardInterrupt:
                     _say("(Ctrl-D ends)")
-                except JobError as error:
-                    _complain(sentence(error))
         finally:
             with suppress(JobError):  # it expires all the same
+                self._stop()
                 self._session.delete()
 
     def _take(self, line: str) -> None:
+        from jobs import JobError
+
+        try:
+            with suppress(JobError):  # the command says so itself, if it needs Redis
+                self._stop()
+            self._run_line(line)
+        except JobError as error:
+            _complain(sentence(error))
+
+    def _run_line(self, line: str) -> None:
         name, _, rest = line.partition(" ")
         if name in self._commands:
             self._commands[name](rest.strip())
@@ -126,23 +137,36 @@ class Conversation:
         from jobs import JobError
 
         started = time.monotonic()
-        job = self._client.job(uuid4().hex)  # known before it is submitted, for Ctrl-C
+        # Known before it is submitted: Ctrl-C may come at any moment from here on.
+        job = self._open = self._client.job(uuid4().hex)
         with WaitNotice(self._client.connection, quiet=False) as notice:
             try:
                 self._session.submit(question, job={"id": job.id})
                 notice.watch(job)
                 self._wait_for_worker(job)
                 self._count(print_job(job, notice, as_json=False, quiet=False), started)
+                self._open = None
             except KeyboardInterrupt:
                 notice.watch(None)
-                _cancel(job)
-                with suppress(JobError):  # its error says that it was cancelled
-                    job.result(END_SECONDS)
+                self._stop()
                 _say("\n(stopped)")
-            except BaseException:
+            except JobError:
                 with suppress(JobError):
-                    job.cancel()
+                    self._stop(tries=1)
                 raise
+
+    def _stop(self, tries: int = CANCELS) -> None:
+        """Cancel the job of the last question, if it may run, and wait for its end. Raises JobError
+        if Redis fails: the next call then cancels it, as after Ctrl-C."""
+        from jobs import JobError
+
+        if self._open is None:
+            return
+        job = self._open
+        _cancel(job, tries)
+        self._open = None
+        with suppress(JobError):  # its error says that it was cancelled
+            job.result(END_SECONDS)
 
     def _count(self, completion: ChatCompletion, started: float) -> None:
         usage = completion.usage
@@ -191,7 +215,7 @@ class Conversation:
         path = _path(rest.removeprefix("--force").strip() if forced else rest, "/save")
         if path is None:
             return
-        if path.is_file() and not forced and path.resolve() not in self._written:
+        if os.path.isfile(path) and not forced and path.resolve() not in self._written:
             _complain(f"{path} exists: /save --force {path} overwrites it")
             return
         system, turns = self._read()
@@ -271,18 +295,19 @@ def _path(name: str, command: str) -> Path | None:
         return None
 
 
-def _cancel(job: Job) -> None:
+def _cancel(job: Job, tries: int) -> None:
     """Cancel a job that was submitted, or whose submit Redis may still receive."""
     from jobs import JobError
 
-    for _ in range(CANCELS):
+    for number in range(tries):
+        if number:
+            time.sleep(CANCEL_SECONDS)
         try:
             job.cancel()
             return
         except JobError as error:
             if error.code != "not_found":
                 raise
-        time.sleep(CANCEL_SECONDS)
 
 
 def _end(_: str) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jobs.api.conversation import Turn
-from jobs.errors import JobError
+from jobs.errors import InvalidRequest, JobError
 from jobs.saved import read_conversation, write_conversation
 
 TURN = Turn([{"role": "user", "content": "a"}], {"role": "assistant", "content": "b"}, "stop")
@@ -32,6 +32,14 @@ def test_a_file_that_cannot_be_written_is_named_as_it_was_given(
         write_conversation(tmp_path / name, "m", "", [TURN])
     assert caught.value.code == "invalid_request" and str(tmp_path / name) in caught.value.message
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("name", ["x" * 300, "a\0b"])
+def test_a_name_that_no_file_can_have_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InvalidRequest, match=r"can't be written: (File name|embedded null)"):
+        write_conversation(tmp_path / name, "m", "", [TURN])
+    with pytest.raises(InvalidRequest, match="there is no such file"):
+        read_conversation(tmp_path / name)
 
 
 def test_a_pipe_is_neither_replaced_nor_read(tmp_path: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from jobs import AsyncClient, Client, JobError, Session, keys
+from jobs.api.conversation import Turn
 from jobs.client.session_opening import fork_session
 from jobs.client.steps import run_sync
 from jobs.testing import FakeWorker
@@ -138,6 +139,41 @@ def test_a_content_that_is_no_message_is_refused(open_client: Client, content: A
         assert message.startswith("a list of messages, or of turns, is needed here; got ")
     assert session.turns() == []
     session.send("a", timeout=5)
+
+
+QUESTION: Any = [{"role": "user", "content": "q"}]
+ANSWER: Any = {"role": "assistant", "content": "a"}
+
+
+@pytest.mark.parametrize(
+    ("history", "system", "message"),
+    [
+        ((), "\ud800", "system: \\ud800 at 0 is a lone surrogate"),
+        ((), 5, "system: a text is needed here; got 5"),
+        ([Turn([], ANSWER, "stop")], None, "turns[0]: its messages are a list with at least one"),
+        ([Turn(cast(Any, 5), ANSWER, "stop")], None, "turns[0]: its messages are a list"),
+        ([Turn(QUESTION, QUESTION[0], "stop")], None, "turns[0]: its answer is a message of the"),
+        ([Turn(QUESTION, ANSWER, cast(Any, 5))], None, "turns[0].finish_reason: a text is needed"),
+        ([Turn(QUESTION, ANSWER, "stop", "\ud800")], None, "turns[0].job: \\ud800 at 0 is a lone"),
+        (
+            [Turn([{"role": "user", "content": "\ud800"}], ANSWER, "stop")],
+            None,
+            "messages[0].content: \\ud800 at 0 is a lone surrogate",
+        ),
+    ],
+)
+def test_a_reset_to_what_no_turn_could_use_is_refused(
+    worker: FakeWorker, open_client: Client, history: Any, system: Any, message: str
+) -> None:
+    async def reset(name: str) -> None:
+        await (await worker.async_client().session(name)).reset(history, system=system)
+
+    session = open_client.session(model="m", system="Yes.")
+    session.send("a", timeout=5)
+    before = session.history()
+    assert refused("invalid_request", session.reset, history, system=system).startswith(message)
+    assert refused("invalid_request", asyncio.run, reset(session.id)).startswith(message)
+    assert session.history() == before
 
 
 @pytest.mark.parametrize("seconds", ["5", True, float("nan"), [1]])
