@@ -238,6 +238,28 @@ def test_ctrl_c_while_a_question_is_submitted_leaves_no_job(
     worker.kill()
 
 
+def test_ctrl_c_again_leaves_no_job(site: Site, opened: list[Terminal]) -> None:
+    worker = site.worker(delay=0.02)
+    terminal = start(site, opened, "-o", 'metadata={"words": "3000"}')
+    terminal.type("first\r")  # now Redis knows the scripts, and runs them when it goes on
+    terminal.expect(answer_to("first", 8))
+    terminal.interrupt()
+    terminal.expect("(stopped)")
+    with site.paused_server():
+        terminal.type("long\r")
+        time.sleep(0.5)
+        terminal.interrupt()  # the submit
+        time.sleep(0.5)
+        terminal.interrupt()  # the cancel
+        terminal.expect("(Ctrl-D ends)")
+    wait_until(lambda: len(list(site.redis.scan_iter("rq:job:*"))) == 2)
+    terminal.type("/reset\r")  # refused while a job runs
+    terminal.expect("begins again")
+    terminal.type("\x04")
+    assert terminal.wait() == 0
+    worker.kill()
+
+
 def test_what_is_no_text_no_file_and_no_user_is_told(
     site: Site, opened: list[Terminal], tmp_path: Path
 ) -> None:
@@ -247,6 +269,8 @@ def test_what_is_no_text_no_file_and_no_user_is_told(
         ("/system \udcff", "is a lone surrogate"),
         ("/load ~nobody-has-this-name/x", "there is no such user"),
         (f"/load {tmp_path / 'absent'}", "there is no such file"),
+        (f"/load {'x' * 300}", "there is no such file"),
+        (f"/save {'x' * 300}", "File name too long"),
         (f"/save --force {tmp_path / 'pipe'}", "it is no regular file"),
     ):
         terminal.type(f"{line}\r")
