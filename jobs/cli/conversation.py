@@ -9,13 +9,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import click
 
 from jobs.cli.answer import counted, print_job
 from jobs.cli.failures import sentence
+from jobs.cli.spent import Spent
 from jobs.cli.waiting import WaitNotice
 
 if TYPE_CHECKING:
@@ -40,30 +41,6 @@ Ctrl-C          stop the answer, and keep it as far as it got"""
 END_SECONDS = 10.0  # how long the end of a stopped answer is waited for
 CANCELS, CANCEL_SECONDS = 5, 0.1  # tries, and between two
 UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this time
-
-
-class Spent(NamedTuple):
-    """The tokens and seconds of answers."""
-
-    answers: int = 0
-    prompt: int = 0
-    completion: int = 0
-    seconds: float = 0.0
-
-    def plus(self, other: Spent) -> Spent:
-        return Spent(
-            self.answers + other.answers,
-            self.prompt + other.prompt,
-            self.completion + other.completion,
-            self.seconds + other.seconds,
-        )
-
-    def __str__(self) -> str:
-        speed = self.completion / self.seconds if self.seconds else 0.0
-        return (
-            f"{counted(self.answers, 'answer')}, {self.prompt} tokens in, {self.completion} out, "
-            f"{self.seconds:.2f} s, {speed:.1f} tokens/s"
-        )
 
 
 class Conversation:

@@ -302,5 +302,5 @@ def test_a_missing_question_without_a_terminal_is_wrong_usage(run: Run) -> None:
 
 def test_a_wrong_field_of_a_conversation_is_wrong_usage(site: Site, opened: list[Terminal]) -> None:
     opened.append(Terminal("chat", "--model", "fake", "--redis", site.url, "-o", "n=2"))
-    opened[-1].expect("a session sets it itself")
+    opened[-1].expect("a turn of a conversation has one answer")
     assert opened[-1].wait() == 2

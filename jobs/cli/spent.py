@@ -1,0 +1,31 @@
+"""What the answers of a conversation have taken."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jobs.cli.answer import counted
+
+
+class Spent(NamedTuple):
+    """The tokens and seconds of answers."""
+
+    answers: int = 0
+    prompt: int = 0
+    completion: int = 0
+    seconds: float = 0.0
+
+    def plus(self, other: Spent) -> Spent:
+        return Spent(
+            self.answers + other.answers,
+            self.prompt + other.prompt,
+            self.completion + other.completion,
+            self.seconds + other.seconds,
+        )
+
+    def __str__(self) -> str:
+        speed = self.completion / self.seconds if self.seconds else 0.0
+        return (
+            f"{counted(self.answers, 'answer')}, {self.prompt} tokens in, {self.completion} out, "
+            f"{self.seconds:.2f} s, {speed:.1f} tokens/s"
+        )
