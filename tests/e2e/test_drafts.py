@@ -66,7 +66,7 @@ def test_draft_options_that_do_not_fit_are_refused(site: Site) -> None:
     for words, told in (
         (["--model", "demo", "--draft-tokens", "3"], "--draft-tokens needs --draft"),
         (["--model", "demo", "--model", "x", "--draft", "demo-draft"], "is for one model"),
-        (["--model", "demo-draft", "--draft", "demo"], "use a draft that is smaller"),
+        (["--model", "demo-draft", "--draft-model", "demo"], "use a draft that is smaller"),
     ):
         command = [str(COMMAND), "work", *words, "--redis", site.url]
         ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)

@@ -69,6 +69,8 @@ from worker.cli.options import (
 )
 @click.option(
     "--draft",
+    "--draft-model",
+    "draft",
     metavar="D",
     help="Guess the next tokens and check several in one pass; answers stay the same. D: a smaller "
     "model with the same vocabulary, or 'ngram', which looks them up in the prompt and the answer.",
