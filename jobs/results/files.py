@@ -23,6 +23,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
+from jobs.disk import sync_folder
 from jobs.errors import invalid
 from jobs.keys import RUN_ID
 from jobs.results.newest import newest_attempts
@@ -91,7 +92,7 @@ def write_tables(path_tmp: Path, path_final: Path, tables: Iterable[pa.Table]) -
         file.flush()
         os.fsync(file.fileno())
     path_tmp.replace(path_final)
-    _sync_folder(path_final.parent)
+    sync_folder(path_final.parent)
 
 
 def write_run_card(run_dir: Path, content: dict[str, Any]) -> None:
@@ -200,7 +201,7 @@ def write_text(folder: Path, name: str, text: str) -> None:
         file.flush()
         os.fsync(file.fileno())
     temporary.replace(folder / name)
-    _sync_folder(folder)
+    sync_folder(folder)
 
 
 def _make_folder(folder: Path) -> None:
@@ -211,13 +212,4 @@ def _make_folder(folder: Path) -> None:
         folder = folder.parent
     for new in reversed(missing):
         new.mkdir(exist_ok=True)
-        _sync_folder(new.parent)
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make renames in the folder durable."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+        sync_folder(new.parent)

@@ -222,8 +222,10 @@ def test_ctrl_c_while_a_question_is_submitted_leaves_no_job(
 ) -> None:
     worker = site.worker(delay=0.02)
     terminal = start(site, opened, "-o", 'metadata={"words": "3000"}')
-    terminal.type("/stats\r")  # the connection is there
-    terminal.expect("0 turns")
+    terminal.type("first\r")  # now Redis knows the scripts, and runs them when it goes on
+    terminal.expect(answer_to("first", 8))
+    terminal.interrupt()
+    terminal.expect("(stopped)")
     with site.paused_server():
         terminal.type("long\r")
         time.sleep(0.5)

@@ -48,7 +48,7 @@ class Speculation:
         self._most, self._step_tokens = most, step_tokens
         layers = [*pool.layers, *pool.draft_layers]
         windows = [one.window for one in layers if isinstance(one, WindowKVCache)]
-        self._span = min((one for one in windows if one), default=2 * most + 1)
+        self._window = min((one for one in windows if one), default=2 * most + 1)
         self._start = draft.start if draft is not None else 0.0  # rate of new sequences
         self._guessed, self._accepted = 0, 0  # tokens of this step
 
@@ -127,7 +127,7 @@ class Speculation:
         if not sequence.output_ids or count != sequence.pending or count > self._most + 1:
             return 0  # it computes its prompt, perhaps again
         last = sequence.plan.max_tokens - len(sequence.output_ids) - 1
-        last = min(last, self._span - count)  # a window can take back as many as it has columns
+        last = min(last, self._window - count)  # a window can take back as many as it has columns
         number = sequence.acceptance.length(self._most, self._start)
         if number and self._costs is not None and self._costs.tries:
             number = self._most  # what short guesses cost tells little about long ones

@@ -23,7 +23,8 @@ from jobs.errors import JobError, invalid
 from worker.engine.key_chain import KeyChain
 from worker.engine.prefix_state import PrefixState
 from worker.engine.prefix_store import BLOCK, root_key
-from worker.engine.state_file import PARTIAL, Damaged, Origin, StateFile, write_state
+from worker.engine.state_errors import Damaged, Unreadable
+from worker.engine.state_file import PARTIAL, Origin, StateFile, write_state
 from worker.engine.state_layout import StateLayout
 
 logger = logging.getLogger(__name__)
@@ -107,7 +108,9 @@ class StateDir:
             file.check(self._layout)
             state = file.read(self._layout, self._device, end, ends)
         except (JobError, MemoryError) as error:
-            if isinstance(error, JobError) and _changed(file.path) == found.changed:
+            if isinstance(error, Unreadable):
+                logger.warning("%s", error.message)
+            elif isinstance(error, JobError) and _changed(file.path) == found.changed:
                 self._delete_damaged(file.path, error)
             with self._lock:
                 self._forget(file.path.name)
@@ -188,6 +191,9 @@ class StateDir:
             file = StateFile.open(path)
         except Damaged as error:
             self._delete_damaged(path, error)
+            return
+        except Unreadable as error:  # the next scan tries it again
+            logger.warning("%s", error.message)
             return
         except JobError as error:
             logger.info("%s", error.message)

@@ -22,11 +22,13 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from jobs.errors import InvalidRequest, JobError, invalid
+from jobs.disk import sync_folder
+from jobs.errors import invalid
 from worker.engine.prefix_state import PrefixState
 from worker.engine.prefix_store import BLOCK
 from worker.engine.slot_copies import Copy
 from worker.engine.state_checksum import NO_CRC, checksum, crc_field
+from worker.engine.state_errors import Damaged, Unreadable
 from worker.engine.state_layout import StateLayout, StateTensor
 from worker.loading.checkpoint import TensorHeader
 from worker.loading.dtypes import FROM_SAFETENSORS
@@ -42,12 +44,6 @@ RAW: dict[int, tuple[torch.dtype, npt.DTypeLike]] = {  # by bytes of a value
 }
 
 Values = npt.NDArray[Any]
-
-
-class Damaged(InvalidRequest):
-    """A file is truncated or changed, or no safetensors file at all."""
-
-    fact = ""
 
 
 @dataclass(frozen=True)
@@ -78,7 +74,11 @@ class StateFile:
     @classmethod
     def open(cls, path: Path) -> StateFile:
         """Read the header. Raises JobError if it is no such file, or truncated, or newer."""
-        tensors, metadata = read_tensors(path, _broken)
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # else a pipe waits for its writer
+        except OSError as error:
+            raise Unreadable(path, error) from None
+        tensors, metadata = read_tensors(path, Damaged)
         if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
             raise invalid(
                 f"{path} is no prompt cache: its metadata does not say so; `chatjobs prompts save` "
@@ -106,7 +106,7 @@ class StateFile:
             ends = tuple(sorted(_integers(metadata["snapshots"])))
             crc = str(metadata["crc32"])
         except (KeyError, TypeError, ValueError, RecursionError):
-            raise _broken(path, "its metadata is malformed") from None
+            raise Damaged(path, "its metadata is malformed") from None
         return cls(path, origin, token_ids, ends, crc, tensors)
 
     def check(self, layout: StateLayout) -> None:
@@ -115,7 +115,7 @@ class StateFile:
         fits = all(0 < end <= count for end in self.ends)
         if count < BLOCK or not fits or bool(self.ends) != bool(layout.snapshot(count)):
             ends = f"snapshots after {[*self.ends]}"
-            raise _broken(self.path, f"it holds {count} tokens and {ends}")
+            raise Damaged(self.path, f"it holds {count} tokens and {ends}")
         wanted = {one.name: one for one in layout.blocks(count)}
         wanted |= {one.name: one for end in self.ends for one in layout.snapshot(end)}
         if wanted.keys() != self.tensors.keys():
@@ -150,10 +150,12 @@ class StateFile:
                 snapshots = {
                     one: self._copies(file, layout.snapshot(one), [None], device)[0] for one in ends
                 }
-        except (OSError, ValueError, struct.error) as error:  # it has become shorter meanwhile
-            raise _broken(self.path, f"it cannot be read ({error})") from None
+        except OSError as error:
+            raise Unreadable(self.path, error) from None
+        except (ValueError, struct.error) as error:  # it has become shorter meanwhile
+            raise Damaged(self.path, f"it cannot be read ({error})") from None
         if not intact:
-            raise _broken(self.path, "its checksum is not that of its contents")
+            raise Damaged(self.path, "its checksum is not that of its contents")
         return PrefixState(self.token_ids[:end], blocks, snapshots)
 
     def _copies(
@@ -208,7 +210,7 @@ def write_state(path: Path, origin: Origin, layout: StateLayout, state: PrefixSt
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     finally:
         with suppress(FileNotFoundError):
             partial.unlink()
@@ -281,18 +283,3 @@ def _integers(text: str) -> list[int]:
 
 def _is_integer(value: Any) -> bool:
     return type(value) is int and abs(value) < 1 << 31
-
-
-def _sync_folder(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _broken(path: Path, fact: str) -> JobError:
-    sentence = f"{path} can't be used as a prompt cache: {fact}; save it again"
-    error = Damaged("invalid_request", sentence, "prompt_cache")
-    error.fact = fact
-    return error

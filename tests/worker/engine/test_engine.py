@@ -212,3 +212,15 @@ def test_chat_and_stream_take_a_dict_as_a_client_does(engine: Engine) -> None:
     assert streamed == answer.text
     with pytest.raises(JobError, match="unknown field 'topp'"):
         engine.chat({**request, "topp": 1})
+
+
+@pytest.mark.parametrize("value", ["off", 0, None])
+def test_the_prefix_cache_is_on_or_off(path: Path, value: Any) -> None:
+    with pytest.raises(JobError, match="prefix_cache is True or False"):
+        Engine.load(str(path), device="cpu", prefix_cache=value)
+
+
+@pytest.mark.parametrize("value", [-1, 2.5, True])
+def test_the_limit_of_the_cache_is_a_number_of_bytes(path: Path, value: Any) -> None:
+    with pytest.raises(JobError, match="cache_bytes must be a number of bytes"):
+        Engine.load(str(path), device="cpu", cache_bytes=value)

@@ -323,15 +323,3 @@ def test_a_path_that_cannot_be_written_is_the_callers_mistake(
     with pytest.raises(JobError, match="No such file") as caught:
         engine.save_prompt_cache(SYSTEM, tmp_path / "absent" / "f")
     assert (caught.value.code, caught.value.retryable) == ("invalid_request", False)
-
-
-@pytest.mark.parametrize("value", ["off", 0, None])
-def test_the_prefix_cache_is_on_or_off(path: Path, value: Any) -> None:
-    with pytest.raises(JobError, match="prefix_cache is True or False"):
-        Engine.load(str(path), device="cpu", prefix_cache=value)
-
-
-@pytest.mark.parametrize("value", [-1, 2.5, True])
-def test_the_limit_of_the_cache_is_a_number_of_bytes(path: Path, value: Any) -> None:
-    with pytest.raises(JobError, match="cache_bytes must be a number of bytes"):
-        Engine.load(str(path), device="cpu", cache_bytes=value)

@@ -1,0 +1,191 @@
+"""The folder of state files: its limit, damaged files, and what is none of them."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jobs.errors import JobError
+from tests.worker.engine.stateful import QUESTION, ask, cached, files, make
+from worker.engine import state_file
+from worker.engine.state_dir import StateDir
+from worker.engine.state_file import StateFile
+
+
+def test_damaged_files_are_deleted_with_a_log_line(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make(path, tmp_path)
+    for session in "abc":
+        ask(first, f"{session} {QUESTION}", session=session)
+    first.close()
+    truncated, changed, newer = files(tmp_path)
+    truncated.write_bytes(truncated.read_bytes()[:-1])
+    data = newer.read_bytes()
+    newer.write_bytes(data.replace(b'"version":"1"', b'"version":"9"'))
+    data = changed.read_bytes()
+    changed.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
+    with caplog.at_level(logging.WARNING):
+        second = make(path, tmp_path)
+    assert files(tmp_path) == sorted([changed, newer])
+    assert "deleted a damaged state file" in caplog.text and str(truncated) in caplog.text
+    found = [cached(ask(second, f"{one} {QUESTION}", session=None)) for one in "abc"]
+    assert found == [0, 0, 0]
+    assert files(tmp_path) == [newer]
+    second.close()
+
+
+def test_a_damaged_file_of_a_session_is_no_prompt_cache(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / f"{'a' * 64}.state.safetensors").write_bytes(b"x")
+    with caplog.at_level(logging.WARNING):
+        make(path, tmp_path).close()
+    assert "it has only 1 bytes" in caplog.text and "prompt cache" not in caplog.text
+
+
+def test_a_file_that_is_replaced_while_it_is_read_is_no_damaged_one(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(path, tmp_path)
+    ask(first, QUESTION)
+    first.close()
+    (file,) = files(tmp_path)
+    second = make(path, tmp_path)
+    find = StateDir.find
+
+    def found_before(*given: Any, **more: Any) -> Any:
+        found = find(*given, **more)
+        if found is not None:
+            file.write_bytes(file.read_bytes()[:-1])
+        return found
+
+    monkeypatch.setattr(StateDir, "find", found_before)
+    assert cached(ask(second, QUESTION, session=None)) == 0
+    assert files(tmp_path) == [file]
+    second.close()
+
+
+def test_a_file_with_absurd_numbers_is_a_damaged_one(path: Path, tmp_path: Path) -> None:
+    first = make(path, tmp_path)
+    ask(first, QUESTION)
+    first.close()
+    (file,) = files(tmp_path)
+    data, ids = file.read_bytes(), StateFile.open(file).token_ids
+    old = ",".join(map(str, ids[:12])).encode()
+    new = str(1 << 63).encode().ljust(len(old), b" ")
+    file.write_bytes(data.replace(b"[" + old, b"[" + new))
+    make(path, tmp_path).close()
+    assert files(tmp_path) == []
+
+
+def test_what_is_no_file_is_left_alone(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = [tmp_path / f"{digit * 64}.state.safetensors" for digit in "abc"]
+    os.mkfifo(names[0])
+    names[1].mkdir()
+    names[2].symlink_to(names[2])
+    with caplog.at_level(logging.WARNING):
+        make(path, tmp_path).close()
+    assert sorted(tmp_path.iterdir()) == names and caplog.text == ""
+
+
+def test_the_least_recently_used_files_are_deleted(path: Path, tmp_path: Path) -> None:
+    first = make(path, tmp_path)
+    for session in "abc":
+        ask(first, f"{session} {QUESTION}", session=session)
+    first.close()
+    size = max(file.stat().st_size for file in files(tmp_path))
+    other = tmp_path / "model.safetensors"
+    other.write_bytes(bytes(5 * size))
+    limit = 3 * size + size // 2
+    second = make(path, tmp_path, limit)
+    assert cached(ask(second, f"a {QUESTION}", session="new")) > 0  # used now
+    ask(second, f"d {QUESTION}", session="d")
+    second.close()
+    assert sum(file.stat().st_size for file in files(tmp_path)) <= limit
+    third = make(path, tmp_path, limit)
+    found = {one: cached(ask(third, f"{one} {QUESTION}", session=None)) > 64 for one in "bacd"}
+    assert found == {"a": True, "b": False, "c": False, "d": True}
+    assert other.stat().st_size == 5 * size
+    third.close()
+
+
+def test_the_limit_of_a_folder_holds_from_the_start(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make(path, tmp_path)
+    ask(first, QUESTION)
+    first.close()
+    assert files(tmp_path)
+    with caplog.at_level(logging.INFO):
+        second = make(path, tmp_path, 10)
+        assert files(tmp_path) == []
+        ask(second, QUESTION)
+        second.close()
+    assert files(tmp_path) == []
+
+
+def test_a_folder_that_cannot_be_used_is_refused(path: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(JobError, match=r"the state folder .* can't be written"):
+        make(path, tmp_path / "file")
+
+
+def test_files_that_never_became_complete_are_deleted(path: Path, tmp_path: Path) -> None:
+    old, new = (tmp_path / f".{name}.1.partial" for name in ("old", "new"))
+    for one in (old, new):
+        one.touch()
+    os.utime(old, (0, 0))
+    make(path, tmp_path).close()
+    assert [*tmp_path.iterdir()] == [new]
+
+
+def test_a_file_that_cannot_be_opened_now_is_kept_and_found_later(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = make(path, tmp_path)
+    answer = ask(first, QUESTION).text
+    first.close()
+    (file,) = files(tmp_path)
+    whole = os.open
+
+    def too_many(name: Any, *args: Any, **options: Any) -> int:
+        if Path(name) == file:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(name))
+        return whole(name, *args, **options)
+
+    with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
+        patch.setattr(os, "open", too_many)
+        second = make(path, tmp_path)
+    assert files(tmp_path) == [file]
+    assert "Too many open files" in caplog.text and "deleted" not in caplog.text
+    second.close()
+    third = make(path, tmp_path)
+    assert cached(ask(third, QUESTION, answer, "and then?")) > 64
+    third.close()
+
+
+def test_a_file_that_cannot_be_read_now_is_kept(
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(path, tmp_path)
+    answer = ask(first, QUESTION).text
+    first.close()
+    kept = files(tmp_path)
+    second = make(path, tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(state_file, "checksum", no_disk)
+        assert cached(ask(second, QUESTION, answer, "and then?", session=None)) == 0
+    assert files(tmp_path) == kept
+    second.close()
+
+
+def no_disk(*_: Any) -> str:
+    raise OSError(errno.EIO, os.strerror(errno.EIO))
