@@ -30,6 +30,7 @@ from jobs.stream.chunks import ChunkBuilder
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.collect import CollectingSink
 from worker.engine.local import Engine
+from worker.prompt.builder import in_session
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ class ChatSession:
     ) -> Iterator[ChatChunk]:
         with self._idle():
             request, messages = self._request(content, fields)
-            turn = self._turn = _Turn(messages, self._engine.submit(request, sink), sink)
+            turn = self._turn = _Turn(messages, self._submit(request, sink), sink)
             chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
             try:
                 while not turn.chat.done:
@@ -166,6 +167,12 @@ class ChatSession:
             completion = sink.completion()
             if request.stream_options is not None and request.stream_options.include_usage:
                 yield chunks.usage(completion)
+
+    def _submit(self, request: ChatRequest, sink: CollectingSink) -> ChatGeneration:
+        try:
+            return self._engine.submit(request, sink)
+        except JobError as error:
+            raise (error if request.truncate == "oldest" else in_session(error)) from None
 
     def _end(self, turn: _Turn) -> None:
         """Keep a turn, once it has ended, as far as it got."""

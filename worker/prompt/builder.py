@@ -60,10 +60,9 @@ class PromptBuilder:
         try:
             return self._build(request)
         except JobError as error:
-            if error.code != "context_length_exceeded" or not request.job.session:
+            if not request.job.session:
                 raise
-            hint = 'truncate="oldest" leaves out the oldest turns, and undo or reset removes some'
-            raise JobError(error.code, f"{error.message}; {hint}", error.param) from None
+            raise in_session(error) from None
 
     def _build(self, request: ChatRequest) -> Prompt:
         """Render and tokenize all messages of a request."""
@@ -102,6 +101,14 @@ class PromptBuilder:
     def close(self) -> None:
         """End the process that tokenizes long prompts."""
         self._encoder.close()
+
+
+def in_session(error: JobError) -> JobError:
+    """The error of a request of a session; with what makes room, if its history is too long."""
+    if error.code != "context_length_exceeded":
+        return error
+    hint = 'truncate="oldest" leaves out the oldest turns, and undo or reset removes some'
+    return JobError(error.code, f"{error.message}; {hint}", error.param)
 
 
 def _check_supported(request: ChatRequest) -> None:

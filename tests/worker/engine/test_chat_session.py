@@ -212,3 +212,17 @@ def test_a_saved_conversation_has_its_system_text(path: Path, tmp_path: Path) ->
     ChatSession(engine, system="Be brief.").save(tmp_path / "c")
     with pytest.raises(JobError, match="the file has it"):
         ChatSession.restore(engine, tmp_path / "c", system="x")
+
+
+def test_a_history_over_the_context_says_what_makes_room(engine: Engine) -> None:
+    session = ChatSession(engine, **FIELDS)
+    session.respond("a")
+    turns = session.turns
+    with pytest.raises(JobError, match=r'truncate="oldest" leaves out .* undo or reset') as caught:
+        session.respond("a b c " * 500)
+    assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
+    assert session.turns == turns
+    with pytest.raises(JobError, match="context") as caught:
+        session.respond("a b c " * 500, truncate="oldest")
+    assert "undo or reset" not in caught.value.message
+    assert session.respond("b", truncate="oldest").usage is not None
