@@ -68,7 +68,7 @@ def save(
     """Compute the system message in FILE once, and save its state.
 
     The file belongs to this model, dtype and kind of quantisation. It holds the tokens that all
-    conversations with this system message begin with.
+    conversations with this system message begin with, at least 16.
     """
     if output.exists() and not force:
         raise WrongInput(f"{output} exists already; give another name, or --force")

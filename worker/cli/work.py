@@ -72,8 +72,9 @@ from worker.cli.options import (
     "--draft-model",
     "draft",
     metavar="D",
-    help="Guess the next tokens and check several in one pass; answers stay the same. D: a smaller "
-    "model with the same vocabulary, or 'ngram', which looks them up in the prompt and the answer.",
+    help="Guess the next tokens and check several in one pass; answers stay the same, up to near "
+    "ties in bf16. D: a smaller model with the same vocabulary, or 'ngram', which looks them up in "
+    "the prompt and the answer.",
 )
 @click.option(
     "--draft-tokens",

@@ -125,6 +125,12 @@ def test_fields_of_two_names_are_kept_under_the_one_that_is_sent(open_client: Cl
     open_client.session(session.id, max_tokens=5)
 
 
+def test_a_session_that_streams_has_whole_answers_and_chunks(open_client: Client) -> None:
+    session = open_client.session(model="m", stream=True)
+    assert session.send("a b", timeout=5).text == "A B"
+    assert [chunk.text for chunk in session.submit("c d").stream()] == ["C ", "D"]
+
+
 # Arguments
 
 
