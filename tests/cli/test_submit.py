@@ -18,6 +18,7 @@ import pytest
 from jobs import Client
 from jobs.cli.status import workers
 from jobs.cli.submit import CHUNK
+from jobs.cli.waiting import reason
 from jobs.embedded import EmbeddedRedis
 from tests.cli.conftest import Run, Spawn
 from tests.worker.site import Site, wait_until
@@ -269,6 +270,20 @@ def test_a_job_behind_others_says_how_many(spawn: Spawn, site: Site) -> None:
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=20)
     assert re.search(rf"job {last.id} is queued behind \d+ other jobs? for 'fake'", notice)
+
+
+def test_a_job_behind_no_other_is_the_next_one(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jobs.cli.status.workers", lambda _: [{"names": ["m"]}])
+    with Client(redis_url) as client:
+        request = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+        first, second = (client.submit(request) for _ in range(2))
+        notices = [reason(client.connection, job) for job in (first, second)]
+    assert notices == [
+        f"job {first.id} is the next one for 'm'",
+        f"job {second.id} is queued behind 1 other job for 'm'",
+    ]
 
 
 def test_durable_jobs_need_an_append_only_file(run: Run, redis_url: str) -> None:

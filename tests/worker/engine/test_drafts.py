@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -246,3 +247,9 @@ def test_a_sequence_with_a_token_that_the_draft_does_not_have_drafts_no_more(
     drafted = engine._core.speculation.drafted_tokens
     assert engine.generate(prompts, GREEDY) == load(larger).generate(prompts, GREEDY)
     assert engine._core.speculation.drafted_tokens > drafted
+
+
+def test_what_guesses_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "worker"):
+        load(folder, draft="ngram", draft_tokens=3)
+    assert f"guesses for {folder}: ngram, at most 3 tokens" in caplog.messages
