@@ -16,6 +16,7 @@ from typing import Any
 from tokenizers import Tokenizer as HubTokenizer
 
 from jobs.errors import JobError, failure_of, invalid
+from worker.loading import bpe
 from worker.loading.files import parse_object
 
 BYTE_PIECE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -26,18 +27,23 @@ SENTENCEPIECE = {"Replace", "ByteFallback", "Fuse", "Strip", "Metaspace"}
 class Tokenizer:
     """Encodes and decodes text; knows which tokens are special and the bytes of every token.
 
-    `text` is the content of a tokenizer.json, `path` its file, named in errors, `values` what the
-    text says, where that is known. Raises JobError("unsupported_model").
+    `source` is the content of a tokenizer.json, or such values of a BPE tokenizer whose added
+    tokens are in its vocabulary; `path` the file, named in errors. Raises
+    JobError("unsupported_model").
     """
 
-    def __init__(self, text: str, path: Path, values: dict[str, Any] | None = None) -> None:
+    def __init__(self, source: str | dict[str, Any], path: Path) -> None:
         self._path = path
-        self.hash = hashlib.sha256(text.encode()).hexdigest()[:32]
-        self._build(parse_object(text, path) if values is None else values, text)
+        if isinstance(source, str):
+            self.hash = hashlib.sha256(source.encode()).hexdigest()[:32]
+            self._build(parse_object(source, path), source)
+        else:
+            self._build(source)
+            self.hash = bpe.digest(source)[:32]
 
-    def _build(self, values: dict[str, Any], text: str) -> None:
+    def _build(self, values: dict[str, Any], text: str | None = None) -> None:
         try:
-            self._inner = HubTokenizer.from_str(text)
+            self._inner = bpe.build(values) if text is None else HubTokenizer.from_str(text)
         except BaseException as error:  # the library raises bare Exception, and panics
             reason = " ".join(failure_of(error).message.removeprefix("Exception: ").split())
             raise JobError(
@@ -49,12 +55,16 @@ class Tokenizer:
         self._inner.no_padding()
         self._json = values
         self._added = {entry["id"]: entry for entry in values.get("added_tokens") or []}
-        self._vocab: dict[str, int] = self._inner.get_vocab(with_added_tokens=True)
+        vocab: dict[str, int] = (
+            values["model"]["vocab"]
+            if text is None
+            else self._inner.get_vocab(with_added_tokens=True)
+        )
         # Highest id + 1: ids may have gaps.
-        self.vocab_size = max(self._vocab.values(), default=-1) + 1
+        self.vocab_size = max(vocab.values(), default=-1) + 1
         self._kinds = {str(step.get("type")) for step in _steps(values.get("decoder"))}
         self._check_decoder()
-        self._pieces = {token_id: piece for piece, token_id in self._vocab.items()}
+        self._pieces = {token_id: piece for piece, token_id in vocab.items()}
 
     def limited_to(self, vocab_size: int) -> Tokenizer:
         """This tokenizer without the special tokens whose ids the model doesn't have: the files of

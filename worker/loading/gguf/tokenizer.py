@@ -1,4 +1,4 @@
-"""A tokenizer.json from the vocabulary in a file's metadata.
+"""The values of a tokenizer.json from the vocabulary in a file's metadata.
 
 Two kinds: byte-level BPE with merges ("gpt2"), and SentencePiece with scores ("llama"). The ids are
 those of llama.cpp's own tokenizer, which normalises no text.
@@ -6,7 +6,6 @@ those of llama.cpp's own tokenizer, which normalises no text.
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 from worker.loading.gguf.metadata import Metadata
@@ -49,7 +48,7 @@ def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
         "added_tokens": _added_tokens(metadata, vocabulary),
         **parts,
     }
-    return Tokenizer(json.dumps(values), metadata.path, values)
+    return Tokenizer(values, metadata.path)
 
 
 def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from tokenizers import Tokenizer as HubTokenizer
 
 from jobs import JobError
 from tests.worker.loading.gguf.cases import make_vocabulary, vocabularies
@@ -101,3 +103,29 @@ def test_phi3_tokens_take_the_white_space_after_them(tmp_path: Path) -> None:
     tokenizer = tokenizer_of(path)
     turn = tokenizer.id_of("<start_of_turn>")
     assert tokenizer.encode("<start_of_turn> \nthe") == [turn, *tokenizer.encode("the")]
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_it_is_the_one_that_the_library_reads_from_its_json(style: Style, tmp_path: Path) -> None:
+    tokenizer = tokenizer_of(write_vocabulary_file(tmp_path / "v.gguf", style, "llama-bpe"))
+    parsed = HubTokenizer.from_str(tokenizer.to_json())
+    assert json.loads(tokenizer._inner.to_str()) == json.loads(parsed.to_str())
+    assert tokenizer.vocab_size == parsed.get_vocab_size(with_added_tokens=True)
+
+
+def test_the_hash_depends_on_tokens_ids_and_merges(tmp_path: Path) -> None:
+    values = json.loads(
+        tokenizer_of(write_vocabulary_file(tmp_path / "v.gguf", "qwen", "llama-bpe")).to_json()
+    )
+    model = values["model"]
+    first, second, *_ = model["vocab"]
+    ids = {**model["vocab"], first: model["vocab"][second], second: model["vocab"][first]}
+    changed: list[dict[str, Any]] = [
+        values,
+        {**values, "model": {**model, "vocab": ids}},
+        {**values, "model": {**model, "merges": model["merges"][:-1]}},
+        {**values, "model": {**model, "ignore_merges": not model["ignore_merges"]}},
+        {**values, "added_tokens": values["added_tokens"][:-1]},
+    ]
+    assert len({Tokenizer(one, tmp_path).hash for one in changed}) == len(changed)
+    assert Tokenizer(values, tmp_path).hash == Tokenizer(values, tmp_path).hash
