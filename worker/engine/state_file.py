@@ -75,10 +75,9 @@ class StateFile:
     def open(cls, path: Path) -> StateFile:
         """Read the header. Raises JobError if it is no such file, or truncated, or newer."""
         try:
-            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK))  # else a pipe waits for its writer
+            tensors, metadata = read_tensors(path, Damaged)
         except OSError as error:
             raise Unreadable(path, error) from None
-        tensors, metadata = read_tensors(path, Damaged)
         if not isinstance(metadata, dict) or metadata.get("format") != FORMAT:
             raise invalid(
                 f"{path} is no prompt cache: its metadata does not say so; `chatjobs prompts save` "

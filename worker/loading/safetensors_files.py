@@ -192,27 +192,27 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one file, checked against its size."""
-    return read_tensors(path, _broken)[0]
+    try:
+        return read_tensors(path, _broken)[0]
+    except OSError as error:
+        raise _broken(path, f"it cannot be opened ({error.strerror})") from None
 
 
 def read_tensors(path: Path, broken: Broken) -> tuple[dict[str, TensorHeader], Any]:
     """The tensors of one file, checked against its size, and its metadata, unchecked. Raises what
-    `broken` makes of a fact."""
-    try:
-        stat = path.stat()
-        if not S_ISREG(stat.st_mode):  # opening a pipe would wait for its writer
-            raise broken(path, "it is no regular file")
-        size = stat.st_size
-        with open(path, "rb") as file:
-            start = file.read(8)
-            if len(start) < 8:
-                raise broken(path, f"it has only {size} bytes")
-            length = struct.unpack("<Q", start)[0]
-            if length > min(size - 8, MAX_HEADER):
-                raise broken(path, f"its header has {length} bytes, the file {size}")
-            text = file.read(length)
-    except OSError as error:
-        raise broken(path, f"it cannot be opened ({error.strerror})") from None
+    `broken` makes of a fact, and OSError."""
+    stat = path.stat()
+    if not S_ISREG(stat.st_mode):  # opening a pipe would wait for its writer
+        raise broken(path, "it is no regular file")
+    size = stat.st_size
+    with open(path, "rb") as file:
+        start = file.read(8)
+        if len(start) < 8:
+            raise broken(path, f"it has only {size} bytes")
+        length = struct.unpack("<Q", start)[0]
+        if length > min(size - 8, MAX_HEADER):
+            raise broken(path, f"its header has {length} bytes, the file {size}")
+        text = file.read(length)
     try:
         header = json.loads(text)
     except (ValueError, RecursionError):

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import io
 import logging
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from tests.worker.engine.stateful import QUESTION, ask, cached, files, make
 from worker.engine import state_file
 from worker.engine.state_dir import StateDir
 from worker.engine.state_file import StateFile
+from worker.loading import safetensors_files
 
 
 def test_damaged_files_are_deleted_with_a_log_line(
@@ -147,25 +150,42 @@ def test_files_that_never_became_complete_are_deleted(path: Path, tmp_path: Path
     assert [*tmp_path.iterdir()] == [new]
 
 
+class Disk(io.BytesIO):
+    """A file on a disk with errors."""
+
+    def read(self, _size: int | None = -1, /) -> bytes:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+
+def too_many(name: Path) -> None:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(name))
+
+
+@pytest.mark.parametrize(
+    ("opened", "reason"),
+    [(too_many, "Too many open files"), (lambda _: Disk(), "Input/output error")],
+)
 def test_a_file_that_cannot_be_opened_now_is_kept_and_found_later(
-    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    opened: Callable[[Path], Any],
+    reason: str,
+    path: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     first = make(path, tmp_path)
     answer = ask(first, QUESTION).text
     first.close()
     (file,) = files(tmp_path)
-    whole = os.open
 
-    def too_many(name: Any, *args: Any, **options: Any) -> int:
-        if Path(name) == file:
-            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), str(name))
-        return whole(name, *args, **options)
+    def open_file(name: Path, *args: Any) -> Any:
+        return opened(name) if Path(name) == file else open(name, *args)
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
-        patch.setattr(os, "open", too_many)
+        patch.setattr(safetensors_files, "open", open_file, raising=False)
         second = make(path, tmp_path)
     assert files(tmp_path) == [file]
-    assert "Too many open files" in caplog.text and "deleted" not in caplog.text
+    assert reason in caplog.text and "deleted" not in caplog.text
     second.close()
     third = make(path, tmp_path)
     assert cached(ask(third, QUESTION, answer, "and then?")) > 64
