@@ -63,7 +63,7 @@ class WorkerLoop:
         keeper: LeaseKeeper,
         reaper: Reaper,
         breaker: CircuitBreaker,
-        waker: Callable[[Callable[[], None]], Waker],
+        waker: Callable[[str, Callable[[], None]], Waker],
         faults: Faults,
         *,
         lease_seconds: float,
@@ -85,7 +85,7 @@ class WorkerLoop:
         self._next_check = self._next_poll = 0.0  # monotonic, as all times here
         self._stop_logged = self._drained = False  # drained: no job was queued or started
         self._isolating = False  # claim nothing until the running jobs have ended
-        self._waker, self._wake_key = waker(self._wake), keys.wake_worker(presence.name)
+        self._waker = waker(keys.wake_worker(presence.name), self._wake)
         self._suspects: set[str] = set()  # queues whose quarantine had jobs at the last check
 
     def request_stop(self) -> None:
@@ -210,7 +210,7 @@ class WorkerLoop:
             self._drained = self._burst and capacity.everywhere and not self._store.any_unsettled()
             pause = min(self._store.held_seconds, BURST_SECONDS if self._burst else math.inf)
             self._next_poll = min(self._next_poll, now + pause)
-            self._waker.arm([*capacity.wake_keys, self._wake_key])
+            self._waker.arm(capacity.wake_keys)
 
     # --- helpers ----------------------------------------------------------------------------------
 

@@ -22,14 +22,16 @@ LOOK_SECONDS = 1.0  # between two looks at the queues; also the pause after a Re
 class Waker:
     """Calls `on_wake` once for each `arm`: when a job may wait, or Redis has failed.
 
-    client: for the thread alone.
+    client: for this alone. own_key: the list that wakes this worker.
     """
 
-    def __init__(self, client: redis.Redis, on_wake: Callable[[], None]) -> None:
+    def __init__(self, client: redis.Redis, own_key: str, on_wake: Callable[[], None]) -> None:
         client.set_retry(Retry(NoBackoff(), 0))  # else `close` would only make it connect again
         self._redis: Any = client
+        self._own_key, self._on_wake = own_key, on_wake
+        self._lock = threading.Lock()  # held for the next two
         self._wake_keys: list[str] = []  # that producers push to
-        self._on_wake = on_wake
+        self._waits_for: list[str] | None = None  # the wake keys of the command that waits
         self._armed = threading.Event()
         self._closed = threading.Event()
         self._next_look = 0.0  # monotonic
@@ -39,10 +41,19 @@ class Waker:
     def arm(self, wake_keys: Sequence[str]) -> None:
         """The queues were empty, and there is room for jobs: wait for the next one.
 
-        wake_keys: the lists for these jobs. A command that waits already goes on with its own.
+        wake_keys: the lists for these jobs. A command that waits for others, as while there was
+        room for interactive jobs alone, is ended, and wakes the worker. Raises redis.RedisError.
         """
-        self._wake_keys = list(wake_keys)
+        with self._lock:
+            self._wake_keys = list(wake_keys)
+            waits_for_others = self._waits_for not in (None, self._wake_keys)
         self._armed.set()
+        if waits_for_others:
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.lpush(self._own_key, 1)
+            pipeline.ltrim(self._own_key, 0, 0)
+            pipeline.expire(self._own_key, int(WAIT_SECONDS))
+            pipeline.execute(raise_on_error=False)  # a foreign value at the key: `look` still works
 
     def look(self, job_waits: Callable[[], bool]) -> None:
         """Wake if `job_waits`, which is asked once in LOOK_SECONDS while this is armed."""
@@ -60,13 +71,19 @@ class Waker:
 
     def _loop(self) -> None:
         while self._armed.wait() and not self._closed.is_set():
+            with self._lock:
+                self._waits_for = waits_for = self._wake_keys
             try:
-                if self._redis.blpop(self._wake_keys, timeout=WAIT_SECONDS) is None:
-                    continue
+                woken = self._redis.blpop([*waits_for, self._own_key], timeout=WAIT_SECONDS)
             except redis.RedisError:
+                woken = True
                 if self._closed.wait(LOOK_SECONDS):
                     break
-            self._wake()
+            finally:
+                with self._lock:
+                    self._waits_for = None
+            if woken:
+                self._wake()
 
     def _wake(self) -> None:
         self._armed.clear()

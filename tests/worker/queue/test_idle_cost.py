@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections import Counter
 
@@ -15,6 +16,7 @@ from worker.queue.capacity import Capacity
 from worker.queue.loop import LEASE_SECONDS
 from worker.queue.waker import Waker
 
+OWN_KEY = keys.wake_worker("w")
 MAX_COMMANDS_PER_SECOND = 4.8  # promised are 5
 
 
@@ -42,7 +44,7 @@ def test_an_idle_worker_sends_few_commands(site: Site) -> None:
 def test_a_submitted_job_wakes_a_waiting_worker(site: Site) -> None:
     woken: list[int] = []
     key = keys.wake("fake")
-    waker = Waker(redis.Redis.from_url(site.url), lambda: woken.append(1))
+    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, lambda: woken.append(1))
     site.submit()
     time.sleep(0.2)
     assert woken == []  # not armed: the worker has no room, and the token is for another one
@@ -62,7 +64,7 @@ def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> Non
         return True
 
     client, key = redis.Redis.from_url(site.url), keys.wake("fake")
-    waker = Waker(client, lambda: woken.append(1))
+    waker = Waker(client, OWN_KEY, lambda: woken.append(1))
     waker.look(job_waits)
     assert asked == []
     waker.arm([key])
@@ -74,7 +76,7 @@ def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> Non
 
 def test_a_closed_waker_leaves_the_next_token(site: Site) -> None:
     key = keys.wake("fake")
-    waker = Waker(redis.Redis.from_url(site.url), lambda: None)
+    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, lambda: None)
     waker.arm([key])
     wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
     waker.close()
@@ -102,7 +104,7 @@ def test_a_waker_survives_redis_errors(site: Site) -> None:
     woken: list[int] = []
     site.redis.set(keys.wake("fake"), "not a list")
     key = keys.wake("fake")
-    waker = Waker(redis.Redis.from_url(site.url), lambda: woken.append(1))
+    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, lambda: woken.append(1))
     waker.arm([key])
     wait_until(lambda: woken == [1])
     site.redis.delete(keys.wake("fake"))
@@ -128,7 +130,7 @@ def test_a_worker_without_room_for_bulk_jobs_leaves_their_tokens(site: Site) -> 
     backend = Full()
     capacity = Capacity(backend, {"fake": "fake"}, single=False)
     woken: list[int] = []
-    waker = Waker(redis.Redis.from_url(site.url), lambda: woken.append(1))
+    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, lambda: woken.append(1))
     waker.arm(capacity.wake_keys)
     site.submit(priority="bulk")
     site.submit()
@@ -136,3 +138,30 @@ def test_a_worker_without_room_for_bulk_jobs_leaves_their_tokens(site: Site) -> 
     assert site.redis.llen(keys.wake("fake", bulk=True)) == 1
     waker.close()
     backend.close()
+
+
+def test_a_worker_that_waits_for_some_jobs_can_wait_for_others(site: Site) -> None:
+    woken = threading.Semaphore(0)
+    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, woken.release)
+    interactive, bulk = keys.wake("fake"), keys.wake("fake", bulk=True)
+    waker.arm([interactive])  # the batch is full of bulk jobs
+    wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
+    waker.arm([interactive, bulk])  # they have ended
+    assert woken.acquire(timeout=5)
+    waker.arm([interactive, bulk])
+    site.submit(priority="bulk")
+    assert woken.acquire(timeout=5)
+    assert not site.redis.exists(bulk)
+    waker.close()
+
+
+def test_a_foreign_value_at_its_own_key_does_not_stop_a_worker(site: Site) -> None:
+    woken = threading.Semaphore(0)
+    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, woken.release)
+    waker.arm([keys.wake("fake")])
+    wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
+    site.redis.set(OWN_KEY, "not a list")
+    waker.arm([keys.wake("fake", bulk=True)])
+    waker.look(lambda: True)
+    assert woken.acquire(timeout=5)
+    waker.close()
