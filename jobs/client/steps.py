@@ -76,6 +76,11 @@ def next_events(mailbox: Any, limit: float, silence: float) -> Call:
     return lambda connection: mailbox.get(min(limit, connection.silence(silence)))
 
 
+def sleep(seconds: float) -> Call:
+    """The call that waits so long."""
+    return lambda connection: connection.sleep(seconds)
+
+
 def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
     """The reply to `call`, tried again while Redis can't be reached.
 
@@ -92,7 +97,7 @@ def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
             hopeless = isinstance(error, redis.AuthenticationError)
             if hopeless or now > min(give_up, deadline or give_up):
                 raise
-        yield lambda connection: connection.sleep(PAUSE_SECONDS)
+        yield sleep(PAUSE_SECONDS)
 
 
 def run_sync(steps: Steps[T], connection: Connection) -> T:

@@ -11,13 +11,13 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.api.wire import describe
 from jobs.client.state import Status, read_outcome, read_state, unknown
-from jobs.client.steps import Emit, Emitting, Steps, command, retry
+from jobs.client.steps import Emit, Emitting, Steps, command, retry, sleep
 from jobs.client.wait import Ends
 from jobs.errors import JobError, WaitTimeout, invalid
 from jobs.results.outbox import DEFAULT_RUN, run_of
 
-ROWS_SECONDS = 0.1  # between two looks at an outbox
-
+# Between two looks at an outbox: first, and at most. Each pause is twice as long as the one before.
+FIRST_SECONDS, ROWS_SECONDS = 0.0125, 0.1
 
 J = TypeVar("J")
 
@@ -95,6 +95,7 @@ def _wait_for_outbox(run: str, timeout: float | None, deadline: float | None) ->
     last = yield from retry(command("xrevrange", key, count=1), deadline)
     if last:
         yield from retry(command("sadd", keys.WANTED, run), deadline)
+    pause = FIRST_SECONDS
     while last:
         first = yield from retry(command("xrange", key, count=1), deadline)
         if not first or _position(first[0][0]) > _position(last[0][0]):
@@ -106,7 +107,8 @@ def _wait_for_outbox(run: str, timeout: float | None, deadline: float | None) ->
                 f"{timeout:g} s: they are in Redis until a worker writes them; chatjobs status "
                 "lists the workers",
             )
-        yield lambda connection: connection.sleep(ROWS_SECONDS)
+        yield sleep(pause)
+        pause = min(2 * pause, ROWS_SECONDS)
 
 
 def _position(entry_id: bytes) -> tuple[int, int]:

@@ -43,7 +43,8 @@ POLL_SECONDS = 0.5  # pause between polls of the outboxes
 LOCK_SECONDS = 0.4  # between two polls by any recorder; less than its own pause
 QUIET_SECONDS = 2.0  # the same if no run had an outbox at the last poll
 SOON_POLL_SECONDS = 0.1  # the same while the worker stops, and for a while after it became idle:
-SOON_SECONDS = 1.0  # whoever waits for the last job asks for its row then
+SOON_SECONDS = 1.0  # whoever waits for the last job asks for its row then,
+FIRST_POLL_SECONDS = 0.0125  # mostly at once: the first pause, each one after it is twice as long
 ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
 DURABLE_SECONDS = 20.0  # how long they wait before that is reported
 RETRY_SECONDS = 5.0  # pause after a failed write
@@ -82,6 +83,7 @@ class Recorder:
         self._with_others = False
         self._any_runs = False  # had rows at the last poll
         self._soon_until = 0.0  # monotonic
+        self._soon_pause = SOON_POLL_SECONDS
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
 
     def start(self) -> None:
@@ -105,6 +107,7 @@ class Recorder:
     def wake(self) -> None:
         """This worker became idle: poll the outboxes now, and often for a while."""
         self._soon_until = time.monotonic() + SOON_SECONDS
+        self._soon_pause = FIRST_POLL_SECONDS
         self._woken.set()
 
     def finish(
@@ -132,7 +135,8 @@ class Recorder:
         while not self._empty.is_set() and not self._stop.is_set():
             finishing = self._finishing.is_set()
             soon = self._soon()
-            pause = SOON_POLL_SECONDS if soon else POLL_SECONDS
+            pause = self._soon_pause if soon else POLL_SECONDS
+            self._soon_pause = min(2 * self._soon_pause, SOON_POLL_SECONDS)
             try:
                 wrote = self._may_look() and self._write_due_parts()
                 if not (self._any_runs or soon):

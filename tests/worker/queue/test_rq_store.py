@@ -75,6 +75,26 @@ def test_a_lost_lease_changes_nothing(site: Site, a: RQStore, b: RQStore) -> Non
     assert dump(site) == before
 
 
+def test_a_claim_of_the_last_job_deletes_the_tokens(site: Site, a: RQStore) -> None:
+    site.submit_many(["a", "b", "c"])
+    wake = keys.wake("fake")
+    claim(a, 2)
+    assert site.redis.llen(wake) == 3
+    claim(a)
+    assert not site.redis.exists(wake)
+    site.redis.set(wake, "foreign")
+    assert claim(a) == []
+    assert site.redis.get(wake) == b"foreign"
+
+
+def test_tokens_stay_while_suspects_wait(site: Site, a: RQStore) -> None:
+    quarantine = keys.quarantine(keys.chat_queue("fake"))
+    site.redis.rpush(quarantine, "suspect")
+    site.submit()
+    claim(a)
+    assert site.redis.llen(keys.wake("fake")) == 1
+
+
 def test_a_job_is_settled_once(site: Site, a: RQStore) -> None:
     site.submit()
     (claimed,) = claim(a)

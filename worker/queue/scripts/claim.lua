@@ -33,6 +33,8 @@
 -- state, if that worker says that it has room, for HOLD_MS from the first call that passes it over.
 -- That call wakes the worker. At most MAX_HELD jobs of a list are passed over.
 --
+-- The wake list of a queue without waiting jobs is deleted.
+--
 -- An id without a job hash is dropped, as RQ drops it, and so is an id that no RQ job can have. An
 -- id that was queued twice is dropped the second time: its job is over or running.
 --
@@ -257,6 +259,14 @@ local function take_round_robin(number, queue, wip)
   end
 end
 
+-- What was pushed to wake a worker has no use any more if no job waits: each element would make one
+-- worker claim nothing.
+local function forget_wakes(queue, quarantine)
+  if redis.call('EXISTS', queue, quarantine, tenants_of(queue)) > 0 then return end
+  local wake = 'chatjobs:wake:' .. name_of(queue)
+  if redis.call('TYPE', wake).ok == 'list' then redis.call('DEL', wake) end
+end
+
 local now = string.format('%.3f', time[1] + time[2] / 1e6)
 
 local function queue_due(queue, scheduled)
@@ -314,12 +324,13 @@ if take_suspects == '1' then
   if #taken > 0 then return {taken, 0, held_ms} end
 end
 for _, number in ipairs(usable) do
-  local queue, wip = unpack(lists, 3 * number - 2, 3 * number - 1)
+  local queue, wip, quarantine = unpack(lists, 3 * number - 2, 3 * number)
   if redis.call('EXISTS', tenants_of(queue)) == 1 then
     try(take_round_robin, number, queue, wip)
   else
     while capacity[number] > 0 and take_one(queue, number, queue, wip, unless_held, nothing) do end
   end
+  forget_wakes(queue, quarantine)
 end
 if fault and #taken == 0 then return redis.error_reply(fault) end
 return {taken, left_tenants, held_ms}
