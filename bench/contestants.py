@@ -12,7 +12,11 @@ from bench.harness import seconds
 from jobs.api.sampling import Sampling
 from worker import Engine
 
+DECODED = 32  # tokens whose time `decode_rate` takes
+
 Contestant = Callable[[], float]  # runs once, returns tokens per second
+# Seconds to prefill the prompts and to generate a number of tokens for each.
+Generate = Callable[[list[list[int]], int], float]
 
 
 def random_prompts(batch: int, length: int, vocab: int) -> list[list[int]]:
@@ -22,25 +26,43 @@ def random_prompts(batch: int, length: int, vocab: int) -> list[list[int]]:
     return prompts
 
 
-def chatjobs(engine: Engine, prompts: list[list[int]], tokens: int, counted: int) -> Contestant:
-    """Generates `tokens` tokens per prompt, greedily. Tokens per second = `counted` / seconds."""
-    sampling = Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
-    return lambda: counted / seconds(lambda: engine.generate(prompts, sampling))
+def ours(engine: Engine) -> Generate:
+    """chatjobs, greedily."""
+
+    def generate(prompts: list[list[int]], tokens: int) -> float:
+        sampling = Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
+        return seconds(lambda: engine.generate(prompts, sampling))
+
+    return generate
 
 
-def transformers(
-    model: Any, prompts: list[list[int]], tokens: int, counted: int, device: torch.device
-) -> Contestant:
-    """The same with transformers' `generate`."""
-    ids = torch.tensor(prompts, device=device)
-    options = {"do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens}
+def theirs(model: Any, device: torch.device) -> Generate:
+    """transformers' `generate`, greedily."""
 
     @torch.inference_mode()
-    def generate() -> None:
+    def generate(prompts: list[list[int]], tokens: int) -> float:
+        ids = torch.tensor(prompts, device=device)
+        options = {"do_sample": False, "min_new_tokens": tokens, "max_new_tokens": tokens}
         mask = torch.ones_like(ids)
-        model.generate(ids, attention_mask=mask, pad_token_id=0, **options)
+        return seconds(lambda: model.generate(ids, attention_mask=mask, pad_token_id=0, **options))
 
-    return lambda: counted / seconds(generate)
+    return generate
+
+
+def whole_rate(generate: Generate, prompts: list[list[int]], tokens: int) -> float:
+    """Generated tokens per second of the whole call."""
+    return len(prompts) * tokens / generate(prompts, tokens)
+
+
+def decode_rate(generate: Generate, prompts: list[list[int]]) -> float:
+    """Decode-only tokens per second: the time of 34 new tokens less the time of two."""
+    taken = generate(prompts, 2 + DECODED) - generate(prompts, 2)
+    return len(prompts) * DECODED / taken
+
+
+def prefill_rate(generate: Generate, prompts: list[list[int]]) -> float:
+    """Prompt tokens per second of one new token."""
+    return sum(map(len, prompts)) / generate(prompts, 1)
 
 
 def load_reference(path: Path, device: torch.device) -> Any:

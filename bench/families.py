@@ -10,12 +10,21 @@ Prefill: one prompt of 512 tokens, one token generated; prompt tokens per second
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 
-from bench.contestants import chatjobs, load_reference, random_prompts, transformers
+from bench.contestants import (
+    Generate,
+    load_reference,
+    ours,
+    prefill_rate,
+    random_prompts,
+    theirs,
+    whole_rate,
+)
 from bench.harness import alternate, median, report
 from bench.shapes import random_checkpoint
 from worker import Engine
@@ -48,7 +57,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {**BASE, **EXPERTS, **LINEAR, "shared_expert_intermediate_size": 512},
     "gemma3_text": {**BASE, "sliding_window": 512},
 }
-CELLS = {"prefill 512": (1, 512, 1), "decode 1": (1, 16, 32), "decode 16": (16, 16, 32)}
+CELLS = {"prefill 512": (1, 512), "decode 1": (1, 16), "decode 16": (16, 16)}
+TOKENS = 32  # generated in the cells of decode
 
 
 @click.command()
@@ -65,27 +75,31 @@ def main(device: str, rounds: int, families: tuple[str, ...], out: Path | None) 
             path = random_checkpoint(Path(folder), family, SHAPES[family])
             engine = Engine.load(str(path), device=str(place), max_batch=16, prefix_cache=False)
             reference = load_reference(path, place)
-            for cell, (batch, length, tokens) in CELLS.items():
+            contestants: dict[str, Generate] = {
+                "chatjobs": ours(engine),
+                "transformers": theirs(reference, place),
+            }
+            for cell, (batch, length) in CELLS.items():
                 prompts = random_prompts(batch, length, engine.tokenizer.vocab_size)
-                counted = batch * (length if tokens == 1 else tokens)
-                figures = alternate(
-                    {
-                        "chatjobs": chatjobs(engine, prompts, tokens, counted),
-                        "transformers": transformers(reference, prompts, tokens, counted, place),
-                    },
-                    rounds,
+                rate = (
+                    partial(prefill_rate, prompts=prompts)
+                    if cell.startswith("prefill")
+                    else partial(whole_rate, prompts=prompts, tokens=TOKENS)
                 )
-                ours, theirs = (median(values) for values in figures.values())
+                figures = alternate(
+                    {who: partial(rate, one) for who, one in contestants.items()}, rounds
+                )
+                chatjobs, transformers = (median(values) for values in figures.values())
                 rows.append(
                     {
                         "family": family,
                         "cell": cell,
-                        "chatjobs tok/s": ours,
-                        "transformers tok/s": theirs,
-                        "ours / transformers": ours / theirs,
+                        "chatjobs tok/s": chatjobs,
+                        "transformers tok/s": transformers,
+                        "ours / transformers": chatjobs / transformers,
                     }
                 )
-            del engine, reference
+            del engine, reference, contestants
     report(f"Families, about 0.5 B parameters, bf16, {place}", rows, str(place), out)
 
 

@@ -18,7 +18,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -27,14 +26,13 @@ from typing import Any
 import click
 import torch
 
-from bench.contestants import random_prompts
+from bench.contestants import Generate, decode_rate, ours, prefill_rate, random_prompts
 from bench.harness import alternate, median, report, seconds
 from bench.peers.process import PeerFailed, PeerProcess, export_openvino
 from bench.shapes import QWEN3_06B, random_checkpoint
-from jobs.api.sampling import Sampling
 from worker import Engine
 
-PROMPT, TOKENS = 64, 32
+PROMPT = 64
 SMALLEST_VOCABULARY = 1000  # token ids that every contestant has
 CELLS: dict[str, tuple[int, int, bool]] = {  # batch, prompt length, whether prefill is measured
     **{f"decode {batch}": (batch, PROMPT, False) for batch in (1, 8, 16, 32)},
@@ -43,28 +41,6 @@ CELLS: dict[str, tuple[int, int, bool]] = {  # batch, prompt length, whether pre
 }
 LOAD = "load"
 FORMATS = {"bf16": ("BF16", "fp16"), "Q8_0": ("Q8_0", "int8"), "Q4_K_M": ("Q4_K_M", "int4")}
-
-# Seconds to prefill the prompts and to generate a number of tokens for each.
-Generate = Callable[[list[list[int]], int], float]
-
-
-def ours(engine: Engine) -> Generate:
-    def generate(prompts: list[list[int]], tokens: int) -> float:
-        sampling = Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
-        return seconds(lambda: engine.generate(prompts, sampling))
-
-    return generate
-
-
-def decode_rate(generate: Generate, prompts: list[list[int]]) -> float:
-    """Decode-only tokens per second."""
-    taken = generate(prompts, 2 + TOKENS) - generate(prompts, 2)
-    return len(prompts) * TOKENS / taken
-
-
-def prefill_rate(generate: Generate, prompts: list[list[int]]) -> float:
-    """Prompt tokens per second."""
-    return sum(map(len, prompts)) / generate(prompts, 1)
 
 
 def quantise(source: Path, kind: str, target: Path) -> Path:
@@ -135,8 +111,8 @@ def _load_row(file: Path, llama: PeerProcess, rounds: int) -> dict[str, Any]:
         return taken
 
     times = alternate({"chatjobs": load, "llama.cpp": llama.load}, rounds)
-    ours, theirs = map(median, times.values())
-    return {"chatjobs": ours, "llama.cpp": theirs, "ours / llama.cpp": ours / theirs}
+    chatjobs, llama_cpp = map(median, times.values())
+    return {"chatjobs": chatjobs, "llama.cpp": llama_cpp, "ours / llama.cpp": chatjobs / llama_cpp}
 
 
 def _row(
