@@ -11,6 +11,7 @@ each chunk solves a triangular system instead of stepping through its tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -28,6 +29,7 @@ from worker.layers.weight import WeightSlot
 
 CHUNK = 64  # tokens per triangular system
 L2_EPS = 1e-6
+LEAST = -40.0  # log of the smallest decay that counts
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,7 @@ class GatedDeltaNet:
             rows = slice(chunk.row, chunk.row + chunk.length)
             inputs = torch.cat([cache.inputs[chunk.slot], u[rows]])  # [kernel - 1 + length, C]
             cache.inputs[chunk.slot] = inputs[chunk.length :]
-            mixed = sum(inputs[j : j + chunk.length] * self._conv[j] for j in range(shape.kernel))
-            assert isinstance(mixed, Tensor)
-            q, k, v = self._split(mixed.to(x.dtype))
+            q, k, v = self._split(convolve(inputs, self._conv).to(x.dtype))
             state = cache.state[chunk.slot]
             outputs.append(recur_in_chunks(q, k, v, g[rows], beta[rows], state))
         o = outputs[0] if len(outputs) == 1 else torch.cat(outputs)  # [tokens, heads, value_dim]
@@ -222,6 +222,17 @@ class GatedDeltaNet:
         self._dt_bias.copy_(tensor)
 
 
+def convolve(inputs: Tensor, weights: Tensor) -> Tensor:
+    """Causal convolution of each channel: inputs [kernel - 1 + length, channels], weights [kernel,
+    channels] in float32 → float32 [length, channels]."""
+    inputs = inputs.float()  # once: products of two dtypes are slow
+    length = len(inputs) - len(weights) + 1
+    mixed = inputs[:length] * weights[0]
+    for j in range(1, len(weights)):
+        mixed.addcmul_(inputs[j : j + length], weights[j])
+    return mixed
+
+
 def recur(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor) -> Tensor:
     """One token for each of n sequences. Updates `state` [n, heads, key_dim, value_dim] in place.
 
@@ -257,19 +268,20 @@ def recur_in_chunks(
     lower = torch.ones(size, size, dtype=torch.bool, device=q.device).tril()
     # Masked before exp: above the diagonal the differences are positive and overflow.
     between = (sums[..., :, None] - sums[..., None, :]).float()
-    between = between.masked_fill_(~lower, float("-inf")).exp_()
-    since_start = sums[..., None].float().exp()
+    between = _decays(between.masked_fill_(~lower, float("-inf")))
+    since_start = _decays(sums[..., None].float())
     weighted = k * beta[..., None]
-    system = (weighted @ k.mT * between).tril(-1)
-    system.diagonal(dim1=-2, dim2=-1).fill_(1)
-    right = torch.cat([v * beta[..., None], weighted * since_start], dim=-1)
-    solved = torch.linalg.solve_triangular(system, right, upper=False, unitriangular=True)
-    fresh, stale = solved.split((v.shape[-1], k.shape[-1]), dim=-1)
+    overlaps = weighted @ k.mT
+    # Reads what is below the diagonal, and takes the diagonal for 1.
+    solve = partial(torch.linalg.solve_triangular, upper=False, unitriangular=True)
+    fresh = solve(overlaps * between, v * beta[..., None])
+    # Not solved with the decays, which would shrink later rows until they are denormal.
+    stale = solve(overlaps, weighted) * since_start
     inner = q @ k.mT * between
     decayed_q = q * since_start
     ends = sums[..., -1:]  # [heads, chunks, 1]
-    decayed_k = k * (ends - sums)[..., None].float().exp()
-    whole = ends[..., None].float().exp()
+    decayed_k = k * _decays((ends - sums)[..., None].float())
+    whole = _decays(ends[..., None].float())
     outputs = []
     for index in range(q.shape[1]):
         corrected = fresh[:, index] - stale[:, index] @ state
@@ -277,6 +289,11 @@ def recur_in_chunks(
         state.mul_(whole[:, index])
         state.add_(decayed_k[:, index].mT @ corrected)
     return torch.cat(outputs, dim=1)[:, :length].transpose(0, 1)
+
+
+def _decays(logs: Tensor) -> Tensor:
+    """exp(logs) in place, 0 below LEAST: arithmetic with denormal numbers is slow."""
+    return logs.masked_fill_(logs < LEAST, float("-inf")).exp_()
 
 
 def _unit(x: Tensor) -> Tensor:
