@@ -92,15 +92,15 @@ def upkeep(queues: Sequence[str]) -> str:
     return f"chatjobs:upkeep:{','.join(sorted(queues))}"
 
 
-def wake(model: str, *, bulk: bool = False) -> str:
-    """List that a producer pushes to when it has enqueued a job of a model: workers with room for
-    it wait on it. Its length is limited."""
-    return f"chatjobs:wake:{queue(model, 'bulk' if bulk else 'interactive')}"
+def wake(queue: str) -> str:
+    """List that workers with room for the jobs of an RQ queue wait on: whoever has put a job into
+    the queue pushes to it. Its length is limited."""
+    return f"chatjobs:wake:{queue}"
 
 
 def wake_worker(name: str) -> str:
-    """List that wakes one worker: a job was left to it, since it has the state of the session.
-    Expires."""
+    """List that one worker waits on: others push to it when they leave a turn of a session to it,
+    and the worker itself when it must wait for other jobs than so far. Expires."""
     return f"chatjobs:wake-worker:{name}"
 
 

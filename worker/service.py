@@ -105,7 +105,7 @@ def serve(
             LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
             Reaper(store, RQStarted(client), workers, settlements, lease_seconds),
             breaker,
-            partial(Waker, connect(redis_url)),
+            partial(Waker, connect(redis_url), client),
             Faults(client, store.queues),
             lease_seconds=lease_seconds,
             grace=grace,

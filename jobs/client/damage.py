@@ -129,7 +129,7 @@ def _of_parts(client: redis.Redis, damaged: set[str], queues: Iterable[str]) -> 
     for queue in [*known, *queues]:
         if queue.startswith((keys.chat_queue(""), keys.bulk_queue(""))):
             yield from (key(queue) for key in _OF_QUEUE)
-            yield keys.wake(keys.model_of(queue), bulk=keys.is_bulk(queue))
+            yield keys.wake(queue)
     readers: Any = (
         (keys.OUTBOXES, client.smembers, (keys.outbox, keys.parts)),
         (keys.WORKERS, lambda key: client.zrange(key, 0, -1), (keys.started, keys.worker)),

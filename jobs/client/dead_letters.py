@@ -151,7 +151,7 @@ def requeue(job_id: str) -> Steps[bool]:
         canceled=registry_key(state.queue, "canceled"),
         open_bytes=keys.OPEN_BYTES,
         deadlines=keys.DEADLINES,
-        wake=keys.wake(keys.model_of(state.queue), bulk=keys.is_bulk(state.queue)),
+        wake=keys.wake(state.queue),
     )
     options = state.request.get("job")
     ttl = options.get("ttl") if isinstance(options, dict) else None

@@ -157,7 +157,7 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
         limits=keys.LIMITS,
         rows="",
         deadlines=keys.DEADLINES,
-        wake=keys.wake(model, bulk=priority == "bulk"),
+        wake=keys.wake(keys.queue(model, priority)),
     )
 
 

@@ -141,7 +141,7 @@ def test_a_requeue_that_is_sent_twice_queues_the_job_once(
         canceled="rq:canceled:chat:m",
         open_bytes=keys.OPEN_BYTES,
         deadlines=keys.DEADLINES,
-        wake=keys.wake("m"),
+        wake=keys.wake("chat:m"),
     )
     args = dead_letters.RequeueArgs("a", "2026-01-01T00:00:00Z", "")
     for _ in range(2):

@@ -34,12 +34,12 @@ class Capacity:
 
     @property
     def wake_keys(self) -> list[str]:
-        """The lists that producers of jobs for which there is room push to."""
+        """The wake lists of the queues for whose jobs there is room."""
         return [
-            keys.wake(name, bulk=bulk)
+            keys.wake(queue)
             for name in self._models
-            for bulk in (False, True)
-            if self.of(name, bulk)
+            for bulk, queue in enumerate((keys.chat_queue(name), keys.bulk_queue(name)))
+            if self.of(name, bool(bulk))
         ]
 
     def of(self, name: str, bulk: bool) -> int:

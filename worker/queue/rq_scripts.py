@@ -99,6 +99,7 @@ class ReturnKeys(NamedTuple):
     scheduled: str
     started: str
     workers: str
+    wake: str
 
 
 class ReturnArgs(NamedTuple):
@@ -130,4 +131,5 @@ def return_keys(lease: Lease, worker: str) -> ReturnKeys:
         scheduled=rq_format.scheduled_key(lease.queue),
         started=keys.started(worker),
         workers=keys.WORKERS,
+        wake=keys.wake(lease.queue),
     )

@@ -22,11 +22,19 @@ LOOK_SECONDS = 1.0  # between two looks at the queues; also the pause after a Re
 class Waker:
     """Calls `on_wake` once for each `arm`: when a job may wait, or Redis has failed.
 
-    client: for this alone. own_key: the list that wakes this worker.
+    waiting: the client whose commands wait for a push; it has no other use. client: for all other
+    commands. own_key: the list that wakes this worker.
     """
 
-    def __init__(self, client: redis.Redis, own_key: str, on_wake: Callable[[], None]) -> None:
-        client.set_retry(Retry(NoBackoff(), 0))  # else `close` would only make it connect again
+    def __init__(
+        self,
+        waiting: redis.Redis,
+        client: redis.Redis,
+        own_key: str,
+        on_wake: Callable[[], None],
+    ) -> None:
+        waiting.set_retry(Retry(NoBackoff(), 0))  # else `close` would only make it connect again
+        self._waiting: Any = waiting
         self._redis: Any = client
         self._own_key, self._on_wake = own_key, on_wake
         self._lock = threading.Lock()  # held for the next two
@@ -67,14 +75,14 @@ class Waker:
         """End the thread."""
         self._closed.set()
         self._armed.set()
-        self._redis.close()  # also ends the command that waits
+        self._waiting.close()  # also ends the command that waits
 
     def _loop(self) -> None:
         while self._armed.wait() and not self._closed.is_set():
             with self._lock:
                 self._waits_for = waits_for = self._wake_keys
             try:
-                woken = self._redis.blpop([*waits_for, self._own_key], timeout=WAIT_SECONDS)
+                woken = self._waiting.blpop([*waits_for, self._own_key], timeout=WAIT_SECONDS)
             except redis.RedisError:
                 woken = True
                 if self._closed.wait(LOOK_SECONDS):

@@ -42,9 +42,9 @@ PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
 POLL_SECONDS = 0.5  # pause between polls of the outboxes
 LOCK_SECONDS = 0.4  # between two polls by any recorder; less than its own pause
 QUIET_SECONDS = 2.0  # the same if no run had an outbox at the last poll
-SOON_POLL_SECONDS = 0.1  # the same while the worker stops, and for a while after it became idle:
-SOON_SECONDS = 1.0  # whoever waits for the last job asks for its row then,
-FIRST_POLL_SECONDS = 0.0125  # mostly at once: the first pause, each one after it is twice as long
+SOON_POLL_SECONDS = 0.1  # longest pause while the worker stops, or has just become idle
+SOON_SECONDS = 1.0  # how long a worker has just become idle: whoever waits for rows asks for them
+FIRST_POLL_SECONDS = 0.0125  # first pause then, since most ask at once; it doubles with each poll
 ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
 DURABLE_SECONDS = 20.0  # how long they wait before that is reported
 RETRY_SECONDS = 5.0  # pause after a failed write
@@ -106,8 +106,10 @@ class Recorder:
 
     def wake(self) -> None:
         """This worker became idle: poll the outboxes now, and often for a while."""
-        self._soon_until = time.monotonic() + SOON_SECONDS
-        self._soon_pause = FIRST_POLL_SECONDS
+        now = time.monotonic()
+        if now >= self._soon_until:  # else it has been idle a moment before, as between short jobs
+            self._soon_pause = FIRST_POLL_SECONDS
+        self._soon_until = now + SOON_SECONDS
         self._woken.set()
 
     def finish(

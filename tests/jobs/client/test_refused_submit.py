@@ -62,6 +62,6 @@ def test_a_refused_turn_leaves_its_session_free(client: Client) -> None:
 
 
 def test_a_job_is_enqueued_although_nobody_can_be_woken(client: Client) -> None:
-    client.redis.set(keys.wake("demo"), "x")
+    client.redis.set(keys.wake("chat:demo"), "x")
     client.submit(request())
     assert client.redis.lrange(LINE, 0, -1) == [b"mine"]

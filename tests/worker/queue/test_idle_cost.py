@@ -43,8 +43,8 @@ def test_an_idle_worker_sends_few_commands(site: Site) -> None:
 
 def test_a_submitted_job_wakes_a_waiting_worker(site: Site) -> None:
     woken: list[int] = []
-    key = keys.wake("fake")
-    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, lambda: woken.append(1))
+    key = keys.wake("chat:fake")
+    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, lambda: woken.append(1))
     site.submit()
     time.sleep(0.2)
     assert woken == []  # not armed: the worker has no room, and the token is for another one
@@ -63,8 +63,8 @@ def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> Non
         asked.append(1)
         return True
 
-    client, key = redis.Redis.from_url(site.url), keys.wake("fake")
-    waker = Waker(client, OWN_KEY, lambda: woken.append(1))
+    client, key = redis.Redis.from_url(site.url), keys.wake("chat:fake")
+    waker = Waker(client, site.redis, OWN_KEY, lambda: woken.append(1))
     waker.look(job_waits)
     assert asked == []
     waker.arm([key])
@@ -75,8 +75,8 @@ def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> Non
 
 
 def test_a_closed_waker_leaves_the_next_token(site: Site) -> None:
-    key = keys.wake("fake")
-    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, lambda: None)
+    key = keys.wake("chat:fake")
+    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, lambda: None)
     waker.arm([key])
     wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
     waker.close()
@@ -87,7 +87,7 @@ def test_a_closed_waker_leaves_the_next_token(site: Site) -> None:
 
 def test_the_tokens_of_jobs_that_nobody_waits_for_are_limited(site: Site) -> None:
     site.submit_many([f"q{i}" for i in range(100)])
-    assert site.redis.llen(keys.wake("fake")) == 32
+    assert site.redis.llen(keys.wake("chat:fake")) == 32
 
 
 def test_a_job_that_another_producer_queued_is_found(site: Site) -> None:
@@ -96,18 +96,18 @@ def test_a_job_that_another_producer_queued_is_found(site: Site) -> None:
     job = site.submit()
     job.result(timeout=60)
     other = site.submit("later")
-    site.redis.delete(keys.wake("fake"))  # as if RQ's own Queue had enqueued it
+    site.redis.delete(keys.wake("chat:fake"))  # as if RQ's own Queue had enqueued it
     assert other.result(timeout=60).text == text_of(other.request)
 
 
 def test_a_waker_survives_redis_errors(site: Site) -> None:
     woken: list[int] = []
-    site.redis.set(keys.wake("fake"), "not a list")
-    key = keys.wake("fake")
-    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, lambda: woken.append(1))
+    site.redis.set(keys.wake("chat:fake"), "not a list")
+    key = keys.wake("chat:fake")
+    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, lambda: woken.append(1))
     waker.arm([key])
     wait_until(lambda: woken == [1])
-    site.redis.delete(keys.wake("fake"))
+    site.redis.delete(keys.wake("chat:fake"))
     site.submit()
     waker.arm([key])
     wait_until(lambda: woken == [1, 1])
@@ -130,20 +130,20 @@ def test_a_worker_without_room_for_bulk_jobs_leaves_their_tokens(site: Site) -> 
     backend = Full()
     capacity = Capacity(backend, {"fake": "fake"}, single=False)
     woken: list[int] = []
-    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, lambda: woken.append(1))
+    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, lambda: woken.append(1))
     waker.arm(capacity.wake_keys)
     site.submit(priority="bulk")
     site.submit()
     wait_until(lambda: woken == [1])
-    assert site.redis.llen(keys.wake("fake", bulk=True)) == 1
+    assert site.redis.llen(keys.wake("bulk:fake")) == 1
     waker.close()
     backend.close()
 
 
 def test_a_worker_that_waits_for_some_jobs_can_wait_for_others(site: Site) -> None:
     woken = threading.Semaphore(0)
-    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, woken.release)
-    interactive, bulk = keys.wake("fake"), keys.wake("fake", bulk=True)
+    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, woken.release)
+    interactive, bulk = keys.wake("chat:fake"), keys.wake("bulk:fake")
     waker.arm([interactive])  # the batch is full of bulk jobs
     wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
     waker.arm([interactive, bulk])  # they have ended
@@ -157,11 +157,11 @@ def test_a_worker_that_waits_for_some_jobs_can_wait_for_others(site: Site) -> No
 
 def test_a_foreign_value_at_its_own_key_does_not_stop_a_worker(site: Site) -> None:
     woken = threading.Semaphore(0)
-    waker = Waker(redis.Redis.from_url(site.url), OWN_KEY, woken.release)
-    waker.arm([keys.wake("fake")])
+    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, woken.release)
+    waker.arm([keys.wake("chat:fake")])
     wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
     site.redis.set(OWN_KEY, "not a list")
-    waker.arm([keys.wake("fake", bulk=True)])
+    waker.arm([keys.wake("bulk:fake")])
     waker.look(lambda: True)
     assert woken.acquire(timeout=5)
     waker.close()

@@ -77,7 +77,7 @@ def test_a_lost_lease_changes_nothing(site: Site, a: RQStore, b: RQStore) -> Non
 
 def test_a_claim_of_the_last_job_deletes_the_tokens(site: Site, a: RQStore) -> None:
     site.submit_many(["a", "b", "c"])
-    wake = keys.wake("fake")
+    wake = keys.wake("chat:fake")
     claim(a, 2)
     assert site.redis.llen(wake) == 3
     claim(a)
@@ -92,7 +92,21 @@ def test_tokens_stay_while_suspects_wait(site: Site, a: RQStore) -> None:
     site.redis.rpush(quarantine, "suspect")
     site.submit()
     claim(a)
-    assert site.redis.llen(keys.wake("fake")) == 1
+    assert site.redis.llen(keys.wake("chat:fake")) == 1
+
+
+def test_a_job_that_returns_to_its_queue_wakes_a_worker(site: Site, a: RQStore) -> None:
+    wake = keys.wake("chat:fake")
+    for how in ("given back", "retried", "delayed"):
+        site.submit()
+        (claimed,) = claim(a)
+        site.redis.delete(wake)
+        if how == "given back":
+            a.give_back([claimed.lease], undo_attempt=True)
+        else:
+            assert a.retry(claimed.lease, 5, 60.0 if how == "delayed" else 0.0, [])
+        assert site.redis.llen(wake) == (0 if how == "delayed" else 1), how
+        claim(a)
 
 
 def test_a_job_is_settled_once(site: Site, a: RQStore) -> None:

@@ -99,11 +99,11 @@ def test_a_turn_that_waited_joins_the_line_of_its_tenant_and_wakes_workers(site:
         for name in ("a", "b")
     )
     queue = keys.bulk_queue("fake")
-    site.redis.delete(keys.wake("fake", bulk=True))
+    site.redis.delete(keys.wake("bulk:fake"))
     assert first.cancel()
     assert site.redis.lrange(keys.tenant_queue(queue, "t"), 0, -1) == [second.id.encode()]
     assert site.redis.llen(queue_key(queue)) == 0
-    assert site.redis.llen(keys.wake("fake", bulk=True)) == 1
+    assert site.redis.llen(keys.wake("bulk:fake")) == 1
     site.burst()
     assert second.status() is Status.FINISHED
 

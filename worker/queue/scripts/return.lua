@@ -11,6 +11,7 @@
 --       scheduled: RQ's registry of jobs that wait for their time, scores in seconds
 --       started: sorted set of the jobs that its worker has started
 --       workers: sorted set of the workers, scores are the ends of their leases
+--       wake: list that workers with room wait on; it keeps the newest 32 elements
 -- ARGV  job_id, execution_id: their member in wip is the lease of this attempt
 --       entry: the job's member of started
 --       dead: name of the dead worker whose job this is; '' if it is the caller's own
@@ -32,7 +33,7 @@
 -- command fails. The lease is removed last, so the job is always in its queue or held. A full Redis
 -- runs it.
 local job, wip, execution, executions, queue, quarantine, scheduled, started,
-  workers = unpack(KEYS)
+  workers, wake = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, push, counter, limit, undo_attempt, lost, lost_at,
   group, delay, failures = unpack(ARGV)
 
@@ -71,6 +72,8 @@ if redis.call('TYPE', job).ok == 'hash' then
     redis.call('ZADD', scheduled, string.format('%.3f', due), job_id)
   else
     push_job(push, queue, job_id)
+    redis.pcall('LPUSH', wake, 1)
+    redis.pcall('LTRIM', wake, 0, 31)
   end
   pcall(left_running, job_id, entry)
 end
