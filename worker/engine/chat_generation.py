@@ -58,7 +58,7 @@ class ChoiceState:
         self.reasoning_tokens += self.reader.reasons and event.sampled is not None
         part = self.reader.push(event.text, last=event.last)
         calls = tuple(
-            _delta_of(call, index) for index, call in enumerate(part.calls, len(self.tool_calls))
+            [_delta_of(call, index) for index, call in enumerate(part.calls, len(self.tool_calls))]
         )
         if event.sampled is not None:
             self.token_ids.append(event.sampled.token_id)
@@ -163,9 +163,8 @@ class ChatGeneration:
         if event.sampled is not None and event.sampled.logprob is not None:
             logprob = self._logprob(event.sampled)
         delta = choice.add(event, logprob)
-        if any(
-            (delta.content, delta.reasoning, delta.logprobs, delta.tool_calls, delta.finish_reason)
-        ):
+        visible = delta.content or delta.reasoning or delta.tool_calls
+        if visible or logprob is not None or delta.finish_reason:
             self._sink.deltas((delta,))
         if not event.last:
             return

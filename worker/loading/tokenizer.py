@@ -65,6 +65,7 @@ class Tokenizer:
         self._kinds = {str(step.get("type")) for step in _steps(values.get("decoder"))}
         self._check_decoder()
         self._pieces = {token_id: piece for piece, token_id in vocab.items()}
+        self._known_bytes: dict[int, bytes] = {}  # of the tokens that were asked for
 
     def limited_to(self, vocab_size: int) -> Tokenizer:
         """This tokenizer without the special tokens whose ids the model doesn't have: the files of
@@ -134,6 +135,12 @@ class Tokenizer:
 
     def token_bytes(self, token_id: int) -> bytes:
         """UTF-8 bytes of the token, possibly only a part of a character."""
+        known = self._known_bytes.get(token_id)
+        if known is None:
+            known = self._known_bytes[token_id] = self._bytes_of(token_id)
+        return known
+
+    def _bytes_of(self, token_id: int) -> bytes:
         piece = self._pieces.get(token_id)
         if piece is None:
             return b""
