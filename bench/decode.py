@@ -4,8 +4,9 @@
 
 Random weights in bf16, each contestant continues the same random prompts greedily. Decode-only
 tokens per second: prompts of 64 tokens, the time of 34 new tokens less the time of two. The floor
-of a step is the time of its matrix products, and of reading the keys and values of 80 positions.
-Prefill: prompt tokens per second, one prompt of 512 tokens and one new token.
+of a step is the time of its matrix products, called one by one from Python, and of reading the keys
+and values of 80 positions. Prefill: prompt tokens per second, one prompt of 512 tokens and one new
+token. Ratios are medians of the rounds' own ratios.
 """
 
 from __future__ import annotations
@@ -95,15 +96,20 @@ def main(device: str, rounds: int, batches: str, out: Path | None) -> None:
 
 def _row(figures: dict[str, list[float]]) -> dict[str, Any]:
     """Medians and ratios; without a floor, None in its columns."""
-    medians = {who: median(values) for who, values in figures.items()}
-    chatjobs, limit = medians["chatjobs"], medians.get("floor")
+    chatjobs, reference, limits = (
+        figures.get(who, []) for who in ("chatjobs", "transformers", "floor")
+    )
     return {
-        "chatjobs": chatjobs,
-        "transformers": medians["transformers"],
-        "floor": limit,
-        "ours / transformers": chatjobs / medians["transformers"],
-        "ours / floor": limit and chatjobs / limit,
+        "chatjobs": median(chatjobs),
+        "transformers": median(reference),
+        "floor": median(limits) if limits else None,
+        "ours / transformers": _ratio(chatjobs, reference),
+        "ours / floor": _ratio(chatjobs, limits) if limits else None,
     }
+
+
+def _ratio(ours: list[float], others: list[float]) -> float:
+    return median([one / other for one, other in zip(ours, others, strict=True)])
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 A Qwen3-0.6B shape with random weights; our own quantiser makes the GGUF files, and llama.cpp reads
 the same files. OpenVINO's model is exported from the same checkpoint (fp16, which it runs in bf16,
 int8, int4). Decode-only tokens per second: prompts of 64 tokens, the time of 34 new tokens less the
-time of two, so that the context is 65 to 97. Prefill: prompt tokens per second of one new token.
+time of two, so that the context is 66 to 97. Prefill: prompt tokens per second of one new token.
 Load: seconds from the file, which the system's page cache holds, until the model is ready; it is
 measured of files in formats of GGUF, beside llama.cpp.
 All contestants take turns in one run, with as many threads as torch has. A peer that ends with an

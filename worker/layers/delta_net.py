@@ -250,7 +250,7 @@ def recur_in_chunks(
     """Many tokens of one sequence. Updates `state` [heads, key_dim, value_dim] in place.
 
     q, k [length, heads, key_dim], v [length, heads, value_dim], g, beta [length, heads]
-    → [length, heads, value_dim]. Equal to `recur` per token, up to rounding.
+    → [length, heads, value_dim]. Equal to `recur` per token, up to rounding, if |k| ≤ 1.
     """
     length = len(q)
     size = min(CHUNK, length)

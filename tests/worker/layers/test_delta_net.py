@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -58,6 +59,24 @@ def test_chunks_and_single_tokens_are_the_same_recurrence(
     for ours, state in ((in_chunks, chunked), (one_by_one, single[0])):
         torch.testing.assert_close(ours, expected, atol=2e-5, rtol=2e-5)
         torch.testing.assert_close(state, exact, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("g", [0.0, -20.0])
+def test_chunks_of_identical_keys_are_the_same_recurrence(g: float) -> None:
+    """Each token overwrites what the one before it has stored: the triangular system is full."""
+    length, random = 2 * delta_net.CHUNK, torch.Generator().manual_seed(1)
+    q = torch.randn(length, HEADS, KEY, generator=random)
+    k = torch.randn(1, HEADS, KEY, generator=random)
+    k = (k / k.norm(dim=-1, keepdim=True)).expand(length, -1, -1)
+    v = torch.randn(length, HEADS, VALUE, generator=random)
+    decays, beta = torch.full((length, HEADS), g), torch.ones(length, HEADS)
+    start = torch.randn(HEADS, KEY, VALUE, generator=random)
+
+    exact, chunked = start.clone(), start.clone()
+    expected = step_by_step(q, k, v, decays, beta, exact).float()
+    in_chunks = recur_in_chunks(q, k, v, decays, beta, chunked)
+    torch.testing.assert_close(in_chunks, expected, atol=2e-5, rtol=2e-5)
+    torch.testing.assert_close(chunked, exact, atol=2e-5, rtol=2e-5)
 
 
 def test_the_tried_lengths_span_several_chunks() -> None:
