@@ -36,10 +36,10 @@ class Capacity:
     def wake_keys(self) -> list[str]:
         """The wake lists of the queues for whose jobs there is room."""
         return [
-            keys.wake(queue)
+            keys.wake(keys.bulk_queue(name) if bulk else keys.chat_queue(name))
             for name in self._models
-            for bulk, queue in enumerate((keys.chat_queue(name), keys.bulk_queue(name)))
-            if self.of(name, bool(bulk))
+            for bulk in (False, True)
+            if self.of(name, bulk)
         ]
 
     def of(self, name: str, bulk: bool) -> int:
