@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from worker.kernels import dense, library
+from worker.layers.linear_weight import linear
 
 # Rows up to which the kernels are faster than torch: with AVX-512 or AMX, and with AVX2.
 MOST, MOST_BY_AVX2 = 256, 32
@@ -38,6 +38,6 @@ class Bf16Weight:
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         rows = len(x)
         if self._most is not None and rows > self._most:
-            return F.linear(x, self.tensor, bias)
+            return linear(x, self.tensor, bias)
         y = dense.linear(x, [(self.tensor, rows)])
         return y if bias is None else y.add_(bias)

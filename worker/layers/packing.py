@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.layers.linear_weight import bf16_is_fast
+
 # Rows of x that the layout is optimised for. Other row counts work, a little slower.
 PACKED_FOR_ROWS = 16
 # Larger row counts are padded to a multiple of this. oneDNN compiles a kernel per row count and
@@ -19,11 +21,7 @@ ROUND_ROWS = 8
 
 def supports(dtype: torch.dtype, device: torch.device) -> bool:
     """Whether weights of this dtype can be packed on this device."""
-    return (
-        device.type == "cpu"
-        and dtype is torch.bfloat16
-        and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
-    )
+    return device.type == "cpu" and dtype is torch.bfloat16 and bf16_is_fast()
 
 
 class PackedWeight:

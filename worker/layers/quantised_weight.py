@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from worker.layers.device import is_accelerator
+from worker.layers.linear_weight import linear
 from worker.layers.quantised import QuantisedTensor, Weight
 
 # Values of the weight that are dequantised for one product, on the CPU and elsewhere. Larger
@@ -29,7 +30,7 @@ class QuantisedWeight:
         for piece in self._pieces:
             end = start + piece.shape[0]
             plain = piece.dequantise(x.dtype) if isinstance(piece, QuantisedTensor) else piece
-            y[:, start:end] = x @ plain.T
+            y[:, start:end] = linear(x, plain)
             start = end
         return y if bias is None else y.add_(bias)
 

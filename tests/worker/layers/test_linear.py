@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.layers import packing
+from worker.layers import linear_weight, packing
 from worker.layers.bf16_weight import Bf16Weight, served
 from worker.layers.linear import Linear, LinearFactory, Split, Store
 from worker.layers.linear_weight import DenseWeight, LinearWeight, merge
@@ -81,6 +81,30 @@ def test_a_linear_equals_f_linear_of_its_concatenated_parts(
     output = linear(x)
     assert output.shape == (rows, sum(parts))
     close(output, expected)
+
+
+@pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
+@pytest.mark.parametrize("rows", [1, linear_weight.WIDENED_ROWS, 50])
+def test_a_cpu_without_bf16_instructions_multiplies_in_float32(
+    monkeypatch: pytest.MonkeyPatch, rows: int, biased: bool
+) -> None:
+    monkeypatch.setattr(linear_weight, "bf16_is_fast", lambda: False)
+    monkeypatch.setattr(linear_weight, "WIDENED_VALUES", 7 * IN)  # the last part is smaller
+    weight, x = random(40, IN, seed=1).bfloat16(), random(rows, IN, seed=2).bfloat16()
+    bias = random(40, seed=3).bfloat16() if biased else None
+    exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
+    close(linear_weight.linear(x, weight, bias), exact.bfloat16())
+    kinds: list[torch.dtype] = []
+    product = F.linear
+
+    def watched(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        kinds.append(x.dtype)
+        return product(x, weight, bias)
+
+    monkeypatch.setattr(F, "linear", watched)
+    DenseWeight(weight)(x, bias)
+    wide = rows >= linear_weight.WIDENED_ROWS
+    assert kinds == ([torch.float32] * 6 if wide else [torch.bfloat16])
 
 
 def test_packed_rows_do_not_depend_on_the_padding(
