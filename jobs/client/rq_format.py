@@ -31,7 +31,7 @@ from rq.results import Result
 from rq.utils import now, utcformat
 
 from jobs import lua
-from jobs.encoding import CompactJSON
+from jobs.encoding import CompactJSON, from_json
 
 DATA = "data"  # RQ's field of a job hash: the call, serialised and compressed
 COMPRESSION = 1  # level of zlib; higher ones are slower and not much smaller for JSON
@@ -213,7 +213,7 @@ def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]
     if rest:
         raise ValueError(f"it is larger than {MAX_DATA / 1e6:.1f} MB, the limit of a job")
     try:
-        call = json.loads(text.decode())
+        call = from_json(text.decode())
     except RecursionError:
         raise ValueError(f"it is nested deeper than {MAX_DEPTH} levels") from None
     if not isinstance(call, list) or len(call) != 4:

@@ -10,11 +10,10 @@ can share an outbox.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from typing import Any, Literal, TypedDict
 
-from jobs.encoding import to_json
+from jobs.encoding import from_json, to_json
 from jobs.keys import RUN_ID
 from jobs.results.failures import Failure
 
@@ -139,7 +138,7 @@ def encode(entry: OutboxEntry) -> str:
 
 def decode(value: str | bytes) -> OutboxEntry:
     """The entry that `encode` wrote. Raises ValueError unless it is a JSON object."""
-    entry = json.loads(value)
+    entry = from_json(value)
     if not isinstance(entry, dict):
         raise ValueError(f"an outbox entry is a JSON object, got {value[:60]!r}")
     return entry  # type: ignore[return-value]

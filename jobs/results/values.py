@@ -27,7 +27,9 @@ def length_of(value: Any) -> int | None:
 
 def as_text(value: Any) -> str | None:
     """Lone surrogates, which Parquet cannot hold, become question marks."""
-    return value.encode("utf-8", "replace").decode() if isinstance(value, str) else None
+    if not isinstance(value, str) or value.isascii():
+        return value if isinstance(value, str) else None
+    return value.encode("utf-8", "replace").decode()
 
 
 def as_texts(value: Any) -> list[str] | None:
@@ -46,7 +48,11 @@ def as_int(value: Any, bits: int) -> int | None:
 
 
 def as_ints(value: Any) -> list[int | None] | None:
-    return [as_int(item, 32) for item in value] if isinstance(value, list) else None
+    if not isinstance(value, list):
+        return None
+    if value and {*map(type, value)} == {int} and -(2**31) <= min(value) <= max(value) < 2**31:
+        return value  # token ids: the longest lists, and they fit
+    return [as_int(item, 32) for item in value]
 
 
 def as_float(value: Any) -> float | None:
