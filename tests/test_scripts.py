@@ -44,7 +44,6 @@ CASES = [
     (turns.BEGIN, "ARGV", turns.BeginArgs),
     (rq_sessions.RELEASE, "KEYS", rq_sessions.ReleaseTurnKeys),
     (rq_sessions.RELEASE, "ARGV", rq_sessions.ReleaseTurnArgs),
-    (writer.APPEND, "KEYS", writer.AppendKeys),
     (writer.APPEND, "ARGV", writer.AppendArgs),
     (rq_scripts.CLAIM, "KEYS", rq_scripts.ClaimKeys),
     (rq_scripts.CLAIM, "ARGV", rq_scripts.ClaimArgs),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from redis import Redis
 from redis.exceptions import RedisError, ResponseError
@@ -15,20 +15,15 @@ LOG_ENTRIES = 2**16  # approximate length of a log; followers of a longer one ge
 LOG_BYTES = 16 * 2**20  # approximate size of its entries
 LOG_SECONDS = 3600  # expiry of a log after its last entry; end_stream.lua shortens it at the end
 
+CALL_ENTRIES = 100  # of one call of the script, which Redis runs without a break
+
 APPEND = lua.load("jobs.stream", "append")
 
 
-# KEYS and ARGV of append.lua, by name and in order.
-
-
-class AppendKeys(NamedTuple):
-    log: str
-    live: str
+# ARGV of append.lua before the entries, by name and in order.
 
 
 class AppendArgs(NamedTuple):
-    entry_id: str
-    payload: str
     expire_seconds: int
     max_entries: int
     max_bytes: int
@@ -42,28 +37,23 @@ class StreamWriter:
         self._append = redis.register_script(APPEND)
 
     def write_many(self, entries: Sequence[Entry]) -> list[bool]:
-        """Write entries of any jobs in one round trip, each one atomically.
+        """Write entries of any jobs, each one atomically.
 
         Returns for each entry whether it is in the log. False: a later attempt has begun or the
         stream has ended, so the caller no longer owns the job; or another program has written the
         log. Raises redis.RedisError.
         """
-        if not entries:
-            return []
-        pipeline = self._redis.pipeline(transaction=False)
-        for entry in entries:
-            self._append(
-                keys=AppendKeys(log=keys.log(entry.job), live=keys.live(entry.job)),
-                args=AppendArgs(
-                    entry_id=entry.id,
-                    payload=entry.payload(),
-                    expire_seconds=LOG_SECONDS,
-                    max_entries=LOG_ENTRIES,
-                    max_bytes=LOG_BYTES,
-                ),
-                client=pipeline,
-            )
-        replies = pipeline.execute(raise_on_error=False)
+        written: list[bool] = []
+        for start in range(0, len(entries), CALL_ENTRIES):
+            written += self._write(entries[start : start + CALL_ENTRIES])
+        return written
+
+    def _write(self, entries: Sequence[Entry]) -> list[bool]:
+        names = [key(entry.job) for entry in entries for key in (keys.log, keys.live)]
+        fields = [text for entry in entries for text in (entry.id, entry.payload())]
+        replies: Any = self._append(
+            keys=names, args=[*AppendArgs(LOG_SECONDS, LOG_ENTRIES, LOG_BYTES), *fields]
+        )
         for reply in replies:
             if isinstance(reply, RedisError) and type(reply) is not ResponseError:
                 raise reply

@@ -80,7 +80,8 @@ class ChaoticWorker(threading.Thread):
         if self.rng.random() < 0.1:  # in the log, but its message is lost
             entry = Entry(self.job_id, attempt, seq, (Delta(0, text),))
             names = [keys.log(self.job_id), keys.live(self.job_id)]
-            self.silent(keys=names, args=AppendArgs(entry.id, entry.payload(), 60, 10_000, 2**20))
+            args = [*AppendArgs(60, 10_000, 2**20), entry.id, entry.payload()]
+            self.silent(keys=names, args=args)
         else:
             self.worker.write(self.job_id, attempt, seq, text)
 

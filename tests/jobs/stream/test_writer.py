@@ -8,7 +8,7 @@ from jobs import keys
 from jobs.api.answer import TokenLogprob
 from jobs.stream.delta import Delta
 from jobs.stream.entries import END_SEQ, Entry, end_id
-from jobs.stream.writer import LOG_SECONDS
+from jobs.stream.writer import CALL_ENTRIES, LOG_SECONDS
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -76,6 +76,18 @@ def test_entries_of_many_jobs_go_out_together_and_fail_separately(worker):
     entries = [Entry(job, 1, 1, (Delta(0, "x"),)) for job in "abc"]
     assert worker.writer.write_many(entries) == [True, False, True]
     assert worker.writer.write_many([]) == []
+
+
+def test_a_log_that_another_program_has_written_keeps_no_other_entry_back(worker):
+    worker.redis.set(keys.log("b"), "not a stream")
+    entries = [Entry(job, 1, 1, (Delta(0, "x"),)) for job in "abc"]
+    assert worker.writer.write_many(entries) == [True, False, True]
+
+
+def test_more_entries_than_one_call_takes(worker):
+    entries = [Entry(f"job-{n}", 1, 1, (Delta(0, "x"),)) for n in range(CALL_ENTRIES + 1)]
+    assert worker.writer.write_many(entries) == [True] * len(entries)
+    assert worker.redis.xlen(keys.log(f"job-{CALL_ENTRIES}")) == 1
 
 
 def test_a_log_stays_within_its_bytes_and_keeps_its_end(client, worker, monkeypatch):
