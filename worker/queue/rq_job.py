@@ -26,6 +26,7 @@ from jobs.client.rq_format import (
     request_of,
 )
 from jobs.client.turns import History
+from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
 from jobs.results.failures import Failure, parse_failures
 
@@ -36,12 +37,13 @@ GROUP = "chatjobs_group"  # group of suspects that it is run with
 MACHINE_ERRORS = "chatjobs_machine_errors"  # attempts that ended because of their worker's machine
 RETRIED = "chatjobs_retried"  # retries used after errors
 
+MAX_GROWTH = 12  # a character has at most so many in JSON that is ASCII
 MAX_INTERVAL = 10 * 365 * 86_400  # seconds that a retry may wait
 
-# Fields of a job hash that a worker reads; claim.lua returns them in this order.
+# Fields of a job hash that a worker reads.
 FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETRIED, GROUP, CANCEL)
 
-# Fields of a job hash with its time limits, retries and failures; `read_terms` reads them.
+# Those with its time limits, retries and failures; `read_terms` reads them.
 TERMS = (
     *(DEADLINE, "timeout", "retries_left", "retry_intervals", "enqueue_at_front_on_retry"),
     *(FAILURES, MACHINE_ERRORS),
@@ -183,6 +185,8 @@ def read(
 
 def _excess(request: dict[str, Any], limits: Limits) -> JobError | None:
     """The error of a request that exceeds the limits of requests, whoever enqueued it."""
+    if MAX_GROWTH * len(to_json(request)) <= min(limits.request_bytes, limits.message_bytes):
+        return None
     size = len(json.dumps(request))
     if size > limits.request_bytes:
         return too_large("request_bytes", size, limits.request_bytes)

@@ -39,6 +39,8 @@ class ClaimArgs(NamedTuple):
     now_seconds: float
     score: float
     take_suspects: int
+    fields: str
+    limit_names: str
 
 
 class SettleKeys(NamedTuple):

@@ -32,7 +32,6 @@ from worker.queue.rq_job import (
     TERMS,
     ClaimedJob,
     Lease,
-    Terms,
     read,
     read_terms,
 )
@@ -88,6 +87,8 @@ class RQStore:
             now_seconds=moment,
             score=moment + LEASE_SCORE_SECONDS,
             take_suspects=int(suspects),
+            fields=" ".join((*FIELDS, *TERMS)),
+            limit_names=" ".join(Limits._fields),
         )
         lists = [
             key
@@ -108,30 +109,25 @@ class RQStore:
         taken: list[Any] = []
         left, held = 1, -1
         while left and not taken:  # each call looks at some tenants only
-            taken, left, held = self._claim(keys=[*claim_keys, *lists], args=[*args, *capacity])
+            taken, left, held, now, limits = self._claim(
+                keys=[*claim_keys, *lists], args=[*args, *capacity]
+            )
         self.held_seconds = held / 1000 if held >= 0 else math.inf
-        terms = self._read_terms([job.decode() for _, job, *_ in taken])
-        claimed = []
-        for (number, job, attempt, execution, *values), own in zip(taken, terms, strict=True):
-            queue = self.queues[number - 1]
-            lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
-            claimed.append(read(lease, values, moment, own, self.limits))
-        return self._sessions.begin(claimed)
-
-    def _read_terms(self, jobs: Sequence[str]) -> list[Terms]:
-        """The time limits and retries of claimed jobs; also reads the operator's limits."""
-        if not jobs:
-            return []
-        pipeline = self._redis.pipeline(transaction=False)
-        pipeline.time()
-        pipeline.hmget(keys.LIMITS, Limits._fields)
-        for job in jobs:
-            pipeline.hmget(rq_format.job_key(job), TERMS)
-        (seconds, microseconds), limits, *found = _readable(pipeline)
         if limits is not None:  # else those of the last claim
             self.limits = parse_limits(limits)
-        now, absent = seconds + microseconds / 1e6, (None,) * len(TERMS)
-        return [read_terms(values or absent, now) for values in found]
+        claimed = []
+        for number, job, attempt, execution, *values in taken:
+            queue = self.queues[number - 1]
+            lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
+            claimed.append(self._read(lease, values, moment, float(now)))
+        return self._sessions.begin(claimed)
+
+    def _read(
+        self, lease: Lease, values: Sequence[bytes | None], claimed_at: float, now: float
+    ) -> ClaimedJob:
+        """The job of a lease from the values of FIELDS and TERMS. `now`: the time of Redis."""
+        terms = read_terms(values[len(FIELDS) :], now)
+        return read(lease, values[: len(FIELDS)], claimed_at, terms, self.limits)
 
     def settle(
         self, settlements: Sequence[Settlement], dead: DeadWorker | None = None
@@ -225,9 +221,15 @@ class RQStore:
 
     def read(self, lease: Lease) -> ClaimedJob:
         """The job of a lease, as its hash is now."""
-        (terms,) = self._read_terms([lease.job])
-        values = self._redis.hmget(rq_format.job_key(lease.job), FIELDS)
-        return read(lease, values, time.time(), terms, self.limits)
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        pipeline.hmget(keys.LIMITS, Limits._fields)
+        pipeline.hmget(rq_format.job_key(lease.job), (*FIELDS, *TERMS))
+        (seconds, microseconds), limits, values = _readable(pipeline)
+        if limits is not None:
+            self.limits = parse_limits(limits)
+        absent = (None,) * len((*FIELDS, *TERMS))
+        return self._read(lease, values or absent, time.time(), seconds + microseconds / 1e6)
 
     def check(self, leases: Sequence[Lease]) -> list[tuple[bool, bool]]:
         """For each lease: whether it is still held, and whether the job was cancelled."""

@@ -17,12 +17,14 @@
 --       score: score of the first lease in the wip set
 --       take_suspects: '1' if the worker runs no job: it takes the first group of suspects from the
 --       quarantines and nothing else; if there is none, it takes other jobs
+--       fields, limit_names: fields of the job hashes, and of `limits`, to return; with spaces between
 --       capacity…: for each queue, the number of jobs to take at most. An interactive job also takes
 --       room of its model's bulk jobs, unless there is room for just one: those must not starve
--- Returns {jobs, left, held}. jobs: one list per job taken: {number of the queue from 1, job id,
---       attempt, execution id, then the fields of the job hash in the order of FIELDS in rq_job.py}.
---       left: 1 if there is room for jobs of tenants that were not reached in this call, else 0.
---       held: milliseconds until a job that was left to another worker may be taken; -1 without one.
+-- Returns {jobs, left, held, now, set}. jobs: one list per job taken: {number of the queue from 1,
+--       job id, attempt, execution id, then the values of `fields`}. left: 1 if there is room for jobs
+--       of tenants that were not reached in this call, else 0. held: milliseconds until a job that was
+--       left to another worker may be taken; -1 without one. now: time of Redis in seconds. set: the
+--       values of `limit_names`; nil if `limits` is no hash.
 --
 -- The tenants of a queue are served round robin: one job of each. A tenant with as many running jobs
 -- as the limit tenant_running allows is parked until one of them ends. A call looks at no more than
@@ -42,12 +44,20 @@
 -- command fails. A job leaves its queue (LPOP) last, so no job can be lost. A full Redis runs it.
 local started, workers, limits, queues = unpack(KEYS)
 local lists = {unpack(KEYS, 5)}
-local worker, execution_prefix, now_text, now_seconds, score, take_suspects = unpack(ARGV)
-local capacity = {unpack(ARGV, 7)}
+local worker, execution_prefix, now_text, now_seconds, score, take_suspects,
+  fields, limit_names = unpack(ARGV)
+local capacity = {unpack(ARGV, 9)}
 
 local HOLD_MS = 250
 local MAX_HELD = 16
 
+local function words(text)
+  local found = {}
+  for word in string.gmatch(text, '%S+') do found[#found + 1] = word end
+  return found
+end
+
+local job_fields = words(fields)
 local ended = {finished = true, failed = true, stopped = true, canceled = true}
 local taken = {}
 local only_one = {}  -- of each queue: whether there was room for one job
@@ -167,9 +177,8 @@ local function start(number, id, job, queue, wip, list)
   pcall(note_running, id, entry)
   local session = session_key_of(id, job)
   if session then hold_session(session) end
-  local fields = redis.call('HMGET', job, 'data', 'enqueued_at', 'created_at', 'result_ttl',
-    'failure_ttl', 'chatjobs_retried', 'chatjobs_group', 'chatjobs_cancel')
-  taken[#taken + 1] = {number, id, attempt, execution, unpack(fields)}
+  local values = redis.call('HMGET', job, unpack(job_fields))
+  taken[#taken + 1] = {number, id, attempt, execution, unpack(values)}
 end
 
 -- Takes the first job of `list` that waits and is not passed over. `verdict` returns 'take' or 'pass'
@@ -281,6 +290,11 @@ local function queue_due(queue, scheduled)
   end
 end
 
+local function reply(left)
+  local set = redis.pcall('HMGET', limits, unpack(words(limit_names)))
+  return {taken, left, held_ms, now, not set.err and set}
+end
+
 -- A queue that has a key of another type, which another program has written, is left alone: the jobs of
 -- the others are taken. The error of such a queue is returned if no job is taken.
 local fault
@@ -321,7 +335,7 @@ if take_suspects == '1' then
     while capacity[number] > 0
       and take_one(quarantine, number, queue, wip, if_in_first_group, nothing) do end
   end
-  if #taken > 0 then return {taken, 0, held_ms} end
+  if #taken > 0 then return reply(0) end
 end
 for _, number in ipairs(usable) do
   local queue, wip, quarantine = unpack(lists, 3 * number - 2, 3 * number)
@@ -333,4 +347,4 @@ for _, number in ipairs(usable) do
   forget_wakes(queue, quarantine)
 end
 if fault and #taken == 0 then return redis.error_reply(fault) end
-return {taken, left_tenants, held_ms}
+return reply(left_tenants)
