@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from jobs.api.answer import FinishReason, TokenLogprob
 from jobs.api.chunk import ToolCallDelta
 
 
-@dataclass(frozen=True, slots=True)
-class Delta:
+class Delta(NamedTuple):
     """New output of one choice. `to_wire` gives its form in a stream entry."""
 
     choice: int

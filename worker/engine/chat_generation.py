@@ -57,9 +57,10 @@ class ChoiceState:
         """Append an event; returns what it added."""
         self.reasoning_tokens += self.reader.reasons and event.sampled is not None
         part = self.reader.push(event.text, last=event.last)
-        calls = tuple(
-            [_delta_of(call, index) for index, call in enumerate(part.calls, len(self.tool_calls))]
-        )
+        calls: tuple[ToolCallDelta, ...] = ()
+        if part.calls:
+            first = len(self.tool_calls)
+            calls = tuple([_delta_of(call, i) for i, call in enumerate(part.calls, first)])
         if event.sampled is not None:
             self.token_ids.append(event.sampled.token_id)
         if logprob is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from jobs.api.answer import FinishReason
 from jobs.errors import JobError, failure_of
@@ -16,8 +16,7 @@ from worker.text.detokenizer import Detokenizer
 from worker.text.stop_strings import StopStrings
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
+class TokenEvent(NamedTuple):
     """What one token added to a sequence. The last event has a finish_reason or an error."""
 
     sampled: Sampled | None  # None: no token, as when a waiting sequence is cancelled

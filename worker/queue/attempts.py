@@ -110,6 +110,10 @@ class Attempts:
         return self._running.get(job)
 
     @property
+    def any_unsettled(self) -> bool:
+        return bool(self._running or self._refused)
+
+    @property
     def leases(self) -> list[Lease]:
         """The leases of all jobs of this worker that are not settled."""
         refused = [settlement.lease for settlement in self._refused]

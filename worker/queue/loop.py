@@ -178,7 +178,7 @@ class WorkerLoop:
         now = time.monotonic()
         if self._stop_at is not None or self._admission.pause or now < self._next_poll:
             return
-        idle = not self._attempts.leases
+        idle = not self._attempts.any_unsettled
         if idle:
             self._breaker.settled()
         if (self._isolating and not idle) or not self._breaker.may_claim():
@@ -217,12 +217,12 @@ class WorkerLoop:
     def _finished(self) -> bool:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             return True
-        if self._attempts.leases:
+        if self._attempts.any_unsettled:
             return False
         return self._stop_at is not None or self._drained
 
     def _collect_timeout(self) -> float:
-        if self._attempts.leases:
+        if self._attempts.any_unsettled:
             return BUSY_SECONDS
         due = self._next_check
         if not self._admission.pause and self._breaker.may_claim():
