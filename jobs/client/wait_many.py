@@ -16,9 +16,9 @@ from jobs.client.wait import Ends
 from jobs.errors import JobError, WaitTimeout, invalid
 from jobs.results.outbox import DEFAULT_RUN, run_of
 
-# Seconds between two looks at an outbox: first, and at most. Each pause is half as long again as
-# the one before, so that the end is seen late by at most about a third of the wait.
-FIRST_SECONDS, ROWS_SECONDS = 0.0125, 0.1
+# Seconds between two looks at an outbox: first, and at most. Each pause is longer than the one
+# before by PAUSE_GROWTH, so that the end is seen late by at most about an eighth of the wait.
+FIRST_SECONDS, ROWS_SECONDS, PAUSE_GROWTH = 0.0125, 0.1, 1.125
 
 J = TypeVar("J")
 
@@ -109,7 +109,7 @@ def _wait_for_outbox(run: str, timeout: float | None, deadline: float | None) ->
                 "lists the workers",
             )
         yield sleep(pause)
-        pause = min(1.5 * pause, ROWS_SECONDS)
+        pause = min(PAUSE_GROWTH * pause, ROWS_SECONDS)
 
 
 def _position(entry_id: bytes) -> tuple[int, int]:

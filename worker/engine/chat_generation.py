@@ -53,25 +53,26 @@ class ChoiceState:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
 
-    def add(self, event: TokenEvent, logprob: TokenLogprob | None) -> Delta:
+    def add(self, event: TokenEvent, logprob: TokenLogprob | None, *, last: bool) -> Delta:
         """Append an event; returns what it added."""
-        self.reasoning_tokens += self.reader.reasons and event.sampled is not None
-        part = self.reader.push(event.text, last=event.last)
+        if event.sampled is not None:
+            self.reasoning_tokens += self.reader.reasons
+            self.token_ids.append(event.sampled.token_id)
+        part = self.reader.push(event.text, last=last)
         calls: tuple[ToolCallDelta, ...] = ()
         if part.calls:
             first = len(self.tool_calls)
             calls = tuple([_delta_of(call, i) for i, call in enumerate(part.calls, first)])
-        if event.sampled is not None:
-            self.token_ids.append(event.sampled.token_id)
-        if logprob is not None:
-            self.logprobs.append(logprob)
+            self.tool_calls += calls
         self.content.append(part.content)
         self.reasoning.append(part.reasoning)
-        self.tool_calls += calls
         self.finish_reason = event.finish_reason
         if self.tool_calls and self.finish_reason == "stop":
             self.finish_reason = "tool_calls"
-        new = (logprob,) if logprob is not None else ()
+        new: tuple[TokenLogprob, ...] = ()
+        if logprob is not None:
+            self.logprobs.append(logprob)
+            new = (logprob,)
         return Delta(self.index, part.content, part.reasoning, new, self.finish_reason, calls)
 
     def message(self) -> AssistantMessage:
@@ -163,11 +164,12 @@ class ChatGeneration:
         logprob = None
         if event.sampled is not None and event.sampled.logprob is not None:
             logprob = self._logprob(event.sampled)
-        delta = choice.add(event, logprob)
+        last = event.last
+        delta = choice.add(event, logprob, last=last)
         visible = delta.content or delta.reasoning or delta.tool_calls
         if visible or logprob is not None or delta.finish_reason:
             self._sink.deltas((delta,))
-        if not event.last:
+        if not last:
             return
         self._unfinished -= 1
         if event.error is not None and self._error is None:

@@ -68,11 +68,13 @@ class AttemptSink:
         self, attempt: Attempt, events: queue.SimpleQueue[Event], breaker: CircuitBreaker
     ) -> None:
         self._attempt, self._events, self._breaker = attempt, events, breaker
+        self._publishes = attempt.request.publishes
 
     def deltas(self, deltas: Sequence[Delta]) -> None:
-        self._attempt.generated = True
-        self._breaker.generates(self._attempt.generation)
-        if self._attempt.request.publishes and self._attempt.stream.add(deltas):
+        if not self._attempt.generated:
+            self._attempt.generated = True
+            self._breaker.generates(self._attempt.generation)
+        if self._publishes and self._attempt.stream.add(deltas):
             self._events.put(Woken())
 
     def ended(self, outcome: Outcome) -> None:
