@@ -29,6 +29,7 @@ from worker.engine.scorer import Scorer
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
 from worker.engine.step import Drawn, draw, prepare
+from worker.engine.turnover import Turnover
 from worker.layers.batch import Batch
 from worker.loading.tokenizer import Tokenizer
 from worker.resident import device as devices
@@ -63,8 +64,7 @@ class EngineCore:
         self.context_length = context
         self.vocab_size = resident.model.vocab_size  # may be larger than the tokenizer's
         self.max_batch = slots.batch
-        self.steps = 0
-        self.tokens_generated = 0
+        self.steps = self.tokens_generated = 0
         self.model, self.device = resident.model, resident.device
         self.pool = CachePool(
             resident.model.make_caches,
@@ -87,6 +87,7 @@ class EngineCore:
         self.speculation = speculation(
             drafting, self.pool, self.device, self.vocab_size, limits.step_tokens, slots.batch
         )
+        self._turnover = Turnover(slots.batch)
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._changes = Changes(self._scheduler.reset)
         self._closed = False
@@ -122,14 +123,13 @@ class EngineCore:
         if place.type == "cpu":
             share_cores(resident.info.weight_bytes)
             keep_memory()
-        longest = resident.model.context_length
         if context is not None:
             check_context(context, resident)
         batch = devices.limits(place).max_batch if max_batch is None else max_batch
         return cls(
             resident,
             slots=Slots.share(batch, interactive_slots, preempt),
-            context=context or longest,
+            context=context or resident.model.context_length,
             cache_bytes=devices.cache_limit(place) if cache_bytes is None else cache_bytes,
             prefix_cache=prefix_cache,
             drafting=drafting,
@@ -156,6 +156,7 @@ class EngineCore:
             bulk_running=scheduler.bulk_running,
             bulk_all=bulk_all + bulk_coming,
             interactive=self.running + self.waiting - bulk_all + interactive_coming,
+            ended=self._turnover.recent,
         )
 
     @property
@@ -276,6 +277,7 @@ class EngineCore:
                 sequence.fail(self._resident.not_finite(sequence.length))
                 self._scheduler.remove(sequence, poisoned=True)
             elif sequence.ended:
+                self._turnover.count()
                 self._scheduler.remove(sequence, poisoned=one.spoiled)
             elif one.spoiled:
                 self._scheduler.restart(sequence)

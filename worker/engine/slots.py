@@ -40,11 +40,14 @@ class Slots:
         """Number of paused sequences that keep their cache."""
         return max(1, self.batch // PAUSED_SHARE) if self.preempt else 0
 
-    def room(self, *, bulk: bool, bulk_running: int, bulk_all: int, interactive: int) -> int:
+    def room(
+        self, *, bulk: bool, bulk_running: int, bulk_all: int, interactive: int, ended: int = 0
+    ) -> int:
         """Number of sequences that the batch and a short queue can still take. The queue keeps the
-        batch full while further jobs are claimed. One bulk sequence may always wait, since the
-        scheduler does not let it starve."""
-        most = self.batch + self.batch // BATCH_PER_QUEUED
+        batch full while further jobs are claimed: it holds as many sequences as `ended` in about
+        that time, and at least half a batch. One bulk sequence may always wait, since the scheduler
+        does not let it starve."""
+        most = self.batch + max(self.batch // BATCH_PER_QUEUED, ended)
         if bulk:
             return max(0, most - self.reserved - bulk_all - interactive, 1 - bulk_all)
         return max(0, most - interactive - (0 if self.preempt else bulk_running))

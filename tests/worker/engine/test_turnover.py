@@ -1,0 +1,44 @@
+"""How many further sequences a worker claims, by how many have ended lately."""
+
+from __future__ import annotations
+
+from worker.engine.slots import Slots
+from worker.engine.turnover import BATCHES, SECONDS, Turnover
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_only_ends_of_a_moment_ago_count() -> None:
+    clock = Clock()
+    turnover = Turnover(4, clock)
+    assert turnover.recent == 0
+    turnover.count()
+    clock.now += SECONDS / 2
+    turnover.count()
+    turnover.count()
+    assert turnover.recent == 3
+    clock.now += 0.75 * SECONDS
+    assert turnover.recent == 2
+    clock.now += SECONDS
+    assert turnover.recent == 0
+
+
+def test_no_more_than_some_batches_count() -> None:
+    turnover = Turnover(2, Clock())
+    for _ in range(1000):
+        turnover.count()
+    assert turnover.recent == 2 * BATCHES
+
+
+def test_the_queue_holds_half_a_batch_or_as_many_as_ended() -> None:
+    empty = {"bulk_running": 0, "bulk_all": 0, "interactive": 0}
+    for bulk in (True, False):
+        rooms = [Slots(16).room(bulk=bulk, ended=ended, **empty) for ended in (0, 8, 9, 40)]
+        assert rooms == [24, 24, 25, 56]
+    assert Slots(1).room(bulk=True, ended=3, **empty) == 4  # one runs, three wait

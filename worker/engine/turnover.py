@@ -1,0 +1,28 @@
+"""How many sequences ended a moment ago: as many may be needed before further jobs are claimed."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+
+SECONDS = 0.1  # about twice the time between two claims of a busy worker
+BATCHES = 8  # most sequences that are counted, in batches
+
+
+class Turnover:
+    """Counted by the thread that steps the engine, read by any."""
+
+    def __init__(self, batch: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends: deque[float] = deque(maxlen=BATCHES * batch)
+
+    def count(self) -> None:
+        """A sequence has ended."""
+        self._ends.append(self._clock())
+
+    @property
+    def recent(self) -> int:
+        """Number of sequences that ended in the last SECONDS."""
+        since = self._clock() - SECONDS
+        return sum(end >= since for end in tuple(self._ends))
