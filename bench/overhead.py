@@ -22,6 +22,7 @@ from jobs import ChatRequest, Client, Results, Sampling
 from jobs.embedded import EmbeddedRedis
 from worker import Engine
 from worker.cli.demo_run import demo_requests
+from worker.resident.process import freeze_gc_heap
 
 SECONDS = 120.0  # time limit of a round
 
@@ -37,6 +38,7 @@ def main(rounds: int, device: str, max_batch: int, out: Path | None) -> None:
     engine = Engine.load("demo", device=device, max_batch=max_batch)
     prompts = [engine.prompt_ids(request) for request in requests]
     sampling = Sampling(temperature=0)
+    freeze_gc_heap()  # as in a worker; the client shares this process
     count = 0
 
     def in_process() -> float:

@@ -19,7 +19,7 @@ from worker.engine.preparer import Preparation, Preparer
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
 from worker.loading.pages import trim_heap
 from worker.resident import device as devices
-from worker.resident.process import tune
+from worker.resident.process import freeze_gc_heap, tune, unfreeze_gc_heap
 
 logger = logging.getLogger(__name__)
 
@@ -138,6 +138,7 @@ class EngineHost:
         engines, self._engines = self._engines, {}
         for engine in engines.values():
             engine.close()
+        unfreeze_gc_heap()
 
     def _coming(self, engine: EngineCore) -> dict[str, int]:
         """Number of sequences whose prompts are not prepared yet."""
@@ -183,6 +184,7 @@ class EngineHost:
         finally:
             self._loading = False
         self._engines = {**self._engines, engine.info.name: engine}
+        freeze_gc_heap()
         return engine.info
 
     def _load_states(self, engine: EngineCore) -> None:

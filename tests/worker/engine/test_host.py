@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -77,6 +78,25 @@ def test_many_threads_submit_and_one_thread_steps(
     assert caught.value.code == "model_not_found"
     host.close()
     assert not host.health().alive
+
+
+def test_short_requests_make_room_for_as_many_as_ended_lately(
+    host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("worker.engine.turnover.SECONDS", 3600.0)
+    info = host.load(str(path))
+    assert host.room(info.name, bulk=False) == 6  # a batch of 4 and half of it
+    for _ in range(5):
+        chat(host, ask(max_tokens=1).model_copy(update={"model": info.name}))
+    wait_until(lambda: host.room(info.name, bulk=False) == 9)
+
+
+def test_a_loaded_model_is_spared_from_garbage_collection(host: EngineHost, path: Path) -> None:
+    host.load(str(path))
+    assert gc.get_freeze_count() > 100_000
+    assert len(gc.get_objects()) < gc.get_freeze_count()
+    host.close()
+    assert gc.get_freeze_count() == 0
 
 
 def test_closing_fails_running_requests_and_drops_the_models(host: EngineHost, path: Path) -> None:
