@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -98,7 +98,11 @@ class MachineError(JobError):
 
 
 class Sink(Protocol):
-    """Receives the events of one request. Called on the engine thread: must not block."""
+    """Receives the events of one request."""
+
+    def pending(self, deliver: Callable[[], None]) -> None:
+        """There are events. `deliver` passes all that have come until then to `deltas` and `ended`,
+        on the thread that calls it. Called on the engine thread: must not block."""
 
     def deltas(self, deltas: Sequence[Delta]) -> None: ...
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 import time
 import uuid
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -52,13 +53,30 @@ class ChoiceState:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprob] = field(default_factory=list)
     finish_reason: FinishReason | None = None
+    events: deque[TokenEvent] = field(default_factory=deque)  # that are not delivered yet
 
-    def add(self, event: TokenEvent, logprob: TokenLogprob | None, *, last: bool) -> Delta:
-        """Append an event; returns what it added."""
-        if event.sampled is not None:
-            self.reasoning_tokens += self.reader.reasons
-            self.token_ids.append(event.sampled.token_id)
-        part = self.reader.push(event.text, last=last)
+    def runs(self) -> Iterator[tuple[list[TokenEvent], str]]:
+        """Remove the events, and yield them with their text in runs. Each run is to be added before
+        the next one is taken."""
+        events = [self.events.popleft() for _ in range(len(self.events))]
+        if events:
+            yield from self._runs(events)
+
+    def _runs(self, events: list[TokenEvent]) -> Iterator[tuple[list[TokenEvent], str]]:
+        text = "".join([event.text for event in events])
+        if len(events) == 1 or self.reader.steady(text):
+            yield events, text
+            return
+        half = len(events) // 2
+        yield from self._runs(events[:half])
+        yield from self._runs(events[half:])
+
+    def add(self, events: list[TokenEvent], text: str, logprobs: list[TokenLogprob]) -> Delta:
+        """Append a run of events; returns what they added."""
+        ids = [event.sampled.token_id for event in events if event.sampled is not None]
+        self.reasoning_tokens += len(ids) * self.reader.reasons
+        self.token_ids += ids
+        part = self.reader.push(text, last=events[-1].last)
         calls: tuple[ToolCallDelta, ...] = ()
         if part.calls:
             first = len(self.tool_calls)
@@ -66,14 +84,13 @@ class ChoiceState:
             self.tool_calls += calls
         self.content.append(part.content)
         self.reasoning.append(part.reasoning)
-        self.finish_reason = event.finish_reason
+        self.finish_reason = events[-1].finish_reason
         if self.tool_calls and self.finish_reason == "stop":
             self.finish_reason = "tool_calls"
-        new: tuple[TokenLogprob, ...] = ()
-        if logprob is not None:
-            self.logprobs.append(logprob)
-            new = (logprob,)
-        return Delta(self.index, part.content, part.reasoning, new, self.finish_reason, calls)
+        self.logprobs += logprobs
+        return Delta(
+            self.index, part.content, part.reasoning, (*logprobs,), self.finish_reason, calls
+        )
 
     def message(self) -> AssistantMessage:
         content = "".join(self.content)
@@ -100,7 +117,8 @@ def _delta_of(call: Call, index: int) -> ToolCallDelta:
 class ChatGeneration:
     """One request and the sequences of its n choices.
 
-    Its events arrive on the thread that steps the engine; `cancel` may be called from any thread.
+    Its events arrive on the thread that steps the engine, which only keeps them. `deliver` makes
+    deltas of them, on the thread that the sink likes. `cancel` may be called from any thread.
     """
 
     def __init__(
@@ -140,17 +158,22 @@ class ChatGeneration:
         self._unfinished = plan.n  # choices
         self._error: JobError | None = None
         self._first_token_at: float | None = None
+        self._finished_at: float | None = None
+        self._announced = False  # the sink knows that there are events
 
     def cancel(self) -> None:
         """Request cancellation of all choices."""
         for sequence in self.sequences:
             sequence.cancel()
 
-    def _on_token(self, choice: ChoiceState, event: TokenEvent) -> None:
-        if self.done:
-            return
+    def deliver(self) -> None:
+        """Pass the events that have come to the sink, as deltas and at last the outcome."""
+        self._announced = False  # first: what comes from now on is announced again
         try:
-            self._add(choice, event)
+            for choice in self._choices:
+                for events, text in choice.runs():
+                    if not self.done:
+                        self._add(choice, events, text)
         except BaseException as error:  # it fails this request only
             reason = failure_of(error)
             logger.exception("a response could not be assembled")
@@ -158,22 +181,29 @@ class ChatGeneration:
             fact = f"the response could not be assembled: {reason.message}"
             self._end(Outcome(error=JobError("internal", fact)))
 
-    def _add(self, choice: ChoiceState, event: TokenEvent) -> None:
+    def _on_token(self, choice: ChoiceState, event: TokenEvent) -> None:
         if self._first_token_at is None and event.sampled is not None:
             self._first_token_at = time.time()
-        logprob = None
-        if event.sampled is not None and event.sampled.logprob is not None:
-            logprob = self._logprob(event.sampled)
-        last = event.last
-        delta = choice.add(event, logprob, last=last)
+        if event.last:
+            self._finished_at = time.time()
+        choice.events.append(event)
+        if not self._announced:
+            self._announced = True
+            self._sink.pending(self.deliver)
+
+    def _add(self, choice: ChoiceState, events: list[TokenEvent], text: str) -> None:
+        sampled = [event.sampled for event in events if event.sampled is not None]
+        logprobs = [self._logprob(one) for one in sampled if one.logprob is not None]
+        delta = choice.add(events, text, logprobs)
         visible = delta.content or delta.reasoning or delta.tool_calls
-        if visible or logprob is not None or delta.finish_reason:
+        if visible or logprobs or delta.finish_reason:
             self._sink.deltas((delta,))
+        error, last = events[-1].error, events[-1].last
         if not last:
             return
         self._unfinished -= 1
-        if event.error is not None and self._error is None:
-            self._error = event.error
+        if error is not None and self._error is None:
+            self._error = error
             self.cancel()  # one failed choice fails the request
         if self._unfinished == 0:
             self._end(self._outcome())
@@ -200,7 +230,7 @@ class ChatGeneration:
             seed=self._plan.seed,
             started_at=min(started, default=None),
             first_token_at=self._first_token_at,
-            finished_at=time.time(),
+            finished_at=self._finished_at,
             sampling=self._plan.as_sampling(),
         )
 

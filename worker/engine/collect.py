@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jobs.api.answer import ChatCompletion, FinishReason
@@ -39,6 +39,9 @@ class CollectingSink:
     def __init__(self) -> None:
         self.outcome: Outcome | None = None
         self._deltas: deque[Delta] = deque()  # extended by the thread that steps
+
+    def pending(self, deliver: Callable[[], None]) -> None:
+        deliver()
 
     def deltas(self, deltas: Sequence[Delta]) -> None:
         self._deltas.extend(deltas)

@@ -11,16 +11,15 @@ import queue
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 import redis
 
 from jobs.api.job_options import DEFAULT_RETRIES
 from jobs.client.damage import is_damage
 from jobs.errors import JobError, failure_of
-from jobs.stream.delta import Delta
 from worker.backend import Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
+from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
 from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.publisher import Publisher
 from worker.queue.rq_job import ClaimedJob, Lease
@@ -43,42 +42,6 @@ def retry_pause(retried: int) -> float:
     that failed together from returning together."""
     longest = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(retried, 20))
     return longest * random.uniform(0.5, 1.0)
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """An attempt has its outcome."""
-
-    attempt: Attempt
-    outcome: Outcome
-
-
-@dataclass(frozen=True, slots=True)
-class Woken:
-    """There are deltas to publish, or the worker was asked to stop."""
-
-
-Event = Ended | Woken
-
-
-class AttemptSink:
-    """Passes an attempt's events from the engine's thread to the loop's. Never blocks."""
-
-    def __init__(
-        self, attempt: Attempt, events: queue.SimpleQueue[Event], breaker: CircuitBreaker
-    ) -> None:
-        self._attempt, self._events, self._breaker = attempt, events, breaker
-        self._publishes = attempt.request.publishes
-
-    def deltas(self, deltas: Sequence[Delta]) -> None:
-        if not self._attempt.generated:
-            self._attempt.generated = True
-            self._breaker.generates(self._attempt.generation)
-        if self._publishes and self._attempt.stream.add(deltas):
-            self._events.put(Woken())
-
-    def ended(self, outcome: Outcome) -> None:
-        self._events.put(Ended(self._attempt, outcome))
 
 
 class Attempts:
@@ -172,8 +135,11 @@ class Attempts:
             event = self._events.get(timeout=timeout)
         except queue.Empty:
             return False
-        if isinstance(event, Ended) and self._is_running(event.attempt):
-            self._end(event.attempt, event.outcome)
+        if not isinstance(event, Woken) and self._is_running(event.attempt):
+            if isinstance(event, Pending):
+                event.deliver()
+            else:
+                self._end(event.attempt, event.outcome)
         return True
 
     def publish(self) -> None:

@@ -31,6 +31,10 @@ class AnswerReader:
         """Whether the text so far ends within the reasoning."""
         return self._splitter is not None and self._splitter.inside
 
+    def steady(self, text: str) -> bool:
+        """Whether the reasoning neither begins nor ends within the next text."""
+        return self._splitter is None or self._splitter.steady(text)
+
     def push(self, text: str, *, last: bool) -> Part:
         """Add text; returns what no later text can change, or all of the rest if it is the last."""
         content, reasoning = text, ""

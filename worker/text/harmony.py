@@ -51,6 +51,11 @@ class HarmonySplitter:
         """Whether the text so far ends within reasoning."""
         return self._reasons and not self._in_header
 
+    def steady(self, text: str) -> bool:
+        """Whether `inside` stays as it is within the next text."""
+        held = self._held + text
+        return not self._in_header and END not in held and START not in held
+
     def push(self, text: str) -> tuple[str, str]:
         """Add text; returns the (content, reasoning) that no later text can change."""
         self._held += text

@@ -45,6 +45,9 @@ class Splitter(Protocol):
     @property
     def inside(self) -> bool: ...
 
+    def steady(self, text: str) -> bool:
+        """Whether `inside` stays as it is within the next text."""
+
     def push(self, text: str) -> tuple[str, str]: ...
 
     def flush(self) -> tuple[str, str]: ...
@@ -69,6 +72,12 @@ class ReasoningSplitter:
     def inside(self) -> bool:
         """Whether the text so far ends inside the reasoning block."""
         return self._state == "reasoning"
+
+    def steady(self, text: str) -> bool:
+        """Whether `inside` stays as it is within the next text."""
+        if self._state == "reasoning":
+            return self._tags.closing not in self._held + text
+        return self._state == "content"
 
     def push(self, text: str) -> tuple[str, str]:
         """Add text; returns the (content, reasoning) that no later text can change."""

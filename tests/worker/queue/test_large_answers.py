@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -30,6 +31,9 @@ def with_logprobs(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
         content = [TokenLogprob(token="x", logprob=-1.0, top_logprobs=top)] * tokens
 
         class Adding:
+            def pending(self, deliver: Callable[[], None]) -> None:
+                sink.pending(deliver)
+
             def deltas(self, deltas: Any) -> None:
                 sink.deltas(deltas)
 

@@ -1,0 +1,116 @@
+"""Events of a chat that are delivered later and together make what they make one by one."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jobs.stream.delta import Delta
+from tests.worker.engine.chat_requests import WaitingSink, ask
+from tests.worker.site import wait_until
+from worker.engine.chat_generation import ChoiceState
+from worker.engine.host import EngineHost
+from worker.engine.sampler import Sampled
+from worker.engine.sequence import TokenEvent
+from worker.text.answer import AnswerReader
+from worker.text.harmony import HarmonySplitter
+from worker.text.reasoning import ReasoningSplitter, ReasoningTags
+
+TAGS = ReasoningTags("<think>", "</think>")
+PARTS = ["<think>", "</think>", "</th", "ink>", "<|channel|>analysis<|message|>", "<|end|>"]
+PARTS += ["<|start|>assistant<|channel|>final<|message|>", "\n", "so", "42", ""]
+
+
+def readers(inside: bool) -> list[AnswerReader]:
+    return [
+        AnswerReader(),
+        AnswerReader(ReasoningSplitter(TAGS, inside=inside)),
+        AnswerReader(HarmonySplitter("<|start|>assistant")),
+    ]
+
+
+def read(reader: AnswerReader, texts: list[str], cuts: set[int]) -> ChoiceState:
+    """A choice to which tokens with these texts are added, delivered after each of `cuts`."""
+    choice = ChoiceState(0, reader)
+    for number, text in enumerate(texts):
+        last = number == len(texts) - 1
+        choice.events.append(TokenEvent(Sampled(number, True), text, "stop" if last else None))
+        if last or number in cuts:
+            for events, joined in choice.runs():
+                choice.add(events, joined, [])
+    return choice
+
+
+@given(
+    texts=st.lists(st.sampled_from(PARTS), min_size=1, max_size=20),
+    cuts=st.sets(st.integers(0, 19)),
+    inside=st.booleans(),
+)
+def test_runs_of_events_make_what_single_ones_make(
+    texts: list[str], cuts: set[int], inside: bool
+) -> None:
+    for one_by_one, together in zip(readers(inside), readers(inside), strict=True):
+        expected = read(one_by_one, texts, set(range(len(texts))))
+        found = read(together, texts, cuts)
+        assert found.message() == expected.message()
+        assert found.token_ids == expected.token_ids == list(range(len(texts)))
+        assert found.reasoning_tokens == expected.reasoning_tokens
+        assert found.finish_reason == "stop"
+
+
+def test_a_long_run_needs_few_pieces() -> None:
+    choice = ChoiceState(0, AnswerReader(ReasoningSplitter(TAGS, inside=True)))
+    texts = ["so"] * 40 + ["</think>"] + ["42"] * 40
+    choice.events.extend(TokenEvent(Sampled(7, True), text) for text in texts)
+    pieces = 0
+    for events, text in choice.runs():
+        choice.add(events, text, [])
+        pieces += 1
+    assert pieces < 15
+    assert choice.reasoning_tokens == 41
+
+
+class LateSink(WaitingSink):
+    """Delivers nothing before it is asked to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.announced: list[Callable[[], None]] = []
+        self.threads: set[str] = set()
+
+    def pending(self, deliver: Callable[[], None]) -> None:
+        self.announced.append(deliver)
+
+    def deltas(self, deltas: Sequence[Delta]) -> None:
+        self.threads.add(threading.current_thread().name)
+        super().deltas(deltas)
+
+
+def test_the_receiver_assembles_the_answer_on_its_own_thread(path: Path) -> None:
+    host = EngineHost(device="cpu", dtype="fp32", max_batch=4, prefix_cache=False)
+    try:
+        request = ask(n=2, seed=1, temperature=1.0, logprobs=True)
+        request = request.model_copy(update={"model": host.load(str(path)).name})
+        early, late = WaitingSink(), LateSink()
+        host.submit(request, early)
+        expected = early.wait()
+        host.submit(request, late)
+        wait_until(lambda: host.health().running + host.health().waiting == 0)
+        assert late.outcome is None and not late.take()
+        assert len(late.announced) == 1  # not again before it is delivered
+        late.announced[0]()
+        assert late.threads == {threading.current_thread().name}
+        answer, shown = late.wait(), late.take()
+    finally:
+        host.close()
+    for found, one_by_one in zip(answer.choices, expected.choices, strict=True):
+        assert found.message == one_by_one.message
+        assert found.logprobs is not None and found.logprobs == one_by_one.logprobs
+        deltas = [delta for delta in shown if delta.choice == found.index]
+        streamed = [logprob for delta in deltas for logprob in delta.logprobs]
+        assert streamed == found.logprobs.content
+        assert len(deltas) < len(streamed)
