@@ -47,9 +47,11 @@ class GraniteLayer:
     rope: Rope
     make_cache: Callable[[], LayerCache]
 
-    def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        attended = self.attention(self.input_norm(x), rotate, cache, batch)
-        x = x + attended * self.multiplier
+    def mix(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
+        return self.attention(self.input_norm(x), rotate, cache, batch)
+
+    def feed_forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + mixed * self.multiplier
         return x + self.mlp(self.post_norm(x)) * self.multiplier
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:

@@ -100,13 +100,19 @@ class Family:
 
 
 class Layer(Protocol):
-    """One layer of a decoder, with its RoPE and its kind of cache."""
+    """One layer of a decoder, with its RoPE and its kind of cache: first tokens of a sequence are
+    mixed, then each is computed for itself."""
 
     @property
     def rope(self) -> Rope: ...
 
-    def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        """x [tokens, hidden] → [tokens, hidden]; `rotate` is `rope`'s rotation for this batch."""
+    def mix(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
+        """The mixer's output for x [tokens, hidden] → [tokens, hidden]; `rotate` is `rope`'s
+        rotation for this batch."""
+
+    def feed_forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        """The layer's output for its input x [tokens, hidden] and the mixer's output: [tokens,
+        hidden], each row of the same rows."""
 
     def make_cache(self) -> LayerCache: ...
 
@@ -143,8 +149,10 @@ class PreNormLayer:
     make_cache: Callable[[], LayerCache]
     mixer_name: str = "self_attn"
 
-    def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        mixed = self.mixer(self.input_norm(x), rotate, cache, batch)
+    def mix(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
+        return self.mixer(self.input_norm(x), rotate, cache, batch)
+
+    def feed_forward(self, x: Tensor, mixed: Tensor) -> Tensor:
         x, normed = self.post_norm.after_add(x, mixed)
         return x + self.mlp(normed)
 
@@ -229,12 +237,17 @@ class Decoder:
         return {rope: rope(batch.positions, batch.prompt_lengths) for rope in self._ropes}
 
     def _compute(self, inputs: Inputs, caches: Sequence[LayerCache]) -> Tensor:
-        """Through all layers → logits [batch.logits_rows, vocab_size] in the model's dtype."""
+        """Through all layers → logits [batch.logits_rows, vocab_size] in the model's dtype. Rows
+        that need no logits are computed as far as the last layer's mixer."""
         x, batch = inputs.x, inputs.batch
         assert x is not None
+        last = self._layers[-1]
         for layer, cache in zip(self._layers, caches, strict=True):
-            x = layer(x, inputs.rotations[layer.rope], cache, batch)
-        return self._head(self._norm(batch.select_logits_rows(x)))
+            mixed = layer.mix(x, inputs.rotations[layer.rope], cache, batch)
+            if layer is last:
+                x, mixed = batch.select_logits_rows(x), batch.select_logits_rows(mixed)
+            x = layer.feed_forward(x, mixed)
+        return self._head(self._norm(x))
 
     def rotation(self, prompt_length: int) -> tuple[int, ...]:
         return tuple(rope.variant(prompt_length) for rope in self._ropes)

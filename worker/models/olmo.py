@@ -48,8 +48,11 @@ class PostNormLayer:
     rope: Rope
     make_cache: Callable[[], LayerCache]
 
-    def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        x = x + self.attention_norm(self.attention(x, rotate, cache, batch))
+    def mix(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
+        return self.attention(x, rotate, cache, batch)
+
+    def feed_forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + self.attention_norm(mixed)
         return x + self.mlp_norm(self.mlp(x))
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:

@@ -33,9 +33,11 @@ class SandwichLayer:
     pre_mlp_name: str = "pre_feedforward_layernorm"
     post_mlp_name: str = "post_feedforward_layernorm"
 
-    def __call__(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        attended = self.attention(self.input_norm(x), rotate, cache, batch)
-        x = x + self.post_attention_norm(attended)
+    def mix(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
+        return self.attention(self.input_norm(x), rotate, cache, batch)
+
+    def feed_forward(self, x: Tensor, mixed: Tensor) -> Tensor:
+        x = x + self.post_attention_norm(mixed)
         return x + self.post_mlp_norm(self.mlp(self.pre_mlp_norm(x)))
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
