@@ -335,6 +335,7 @@ void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t f
 // Rows from which tiles have several panels, which are widened. Tiles are as large as there are
 // registers for. By measurement, see docs/performance.md.
 constexpr int MANY = 12;
+constexpr int64_t UNIT_BYTES = 1 << 18, UNITS_PER_THREAD = 4;  // of few rows
 #ifdef AVX512
 constexpr int FEW = 8;  // rows of a tile of one panel
 constexpr int PANELS = 2;
@@ -350,6 +351,7 @@ void few_rows(const Packed<F>& panel, int64_t index, const Rounded& x, int64_t r
               const Output& y, Ahead& ahead) {
     int64_t row = 0;
     for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(&panel, index, x, row, y, ahead);
+    for (; row + 4 <= rows; row += 4) tile<F, 1, 4>(&panel, index, x, row, y, ahead);
     for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(&panel, index, x, row, y, ahead);
     if (row < rows) tile<F, 1, 1>(&panel, index, x, row, y, ahead);
 }
@@ -460,6 +462,13 @@ void product_in_bf16(const uint8_t*, const bf16*, int64_t, int64_t, int64_t, int
 
 #endif
 
+// Panels of a unit for few rows: memory is read faster in longer pieces, as long as there are enough
+// for all threads.
+INLINE int64_t panels_of_few_rows(int64_t bytes, int64_t panels) {
+    const int64_t each = panels / (UNITS_PER_THREAD * omp_get_num_threads());
+    return std::max<int64_t>(1, std::min(UNIT_BYTES / bytes, each));
+}
+
 // y of one matrix: the share of this thread of a parallel region, which all its threads enter.
 // `next`: see `hand_out`.
 template <int F>
@@ -467,7 +476,7 @@ void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t pane
              const Output& y, int64_t& next) {
     constexpr bool WIDENS = F != Q8_0;  // which has a byte for each weight already
     const int64_t blocks = x.blocks(), bytes = panel_bytes(SHAPES[F], blocks);
-    const int together = rows >= MANY ? PANELS : 1;
+    const int64_t together = rows >= MANY ? PANELS : panels_of_few_rows(bytes, panels);
     Widened<F> widened[PANELS] = {};
     if (rows >= MANY && WIDENS)
         for (auto& panel : widened)
@@ -480,10 +489,16 @@ void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t pane
         }
         const int64_t first = unit * together;
         const int count = (int)std::min<int64_t>(together, panels - first);
+        if (rows < MANY) {
+            for (int p = 0; p < count; p++) {
+                const Packed<F> panel{panel_at(packed, SHAPES[F], blocks, first + p)};
+                few_rows(panel, first + p, x, rows, y, ahead);
+            }
+            return;
+        }
         Packed<F> here[PANELS];
         for (int p = 0; p < count; p++)
             here[p].panel = panel_at(packed, SHAPES[F], blocks, first + p);
-        if (rows < MANY) return few_rows(here[0], first, x, rows, y, ahead);
         if (!WIDENS) return many_rows<F>(here, count, first, x, rows, y, ahead);
         for (int p = 0; p < count; p++) widened[p].fill(here[p], blocks);
         many_rows<F>(widened, count, first, x, rows, y, ahead);
