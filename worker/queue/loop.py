@@ -83,7 +83,7 @@ class WorkerLoop:
         self.aborted = False  # asked twice to stop
         self._stop_at: float | None = None  # end of the grace period
         self._next_check = self._next_poll = 0.0  # monotonic, as all times here
-        self._stop_logged = self._drained = False  # drained: no job was queued or started
+        self._stop_logged = self._woken = self._drained = False  # drained: no job queued or started
         self._isolating = False  # claim nothing until the running jobs have ended
         self._waker = waker(keys.wake_worker(presence.name), self._wake)
         self._suspects: set[str] = set()  # queues whose quarantine had jobs at the last check
@@ -167,16 +167,16 @@ class WorkerLoop:
         self._next_check = now + self._check_seconds
 
     def _enforce_deadlines(self) -> None:
-        now = time.time()
         for attempt in self._attempts:
-            if attempt.deadline is not None and now >= attempt.deadline:
+            if attempt.deadline is not None and time.time() >= attempt.deadline:
                 attempt.stop(attempt.overdue)
 
     def _claim(self) -> None:
         """Claim jobs while the batch has room. A job takes as much room as it has choices, so some
         of the claimed jobs may not fit: they go back before their attempt has started."""
         now = time.monotonic()
-        if self._stop_at is not None or self._admission.pause or now < self._next_poll:
+        waits = now < self._next_poll and not self._woken
+        if self._stop_at is not None or self._admission.pause or waits:
             return
         idle = not self._attempts.any_unsettled
         if idle:
@@ -186,7 +186,7 @@ class WorkerLoop:
         capacity = Capacity(self._backend, self._models, single=self._breaker.half_open)
         if not capacity.any:
             return
-        self._next_poll = math.inf  # before the claim: it may be reset while that runs
+        self._woken = False  # before the claim: it may be set while that runs
         claimed = self._store.claim(capacity.of, suspects=idle)
         self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []
@@ -209,7 +209,7 @@ class WorkerLoop:
             # A job that another worker has started comes back if that worker dies.
             self._drained = self._burst and capacity.everywhere and not self._store.any_unsettled()
             pause = min(self._store.held_seconds, BURST_SECONDS if self._burst else math.inf)
-            self._next_poll = min(self._next_poll, now + pause)
+            self._next_poll = now + pause
             self._waker.arm(capacity.wake_keys)
 
     # --- helpers ----------------------------------------------------------------------------------
@@ -242,8 +242,8 @@ class WorkerLoop:
         self._suspects = waiting
 
     def _wake(self) -> None:
-        """A job may wait. Called by the waker's thread."""
-        self._next_poll = 0.0
+        """A job may wait. Called by the waker's thread, which sets nothing else here."""
+        self._woken = True
         self._attempts.wake()
 
     def _cancel(self, job: str) -> None:
