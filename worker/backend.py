@@ -107,7 +107,7 @@ class Sink(Protocol):
     def deltas(self, deltas: Sequence[Delta]) -> None: ...
 
     def ended(self, outcome: Outcome) -> None:
-        """Called once, last."""
+        """Called once, last; without `pending` if the request has ended before it was queued."""
 
 
 class Handle(Protocol):

@@ -118,7 +118,7 @@ class ChatGeneration:
     """One request and the sequences of its n choices.
 
     Its events arrive on the thread that steps the engine, which only keeps them. `deliver` makes
-    deltas of them, on the thread that the sink likes. `cancel` may be called from any thread.
+    deltas of them, on the thread that the sink chooses. `cancel` may be called from any thread.
     """
 
     def __init__(
@@ -187,7 +187,10 @@ class ChatGeneration:
         if event.last:
             self._finished_at = time.time()
         choice.events.append(event)
-        if not self._announced:
+        if event.error is not None and self._error is None:
+            self._error = event.error
+            self.cancel()  # one failed choice fails the request
+        if event.last or not self._announced:  # the last one always: `pending` may have failed
             self._announced = True
             self._sink.pending(self.deliver)
 
@@ -198,13 +201,7 @@ class ChatGeneration:
         visible = delta.content or delta.reasoning or delta.tool_calls
         if visible or logprobs or delta.finish_reason:
             self._sink.deltas((delta,))
-        error, last = events[-1].error, events[-1].last
-        if not last:
-            return
-        self._unfinished -= 1
-        if error is not None and self._error is None:
-            self._error = error
-            self.cancel()  # one failed choice fails the request
+        self._unfinished -= events[-1].last
         if self._unfinished == 0:
             self._end(self._outcome())
 

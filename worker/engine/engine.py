@@ -165,7 +165,7 @@ class EngineCore:
         return self.pool.bytes_held, self.pool.limit_bytes
 
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
-        """Check a request and queue its sequences; events go to `sink` on the stepping thread.
+        """Check a request and queue its sequences; `sink` is told of events on the stepping thread.
         Raises JobError if the request can't run."""
         self.require_open()
         prompt = self.prompts.build(request)  # may take seconds

@@ -135,10 +135,10 @@ class EngineHost:
         self._work.set()
         self._thread.join()
         self._preparer.close()
+        unfreeze_gc_heap()
         engines, self._engines = self._engines, {}
         for engine in engines.values():
             engine.close()
-        unfreeze_gc_heap()
 
     def _coming(self, engine: EngineCore) -> dict[str, int]:
         """Number of sequences whose prompts are not prepared yet."""

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 
 SECONDS = 0.1  # about twice the time between two claims of a busy worker
-BATCHES = 8  # most sequences that are counted, in batches
+MOST = 4  # half batches that are counted: what is claimed here, no other worker takes
 
 
 class Turnover:
@@ -15,7 +15,7 @@ class Turnover:
 
     def __init__(self, batch: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._ends: deque[float] = deque(maxlen=BATCHES * batch)
+        self._ends: deque[float] = deque(maxlen=batch // 2 * MOST)
 
     def count(self) -> None:
         """A sequence has ended."""

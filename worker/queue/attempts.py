@@ -1,7 +1,7 @@
 """The running attempts of this process: from the engine's events to their settlement in Redis.
 
-loop.py starts attempts and calls this class from its one thread. Only the queue of events is shared
-with the engine's thread.
+loop.py starts attempts and calls this class from its one thread. The engine's thread passes its
+events through a queue; deltas and outcomes are made of them here.
 """
 
 from __future__ import annotations
@@ -126,8 +126,9 @@ class Attempts:
         follow shortly after are taken in the same round."""
         if self.take(timeout):
             time.sleep(min(COLLECT_SECONDS_PER_JOB * len(self), MAX_COLLECT_SECONDS))
-            while self.take(0.0):
-                pass
+            for _ in range(2):  # then also those that end by what was delivered
+                for _ in range(self._events.qsize()):  # more may come all the time
+                    self.take(0.0)
 
     def take(self, timeout: float) -> bool:
         """Take one event. False if none came within `timeout` seconds."""

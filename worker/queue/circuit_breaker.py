@@ -54,7 +54,7 @@ class CircuitBreaker:
         self._probing = False
 
     def generates(self, generation: int) -> None:
-        """A job that was started in `generation` generates. Called on the engine's thread."""
+        """A job that was started in `generation` generates."""
         if self._failures and generation == self.generation and not self._needs_end:
             self._close()
 

@@ -6,13 +6,16 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.stream.delta import Delta
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from tests.worker.site import wait_until
+from worker import Engine
 from worker.engine.chat_generation import ChoiceState
+from worker.engine.collect import CollectingSink
 from worker.engine.host import EngineHost
 from worker.engine.sampler import Sampled
 from worker.engine.sequence import TokenEvent
@@ -101,7 +104,7 @@ def test_the_receiver_assembles_the_answer_on_its_own_thread(path: Path) -> None
         host.submit(request, late)
         wait_until(lambda: host.health().running + host.health().waiting == 0)
         assert late.outcome is None and not late.take()
-        assert len(late.announced) == 1  # not again before it is delivered
+        assert len(late.announced) == 3  # the first event, and the last ones
         late.announced[0]()
         assert late.threads == {threading.current_thread().name}
         answer, shown = late.wait(), late.take()
@@ -114,3 +117,28 @@ def test_the_receiver_assembles_the_answer_on_its_own_thread(path: Path) -> None
         streamed = [logprob for delta in deltas for logprob in delta.logprobs]
         assert streamed == found.logprobs.content
         assert len(deltas) < len(streamed)
+
+
+class InterruptedSink(CollectingSink):
+    """Its second announcement is interrupted."""
+
+    announced = 0
+
+    def pending(self, deliver: Callable[[], None]) -> None:
+        self.announced += 1
+        if self.announced == 2:
+            raise KeyboardInterrupt
+        deliver()
+
+
+def test_an_interrupted_announcement_leaves_no_request_without_an_end(path: Path) -> None:
+    engine = Engine.load(str(path), dtype="fp32")
+    sink = InterruptedSink()
+    chat = engine.submit(ask(max_tokens=8, ignore_eos=True), sink)
+    with pytest.raises(KeyboardInterrupt):
+        while engine.step():
+            pass
+    while engine.step():
+        pass
+    assert chat.done and sink.outcome is not None
+    engine.close()
