@@ -1,0 +1,49 @@
+// What the products with quantised weights share: see quantised.cpp.
+#pragma once
+
+#include "simd.h"
+
+#include <type_traits>
+
+namespace {
+
+constexpr int BLOCK = 32;   // channels with one activation scale
+constexpr int SUPER = 256;  // channels of a block of the K formats
+constexpr int PER_SUPER = SUPER / BLOCK;
+constexpr int PANEL = LANES;      // output rows side by side
+constexpr int QUAD = 4;           // channels of one integer dot product
+constexpr int VECTOR = PANEL * QUAD;  // bytes of one quad of a panel
+constexpr int QUADS = BLOCK / QUAD;
+
+enum FormatCode { Q4_0, Q8_0, Q4_K, Q5_K, Q6_K };  // the codes in quantised.py
+template <FormatCode F>
+using Code = std::integral_constant<FormatCode, F>;
+
+// Rounded activations of all rows.
+struct Rounded {
+    int8_t* values;     // [rows, columns]
+    float* scales;      // [rows, blocks]
+    int32_t* sums;      // [rows, blocks, 2]: of the values of each half block
+    float* minus_sums;  // [rows, blocks]: of the whole block, negated
+    int64_t columns;
+
+    int64_t blocks() const { return columns / BLOCK; }
+};
+
+// Where results go: y [rows, outputs] of either type, with `stride` elements between rows.
+struct Output {
+    void* y;
+    int64_t stride;
+    int type;
+    int64_t first = 0;  // output of this matrix
+
+    void put(int64_t row, int64_t panel, Floats x) const {
+        int64_t at = row * stride + first + panel * PANEL;
+        if (type == FLOAT32)
+            store((float*)y + at, x);
+        else
+            store((bf16*)y + at, x);
+    }
+};
+
+}  // namespace

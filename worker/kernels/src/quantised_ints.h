@@ -1,0 +1,81 @@
+// Vectors of bytes and their integer dot products, 16 sums at a time.
+#pragma once
+
+#include "simd.h"
+
+namespace {
+
+#ifdef AVX512
+
+typedef __m512i Ints;
+constexpr bool SIGNED_BYTES = false;  // 8-bit weights are used as 0..255, with an offset
+
+INLINE Ints ints(int32_t x) { return _mm512_set1_epi32(x); }
+INLINE Ints load_bytes(const uint8_t* p) { return _mm512_loadu_si512(p); }
+INLINE void store_ints(uint8_t* p, Ints x) { _mm512_storeu_si512(p, x); }
+INLINE Ints masked(Ints x, int mask) { return _mm512_and_si512(x, _mm512_set1_epi8((char)mask)); }
+INLINE Ints either(Ints a, Ints b) { return _mm512_or_si512(a, b); }
+INLINE Ints right(Ints x, int bits) { return _mm512_srli_epi16(x, bits); }
+INLINE Ints left(Ints x, int bits) { return _mm512_slli_epi16(x, bits); }
+INLINE Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+// total + weights (unsigned bytes) · activations (signed bytes), by quads.
+INLINE Ints dot(Ints total, Ints weights, Ints activations) {
+    return _mm512_dpbusd_epi32(total, weights, activations);
+}
+INLINE Ints dot_8_bit(Ints total, Ints weights, Ints activations) {
+    return dot(total, weights, activations);
+}
+
+#else
+
+struct Ints {
+    __m256i low, high;
+};
+constexpr bool SIGNED_BYTES = true;
+
+INLINE Ints ints(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
+INLINE Ints load_bytes(const uint8_t* p) {
+    return {_mm256_loadu_si256((const __m256i*)p), _mm256_loadu_si256((const __m256i*)(p + 32))};
+}
+INLINE void store_ints(uint8_t* p, Ints x) {
+    _mm256_storeu_si256((__m256i*)p, x.low);
+    _mm256_storeu_si256((__m256i*)(p + 32), x.high);
+}
+INLINE Ints masked(Ints x, int mask) {
+    __m256i bytes = _mm256_set1_epi8((char)mask);
+    return {_mm256_and_si256(x.low, bytes), _mm256_and_si256(x.high, bytes)};
+}
+INLINE Ints either(Ints a, Ints b) {
+    return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
+}
+INLINE Ints right(Ints x, int bits) {
+    return {_mm256_srli_epi16(x.low, bits), _mm256_srli_epi16(x.high, bits)};
+}
+INLINE Ints left(Ints x, int bits) {
+    return {_mm256_slli_epi16(x.low, bits), _mm256_slli_epi16(x.high, bits)};
+}
+INLINE Floats to_floats(Ints x) {
+    return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
+}
+// The 16-bit sums of pairs can't saturate: 2 · 63 · 127 for up to 6 bits, 2 · 128 · 127 for 8.
+INLINE __m256i dot_half(__m256i total, __m256i weights, __m256i activations) {
+    __m256i pairs = _mm256_maddubs_epi16(weights, activations);
+    return _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+}
+INLINE Ints dot(Ints total, Ints weights, Ints activations) {
+    return {dot_half(total.low, weights.low, activations.low),
+            dot_half(total.high, weights.high, activations.high)};
+}
+// 8-bit weights are made signed, and their sign is moved to the activations.
+INLINE __m256i dot_half_8_bit(__m256i total, __m256i weights, __m256i activations) {
+    __m256i value = _mm256_xor_si256(weights, _mm256_set1_epi8((char)0x80));
+    return dot_half(total, _mm256_abs_epi8(value), _mm256_sign_epi8(activations, value));
+}
+INLINE Ints dot_8_bit(Ints total, Ints weights, Ints activations) {
+    return {dot_half_8_bit(total.low, weights.low, activations.low),
+            dot_half_8_bit(total.high, weights.high, activations.high)};
+}
+
+#endif
+
+}  // namespace

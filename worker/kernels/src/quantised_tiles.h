@@ -1,0 +1,211 @@
+// Products of rounded activations with packed weights, in tiles of panels and rows: few rows with the
+// weights as they are packed, many rows with widened ones.
+#pragma once
+
+#include "quantised_formats.h"
+#include "work.h"
+
+#include <algorithm>
+#include <cstdlib>
+
+namespace {
+
+// total + one block's product of a panel with a row. `a` and `b` are the integer sums of the block
+// (of its halves for Q6_K), without the offset of the weights.
+template <int F>
+INLINE Floats add_block(Floats total, const Scales& s, Ints a, Ints b, float scale,
+                        float minus_sum) {
+    if (F == Q4_0 || F == Q8_0) return fma(to_floats(a), s.first * all(scale), total);
+    Floats value = to_floats(a) * s.first;
+    value = fma(s.second, F == Q6_K ? to_floats(b) : all(minus_sum), value);
+    return fma(value, all(scale), total);
+}
+
+INLINE Ints broadcast_quad(const int8_t* p) {
+    int32_t four;
+    memcpy(&four, p, sizeof four);
+    return ints(four);
+}
+
+// Cache lines of a panel per block, rounded up.
+template <int F>
+constexpr int block_lines() {
+    constexpr Shape s = SHAPES[F];
+    constexpr int halves = s.halves * PANEL * 2 / (s.per_super ? PER_SUPER : 1);
+    return (s.quants + s.high + s.scales + s.minima + halves + LINE - 1) / LINE;
+}
+
+// Where a tile finds a panel: as it is packed, or widened.
+template <int F>
+struct Packed {
+    Panel panel;
+
+    Ints weights(int64_t b, int c) const { return quad<F>(panel, b, c); }
+    Scales scales(int64_t b) const { return scales_of<F>(panel, b); }
+    // Both nibbles of a vector one after the other.
+    static constexpr int order(int i) { return F == Q8_0 ? i : i / 2 + i % 2 * 4; }
+};
+
+// A panel with a byte for each weight and scales in float32, so that tiles of many rows needn't
+// compute these again and again.
+template <int F>
+struct Widened {
+    uint8_t* bytes;
+
+    static constexpr int QUANTS = QUADS * VECTOR;
+    static constexpr int BLOCK_BYTES = QUANTS + 2 * PANEL * (int)sizeof(float);
+
+    float* scales_at(int64_t b) const { return (float*)(bytes + b * BLOCK_BYTES + QUANTS); }
+    Ints weights(int64_t b, int c) const {
+        return load_bytes(bytes + b * BLOCK_BYTES + c * VECTOR);
+    }
+    Scales scales(int64_t b) const { return {load(scales_at(b)), load(scales_at(b) + PANEL)}; }
+    static constexpr int order(int i) { return i; }
+
+    void fill(const Packed<F>& from, int64_t blocks) const {
+        for (int64_t b = 0; b < blocks; b++) {
+            for (int c = 0; c < QUADS; c++)
+                store_ints(bytes + b * BLOCK_BYTES + c * VECTOR, from.weights(b, c));
+            const Scales scales = from.scales(b);
+            store(scales_at(b), scales.first);
+            store(scales_at(b) + PANEL, scales.second);
+        }
+    }
+};
+
+// y of P panels, of which the first is `first_panel`, and R rows.
+template <int F, int P, int R, typename Source>
+void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t first_row,
+          const Output& y, Ahead& ahead) {
+    constexpr int HALVES = F == Q6_K ? 2 : 1;
+    const int64_t blocks = x.blocks();
+    const int8_t* values = x.values + first_row * x.columns;
+    const float* scales = x.scales + first_row * blocks;
+    const int32_t* sums = x.sums + first_row * blocks * 2;
+    const float* minus_sums = x.minus_sums + first_row * blocks;
+    Floats total[P][R];
+    for (int p = 0; p < P; p++)
+        for (int r = 0; r < R; r++) total[p][r] = zeros();
+    for (int64_t b = 0; b < blocks; b++) {
+        Ints dots[P][R][HALVES];
+        for (int r = 0; r < R; r++) {
+            const int32_t* half = sums + (r * blocks + b) * 2;
+            for (int h = 0; h < HALVES; h++) {
+                int sum = HALVES == 2 ? half[h] : half[0] + half[1];
+                for (int p = 0; p < P; p++) dots[p][r][h] = ints(-offset<F>() * sum);
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < QUADS; i++) {
+            const int c = Source::order(i);
+            const int h = HALVES == 2 ? c / 4 : 0;
+            Ints weights[P];
+            for (int p = 0; p < P; p++) weights[p] = panels[p].weights(b, c);
+            for (int r = 0; r < R; r++) {
+                Ints four = broadcast_quad(values + r * x.columns + b * BLOCK + c * QUAD);
+                for (int p = 0; p < P; p++)
+                    dots[p][r][h] = F == Q8_0 ? dot_8_bit(dots[p][r][h], weights[p], four)
+                                              : dot(dots[p][r][h], weights[p], four);
+            }
+        }
+        for (int p = 0; p < P; p++) {
+            ahead.fetch(block_lines<F>());
+            const Scales weight = panels[p].scales(b);
+            for (int r = 0; r < R; r++)
+                total[p][r] = add_block<F>(total[p][r], weight, dots[p][r][0],
+                                           dots[p][r][HALVES - 1], scales[r * blocks + b],
+                                           minus_sums[r * blocks + b]);
+        }
+    }
+    for (int p = 0; p < P; p++)
+        for (int r = 0; r < R; r++) y.put(first_row + r, first_panel + p, total[p][r]);
+}
+
+// Rows from which tiles have several panels, which are widened. Tiles are as large as there are
+// registers for. By measurement, see docs/performance.md.
+constexpr int MANY = 12;
+constexpr int64_t UNIT_BYTES = 1 << 18, UNITS_PER_THREAD = 4;  // of few rows
+#ifdef AVX512
+constexpr int FEW = 8;  // rows of a tile of one panel
+constexpr int PANELS = 2;
+template <int F> constexpr int tile_rows() { return F == Q6_K ? 4 : 8; }
+#else
+constexpr int FEW = 4;
+constexpr int PANELS = 1;
+template <int F> constexpr int tile_rows() { return 4; }
+#endif
+
+template <int F>
+void few_rows(const Packed<F>& panel, int64_t index, const Rounded& x, int64_t rows,
+              const Output& y, Ahead& ahead) {
+    int64_t row = 0;
+    for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(&panel, index, x, row, y, ahead);
+    for (; row + 4 <= rows; row += 4) tile<F, 1, 4>(&panel, index, x, row, y, ahead);
+    for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(&panel, index, x, row, y, ahead);
+    if (row < rows) tile<F, 1, 1>(&panel, index, x, row, y, ahead);
+}
+
+// MANY rows or more with `count` panels. The last tile overlaps with the one before; half a tile is
+// enough where few rows are left.
+template <int F, typename Source>
+void many_rows(const Source* panels, int count, int64_t first_panel, const Rounded& x,
+               int64_t rows, const Output& y, Ahead& ahead) {
+    constexpr int R = tile_rows<F>();
+    for (int64_t row = 0; row < rows; row += R) {
+        const bool half = rows - row <= R / 2;
+        const int64_t at = std::min(row, rows - (half ? R / 2 : R));
+        if (count < PANELS)
+            for (int p = 0; p < count; p++)
+                tile<F, 1, R>(panels + p, first_panel + p, x, std::min(row, rows - R), y, ahead);
+        else if (half)
+            tile<F, PANELS, R / 2>(panels, first_panel, x, at, y, ahead);
+        else
+            tile<F, PANELS, R>(panels, first_panel, x, at, y, ahead);
+    }
+}
+
+// Panels of a unit for few rows: memory is read faster in longer pieces, as long as there are enough
+// for all threads.
+INLINE int64_t panels_of_few_rows(int64_t bytes, int64_t panels) {
+    const int64_t each = panels / (UNITS_PER_THREAD * omp_get_num_threads());
+    return std::max<int64_t>(1, std::min(UNIT_BYTES / bytes, each));
+}
+
+// y of one matrix: the share of this thread of a parallel region, which all its threads enter.
+// `next`: see `hand_out`.
+template <int F>
+void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
+             const Output& y, int64_t& next) {
+    constexpr bool WIDENS = F != Q8_0;  // which has a byte for each weight already
+    const int64_t blocks = x.blocks(), bytes = panel_bytes(SHAPES[F], blocks);
+    const int64_t together = rows >= MANY ? PANELS : panels_of_few_rows(bytes, panels);
+    Widened<F> widened[PANELS] = {};
+    if (rows >= MANY && WIDENS)
+        for (auto& panel : widened)
+            panel.bytes = (uint8_t*)aligned_alloc(VECTOR, blocks * Widened<F>::BLOCK_BYTES);
+    hand_out((panels + together - 1) / together, next, [&](int64_t unit, int64_t following) {
+        Ahead ahead{};
+        if (following >= 0) {
+            ahead.at = (const char*)packed + following * together * bytes;
+            ahead.end = ahead.at + together * bytes;
+        }
+        const int64_t first = unit * together;
+        const int count = (int)std::min<int64_t>(together, panels - first);
+        if (rows < MANY) {
+            for (int p = 0; p < count; p++) {
+                const Packed<F> panel{panel_at(packed, SHAPES[F], blocks, first + p)};
+                few_rows(panel, first + p, x, rows, y, ahead);
+            }
+            return;
+        }
+        Packed<F> here[PANELS];
+        for (int p = 0; p < count; p++)
+            here[p].panel = panel_at(packed, SHAPES[F], blocks, first + p);
+        if (!WIDENS) return many_rows<F>(here, count, first, x, rows, y, ahead);
+        for (int p = 0; p < count; p++) widened[p].fill(here[p], blocks);
+        many_rows<F>(widened, count, first, x, rows, y, ahead);
+    });
+    for (auto& panel : widened) free(panel.bytes);
+}
+
+}  // namespace
