@@ -200,7 +200,7 @@ class PrefixCache:
         keys = self._keys(sequence, end // BLOCK)
         path = keys[: self._store.known(keys)]
         with self._store.referenced(path) as before:
-            one = OVERHEAD + self._copies.bytes_of_blocks(sequence.slot, 0, BLOCK)
+            one = OVERHEAD + self._copies.bytes_of_blocks(BLOCK)
             known, limit = len(path), self._pool.bytes_for_kept
             new = keys[known : known + self._store.fit(len(keys) - known, one, limit)]
             start, end = known * BLOCK, (known + len(new)) * BLOCK
@@ -237,7 +237,7 @@ class PrefixCache:
             return whole
         needed = self._copies.bytes_of_snapshot(slot, end)
         if tail:
-            needed += OVERHEAD + self._copies.bytes_of_blocks(slot, start, end)
+            needed += OVERHEAD + self._copies.bytes_of_blocks(len(tail))
         share = self._pool.limit_bytes // PROVISIONAL_SHARE
         with self._store.referenced(path):
             if provisional and not self._store.room_for_provisional(needed, share):

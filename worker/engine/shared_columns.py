@@ -57,7 +57,7 @@ class SharedColumns:
         if not self._changed:
             return
         self._changed = False
-        self.table.zero_()
+        rows = [[0, 0] for _ in range(len(self.table))]
         root: Branches = {}
         for slot in sorted(self._held):
             other, common, branches = slot, 0, root
@@ -67,7 +67,8 @@ class SharedColumns:
                 else:
                     branches[number] = (slot, {})
                 branches = branches[number][1]
-            self.table[slot] = torch.tensor((other, common))
+            rows[slot] = [other, common]
+        self.table.copy_(torch.tensor(rows))
 
 
 def _numbers(blocks: Iterable[Block[Any]]) -> list[int]:

@@ -48,9 +48,9 @@ class SlotCopies:
         # Whether the state of some layers depends on where the sequence ends.
         self.needs_snapshots = not all(layer.by_position for layer in pool.layers)
 
-    def bytes_of_blocks(self, slot: int, start: int, end: int) -> int:
-        """Bytes of `blocks` of these tokens."""
-        return sum(view.nbytes for view in self._by_position(slot, start, end))
+    def bytes_of_blocks(self, tokens: int) -> int:
+        """Bytes of `blocks` of so many tokens."""
+        return sum(one.bytes_for(1, tokens) for one in self._pool.layers if one.by_position)
 
     def blocks(self, slot: int, start: int, end: int) -> list[Copy]:
         """What the tokens [start, end) added, a copy per BLOCK tokens; the last may be shorter."""

@@ -8,8 +8,9 @@ and passed to every layer.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -117,10 +118,18 @@ class LongGroup:
     longest: int  # greatest position + 1
 
 
+Group = TypeVar("Group", DecodeGroup, ShortGroup)
+
+
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """The tokens of one step, with their positions and cache slots."""
+    """The tokens of one step, with their positions and cache slots.
 
+    All tensors of a batch that was prepared are views of `packed`, so that one copy takes them to
+    the device, or to the place of an earlier step; after `following`, it is None.
+    """
+
+    packed: Tensor | None  # long
     token_ids: Tensor  # [tokens] long
     positions: Tensor  # [tokens] long
     prompt_lengths: Tensor  # [tokens] long, of each row's sequence
@@ -130,6 +139,7 @@ class Batch:
     long: LongGroup | None  # the other chunks
     logits_rows: Tensor | None  # [n] long: rows that need logits; None: all
     longest: int  # greatest position + 1
+    highest: int  # greatest token id
     masks: dict[int, Tensor]  # decode masks by number of columns, made on first use
 
     @property
@@ -165,22 +175,48 @@ class Batch:
             positions.extend(range(span.start, span.end))
             lengths.extend([span.prompt_length] * span.length)
             wanted.extend(range(len(ids) - span.logits, len(ids)))
-        in_rows = sum(span.length for span in short) + len(singles)
-        placed = to_device(positions, device)
-        everything = len(wanted) == len(ids)
+        if len(wanted) == len(ids):
+            wanted = []
+        slots = [span.slot for span in singles + short for _ in span.token_ids]
+        packed = to_device([*ids, *positions, *lengths, *slots, *wanted], device)
+        token_ids, placed, prompt_lengths, in_slots, logits_rows = packed.split(
+            (len(ids), len(ids), len(ids), len(slots), len(wanted))
+        )
         batch = cls(
-            token_ids=to_device(ids, device),
+            packed=packed,
+            token_ids=token_ids,
             positions=placed,
-            prompt_lengths=to_device(lengths, device),
-            decode=_group(singles, placed[: len(singles)]) if singles else None,
+            prompt_lengths=prompt_lengths,
+            decode=_decode_group(singles, in_slots, placed) if singles else None,
             chunks=tuple(chunks),
-            short=_short_group(singles, short, placed[:in_rows]) if short else None,
+            short=_short_group(singles + short, len(short), in_slots, placed) if short else None,
             long=_long_group(chunks[len(short) :]),
-            logits_rows=None if everything else to_device(wanted, device),
+            logits_rows=logits_rows if wanted else None,
             longest=max(span.end for span in spans),
+            highest=max(ids),
             masks={},
         )
         return batch, ordered
+
+    def clone(self) -> Batch:
+        """The same in memory of its own, of a batch that was prepared."""
+        assert self.packed is not None
+        packed, tokens = self.packed.clone(), len(self.token_ids)
+        rows = 0 if self.logits_rows is None else len(self.logits_rows)
+        token_ids, positions, lengths, slots, logits_rows = packed.split(
+            (tokens, tokens, tokens, len(packed) - 3 * tokens - rows, rows)
+        )
+        return replace(
+            self,
+            packed=packed,
+            token_ids=token_ids,
+            positions=positions,
+            prompt_lengths=lengths,
+            decode=self.decode and _placed(self.decode, slots, positions),
+            short=self.short and _placed(self.short, slots, positions),
+            logits_rows=logits_rows if rows else None,
+            masks={},
+        )
 
     def following(self, token_ids: Tensor) -> Batch:
         """The next step of a small batch with one row of logits for each sequence, in which each
@@ -199,6 +235,7 @@ class Batch:
             dense=group.dense if isinstance(group, DecodeGroup) else group.high - group.low == 1,
         )
         return Batch(
+            packed=None,
             token_ids=token_ids,
             positions=positions,
             prompt_lengths=self.select_logits_rows(self.prompt_lengths),
@@ -208,6 +245,7 @@ class Batch:
             long=None,
             logits_rows=None,
             longest=self.longest + 1,
+            highest=self.highest,
             masks={},
         )
 
@@ -216,16 +254,19 @@ class Batch:
         return hidden if self.logits_rows is None else hidden.index_select(0, self.logits_rows)
 
 
-def _short_group(singles: list[Span], short: list[Span], positions: Tensor) -> ShortGroup:
-    spans = singles + short
-    slots = [span.slot for span in spans for _ in span.token_ids]
+def _placed(group: Group, slots: Tensor, positions: Tensor) -> Group:
+    """The group at the beginning of these rows."""
+    return replace(group, slots=slots[: group.size], positions=positions[: group.size])
+
+
+def _short_group(spans: list[Span], chunks: int, slots: Tensor, positions: Tensor) -> ShortGroup:
     return ShortGroup(
         size=len(slots),
-        chunks=len(short),
-        slots=to_device(slots, positions.device),
-        positions=positions,
-        low=min(slots),
-        high=max(slots) + 1,
+        chunks=chunks,
+        slots=slots,
+        positions=positions[: len(slots)],
+        low=min(span.slot for span in spans),
+        high=max(span.slot for span in spans) + 1,
         longest=max(span.end for span in spans),
     )
 
@@ -240,14 +281,14 @@ def _long_group(chunks: Sequence[Chunk]) -> LongGroup | None:
     )
 
 
-def _group(singles: list[Span], positions: Tensor) -> DecodeGroup:
+def _decode_group(singles: list[Span], slots: Tensor, positions: Tensor) -> DecodeGroup:
     low, high = singles[0].slot, singles[-1].slot + 1
     return DecodeGroup(
         size=len(singles),
         low=low,
         high=high,
-        slots=to_device([s.slot for s in singles], positions.device),
-        positions=positions,
+        slots=slots[: len(singles)],
+        positions=positions[: len(singles)],
         longest=max(s.end for s in singles),
         dense=high - low == len(singles),
     )

@@ -36,6 +36,11 @@ class Embedding:
         self._compress = compress
         self._table: Weight = torch.empty(0, dtype=dtype, device=device)
 
+    @property
+    def gathers(self) -> bool:
+        """Whether a call only copies rows of the table."""
+        return not isinstance(self._table, QuantisedTensor)
+
     def __call__(self, ids: Tensor) -> Tensor:
         """ids [tokens] → [tokens, hidden]."""
         if isinstance(self._table, QuantisedTensor):

@@ -17,7 +17,7 @@ from torch import Tensor
 from worker.kernels import library
 from worker.kernels.attention import Stored, relocate
 from worker.kernels.recording import Arena, record
-from worker.layers.batch import Batch, DecodeGroup, ShortGroup
+from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.rope import Rope, Rotation
@@ -26,60 +26,44 @@ MOST_ROWS = 32  # of a step that is recorded: its tensors stay in memory
 MOST_STEPS = 64  # that are kept
 MOST_FORMS = 1024  # that are counted
 
-Group = TypeVar("Group", DecodeGroup, ShortGroup)
 Out = TypeVar("Out")
-# What kind of computation it is, numbers of threads, of rows of logits and of single tokens, then
-# the lengths of the chunks.
+# What kind of computation it is, the sizes of the tables that it reads, numbers of threads, of rows
+# of logits and of single tokens, then the lengths of the chunks.
 Form = tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What differs between steps of one form: small batches, and what is computed of them before.
-    `x`: the embedded tokens [tokens, hidden]; None: the step embeds them."""
+    `x`: the embedded tokens [tokens, hidden]; None: the step embeds them. `rotations`: none if the
+    step looks them up, in tables of `table_sizes` positions."""
 
     batch: Batch
     x: Tensor | None = None
     rotations: Mapping[Rope, Rotation] = field(default_factory=dict)
+    table_sizes: tuple[int, ...] = ()
 
     def clone(self) -> Inputs:
         """The same in memory of its own."""
-        batch, rotations = self.batch, self.rotations
-        decode, short = batch.decode, batch.short
-        group = short or decode
-        assert group is not None
-        slots, positions = group.slots.clone(), batch.positions.clone()
-        rows = batch.logits_rows
-        own = replace(
-            batch,
-            token_ids=batch.token_ids.clone(),
-            positions=positions,
-            decode=decode and _placed(decode, slots, positions),
-            short=short and _placed(short, slots, positions),
-            logits_rows=None if rows is None else rows.clone(),
-        )
-        return Inputs(
-            own,
-            None if self.x is None else self.x.clone(),
-            {rope: Rotation(one.cos.clone(), one.sin.clone()) for rope, one in rotations.items()},
+        rotations = self.rotations
+        return replace(
+            self,
+            batch=self.batch.clone(),
+            x=None if self.x is None else self.x.clone(),
+            rotations={
+                rope: Rotation(one.cos.clone(), one.sin.clone()) for rope, one in rotations.items()
+            },
         )
 
     def tensors(self) -> list[Tensor]:
         """All that kernels read."""
-        batch = self.batch
-        group = batch.short or batch.decode
-        assert group is not None
-        found = [batch.positions, group.slots, batch.token_ids if self.x is None else self.x]
-        if batch.logits_rows is not None:
-            found.append(batch.logits_rows)
+        assert self.batch.packed is not None
+        found = [self.batch.packed]
+        if self.x is not None:
+            found.append(self.x)
         for rotation in self.rotations.values():
             found += rotation.cos, rotation.sin
         return found
-
-
-def _placed(group: Group, slots: Tensor, positions: Tensor) -> Group:
-    """The group at the beginning of these rows."""
-    return replace(group, slots=slots[: group.size], positions=positions[: group.size])
 
 
 class Step(Generic[Out]):
@@ -146,7 +130,7 @@ class Replay:
         wanted = 0 if batch.logits_rows is None else len(batch.logits_rows)
         singles = batch.decode.size if batch.decode else 0
         lengths = (one.length for one in batch.chunks)
-        form = (*kind, torch.get_num_threads(), wanted, singles, *lengths)
+        form = (*kind, *inputs.table_sizes, torch.get_num_threads(), wanted, singles, *lengths)
         step = self._steps.pop(form, None)
         if step is None:
             if form not in self._seen:

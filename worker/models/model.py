@@ -197,10 +197,9 @@ class Decoder:
         self._replay = Replay()
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
-        for rope in self._ropes:
-            rope.reserve(batch.longest)
-        inputs = Inputs(batch, self._embedded(batch), self._rotations(batch))
-        logits = self._replay(lambda given: self._compute(given, caches), inputs, caches)
+        logits = self._replay(
+            lambda given: self._compute(given, caches), self._inputs(batch, 1), caches
+        )
         logits = logits.to(torch.float32, copy=True)
         if self._logit_divisor != 1.0:
             logits = logits / self._logit_divisor
@@ -211,22 +210,24 @@ class Decoder:
     def guess(
         self, batch: Batch, caches: Sequence[LayerCache], count: int, vocab_size: int
     ) -> list[tuple[Tensor, Tensor]]:
-        tables = [rope.reserve(batch.longest + count - 1) for rope in self._ropes]
-
         def compute(given: Inputs) -> list[tuple[Tensor, Tensor]]:
             found: list[tuple[Tensor, Tensor]] = []
-            step = given.batch
             for number in range(count):
                 if number:
-                    step = step.following(found[-1][1])
-                inputs = Inputs(step, self._embedded(step), self._rotations(step))
-                logits = self._compute(inputs, caches)
+                    given = Inputs(given.batch.following(found[-1][1]))
+                logits = self._compute(given, caches)
                 found.append(greatest(logits[:, :vocab_size]))
             return found
 
-        # A step reads the tables where they were when it was recorded.
-        kind = (count, vocab_size, *tables)
-        return self._replay(compute, Inputs(batch), caches, passes=count, kind=kind)
+        inputs = self._inputs(batch, count)
+        return self._replay(compute, inputs, caches, passes=count, kind=(count, vocab_size))
+
+    def _inputs(self, batch: Batch, passes: int) -> Inputs:
+        """What a step that can be recorded does not compute itself."""
+        sizes = tuple(rope.reserve(batch.longest + passes - 1) for rope in self._ropes)
+        gathers = self._embed.gathers and self._embed_scale is None
+        x = None if gathers and batch.highest < self.vocab_size else self._embedded(batch)
+        return Inputs(batch, x, {} if all(sizes) else self._rotations(batch), sizes)
 
     def _embedded(self, batch: Batch) -> Tensor:
         """[tokens, hidden]."""
@@ -239,11 +240,12 @@ class Decoder:
     def _compute(self, inputs: Inputs, caches: Sequence[LayerCache]) -> Tensor:
         """Through all layers → logits [batch.logits_rows, vocab_size] in the model's dtype. Rows
         that need no logits are computed as far as the last layer's mixer."""
-        x, batch = inputs.x, inputs.batch
-        assert x is not None
+        batch = inputs.batch
+        x = self._embedded(batch) if inputs.x is None else inputs.x
+        rotations = inputs.rotations or self._rotations(batch)
         last = self._layers[-1]
         for layer, cache in zip(self._layers, caches, strict=True):
-            mixed = layer.mix(x, inputs.rotations[layer.rope], cache, batch)
+            mixed = layer.mix(x, rotations[layer.rope], cache, batch)
             if layer is last:
                 x, mixed = batch.select_logits_rows(x), batch.select_logits_rows(mixed)
             x = layer.feed_forward(x, mixed)

@@ -55,7 +55,7 @@ def test_a_slot_gets_the_state_of_another_and_no_other_slot_changes(
     blocks = copies.blocks(0, 0, end)
     snapshot = copies.snapshot(0, end) if copies.needs_snapshots else None
     assert copies.needs_snapshots == (names != ("full",))
-    assert sum(one.nbytes for one in blocks) == copies.bytes_of_blocks(0, 0, end)
+    assert sum(one.nbytes for one in blocks) == copies.bytes_of_blocks(end)
     assert snapshot is None or snapshot.nbytes == copies.bytes_of_snapshot(0, end)
     expected, neighbour = state(pool, 0, end), state(pool, 2, 64)
     for layer in pool.layers:
