@@ -16,12 +16,12 @@ constexpr int64_t TILE = STEP / 2 * TILE_ROWS;  // pairs of channels of one step
 // One step of up to TILE_ROWS rows of x: pairs of channels of all rows side by side, or else single
 // channels in float32.
 INLINE void pack_step(const Dense& d, const bf16* x, int64_t rows, uint32_t* out) {
-    const __mmask16 present = rows >= TILE_ROWS ? 0xffff : (__mmask16)((1 << rows) - 1);
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i offsets = _mm512_mullo_epi32(lanes, _mm512_set1_epi32((int32_t)d.stride));
+    Floats pairs[TILE_ROWS];  // of each row, and transposed of each pair of channels
+    for (int r = 0; r < TILE_ROWS; r++)
+        pairs[r] = r < rows ? _mm512_loadu_ps(x + r * d.stride) : zeros();
+    transpose(pairs);
     for (int pair = 0; pair < STEP / 2; pair++) {
-        const __m512i both = _mm512_mask_i32gather_epi32(_mm512_setzero_si512(), present, offsets,
-                                                         x + 2 * pair, sizeof(bf16));
+        const __m512i both = _mm512_castps_si512(pairs[pair]);
         if (d.pairs) {
             _mm512_store_si512(out + pair * TILE_ROWS, both);
         } else {
@@ -51,10 +51,10 @@ void pack(const Dense& d, int matrices) {
 
 // y of 16 outputs and up to 16 rows ← sums [output][row].
 INLINE void put_tile(const float* sums, int64_t rows, bf16* y, int64_t stride) {
-    const __m512i lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-    const __m512i offsets = _mm512_slli_epi32(lanes, 4);
-    for (int64_t r = 0; r < rows && r < TILE_ROWS; r++)
-        store(y + r * stride, _mm512_i32gather_ps(offsets, sums + r, sizeof(float)));
+    Floats outputs[TILE_ROWS];  // and transposed the rows
+    for (int n = 0; n < TILE_ROWS; n++) outputs[n] = load(sums + n * TILE_ROWS);
+    transpose(outputs);
+    for (int64_t r = 0; r < rows && r < TILE_ROWS; r++) store(y + r * stride, outputs[r]);
 }
 
 #endif

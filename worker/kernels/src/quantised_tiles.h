@@ -122,13 +122,14 @@ void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t f
 }
 
 // Rows from which tiles have several panels, which are widened. Tiles are as large as there are
-// registers for. By measurement, see docs/performance.md.
+// registers for, with some to spare: sums in memory cost more than smaller tiles. By measurement, see
+// docs/performance.md.
 constexpr int MANY = 12;
 constexpr int64_t UNIT_BYTES = 1 << 18, UNITS_PER_THREAD = 4;  // of few rows
 #ifdef AVX512
 constexpr int FEW = 8;  // rows of a tile of one panel
 constexpr int PANELS = 2;
-template <int F> constexpr int tile_rows() { return F == Q6_K ? 4 : 8; }
+template <int F> constexpr int tile_rows() { return F == Q6_K ? 4 : 6; }
 #else
 constexpr int FEW = 4;
 constexpr int PANELS = 1;
@@ -145,23 +146,30 @@ void few_rows(const Packed<F>& panel, int64_t index, const Rounded& x, int64_t r
     if (row < rows) tile<F, 1, 1>(&panel, index, x, row, y, ahead);
 }
 
-// MANY rows or more with `count` panels. The last tile overlaps with the one before; half a tile is
-// enough where few rows are left.
+// MANY rows or more with P panels, in tiles of nearly equal numbers of rows.
+template <int F, int P, typename Source>
+void many_rows(const Source* panels, int64_t first_panel, const Rounded& x, int64_t rows,
+               const Output& y, Ahead& ahead) {
+    constexpr int R = tile_rows<F>();
+    static_assert(R == 4 || R == 6, "tiles of MANY rows have R - 2 rows or more");
+    const int64_t tiles = (rows + R - 1) / R;
+    for (int64_t i = 0; i < tiles; i++) {
+        const int64_t row = i * rows / tiles;
+        switch (R - ((i + 1) * rows / tiles - row)) {
+            case 0: tile<F, P, R>(panels, first_panel, x, row, y, ahead); break;
+            case 1: tile<F, P, R - 1>(panels, first_panel, x, row, y, ahead); break;
+            case 2: tile<F, P, R - 2>(panels, first_panel, x, row, y, ahead); break;
+        }
+    }
+}
+
+// The same with `count` panels, PANELS at most.
 template <int F, typename Source>
 void many_rows(const Source* panels, int count, int64_t first_panel, const Rounded& x,
                int64_t rows, const Output& y, Ahead& ahead) {
-    constexpr int R = tile_rows<F>();
-    for (int64_t row = 0; row < rows; row += R) {
-        const bool half = rows - row <= R / 2;
-        const int64_t at = std::min(row, rows - (half ? R / 2 : R));
-        if (count < PANELS)
-            for (int p = 0; p < count; p++)
-                tile<F, 1, R>(panels + p, first_panel + p, x, std::min(row, rows - R), y, ahead);
-        else if (half)
-            tile<F, PANELS, R / 2>(panels, first_panel, x, at, y, ahead);
-        else
-            tile<F, PANELS, R>(panels, first_panel, x, at, y, ahead);
-    }
+    if (count == PANELS) return many_rows<F, PANELS>(panels, first_panel, x, rows, y, ahead);
+    for (int p = 0; p < count; p++)
+        many_rows<F, 1>(panels + p, first_panel + p, x, rows, y, ahead);
 }
 
 // Panels of a unit for few rows: memory is read faster in longer pieces, as long as there are enough
