@@ -184,9 +184,9 @@ class WorkerLoop:
         if (self._isolating and not idle) or not self._breaker.may_claim():
             return
         capacity = Capacity(self._backend, self._models, single=self._breaker.half_open)
+        woken, self._woken = self._woken, False  # before the claim: it may be set while that runs
         if not capacity.any:
-            return
-        self._woken = False  # before the claim: it may be set while that runs
+            return self._waker.pass_on() if woken else None
         claimed = self._store.claim(capacity.of, suspects=idle)
         self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []

@@ -16,6 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 WAIT_SECONDS = 10.0  # of one command that waits for a push
+MOST_WAITING = 31  # index of the last element of a list that producers push to
 LOOK_SECONDS = 1.0  # between two looks at the queues; also the pause after a Redis error
 
 
@@ -40,6 +41,7 @@ class Waker:
         self._lock = threading.Lock()  # held for the next two
         self._wake_keys: list[str] = []  # that producers push to
         self._waits_for: list[str] | None = None  # the wake keys of the command that waits
+        self._taken: bytes | None = None  # the list whose element the last one has taken
         self._armed = threading.Event()
         self._closed = threading.Event()
         self._next_look = 0.0  # monotonic
@@ -62,6 +64,16 @@ class Waker:
             pipeline.ltrim(self._own_key, 0, 0)
             pipeline.expire(self._own_key, int(WAIT_SECONDS))
             pipeline.execute(raise_on_error=False)  # a foreign value at the key: `look` still works
+
+    def pass_on(self) -> None:
+        """This worker has no room any more for the job that has woken it: let another one wake.
+        Raises redis.RedisError."""
+        taken, self._taken = self._taken, None
+        if taken not in (None, self._own_key.encode()):
+            pipeline = self._redis.pipeline(transaction=False)
+            pipeline.lpush(taken, 1)
+            pipeline.ltrim(taken, 0, MOST_WAITING)
+            pipeline.execute(raise_on_error=False)
 
     def look(self, job_waits: Callable[[], bool]) -> None:
         """Wake if `job_waits`, which is asked once in LOOK_SECONDS while this is armed."""
@@ -91,6 +103,7 @@ class Waker:
                 with self._lock:
                     self._waits_for = None
             if woken:
+                self._taken = None if woken is True else woken[0]
                 self._wake()
 
     def _wake(self) -> None:

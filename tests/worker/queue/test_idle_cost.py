@@ -55,6 +55,27 @@ def test_a_submitted_job_wakes_a_waiting_worker(site: Site) -> None:
     waker.close()
 
 
+def test_a_worker_that_has_no_room_any_more_passes_the_wake_up_on(site: Site) -> None:
+    backend, key = FakeBackend(max_batch=2), keys.wake("chat:fake")
+    first = site.submit("long", metadata={"words": "800"})
+    passed: list[bool] = []
+
+    def fill_the_room_while_it_waits() -> None:
+        wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
+        backend.max_batch = 1
+        site.submit("later")
+        wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 0)
+        wait_until(lambda: site.redis.llen(key) == 1 or first.status().value == "finished")
+        passed.append(first.status().value != "finished")
+
+    thread = threading.Thread(target=fill_the_room_while_it_waits)
+    thread.start()
+    site.burst(backend)
+    thread.join()
+    assert passed == [True]
+    assert len(backend.begun) == 2
+
+
 def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> None:
     woken: list[int] = []
     asked: list[int] = []
