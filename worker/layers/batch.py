@@ -175,7 +175,8 @@ class Batch:
             positions.extend(range(span.start, span.end))
             lengths.extend([span.prompt_length] * span.length)
             wanted.extend(range(len(ids) - span.logits, len(ids)))
-        if len(wanted) == len(ids):
+        everything = len(wanted) == len(ids)
+        if everything:
             wanted = []
         slots = [span.slot for span in singles + short for _ in span.token_ids]
         packed = to_device([*ids, *positions, *lengths, *slots, *wanted], device)
@@ -191,7 +192,7 @@ class Batch:
             chunks=tuple(chunks),
             short=_short_group(singles + short, len(short), in_slots, placed) if short else None,
             long=_long_group(chunks[len(short) :]),
-            logits_rows=logits_rows if wanted else None,
+            logits_rows=None if everything else logits_rows,
             longest=max(span.end for span in spans),
             highest=max(ids),
             masks={},
@@ -214,7 +215,7 @@ class Batch:
             prompt_lengths=lengths,
             decode=self.decode and _placed(self.decode, slots, positions),
             short=self.short and _placed(self.short, slots, positions),
-            logits_rows=logits_rows if rows else None,
+            logits_rows=None if self.logits_rows is None else logits_rows,
             masks={},
         )
 

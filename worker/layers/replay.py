@@ -35,8 +35,9 @@ Form = tuple[int, ...]
 @dataclass(frozen=True, slots=True)
 class Inputs:
     """What differs between steps of one form: small batches, and what is computed of them before.
-    `x`: the embedded tokens [tokens, hidden]; None: the step embeds them. `rotations`: none if the
-    step looks them up, in tables of `table_sizes` positions."""
+    `x`: the embedded tokens [tokens, hidden]; None: the step embeds them. `rotations`: of all
+    ropes, or none if the step looks them up in their tables. `table_sizes`: positions in the table
+    of each rope; 0: it has none."""
 
     batch: Batch
     x: Tensor | None = None

@@ -223,7 +223,8 @@ class Decoder:
         return self._replay(compute, inputs, caches, passes=count, kind=(count, vocab_size))
 
     def _inputs(self, batch: Batch, passes: int) -> Inputs:
-        """What a step that can be recorded does not compute itself."""
+        """What a step does not compute itself, so that it can be recorded. The tables of positions
+        grow to what it needs."""
         sizes = tuple(rope.reserve(batch.longest + passes - 1) for rope in self._ropes)
         gathers = self._embed.gathers and self._embed_scale is None
         x = None if gathers and batch.highest < self.vocab_size else self._embedded(batch)

@@ -184,9 +184,10 @@ class WorkerLoop:
         if (self._isolating and not idle) or not self._breaker.may_claim():
             return
         capacity = Capacity(self._backend, self._models, single=self._breaker.half_open)
-        woken, self._woken = self._woken, False  # before the claim: it may be set while that runs
+        self._waker.pass_on(capacity.wake_keys)
         if not capacity.any:
-            return self._waker.pass_on() if woken else None
+            return
+        self._woken = False  # before the claim: it may be set while that runs
         claimed = self._store.claim(capacity.of, suspects=idle)
         self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []
@@ -217,9 +218,8 @@ class WorkerLoop:
     def _finished(self) -> bool:
         if self._stop_at is not None and time.monotonic() >= self._stop_at:
             return True
-        if self._attempts.any_unsettled:
-            return False
-        return self._stop_at is not None or self._drained
+        stops = self._stop_at is not None or self._drained
+        return stops and not self._attempts.any_unsettled
 
     def _collect_timeout(self) -> float:
         if self._attempts.any_unsettled:

@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 WAIT_SECONDS = 10.0  # of one command that waits for a push
-MOST_WAITING = 31  # index of the last element of a list that producers push to
+LAST_ELEMENT = 31  # index of the last element that a list keeps, as in rq_enqueue.lua
 LOOK_SECONDS = 1.0  # between two looks at the queues; also the pause after a Redis error
 
 
@@ -38,10 +38,10 @@ class Waker:
         self._waiting: Any = waiting
         self._redis: Any = client
         self._own_key, self._on_wake = own_key, on_wake
-        self._lock = threading.Lock()  # held for the next two
+        self._lock = threading.Lock()  # held for the next three
         self._wake_keys: list[str] = []  # that producers push to
         self._waits_for: list[str] | None = None  # the wake keys of the command that waits
-        self._taken: bytes | None = None  # the list whose element the last one has taken
+        self._taken: str | None = None  # the wake key whose element has woken this worker
         self._armed = threading.Event()
         self._closed = threading.Event()
         self._next_look = 0.0  # monotonic
@@ -65,15 +65,21 @@ class Waker:
             pipeline.expire(self._own_key, int(WAIT_SECONDS))
             pipeline.execute(raise_on_error=False)  # a foreign value at the key: `look` still works
 
-    def pass_on(self) -> None:
-        """This worker has no room any more for the job that has woken it: let another one wake.
-        Raises redis.RedisError."""
-        taken, self._taken = self._taken, None
-        if taken not in (None, self._own_key.encode()):
+    def pass_on(self, wake_keys: Sequence[str]) -> None:
+        """Let another worker wake if this one has no room any more for the job that has woken it.
+
+        wake_keys: the lists for whose jobs there is room. Raises redis.RedisError, and is to be
+        called again then.
+        """
+        taken = self._taken
+        if taken is not None and taken not in wake_keys:
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.lpush(taken, 1)
-            pipeline.ltrim(taken, 0, MOST_WAITING)
+            pipeline.ltrim(taken, 0, LAST_ELEMENT)
             pipeline.execute(raise_on_error=False)
+        with self._lock:
+            if self._taken is taken:
+                self._taken = None
 
     def look(self, job_waits: Callable[[], bool]) -> None:
         """Wake if `job_waits`, which is asked once in LOOK_SECONDS while this is armed."""
@@ -103,7 +109,9 @@ class Waker:
                 with self._lock:
                     self._waits_for = None
             if woken:
-                self._taken = None if woken is True else woken[0]
+                taken = None if woken is True else woken[0].decode()
+                with self._lock:
+                    self._taken = taken if taken in waits_for else None
                 self._wake()
 
     def _wake(self) -> None:

@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import os
 import re
+import signal
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any, Literal
 
+import pytest
 import redis
 
 from jobs import keys
 from tests.worker.fake_backend import FakeBackend, text_of
-from tests.worker.site import ROOT, Site, wait_until
+from tests.worker.site import QUICK, ROOT, Site, wait_until
 from worker.queue.capacity import Capacity
 from worker.queue.loop import LEASE_SECONDS
 from worker.queue.waker import Waker
+from worker.service import serve
 
 OWN_KEY = keys.wake_worker("w")
 MAX_COMMANDS_PER_SECOND = 4.8  # promised are 5
@@ -55,25 +61,66 @@ def test_a_submitted_job_wakes_a_waiting_worker(site: Site) -> None:
     waker.close()
 
 
-def test_a_worker_that_has_no_room_any_more_passes_the_wake_up_on(site: Site) -> None:
-    backend, key = FakeBackend(max_batch=2), keys.wake("chat:fake")
-    first = site.submit("long", metadata={"words": "800"})
-    passed: list[bool] = []
+class Rooms(FakeBackend):
+    """With separate room for bulk and interactive jobs, which a test sets."""
 
-    def fill_the_room_while_it_waits() -> None:
-        wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
-        backend.max_batch = 1
-        site.submit("later")
-        wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 0)
-        wait_until(lambda: site.redis.llen(key) == 1 or first.status().value == "finished")
-        passed.append(first.status().value != "finished")
+    def __init__(self) -> None:
+        super().__init__(delay=0.01)
+        self.interactive, self.bulk = 2, 2
 
-    thread = threading.Thread(target=fill_the_room_while_it_waits)
+    def room(self, model: str, *, bulk: bool) -> int:
+        taken = len(self.begun)  # the jobs of these tests end last
+        return max(0, (self.bulk if bulk else self.interactive) - taken)
+
+
+def serve_while(site: Site, backend: FakeBackend, steps: Callable[[], None]) -> None:
+    """Serve in this process while a thread runs `steps`."""
+    failures: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            steps()
+        except BaseException as error:  # raised again below
+            failures.append(error)
+        finally:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    thread = threading.Thread(target=run)
     thread.start()
-    site.burst(backend)
+    options: dict[str, Any] = {**QUICK, "grace": 0.0}
+    serve(backend, ["fake"], redis_url=site.url, results=site.folder, **options)
     thread.join()
-    assert passed == [True]
-    assert len(backend.begun) == 2
+    if failures:
+        raise failures[0]
+
+
+def waits(site: Site) -> bool:
+    return bool(site.redis.info("clients")["blocked_clients"])
+
+
+@pytest.mark.parametrize("priority", ["interactive", "bulk"])
+def test_a_worker_that_has_no_room_any_more_passes_the_wake_up_on(
+    site: Site, priority: Literal["interactive", "bulk"]
+) -> None:
+    backend, key = Rooms(), keys.wake(keys.queue("fake", priority))
+    site.submit("long", metadata={"words": "2000"})
+
+    def steps() -> None:
+        wait_until(lambda: waits(site))
+        backend.bulk = 0
+        if priority == "interactive":
+            backend.interactive = 0
+        later = site.submit("later", priority=priority)
+        # It is taken and put back; a worker without any room waits for nothing then.
+        wait_until(lambda: site.redis.info("commandstats")["cmdstat_ltrim"]["calls"] >= 3)
+        wait_until(lambda: waits(site) == (priority == "bulk"))
+        assert site.redis.llen(key) == 1
+        assert later.status().value == "queued"
+        if priority == "interactive":
+            backend.interactive = backend.bulk = 2
+            wait_until(lambda: len(backend.begun) == 2)  # it looks again, though no job has ended
+
+    serve_while(site, backend, steps)
 
 
 def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> None:
