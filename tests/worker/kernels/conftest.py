@@ -10,8 +10,8 @@ import pytest
 from worker.kernels import build, library
 from worker.kernels.library import Library
 
-# `make sanitize` preloads AddressSanitizer, which has no room in a child process whose address space is
-# limited, such as the one that renders templates.
+# `make sanitize` preloads AddressSanitizer, which has no room in a child process whose address
+# space is limited, such as the one that renders templates.
 if "libasan" in os.environ.get("LD_PRELOAD", ""):
     del os.environ["LD_PRELOAD"]
 
