@@ -183,13 +183,14 @@ class Attempts:
     def _settle_one_by_one(
         self, settlements: Sequence[Settlement]
     ) -> Sequence[bool | redis.RedisError]:
-        """Settle each on its own. One that fails while Redis replies to others is too large for
-        Redis, or refused: its job fails. The error takes the place of one that can't fail either:
-        another program has written its keys. Raises redis.RedisError if Redis does not reply."""
+        """Settle each on its own. One that fails twice while Redis replies to others is too large
+        for Redis, or refused: its job fails. The error takes the place of one that can't fail
+        either: another program has written its keys. Raises redis.RedisError if Redis does not
+        reply."""
         held: list[bool | redis.RedisError] = []
         for settlement in settlements:
             try:
-                held += self._store.settle([settlement])
+                held += self._settle_alone(settlement)
             except redis.RedisError as error:
                 self._store.ping()
                 job, size = settlement.lease.job, len(settlement.row)
@@ -207,6 +208,13 @@ class Attempts:
                     logger.error("Redis does not take the answer of job %s: %s", job, error)
         self._failed = False
         return held
+
+    def _settle_alone(self, settlement: Settlement) -> Sequence[bool | redis.RedisError]:
+        try:
+            return self._store.settle([settlement])
+        except (redis.ConnectionError, redis.TimeoutError):
+            self._store.ping()  # Redis may have come back in this moment
+            return self._store.settle([settlement])
 
     def _settlement(self, attempt: Attempt) -> Settlement:
         try:

@@ -103,6 +103,27 @@ def test_an_answer_that_redis_does_not_take_fails_alone(
     site.assert_settled(jobs)
 
 
+def test_an_answer_does_not_fail_if_redis_comes_back_while_it_is_settled(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The connection fails with all answers, and again with one alone; the next command works."""
+    jobs = site.submit_many(["a", "b", "c"])
+    send, failures = Settler.send, 2
+
+    def send_or_fail(self: Settler, settlement: Any, *rest: Any) -> None:
+        nonlocal failures
+        if settlement.lease.job == jobs[1].id and failures:
+            failures -= 1
+            raise redis.ConnectionError("Connection refused")
+        send(self, settlement, *rest)
+
+    monkeypatch.setattr(Settler, "send", send_or_fail)
+    site.burst(FakeBackend())
+    assert failures == 0
+    assert [job.result(timeout=5).text for job in jobs] == [text_of(job.request) for job in jobs]
+    site.assert_settled(jobs)
+
+
 @pytest.mark.parametrize(
     ("limit", "what"),
     [("request_bytes", "the request"), ("message_bytes", "a message of the request")],
