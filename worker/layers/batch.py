@@ -125,11 +125,11 @@ Group = TypeVar("Group", DecodeGroup, ShortGroup)
 class Batch:
     """The tokens of one step, with their positions and cache slots.
 
-    All tensors of a batch that was prepared are views of `packed`, so that one copy takes them to
-    the device, or to the place of an earlier step; after `following`, it is None.
+    The tensors of a batch that was prepared, but for `long`, are views of `packed`, so that one
+    copy takes them to the device, or to the place of an earlier step. `following` packs nothing.
     """
 
-    packed: Tensor | None  # long
+    packed: Tensor | None  # long, see `_parts`
     token_ids: Tensor  # [tokens] long
     positions: Tensor  # [tokens] long
     prompt_lengths: Tensor  # [tokens] long, of each row's sequence
@@ -180,9 +180,8 @@ class Batch:
             wanted = []
         slots = [span.slot for span in singles + short for _ in span.token_ids]
         packed = to_device([*ids, *positions, *lengths, *slots, *wanted], device)
-        token_ids, placed, prompt_lengths, in_slots, logits_rows = packed.split(
-            (len(ids), len(ids), len(ids), len(slots), len(wanted))
-        )
+        parts = _parts(packed, len(ids), len(wanted))
+        token_ids, placed, prompt_lengths, in_slots, logits_rows = parts
         batch = cls(
             packed=packed,
             token_ids=token_ids,
@@ -204,9 +203,7 @@ class Batch:
         assert self.packed is not None
         packed, tokens = self.packed.clone(), len(self.token_ids)
         rows = 0 if self.logits_rows is None else len(self.logits_rows)
-        token_ids, positions, lengths, slots, logits_rows = packed.split(
-            (tokens, tokens, tokens, len(packed) - 3 * tokens - rows, rows)
-        )
+        token_ids, positions, lengths, slots, logits_rows = _parts(packed, tokens, rows)
         return replace(
             self,
             packed=packed,
@@ -253,6 +250,14 @@ class Batch:
     def select_logits_rows(self, hidden: Tensor) -> Tensor:
         """hidden [tokens, ...] → [n, ...], the rows that need logits."""
         return hidden if self.logits_rows is None else hidden.index_select(0, self.logits_rows)
+
+
+def _parts(packed: Tensor, tokens: int, wanted: int) -> tuple[Tensor, ...]:
+    """Token ids, positions and prompt lengths of all rows, slots of those before long chunks, and
+    the rows that need logits."""
+    slots = len(packed) - 3 * tokens - wanted
+    parts: tuple[Tensor, ...] = packed.split((tokens, tokens, tokens, slots, wanted))
+    return parts
 
 
 def _placed(group: Group, slots: Tensor, positions: Tensor) -> Group:

@@ -227,6 +227,7 @@ class Decoder:
         grow to what it needs."""
         sizes = tuple(rope.reserve(batch.longest + passes - 1) for rope in self._ropes)
         gathers = self._embed.gathers and self._embed_scale is None
+        # Kernels don't check ids: torch refuses one beyond the table.
         x = None if gathers and batch.highest < self.vocab_size else self._embedded(batch)
         return Inputs(batch, x, {} if all(sizes) else self._rotations(batch), sizes)
 

@@ -183,10 +183,10 @@ class Attempts:
     def _settle_one_by_one(
         self, settlements: Sequence[Settlement]
     ) -> Sequence[bool | redis.RedisError]:
-        """Settle each on its own. One that fails twice while Redis replies to others is too large
-        for Redis, or refused: its job fails. The error takes the place of one that can't fail
-        either: another program has written its keys. Raises redis.RedisError if Redis does not
-        reply."""
+        """Settle each on its own. One that Redis refuses, or that ends the connection twice while
+        Redis replies to others, is too large: its job fails. The error takes the place of one that
+        can't fail either: another program has written its keys. Raises redis.RedisError if Redis
+        does not reply."""
         held: list[bool | redis.RedisError] = []
         for settlement in settlements:
             try:

@@ -71,7 +71,8 @@ class Waker:
         wake_keys: the lists for whose jobs there is room. Raises redis.RedisError, and is to be
         called again then.
         """
-        taken = self._taken
+        with self._lock:
+            taken = self._taken
         if taken is not None and taken not in wake_keys:
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.lpush(taken, 1)

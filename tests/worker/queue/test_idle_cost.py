@@ -122,6 +122,29 @@ def test_a_worker_that_has_no_room_any_more_passes_the_wake_up_on(
     serve_while(site, backend, steps)
 
 
+def test_a_wake_up_is_passed_on_after_a_redis_error(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    woken, client, key = threading.Semaphore(0), site.redis, keys.wake("chat:fake")
+    waker = Waker(redis.Redis.from_url(site.url), client, OWN_KEY, woken.release)
+    waker.arm([key])
+    site.submit()
+    assert woken.acquire(timeout=5)
+
+    def fail(**_: Any) -> None:
+        raise redis.ConnectionError("Connection refused")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(client, "pipeline", fail)
+        with pytest.raises(redis.ConnectionError):
+            waker.pass_on([])
+    waker.pass_on([])
+    assert client.llen(key) == 1
+    waker.pass_on([])
+    assert client.llen(key) == 1  # once for each wake-up
+    waker.close()
+
+
 def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> None:
     woken: list[int] = []
     asked: list[int] = []

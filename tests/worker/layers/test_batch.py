@@ -1,0 +1,43 @@
+"""How the tokens of a step lie in its batch."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from worker.layers.batch import SHORT, Batch, Span
+
+CPU = torch.device("cpu")
+LONG = [5] * (SHORT + 1)
+
+
+@pytest.mark.parametrize(
+    ("logits", "rows"), [((0, 0), []), ((1, 1), [0, 3]), ((1, 2), [0, 2, 3]), ((1, 3), None)]
+)
+def test_rows_that_need_logits(logits: tuple[int, int], rows: list[int] | None) -> None:
+    spans = [Span(0, 7, [1], 3, logits[0]), Span(1, 0, [2, 3, 4], 3, logits[1])]
+    batch = Batch.prepare(spans, CPU)[0]
+    found = batch.logits_rows
+    assert (None if found is None else found.tolist()) == rows
+    assert len(batch.select_logits_rows(batch.token_ids)) == (4 if rows is None else len(rows))
+
+
+@pytest.mark.parametrize("wanted", [0, 1])
+@pytest.mark.parametrize("ids", [[[1]], [[1], [2, 3]], [[2, 3], [4], LONG], [LONG]])
+def test_a_clone_is_equal_and_has_memory_of_its_own(ids: list[list[int]], wanted: int) -> None:
+    spans = [Span(slot, 9, tokens, 9, wanted) for slot, tokens in enumerate(ids)]
+    batch = Batch.prepare(spans, CPU)[0]
+    clone = batch.clone()
+
+    def tensors(one: Batch) -> list[torch.Tensor]:
+        groups = [group for group in (one.decode, one.short) if group is not None]
+        found = [one.token_ids, one.positions, one.prompt_lengths]
+        found += [tensor for group in groups for tensor in (group.slots, group.positions)]
+        return found if one.logits_rows is None else [*found, one.logits_rows]
+
+    expected = [tensor.tolist() for tensor in tensors(batch)]
+    assert [tensor.tolist() for tensor in tensors(clone)] == expected
+    assert batch.packed is not None
+    batch.packed.zero_()
+    assert [tensor.tolist() for tensor in tensors(clone)] == expected
+    assert not any(any(tensor.tolist()) for tensor in tensors(batch)), "views of `packed`"
