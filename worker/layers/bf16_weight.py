@@ -8,8 +8,8 @@ from torch import Tensor
 from worker.kernels import dense, library
 from worker.layers.linear_weight import linear
 
-# Rows up to which the kernels are faster than torch: with AVX-512 or AMX, and with AVX2.
-MOST, MOST_BY_AVX2 = 256, 32
+# Rows up to which the kernels of a level are faster than torch; always, where none are given.
+MOST_ROWS = {"avx2": 32, "amx": 256}
 
 
 def served(weight: Tensor) -> bool:
@@ -17,23 +17,12 @@ def served(weight: Tensor) -> bool:
     return weight.is_cpu and weight.dtype is torch.bfloat16 and dense.serves(*weight.shape)
 
 
-def _most_rows() -> int | None:
-    """Rows up to which the kernels are faster than torch; None: always."""
-    match library.require().level.name:
-        case "avx2":
-            return MOST_BY_AVX2
-        case "avx512" if not library.multiplies_pairs():
-            return None  # torch multiplies pairs
-        case _:
-            return MOST
-
-
 class Bf16Weight:
     """One contiguous tensor [out_features, in_features]."""
 
     def __init__(self, weight: Tensor) -> None:
         self.tensor = weight
-        self._most = _most_rows()
+        self._most = MOST_ROWS.get(library.require().level.name)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         rows = len(x)

@@ -63,6 +63,19 @@ def test_many_rows_of_a_layer(kernels: Library) -> None:
     assert_product(Bf16Weight(weight)(x, None), x, weight)
 
 
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("outputs", [2080, 2090])
+def test_results_that_are_larger_than_the_caches(
+    kernels: Library, monkeypatch: pytest.MonkeyPatch, outputs: int, pairs: bool
+) -> None:
+    """In whole lines, which are written past the caches, or not."""
+    monkeypatch.setattr(library, "multiplies_pairs", lambda: pairs)
+    x, weights = random(1, 520, 64), [random(2, outputs, 64), random(3, outputs, 64)]
+    y = dense.linear(x, list(zip(weights, [417, 103], strict=True)))
+    for weight, part, result in zip(weights, x.split([417, 103]), y.split([417, 103]), strict=True):
+        assert_product(result, part, weight)
+
+
 @pytest.mark.parametrize("rows", range(2, 6))
 def test_few_rows_have_the_bits_that_each_has_alone(kernels: Library, rows: int) -> None:
     """A token and its verified guesses are such rows."""

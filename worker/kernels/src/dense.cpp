@@ -32,7 +32,7 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
                          int matrices, bf16* y, int64_t outputs, void* scratch, int pairs,
                          int threads) {
     Dense d{x, stride, columns, (const Matrix*)table, y, outputs, (uint32_t*)scratch,
-            nullptr, TOGETHER, true};
+            nullptr, TOGETHER, true, false};
     const bool in_float32 = FEW_IN_FLOAT32 && !pairs;
     if (in_float32) d.few = FEW_IN_FLOAT32, d.pairs = false;
     int64_t next = 0, rows = 0, most = 0;
@@ -40,6 +40,7 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
         rows += d.matrices[m].rows;
         most = std::max(most, d.matrices[m].rows);
     }
+    d.streams = is_streamed(y, rows, outputs * (int64_t)sizeof(bf16));
     const bool packs = most > d.few && may_pack();
     if (in_float32 && !packs && rows > TOGETHER) d.widened = (float*)scratch;
 #pragma omp parallel num_threads(threads)
@@ -64,6 +65,7 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
             else
                 unit_by_vectors(d, unit, ahead);
         });
+        if (d.streams) _mm_sfence();
         if (packs) end_packed();
         free(weights);
     }

@@ -23,6 +23,7 @@ struct Dense {
     float* widened;    // or all rows of x in float32, see dense_rows.h; may be null
     int few;           // up to so many rows of a matrix are multiplied as they are
     bool pairs;        // whether packed ones are multiplied in pairs of bf16, or else in float32
+    bool streams;      // whether their y is written past the caches
 
     int64_t units() const { return (outputs + UNIT - 1) / UNIT; }
     int64_t steps() const { return columns / STEP; }

@@ -49,12 +49,24 @@ void pack(const Dense& d, int matrices) {
 #pragma omp barrier
 }
 
-// y of 16 outputs and up to 16 rows ← sums [output][row].
-INLINE void put_tile(const float* sums, int64_t rows, bf16* y, int64_t stride) {
-    Floats outputs[TILE_ROWS];  // and transposed the rows
-    for (int n = 0; n < TILE_ROWS; n++) outputs[n] = load(sums + n * TILE_ROWS);
-    transpose(outputs);
-    for (int64_t r = 0; r < rows && r < TILE_ROWS; r++) store(y + r * stride, outputs[r]);
+// y of a unit and up to 16 rows ← sums [output][row]. Pairs of outputs are transposed: a row is one line.
+INLINE void put_tile(const float* sums, int64_t rows, bf16* y, int64_t stride, bool streams) {
+    const __m512i interleaved = _mm512_set_epi16(
+        31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6, 21, 5, 20, 4, 19,
+        3, 18, 2, 17, 1, 16, 0);
+    Floats pairs[TILE_ROWS];  // of outputs, and transposed the rows
+    for (int n = 0; n < TILE_ROWS; n++) {
+        const float* sum = sums + 2 * n * TILE_ROWS;
+        const __m512bh both = _mm512_cvtne2ps_pbh(load(sum + TILE_ROWS), load(sum));
+        pairs[n] = _mm512_castsi512_ps(_mm512_permutexvar_epi16(interleaved, (__m512i)both));
+    }
+    transpose(pairs);
+    for (int64_t r = 0; r < rows && r < TILE_ROWS; r++, y += stride) {
+        if (streams)
+            _mm512_stream_ps((float*)y, pairs[r]);
+        else
+            _mm512_storeu_ps(y, pairs[r]);
+    }
 }
 
 #endif
@@ -115,11 +127,16 @@ INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ah
                      float* sums) {
     constexpr int N = outputs_together<T>();
     const int64_t steps = columns / STEP;
+    // Where outputs lie 4 KiB apart, the same channels of all are in one set of the first-level cache,
+    // which has less than 16 ways: each pair of channels would be fetched again.
+    alignas(LINE) bf16 copied[T == 1 ? N : 1][STEP];
     for (int first = 0; first < UNIT; first += N, weights += N * columns) {
         Floats totals[N][T];
         for (int n = 0; n < N; n++)
             for (int t = 0; t < T; t++) totals[n][t] = zeros();
         for (int64_t i = 0; i < steps; i++) {
+            if (T == 1)
+                for (int n = 0; n < N; n++) memcpy(copied[n], weights + n * columns + i * STEP, LINE);
             for (int pair = 0; pair < STEP / 2; pair++) {
                 Part rows[T];
                 for (int t = 0; t < T; t++)
@@ -127,7 +144,8 @@ INLINE void multiply(const bf16* weights, const uint32_t* x, int64_t columns, Ah
                                                       pair * TILE_ROWS);
                 for (int n = 0; n < N; n++) {
                     int32_t two;
-                    memcpy(&two, weights + n * columns + i * STEP + 2 * pair, sizeof two);
+                    memcpy(&two, (T == 1 ? copied[n] : weights + n * columns + i * STEP) + 2 * pair,
+                           sizeof two);
                     const Part weight = (Part)_mm512_set1_epi32(two);
                     for (int t = 0; t < T; t++)
                         totals[n][t] = add_product(totals[n][t], rows[t], weight);
@@ -190,8 +208,7 @@ void multiply_tiles(const Dense& d, const Unit& unit, const W* weights, Ahead& a
         for (int64_t t = 0; t < together; t++) {
             const int64_t row = (tile + t) * TILE_ROWS;
             bf16* y = d.y + (unit.row + row) * d.outputs + unit.output;
-            for (int half = 0; half < UNIT; half += LANES)
-                put_tile(sums + (t * UNIT + half) * TILE_ROWS, rows - row, y + half, d.outputs);
+            put_tile(sums + t * UNIT * TILE_ROWS, rows - row, y, d.outputs, d.streams);
         }
     }
 }

@@ -88,13 +88,15 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
                           scales + blocks, columns};
     const bool wide = type == BFLOAT16 && rows >= WIDE_FROM && tiles_are_allowed();
     const std::unique_ptr<int64_t[]> next(new int64_t[parts]());
+    const bool streams =
+        type == BFLOAT16 && is_streamed(y, rows, y_stride * (int64_t)sizeof(bf16));
 #pragma omp parallel num_threads(threads)
     {
         if (type == FLOAT32)
             round_rows((const float*)x, stride, rows, rounded);
         else if (!wide)
             round_rows((const bf16*)x, stride, rows, rounded);
-        Output out{y, y_stride, type};
+        Output out{y, y_stride, type, streams};
         for (int i = 0; i < parts; i++) {
             const int64_t* part = table + 3 * i;
             const uint8_t* packed = (const uint8_t*)part[1];
@@ -116,6 +118,7 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
             }
             out.first += part[2];
         }
+        if (streams) _mm_sfence();
     }
 }
 FROM_WORDS(quantised_linear)

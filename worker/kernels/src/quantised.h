@@ -35,14 +35,20 @@ struct Output {
     void* y;
     int64_t stride;
     int type;
+    bool streams;       // whether whole lines in bf16 are written past the caches
     int64_t first = 0;  // output of this matrix
 
+    int64_t at(int64_t row, int64_t panel) const { return row * stride + first + panel * PANEL; }
     void put(int64_t row, int64_t panel, Floats x) const {
-        int64_t at = row * stride + first + panel * PANEL;
         if (type == FLOAT32)
-            store((float*)y + at, x);
+            store((float*)y + at(row, panel), x);
         else
-            store((bf16*)y + at, x);
+            store((bf16*)y + at(row, panel), x);
+    }
+    // Whether this panel and the next are whole lines to be written past the caches, by `stream`.
+    bool streams_from(int64_t panel) const { return streams && at(0, panel) % (2 * PANEL) == 0; }
+    void stream(int64_t row, int64_t panel, Floats x, Floats next) const {
+        ::stream((bf16*)y + at(row, panel), x, next);
     }
 };
 

@@ -117,8 +117,13 @@ void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t f
                                            minus_sums[r * blocks + b]);
         }
     }
-    for (int p = 0; p < P; p++)
-        for (int r = 0; r < R; r++) y.put(first_row + r, first_panel + p, total[p][r]);
+    const bool streams = P == 2 && y.streams_from(first_panel);
+    for (int r = 0; r < R; r++) {
+        if (streams)
+            y.stream(first_row + r, first_panel, total[0][r], total[P - 1][r]);
+        else
+            for (int p = 0; p < P; p++) y.put(first_row + r, first_panel + p, total[p][r]);
+    }
 }
 
 // Rows from which tiles have several panels, which are widened. Tiles are as large as there are

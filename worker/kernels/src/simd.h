@@ -48,6 +48,10 @@ INLINE void store(float* p, Floats x) { _mm512_storeu_ps(p, x); }
 INLINE void store(bf16* p, Floats x) {
     _mm256_storeu_si256((__m256i*)p, (__m256i)_mm512_cvtneps_pbh(x));
 }
+// 32 values, past the caches. `p` is 64-byte aligned.
+INLINE void stream(bf16* p, Floats low, Floats high) {
+    _mm512_stream_si512((__m512i*)p, (__m512i)_mm512_cvtne2ps_pbh(high, low));
+}
 INLINE Floats fma(Floats a, Floats b, Floats c) { return _mm512_fmadd_ps(a, b, c); }
 // The second operand where one of them is NaN.
 INLINE Floats larger(Floats a, Floats b) { return _mm512_max_ps(a, b); }
@@ -160,6 +164,10 @@ INLINE __m256i rounded_bits(__m256 x) {
 INLINE void store(bf16* p, Floats x) {
     __m256i both = _mm256_packus_epi32(rounded_bits(x.low), rounded_bits(x.high));
     _mm256_storeu_si256((__m256i*)p, _mm256_permute4x64_epi64(both, 0xd8));
+}
+INLINE void stream(bf16* p, Floats low, Floats high) {  // tiles of one panel write no whole lines
+    store(p, low);
+    store(p + LANES, high);
 }
 INLINE Floats fma(Floats a, Floats b, Floats c) {
     return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};

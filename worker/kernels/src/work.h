@@ -16,6 +16,13 @@ struct Ahead {
     }
 };
 
+// Whether results [rows, row_bytes] are written past the caches: where they are larger than these, each
+// line would otherwise be read before it is written. By measurement, see docs/performance.md.
+inline bool is_streamed(const void* y, int64_t rows, int64_t row_bytes) {
+    constexpr int64_t CACHED = 2 << 20;
+    return rows * row_bytes > CACHED && row_bytes % LINE == 0 && (intptr_t)y % LINE == 0;
+}
+
 // Rows of one sequence lie together, in their order. The end of those that begin with `row`, or `row`
 // itself if it isn't the first one.
 inline int64_t end_of_sequence(const int64_t* slots, int64_t row, int64_t rows) {
