@@ -5,8 +5,6 @@
 #include "dense.h"
 #include "tiles.h"
 
-#include <algorithm>
-
 namespace {
 
 #ifdef AVX512
@@ -196,9 +194,11 @@ void multiply_tiles(const Dense& d, const Unit& unit, const W* weights, Ahead& a
     alignas(64) float sums[MOST_TILES * UNIT * TILE_ROWS];
     const int64_t rows = unit.matrix->rows, tiles = d.tiles(rows);
     const int64_t size = d.steps() * (d.pairs ? TILE : 2 * TILE);
-    for (int64_t tile = 0; tile < tiles; tile += MOST_TILES) {
+    const int64_t groups = (tiles + MOST_TILES - 1) / MOST_TILES;  // of nearly equal size
+    for (int64_t group = 0; group < groups; group++) {
+        const int64_t tile = group * tiles / groups;
+        const int64_t together = (group + 1) * tiles / groups - tile;
         const uint32_t* x = d.packed + (unit.tile + tile) * size;
-        const int64_t together = std::min<int64_t>(tiles - tile, MOST_TILES);
         if (together == 1)
             multiply<1>(weights, x, d.columns, ahead, sums);
         else if (together == 2)

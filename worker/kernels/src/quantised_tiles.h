@@ -73,16 +73,19 @@ struct Widened {
     }
 };
 
-// y of P panels, of which the first is `first_panel`, and R rows.
+// y of P panels, of which the first is `first_panel`, and R rows. Each of `passes` over the panels fetches
+// its part of the next ones with some of the blocks, so that memory and arithmetic units are both busy
+// all the time.
 template <int F, int P, int R, typename Source>
 void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t first_row,
-          const Output& y, Ahead& ahead) {
+          const Output& y, Ahead& ahead, int passes) {
     constexpr int HALVES = F == Q6_K ? 2 : 1;
     const int64_t blocks = x.blocks();
     const int8_t* values = x.values + first_row * x.columns;
     const float* scales = x.scales + first_row * blocks;
     const int32_t* sums = x.sums + first_row * blocks * 2;
     const float* minus_sums = x.minus_sums + first_row * blocks;
+    int wait = 1;  // blocks until some lines are fetched
     Floats total[P][R];
     for (int p = 0; p < P; p++)
         for (int r = 0; r < R; r++) total[p][r] = zeros();
@@ -108,8 +111,11 @@ void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t f
                                               : dot(dots[p][r][h], weights[p], four);
             }
         }
+        if (--wait == 0) {
+            ahead.fetch(P * block_lines<F>());
+            wait = passes;
+        }
         for (int p = 0; p < P; p++) {
-            ahead.fetch(block_lines<F>());
             const Scales weight = panels[p].scales(b);
             for (int r = 0; r < R; r++)
                 total[p][r] = add_block<F>(total[p][r], weight, dots[p][r][0],
@@ -144,11 +150,12 @@ template <int F> constexpr int tile_rows() { return 4; }
 template <int F>
 void few_rows(const Packed<F>& panel, int64_t index, const Rounded& x, int64_t rows,
               const Output& y, Ahead& ahead) {
+    const int passes = (int)(rows / FEW) + __builtin_popcount(rows % FEW);
     int64_t row = 0;
-    for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(&panel, index, x, row, y, ahead);
-    for (; row + 4 <= rows; row += 4) tile<F, 1, 4>(&panel, index, x, row, y, ahead);
-    for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(&panel, index, x, row, y, ahead);
-    if (row < rows) tile<F, 1, 1>(&panel, index, x, row, y, ahead);
+    for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(&panel, index, x, row, y, ahead, passes);
+    for (; row + 4 <= rows; row += 4) tile<F, 1, 4>(&panel, index, x, row, y, ahead, passes);
+    for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(&panel, index, x, row, y, ahead, passes);
+    if (row < rows) tile<F, 1, 1>(&panel, index, x, row, y, ahead, passes);
 }
 
 // MANY rows or more with P panels, in tiles of nearly equal numbers of rows.
@@ -158,12 +165,13 @@ void many_rows(const Source* panels, int64_t first_panel, const Rounded& x, int6
     constexpr int R = tile_rows<F>();
     static_assert(R == 4 || R == 6, "tiles of MANY rows have R - 2 rows or more");
     const int64_t tiles = (rows + R - 1) / R;
+    const int passes = (int)tiles;
     for (int64_t i = 0; i < tiles; i++) {
         const int64_t row = i * rows / tiles;
         switch (R - ((i + 1) * rows / tiles - row)) {
-            case 0: tile<F, P, R>(panels, first_panel, x, row, y, ahead); break;
-            case 1: tile<F, P, R - 1>(panels, first_panel, x, row, y, ahead); break;
-            case 2: tile<F, P, R - 2>(panels, first_panel, x, row, y, ahead); break;
+            case 0: tile<F, P, R>(panels, first_panel, x, row, y, ahead, passes); break;
+            case 1: tile<F, P, R - 1>(panels, first_panel, x, row, y, ahead, passes); break;
+            case 2: tile<F, P, R - 2>(panels, first_panel, x, row, y, ahead, passes); break;
         }
     }
 }
