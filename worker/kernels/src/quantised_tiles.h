@@ -135,14 +135,12 @@ void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t f
 // Rows from which tiles have several panels, which are widened. Tiles are as large as there are
 // registers for, with some to spare: sums in memory cost more than smaller tiles. By measurement, see
 // docs/performance.md.
-constexpr int MANY = 12;
+constexpr int MANY = 8;
 constexpr int64_t UNIT_BYTES = 1 << 18, UNITS_PER_THREAD = 4;  // of few rows
 #ifdef AVX512
-constexpr int FEW = 8;  // rows of a tile of one panel
 constexpr int PANELS = 2;
 template <int F> constexpr int tile_rows() { return F == Q6_K ? 4 : 6; }
 #else
-constexpr int FEW = 4;
 constexpr int PANELS = 1;
 template <int F> constexpr int tile_rows() { return 4; }
 #endif
@@ -150,12 +148,12 @@ template <int F> constexpr int tile_rows() { return 4; }
 template <int F>
 void few_rows(const Packed<F>& panel, int64_t index, const Rounded& x, int64_t rows,
               const Output& y, Ahead& ahead) {
-    const int passes = (int)(rows / FEW) + __builtin_popcount(rows % FEW);
+    static_assert(MANY == 8, "few rows are 4, 2 and 1");
+    const int passes = __builtin_popcount(rows);
     int64_t row = 0;
-    for (; row + FEW <= rows; row += FEW) tile<F, 1, FEW>(&panel, index, x, row, y, ahead, passes);
-    for (; row + 4 <= rows; row += 4) tile<F, 1, 4>(&panel, index, x, row, y, ahead, passes);
-    for (; row + 2 <= rows; row += 2) tile<F, 1, 2>(&panel, index, x, row, y, ahead, passes);
-    if (row < rows) tile<F, 1, 1>(&panel, index, x, row, y, ahead, passes);
+    if (rows & 4) tile<F, 1, 4>(&panel, index, x, row, y, ahead, passes), row += 4;
+    if (rows & 2) tile<F, 1, 2>(&panel, index, x, row, y, ahead, passes), row += 2;
+    if (rows & 1) tile<F, 1, 1>(&panel, index, x, row, y, ahead, passes);
 }
 
 // MANY rows or more with P panels, in tiles of nearly equal numbers of rows.
