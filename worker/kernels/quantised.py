@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.kernels import library
+from worker.kernels import library, weight_memory
 from worker.kernels.library import TYPE_CODES
 
 PANEL = 16  # output rows that are packed together
@@ -44,7 +44,7 @@ def pack(format_name: str, rows: int, columns: int, blocks: Tensor) -> PackedBlo
     """The file's blocks, uint8 [rows, bytes per row], in the layout of the kernels."""
     code, _ = FORMATS[format_name]
     kernels = library.require()
-    data = torch.empty(kernels.packed_bytes(code, rows, columns), dtype=torch.uint8)
+    data = weight_memory.empty((kernels.packed_bytes(code, rows, columns),), torch.uint8)
     blocks = blocks.contiguous()
     kernels.pack_rows(
         code, blocks.data_ptr(), data.data_ptr(), rows, columns, torch.get_num_threads()

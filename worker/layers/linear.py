@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from worker.layers import bf16_weight, packed_blocks, packing, triton_weight
-from worker.layers.linear_weight import DenseWeight, LinearWeight, merge
+from worker.layers.linear_weight import DenseWeight, LinearWeight, empty, merge
 from worker.layers.quantised import Compress, QuantisedTensor, Weight, place
 from worker.layers.quantised_weight import QuantisedWeight
 from worker.layers.weight import WeightSlot
@@ -151,5 +151,5 @@ class LinearFactory:
         # On the CPU the tensor may be a view of the mapped file. Weights that every step reads are
         # copied into memory of their own.
         mapped = self.device.type == "cpu" and merged.data_ptr() == plain[0].data_ptr()
-        own = merged.clone(memory_format=torch.contiguous_format) if mapped else merged
+        own = empty(merged.shape, self.dtype, self.device).copy_(merged) if mapped else merged
         return bf16_weight.Bf16Weight(own) if native else DenseWeight(own)

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import weight_memory
+
 # On a CPU without bf16 instructions torch multiplies bf16 about ten times as slowly as float32.
 # From WIDENED_ROWS on it is faster to convert the weight, WIDENED_VALUES at a time, to float32.
 WIDENED_ROWS, WIDENED_VALUES = 8, 1 << 22
@@ -58,7 +60,14 @@ def merge(parts: Sequence[Tensor], dtype: torch.dtype, device: torch.device) -> 
     if len(parts) == 1:
         return parts[0].to(device=device, dtype=dtype)
     sizes = [len(part) for part in parts]
-    merged = torch.empty(sum(sizes), parts[0].shape[1], dtype=dtype, device=device)
+    merged = empty((sum(sizes), parts[0].shape[1]), dtype, device)
     for target, part in zip(merged.split(sizes), parts, strict=True):
         target.copy_(part)
     return merged
+
+
+def empty(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Memory for a weight."""
+    if device.type == "cpu":
+        return weight_memory.empty(shape, dtype)
+    return torch.empty(*shape, dtype=dtype, device=device)

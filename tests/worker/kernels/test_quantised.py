@@ -150,8 +150,10 @@ def test_parts_of_several_formats_are_merged(kernels: Library) -> None:
 
 @pytest.mark.parametrize("first", [1024, 1040])
 def test_results_that_are_larger_than_the_caches(kernels: Library, first: int) -> None:
-    """Whole lines, which are written past the caches, and panels that begin in the middle of one."""
-    parts = [pack(random_weight("Q8_0", outputs, 64, seed=outputs)) for outputs in (first, 2080 - first)]
+    """Whole lines, written past the caches, and panels that begin in the middle of one."""
+    parts = [
+        pack(random_weight("Q8_0", outputs, 64, seed=outputs)) for outputs in (first, 2080 - first)
+    ]
     x = torch.randn(520, 64, generator=torch.Generator().manual_seed(1)).float()
     if kernels.level.name != "amx":  # which rounds activations of few rows only
         x = x.bfloat16()
