@@ -29,7 +29,7 @@ class WeightMemory:
         self._lock = threading.Lock()
 
     def empty(self, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """A contiguous tensor, which nobody has filled."""
+        """A contiguous tensor, which nobody has filled. Raises MemoryError."""
         size = prod(shape) * dtype.itemsize
         if size == 0:
             return torch.empty(*shape, dtype=dtype)
@@ -49,8 +49,11 @@ class WeightMemory:
 
 
 def _mapping(size: int) -> mmap.mmap:
-    """`size` bytes, of which only those that are written take memory."""
-    chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    """`size` bytes, of which only those that are written take memory. Raises MemoryError."""
+    try:
+        chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no memory for {size} bytes of weights") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them
             chunk.madvise(mmap.MADV_HUGEPAGE)

@@ -43,6 +43,11 @@ def test_memory_is_freed_with_the_last_tensor() -> None:
     assert (memory.empty((10,), torch.uint8).fill_(2) == 2).all()
 
 
+def test_no_memory_is_an_error_as_of_torch() -> None:
+    with pytest.raises(MemoryError, match=f"no memory for {1 << 60} bytes of weights"):
+        WeightMemory().empty((1 << 60,), torch.uint8)
+
+
 def test_linux_may_use_huge_pages() -> None:
     if not Path("/sys/kernel/mm/transparent_hugepage/enabled").exists():
         pytest.skip("this kernel has no huge pages")
