@@ -133,7 +133,7 @@ def load() -> Library:
 @cache
 def multiplies_pairs() -> bool:
     """Whether vectors multiply pairs of bf16 faster than float32: so it is on AMD (Zen 5), and not
-    on Intel (Emerald Rapids), see docs/performance.md."""
+    on Intel (Emerald Rapids), see docs/optimisations.md."""
     return build.vendor() == "AuthenticAMD"
 
 

@@ -1,7 +1,7 @@
 """Process settings for generation: the allocator, torch's threads, and the interpreter's switch
 interval.
 
-The values were measured on a two-core machine; docs/performance.md has the figures.
+The values were measured on a two-core machine; docs/optimisations.md has the figures.
 """
 
 from __future__ import annotations

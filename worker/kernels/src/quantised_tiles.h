@@ -134,7 +134,7 @@ void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t f
 
 // Rows from which tiles have several panels, which are widened. Tiles are as large as there are
 // registers for, with some to spare: sums in memory cost more than smaller tiles. By measurement, see
-// docs/performance.md.
+// docs/optimisations.md.
 constexpr int MANY = 8;
 constexpr int64_t UNIT_BYTES = 1 << 18, UNITS_PER_THREAD = 4;  // of few rows
 #ifdef AVX512

@@ -17,7 +17,7 @@ struct Ahead {
 };
 
 // Whether results [rows, row_bytes] are written past the caches: where they are larger than these, each
-// line would otherwise be read before it is written. By measurement, see docs/performance.md.
+// line would otherwise be read before it is written. See docs/optimisations.md.
 inline bool is_streamed(const void* y, int64_t rows, int64_t row_bytes) {
     constexpr int64_t CACHED = 2 << 20;
     return rows * row_bytes > CACHED && row_bytes % LINE == 0 && (intptr_t)y % LINE == 0;
