@@ -130,5 +130,5 @@ def _in_folder(path: Path, reference: str) -> ModelSource:
         raise JobError("model_not_found", f"{path} cannot be read: {error.strerror}") from None
     if {SINGLE, INDEX} & files or not any(file.lower().endswith(SUFFIX) for file in files):
         return FolderSource(path, reference, name)
-    parts = [path / part for part in parts_of(pick(files, "", f"folder {reference}"))]
-    return GgufSource(parts, reference, name)
+    chosen = pick(files, "", f"folder {reference}", "Give the path of one of these files")
+    return GgufSource([path / part for part in parts_of(chosen)], reference, name)

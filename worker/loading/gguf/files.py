@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path, PurePosixPath
+from stat import S_ISREG
 
 from jobs.errors import JobError
 from worker.loading.gguf.header import MAX_HEADER, Header, Incomplete, StoredTensor, parse
@@ -51,23 +52,24 @@ def models_among(names: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def pick(names: Iterable[str], wanted: str, label: str) -> str:
+def pick(names: Iterable[str], wanted: str, label: str, remedy: str) -> str:
     """The file whose name ends with the quantisation `wanted`, in any case; the only file if none
-    is wanted. Raises JobError("model_not_found") with the names of what is there."""
+    is wanted. Raises JobError("model_not_found") with the names of what is there, and `remedy`."""
     models = models_among(names)
     chosen = [stem for stem in models if not wanted or _ends_with(stem, wanted)]
     if len(chosen) == 1:
         return models[chosen[0]]
-    listed = ", ".join(models) or "none"
     if not models:
-        fact = f"{label} has no GGUF file of a model"
-    elif not wanted:
+        raise JobError(
+            "model_not_found", f"{label} has no GGUF file of a model: download the model again"
+        )
+    if not wanted:
         fact = f"{label} has several GGUF files"
     elif chosen:
         fact = f"several GGUF files of {label} match '{wanted}': {', '.join(chosen)}"
     else:
         fact = f"no GGUF file of {label} matches '{wanted}'"
-    raise JobError("model_not_found", f"{fact}; there are: {listed}")
+    raise JobError("model_not_found", f"{fact}; there are: {', '.join(models)}. {remedy}")
 
 
 def _ends_with(stem: str, wanted: str) -> bool:
@@ -96,7 +98,10 @@ def read_local_header(path: Path) -> Header:
             return file.read(length)
 
     try:
-        return read_header(fetch, path.stat().st_size, path, LOCAL_FIRST_BYTES)
+        status = path.stat()
+        if not S_ISREG(status.st_mode):  # opening a pipe would wait for a writer
+            raise JobError("unsupported_model", f"{path} is not a regular file: give a GGUF file")
+        return read_header(fetch, status.st_size, path, LOCAL_FIRST_BYTES)
     except FileNotFoundError:
         raise JobError(
             "model_not_found", f"{path} does not exist: download all parts of the model"

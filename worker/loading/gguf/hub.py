@@ -66,7 +66,8 @@ class GgufHubSource(GgufSource):
                 f"{reference} has no {CONFIG} and no GGUF file of a model: give a repository with "
                 "a whole model",
             )
-        files = parts_of(pick(names, wanted, repo))
+        remedy = f"Give one by the end of its name, as {repo}:NAME"
+        files = parts_of(pick(names, wanted, repo, remedy))
         missing = set(files) - set(names)
         if missing:
             raise JobError("model_not_found", f"{repo} lacks {min(missing)}, a part of the model")

@@ -96,7 +96,7 @@ def test_all_parts_of_the_picked_file_are_downloaded_and_no_other(site: Site) ->
 
 
 def test_a_pick_that_is_not_clear_lists_the_files(site: Site) -> None:
-    listed = "there are: Q8_0/tiny-Q8_0, tiny-F16"
+    listed = f"there are: Q8_0/tiny-Q8_0, tiny-F16. Give one by the end of its name, as {REPO}:NAME"
     assert f"{REPO} has several GGUF files; {listed}" in site.refusal(REPO)
     assert f"no GGUF file of {REPO} matches 'Q4_K_M'; {listed}" in site.refusal(f"{REPO}:Q4_K_M")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -53,7 +54,8 @@ def test_a_config_beside_the_file_does_not_hide_it(checkpoint: Path, file: Path)
 def test_several_files_in_a_folder_are_listed(file: Path) -> None:
     shutil.copy(file, file.with_name("tiny-F16.gguf"))
     assert refusal(file.parent, "model_not_found") == (
-        f"folder {file.parent} has several GGUF files; there are: tiny-F16, tiny-F32"
+        f"folder {file.parent} has several GGUF files; there are: tiny-F16, tiny-F32. "
+        "Give the path of one of these files"
     )
 
 
@@ -81,7 +83,7 @@ NAMES = (
     ],
 )
 def test_a_quantisation_is_picked_by_the_name_of_its_file(wanted: str, name: str) -> None:
-    assert pick(NAMES, wanted, "org/m") == name
+    assert pick(NAMES, wanted, "org/m", "") == name
 
 
 @pytest.mark.parametrize(
@@ -95,10 +97,19 @@ def test_a_quantisation_is_picked_by_the_name_of_its_file(wanted: str, name: str
 )
 def test_a_pick_that_is_not_clear_lists_what_is_there(wanted: str, fact: str) -> None:
     with pytest.raises(JobError) as caught:
-        pick(NAMES, wanted, "org/m")
+        pick(NAMES, wanted, "org/m", "Give one")
     there = "Model-Q4_K_M, Model-Q4_K_S, Model-UD-Q4_K_M, Q8_0/Model-Q8_0, model.bf16"
     assert caught.value.code == "model_not_found"
-    assert caught.value.message == f"{fact}; there are: {there}"
+    assert caught.value.message == f"{fact}; there are: {there}. Give one"
+
+
+@pytest.mark.parametrize("name", ["pipe.gguf", "p-00002-of-00002.gguf"])
+def test_a_pipe_is_refused_and_not_opened(file: Path, tmp_path: Path, name: str) -> None:
+    shutil.copy(file, tmp_path / "p-00001-of-00002.gguf")
+    os.mkfifo(tmp_path / name)
+    assert refusal(tmp_path / name, "unsupported_model") == (
+        f"{tmp_path / name} is not a regular file: give a GGUF file"
+    )
 
 
 # --- split files ----------------------------------------------------------------------------------
