@@ -21,24 +21,33 @@ def serves(outputs: int, columns: int) -> bool:
     return outputs >= UNIT and columns % STEP == 0 and library.active() is not None
 
 
-def linear(x: Tensor, weights: Sequence[tuple[Tensor, int]]) -> Tensor:
-    """x Wᵀ in bf16: x [rows, columns] has, for each weight [outputs, columns] in order, that many
-    rows → [rows, outputs]."""
+class Matrices:
+    """bf16 weights [outputs, columns] of one shape, as `linear` reads them."""
+
+    def __init__(self, weights: Sequence[Tensor]) -> None:
+        self._weights = weights  # keeps their memory
+        self.count, self.outputs = len(weights), len(weights[0])
+        self.table = (c_int64 * len(weights))(*(weight.data_ptr() for weight in weights))
+
+
+def linear(x: Tensor, weights: Matrices, counts: Tensor | None = None) -> Tensor:
+    """x Wᵀ in bf16: x [rows, columns] → [rows, outputs]. `counts`, int64 on the CPU: how many rows
+    belong to each matrix, in order; None: all belong to the only one."""
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape
-    outputs = weights[0][0].shape[0]
-    y = torch.empty(rows, outputs, dtype=torch.bfloat16)
-    tiles = sum(-(-count // TILE_ROWS) for _, count in weights)
+    y = torch.empty(rows, weights.outputs, dtype=torch.bfloat16)
+    tiles = rows // TILE_ROWS + min(rows, weights.count)  # at most
     scratch = torch.empty(tiles * TILE_ROWS * (columns + PADDING), dtype=torch.float32)
-    table = [fact for weight, count in weights for fact in (weight.data_ptr(), count)]
     library.require().dense_linear(
         x.data_ptr(),
         x.stride(0),
+        rows,
         columns,
-        (c_int64 * len(table))(*table),
-        len(weights),
+        weights.table,
+        None if counts is None else counts.data_ptr(),
+        weights.count,
         y.data_ptr(),
-        outputs,
+        weights.outputs,
         scratch.data_ptr(),
         library.multiplies_pairs(),
         torch.get_num_threads(),

@@ -25,8 +25,8 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 # Parameters of the exported functions in order: p pointer, l int64, i int, f float.
 SIGNATURES = {
     "pack_rows": "ippll i",
-    "quantised_linear": "plll i pi pl pi",
-    "dense_linear": "pll pi pl p ii",
+    "quantised_linear": "plll i pipl plpi",
+    "dense_linear": "plll ppl pl p ii",
     "rms_norm": "plppp plifi ii",
     "delta_convolve": "pppl pp lil ii",
     "delta_recur": "pppppp l iiii i",
@@ -37,6 +37,9 @@ SIGNATURES = {
     "attend_chunks": "plplpl pp pl pp ll iii ff iii",
     "greatest": "plppll ii",
     "gather_rows": "ppp ll",
+    "select_experts": "pll iii pp iii",
+    "group_by_expert": "pl ii ppp",
+    "combine_experts": "ppp lii p ii",
     "add_to_integers": "plpl",
 }
 _KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
@@ -63,6 +66,9 @@ class Library:
     attend_chunks: Callable[..., None]
     greatest: Callable[..., None]
     gather_rows: Callable[..., None]
+    select_experts: Callable[..., None]
+    group_by_expert: Callable[..., None]
+    combine_experts: Callable[..., None]
     add_to_integers: Callable[..., None]
     call_all: Callable[[int, int], None]
 

@@ -52,18 +52,25 @@ def pack(format_name: str, rows: int, columns: int, blocks: Tensor) -> PackedBlo
     return PackedBlocks(code, rows, columns, data)
 
 
-class Merged:
-    """Packed matrices one below the other, as `linear` reads them."""
+class Matrices:
+    """Matrices of one shape, as `linear` reads them: each consists of packed parts, one below the
+    other. All have as many parts."""
 
-    def __init__(self, parts: Sequence[PackedBlocks]) -> None:
-        self._parts = parts  # keeps their memory
-        self.count, self.outputs = len(parts), sum(part.rows for part in parts)
-        facts = [fact for part in parts for fact in (part.code, part.data.data_ptr(), part.rows)]
+    def __init__(self, matrices: Sequence[Sequence[PackedBlocks]]) -> None:
+        self.parts = matrices  # keeps their memory
+        self.count, self.outputs = len(matrices), sum(part.rows for part in matrices[0])
+        facts = [
+            fact
+            for parts in matrices
+            for part in parts
+            for fact in (part.code, part.data.data_ptr(), part.rows)
+        ]
         self.table = (c_int64 * len(facts))(*facts)
 
 
-def linear(x: Tensor, weight: Merged) -> Tensor:
-    """x Wᵀ: x [rows, columns] in float32 or bf16 → [rows, outputs] in its dtype.
+def linear(x: Tensor, weights: Matrices, counts: Tensor | None = None) -> Tensor:
+    """x Wᵀ: x [rows, columns] in float32 or bf16 → [rows, outputs] in its dtype. `counts`, int64 on
+    the CPU: how many rows belong to each matrix, in order; None: all belong to the only one.
 
     The activations are rounded to int8, with one scale per row and 32 columns; but with AMX, from
     WIDE_FROM rows of bf16 on, the weights are dequantised to bf16 instead.
@@ -71,17 +78,19 @@ def linear(x: Tensor, weight: Merged) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape
     scratch = torch.empty(rows * columns // BLOCK * SCRATCH, dtype=torch.uint8)
-    y = torch.empty(rows, weight.outputs, dtype=x.dtype)
+    y = torch.empty(rows, weights.outputs, dtype=x.dtype)
     library.require().quantised_linear(
         x.data_ptr(),
         x.stride(0),
         rows,
         columns,
         TYPE_CODES[x.dtype],
-        weight.table,
-        weight.count,
+        weights.table,
+        len(weights.parts[0]),
+        None if counts is None else counts.data_ptr(),
+        weights.count,
         y.data_ptr(),
-        weight.outputs,
+        weights.outputs,
         scratch.data_ptr(),
         torch.get_num_threads(),
     )

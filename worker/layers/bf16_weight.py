@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from worker.kernels import dense, library
-from worker.layers.linear_weight import linear
+from worker.layers.linear_weight import GroupedLinear, linear
 
 # Rows up to which the kernels of a level are faster than torch; always, where none are given.
 MOST_ROWS = {"avx2": 32, "amx": 256}
@@ -14,19 +17,30 @@ MOST_ROWS = {"avx2": 32, "amx": 256}
 
 def served(weight: Tensor) -> bool:
     """Whether the kernels multiply with this weight [out_features, in_features]."""
-    return weight.is_cpu and weight.dtype is torch.bfloat16 and dense.serves(*weight.shape)
+    rows, columns = max(len(weight), dense.UNIT), weight.shape[1]
+    return weight.is_cpu and weight.dtype is torch.bfloat16 and dense.serves(rows, columns)
 
 
 class Bf16Weight:
     """One contiguous tensor [out_features, in_features]."""
 
     def __init__(self, weight: Tensor) -> None:
-        self.tensor = weight
+        self._out_features = len(weight)
+        missing = max(0, dense.UNIT - len(weight))  # as few as routers and gates may have
+        self._weight = F.pad(weight, (0, 0, 0, missing)) if missing else weight
+        self._matrices = dense.Matrices([self._weight])
         self._most = MOST_ROWS.get(library.require().level.name)
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         rows = len(x)
         if self._most is not None and rows > self._most:
-            return linear(x, self.tensor, bias)
-        y = dense.linear(x, [(self.tensor, rows)])
+            return linear(x, self._weight[: self._out_features], bias)
+        y = dense.linear(x, self._matrices)[:, : self._out_features]
         return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    def grouped(weights: Sequence[Bf16Weight]) -> GroupedLinear:
+        """One product with the rows of each of the weights, which have one shape."""
+        outputs = weights[0]._out_features
+        matrices = dense.Matrices([weight._weight for weight in weights])
+        return lambda x, counts: dense.linear(x, matrices, counts)[:, :outputs]

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.kernels import dense
+from worker.layers.bf16_weight import Bf16Weight
 from worker.layers.device import is_accelerator, read_back
 from worker.layers.linear import Linear, LinearFactory
+from worker.layers.linear_weight import GroupedLinear
+from worker.layers.packed_blocks import PackedBlocksWeight
 from worker.layers.weight import WeightSlot
 
 
@@ -36,20 +39,31 @@ class ExpertWeights(Protocol):
 
 
 class SeparateWeights:
-    """One `Linear` per expert, in the layout that the linear chooses. Plain bf16 weights of all
-    experts are multiplied by one call of the CPU kernels."""
+    """One `Linear` per expert, in the layout that the linear chooses. One call of the CPU kernels
+    multiplies with all of them, where it can."""
 
     def __init__(self, linears: Sequence[Linear]) -> None:
         self._linears = linears
 
     def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
+        if self._grouped is not None:
+            return self._grouped(x, counts)
         rows = read_back(counts)
         used = [(linear, n) for linear, n in zip(self._linears, rows, strict=True) if n]
-        plain = [(weight, n) for linear, n in used if (weight := linear.plain_bf16()) is not None]
-        if len(plain) == len(used):
-            return dense.linear(x, plain)
         pieces = zip(used, x.split([n for _, n in used]), strict=True)
         return torch.cat([linear(part) for (linear, _), part in pieces])
+
+    @cached_property
+    def _grouped(self) -> GroupedLinear | None:
+        """The product with all weights, once they are loaded."""
+        weights = [linear.without_bias for linear in self._linears]
+        plain = [weight for weight in weights if isinstance(weight, Bf16Weight)]
+        packed = [weight for weight in weights if isinstance(weight, PackedBlocksWeight)]
+        if len(plain) == len(weights):
+            return Bf16Weight.grouped(plain)
+        if len(packed) == len(weights):
+            return PackedBlocksWeight.grouped(packed)
+        return None
 
     def weight_slot(self, expert: int, part: int = 0) -> WeightSlot:
         return self._linears[expert].weight_slot(part)

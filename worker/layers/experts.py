@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from worker.kernels import library, mixture
 from worker.layers.expert_weights import ExpertFactory
 from worker.layers.linear import LinearFactory
 from worker.layers.mlp import Activation, Gate, GatedMLP, gated_by
@@ -43,10 +44,12 @@ class Router:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] → weights and expert indices, both [tokens, top_k]."""
-        logits = self._linear(x).float()
+        logits = self._linear(x)
         if self._bias is not None:
-            logits = logits + self._bias.value
-        probs = torch.softmax(logits, dim=-1)
+            logits = logits.float() + self._bias.value
+        if library.serves(logits):
+            return mixture.select(logits, self._top_k, self._normalise, x.dtype)
+        probs = torch.softmax(logits.float(), dim=-1)
         weights, experts = probs.topk(self._top_k, dim=-1)
         if self._normalise:
             weights = weights / weights.sum(-1, keepdim=True)
@@ -57,6 +60,22 @@ class Router:
         if self._bias is not None:
             slots[f"{prefix}.bias"] = self._bias.slot()
         return slots
+
+
+def group(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
+    """As `mixture.group` of the kernels."""
+    top_k, flat = chosen.shape[1], chosen.flatten()
+    order = flat.argsort(stable=True)
+    places = torch.empty_like(order)
+    places[order] = torch.arange(len(order), device=order.device)
+    counts = flat.new_zeros(experts).scatter_add_(0, flat, torch.ones_like(flat))
+    return order // top_k, places.view(-1, top_k), counts
+
+
+def combine(outputs: Tensor, weights: Tensor, places: Tensor) -> Tensor:
+    """As `mixture.combine` of the kernels. Summed in the order of a token's experts: deterministic,
+    unlike adding into shared rows."""
+    return (outputs[places] * weights[..., None]).sum(1)
 
 
 class Experts:
@@ -78,7 +97,7 @@ class Experts:
         *,
         bias: bool = False,
     ) -> None:
-        self._count, self._hidden = count, hidden
+        self._count = count
         self._gate, self._stacked_names = gate, stacked
         factory = ExpertFactory(count, linears)
         self.gate_up = factory.column(hidden, inner, inner, bias=bias)
@@ -86,17 +105,11 @@ class Experts:
 
     def __call__(self, x: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
         """x [tokens, hidden], weights and experts [tokens, top_k] → [tokens, hidden]."""
-        top_k = experts.shape[1]
-        flat = experts.flatten()
-        order = flat.argsort(stable=True)  # (token, expert) pairs, grouped by expert
-        tokens = order // top_k
-        counts = flat.new_zeros(self._count).scatter_add_(0, flat, torch.ones_like(flat))
-        gate, up = self.gate_up(x[tokens], counts).chunk(2, dim=-1)
-        outputs = self.down(self._gate(gate, up), counts) * weights.flatten()[order, None]
-        # Back in token order, then summed: deterministic, unlike adding into shared rows.
-        by_token = torch.empty_like(outputs)
-        by_token[order] = outputs
-        return by_token.view(-1, top_k, self._hidden).sum(1)
+        by_kernels = library.serves(x)
+        rows, places, counts = (mixture.group if by_kernels else group)(experts, self._count)
+        gate, up = self.gate_up(x.index_select(0, rows), counts).chunk(2, dim=-1)
+        outputs = self.down(self._gate(gate, up), counts)
+        return (mixture.combine if by_kernels else combine)(outputs, weights, places)
 
     def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
         """One set of slots per expert, each with its place in a stacked tensor."""

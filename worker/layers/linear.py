@@ -58,11 +58,10 @@ class Linear:
         assert self._weight is not None, "the weight is not loaded"
         return self._weight(x, self._bias)
 
-    def plain_bf16(self) -> Tensor | None:
-        """The weight [out_features, in_features] as the CPU kernels read it; None with a bias."""
-        if self._bias is None and isinstance(self._weight, bf16_weight.Bf16Weight):
-            return self._weight.tensor
-        return None
+    @property
+    def without_bias(self) -> LinearWeight | None:
+        """The storage of the weight; None with a bias."""
+        return self._weight if self._bias is None else None
 
     def weight_slot(self, part: int = 0) -> WeightSlot:
         """Slot of one merged tensor [parts[part], in_features]."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Protocol
 
@@ -15,6 +15,10 @@ from worker.kernels import weight_memory
 # On a CPU without bf16 instructions torch multiplies bf16 about ten times as slowly as float32.
 # From WIDENED_ROWS on it is faster to convert the weight, WIDENED_VALUES at a time, to float32.
 WIDENED_ROWS, WIDENED_VALUES = 8, 1 << 22
+
+
+# Products of rows with several weights, as ExpertWeights: x, counts → y.
+GroupedLinear = Callable[[Tensor, Tensor], Tensor]
 
 
 class LinearWeight(Protocol):

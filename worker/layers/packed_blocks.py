@@ -10,6 +10,7 @@ from torch import Tensor
 
 from worker.kernels import quantised as kernels
 from worker.kernels.library import TYPE_CODES
+from worker.layers.linear_weight import GroupedLinear
 from worker.layers.quantised import QuantisedTensor, Weight
 
 
@@ -33,11 +34,18 @@ class PackedBlocksWeight:
     kernels. Products round x to int8 with one scale per row and 32 channels."""
 
     def __init__(self, parts: Sequence[QuantisedTensor]) -> None:
-        self._weight = kernels.Merged([_pack(part) for part in parts])
+        self._parts = [_pack(part) for part in parts]
+        self._matrices = kernels.Matrices([self._parts])
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        y = kernels.linear(x, self._weight)
+        y = kernels.linear(x, self._matrices)
         return y if bias is None else y.add_(bias)
+
+    @staticmethod
+    def grouped(weights: Sequence[PackedBlocksWeight]) -> GroupedLinear:
+        """One product with the rows of each of the weights, which are merged alike."""
+        matrices = kernels.Matrices([weight._parts for weight in weights])
+        return lambda x, counts: kernels.linear(x, matrices, counts)
 
 
 def _pack(part: QuantisedTensor) -> kernels.PackedBlocks:

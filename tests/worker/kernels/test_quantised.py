@@ -40,7 +40,7 @@ def pack(weight: QuantisedTensor) -> quantised.PackedBlocks:
 
 
 def product(x: Tensor, *parts: quantised.PackedBlocks) -> Tensor:
-    return quantised.linear(x, quantised.Merged(parts))
+    return quantised.linear(x, quantised.Matrices([parts]))
 
 
 def rounded(x: Tensor) -> Tensor:

@@ -8,6 +8,7 @@
 #include "program.h"
 
 #include <cstdlib>
+#include <vector>
 
 namespace {
 
@@ -24,34 +25,36 @@ Unit unit_at(const Dense& d, int64_t index) {
 
 }  // namespace
 
-// y = x Wᵀ in bf16 with the rows of x that belong to each of `matrices` matrices, in order. `table`
-// holds the weights and the number of rows of each. `pairs`: whether vectors multiply pairs of bf16
+// y = x Wᵀ in bf16 with the rows of x that belong to each of `matrices` matrices, in order: `counts`
+// each, or all `rows` to the only one if it is null. `pairs`: whether vectors multiply pairs of bf16
 // faster than float32. `scratch`: 64-byte aligned float32 [rows, columns + 16], with the rows of each
 // matrix rounded up to 16.
-EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const int64_t* table,
-                         int matrices, bf16* y, int64_t outputs, void* scratch, int pairs,
-                         int threads) {
-    Dense d{x, stride, columns, (const Matrix*)table, y, outputs, (uint32_t*)scratch,
+EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t rows, int64_t columns,
+                         const bf16* const* weights, const int64_t* counts, int64_t matrices, bf16* y,
+                         int64_t outputs, void* scratch, int pairs, int threads) {
+    std::vector<Matrix> used;
+    int64_t next = 0, most = 0;
+    for (int64_t m = 0; m < matrices; m++) {
+        const int64_t count = counts ? counts[m] : rows;
+        if (count) used.push_back({weights[m], count});
+        most = std::max(most, count);
+    }
+    Dense d{x, stride, columns, used.data(), y, outputs, (uint32_t*)scratch,
             nullptr, TOGETHER, true, false};
     const bool in_float32 = FEW_IN_FLOAT32 && !pairs;
     if (in_float32) d.few = FEW_IN_FLOAT32, d.pairs = false;
-    int64_t next = 0, rows = 0, most = 0;
-    for (int m = 0; m < matrices; m++) {
-        rows += d.matrices[m].rows;
-        most = std::max(most, d.matrices[m].rows);
-    }
     d.streams = is_streamed(y, rows, outputs * (int64_t)sizeof(bf16));
     const bool packs = most > d.few && may_pack();
     if (in_float32 && !packs && rows > TOGETHER) d.widened = (float*)scratch;
 #pragma omp parallel num_threads(threads)
     {
-        float* weights = nullptr;  // of a unit, in float32
+        float* wide = nullptr;  // the weights of a unit
         if (packs && in_float32)
-            weights = (float*)aligned_alloc(LINE, UNIT * widened_stride(columns) * sizeof(float));
+            wide = (float*)aligned_alloc(LINE, UNIT * widened_stride(columns) * sizeof(float));
         if (d.widened) widen_rows(d, rows);
-        if (packs) pack(d, matrices);
+        if (packs) pack(d, (int)used.size());
         if (packs) begin_packed();
-        hand_out(matrices * d.units(), next, [&](int64_t index, int64_t following) {
+        hand_out((int64_t)used.size() * d.units(), next, [&](int64_t index, int64_t following) {
             const Unit unit = unit_at(d, index);
             Ahead ahead{};
             if (following >= 0) {
@@ -59,7 +62,7 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
                 ahead.end = ahead.at + d.unit_bytes();
             }
             if (packs && unit.matrix->rows > d.few)
-                unit_of_packed(d, unit, weights, ahead);
+                unit_of_packed(d, unit, wide, ahead);
             else if (in_float32)
                 unit_in_float32(d, unit, ahead);
             else
@@ -67,7 +70,7 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t columns, const i
         });
         if (d.streams) _mm_sfence();
         if (packs) end_packed();
-        free(weights);
+        free(wide);
     }
 }
 FROM_WORDS(dense_linear)

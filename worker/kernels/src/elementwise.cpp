@@ -146,14 +146,6 @@ void prepare_heads(const Heads& h) {
     }
 }
 
-INLINE float scalar(float x) { return x; }
-INLINE float scalar(bf16 x) {
-    const uint32_t bits = (uint32_t)x.bits << 16;
-    float value;
-    memcpy(&value, &bits, sizeof value);
-    return value;
-}
-
 // The first index of the greatest element, and that element. NaN counts as greatest, as in torch.
 template <typename T>
 float find_greatest(const T* x, int64_t size, int64_t* index) {

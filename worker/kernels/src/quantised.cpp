@@ -77,46 +77,59 @@ EXPORT void pack_rows(int format, const uint8_t* blocks, uint8_t* packed, int64_
 }
 FROM_WORDS(pack_rows)
 
-// y [rows, all outputs] = x Wᵀ, with W the `parts` matrices one below the other. `table` holds the
-// format, the packed rows and the number of outputs of each. `scratch`: 48 bytes per row and block.
+// y [rows, outputs] = x Wᵀ with the rows of x that belong to each of `matrices` matrices, in order:
+// `counts` each, or all `rows` to the only one if it is null. A matrix is `parts` packed ones, one below
+// the other; `table` holds the format, the packed rows and the number of outputs of each. `scratch`: 48
+// bytes per row and block.
 EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_t columns,
-                             int type, const int64_t* table, int parts, void* y, int64_t y_stride,
-                             uint8_t* scratch, int threads) {
+                             int type, const int64_t* table, int parts, const int64_t* counts,
+                             int64_t matrices, void* y, int64_t y_stride, uint8_t* scratch,
+                             int threads) {
     const int64_t blocks = rows * (columns / BLOCK);
     float* scales = (float*)(scratch + blocks * BLOCK);
     const Rounded rounded{(int8_t*)scratch, scales, (int32_t*)(scales + 2 * blocks),
                           scales + blocks, columns};
-    const bool wide = type == BFLOAT16 && rows >= WIDE_FROM && tiles_are_allowed();
-    const std::unique_ptr<int64_t[]> next(new int64_t[parts]());
+    const bool may_widen = type == BFLOAT16 && tiles_are_allowed();
+    const auto widens = [&](int64_t count) { return may_widen && count >= WIDE_FROM; };
+    bool rounds = false;
+    for (int64_t m = 0; m < matrices; m++) rounds |= !widens(counts ? counts[m] : rows);
+    const std::unique_ptr<int64_t[]> next(new int64_t[matrices * parts]());
     const bool streams =
         type == BFLOAT16 && is_streamed(y, rows, y_stride * (int64_t)sizeof(bf16));
 #pragma omp parallel num_threads(threads)
     {
         if (type == FLOAT32)
             round_rows((const float*)x, stride, rows, rounded);
-        else if (!wide)
+        else if (rounds)
             round_rows((const bf16*)x, stride, rows, rounded);
-        Output out{y, y_stride, type, streams};
-        for (int i = 0; i < parts; i++) {
-            const int64_t* part = table + 3 * i;
-            const uint8_t* packed = (const uint8_t*)part[1];
-            const int64_t panels = part[2] / PANEL;
-            const auto multiply = [&](auto format) {
-                constexpr int F = decltype(format)::value;
-                if (wide)
-                    product_in_bf16<F>(packed, (const bf16*)x, stride, rows, columns, panels, out,
-                                       next[i]);
-                else
-                    product<F>(packed, rounded, rows, panels, out, next[i]);
-            };
-            switch (part[0]) {
-                case Q4_0: multiply(Code<Q4_0>()); break;
-                case Q8_0: multiply(Code<Q8_0>()); break;
-                case Q4_K: multiply(Code<Q4_K>()); break;
-                case Q5_K: multiply(Code<Q5_K>()); break;
-                case Q6_K: multiply(Code<Q6_K>()); break;
+        int64_t first = 0;  // row of the matrix
+        for (int64_t m = 0; m < matrices; m++) {
+            const int64_t count = counts ? counts[m] : rows;
+            if (count == 0) continue;
+            Output out = Output{y, y_stride, type, streams}.from(first);
+            for (int i = 0; i < parts; i++) {
+                const int64_t* part = table + 3 * (m * parts + i);
+                const uint8_t* packed = (const uint8_t*)part[1];
+                const int64_t panels = part[2] / PANEL;
+                int64_t& unit = next[m * parts + i];
+                const auto multiply = [&](auto format) {
+                    constexpr int F = decltype(format)::value;
+                    if (widens(count))
+                        product_in_bf16<F>(packed, (const bf16*)x + first * stride, stride, count,
+                                           columns, panels, out, unit);
+                    else
+                        product<F>(packed, rounded.from(first), count, panels, out, unit);
+                };
+                switch (part[0]) {
+                    case Q4_0: multiply(Code<Q4_0>()); break;
+                    case Q8_0: multiply(Code<Q8_0>()); break;
+                    case Q4_K: multiply(Code<Q4_K>()); break;
+                    case Q5_K: multiply(Code<Q5_K>()); break;
+                    case Q6_K: multiply(Code<Q6_K>()); break;
+                }
+                out.first += part[2];
             }
-            out.first += part[2];
+            first += count;
         }
         if (streams) _mm_sfence();
     }

@@ -28,6 +28,10 @@ struct Rounded {
     int64_t columns;
 
     int64_t blocks() const { return columns / BLOCK; }
+    Rounded from(int64_t row) const {
+        const int64_t at = row * blocks();
+        return {values + row * columns, scales + at, sums + 2 * at, minus_sums + at, columns};
+    }
 };
 
 // Where results go: y [rows, outputs] of either type, with `stride` elements between rows.
@@ -38,6 +42,10 @@ struct Output {
     bool streams;       // whether whole lines in bf16 are written past the caches
     int64_t first = 0;  // output of this matrix
 
+    Output from(int64_t row) const {
+        const int64_t bytes = type == FLOAT32 ? sizeof(float) : sizeof(bf16);
+        return {(char*)y + row * stride * bytes, stride, type, streams};
+    }
     int64_t at(int64_t row, int64_t panel) const { return row * stride + first + panel * PANEL; }
     void put(int64_t row, int64_t panel, Floats x) const {
         if (type == FLOAT32)

@@ -21,6 +21,14 @@ struct bf16 {
     uint16_t bits;
 };
 
+INLINE float scalar(float x) { return x; }
+INLINE float scalar(bf16 x) {
+    const uint32_t bits = (uint32_t)x.bits << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
 enum Type { FLOAT32 = 0, BFLOAT16 = 1 };  // the codes that library.py passes
 
 constexpr int LANES = 16;
