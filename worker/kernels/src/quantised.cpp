@@ -10,7 +10,9 @@
 #include "quantised_packing.h"
 #include "quantised_tiles.h"
 
-#include <memory>
+#include <algorithm>
+#include <cstdlib>
+#include <vector>
 
 namespace {
 
@@ -57,6 +59,36 @@ void round_rows(const T* x, int64_t stride, int64_t rows, const Rounded& out) {
                     out.scales + at, out.sums + at * 2, out.minus_sums + at);
 }
 
+// The parts that have rows, with their units of work one after the other.
+std::vector<Part> parts_of(const int64_t* table, int parts, const int64_t* counts, int64_t matrices,
+                           int64_t rows, int64_t columns, bool may_widen, int threads) {
+    std::vector<Part> found;
+    int64_t row = 0, begin = 0;
+    for (int64_t m = 0; m < matrices; m++) {
+        const int64_t count = counts ? counts[m] : rows;
+        int64_t output = 0;
+        for (int i = 0; i < parts && count; i++) {
+            const int64_t* facts = table + 3 * (m * parts + i);
+            Part part{(FormatCode)facts[0], (const uint8_t*)facts[1], facts[2] / PANEL, row, count,
+                      output, may_widen && count >= WIDE_FROM, 0, 0, begin};
+            part.panel_bytes = panel_bytes(SHAPES[part.format], columns / BLOCK);
+            part.together = part.widens ? WIDE_PANELS : PANELS;
+            if (count < MANY)
+                part.together = panels_of_few_rows(part.panel_bytes, part.panels, threads);
+            output += facts[2];
+            begin += part.units();
+            found.push_back(part);
+        }
+        row += count;
+    }
+    return found;
+}
+
+const Part& part_of(const std::vector<Part>& parts, int64_t unit) {
+    const auto later = [](int64_t unit, const Part& part) { return unit < part.begin; };
+    return *std::prev(std::upper_bound(parts.begin(), parts.end(), unit, later));
+}
+
 }  // namespace
 
 // Bytes of `rows` (a multiple of 16) packed rows of `columns` channels.
@@ -90,48 +122,60 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
     const Rounded rounded{(int8_t*)scratch, scales, (int32_t*)(scales + 2 * blocks),
                           scales + blocks, columns};
     const bool may_widen = type == BFLOAT16 && tiles_are_allowed();
-    const auto widens = [&](int64_t count) { return may_widen && count >= WIDE_FROM; };
-    bool rounds = false;
-    for (int64_t m = 0; m < matrices; m++) rounds |= !widens(counts ? counts[m] : rows);
-    const std::unique_ptr<int64_t[]> next(new int64_t[matrices * parts]());
+    const std::vector<Part> used =
+        parts_of(table, parts, counts, matrices, rows, columns, may_widen, threads);
+    if (used.empty()) return;
+    const int64_t units = used.back().begin + used.back().units();
+    bool rounds = false, widens = false;
+    int64_t bytes = 0;  // that a thread needs for dequantised or widened panels
+    for (const Part& part : used) {
+        (part.widens ? widens : rounds) = true;
+        if (part.widens)
+            bytes = std::max(bytes, WIDE_PANELS * bf16_panel_bytes(columns));
+        else if (part.rows >= MANY)
+            bytes = std::max(bytes, widened_bytes(columns / BLOCK));
+    }
+    int64_t next = 0;
     const bool streams =
         type == BFLOAT16 && is_streamed(y, rows, y_stride * (int64_t)sizeof(bf16));
 #pragma omp parallel num_threads(threads)
     {
-        if (type == FLOAT32)
+        if (rounds && type == FLOAT32)
             round_rows((const float*)x, stride, rows, rounded);
         else if (rounds)
             round_rows((const bf16*)x, stride, rows, rounded);
-        int64_t first = 0;  // row of the matrix
-        for (int64_t m = 0; m < matrices; m++) {
-            const int64_t count = counts ? counts[m] : rows;
-            if (count == 0) continue;
-            Output out = Output{y, y_stride, type, streams}.from(first);
-            for (int i = 0; i < parts; i++) {
-                const int64_t* part = table + 3 * (m * parts + i);
-                const uint8_t* packed = (const uint8_t*)part[1];
-                const int64_t panels = part[2] / PANEL;
-                int64_t& unit = next[m * parts + i];
-                const auto multiply = [&](auto format) {
-                    constexpr int F = decltype(format)::value;
-                    if (widens(count))
-                        product_in_bf16<F>(packed, (const bf16*)x + first * stride, stride, count,
-                                           columns, panels, out, unit);
-                    else
-                        product<F>(packed, rounded.from(first), count, panels, out, unit);
-                };
-                switch (part[0]) {
-                    case Q4_0: multiply(Code<Q4_0>()); break;
-                    case Q8_0: multiply(Code<Q8_0>()); break;
-                    case Q4_K: multiply(Code<Q4_K>()); break;
-                    case Q5_K: multiply(Code<Q5_K>()); break;
-                    case Q6_K: multiply(Code<Q6_K>()); break;
-                }
-                out.first += part[2];
+        uint8_t* memory = bytes ? (uint8_t*)aligned_alloc(LINE, bytes) : nullptr;
+        if (widens) begin_bf16();
+        hand_out(units, next, [&](int64_t unit, int64_t following) {
+            const Part& part = part_of(used, unit);
+            const Output out{y, y_stride, type, streams, part.row, part.output};
+            Ahead ahead{};
+            if (following >= 0) {
+                const Part& then = part_of(used, following);
+                ahead.at = (const char*)then.start(following);
+                ahead.end = ahead.at + then.count(following) * then.panel_bytes;
             }
-            first += count;
-        }
+            const auto multiply = [&](auto format) {
+                constexpr int F = decltype(format)::value;
+                if (part.widens)
+                    multiply_in_bf16<F>(part, part.first(unit), part.count(unit),
+                                        (const bf16*)x + part.row * stride, stride, columns, out,
+                                        memory);
+                else
+                    multiply_panels<F>(part, part.first(unit), part.count(unit),
+                                       rounded.from(part.row), out, memory, ahead);
+            };
+            switch (part.format) {
+                case Q4_0: return multiply(Code<Q4_0>());
+                case Q8_0: return multiply(Code<Q8_0>());
+                case Q4_K: return multiply(Code<Q4_K>());
+                case Q5_K: return multiply(Code<Q5_K>());
+                case Q6_K: return multiply(Code<Q6_K>());
+            }
+        });
         if (streams) _mm_sfence();
+        if (widens) end_bf16();
+        free(memory);
     }
 }
 FROM_WORDS(quantised_linear)

@@ -3,6 +3,7 @@
 
 #include "simd.h"
 
+#include <algorithm>
 #include <type_traits>
 
 namespace {
@@ -39,14 +40,12 @@ struct Output {
     void* y;
     int64_t stride;
     int type;
-    bool streams;       // whether whole lines in bf16 are written past the caches
-    int64_t first = 0;  // output of this matrix
+    bool streams;               // whether whole lines in bf16 are written past the caches
+    int64_t first_row, output;  // where those of a part begin
 
-    Output from(int64_t row) const {
-        const int64_t bytes = type == FLOAT32 ? sizeof(float) : sizeof(bf16);
-        return {(char*)y + row * stride * bytes, stride, type, streams};
+    int64_t at(int64_t row, int64_t panel) const {
+        return (first_row + row) * stride + output + panel * PANEL;
     }
-    int64_t at(int64_t row, int64_t panel) const { return row * stride + first + panel * PANEL; }
     void put(int64_t row, int64_t panel, Floats x) const {
         if (type == FLOAT32)
             store((float*)y + at(row, panel), x);
@@ -58,6 +57,25 @@ struct Output {
     void stream(int64_t row, int64_t panel, Floats x, Floats next) const {
         ::stream((bf16*)y + at(row, panel), x, next);
     }
+};
+
+// One packed matrix, and the rows that are multiplied with it.
+struct Part {
+    FormatCode format;
+    const uint8_t* packed;
+    int64_t panels;
+    int64_t row, rows;    // of x: the first one, and how many
+    int64_t output;       // the first one
+    bool widens;          // whether the matrix unit multiplies with weights that are dequantised
+    int64_t panel_bytes;
+    int64_t together;     // panels of a unit of work
+    int64_t begin;        // the first of its units among those of all parts
+
+    int64_t units() const { return (panels + together - 1) / together; }
+    // Panels of a unit.
+    int64_t first(int64_t unit) const { return (unit - begin) * together; }
+    int count(int64_t unit) const { return (int)std::min(together, panels - first(unit)); }
+    const uint8_t* start(int64_t unit) const { return packed + first(unit) * panel_bytes; }
 };
 
 }  // namespace

@@ -6,11 +6,12 @@
 #include "tiles.h"
 #include "work.h"
 
-#include <cstdlib>
-
 namespace {
 
 constexpr int WIDE_FROM = 64;  // rows from which the matrix unit multiplies in bf16
+constexpr int WIDE_PANELS = 2;  // that it multiplies together
+
+INLINE int64_t bf16_panel_bytes(int64_t columns) { return columns * PANEL * (int64_t)sizeof(bf16); }
 
 #ifdef __AMX_BF16__
 
@@ -58,42 +59,38 @@ INLINE void multiply_bf16(const bf16* x, int64_t stride, const uint8_t* first,
     _tile_stored(3, sums + 3 * TILE, VECTOR);
 }
 
-// y of at least WIDE_FROM rows in bf16, which are not rounded further: two panels at a time are
-// dequantised once for all rows.
+// y of at least WIDE_FROM rows in bf16, which are not rounded further, and of one or two panels of a
+// part from the one at `first` on. These are dequantised to `memory` once for all rows.
 template <int F>
-void product_in_bf16(const uint8_t* packed, const bf16* x, int64_t stride, int64_t rows,
-                     int64_t columns, int64_t panels, const Output& y, int64_t& next) {
+void multiply_in_bf16(const Part& part, int64_t first, int count, const bf16* x, int64_t stride,
+                      int64_t columns, const Output& y, uint8_t* memory) {
     constexpr int ROWS = 2 * TILE_ROWS;
-    const int64_t blocks = columns / BLOCK, size = columns * PANEL * (int64_t)sizeof(bf16);
-    uint8_t* widened = (uint8_t*)aligned_alloc(VECTOR, 2 * size);
+    const int64_t blocks = columns / BLOCK, size = bf16_panel_bytes(columns);
     alignas(64) float sums[2 * ROWS * PANEL];
-    configure_tiles(VECTOR, TILE_ROWS);
-    hand_out((panels + 1) / 2, next, [&](int64_t unit, int64_t) {
-        const int64_t first = 2 * unit;
-        const int count = first + 1 < panels ? 2 : 1;
-        for (int p = 0; p < count; p++) {
-            const Panel panel = panel_at(packed, SHAPES[F], blocks, first + p);
-            for (int64_t b = 0; b < blocks; b++)
-                widen<F>(panel, b, widened + p * size + b * BLOCK * PANEL * sizeof(bf16));
-        }
-        for (int64_t row = 0; row < rows; row += ROWS) {
-            const int64_t at = row + ROWS <= rows ? row : rows - ROWS;  // the last rows overlap
-            multiply_bf16(x + at * stride, stride, widened, widened + (count - 1) * size, blocks,
-                          sums);
-            for (int p = 0; p < count; p++)
-                for (int r = 0; r < ROWS; r++)
-                    y.put(at + r, first + p, load(sums + (p * ROWS + r) * PANEL));
-        }
-    });
-    _tile_release();
-    free(widened);
+    for (int p = 0; p < count; p++) {
+        const Panel panel = panel_at(part.packed, SHAPES[F], blocks, first + p);
+        for (int64_t b = 0; b < blocks; b++)
+            widen<F>(panel, b, memory + p * size + b * BLOCK * PANEL * sizeof(bf16));
+    }
+    for (int64_t row = 0; row < part.rows; row += ROWS) {
+        const int64_t at = row + ROWS <= part.rows ? row : part.rows - ROWS;  // the last rows overlap
+        multiply_bf16(x + at * stride, stride, memory, memory + (count - 1) * size, blocks, sums);
+        for (int p = 0; p < count; p++)
+            for (int r = 0; r < ROWS; r++)
+                y.put(at + r, first + p, load(sums + (p * ROWS + r) * PANEL));
+    }
 }
+
+void begin_bf16() { configure_tiles(VECTOR, TILE_ROWS); }
+void end_bf16() { _tile_release(); }
 
 #else
 
 template <int F>
-void product_in_bf16(const uint8_t*, const bf16*, int64_t, int64_t, int64_t, int64_t,
-                     const Output&, int64_t&) {}
+void multiply_in_bf16(const Part&, int64_t, int, const bf16*, int64_t, int64_t, const Output&,
+                      uint8_t*) {}
+void begin_bf16() {}
+void end_bf16() {}
 
 #endif
 

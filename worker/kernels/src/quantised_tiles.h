@@ -6,7 +6,6 @@
 #include "work.h"
 
 #include <algorithm>
-#include <cstdlib>
 
 namespace {
 
@@ -185,46 +184,39 @@ void many_rows(const Source* panels, int count, int64_t first_panel, const Round
 
 // Panels of a unit for few rows: memory is read faster in longer pieces, as long as there are enough
 // for all threads.
-INLINE int64_t panels_of_few_rows(int64_t bytes, int64_t panels) {
-    const int64_t each = panels / (UNITS_PER_THREAD * omp_get_num_threads());
+INLINE int64_t panels_of_few_rows(int64_t bytes, int64_t panels, int threads) {
+    const int64_t each = panels / (UNITS_PER_THREAD * threads);
     return std::max<int64_t>(1, std::min(UNIT_BYTES / bytes, each));
 }
 
-// y of one matrix: the share of this thread of a parallel region, which all its threads enter.
-// `next`: see `hand_out`.
+// Bytes that a thread needs to widen panels of any format.
+INLINE int64_t widened_bytes(int64_t blocks) { return PANELS * blocks * Widened<Q4_0>::BLOCK_BYTES; }
+
+// y of `count` panels of a part from the one at `first` on. `memory`: for widened panels.
 template <int F>
-void product(const uint8_t* packed, const Rounded& x, int64_t rows, int64_t panels,
-             const Output& y, int64_t& next) {
-    constexpr bool WIDENS = F != Q8_0;  // which has a byte for each weight already
-    const int64_t blocks = x.blocks(), bytes = panel_bytes(SHAPES[F], blocks);
-    const int64_t together = rows >= MANY ? PANELS : panels_of_few_rows(bytes, panels);
-    Widened<F> widened[PANELS] = {};
-    if (rows >= MANY && WIDENS)
-        for (auto& panel : widened)
-            panel.bytes = (uint8_t*)aligned_alloc(VECTOR, blocks * Widened<F>::BLOCK_BYTES);
-    hand_out((panels + together - 1) / together, next, [&](int64_t unit, int64_t following) {
-        Ahead ahead{};
-        if (following >= 0) {
-            ahead.at = (const char*)packed + following * together * bytes;
-            ahead.end = ahead.at + together * bytes;
+void multiply_panels(const Part& part, int64_t first, int count, const Rounded& x, const Output& y,
+                     uint8_t* memory, Ahead& ahead) {
+    const int64_t blocks = x.blocks();
+    if (part.rows < MANY) {
+        for (int p = 0; p < count; p++) {
+            const Packed<F> panel{panel_at(part.packed, SHAPES[F], blocks, first + p)};
+            few_rows(panel, first + p, x, part.rows, y, ahead);
         }
-        const int64_t first = unit * together;
-        const int count = (int)std::min<int64_t>(together, panels - first);
-        if (rows < MANY) {
-            for (int p = 0; p < count; p++) {
-                const Packed<F> panel{panel_at(packed, SHAPES[F], blocks, first + p)};
-                few_rows(panel, first + p, x, rows, y, ahead);
-            }
-            return;
+        return;
+    }
+    Packed<F> here[PANELS];
+    for (int p = 0; p < count; p++)
+        here[p].panel = panel_at(part.packed, SHAPES[F], blocks, first + p);
+    if constexpr (F == Q8_0) {  // which has a byte for each weight already
+        many_rows<F>(here, count, first, x, part.rows, y, ahead);
+    } else {
+        Widened<F> widened[PANELS];
+        for (int p = 0; p < count; p++) {
+            widened[p].bytes = memory + p * blocks * Widened<F>::BLOCK_BYTES;
+            widened[p].fill(here[p], blocks);
         }
-        Packed<F> here[PANELS];
-        for (int p = 0; p < count; p++)
-            here[p].panel = panel_at(packed, SHAPES[F], blocks, first + p);
-        if (!WIDENS) return many_rows<F>(here, count, first, x, rows, y, ahead);
-        for (int p = 0; p < count; p++) widened[p].fill(here[p], blocks);
-        many_rows<F>(widened, count, first, x, rows, y, ahead);
-    });
-    for (auto& panel : widened) free(panel.bytes);
+        many_rows<F>(widened, count, first, x, part.rows, y, ahead);
+    }
 }
 
 }  // namespace
