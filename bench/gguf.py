@@ -1,16 +1,17 @@
 """Speed of decode, prefill and loading beside llama.cpp and OpenVINO GenAI: bf16, Q8_0, Q4_K_M.
 
     make bench-peers
-    python -m bench.gguf [--rounds 5] [--format Q8_0] [--cell "decode 8"] [--folder /var/tmp/shape]
+    python -m bench.gguf [--rounds 5] [--format Q8_0] [--cell "decode 8"] [--folder /var/tmp/shapes]
+                         [--shape mixture]
 
-A Qwen3-0.6B shape with random weights; our own quantiser makes the GGUF files, and llama.cpp reads
-the same files. OpenVINO's model is exported from the same checkpoint (fp16, which it runs in bf16,
-int8, int4). Decode-only tokens per second: prompts of 64 tokens, the time of 34 new tokens less the
-time of two, so that the context is 66 to 97. Prefill: prompt tokens per second of one new token.
-Load: seconds from the file, which the system's page cache holds, until the model is ready; it is
-measured of files in formats of GGUF, beside llama.cpp.
-All contestants take turns in one run, with as many threads as torch has. A peer that ends with an
-error in a cell is left out there. With --folder, files and exports are kept for further runs.
+A Qwen3-0.6B shape with random weights, or a mixture of experts; our own quantiser makes the GGUF
+files, and llama.cpp reads the same files. OpenVINO's model is exported from the same checkpoint
+(fp16, which it runs in bf16, int8, int4). Decode-only tokens per second: prompts of 64 tokens, the
+time of 34 new tokens less the time of two, so that the context is 66 to 97. Prefill: prompt tokens
+per second of one new token. Load: seconds from the file, which the system's page cache holds, until
+the model is ready; it is measured of files in formats of GGUF, beside llama.cpp. All contestants
+take turns in one run, with as many threads as torch has. A peer that ends with an error in a cell
+is left out there. With --folder, files and exports are kept for further runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ import torch
 from bench.contestants import Generate, decode_rate, ours, prefill_rate, random_prompts
 from bench.harness import alternate, median, report, seconds
 from bench.peers.process import PeerFailed, PeerProcess, export_openvino
-from bench.shapes import QWEN3_06B, random_checkpoint
+from bench.shapes import QWEN3_06B, QWEN3_MOE, random_checkpoint
 from worker import Engine
 
 PROMPT = 64
@@ -40,6 +41,10 @@ CELLS: dict[str, tuple[int, int, bool]] = {  # batch, prompt length, whether pre
     "prefill 1 x 512": (1, 512, True),
 }
 LOAD = "load"
+SHAPES = {  # family, fields, title
+    "dense": ("qwen3", QWEN3_06B, "Qwen3-0.6B shape"),
+    "mixture": ("qwen3_moe", QWEN3_MOE, "Qwen3-MoE shape, 128 experts"),
+}
 FORMATS = {"bf16": ("BF16", "fp16"), "Q8_0": ("Q8_0", "int8"), "Q4_K_M": ("Q4_K_M", "int4")}
 
 
@@ -57,12 +62,14 @@ def quantise(source: Path, kind: str, target: Path) -> Path:
 @click.option("--rounds", default=5, show_default=True)
 @click.option("--format", "formats", multiple=True, type=click.Choice(list(FORMATS)))
 @click.option("--cell", "wanted", multiple=True, type=click.Choice([*CELLS, LOAD]))
+@click.option("--shape", type=click.Choice(list(SHAPES)), default="dense", show_default=True)
 @click.option("--folder", type=click.Path(path_type=Path), default=None)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(
     rounds: int,
     formats: tuple[str, ...],
     wanted: tuple[str, ...],
+    shape: str,
     folder: Path | None,
     out: Path | None,
 ) -> None:
@@ -71,10 +78,11 @@ def main(
     loads: list[dict[str, Any]] = []
     threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as temporary:
-        base = folder or Path(temporary)
-        source = base / "shape"
+        family, fields, title = SHAPES[shape]
+        base = (folder or Path(temporary)) / shape
+        source = base / "checkpoint"
         if not source.exists():
-            random_checkpoint(source, "qwen3", QWEN3_06B)
+            random_checkpoint(source, family, fields)
         for name in formats or FORMATS:
             gguf_type, ov_format = FORMATS[name]
             file = quantise(source, gguf_type, base / f"{gguf_type}.gguf")
@@ -96,7 +104,7 @@ def main(
                 engine.close()
                 if name != "bf16" and (not wanted or LOAD in wanted):
                     loads.append({"format": name, **_load_row(file, llama, rounds)})
-    title = f"Qwen3-0.6B shape, {threads} threads"
+    title = f"{title}, {threads} threads"
     if rows:
         report(f"{title}, tokens/s", rows, "cpu", out)
     if loads:

@@ -25,6 +25,26 @@ QWEN3_06B: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
 }
 
+# Layers as those of Qwen3-30B-A3B, half as wide, and eight of them: 2.5 billion parameters, 0.2 of
+# them used by a token.
+QWEN3_MOE: dict[str, Any] = {
+    "hidden_size": 1024,
+    "intermediate_size": 3072,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "head_dim": 128,
+    "vocab_size": 32_000,
+    "max_position_embeddings": 40_960,
+    "tie_word_embeddings": True,
+    "rope_theta": 1_000_000,
+    "rms_norm_eps": 1e-6,
+    "num_experts": 128,
+    "num_experts_per_tok": 8,
+    "moe_intermediate_size": 768,
+    "norm_topk_prob": True,
+}
+
 
 def random_checkpoint(folder: Path, family: str, shape: dict[str, Any], seed: int = 0) -> Path:
     """A bf16 checkpoint of the family's transformers class, weights normal with std 0.02, with the
