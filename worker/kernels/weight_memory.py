@@ -16,7 +16,8 @@ from math import prod
 import torch
 from torch import Tensor
 
-CHUNK_BYTES = 1 << 26  # of a mapping, at least
+CHUNK_BYTES = 1 << 26  # of a mapping for several tensors
+OWN_BYTES = CHUNK_BYTES // 4  # more than this get a mapping of their own, so that chunks are filled
 ALIGNMENT = 64  # bytes
 
 
@@ -36,12 +37,14 @@ class WeightMemory:
         with self._lock:
             chunk, start = self._room(size)
         part = torch.frombuffer(chunk, dtype=torch.uint8, count=size, offset=start)
-        return part.view(dtype).view(*shape)
+        return part.view(dtype).view(tuple(shape))
 
     def _room(self, size: int) -> tuple[mmap.mmap, int]:
+        if size > OWN_BYTES:
+            return _mapping(size), 0
         chunk = self._chunk() if self._chunk is not None else None
         if chunk is None or self._used + size > len(chunk):
-            chunk, self._used = _mapping(max(size, CHUNK_BYTES)), 0
+            chunk, self._used = _mapping(CHUNK_BYTES), 0
             self._chunk = weakref.ref(chunk)
         start = self._used
         self._used += -(-size // ALIGNMENT) * ALIGNMENT
@@ -52,7 +55,7 @@ def _mapping(size: int) -> mmap.mmap:
     """`size` bytes, of which only those that are written take memory. Raises MemoryError."""
     try:
         chunk = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
+    except (OSError, OverflowError) as error:
         raise MemoryError(f"no memory for {size} bytes of weights") from error
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # a kernel without them

@@ -6,14 +6,25 @@ import os
 from collections.abc import Iterator
 
 import pytest
+import torch
 
-from worker.kernels import build, library
+from worker.kernels import build, library, weight_memory
 from worker.kernels.library import Library
 
 # `make sanitize` preloads AddressSanitizer, which has no room in a child process whose address
 # space is limited, such as the one that renders templates.
-if "libasan" in os.environ.get("LD_PRELOAD", ""):
+SANITIZED = "libasan" in os.environ.get("LD_PRELOAD", "")
+if SANITIZED:
     del os.environ["LD_PRELOAD"]
+
+
+@pytest.fixture(autouse=True)
+def weights_in_checked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """AddressSanitizer finds accesses beyond memory of the allocator, but not of mappings."""
+    if SANITIZED:
+        monkeypatch.setattr(
+            weight_memory, "empty", lambda shape, dtype: torch.empty(tuple(shape), dtype=dtype)
+        )
 
 
 @pytest.fixture(params=["amx", "avx512", "avx2"])

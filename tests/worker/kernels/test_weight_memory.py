@@ -13,6 +13,10 @@ import torch
 from worker.kernels.weight_memory import ALIGNMENT, CHUNK_BYTES, WeightMemory
 
 
+def virtual_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[0]) * mmap.PAGESIZE
+
+
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
 
@@ -43,9 +47,21 @@ def test_memory_is_freed_with_the_last_tensor() -> None:
     assert (memory.empty((10,), torch.uint8).fill_(2) == 2).all()
 
 
-def test_no_memory_is_an_error_as_of_torch() -> None:
-    with pytest.raises(MemoryError, match=f"no memory for {1 << 60} bytes of weights"):
-        WeightMemory().empty((1 << 60,), torch.uint8)
+def test_large_tensors_take_no_more_than_their_size_and_small_ones_share_a_mapping() -> None:
+    memory = WeightMemory()
+    tensors, size = [memory.empty((), torch.float32)], CHUNK_BYTES // 2 + 1
+    before = virtual_bytes()
+    for _ in range(20):
+        tensors += memory.empty((size,), torch.uint8), memory.empty((1000,), torch.uint8)
+    assert virtual_bytes() - before < 20 * (size + mmap.PAGESIZE) + CHUNK_BYTES
+    small = [tensor.data_ptr() for tensor in tensors if tensor.numel() < size]
+    assert max(small) - min(small) < CHUNK_BYTES
+
+
+@pytest.mark.parametrize("size", [1 << 60, 1 << 62])
+def test_too_large_a_tensor_is_a_memory_error(size: int) -> None:
+    with pytest.raises(MemoryError, match=f"no memory for {4 * size} bytes of weights"):
+        WeightMemory().empty((size,), torch.float32)
 
 
 def test_linux_may_use_huge_pages() -> None:
