@@ -17,7 +17,14 @@ BLOCK = 32  # channels with one activation scale
 WIDE_FROM = 64  # rows, as in src/quantised_bf16.h
 SCRATCH = 48  # bytes per row and block for rounded activations
 # GGUF's names of the formats → their codes in src/quantised.h, and the channels of a block.
-FORMATS = {"Q4_0": (0, 32), "Q8_0": (1, 32), "Q4_K": (2, 256), "Q5_K": (3, 256), "Q6_K": (4, 256)}
+FORMATS = {
+    "Q4_0": (0, 32),
+    "Q8_0": (1, 32),
+    "Q4_K": (2, 256),
+    "Q5_K": (3, 256),
+    "Q6_K": (4, 256),
+    "MXFP4": (5, 32),
+}
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,10 @@ class SeparateWeights:
 
     def __call__(self, x: Tensor, counts: Tensor) -> Tensor:
         if self._grouped is not None:
-            return self._grouped(x, counts)
+            y = self._grouped(x, counts)
+            if self._biases is None:
+                return y
+            return y.add_(self._biases.repeat_interleave(counts, dim=0, output_size=len(x)))
         rows = read_back(counts)
         used = [(linear, n) for linear, n in zip(self._linears, rows, strict=True) if n]
         pieces = zip(used, x.split([n for _, n in used]), strict=True)
@@ -56,7 +59,7 @@ class SeparateWeights:
     @cached_property
     def _grouped(self) -> GroupedLinear | None:
         """The product with all weights, once they are loaded."""
-        weights = [linear.without_bias for linear in self._linears]
+        weights = [linear.weight for linear in self._linears]
         plain = [weight for weight in weights if isinstance(weight, Bf16Weight)]
         packed = [weight for weight in weights if isinstance(weight, PackedBlocksWeight)]
         if len(plain) == len(weights):
@@ -64,6 +67,13 @@ class SeparateWeights:
         if len(packed) == len(weights):
             return PackedBlocksWeight.grouped(packed)
         return None
+
+    @cached_property
+    def _biases(self) -> Tensor | None:
+        """[experts, out_features], once they are loaded."""
+        biases = [linear.bias for linear in self._linears]
+        given = [bias for bias in biases if bias is not None]
+        return torch.stack(given) if given else None
 
     def weight_slot(self, expert: int, part: int = 0) -> WeightSlot:
         return self._linears[expert].weight_slot(part)

@@ -59,9 +59,14 @@ class Linear:
         return self._weight(x, self._bias)
 
     @property
-    def without_bias(self) -> LinearWeight | None:
-        """The storage of the weight; None with a bias."""
-        return self._weight if self._bias is None else None
+    def weight(self) -> LinearWeight | None:
+        """The storage of the weight, once it is loaded."""
+        return self._weight
+
+    @property
+    def bias(self) -> Tensor | None:
+        """[out_features]."""
+        return self._bias
 
     def weight_slot(self, part: int = 0) -> WeightSlot:
         """Slot of one merged tensor [parts[part], in_features]."""

@@ -18,7 +18,8 @@ from worker.layers.quantised import QuantisedTensor
 examples = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
-HALVES = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+# Where the scales in fp16 of a block are.
+HALVES = {"Q4_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,), "MXFP4": ()}
 
 
 def random_weight(name: str, rows: int, columns: int, seed: int) -> QuantisedTensor:
@@ -31,6 +32,8 @@ def random_weight(name: str, rows: int, columns: int, seed: int) -> QuantisedTen
     for at in HALVES[name]:
         scale = torch.randn(len(blocks), 1, generator=random).to(torch.float16) / 100
         blocks[:, at : at + 2] = scale.view(torch.uint8)
+    if kind is GGMLQuantizationType.MXFP4:  # a power of two
+        blocks[:, 0] = 115 + blocks[:, 0] % 16
     return QuantisedTensor(kind, (rows, columns), blocks.view(rows, -1))
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.worker.kernels.test_quantised import random_weight
+from worker.kernels import library
 from worker.layers import expert_weights
 from worker.layers.expert_weights import (
     ExpertFactory,
@@ -15,6 +17,7 @@ from worker.layers.expert_weights import (
 from worker.layers.experts import SparseMLP
 from worker.layers.linear import LinearFactory
 from worker.layers.mlp import ACTIVATIONS
+from worker.layers.quantised import Weight
 from worker.models.mixture import STACKED_EXPERTS
 
 HIDDEN, INNER, COUNT, TOP = 16, 24, 5, 2
@@ -90,3 +93,36 @@ def test_each_row_is_multiplied_with_the_weight_of_its_expert(
         [full[owner] @ row + biases[owner] for owner, row in zip(owners, x, strict=True)]
     )
     torch.testing.assert_close(weights(x, torch.tensor(COUNTS)), expected, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.skipif(library.active() is None, reason="needs the CPU kernels")
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("parts", [(32, 48), (24,)])
+@pytest.mark.parametrize("kind", ["BF16", "Q8_0", "MXFP4"])
+def test_one_call_multiplies_with_all_experts(
+    kind: str, parts: tuple[int, ...], bias: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    factory = ExpertFactory(COUNT, LinearFactory(torch.bfloat16, torch.device("cpu")))
+    parts = tuple(16 * part for part in parts)
+    weights = factory.column(64, *parts, bias=bias)
+    random = torch.Generator().manual_seed(3)
+    exact = torch.zeros(COUNT, sum(parts), 64, dtype=torch.float64)
+    biases = torch.randn(COUNT, sum(parts), generator=random).bfloat16() * bias
+    for expert in range(COUNT):
+        start = 0
+        for part, rows in enumerate(parts):
+            weight: Weight = torch.randn(rows, 64, generator=random).bfloat16()
+            if kind != "BF16":
+                weight = random_weight(kind, rows, 64, seed=10 * expert + part)
+            weights.weight_slot(expert, part).fill(weight)
+            plain = weight if isinstance(weight, torch.Tensor) else weight.dequantise(torch.float32)
+            exact[expert, start : start + rows] = plain.double()
+            if bias:
+                weights.bias_slot(expert, part).load(biases[expert, start : start + rows])
+            start += rows
+    x = torch.randn(sum(COUNTS), 64, generator=random).bfloat16()
+    owners = torch.arange(COUNT).repeat_interleave(torch.tensor(COUNTS))
+    expected = torch.einsum("roi,ri->ro", exact[owners], x.double()) + biases[owners].double()
+    monkeypatch.setattr(expert_weights, "read_back", None)  # the loop over experts needs it
+    y = weights(x, torch.tensor(COUNTS)).double()
+    assert (y - expected).norm() < 0.02 * expected.norm()

@@ -105,6 +105,7 @@ EXPORT void pack_rows(int format, const uint8_t* blocks, uint8_t* packed, int64_
         case Q4_K: return pack<Q4_K>(blocks, packed, rows, columns, threads);
         case Q5_K: return pack<Q5_K>(blocks, packed, rows, columns, threads);
         case Q6_K: return pack<Q6_K>(blocks, packed, rows, columns, threads);
+        case MXFP4: return pack<MXFP4>(blocks, packed, rows, columns, threads);
     }
 }
 FROM_WORDS(pack_rows)
@@ -171,6 +172,7 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
                 case Q4_K: return multiply(Code<Q4_K>());
                 case Q5_K: return multiply(Code<Q5_K>());
                 case Q6_K: return multiply(Code<Q6_K>());
+                case MXFP4: return multiply(Code<MXFP4>());
             }
         });
         if (streams) _mm_sfence();

@@ -16,7 +16,7 @@ constexpr int QUAD = 4;           // channels of one integer dot product
 constexpr int VECTOR = PANEL * QUAD;  // bytes of one quad of a panel
 constexpr int QUADS = BLOCK / QUAD;
 
-enum FormatCode { Q4_0, Q8_0, Q4_K, Q5_K, Q6_K };  // the codes in quantised.py
+enum FormatCode { Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 };  // the codes in quantised.py
 template <FormatCode F>
 using Code = std::integral_constant<FormatCode, F>;
 

@@ -25,6 +25,7 @@ constexpr Shape SHAPES[] = {
     {256, 0, 16, 16, 2, true, SUPER, 144},    // Q4_K
     {256, 64, 16, 16, 2, true, SUPER, 176},   // Q5_K
     {256, 128, 32, 0, 1, true, SUPER, 210},   // Q6_K
+    {256, 0, 16, 0, 0, false, BLOCK, 17},     // MXFP4
 };
 
 // The parts of one panel, one after the other.
@@ -51,6 +52,10 @@ INLINE Panel panel_at(const uint8_t* packed, const Shape& s, int64_t blocks, int
     return p;
 }
 
+// Twice the values of a 4-bit float (e2m1), with an offset of 12 (OCP Microscaling Formats, 1.0).
+alignas(16) constexpr uint8_t MXFP4_VALUES[16] = {12, 13, 14, 15, 16, 18, 20, 24,
+                                                  12, 11, 10, 9,  8,  6,  4,  0};
+
 // Quad `c` of block `b` of a panel: unsigned bytes.
 template <int F>
 INLINE Ints quad(const Panel& p, int64_t b, int c) {
@@ -66,13 +71,13 @@ INLINE Ints quad(const Panel& p, int64_t b, int c) {
         int at = c % 4 * 2;
         return either(low, masked(at < 4 ? left(bits, 4 - at) : right(bits, at - 4), 0x30));
     }
-    return low;
+    return F == MXFP4 ? look_up(low, MXFP4_VALUES) : low;
 }
 
 // What is subtracted from every weight, as a multiple of its scale.
 template <int F>
 constexpr int offset() {
-    return F == Q4_0 ? 8 : F == Q6_K ? 32 : F == Q8_0 && !SIGNED_BYTES ? 128 : 0;
+    return F == Q4_0 ? 8 : F == Q6_K ? 32 : F == MXFP4 ? 12 : F == Q8_0 && !SIGNED_BYTES ? 128 : 0;
 }
 
 // The weight scales of one block of a panel: of its halves for Q6_K, or scale and minimum.
@@ -83,6 +88,7 @@ struct Scales {
 template <int F>
 INLINE Scales scales_of(const Panel& p, int64_t block) {
     if (F == Q4_0 || F == Q8_0) return {load_f16(p.d + block * PANEL), zeros()};
+    if (F == MXFP4) return {half_power_of_2(p.scales + block * PANEL), zeros()};
     Floats d = load_f16(p.d + block / PER_SUPER * PANEL);
     if (F == Q6_K) {
         const int8_t* scales = (const int8_t*)p.scales + block * 2 * PANEL;

@@ -18,6 +18,16 @@ INLINE Ints either(Ints a, Ints b) { return _mm512_or_si512(a, b); }
 INLINE Ints right(Ints x, int bits) { return _mm512_srli_epi16(x, bits); }
 INLINE Ints left(Ints x, int bits) { return _mm512_slli_epi16(x, bits); }
 INLINE Floats to_floats(Ints x) { return _mm512_cvtepi32_ps(x); }
+// The bytes of `table` whose numbers are those of x, below 16.
+INLINE Ints look_up(Ints x, const uint8_t* table) {
+    return _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_load_si128((const __m128i*)table)), x);
+}
+// 2^(n - 128) of 16 bytes n: half of an e8m0 scale. Below 2^-126 it is 0.
+INLINE Floats half_power_of_2(const uint8_t* p) {
+    const __m512i exponents = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+    const __m512i less_one = _mm512_sub_epi32(_mm512_max_epi32(exponents, ints(1)), ints(1));
+    return (Floats)_mm512_slli_epi32(less_one, 23);
+}
 // total + weights (unsigned bytes) · activations (signed bytes), by quads.
 INLINE Ints dot(Ints total, Ints weights, Ints activations) {
     return _mm512_dpbusd_epi32(total, weights, activations);
@@ -56,6 +66,19 @@ INLINE Ints left(Ints x, int bits) {
 }
 INLINE Floats to_floats(Ints x) {
     return {_mm256_cvtepi32_ps(x.low), _mm256_cvtepi32_ps(x.high)};
+}
+INLINE Ints look_up(Ints x, const uint8_t* table) {
+    const __m256i both = _mm256_broadcastsi128_si256(_mm_load_si128((const __m128i*)table));
+    return {_mm256_shuffle_epi8(both, x.low), _mm256_shuffle_epi8(both, x.high)};
+}
+INLINE __m256 half_power_of_2_of(__m128i bytes) {
+    const __m256i one = _mm256_set1_epi32(1);
+    const __m256i exponents = _mm256_max_epi32(_mm256_cvtepu8_epi32(bytes), one);
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_sub_epi32(exponents, one), 23));
+}
+INLINE Floats half_power_of_2(const uint8_t* p) {
+    const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+    return {half_power_of_2_of(bytes), half_power_of_2_of(_mm_srli_si128(bytes, 8))};
 }
 // The 16-bit sums of pairs can't saturate: 2 · 63 · 127 for up to 6 bits, 2 · 128 · 127 for 8.
 INLINE __m256i dot_half(__m256i total, __m256i weights, __m256i activations) {

@@ -49,6 +49,10 @@ void unpack(int format, const uint8_t* p, Unpacked& out) {
         for (int i = 0; i < BLOCK; i++) out.values[i] = p[2 + i] ^ 0x80;
         return;
     }
+    if (format == MXFP4) {
+        out.scales[0] = p[0];
+        return unpack_nibbles(p + 1, out.values, 16);
+    }
     memcpy(out.halves, p, 4);
     unpack_scales(p + 4, out);
     const uint8_t* low = p + (format == Q5_K ? 48 : 16);
@@ -87,7 +91,7 @@ void pack_row(const uint8_t* source, int64_t blocks, const Panel& p, int row) {
     for (int64_t outer = 0; outer < blocks / INNER; outer++, source += s.bytes) {
         Unpacked block;
         unpack(F, source, block);
-        ((uint16_t*)p.d)[outer * PANEL + row] = block.halves[0];
+        if (s.halves) ((uint16_t*)p.d)[outer * PANEL + row] = block.halves[0];
         if (s.halves == 2) ((uint16_t*)p.dmin)[outer * PANEL + row] = block.halves[1];
         for (int i = 0; i < INNER; i++) {
             const int64_t b = outer * INNER + i;

@@ -14,7 +14,7 @@ namespace {
 template <int F>
 INLINE Floats add_block(Floats total, const Scales& s, Ints a, Ints b, float scale,
                         float minus_sum) {
-    if (F == Q4_0 || F == Q8_0) return fma(to_floats(a), s.first * all(scale), total);
+    if (F == Q4_0 || F == Q8_0 || F == MXFP4) return fma(to_floats(a), s.first * all(scale), total);
     Floats value = to_floats(a) * s.first;
     value = fma(s.second, F == Q6_K ? to_floats(b) : all(minus_sum), value);
     return fma(value, all(scale), total);
