@@ -80,11 +80,10 @@ def attend_decode(
     q [rows, heads, head_dim] to the positions that each sees: out [rows, heads * head_dim].
 
     slots and positions: int64 [rows]; rows of one sequence lie together, in their order. `cap`
-    limits scores to (-cap, cap) with tanh; `sinks` [heads] are further scores without values.
-    `out` is contiguous.
+    limits scores to (-cap, cap) with tanh; `sinks`, float32 [heads], are further scores without
+    values. `out` is contiguous.
     """
     q, k, v = _adjacent(q), _adjacent(k), _adjacent(v)
-    sinks = None if sinks is None else sinks.float().contiguous()
     keys, values, shared, _ = stored.place
     library.require().attend_decode(
         *_new(q, k, v),
@@ -122,7 +121,6 @@ def attend_chunks(
     a token gets depends on its position and on what it sees, and not on where its chunk begins.
     """
     q, k, v = _adjacent(q), _adjacent(k), _adjacent(v)
-    sinks = None if sinks is None else sinks.float().contiguous()
     library.require().attend_chunks(
         *_new(q, k, v),
         stored.keys.data_ptr(),

@@ -12,7 +12,7 @@ from torch import Tensor
 from worker.kernels import library
 from worker.kernels.library import TYPE_CODES
 
-ACTIVATIONS = {"silu": 0, "gelu_tanh": 1}  # the codes in src/elementwise.cpp
+ACTIVATIONS = {"silu": 0, "gelu_tanh": 1, "clamped": 2}  # the codes in src/elementwise.cpp
 MAX_HEAD = 1024  # channels of a head in src/elementwise.cpp
 
 
@@ -81,8 +81,11 @@ def add_into(out: Tensor, a: Tensor, b: Tensor) -> None:
     )
 
 
-def gated_activation(gate: Tensor, up: Tensor, kind: str) -> Tensor:
-    """activation(gate) * up, [rows, inner]. Both may be halves of one tensor."""
+def gated_activation(
+    gate: Tensor, up: Tensor, kind: str, *, slope: float = 0.0, limit: float = 0.0
+) -> Tensor:
+    """activation(gate) * up, [rows, inner]. Both may be halves of one tensor. "clamped":
+    (up + 1) * gate * sigmoid(slope * gate), with gate at most `limit` and up within ±limit."""
     if gate.stride() != up.stride() or gate.stride(1) != 1:
         gate, up = gate.contiguous(), up.contiguous()
     rows, inner = gate.shape
@@ -95,6 +98,8 @@ def gated_activation(gate: Tensor, up: Tensor, kind: str) -> Tensor:
         rows,
         inner,
         ACTIVATIONS[kind],
+        slope,
+        limit,
         TYPE_CODES[gate.dtype],
         torch.get_num_threads(),
     )

@@ -31,13 +31,14 @@ SIGNATURES = {
     "delta_convolve": "pppl pp lil ii",
     "delta_recur": "pppppp l iiii i",
     "add_tensors": "pplp lii i",
-    "gated_activation": "pplp lii ii",
+    "gated_activation": "pplp lii ff ii",
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
     "attend_decode": "plplpl pp pppp p lll iii ff iii",
     "attend_chunks": "plplpl pp pl pp ll iii ff iii",
     "greatest": "plppll ii",
     "gather_rows": "ppp ll",
-    "select_experts": "pll iii pp iii",
+    "select_experts": "plpl iii pp ii",
+    "add_biases": "ppp iii",
     "group_by_expert": "pl ii ppp",
     "combine_experts": "ppp lii p ii",
     "add_to_integers": "plpl",
@@ -67,6 +68,7 @@ class Library:
     greatest: Callable[..., None]
     gather_rows: Callable[..., None]
     select_experts: Callable[..., None]
+    add_biases: Callable[..., None]
     group_by_expert: Callable[..., None]
     combine_experts: Callable[..., None]
     add_to_integers: Callable[..., None]

@@ -14,18 +14,19 @@ from worker.kernels.library import TYPE_CODES
 
 
 def select(
-    logits: Tensor, top_k: int, normalise: bool, dtype: torch.dtype
+    logits: Tensor, bias: Tensor | None, top_k: int, normalise: bool
 ) -> tuple[Tensor, Tensor]:
-    """The top k of softmax(logits [tokens, experts]) and their indices, [tokens, top_k] each: the
-    weights in `dtype`, which is that of the logits unless these are float32. With `normalise`, the
+    """The top k of softmax(logits [tokens, experts] + bias) and their indices, [tokens, top_k]
+    each: the weights in the dtype of the logits. `bias`: float32 [experts]. With `normalise`, the
     weights of a token are scaled to sum 1."""
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     tokens, experts = logits.shape
-    weights = torch.empty(tokens, top_k, dtype=dtype)
+    weights = torch.empty(tokens, top_k, dtype=logits.dtype)
     chosen = torch.empty(tokens, top_k, dtype=torch.int64)
     library.require().select_experts(
         logits.data_ptr(),
         logits.stride(0),
+        None if bias is None else bias.data_ptr(),
         tokens,
         experts,
         top_k,
@@ -33,7 +34,6 @@ def select(
         weights.data_ptr(),
         chosen.data_ptr(),
         TYPE_CODES[logits.dtype],
-        TYPE_CODES[dtype],
         torch.get_num_threads(),
     )
     return weights, chosen
@@ -57,6 +57,20 @@ def group(chosen: Tensor, experts: int) -> tuple[Tensor, Tensor, Tensor]:
         counts.data_ptr(),
     )
     return rows, places, counts
+
+
+def add_biases(y: Tensor, biases: Tensor, counts: Tensor) -> Tensor:
+    """y [rows, size] with the bias of each row's expert added, in place if y is contiguous: biases
+    [experts, size]; counts [experts], the rows of each expert in order."""
+    y = y.contiguous()
+    library.require().add_biases(
+        y.data_ptr(),
+        biases.data_ptr(),
+        counts.data_ptr(),
+        *biases.shape,
+        TYPE_CODES[y.dtype],
+    )
+    return y
 
 
 def combine(outputs: Tensor, weights: Tensor, places: Tensor) -> Tensor:

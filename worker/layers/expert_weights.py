@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import mixture
 from worker.layers.bf16_weight import Bf16Weight
 from worker.layers.device import is_accelerator, read_back
 from worker.layers.linear import Linear, LinearFactory
@@ -50,7 +51,7 @@ class SeparateWeights:
             y = self._grouped(x, counts)
             if self._biases is None:
                 return y
-            return y.add_(self._biases.repeat_interleave(counts, dim=0, output_size=len(x)))
+            return mixture.add_biases(y, self._biases, counts)
         rows = read_back(counts)
         used = [(linear, n) for linear, n in zip(self._linears, rows, strict=True) if n]
         pieces = zip(used, x.split([n for _, n in used]), strict=True)

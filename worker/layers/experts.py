@@ -44,12 +44,11 @@ class Router:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x [tokens, hidden] → weights and expert indices, both [tokens, top_k]."""
-        logits = self._linear(x)
-        if self._bias is not None:
-            logits = logits.float() + self._bias.value
+        logits, bias = self._linear(x), None if self._bias is None else self._bias.value
         if library.serves(logits):
-            return mixture.select(logits, self._top_k, self._normalise, x.dtype)
-        probs = torch.softmax(logits.float(), dim=-1)
+            return mixture.select(logits, bias, self._top_k, self._normalise)
+        logits = logits.float() if bias is None else logits.float() + bias
+        probs = torch.softmax(logits, dim=-1)
         weights, experts = probs.topk(self._top_k, dim=-1)
         if self._normalise:
             weights = weights / weights.sum(-1, keepdim=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -40,6 +41,18 @@ def gated_by(act: Activation) -> Gate:
         return act(gate) * up
 
     return gate_by
+
+
+def clamped(slope: float, limit: float) -> Gate:
+    """(up + 1) · gate · sigmoid(slope · gate), with gate at most `limit` and up within ±limit."""
+
+    def gated(gate: Tensor, up: Tensor) -> Tensor:
+        if library.serves(gate):
+            return elementwise.gated_activation(gate, up, "clamped", slope=slope, limit=limit)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+        return (up + 1) * gate * torch.sigmoid(slope * gate)
+
+    return gated
 
 
 class GatedMLP:

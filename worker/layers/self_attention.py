@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from worker.kernels import library
@@ -62,7 +63,7 @@ class SelfAttention:
         self._qkv = linears.column(hidden, 2 * q if gated else q, kv, kv, bias=bias)
         self._out = linears.row(q, hidden, bias=self._out_bias)
         self._sinks = (
-            Parameter(shape.heads, dtype=linears.dtype, device=linears.device) if sinks else None
+            Parameter(shape.heads, dtype=torch.float32, device=linears.device) if sinks else None
         )
         self._norm_per_head = norm_per_head
         self._q_norm = norm(shape.dim if norm_per_head else q) if norm else None

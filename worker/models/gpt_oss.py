@@ -10,11 +10,10 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from worker.layers.experts import Experts, Router
-from worker.layers.mlp import Gate
+from worker.layers.mlp import Gate, clamped
 from worker.layers.self_attention import SelfAttention
 from worker.layers.weight import StackedPlace, WeightSlot
 from worker.models.fields import Fields
@@ -53,16 +52,6 @@ PROJECTIONS = (
     ("up_proj", "gate_up_proj", slice(1, None, 2)),
     ("down_proj", "down_proj", slice(None)),
 )
-
-
-def clamped(slope: float, limit: float) -> Gate:
-    """(up + 1) · gate · sigmoid(slope · gate), with gate at most `limit` and up within ±limit."""
-
-    def gated(gate: Tensor, up: Tensor) -> Tensor:
-        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
-        return (up + 1) * gate * torch.sigmoid(slope * gate)
-
-    return gated
 
 
 class GptOssMLP:

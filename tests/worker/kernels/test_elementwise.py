@@ -76,7 +76,7 @@ def test_add_rms_norm(kernels: Library, rows: int, size: int, dtype: torch.dtype
     rows=ROWS,
     inner=st.integers(1, 1100),
     dtype=DTYPES,
-    kind=st.sampled_from(["silu", "gelu_tanh"]),
+    kind=st.sampled_from(["silu", "gelu_tanh", "clamped"]),
     special=SPECIAL,
     scale=st.sampled_from([0.01, 1.0, 30.0]),
 )
@@ -93,9 +93,13 @@ def test_gated_activation(
     if special is not None:
         gate_up[0, inner + inner // 2] = special
     gate, up = gate_up[:, :inner], gate_up[:, inner:]
-    output = elementwise.gated_activation(gate, up, kind)
+    output = elementwise.gated_activation(gate, up, kind, slope=1.7, limit=7.0)
     gate, up = gate.float(), up.float()
-    act = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
+    if kind == "clamped":
+        gate, up = gate.clamp(max=7.0), up.clamp(-7.0, 7.0) + 1
+        act = gate * torch.sigmoid(1.7 * gate)
+    else:
+        act = F.silu(gate) if kind == "silu" else F.gelu(gate, approximate="tanh")
     torch.testing.assert_close(
         output.float(),
         act * up,

@@ -24,13 +24,8 @@ from worker.models.model import Decoder
 
 pytestmark = pytest.mark.skipif(library.active() is None, reason="needs the CPU kernels")
 
-RECORDED = (
-    "llama",
-    "qwen3",
-    "qwen2",
-    "gemma3_text",
-    "qwen3_moe",
-)  # in bf16, they call nothing but kernels
+# In bf16, they call nothing but kernels.
+RECORDED = ("llama", "qwen3", "qwen2", "gemma3_text", "qwen3_moe", "gpt_oss")
 COMPUTED = ("qwen3_5_text",)
 FIRST = torch.tensor([0])
 CASES = [

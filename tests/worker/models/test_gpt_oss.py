@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from worker.layers.mlp import clamped
 from worker.loading.quantization import Mxfp4, read_quantization
 from worker.models.fields import Fields
-from worker.models.gpt_oss import clamped
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES
 

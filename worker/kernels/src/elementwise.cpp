@@ -55,20 +55,30 @@ void normalise_rows(const T* x, int64_t stride, const T* delta, const W* weight,
     }
 }
 
-enum Activation { SILU = 0, GELU_TANH = 1 };
+enum Activation { SILU = 0, GELU_TANH = 1, CLAMPED = 2 };
 
-INLINE Floats activate(Floats x, int kind) {
-    if (kind == SILU) return x * sigmoid(x);
-    constexpr float SQRT_2_OVER_PI = 0.7978845608f, CUBIC = 0.044715f;
-    Floats inner = all(SQRT_2_OVER_PI) * fma(all(CUBIC) * x * x, x, x);
-    return all(0.5f) * x * (all(1.0f) + hyperbolic_tangent(inner));
-}
+struct Gate {
+    int kind;
+    float slope, limit;  // of CLAMPED
+
+    Floats operator()(Floats x, Floats up) const {
+        if (kind == SILU) return x * sigmoid(x) * up;
+        if (kind == CLAMPED) {
+            x = smaller(all(limit), x);
+            up = smaller(all(limit), larger(all(-limit), up));
+            return (up + all(1.0f)) * x * sigmoid(all(slope) * x);
+        }
+        constexpr float SQRT_2_OVER_PI = 0.7978845608f, CUBIC = 0.044715f;
+        Floats inner = all(SQRT_2_OVER_PI) * fma(all(CUBIC) * x * x, x, x);
+        return all(0.5f) * x * (all(1.0f) + hyperbolic_tangent(inner)) * up;
+    }
+};
 
 constexpr int GATE_PIECE = 1024;  // channels per unit of work
 
 template <typename T>
 void gate_rows(const T* gates, const T* ups, int64_t stride, T* out, int64_t rows, int inner,
-               int kind, int threads) {
+               const Gate& by, int threads) {
     const int pieces = (inner + GATE_PIECE - 1) / GATE_PIECE;
 #pragma omp parallel for num_threads(threads) if (rows * inner >= SERIAL)
     for (int64_t unit = 0; unit < rows * pieces; unit++) {
@@ -78,7 +88,7 @@ void gate_rows(const T* gates, const T* ups, int64_t stride, T* out, int64_t row
         const T *gate = gates + row * stride, *up = ups + row * stride;
         for (int i = start; i < end; i += LANES) {
             int n = end - i;
-            Floats value = activate(load_up_to(gate + i, n), kind) * load_up_to(up + i, n);
+            Floats value = by(load_up_to(gate + i, n), load_up_to(up + i, n));
             store_up_to(out + row * inner + i, value, n);
         }
     }
@@ -221,15 +231,17 @@ EXPORT void add_tensors(const void* a, const void* b, int64_t b_stride, void* ou
 }
 FROM_WORDS(add_tensors)
 
-// out [rows, inner] = activation(gate) * up, with `stride` between rows of gate and of up.
+// out [rows, inner] = activation(gate) * up, with `stride` between rows of gate and of up; for CLAMPED
+// (up + 1) * gate * sigmoid(slope * gate) with gate at most `limit` and up within ±limit.
 EXPORT void gated_activation(const void* gate, const void* up, int64_t stride, void* out,
-                             int64_t rows, int inner, int kind, int type, int threads) {
+                             int64_t rows, int inner, int kind, float slope, float limit, int type,
+                             int threads) {
+    const Gate by{kind, slope, limit};
     if (type == FLOAT32)
-        gate_rows((const float*)gate, (const float*)up, stride, (float*)out, rows, inner, kind,
+        gate_rows((const float*)gate, (const float*)up, stride, (float*)out, rows, inner, by,
                   threads);
     else
-        gate_rows((const bf16*)gate, (const bf16*)up, stride, (bf16*)out, rows, inner, kind,
-                  threads);
+        gate_rows((const bf16*)gate, (const bf16*)up, stride, (bf16*)out, rows, inner, by, threads);
 }
 FROM_WORDS(gated_activation)
 
