@@ -14,6 +14,7 @@ from worker.kernels import quantised
 from worker.kernels.library import Library
 from worker.kernels.quantised import FORMATS, WIDE_FROM
 from worker.layers.quantised import QuantisedTensor
+from worker.quantise.blocks import quantise
 
 examples = settings(
     max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
@@ -86,6 +87,18 @@ def test_products(
     torch.testing.assert_close(
         y.double(), exact, rtol=step, atol=step * float(exact.abs().max()) + 1e-6
     )
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS.keys() - {"Q8_0"}))
+def test_rounded_activations_cost_less_than_the_quantisation(kernels: Library, name: str) -> None:
+    random = torch.Generator().manual_seed(1)
+    x, weight = torch.randn(16, 512, generator=random), torch.randn(64, 512, generator=random)
+    stored = quantise(weight, GGMLQuantizationType[name])
+    exact = x.double() @ stored.dequantise(torch.float32).double().T
+    rounding = (product(x, pack(stored)) - exact).norm()
+    quantisation = (x.double() @ weight.double().T - exact).norm()
+    print(f"{name}: {rounding / quantisation:.3f}")
+    assert 0 < rounding < 0.5 * quantisation
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
