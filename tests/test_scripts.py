@@ -17,7 +17,7 @@ from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
 from worker.queue import rq_backlog, rq_presence, rq_scripts, rq_sessions, rq_upkeep, rq_workers
-from worker.record import part_plans
+from worker.record import folder, part_plans
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(
@@ -53,6 +53,8 @@ CASES = [
     (rq_scripts.RETURN, "ARGV", rq_scripts.ReturnArgs),
     (rq_backlog.COUNT, "KEYS", rq_backlog.CountKeys),
     (rq_backlog.COUNT, "ARGV", rq_backlog.CountArgs),
+    (rq_presence.BIRTH, "KEYS", rq_presence.BirthKeys),
+    (rq_presence.BIRTH, "ARGV", rq_presence.BirthArgs),
     (rq_presence.REPORT, "KEYS", rq_presence.ReportKeys),
     (rq_presence.REPORT, "ARGV", rq_presence.ReportArgs),
     (rq_workers.ELECT, "KEYS", rq_workers.ElectKeys),
@@ -65,6 +67,8 @@ CASES = [
     (rq_upkeep.KEEP, "ARGV", rq_upkeep.KeepArgs),
     (rq_upkeep.RECORD, "KEYS", rq_upkeep.RecordKeys),
     (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
+    (folder.FOLDER, "KEYS", folder.FolderKeys),
+    (folder.FOLDER, "ARGV", folder.FolderArgs),
     (part_plans.LOCK, "KEYS", part_plans.LockKeys),
     (part_plans.LOCK, "ARGV", part_plans.LockArgs),
     (part_plans.PLAN, "KEYS", part_plans.PlanKeys),

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
+
+from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.api.answer import ChatCompletion
@@ -95,7 +98,9 @@ def _wait_for_outbox(run: str, timeout: float | None, deadline: float | None) ->
     key = keys.outbox(run)
     last = yield from retry(command("xrevrange", key, count=1), deadline)
     if last:
-        yield from retry(command("sadd", keys.WANTED, run), deadline)
+        # A full Redis refuses it: the rows are written without hurry then.
+        with suppress(OutOfMemoryError):
+            yield from retry(command("sadd", keys.WANTED, run), deadline)
     pause = FIRST_SECONDS
     while last:
         first = yield from retry(command("xrange", key, count=1), deadline)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import socket
 import time
@@ -14,17 +13,27 @@ from typing import Any, NamedTuple
 import redis
 from redis.exceptions import OutOfMemoryError
 from rq.suspension import WORKERS_SUSPENDED
+from rq.utils import now
 from rq.worker import BaseWorker
 from rq.worker.base import WorkerStatus
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from jobs import keys, lua
 from jobs.client import rq_format
 
-logger = logging.getLogger(__name__)
-
+BIRTH = lua.load("worker.queue", "rq_birth")
 REPORT = lua.load("worker.queue", "rq_report")
 
 FIGURES_SECONDS = 0.5  # of a lease: figures that are older are those of a worker that is gone
+
+
+class BirthKeys(NamedTuple):
+    rq_worker: str
+    rq_workers: str
+
+
+class BirthArgs(NamedTuple):
+    seconds: int
 
 
 class ReportKeys(NamedTuple):
@@ -51,16 +60,24 @@ class RQPresence:
         self._redis = client
         self._worker = BaseWorker(queues, name=name, connection=client, serializer="json")
         self.control_channel: str = self._worker.pubsub_channel_name  # of RQ's stop-job, shutdown
+        self._birth = client.register_script(BIRTH)
         self._report = client.register_script(REPORT)
+        self._rq_seconds = int(5 * lease_seconds) + 1  # how long RQ's hash holds without a report
         self._told_rq: str | int | None = 0  # the current job that RQ knows; 0 before the first
         self._tell_rq_at = 0.0  # monotonic
 
     def birth(self) -> None:
-        """Register with RQ, unless Redis is full: RQ's tools then do not list the worker."""
-        try:
-            self._worker.register_birth()  # type: ignore[no-untyped-call]
-        except OutOfMemoryError as error:
-            logger.warning("Redis is full: RQ's tools will not list this worker (%s)", error)
+        """Register with RQ."""
+        rq = self._worker
+        rq.birth_date = rq.last_heartbeat = now()
+        fields = [part for field in rq.serialize().items() for part in field]
+        self._birth(
+            keys=[
+                *BirthKeys(rq.key, rq.redis_workers_keys),
+                *(WORKERS_BY_QUEUE_KEY % queue for queue in rq.queue_names()),
+            ],
+            args=[*BirthArgs(self._rq_seconds), *fields],
+        )
 
     def report(self, figures: Mapping[str, Any], jobs: Sequence[str]) -> None:
         """Publish what the worker says about itself, beside its name and process. `jobs`: ids of
@@ -76,7 +93,7 @@ class RQPresence:
             state=state.value if tell_rq else "",
             current=current or "",
             now_text=rq_format.format_time(),
-            seconds=int(5 * self._lease_seconds) + 1,
+            seconds=self._rq_seconds,
         )
         self._report(keys=ReportKeys(keys.worker(self.name), self._worker.key), args=args)
         if tell_rq:

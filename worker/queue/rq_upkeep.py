@@ -8,11 +8,13 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
 import redis
 from redis import Redis
+from redis.exceptions import OutOfMemoryError
 
 from jobs import keys, lua
 from jobs.client import rq_format
@@ -136,7 +138,8 @@ class Upkeep:
             job = name.decode(errors="replace")
             if not self._apart(rq_format.job_key(job), partial(self._end_one, job, name)):
                 later = {name: now + AGAIN_MILLISECONDS}  # so that others have their turn
-                self._redis.zadd(keys.DEADLINES, later, xx=True)
+                with suppress(OutOfMemoryError):  # while Redis is full, it is looked at each time
+                    self._redis.zadd(keys.DEADLINES, later, xx=True)
 
     def _end_one(self, job: str, name: bytes) -> None:
         state = self._run(read_state(job, full=True))

@@ -11,15 +11,28 @@ import os
 import socket
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
-from jobs import keys
+from jobs import keys, lua
 from jobs.client.damage import is_damage
 from jobs.errors import JobError
 
 ID_FILE = ".chatjobs-id"
+
+FOLDER = lua.load("worker.record", "folder")
+
+
+# KEYS and ARGV of the script, by name and in order.
+
+
+class FolderKeys(NamedTuple):
+    results: str
+
+
+class FolderArgs(NamedTuple):
+    folder: str
 
 
 def check_folder(root: Path) -> None:
@@ -40,10 +53,10 @@ def check_folder(root: Path) -> None:
 def claim_folder(client: redis.Redis, root: Path) -> None:
     """Make `root` the results folder of this Redis. Raises JobError if it has another one."""
     mine = {"id": folder_id(root), "host": socket.gethostname(), "path": str(root.absolute())}
-    theirs = _read_folder(client)  # a full Redis refuses SET even if the key exists
-    if theirs is None and client.set(keys.RESULTS, json.dumps(mine), nx=True):
+    note = client.register_script(FOLDER)
+    if note(keys=FolderKeys(keys.RESULTS), args=FolderArgs(json.dumps(mine))):
         return
-    theirs = theirs or _read_folder(client) or {}
+    theirs = _read_folder(client) or {}
     if theirs.get("id") == mine["id"]:
         return
     raise JobError(

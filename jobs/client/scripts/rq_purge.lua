@@ -1,3 +1,4 @@
+#!lua flags=allow-oom
 -- Deletes a job that has ended. Its rows are kept, and stay reserved; if it has none, since RQ's own tools
 -- have ended it, its row is free again.
 --
@@ -14,7 +15,8 @@
 --       row: last part of the row's number; '' without a row
 -- Returns 1 if the job is deleted, 0 if it does not exist or has not ended.
 --
--- Atomic: the server runs the whole script before any other command.
+-- Atomic: the server runs the whole script before any other command. A full Redis runs it: it makes
+-- room.
 local job, results, log, executions, finished, failed, canceled, queue, open_bytes,
   deadlines, rows = unpack(KEYS)
 local job_id, row = unpack(ARGV)

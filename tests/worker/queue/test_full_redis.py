@@ -7,9 +7,11 @@ import string
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
+import rq
 
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
@@ -84,20 +86,62 @@ def test_workers_drain_a_full_redis_and_submits_are_accepted_again(site: Site) -
     assert len(site.rows()) == taken
 
 
-def test_a_worker_process_drains_a_full_redis(site: Site) -> None:
-    """It starts, reports, renews its lease and ends while Redis has no memory left."""
-    site.burst()  # the first worker ever has to write to Redis
-    taken = 30
-    site.submit_many(prompts(taken))
-    with site.settings(maxmemory="1"):
+def test_the_first_worker_starts_on_a_redis_that_jobs_have_filled_and_drains_it(site: Site) -> None:
+    """Nothing of a worker is in Redis yet: no script, no folder, no entry of its own."""
+    site.redis.script_flush()
+    with room(site, 1.5):
+        taken, _ = fill(site, result_ttl=1)
+        site.redis.config_set("maxmemory", "1")  # producers have taken all room that there was
         worker = site.worker()
         wait_until(lambda: len(site.rows()) == taken)
-        (name,) = site.redis.zrange(keys.WORKERS, 0, -1)
-        assert site.redis.exists(keys.worker(name.decode()))
+        (name,) = (found.decode() for found in site.redis.zrange(keys.WORKERS, 0, -1))
+        assert site.redis.exists(keys.worker(name))
+        assert [one.name for one in rq.Worker.all(connection=site.redis)] == [name]
         assert worker.stop() == 0
+    assert "Redis is full" not in worker.output
     assert "Redis fails" not in worker.output
     assert not site.redis.zcard(keys.WORKERS)
+    assert not rq.Worker.all(connection=site.redis)
     site.submit("again")
+
+
+def test_a_worker_on_a_full_redis_with_another_folder_is_refused_all_the_same(
+    site: Site, tmp_path: Path
+) -> None:
+    with site.settings(maxmemory="1"):
+        site.burst()
+        with pytest.raises(JobError, match="is not the one of the other workers"):
+            site.burst(results=tmp_path / "other")
+
+
+def test_rows_are_waited_for_on_a_full_redis(site: Site) -> None:
+    jobs = site.submit_many(["a", "b"], run="r")
+    worker = site.worker()
+    wait_until(lambda: all(job.status().over for job in jobs))
+    with site.settings(maxmemory="1"):
+        site.client.wait_for_rows(jobs, timeout=60)
+    assert len(site.rows("r")) == 2
+    assert worker.stop() == 0
+
+
+def test_an_overdue_job_that_cannot_be_read_stops_nothing_on_a_full_redis(site: Site) -> None:
+    site.redis.zadd(keys.DEADLINES, {"damaged": 1})
+    site.redis.set(job_key("damaged"), "of another program")
+    job = site.submit("a")
+    with site.settings(maxmemory="1"):
+        worker = site.worker()
+        wait_until(lambda: job.status().over)
+        assert worker.stop() == 0
+    assert "Redis fails" not in worker.output
+    assert "damaged" in worker.output
+
+
+def test_a_purge_makes_room_in_a_full_redis(site: Site) -> None:
+    job = site.submit("a", ttl=3600)
+    fetch(site, job).cancel()  # RQ's own, which counts nothing
+    with site.settings(maxmemory="1"):
+        assert run_sync(purge(job.id), site.client.connection)
+    assert not site.redis.exists(keys.OPEN_BYTES, keys.DEADLINES, job_key(job.id))
 
 
 def test_every_step_of_a_worker_runs_while_redis_is_full(site: Site) -> None:

@@ -7,7 +7,7 @@ import time
 from typing import Any
 
 import pytest
-from rq import Queue, SimpleWorker
+from rq import Queue, SimpleWorker, Worker
 from rq.executions import Execution
 from rq.job import JobStatus
 from rq.registry import (
@@ -24,6 +24,7 @@ from jobs.client.rq_format import results_key
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import Site
+from worker.queue.rq_presence import RQPresence
 from worker.queue.rq_store import RQStore
 
 
@@ -209,3 +210,21 @@ def test_jobs_start_in_the_order_of_the_queue(site: Site) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(30)])
     backend = site.burst(FakeBackend(max_batch=4))
     assert backend.begun == [job.id for job in jobs]
+
+
+def test_a_worker_registers_as_rq_would(site: Site, store: RQStore) -> None:
+    ours = RQPresence(site.redis, store.queues, "ours", 12.0)
+    ours.birth()
+    rqs = SimpleWorker(store.queues, name="rqs", connection=site.redis)
+    rqs.register_birth()  # type: ignore[no-untyped-call]
+    for name in ("rq:workers", *(f"rq:workers:{queue}" for queue in store.queues)):
+        assert site.redis.smembers(name) == {b"rq:worker:ours", b"rq:worker:rqs"}
+    fields, expected = (site.redis.hgetall(f"rq:worker:{name}") for name in ("ours", "rqs"))
+    times = (b"birth", b"last_heartbeat")
+    assert set(fields) == set(expected)
+    assert {name: value for name, value in fields.items() if name not in times} == {
+        name: value for name, value in expected.items() if name not in times
+    }
+    assert 0 < site.redis.ttl("rq:worker:ours") <= 61
+    found = {worker.name: worker for worker in Worker.all(connection=site.redis)}
+    assert found["ours"].queue_names() == store.queues
