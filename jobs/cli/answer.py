@@ -12,7 +12,6 @@ import click
 
 if TYPE_CHECKING:
     from jobs import ChatChunk, ChatCompletion, Job
-    from jobs.api.answer import Choice
     from jobs.api.message import ToolCall
     from jobs.cli.waiting import WaitNotice
 
@@ -40,20 +39,31 @@ def counted(count: int, noun: str) -> str:
 def print_job(job: Job, notice: WaitNotice, *, as_json: bool, quiet: bool) -> ChatCompletion:
     """Print a job's stream until it ends and return its completion.
 
-    With `as_json`: the chunks, then the completion. `notice` says what the job waits for until its
-    first chunk. Raises the JobError of a failed job.
+    `notice` says what the job waits for until its first chunk. Raises the JobError of a failed job.
     """
     notice.watch(job)
     chunks = notice.until_first(job.stream())
+    return print_answer(chunks, job.result, as_json=as_json, quiet=quiet)
+
+
+def print_answer(
+    chunks: Iterable[ChatChunk],
+    result: Callable[[], ChatCompletion],
+    *,
+    as_json: bool,
+    quiet: bool,
+) -> ChatCompletion:
+    """Print chunks until they end, and return the completion. With `as_json`: the chunks, then the
+    completion. `result` returns it after the chunks, or raises the JobError of the request."""
     if as_json:
         for chunk in chunks:
             print_json(chunk.to_dict())
-        completion = job.result()
+        completion = result()
         print_json(completion.to_dict())
     else:
         print_stream(chunks, quiet=quiet)
-        completion = job.result()
-        print_calls(completion.choices[0])
+        completion = result()
+        print_calls(completion.choices[0].message.tool_calls or ())
         print_other_choices(completion, quiet=quiet)
         if not quiet and any(choice.finish_reason == "length" for choice in completion.choices):
             click.echo(CUT, err=True)
@@ -92,15 +102,16 @@ def print_stream(chunks: Iterable[ChatChunk], *, quiet: bool = False) -> None:
         click.echo()
 
 
-def print_calls(choice: Choice) -> None:
-    """Print the tool calls of a choice, one per line."""
-    for call in choice.message.tool_calls or ():
+def print_calls(calls: Iterable[ToolCall | dict[str, Any]]) -> None:
+    """Print tool calls, one per line."""
+    for call in calls:
         click.echo(call_text(call))
 
 
-def call_text(call: ToolCall) -> str:
-    """A tool call with its arguments in JSON."""
-    return f"{call.function.name}({call.function.arguments})"
+def call_text(call: ToolCall | dict[str, Any]) -> str:
+    """A tool call, or its dict in OpenAI's form, as text: its name and its arguments in JSON."""
+    function = call["function"] if isinstance(call, dict) else call.function.to_dict()
+    return f"{function['name']}({function['arguments']})"
 
 
 def print_other_choices(completion: ChatCompletion, *, quiet: bool = False) -> None:
@@ -111,7 +122,7 @@ def print_other_choices(completion: ChatCompletion, *, quiet: bool = False) -> N
             click.echo(choice_label(number, len(completion.choices)), err=True)
         if choice.message.content or not choice.message.tool_calls:
             click.echo(choice.message.content or "")
-        print_calls(choice)
+        print_calls(choice.message.tool_calls or ())
 
 
 def choice_label(number: int, count: int) -> str:

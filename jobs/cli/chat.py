@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import choice_label, print_job
-from jobs.cli.conversation import converse, is_terminal
+from jobs.cli.answer import choice_label, print_answer, print_job
+from jobs.cli.conversation import Conversation, is_terminal
+from jobs.cli.dialogue import QueuedDialogue
 from jobs.cli.failures import Interrupted, WrongField
 from jobs.cli.fields import fields_option
+from jobs.cli.interrupts import interrupts_raise
 from jobs.cli.options import Seconds, client, json_option, quiet_option, redis_option
 from jobs.cli.waiting import WaitNotice
 
 if TYPE_CHECKING:
     from jobs import ChatCompletion, ChatRequest, Client, Job
     from jobs.api.answer import Usage
+    from jobs.cli.dialogue import LocalModel
+
+UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this time
 
 
 @click.command()
@@ -25,6 +31,18 @@ if TYPE_CHECKING:
 @click.option("-m", "--model", required=True, metavar="M", help="Model that answers.")
 @click.option("-s", "--system", metavar="TEXT", help="System message.")
 @fields_option({"model": "--model", "messages": "TEXT and --system"})
+@click.option(
+    "--local",
+    is_flag=True,
+    help="Load the model in this process: M is 'demo', a folder, a GGUF file or a repository id. "
+    "No Redis and no worker are needed.",
+)
+@click.option(
+    "--chat-template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="With --local: Jinja chat template to use instead of the model's own.",
+)
 @click.option(
     "--wait",
     type=Seconds(min=0),
@@ -42,30 +60,48 @@ def chat(
     model: str,
     system: str | None,
     fields: dict[str, Any],
+    local: bool,
+    chat_template: Path | None,
     wait: float,
     verbose: bool,
     as_json: bool,
     quiet: bool,
     redis_url: str,
 ) -> None:
-    """Submit one question and print the answer while it is generated.
+    """Ask one question and print the answer while it is generated.
 
     TEXT is the user message; - reads it from stdin. Without TEXT, in a terminal: a conversation.
+    A worker answers, or with --local this process.
 
     With --json: the chunks and then the completion, one JSON object per line.
     """
+    _check_options(local, chat_template)
     if text is None:
         if as_json or not is_terminal():
             raise click.UsageError(
                 "the question is missing: give TEXT, or - to read it from stdin (a conversation "
                 "needs a terminal, without --json)"
             )
-        _converse(redis_url, model, system, fields, wait)
+        if local:
+            _converse_locally(_load(model, chat_template, quiet=False), system, fields)
+        else:
+            _converse(redis_url, model, system, fields, wait)
         return
     if text == "-":
         text = sys.stdin.read()
     if not text.strip():
         raise click.UsageError("the question is empty: give TEXT, or - to read it from stdin")
+    if local:
+        _request(model, system, text, fields)  # a wrong field is refused before the load
+        loaded = _load(model, chat_template, quiet=quiet)
+        _answer_locally(
+            loaded,
+            _request(loaded.name, system, text, fields),
+            verbose=verbose,
+            as_json=as_json,
+            quiet=quiet,
+        )
+        return
     request = _request(model, system, text, fields)
     with client(redis_url) as connected, WaitNotice(connected.connection, quiet=quiet) as notice:
         started = time.monotonic()
@@ -74,8 +110,7 @@ def chat(
         try:
             notice.watch(job)
             _wait_for_worker(connected, job, model, wait)
-            if request.n and request.n > 1 and not quiet and not as_json:
-                click.echo(choice_label(1, request.n), err=True)
+            _label_first(request, quiet=quiet or as_json)
             completion = print_job(job, notice, as_json=as_json, quiet=quiet)
         except KeyboardInterrupt:
             if _cancel(job):
@@ -90,6 +125,57 @@ def chat(
             _print_timings(completion, time.monotonic() - started)
 
 
+def _check_options(local: bool, chat_template: Path | None) -> None:
+    """Refuse options that belong to the other way of answering."""
+    context = click.get_current_context()
+    given = [
+        option
+        for option, name in (("--redis", "redis_url"), ("--wait", "wait"))
+        if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
+    ]
+    if local and given:
+        raise click.UsageError(
+            f"{given[0]} is for a worker's answers, and --local answers in this process: give one "
+            "of them"
+        )
+    if chat_template is not None and not local:
+        raise click.UsageError(
+            "--chat-template needs --local; workers take theirs from chatjobs work --chat-template"
+        )
+
+
+def _load(reference: str, chat_template: Path | None, *, quiet: bool) -> LocalModel:
+    """Load a model in this process, by the worker package."""
+    from importlib.metadata import entry_points
+
+    (plugin,) = entry_points(group="chatjobs.local", name="load")
+    loaded: LocalModel = plugin.load()(reference, chat_template, quiet=quiet)
+    return loaded
+
+
+def _answer_locally(
+    model: LocalModel, request: ChatRequest, *, verbose: bool, as_json: bool, quiet: bool
+) -> None:
+    started = time.monotonic()
+    with interrupts_raise():
+        _label_first(request, quiet=quiet or as_json)
+        chunks, result = model.answer(request)
+        completion = print_answer(chunks, result, as_json=as_json, quiet=quiet)
+    if verbose:
+        _print_timings(completion, time.monotonic() - started)
+
+
+def _converse_locally(model: LocalModel, system: str | None, fields: dict[str, Any]) -> None:
+    from jobs.errors import InvalidRequest
+
+    try:
+        dialogue = model.dialogue(system, fields)
+    except InvalidRequest as error:
+        raise WrongField(error) from None
+    with interrupts_raise():
+        Conversation(dialogue).run()
+
+
 def _converse(
     redis_url: str, model: str, system: str | None, fields: dict[str, Any], wait: float
 ) -> None:
@@ -98,15 +184,20 @@ def _converse(
     with client(redis_url) as connected:
         connected.serving = None  # the notice says it
         try:
-            converse(
-                connected,
-                model,
-                system,
-                fields,
-                lambda job: _wait_for_worker(connected, job, model, wait),
-            )
+            session = connected.session(model=model, system=system, ttl=UNUSED_SECONDS, **fields)
         except InvalidRequest as error:
             raise WrongField(error) from None
+        Conversation(
+            QueuedDialogue(
+                connected, session, lambda job: _wait_for_worker(connected, job, model, wait)
+            )
+        ).run()
+
+
+def _label_first(request: ChatRequest, *, quiet: bool) -> None:
+    """Say that the first of several choices follows."""
+    if request.n and request.n > 1 and not quiet:
+        click.echo(choice_label(1, request.n), err=True)
 
 
 def _cancel(job: Job) -> bool:

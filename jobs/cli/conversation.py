@@ -9,20 +9,17 @@ from collections.abc import Callable
 from contextlib import suppress
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-from uuid import uuid4
+from typing import TYPE_CHECKING
 
 import click
 
-from jobs.cli.answer import counted, print_job
+from jobs.cli.answer import call_text, counted
+from jobs.cli.dialogue import Dialogue, Stopped
 from jobs.cli.failures import sentence
 from jobs.cli.spent import Spent
-from jobs.cli.waiting import WaitNotice
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
-
-    from jobs import ChatCompletion, Client, Job, Session
 
 GREETING = (
     "Enter sends, Alt-Enter begins a new line, /help lists the commands, /quit or Ctrl-D ends."
@@ -38,24 +35,14 @@ HELP = """\
 /help           this text
 /quit, /exit    end, as Ctrl-D does
 Ctrl-C          stop the answer, and keep it as far as it got"""
-END_SECONDS = 10.0  # how long the end of a stopped answer is waited for
-CANCELS, CANCEL_SECONDS = 5, 0.1  # tries, and between two
-UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this time
 
 
 class Conversation:
-    """Reads lines until the end of input: questions, and commands that begin with a slash.
+    """Reads lines until the end of input: questions, and commands that begin with a slash."""
 
-    `wait_for_worker` raises JobError if no worker takes the job.
-    """
-
-    def __init__(
-        self, client: Client, session: Session, wait_for_worker: Callable[[Job], None]
-    ) -> None:
-        self._client, self._session = client, session
-        self._wait_for_worker = wait_for_worker
+    def __init__(self, dialogue: Dialogue) -> None:
+        self._dialogue = dialogue
         self._last, self._all = Spent(), Spent()
-        self._open: Job | None = None  # of the last question, unless it is known to have ended
         self._commands: dict[str, Callable[[str], None]] = {
             "/system": self._set_system,
             "/history": self._show_history,
@@ -85,15 +72,14 @@ class Conversation:
                     _say("(Ctrl-D ends)")
         finally:
             with suppress(JobError):  # it expires all the same
-                self._stop()
-                self._session.delete()
+                self._dialogue.close()
 
     def _take(self, line: str) -> None:
         from jobs import JobError
 
         try:
             with suppress(JobError):  # the command says so itself, if it needs Redis
-                self._stop()
+                self._dialogue.stop()
             self._run_line(line)
         except JobError as error:
             _complain(sentence(error))
@@ -111,77 +97,39 @@ class Conversation:
 
     def _ask(self, question: str) -> None:
         """Run one turn. Ctrl-C stops its answer."""
-        from jobs import JobError
-
         started = time.monotonic()
-        # Known before it is submitted: Ctrl-C may come at any moment from here on.
-        job = self._open = self._client.job(uuid4().hex)
-        with WaitNotice(self._client.connection, quiet=False) as notice:
-            try:
-                self._session.submit(question, job={"id": job.id})
-                notice.watch(job)
-                self._wait_for_worker(job)
-                self._count(print_job(job, notice, as_json=False, quiet=False), started)
-                self._open = None
-            except KeyboardInterrupt:
-                notice.watch(None)
-                self._stop()
-                _say("\n(stopped)")
-            except JobError:
-                with suppress(JobError):
-                    self._stop(tries=1)
-                raise
-
-    def _stop(self, tries: int = CANCELS) -> None:
-        """Cancel the job of the last question, if it may run, and wait for its end. Raises JobError
-        if Redis fails: the next call then cancels it, as after Ctrl-C."""
-        from jobs import JobError
-
-        if self._open is None:
+        try:
+            usage = self._dialogue.ask(question)
+        except Stopped:
+            _say("\n(stopped)")
             return
-        job = self._open
-        _cancel(job, tries)
-        self._open = None
-        with suppress(JobError):  # its error says that it was cancelled
-            job.result(END_SECONDS)
-
-    def _count(self, completion: ChatCompletion, started: float) -> None:
-        usage = completion.usage
         if usage is not None:
             seconds = time.monotonic() - started
             self._last = Spent(1, usage.prompt_tokens, usage.completion_tokens, seconds)
             self._all = self._all.plus(self._last)
 
-    def _read(self) -> tuple[str, list[Any]]:
-        """The system text and the turns."""
-        from jobs.client.session_steps import read_turns
-        from jobs.client.steps import run_sync
-
-        return run_sync(read_turns(self._session.id), self._client.connection)
-
     def _set_system(self, text: str) -> None:
-        system, turns = self._read()
+        system, turns = self._dialogue.read()
         if text:
-            self._session.reset(turns, system=text)
+            self._dialogue.reset(turns, system=text)
             _say("the system message is set")
         else:
             _say(system or "there is no system message: /system TEXT sets one")
 
     def _show_history(self, _: str) -> None:
-        for message in self._session.history():
-            calls = [
-                f"{call['function']['name']}({call['function']['arguments']})"
-                for call in message.get("tool_calls") or ()
-            ]
+        from jobs.api.conversation import messages_of
+
+        for message in messages_of(*self._dialogue.read()):
+            calls = [call_text(call) for call in message.get("tool_calls") or ()]
             content = message.get("content") or ""
             click.echo(f"{message['role']}: {' '.join([str(content), *calls]).strip()}")
 
     def _undo(self, _: str) -> None:
-        turn = self._session.undo()
+        turn = self._dialogue.undo()
         _say(f"removed: {turn.messages[0].get('content')}")
 
     def _reset(self, _: str) -> None:
-        self._session.reset()
+        self._dialogue.reset(())
         self._last = self._all = Spent()
         _say("the conversation begins again")
 
@@ -195,8 +143,8 @@ class Conversation:
         if os.path.isfile(path) and not forced and path.resolve() not in self._written:
             _complain(f"{path} exists: /save --force {path} overwrites it")
             return
-        system, turns = self._read()
-        write_conversation(path, self._session.model, system, turns)
+        system, turns = self._dialogue.read()
+        write_conversation(path, self._dialogue.model, system, turns)
         self._written.add(path.resolve())
         _say(f"{counted(len(turns), 'turn')} written to {path}")
 
@@ -206,12 +154,12 @@ class Conversation:
         path = _path(name, "/load")
         if path is not None:
             saved = read_conversation(path)
-            self._session.reset(saved.turns, system=saved.system)
+            self._dialogue.reset(saved.turns, system=saved.system)
             _say(f"{counted(len(saved.turns), 'turn')} read from {path}")
 
     def _show_stats(self, _: str) -> None:
-        _, turns = self._read()
-        _say(f"model {self._session.model}, {counted(len(turns), 'turn')}")
+        _, turns = self._dialogue.read()
+        _say(f"model {self._dialogue.model}, {counted(len(turns), 'turn')}")
         _say(f"last: {self._last}")
         _say(f"all: {self._all}")
 
@@ -219,18 +167,6 @@ class Conversation:
 def is_terminal() -> bool:
     """Whether a person reads and writes."""
     return sys.stdin.isatty() and sys.stdout.isatty()
-
-
-def converse(
-    client: Client,
-    model: str,
-    system: str | None,
-    fields: dict[str, Any],
-    wait_for_worker: Callable[[Job], None],
-) -> None:
-    """Hold a conversation until its end. Raises JobError for fields that are invalid."""
-    session = client.session(model=model, system=system, ttl=UNUSED_SECONDS, **fields)
-    Conversation(client, session, wait_for_worker).run()
 
 
 def _prompt_session(commands: list[str]) -> PromptSession[str]:
@@ -270,21 +206,6 @@ def _path(name: str, command: str) -> Path | None:
     except RuntimeError:  # ~NAME
         _complain(f"{name}: there is no such user")
         return None
-
-
-def _cancel(job: Job, tries: int) -> None:
-    """Cancel a job that was submitted, or whose submit Redis may still receive."""
-    from jobs import JobError
-
-    for number in range(tries):
-        if number:
-            time.sleep(CANCEL_SECONDS)
-        try:
-            job.cancel()
-            return
-        except JobError as error:
-            if error.code != "not_found":
-                raise
 
 
 def _end(_: str) -> None:

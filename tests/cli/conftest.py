@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from click.testing import CliRunner, Result
@@ -15,6 +16,9 @@ from jobs.cli import build
 from jobs.results.files import table_of, write_part, write_run_card
 from jobs.results.outbox import Status, outbox_entry
 from jobs.results.rows import rows_of
+
+if TYPE_CHECKING:
+    from tests.cli.terminal import Terminal
 
 COMMAND = Path(sys.executable).parent / "chatjobs"
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -73,3 +77,12 @@ def finished_run(tmp_path: Path) -> Path:
     write_part(tmp_path / "r1/_tmp/a", tmp_path / "r1/samples/part-a.parquet", table_of(rows))
     write_run_card(tmp_path / "r1", {})
     return tmp_path
+
+
+@pytest.fixture
+def opened() -> Iterator[list[Terminal]]:
+    """Terminals that are closed after the test."""
+    terminals: list[Terminal] = []
+    yield terminals
+    for terminal in terminals:
+        terminal.close()

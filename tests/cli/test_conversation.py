@@ -4,10 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
-import signal
-import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,12 +12,10 @@ import pytest
 
 from jobs import ChatRequest
 from jobs.cli.status import workers
-from tests.cli.conftest import COMMAND, Run
+from tests.cli.conftest import Run
+from tests.cli.terminal import Terminal
 from tests.worker.fake_backend import text_of
 from tests.worker.site import Site, wait_until
-
-PROMPT_BEGINS = "\x1b[?2004h"  # the editor takes pasted text from now on
-CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
 
 
 def answer_to(content: str, words: int = 5) -> str:
@@ -31,82 +25,11 @@ def answer_to(content: str, words: int = 5) -> str:
     ).strip()
 
 
-class Terminal:
-    """A command whose terminal this test reads and types into."""
-
-    def __init__(self, *words: str) -> None:
-        self._end, side = os.openpty()
-        self._process = subprocess.Popen(
-            [COMMAND, *words],
-            preexec_fn=lambda: os.login_tty(side),
-            pass_fds=(side,),
-            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "200"},
-        )
-        os.close(side)
-        self._text = ""
-        self._seen = self._prompts = 0
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def type(self, keys: str) -> None:
-        """Type at the next prompt: the terminal is in another mode before."""
-        self._prompts += 1
-        wait_until(
-            lambda: self._text.count(PROMPT_BEGINS) >= self._prompts, f"no prompt: {self._text!r}"
-        )
-        os.write(self._end, keys.encode(errors="surrogateescape"))
-
-    def expect(self, text: str) -> str:
-        """Wait until `text` is printed after what was expected before. Returns what precedes it."""
-
-        def found() -> bool:
-            return text in CONTROL.sub("", self._text)[self._seen :]
-
-        try:
-            wait_until(found)
-        except AssertionError:
-            raise AssertionError(f"{text!r} is not in {self._text!r}") from None
-        whole = CONTROL.sub("", self._text)
-        at = whole.index(text, self._seen)
-        before, self._seen = whole[self._seen : at], at + len(text)
-        return before
-
-    def interrupt(self) -> None:
-        """Ctrl-C while an answer is printed."""
-        os.write(self._end, b"\x03")
-
-    def wait(self) -> int:
-        code = self._process.wait(timeout=30)
-        self._reader.join(timeout=5)
-        return code
-
-    def close(self) -> None:
-        if self._process.poll() is None:
-            self._process.send_signal(signal.SIGKILL)
-            self._process.wait()
-        os.close(self._end)
-
-    def _read(self) -> None:
-        try:
-            while data := os.read(self._end, 4096):
-                self._text += data.decode(errors="replace")
-        except OSError:  # the command has ended
-            return
-
-
 @pytest.fixture
 def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
     site = Site(redis_url, tmp_path / "results")
     yield site
     site.close()
-
-
-@pytest.fixture
-def opened() -> Iterator[list[Terminal]]:
-    terminals: list[Terminal] = []
-    yield terminals
-    for terminal in terminals:
-        terminal.close()
 
 
 def start(site: Site, opened: list[Terminal], *words: str) -> Terminal:

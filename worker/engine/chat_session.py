@@ -63,6 +63,11 @@ class ChatSession:
         return messages_of(self._system, self.turns)
 
     @property
+    def system(self) -> str:
+        """The system message; empty if there is none."""
+        return self._system
+
+    @property
     def turns(self) -> list[Turn]:
         """The turns: their messages, answer and finish_reason."""
         with suppress(JobError), self._idle():  # adds an answer that was stopped

@@ -119,11 +119,13 @@ class Engine:
         self._run(lambda: chat.done, [chat])
         return sink.completion()
 
-    def stream(self, request: ChatRequest | Mapping[str, Any]) -> Iterator[ChatChunk]:
+    def stream(
+        self, request: ChatRequest | Mapping[str, Any], *, sink: CollectingSink | None = None
+    ) -> Iterator[ChatChunk]:
         """Run one request and yield its chunks as they are generated. Raises JobError, also while
-        iterating."""
+        iterating. `sink`, if given, has the completion after the last chunk."""
         request = ChatRequest.parse(request)
-        sink = CollectingSink()
+        sink = sink or CollectingSink()
         chat = self.submit(request, sink)
         chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
         try:

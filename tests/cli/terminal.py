@@ -1,0 +1,78 @@
+"""A command in a pseudo-terminal, which a test reads and types into."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import threading
+
+from tests.cli.conftest import COMMAND
+from tests.worker.site import wait_until
+
+PROMPT_BEGINS = "\x1b[?2004h"  # the editor takes pasted text from now on
+CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
+
+
+class Terminal:
+    """A command whose terminal this test reads and types into."""
+
+    def __init__(self, *words: str) -> None:
+        self._end, side = os.openpty()
+        self._process = subprocess.Popen(
+            [COMMAND, *words],
+            preexec_fn=lambda: os.login_tty(side),
+            pass_fds=(side,),
+            env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "200"},
+        )
+        os.close(side)
+        self._text = ""
+        self._seen = self._prompts = 0
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def type(self, keys: str) -> None:
+        """Type at the next prompt: the terminal is in another mode before."""
+        self._prompts += 1
+        wait_until(
+            lambda: self._text.count(PROMPT_BEGINS) >= self._prompts, f"no prompt: {self._text!r}"
+        )
+        os.write(self._end, keys.encode(errors="surrogateescape"))
+
+    def expect(self, text: str) -> str:
+        """Wait until `text` is printed after what was expected before. Returns what precedes it."""
+
+        def found() -> bool:
+            return text in CONTROL.sub("", self._text)[self._seen :]
+
+        try:
+            wait_until(found)
+        except AssertionError:
+            raise AssertionError(f"{text!r} is not in {self._text!r}") from None
+        whole = CONTROL.sub("", self._text)
+        at = whole.index(text, self._seen)
+        before, self._seen = whole[self._seen : at], at + len(text)
+        return before
+
+    def interrupt(self) -> None:
+        """Ctrl-C while an answer is printed."""
+        os.write(self._end, b"\x03")
+
+    def wait(self) -> int:
+        code = self._process.wait(timeout=30)
+        self._reader.join(timeout=5)
+        return code
+
+    def close(self) -> None:
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGKILL)
+            self._process.wait()
+        os.close(self._end)
+
+    def _read(self) -> None:
+        try:
+            while data := os.read(self._end, 4096):
+                self._text += data.decode(errors="replace")
+        except OSError:  # the command has ended
+            return

@@ -1,0 +1,128 @@
+"""`chatjobs chat --local`: a model in the process of the command; no Redis is reachable."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Run
+from tests.cli.terminal import Terminal
+
+GREEDY = ("-o", "temperature=0")
+LOCAL = ("chat", "--local", "--model", "demo", *GREEDY)
+
+
+def test_a_question_is_answered_without_redis(run: Run) -> None:
+    done = run(*LOCAL, "What is 17 + 25?")
+    assert done.exit_code == 0
+    assert done.stdout == "42\n"
+    assert "loading demo" in done.stderr
+
+
+def test_stdin_is_the_question(run: Run) -> None:
+    assert run(*LOCAL, "--quiet", "-", input="What is 2 + 3?").output == "5\n"
+
+
+def test_json_has_the_chunks_and_then_the_completion(run: Run) -> None:
+    done = run(*LOCAL, "--json", "What is 2 + 3?")
+    *chunks, completion = [json.loads(line) for line in done.stdout.splitlines()]
+    assert {chunk["object"] for chunk in chunks} == {"chat.completion.chunk"}
+    assert completion["object"] == "chat.completion"
+    assert completion["choices"][0]["message"]["content"] == "5"
+
+
+def test_all_choices_are_printed(run: Run) -> None:
+    done = run(*LOCAL, "-o", "n=2", "What is 2 + 3?")
+    assert done.stdout.split() == ["5", "5"]
+    assert "choice 2 of 2" in done.stderr
+
+
+def test_a_wrong_field_is_refused_before_the_model_is_loaded(run: Run) -> None:
+    done = run("chat", "--local", "--model", "/no/such/model", "-o", "top_p=2", "Hi")
+    assert done.exit_code == 2
+    assert "top_p" in done.output
+    assert "loading" not in done.output
+
+
+def test_a_model_that_is_not_there_is_one_sentence(run: Run) -> None:
+    done = run("chat", "--local", "--quiet", "--model", "/no/such/model", "Hi")
+    assert done.exit_code == 3
+    assert done.output.count("\n") == 1
+    assert "/no/such/model" in done.output
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--local", "--redis", "redis://localhost"), "--redis is for a worker's answers"),
+        (("--local", "--wait", "3"), "--wait is for a worker's answers"),
+        (("--chat-template", __file__), "--chat-template needs --local"),
+    ],
+)
+def test_options_of_the_other_way_are_refused(
+    run: Run, options: tuple[str, ...], message: str
+) -> None:
+    done = run("chat", "--model", "demo", *options, "Hi")
+    assert done.exit_code == 2
+    assert message in done.output
+
+
+def test_a_chat_template_replaces_that_of_the_model(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "template.jinja"
+    path.write_text("{{ raise_exception('mine') }}")
+    done = run("chat", "--local", "--quiet", "--model", "demo", "--chat-template", str(path), "Hi")
+    assert done.exit_code == 1
+    assert "mine" in done.output
+
+
+def test_a_conversation_keeps_its_turns_in_memory(opened: list[Terminal], tmp_path: Path) -> None:
+    opened.append(Terminal(*LOCAL))
+    (terminal,) = opened
+    terminal.expect("/help lists the commands")
+    terminal.type("What is 2 + 3?\r")
+    terminal.expect("\n5")
+    terminal.type("What is 17 + 25?\r")
+    terminal.expect("\n42")
+    terminal.type("/stats\r")
+    terminal.expect("model demo, 2 turns")
+    terminal.expect("all: 2 answers")
+    terminal.type("/undo\r")
+    terminal.expect("removed: What is 17 + 25?")
+    path = tmp_path / "chat.json"
+    terminal.type(f"/save {path}\r")
+    terminal.expect("1 turn written")
+    terminal.type("/reset\r")
+    terminal.expect("begins again")
+    terminal.type(f"/load {path}\r")
+    terminal.expect("1 turn read")
+    terminal.type("/system Be brief.\r")
+    terminal.expect("the system message is set")
+    terminal.type("/history\r")
+    terminal.expect("system: Be brief.")
+    terminal.expect("assistant: 5")
+    terminal.type("\x04")
+    assert terminal.wait() == 0
+
+
+def test_ctrl_c_stops_the_answer_and_keeps_it(opened: list[Terminal], tmp_path: Path) -> None:
+    opened.append(Terminal(*LOCAL, "-o", "ignore_eos=true", "-o", "max_tokens=400"))
+    (terminal,) = opened
+    terminal.expect("/help lists the commands")
+    terminal.type("What is 2 + 3?\r")
+    terminal.expect("\n5")
+    terminal.interrupt()
+    terminal.expect("(stopped)")
+    path = tmp_path / "chat.json"
+    terminal.type(f"/save {path}\r")
+    terminal.expect("1 turn written")
+    (turn,) = json.loads(path.read_text())["turns"]
+    assert turn["finish_reason"] == "cancelled"
+    assert turn["answer"]["content"].startswith("5")
+    terminal.type("What is 17 + 25?\r")
+    terminal.expect("42")
+    terminal.interrupt()
+    terminal.expect("(stopped)")
+    terminal.type("/quit\r")
+    assert terminal.wait() == 0

@@ -1,0 +1,110 @@
+"""`chatjobs chat --local`: a model in this process, without Redis and without a worker.
+
+The command finds `load` through the entry-point group `chatjobs.local`.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from jobs.api.conversation import Turn
+from jobs.cli.answer import CUT, print_calls, print_stream
+from jobs.cli.dialogue import Dialogue, Stopped
+from worker.cli.options import need_torch, refusal
+
+if TYPE_CHECKING:
+    from jobs import ChatChunk, ChatCompletion, ChatRequest
+    from jobs.api.answer import Usage
+    from worker import ChatSession, Engine
+
+
+def load(reference: str, chat_template: Path | None, *, quiet: bool) -> LocalModel:
+    """Load a model. Raises a click exception with one sentence if it can't run here."""
+    need_torch()
+    from jobs import JobError
+    from worker import Engine
+
+    if not quiet:
+        click.echo(click.style(f"loading {reference} …", dim=True), err=True)
+    started = time.monotonic()
+    try:
+        engine = Engine.load(reference, chat_template=chat_template)
+    except JobError as error:
+        raise refusal(error) from None
+    if not quiet:
+        click.echo(
+            click.style(f"{engine.info.name}: {time.monotonic() - started:.1f} s", dim=True),
+            err=True,
+        )
+    return LocalModel(engine)
+
+
+class LocalModel:
+    """A loaded model, which answers on the thread of its caller."""
+
+    def __init__(self, engine: Engine) -> None:
+        self.name = engine.info.name
+        self._engine = engine
+
+    def answer(
+        self, request: ChatRequest
+    ) -> tuple[Iterator[ChatChunk], Callable[[], ChatCompletion]]:
+        """The chunks of an answer, and its completion after their end. Both raise JobError."""
+        from worker.engine.collect import CollectingSink
+
+        sink = CollectingSink()
+        return self._engine.stream(request, sink=sink), sink.completion
+
+    def dialogue(self, system: str | None, fields: dict[str, Any]) -> Dialogue:
+        """A conversation in memory. Raises JobError for fields that are invalid."""
+        from worker import ChatSession
+
+        return LocalDialogue(self.name, ChatSession(self._engine, system=system, **fields))
+
+
+class LocalDialogue:
+    """A conversation in memory with a model in this process."""
+
+    def __init__(self, model: str, session: ChatSession) -> None:
+        self.model = model
+        self._session = session
+
+    def ask(self, question: str) -> Usage | None:
+        usage: Usage | None = None
+
+        def chunks() -> Iterator[ChatChunk]:
+            nonlocal usage
+            options = {"include_usage": True}
+            for chunk in self._session.stream(question, stream_options=options):
+                usage = chunk.usage or usage
+                yield chunk
+
+        try:
+            print_stream(chunks())
+        except KeyboardInterrupt:
+            raise Stopped from None
+        turn = self._session.turns[-1]
+        print_calls(turn.answer.get("tool_calls") or ())
+        if turn.finish_reason == "length":
+            click.echo(CUT, err=True)
+        return usage
+
+    def stop(self) -> None:
+        """The next call of the session ends a turn that was stopped."""
+
+    def read(self) -> tuple[str, Sequence[Turn]]:
+        return self._session.system, self._session.turns
+
+    def reset(self, turns: Sequence[Turn], *, system: str | None = None) -> None:
+        self._session.reset(turns, system=system)
+
+    def undo(self) -> Turn:
+        return self._session.undo()
+
+    def close(self) -> None:
+        """The process ends with the conversation."""
