@@ -112,7 +112,8 @@ def test_a_script_opens_with_a_header_that_describes_it(path: Path) -> None:
 def test_a_script_compiles(path: Path, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         flags, body = lua.split_flags(path.read_text())
-        client.script_load(flags + END_LUA + DEPENDENTS_LUA + TURNS_LUA + body)
+        preludes = END_LUA + DEPENDENTS_LUA + TURNS_LUA + new_job.ROWS_LUA
+        client.script_load(flags + preludes + body)
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
@@ -138,7 +139,7 @@ def test_the_variable_tail_follows_the_named_elements(script: str, table: str, n
 @pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
 def test_the_header_lists_the_names_in_order(script: str, table: str, names: Any) -> None:
     _, body = lua.split_flags(script)
-    for prelude in (END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA):
+    for prelude in (END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA, new_job.ROWS_LUA):
         body = body.removeprefix(prelude)
     (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
     listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)

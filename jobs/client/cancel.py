@@ -10,7 +10,7 @@ import time
 from typing import NamedTuple
 
 from jobs import keys, lua
-from jobs.client.new_job import ROW_SECONDS
+from jobs.client.new_job import ROW_SECONDS, ROWS_LUA
 from jobs.client.rq_format import (
     DEPENDENTS_LUA,
     FAILURE_SECONDS,
@@ -31,7 +31,7 @@ from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
 
-CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
+CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA)
 
 
 # KEYS and ARGV of rq_cancel.lua, by name and in order.
@@ -67,6 +67,7 @@ class CancelArgs(NamedTuple):
     ended_at: str
     now: int
     keep: int
+    row_field: int
     row_seconds: int
     control_channel: str
     control_message: str
@@ -132,6 +133,7 @@ def end_waiting(state: JobState, error: JobError, end: End, message: str = "") -
         ended_at=format_time(),
         now=int(now),
         keep=max(0, state.failure_ttl or 0) or FAILURE_SECONDS,
+        row_field=row["row_index"] % keys.ROWS_PER_KEY,
         row_seconds=ROW_SECONDS,
         control_channel=keys.CONTROL,
         control_message=message,

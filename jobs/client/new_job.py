@@ -35,9 +35,13 @@ from jobs.results.outbox import run_of
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
 ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitted, and after its end
 
+DIGEST_BYTES = 8  # of a request with a row; as in rq_rows.lua
+
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
-ENQUEUE = lua.load("jobs.client", "rq_enqueue", TENANTS_LUA, TURNS_LUA)
+# Prelude for scripts that reserve the rows of a run, or end their jobs.
+ROWS_LUA = lua.load("jobs.client", "rq_rows")
+ENQUEUE = lua.load("jobs.client", "rq_enqueue", TENANTS_LUA, TURNS_LUA, ROWS_LUA)
 
 
 # KEYS and ARGV of rq_enqueue.lua, by name and in order.
@@ -63,6 +67,7 @@ class EnqueueKeys(NamedTuple):
     rows: str
     deadlines: str
     wake: str
+    abandoned_job: str
 
 
 class EnqueueArgs(NamedTuple):
@@ -74,6 +79,7 @@ class EnqueueArgs(NamedTuple):
     row: int | str
     digest: bytes
     row_seconds: int
+    abandoned: bytes
     at: int | str
     delay: int | str
     ttl: int | str
@@ -95,17 +101,23 @@ class NewJob(NamedTuple):
     data: bytes
     digest: bytes  # of the content, of a request with a row
 
-    def script_keys(self) -> EnqueueKeys:
+    def script_keys(self, abandoned: bytes = b"") -> EnqueueKeys:
         options = self.request.job
         return _keys_of(self.request.model, options.priority)._replace(
             job=job_key(self.id),
             log=keys.log(self.id),
             results=results_key(self.id),
             rows=keys.rows(self.run, options.row or 0),
+            abandoned_job=job_key(self.job_of(abandoned) if abandoned else self.id),
         )
 
-    def script_args(self, now: str, result_ttl: int | None) -> list[Any]:
-        """The named arguments, then field, value, … of the hash."""
+    def job_of(self, reservation: bytes) -> str:
+        """The id of the job that has a reservation of this row, unless its request chose an id."""
+        return _row_job(self.run, self.request.job.row or 0, reservation[:DIGEST_BYTES])
+
+    def script_args(self, now: str, result_ttl: int | None, abandoned: bytes = b"") -> list[Any]:
+        """The named arguments, then field, value, … of the hash. `abandoned`: the reservation of
+        another request that this one replaces."""
         model, options = self.request.model, self.request.job
         named = EnqueueArgs(
             job_id=self.id,
@@ -116,6 +128,7 @@ class NewJob(NamedTuple):
             row="" if options.row is None else options.row % keys.ROWS_PER_KEY,
             digest=self.digest,
             row_seconds=ROW_SECONDS,
+            abandoned=abandoned,
             at="" if options.at is None else round(1000 * options.at.timestamp()),
             delay="" if options.delay is None else round(1000 * options.delay),
             ttl="" if options.ttl is None else max(1, round(1000 * options.ttl)),
@@ -158,6 +171,7 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
         rows="",
         deadlines=keys.DEADLINES,
         wake=keys.wake(keys.queue(model, priority)),
+        abandoned_job="",
     )
 
 
@@ -184,14 +198,19 @@ def new_job(request: ChatRequest) -> NewJob:
     text = f'{{"messages":[{",".join(messages)}],{_to_json(content)[1:]}'
     digest = b""
     if row is not None:
-        digest = hashlib.blake2b((text + (job_id or "")).encode(), digest_size=8).digest()
-        name = f"{run}/{row}/".encode() + digest
-        job_id = job_id or hashlib.blake2b(name, digest_size=16).hexdigest()
+        content_text = (text + (job_id or "")).encode()
+        digest = hashlib.blake2b(content_text, digest_size=DIGEST_BYTES).digest()
+        job_id = job_id or _row_job(run, row, digest)
     job_id = job_id or _new_id()
     comma = "," if content["job"] else ""
     text = f'{text[:-2]}{comma}"id":"{job_id}"}}}}'
     call, data = encode_call(keys.TASK, "request", text)
     return NewJob(job_id, request, run, len(call), max(map(len, messages)), data, digest)
+
+
+def _row_job(run: str, row: int, digest: bytes) -> str:
+    """The id of the job of a row, from the digest of its request."""
+    return hashlib.blake2b(f"{run}/{row}/".encode() + digest, digest_size=16).hexdigest()
 
 
 def _new_id() -> str:

@@ -16,7 +16,7 @@ from redis.exceptions import OutOfMemoryError
 from jobs.api.params import RequestFields
 from jobs.api.request import ChatRequest
 from jobs.client.damage import is_damage, wrong_types
-from jobs.client.new_job import ENQUEUE, NewJob, new_job
+from jobs.client.new_job import DIGEST_BYTES, ENQUEUE, NewJob, new_job
 from jobs.client.refusals import (
     first_refusal,
     id_taken,
@@ -98,18 +98,12 @@ def enqueue(
     """
     jobs = [new_job(request) for request in requests]  # all, before the first one is sent
     _check_sizes(jobs)
-    script = redis.register_script(ENQUEUE)
     refused: list[tuple[int, JobError]] = []
     enqueued: list[Enqueued] = []
     for start in range(0, len(jobs), BATCH):
         batch = jobs[start : start + BATCH]
-        pipeline: Any = redis.pipeline(transaction=False)  # its stubs lack `scripts`
-        pipeline.scripts.add(script)
-        now = format_time()
-        for job in batch:
-            names, args = job.script_keys(), job.script_args(now, result_ttl)
-            pipeline.execute_command("EVALSHA", script.sha, len(names), *names, *args)
-        replies = pipeline.execute(raise_on_error=False)
+        replies = _send(redis, batch, [b""] * len(batch), result_ttl)
+        _replace_abandoned(redis, batch, replies, result_ttl)
         for number, (job, reply) in enumerate(zip(batch, replies, strict=True), start):
             error = _refusal(redis, job, reply)
             if error is not None:
@@ -118,6 +112,48 @@ def enqueue(
     if refused:
         raise first_refusal(refused, len(jobs), first)
     return enqueued
+
+
+def _send(
+    redis: Redis, jobs: Sequence[NewJob], abandoned: Sequence[bytes], result_ttl: int | None
+) -> list[Any]:
+    """The replies to the scripts of some jobs, in one round trip. `abandoned`: the reservation that
+    each replaces, empty for none."""
+    script = redis.register_script(ENQUEUE)
+    pipeline: Any = redis.pipeline(transaction=False)  # its stubs lack `scripts`
+    pipeline.scripts.add(script)
+    now = format_time()
+    for job, reservation in zip(jobs, abandoned, strict=True):
+        names = job.script_keys(reservation)
+        args = job.script_args(now, result_ttl, reservation)
+        pipeline.execute_command("EVALSHA", script.sha, len(names), *names, *args)
+    replies: list[Any] = pipeline.execute(raise_on_error=False)
+    return replies
+
+
+def _replace_abandoned(
+    redis: Redis, jobs: Sequence[NewJob], replies: list[Any], result_ttl: int | None
+) -> None:
+    """Send again what was refused for the reservation of another request, if the job of that has
+    left Redis without a row, as after `rq empty`: nobody would ever write the row."""
+    held = {
+        number: reply[1]
+        for number, reply in enumerate(replies)
+        if isinstance(reply, list) and reply[0] == b"row" and len(reply[1]) > DIGEST_BYTES
+    }
+    if not held:
+        return
+    pipeline = redis.pipeline(transaction=False)
+    for number, reservation in held.items():
+        pipeline.exists(job_key(jobs[number].job_of(reservation)))
+    exists = dict(zip(held, pipeline.execute(), strict=True))
+    again = [number for number in held if not exists[number]]
+    if again:
+        batch = [jobs[number] for number in again]
+        for number, reply in zip(
+            again, _send(redis, batch, [held[number] for number in again], result_ttl), strict=True
+        ):
+            replies[number] = reply
 
 
 def _check_sizes(jobs: Sequence[NewJob]) -> None:
@@ -141,14 +177,14 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
         raise reply
     if reply[0] == b"busy" or reply[0].startswith(b"session"):
         return refused(job.request.job.session or "", job.request.model, reply)
+    if reply[0] == b"row":  # with the other reservation
+        return row_taken(job.run, job.request.job.row)
     reason, *numbers = [value.decode() for value in reply]
     match reason:
         case "enqueued" | "same" | "ended":
             return None
         case "id":
             return id_taken(job.id)
-        case "row":
-            return row_taken(job.run, job.request.job.row)
         case "jobs" | "bytes":
             return queue_full(job.request.model, reason, *map(int, numbers))
         case _:

@@ -18,6 +18,7 @@ from redis import Redis
 from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.conversation import ended_turn
+from jobs.client.new_job import ROW_SECONDS, ROWS_LUA
 from jobs.client.rq_format import (
     ATTEMPT,
     BYTES,
@@ -59,6 +60,7 @@ from jobs.stream.writer import StreamWriter
 WORKER = "fake-worker"
 END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1')"
 END_TURN = TENANTS_LUA + TURNS_LUA + "\nend_turn(ARGV[1], ARGV[2], ARGV[3], ARGV[4])"
+ROW_WRITTEN = ROWS_LUA + "\nrow_written(KEYS[1], ARGV[1], ARGV[2])"
 TAKE = TENANTS_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
 
 _STATUSES: dict[End, outbox.Status] = {"finished": "ok", "failed": "error", "canceled": "cancelled"}
@@ -242,6 +244,8 @@ class Attempts:
         pipeline.xadd(results, dict(zip(fields[::2], fields[1::2], strict=True)))
         pipeline.expire(job, keep)
         pipeline.expire(results, keep)
+        reserved = keys.rows(row["run"], row["row_index"])
+        pipeline.eval(ROW_WRITTEN, 1, reserved, row["row_index"] % keys.ROWS_PER_KEY, ROW_SECONDS)
         names = (keys.log(attempt.job), keys.live(attempt.job))
         has_log = int(_publishes(attempt.request))
         pipeline.eval(END, len(names), *names, end_id(attempt.number), payload, has_log)

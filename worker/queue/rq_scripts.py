@@ -15,13 +15,14 @@ from typing import NamedTuple
 
 from jobs import keys, lua
 from jobs.client import rq_format
+from jobs.client.new_job import ROWS_LUA
 from jobs.client.rq_format import DEPENDENTS_LUA, TENANTS_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream.entries import END_LUA
 from worker.queue.rq_job import Lease
 
 CLAIM = lua.load("worker.queue", "claim", TENANTS_LUA)
-SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
+SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA)
 RETURN = lua.load("worker.queue", "return", TENANTS_LUA)
 
 
@@ -84,6 +85,7 @@ class SettleArgs(NamedTuple):
     now: int
     working_time: float
     attempt: int
+    row_field: int
     row_seconds: int
     failures: str
     session: str

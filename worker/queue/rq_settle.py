@@ -119,6 +119,7 @@ class Settler:
             now=int(now),
             working_time=max(0.0, now - claimed.claimed_at),
             attempt=lease.attempt,
+            row_field=settlement.row_index % keys.ROWS_PER_KEY,
             row_seconds=ROW_SECONDS,
             failures=json.dumps(settlement.failures) if error and settlement.failures else "",
             session=session_of(claimed.request),

@@ -20,6 +20,7 @@ from jobs import keys, lua
 from jobs.client import rq_format
 from jobs.client.cancel import end_waiting
 from jobs.client.damage import Damage, Reports, is_damage, wrong_types
+from jobs.client.new_job import ROW_SECONDS, ROWS_LUA
 from jobs.client.rq_format import ATTEMPT, DEPENDENTS_LUA, FAILURE_SECONDS, ROW
 from jobs.client.state import JobState, Status, read_outcome, read_state
 from jobs.client.steps import Steps
@@ -30,7 +31,7 @@ from jobs.stream.entries import END_LUA, end_id, end_payload
 from worker.queue.rq_sessions import RQSessions
 
 KEEP = lua.load("worker.queue", "keep")
-RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA, TURNS_LUA)
+RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA)
 
 PORTION = 200  # jobs per step and queue
 AGAIN_MILLISECONDS = 60_000  # until a job that could not be ended is looked at again
@@ -62,6 +63,7 @@ class RecordKeys(NamedTuple):
     queue: str
     open_bytes: str
     deadlines: str
+    rows: str
 
 
 class RecordArgs(NamedTuple):
@@ -76,6 +78,8 @@ class RecordArgs(NamedTuple):
     ended_at: str
     keep: int
     expires: int
+    row_field: int
+    row_seconds: int
 
 
 class Upkeep:
@@ -197,6 +201,7 @@ class Upkeep:
             queue=rq_format.queue_key(queue),
             open_bytes=keys.OPEN_BYTES,
             deadlines=keys.DEADLINES,
+            rows=keys.rows(entry["run"], entry["row_index"]),
         )
         args = RecordArgs(
             job_id=job,
@@ -210,6 +215,8 @@ class Upkeep:
             ended_at=rq_format.format_time(),
             keep=keep,
             expires=int(now) + keep,
+            row_field=entry["row_index"] % keys.ROWS_PER_KEY,
+            row_seconds=ROW_SECONDS,
         )
         self._record(keys=names, args=args)
 

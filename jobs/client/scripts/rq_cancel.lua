@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Ends a job that waits, or asks the worker of a running job to stop it. The caller loads this script
 -- behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and those of
--- rq_tenants.lua and rq_turns.lua.
+-- rq_tenants.lua, rq_turns.lua and rq_rows.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
@@ -28,7 +28,7 @@
 --       ended_at: time of the end in RQ's format
 --       now: current time in seconds since the epoch
 --       keep: seconds to keep the job
---       row_seconds: seconds that the row stays reserved
+--       row_field, row_seconds: field of the row in rows, and seconds that it stays reserved
 --       control_channel, control_message: message that asks the worker of a running job to stop it;
 --       '' for none
 --       result_fields…: field, value, … of the entry in the results stream
@@ -41,8 +41,8 @@
 local job, queue, quarantine, scheduled, deferred, registry, results, outbox, outboxes, log, live,
   open_bytes, deadlines, rows = unpack(KEYS)
 local job_id, status, expected_attempt, attempt, error, row, run, end_id, end_payload, ended_at, now,
-  keep, row_seconds, control_channel, control_message = unpack(ARGV)
-local result_fields = {unpack(ARGV, 16)}
+  keep, row_field, row_seconds, control_channel, control_message = unpack(ARGV)
+local result_fields = {unpack(ARGV, 17)}
 
 local before, attempts, bytes = unpack(redis.call('HMGET', job, 'status', 'chatjobs_attempt',
   'chatjobs_bytes'))
@@ -67,7 +67,7 @@ redis.pcall('ZADD', registry, now + keep, job_id)
 redis.pcall('XADD', results, '*', unpack(result_fields))
 redis.pcall('EXPIRE', results, keep)
 redis.pcall('ZREM', deadlines, job_id)
-redis.pcall('EXPIRE', rows, row_seconds)
+pcall(row_written, rows, row_field, row_seconds)
 bytes = tonumber(bytes or '')
 if bytes then
   local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)

@@ -1,7 +1,7 @@
 #!lua
 -- Puts a new job into its queue, or lets it wait for its time, unless it is there already or a limit
 -- refuses it. A job of a session waits as RQ's deferred jobs do until the one before it has ended. The
--- caller loads this script behind the functions of rq_tenants.lua and rq_turns.lua.
+-- caller loads this script behind the functions of rq_tenants.lua, rq_turns.lua and rq_rows.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
@@ -19,6 +19,7 @@
 --       rows: hash of the reserved rows near this one, by the last part of their number
 --       deadlines: sorted set of the jobs with a time to live, scores in milliseconds
 --       wake: list that idle workers wait on; it keeps the newest 32 elements
+--       abandoned_job: hash of the job of the reservation `abandoned`
 -- ARGV  job_id: id of the job
 --       model: name of the model, for limits of its own
 --       data: field of the hash; it tells this job from another one of this id
@@ -26,6 +27,8 @@
 --       message_bytes: bytes of the largest message
 --       row, digest: last part of the row's number, and digest of the request; '' without a row
 --       row_seconds: seconds until the reservation expires
+--       abandoned: reservation of the row by another request, to be replaced if that request's job is
+--       gone without a row; '' for none
 --       at, delay: time to queue the job, as milliseconds since the epoch or from now; '' for now
 --       ttl: milliseconds to live from the time when it is queued; '' for no limit
 --       max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes: limits that no
@@ -33,8 +36,8 @@
 --       session, session_waits: its session, '' for none, and '1' if it may wait for other jobs of it
 --       hash_fields…: field, value, … of the rest of the hash
 -- Returns {'enqueued'}; {'same'} if the job is there already; {'ended'} if its row is reserved by the
---       same request, and the job has ended and left Redis; {'id'} or {'row'} if another job has the id or the row; a refusal of
---       join_session; or a limit that the job exceeds: {name, value, limit}. Nothing has changed unless
+--       same request, and the job has ended and left Redis; {'id'} if another job has the id; {'row',
+--       reservation} if another request has the row; a refusal of join_session; or a limit that the job exceeds: {name, value, limit}. Nothing has changed unless
 --       it returns 'enqueued', also after the error of a command.
 --
 -- Idempotent: the client library resends a script when the connection breaks before the reply.
@@ -44,18 +47,23 @@
 -- the whole script: it has no flag allow-oom.
 local job, queue, wip, quarantine, scheduled, deferred, other_queue, other_wip, other_quarantine,
   other_scheduled, other_deferred, queues, log, results, open_bytes, limits, rows, deadlines,
-  wake = unpack(KEYS)
-local job_id, model, data, request_bytes, message_bytes, row, digest, row_seconds, at, delay, ttl,
-  max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes, session,
+  wake, abandoned_job = unpack(KEYS)
+local job_id, model, data, request_bytes, message_bytes, row, digest, row_seconds, abandoned, at,
+  delay, ttl, max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes, session,
   session_waits = unpack(ARGV)
-local hash_fields = {unpack(ARGV, 19)}
+local hash_fields = {unpack(ARGV, 20)}
 
 if redis.call('EXISTS', job) == 1 then
   return {redis.call('HGET', job, 'data') == data and 'same' or 'id'}
 end
 if row ~= '' then
   local reserved = redis.call('HGET', rows, row)
-  if reserved then return {reserved == digest and 'ended' or 'row'} end
+  if reserved then
+    local other, is_open = read_reservation(reserved)
+    local is_gone = reserved == abandoned and redis.call('EXISTS', abandoned_job) == 0
+    if other ~= digest and not is_gone then return {'row', reserved} end
+    if not is_open then return {'ended'} end
+  end
 end
 
 local set = redis.call('HMGET', limits, 'jobs:' .. model, 'jobs', 'bytes:' .. model, 'bytes',
@@ -109,14 +117,17 @@ local function try(...)
   local reply = redis.pcall(...)
   if type(reply) == 'table' and reply.err then failure = reply end
 end
+local function try_function(...)
+  local worked, reason = pcall(...)
+  if not worked then failure = type(reason) == 'table' and reason or redis.error_reply(reason) end
+end
 
 redis.call('DEL', log, results)
 redis.call('HSET', job, 'data', data, 'chatjobs_bytes', #data, unpack(hash_fields))
 try('HINCRBY', open_bytes, queue, #data)
 local counted = not failure
 if row ~= '' then
-  try('HSET', rows, row, digest)
-  try('EXPIRE', rows, row_seconds)
+  try_function(reserve_row, rows, row, digest, row_seconds)
 end
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
@@ -135,8 +146,7 @@ elseif due > now then
   redis.call('HSET', job, 'status', 'scheduled')
   try('ZADD', scheduled, string.format('%.3f', due / 1000), job_id)
 else
-  local pushed, refused = pcall(push_job, 'RPUSH', queue, job_id)
-  if not pushed then failure = type(refused) == 'table' and refused or redis.error_reply(refused) end
+  try_function(push_job, 'RPUSH', queue, job_id)
   redis.pcall('LPUSH', wake, 1)
   redis.pcall('LTRIM', wake, 0, 31)
 end

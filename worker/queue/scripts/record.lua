@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Writes the row of a job that ended without one: RQ's own tools cancelled or failed it. The caller
 -- loads this script behind the Lua functions end_stream, enqueue_dependents and those of
--- rq_tenants.lua and rq_turns.lua.
+-- rq_tenants.lua, rq_turns.lua and rq_rows.lua.
 --
 -- KEYS  job: hash of the job
 --       registry: RQ's registry of the jobs that ended this way
@@ -12,6 +12,7 @@
 --       queue: list of the ids that wait; the name under which open_bytes counts
 --       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
 --       deadlines: sorted set of the jobs with a time to live
+--       rows: hash of the reserved rows near this one
 -- ARGV  job_id: id of the job
 --       status: RQ's status that the caller has read
 --       attempt: number of the attempt whose row this is
@@ -22,12 +23,14 @@
 --       ended_at: time in RQ's format
 --       keep: seconds to keep the job
 --       expires: score in the registry, the time when the entry expires
+--       row_field, row_seconds: field of the row in rows, and seconds that it stays reserved
 -- Returns 1, or 0 if the job has changed or has a row of this attempt: nothing has changed then.
 --
 -- Atomic: the server runs the whole script before any other command, so the row is written once.
-local job, registry, outbox, outboxes, log, live, queue, open_bytes, deadlines = unpack(KEYS)
+local job, registry, outbox, outboxes, log, live, queue, open_bytes, deadlines,
+  rows = unpack(KEYS)
 local job_id, status, attempt, row, run, error, end_id, end_payload, ended_at, keep,
-  expires = unpack(ARGV)
+  expires, row_field, row_seconds = unpack(ARGV)
 
 local state, recorded, bytes = unpack(redis.call('HMGET', job, 'status', 'chatjobs_row',
   'chatjobs_bytes'))
@@ -38,6 +41,7 @@ redis.call('HSET', job, 'chatjobs_row', attempt, 'chatjobs_error', error)
 redis.call('EXPIRE', job, keep)
 redis.pcall('ZADD', registry, expires, job_id)
 redis.pcall('ZREM', deadlines, job_id)
+pcall(row_written, rows, row_field, row_seconds)
 bytes = tonumber(bytes or '')
 if bytes then
   local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)

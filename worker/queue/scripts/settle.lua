@@ -2,7 +2,7 @@
 -- Ends a started job: "finished", "failed" or "canceled". Writes RQ's status, registry and result,
 -- the row in the outbox, the turn of its session and the end of the token stream. The caller loads this
 -- script behind the Lua functions end_stream (jobs.stream.entries.END_LUA), enqueue_dependents and those
--- of rq_tenants.lua and rq_turns.lua.
+-- of rq_tenants.lua, rq_turns.lua and rq_rows.lua.
 --
 -- KEYS  job: hash of the job
 --       wip: sorted set of the started jobs of its queue
@@ -40,7 +40,7 @@
 --       now: current time in seconds since the epoch
 --       working_time: seconds that the job ran
 --       attempt: number of the attempt whose row this is
---       row_seconds: seconds that the row stays reserved
+--       row_field, row_seconds: field of the row in rows, and seconds that it stays reserved
 --       failures: the failed attempts so far, as JSON; '' to leave them
 --       session: session of the job; '' for none
 --       turn, replaces_turn: its turn of the session as JSON, '' for none, and '1' if it takes the
@@ -57,8 +57,8 @@ local job, wip, execution, executions, registry, results, outbox, outboxes, log,
   started, workers, queue, open_bytes, deadlines, rows = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, status, ended_at, keep, registry_score, error,
   row, run, end_id, end_payload, has_log, counter, max_results, now, working_time, attempt,
-  row_seconds, failures, session, turn, replaces_turn = unpack(ARGV)
-local result_fields = {unpack(ARGV, 26)}
+  row_field, row_seconds, failures, session, turn, replaces_turn = unpack(ARGV)
+local result_fields = {unpack(ARGV, 27)}
 
 local lease = job_id .. ':' .. execution_id
 if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
@@ -79,7 +79,7 @@ redis.call('ZREM', executions, execution_id)
 
 pcall(left_running, job_id, entry)
 redis.pcall('ZREM', deadlines, job_id)
-redis.pcall('EXPIRE', rows, row_seconds)
+pcall(row_written, rows, row_field, row_seconds)
 
 if redis.call('TYPE', job).ok == 'hash' then
   local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
