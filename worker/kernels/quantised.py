@@ -12,7 +12,6 @@ from torch import Tensor
 from worker.kernels import library, weight_memory
 from worker.kernels.library import TYPE_CODES
 
-PANEL = 16  # output rows that are packed together
 BLOCK = 32  # channels with one activation scale
 WIDE_FROM = 64  # rows, as in src/quantised_bf16.h
 SCRATCH = 48  # bytes per row and block for rounded activations
@@ -24,6 +23,13 @@ FORMATS = {
     "Q5_K": (3, 256),
     "Q6_K": (4, 256),
     "MXFP4": (5, 32),
+    "Q4_1": (6, 32),
+    "Q5_0": (7, 32),
+    "Q5_1": (8, 32),
+    "Q2_K": (9, 256),
+    "Q3_K": (10, 256),
+    "IQ4_NL": (11, 32),
+    "IQ4_XS": (12, 256),
 }
 
 
@@ -37,11 +43,10 @@ class PackedBlocks:
     data: Tensor  # uint8
 
 
-def serves(format_name: str, rows: int, columns: int) -> bool:
-    """Whether the kernels multiply with a matrix of this format and shape."""
+def serves(format_name: str, columns: int) -> bool:
+    """Whether the kernels multiply with matrices of this format and width."""
     return (
         format_name in FORMATS
-        and rows % PANEL == 0
         and columns % FORMATS[format_name][1] == 0
         and library.active() is not None
     )

@@ -22,8 +22,7 @@ def served(
         device.type == "cpu"
         and dtype in TYPE_CODES
         and all(
-            isinstance(part, QuantisedTensor)
-            and kernels.serves(part.type.name, part.shape[0], part.shape[1])
+            isinstance(part, QuantisedTensor) and kernels.serves(part.type.name, part.shape[1])
             for part in parts
         )
     )

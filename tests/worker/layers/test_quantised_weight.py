@@ -1,4 +1,5 @@
-"""Linears, embeddings and heads whose checkpoint tensors are quantised blocks."""
+"""Linears, embeddings and heads whose checkpoint tensors are quantised blocks, without kernels:
+tests/worker/kernels has those for the products of kernels."""
 
 from __future__ import annotations
 
@@ -8,6 +9,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from torch import Tensor
 from torch.nn import functional as F
 
+from worker.kernels import library
 from worker.layers import quantised_weight
 from worker.layers.embedding import Embedding, Head
 from worker.layers.expert_weights import ExpertFactory
@@ -17,6 +19,11 @@ from worker.layers.quantised import QuantisedTensor, Weight, place
 Type = GGMLQuantizationType
 CPU = torch.device("cpu")
 IN = 256
+
+
+@pytest.fixture(autouse=True)
+def torch_computes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(library, "active", lambda: None)
 
 
 def quantised(kind: GGMLQuantizationType, *shape: int, seed: int = 0) -> QuantisedTensor:

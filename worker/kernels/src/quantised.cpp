@@ -69,8 +69,8 @@ std::vector<Part> parts_of(const int64_t* table, int parts, const int64_t* count
         int64_t output = 0;
         for (int i = 0; i < parts && count; i++) {
             const int64_t* facts = table + 3 * (m * parts + i);
-            Part part{(FormatCode)facts[0], (const uint8_t*)facts[1], facts[2] / PANEL, row, count,
-                      output, may_widen && count >= WIDE_FROM, 0, 0, begin};
+            Part part{(FormatCode)facts[0], (const uint8_t*)facts[1], panels_of(facts[2]), row,
+                      count, output, facts[2], may_widen && count >= WIDE_FROM, 0, 0, begin};
             part.panel_bytes = panel_bytes(SHAPES[part.format], columns / BLOCK);
             part.together = part.widens ? WIDE_PANELS : PANELS;
             if (count < MANY)
@@ -91,22 +91,17 @@ const Part& part_of(const std::vector<Part>& parts, int64_t unit) {
 
 }  // namespace
 
-// Bytes of `rows` (a multiple of 16) packed rows of `columns` channels.
+// Bytes of `rows` packed rows of `columns` channels.
 EXPORT int64_t packed_bytes(int format, int64_t rows, int64_t columns) {
-    return rows / PANEL * panel_bytes(SHAPES[format], columns / BLOCK);
+    return panels_of(rows) * panel_bytes(SHAPES[format], columns / BLOCK);
 }
 
 // The file's blocks of `rows` rows → `packed`.
 EXPORT void pack_rows(int format, const uint8_t* blocks, uint8_t* packed, int64_t rows,
                       int64_t columns, int threads) {
-    switch (format) {
-        case Q4_0: return pack<Q4_0>(blocks, packed, rows, columns, threads);
-        case Q8_0: return pack<Q8_0>(blocks, packed, rows, columns, threads);
-        case Q4_K: return pack<Q4_K>(blocks, packed, rows, columns, threads);
-        case Q5_K: return pack<Q5_K>(blocks, packed, rows, columns, threads);
-        case Q6_K: return pack<Q6_K>(blocks, packed, rows, columns, threads);
-        case MXFP4: return pack<MXFP4>(blocks, packed, rows, columns, threads);
-    }
+    with_format((FormatCode)format, [&](auto code) {
+        pack<decltype(code)::value>(blocks, packed, rows, columns, threads);
+    });
 }
 FROM_WORDS(pack_rows)
 
@@ -149,7 +144,7 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
         if (widens) begin_bf16();
         hand_out(units, next, [&](int64_t unit, int64_t following) {
             const Part& part = part_of(used, unit);
-            const Output out{y, y_stride, type, streams, part.row, part.output};
+            const Output out{y, y_stride, type, streams, part.row, part.output, part.outputs};
             Ahead ahead{};
             if (following >= 0) {
                 const Part& then = part_of(used, following);
@@ -166,14 +161,7 @@ EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_
                     multiply_panels<F>(part, part.first(unit), part.count(unit),
                                        rounded.from(part.row), out, memory, ahead);
             };
-            switch (part.format) {
-                case Q4_0: return multiply(Code<Q4_0>());
-                case Q8_0: return multiply(Code<Q8_0>());
-                case Q4_K: return multiply(Code<Q4_K>());
-                case Q5_K: return multiply(Code<Q5_K>());
-                case Q6_K: return multiply(Code<Q6_K>());
-                case MXFP4: return multiply(Code<MXFP4>());
-            }
+            with_format(part.format, multiply);
         });
         if (streams) _mm_sfence();
         if (widens) end_bf16();

@@ -16,9 +16,33 @@ constexpr int QUAD = 4;           // channels of one integer dot product
 constexpr int VECTOR = PANEL * QUAD;  // bytes of one quad of a panel
 constexpr int QUADS = BLOCK / QUAD;
 
-enum FormatCode { Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4 };  // the codes in quantised.py
+INLINE int64_t panels_of(int64_t outputs) { return (outputs + PANEL - 1) / PANEL; }
+
+enum FormatCode {  // the codes in quantised.py
+    Q4_0, Q8_0, Q4_K, Q5_K, Q6_K, MXFP4, Q4_1, Q5_0, Q5_1, Q2_K, Q3_K, IQ4_NL, IQ4_XS
+};
 template <FormatCode F>
 using Code = std::integral_constant<FormatCode, F>;
+
+// Calls `work` with the Code of a format.
+template <typename Work>
+void with_format(FormatCode format, const Work& work) {
+    switch (format) {
+        case Q4_0: return work(Code<Q4_0>());
+        case Q8_0: return work(Code<Q8_0>());
+        case Q4_K: return work(Code<Q4_K>());
+        case Q5_K: return work(Code<Q5_K>());
+        case Q6_K: return work(Code<Q6_K>());
+        case MXFP4: return work(Code<MXFP4>());
+        case Q4_1: return work(Code<Q4_1>());
+        case Q5_0: return work(Code<Q5_0>());
+        case Q5_1: return work(Code<Q5_1>());
+        case Q2_K: return work(Code<Q2_K>());
+        case Q3_K: return work(Code<Q3_K>());
+        case IQ4_NL: return work(Code<IQ4_NL>());
+        case IQ4_XS: return work(Code<IQ4_XS>());
+    }
+}
 
 // Rounded activations of all rows.
 struct Rounded {
@@ -42,18 +66,22 @@ struct Output {
     int type;
     bool streams;               // whether whole lines in bf16 are written past the caches
     int64_t first_row, output;  // where those of a part begin
+    int64_t outputs;            // of the part: its last panel may have fewer than PANEL
 
     int64_t at(int64_t row, int64_t panel) const {
         return (first_row + row) * stride + output + panel * PANEL;
     }
     void put(int64_t row, int64_t panel, Floats x) const {
+        const int count = (int)std::min<int64_t>(PANEL, outputs - panel * PANEL);
         if (type == FLOAT32)
-            store((float*)y + at(row, panel), x);
+            store_up_to((float*)y + at(row, panel), x, count);
         else
-            store((bf16*)y + at(row, panel), x);
+            store_up_to((bf16*)y + at(row, panel), x, count);
     }
     // Whether this panel and the next are whole lines to be written past the caches, by `stream`.
-    bool streams_from(int64_t panel) const { return streams && at(0, panel) % (2 * PANEL) == 0; }
+    bool streams_from(int64_t panel) const {
+        return streams && at(0, panel) % (2 * PANEL) == 0 && (panel + 2) * PANEL <= outputs;
+    }
     void stream(int64_t row, int64_t panel, Floats x, Floats next) const {
         ::stream((bf16*)y + at(row, panel), x, next);
     }
@@ -64,8 +92,8 @@ struct Part {
     FormatCode format;
     const uint8_t* packed;
     int64_t panels;
-    int64_t row, rows;    // of x: the first one, and how many
-    int64_t output;       // the first one
+    int64_t row, rows;        // of x: the first one, and how many
+    int64_t output, outputs;  // the first one, and how many
     bool widens;          // whether the matrix unit multiplies with weights that are dequantised
     int64_t panel_bytes;
     int64_t together;     // panels of a unit of work

@@ -19,14 +19,14 @@ INLINE int64_t bf16_panel_bytes(int64_t columns) { return columns * PANEL * (int
 template <int F>
 INLINE void widen(const Panel& panel, int64_t b, uint8_t* out) {
     const Scales scales = scales_of<F>(panel, b);
-    const Floats minimum = F == Q4_K || F == Q5_K ? scales.second : zeros();
     for (int c = 0; c < QUADS; c++) {
         const Ints bytes = quad<F>(panel, b, c);
-        const Floats scale = F == Q6_K && c >= QUADS / 2 ? scales.second : scales.first;
+        const int part = scaled_parts<F>() == 2 ? c / (QUADS / 2) : 0;
         __m512i channels[QUAD];
         for (int i = 0; i < QUAD; i++) {
             Ints byte = _mm512_and_si512(_mm512_srli_epi32(bytes, 8 * i), ints(255));
-            Floats value = (to_floats(byte) - all(offset<F>())) * scale - minimum;
+            Floats value = (to_floats(byte) - all(offset<F>())) * scales.scale[part];
+            if (has_minima<F>()) value = value - scales.minimum[part];
             channels[i] = _mm512_cvtepu16_epi32((__m256i)_mm512_cvtneps_pbh(value));
         }
         for (int i = 0; i < QUAD; i += 2)

@@ -41,25 +41,71 @@ void unpack_q6(const uint8_t* p, Unpacked& out) {
         }
 }
 
-void unpack(int format, const uint8_t* p, Unpacked& out) {
-    if (format == Q6_K) return unpack_q6(p, out);
-    if (format == Q4_0 || format == Q8_0) {
-        memcpy(out.halves, p, 2);
-        if (format == Q4_0) return unpack_nibbles(p + 2, out.values, 16);
-        for (int i = 0; i < BLOCK; i++) out.values[i] = p[2 + i] ^ 0x80;
-        return;
+// 16 sub-blocks, each with a byte for scale and minimum.
+void unpack_q2(const uint8_t* p, Unpacked& out) {
+    memcpy(out.scales, p, 16);
+    memcpy(out.halves, p + 80, 4);
+    for (int i = 0; i < SUPER; i++)
+        out.values[i] = p[16 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+}
+
+// 16 sub-blocks with 6-bit scales less 32, in 12 bytes. A third bit is set where 4 is not subtracted.
+void unpack_q3(const uint8_t* p, Unpacked& out) {
+    memcpy(out.halves, p + 108, 2);
+    for (int i = 0; i < 16; i++) {
+        const int low = p[96 + i % 8] >> i / 8 * 4 & 15, high = p[104 + i % 4] >> i / 4 * 2 & 3;
+        out.scales[i] = (uint8_t)((low | high << 4) - 32);
     }
-    if (format == MXFP4) {
-        out.scales[0] = p[0];
-        return unpack_nibbles(p + 1, out.values, 16);
+    for (int i = 0; i < SUPER; i++) {
+        const int low = p[32 + i / 128 * 32 + i % 32] >> i % 128 / 32 * 2 & 3;
+        out.values[i] = low | (p[i % 32] >> i / 32 & 1) << 2;
     }
+}
+
+// 8 sub-blocks with 6-bit scales less 32: their low bits in 4 bytes, the high ones in 2.
+void unpack_iq4_xs(const uint8_t* p, Unpacked& out) {
+    memcpy(out.halves, p, 2);
+    for (int i = 0; i < PER_SUPER; i++) {
+        const int low = p[4 + i / 2] >> i % 2 * 4 & 15, high = p[2 + i / 4] >> i % 4 * 2 & 3;
+        out.scales[i] = (uint8_t)((low | high << 4) - 32);
+        unpack_nibbles(p + 8 + i * 16, out.values + i * BLOCK, 16);
+    }
+}
+
+// 32 values: d, perhaps m, perhaps the fifth bits in 4 bytes, nibbles.
+void unpack_legacy(const uint8_t* p, int halves, bool fifth, Unpacked& out) {
+    memcpy(out.halves, p, 2 * halves);
+    p += 2 * halves;
+    unpack_nibbles(p + (fifth ? 4 : 0), out.values, 16);
+    for (int i = 0; fifth && i < BLOCK; i++) out.values[i] |= (p[i / 8] >> i % 8 & 1) << 4;
+}
+
+// Q4_K and Q5_K.
+void unpack_q4_q5(const uint8_t* p, bool fifth, Unpacked& out) {
     memcpy(out.halves, p, 4);
     unpack_scales(p + 4, out);
-    const uint8_t* low = p + (format == Q5_K ? 48 : 16);
+    const uint8_t* low = p + (fifth ? 48 : 16);
     for (int i = 0; i < 4; i++) unpack_nibbles(low + i * 32, out.values + i * 64, 32);
-    if (format == Q5_K)
-        for (int b = 0; b < PER_SUPER; b++)
-            for (int i = 0; i < BLOCK; i++) out.values[b * BLOCK + i] |= (p[16 + i] >> b & 1) << 4;
+    for (int b = 0; fifth && b < PER_SUPER; b++)
+        for (int i = 0; i < BLOCK; i++) out.values[b * BLOCK + i] |= (p[16 + i] >> b & 1) << 4;
+}
+
+void unpack(int format, const uint8_t* p, Unpacked& out) {
+    switch (format) {
+        case Q2_K: return unpack_q2(p, out);
+        case Q3_K: return unpack_q3(p, out);
+        case Q4_K: return unpack_q4_q5(p, false, out);
+        case Q5_K: return unpack_q4_q5(p, true, out);
+        case Q6_K: return unpack_q6(p, out);
+        case IQ4_XS: return unpack_iq4_xs(p, out);
+        case MXFP4: out.scales[0] = p[0]; return unpack_nibbles(p + 1, out.values, 16);
+        case Q8_0:
+            memcpy(out.halves, p, 2);
+            for (int i = 0; i < BLOCK; i++) out.values[i] = p[2 + i] ^ 0x80;
+            return;
+        default:
+            return unpack_legacy(p, SHAPES[format].halves, SHAPES[format].high > 0, out);
+    }
 }
 
 // Values of one row of a panel into one block of the panel: the inverse of `quad`. The bytes of a
@@ -67,19 +113,22 @@ void unpack(int format, const uint8_t* p, Unpacked& out) {
 template <int F>
 void pack_values(const uint8_t* values, int row, uint8_t* quants, uint8_t* high) {
     constexpr uint32_t EACH = 0x01010101;
-    uint32_t words[QUADS], bits[2] = {0, 0};
+    constexpr int LOW = low_bits<F>(), HIGH = high_bits<F>();
+    uint32_t words[QUADS];
     memcpy(words, values, BLOCK);
     quants += row * QUAD, high += row * QUAD;
-    for (int c = 0; c < QUADS; c++) {
-        uint32_t word = words[c];
-        if (F == Q5_K) bits[0] |= (word >> 4 & EACH) << c;
-        if (F == Q6_K) bits[c / 4] |= (word >> 4 & EACH * 3) << c % 4 * 2;
-        if (F != Q8_0 && c >= 4) continue;
-        if (F != Q8_0) word = (word & EACH * 15) | (words[c + 4] & EACH * 15) << 4;
-        memcpy(quants + c * VECTOR, &word, QUAD);
+    for (int v = 0; v < LOW; v++) {
+        uint32_t packed = 0;
+        for (int field = 0; field < fields<F>(); field++)
+            packed |= (words[v + field * LOW] & EACH * ((1 << LOW) - 1)) << field * LOW;
+        memcpy(quants + v * VECTOR, &packed, QUAD);
     }
-    if (F == Q5_K || F == Q6_K) memcpy(high, &bits[0], QUAD);
-    if (F == Q6_K) memcpy(high + VECTOR, &bits[1], QUAD);
+    for (int v = 0; v < HIGH; v++) {
+        uint32_t packed = 0;
+        for (int i = 0; i < QUADS / HIGH; i++)
+            packed |= (words[v * (QUADS / HIGH) + i] >> LOW & EACH * ((1 << HIGH) - 1)) << i * HIGH;
+        memcpy(high + v * VECTOR, &packed, QUAD);
+    }
 }
 
 // One row of a panel, from the file's blocks.
@@ -104,13 +153,17 @@ void pack_row(const uint8_t* source, int64_t blocks, const Panel& p, int row) {
     }
 }
 
+// Rows beyond the last one of a panel are zeros.
 template <int F>
 void pack(const uint8_t* blocks, uint8_t* packed, int64_t rows, int64_t columns, int threads) {
     const int64_t row_bytes = columns / SHAPES[F].values * SHAPES[F].bytes;
+    const int64_t size = panel_bytes(SHAPES[F], columns / BLOCK);
 #pragma omp parallel for num_threads(threads)
-    for (int64_t index = 0; index < rows / PANEL; index++) {
-        Panel p = panel_at(packed, SHAPES[F], columns / BLOCK, index);
-        for (int row = 0; row < PANEL; row++)
+    for (int64_t index = 0; index < panels_of(rows); index++) {
+        const Panel p = panel_at(packed, SHAPES[F], columns / BLOCK, index);
+        const int count = (int)std::min<int64_t>(PANEL, rows - index * PANEL);
+        if (count < PANEL) memset(packed + index * size, 0, size);
+        for (int row = 0; row < count; row++)
             pack_row<F>(blocks + (index * PANEL + row) * row_bytes, columns / BLOCK, p, row);
     }
 }

@@ -9,14 +9,18 @@
 
 namespace {
 
-// total + one block's product of a panel with a row. `a` and `b` are the integer sums of the block
-// (of its halves for Q6_K), without the offset of the weights.
+// total + one block's product of a panel with a row. `dots` are the integer sums of the parts of the
+// block, without the offset of the weights; `minus_sums` those of the activations, negated.
 template <int F>
-INLINE Floats add_block(Floats total, const Scales& s, Ints a, Ints b, float scale,
-                        float minus_sum) {
-    if (F == Q4_0 || F == Q8_0 || F == MXFP4) return fma(to_floats(a), s.first * all(scale), total);
-    Floats value = to_floats(a) * s.first;
-    value = fma(s.second, F == Q6_K ? to_floats(b) : all(minus_sum), value);
+INLINE Floats add_block(Floats total, const Scales& s, const Ints* dots, float scale,
+                        const float* minus_sums) {
+    constexpr int PARTS = scaled_parts<F>();
+    if (PARTS == 1 && !has_minima<F>())
+        return fma(to_floats(dots[0]), s.scale[0] * all(scale), total);
+    Floats value = to_floats(dots[0]) * s.scale[0];
+    if (PARTS == 2) value = fma(s.scale[1], to_floats(dots[1]), value);
+    for (int h = 0; h < PARTS && has_minima<F>(); h++)
+        value = fma(s.minimum[h], all(minus_sums[h]), value);
     return fma(value, all(scale), total);
 }
 
@@ -41,8 +45,10 @@ struct Packed {
 
     Ints weights(int64_t b, int c) const { return quad<F>(panel, b, c); }
     Scales scales(int64_t b) const { return scales_of<F>(panel, b); }
-    // Both nibbles of a vector one after the other.
-    static constexpr int order(int i) { return F == Q8_0 ? i : i / 2 + i % 2 * 4; }
+    // All fields of a vector one after the other.
+    static constexpr int order(int i) {
+        return i / fields<F>() + i % fields<F>() * low_bits<F>();
+    }
 };
 
 // A panel with a byte for each weight and scales in float32, so that tiles of many rows needn't
@@ -51,14 +57,22 @@ template <int F>
 struct Widened {
     uint8_t* bytes;
 
-    static constexpr int QUANTS = QUADS * VECTOR;
-    static constexpr int BLOCK_BYTES = QUANTS + 2 * PANEL * (int)sizeof(float);
+    static constexpr int QUANTS = QUADS * VECTOR, PARTS = scaled_parts<F>();
+    static constexpr int SCALES = PARTS * (has_minima<F>() ? 2 : 1);
+    static constexpr int BLOCK_BYTES = QUANTS + SCALES * PANEL * (int)sizeof(float);
 
     float* scales_at(int64_t b) const { return (float*)(bytes + b * BLOCK_BYTES + QUANTS); }
     Ints weights(int64_t b, int c) const {
         return load_bytes(bytes + b * BLOCK_BYTES + c * VECTOR);
     }
-    Scales scales(int64_t b) const { return {load(scales_at(b)), load(scales_at(b) + PANEL)}; }
+    Scales scales(int64_t b) const {
+        Scales out;
+        for (int h = 0; h < PARTS; h++) {
+            out.scale[h] = load(scales_at(b) + h * PANEL);
+            if (has_minima<F>()) out.minimum[h] = load(scales_at(b) + (PARTS + h) * PANEL);
+        }
+        return out;
+    }
     static constexpr int order(int i) { return i; }
 
     void fill(const Packed<F>& from, int64_t blocks) const {
@@ -66,8 +80,10 @@ struct Widened {
             for (int c = 0; c < QUADS; c++)
                 store_ints(bytes + b * BLOCK_BYTES + c * VECTOR, from.weights(b, c));
             const Scales scales = from.scales(b);
-            store(scales_at(b), scales.first);
-            store(scales_at(b) + PANEL, scales.second);
+            for (int h = 0; h < PARTS; h++) {
+                store(scales_at(b) + h * PANEL, scales.scale[h]);
+                if (has_minima<F>()) store(scales_at(b) + (PARTS + h) * PANEL, scales.minimum[h]);
+            }
         }
     }
 };
@@ -78,7 +94,7 @@ struct Widened {
 template <int F, int P, int R, typename Source>
 void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t first_row,
           const Output& y, Ahead& ahead, int passes) {
-    constexpr int HALVES = F == Q6_K ? 2 : 1;
+    constexpr int HALVES = scaled_parts<F>();
     const int64_t blocks = x.blocks();
     const int8_t* values = x.values + first_row * x.columns;
     const float* scales = x.scales + first_row * blocks;
@@ -106,8 +122,8 @@ void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t f
             for (int r = 0; r < R; r++) {
                 Ints four = broadcast_quad(values + r * x.columns + b * BLOCK + c * QUAD);
                 for (int p = 0; p < P; p++)
-                    dots[p][r][h] = F == Q8_0 ? dot_8_bit(dots[p][r][h], weights[p], four)
-                                              : dot(dots[p][r][h], weights[p], four);
+                    dots[p][r][h] = is_8_bit<F>() ? dot_8_bit(dots[p][r][h], weights[p], four)
+                                                  : dot(dots[p][r][h], weights[p], four);
             }
         }
         if (--wait == 0) {
@@ -116,10 +132,12 @@ void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t f
         }
         for (int p = 0; p < P; p++) {
             const Scales weight = panels[p].scales(b);
-            for (int r = 0; r < R; r++)
-                total[p][r] = add_block<F>(total[p][r], weight, dots[p][r][0],
-                                           dots[p][r][HALVES - 1], scales[r * blocks + b],
-                                           minus_sums[r * blocks + b]);
+            for (int r = 0; r < R; r++) {
+                const int64_t at = r * blocks + b;
+                const float halves[2] = {(float)-sums[2 * at], (float)-sums[2 * at + 1]};
+                total[p][r] = add_block<F>(total[p][r], weight, dots[p][r], scales[at],
+                                           HALVES == 2 ? halves : minus_sums + at);
+            }
         }
     }
     const bool streams = P == 2 && y.streams_from(first_panel);
@@ -138,7 +156,7 @@ constexpr int MANY = 8;
 constexpr int64_t UNIT_BYTES = 1 << 18, UNITS_PER_THREAD = 4;  // of few rows
 #ifdef AVX512
 constexpr int PANELS = 2;
-template <int F> constexpr int tile_rows() { return F == Q6_K ? 4 : 6; }
+template <int F> constexpr int tile_rows() { return scaled_parts<F>() == 2 ? 4 : 6; }
 #else
 constexpr int PANELS = 1;
 template <int F> constexpr int tile_rows() { return 4; }
@@ -190,7 +208,7 @@ INLINE int64_t panels_of_few_rows(int64_t bytes, int64_t panels, int threads) {
 }
 
 // Bytes that a thread needs to widen panels of any format.
-INLINE int64_t widened_bytes(int64_t blocks) { return PANELS * blocks * Widened<Q4_0>::BLOCK_BYTES; }
+INLINE int64_t widened_bytes(int64_t blocks) { return PANELS * blocks * Widened<Q2_K>::BLOCK_BYTES; }
 
 // y of `count` panels of a part from the one at `first` on. `memory`: for widened panels.
 template <int F>

@@ -49,6 +49,11 @@ INLINE Floats load_f16(const uint16_t* p) {
 INLINE Floats load_u8(const uint8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
+// Four bits of each of 16 bytes, from the bit `at` on.
+INLINE Floats load_nibbles(const uint8_t* p, int at) {
+    const __m512i bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i*)p));
+    return _mm512_cvtepi32_ps(_mm512_and_si512(_mm512_srli_epi32(bytes, at), _mm512_set1_epi32(15)));
+}
 INLINE Floats load_s8(const int8_t* p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p)));
 }
@@ -146,10 +151,14 @@ INLINE Floats load_f16(const uint16_t* p) {
     return {_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)p)),
             _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(p + 8)))};
 }
-INLINE Floats load_u8(const uint8_t* p) {
-    __m128i bytes = _mm_loadu_si128((const __m128i*)p);
+INLINE Floats floats_of(__m128i bytes) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
+}
+INLINE Floats load_u8(const uint8_t* p) { return floats_of(_mm_loadu_si128((const __m128i*)p)); }
+INLINE Floats load_nibbles(const uint8_t* p, int at) {
+    const __m128i bytes = _mm_srli_epi16(_mm_loadu_si128((const __m128i*)p), at);
+    return floats_of(_mm_and_si128(bytes, _mm_set1_epi8(15)));
 }
 INLINE Floats load_s8(const int8_t* p) {
     __m128i bytes = _mm_loadu_si128((const __m128i*)p);
