@@ -1,9 +1,9 @@
 """Separates the messages of a completion in the harmony format (gpt-oss).
 
 A completion is a series of messages, `<|channel|>analysis<|message|>text<|end|>`, each after the
-first with `<|start|>assistant` before it. Messages in the channel analysis are reasoning, those of
-other channels content. A message with a recipient (`to=functions.name`) is a tool call: it stays
-content, with its header.
+first with `<|start|>assistant` before it. The next message also ends one that lacks its `<|end|>`.
+Messages in the channel analysis are reasoning, those of other channels content. A message with a
+recipient (`to=functions.name`) is a tool call: it stays content, with its header.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end
 # The special tokens that a splitter reads; the end of a tool call, <|call|>, ends the completion.
 MARKERS = (START, CHANNEL, MESSAGE, END, "<|constrain|>")
 HEADER_STARTS = (START, CHANNEL, MESSAGE, "to=")
+# What ends a message. A model may leave out <|end|> and <|start|>, and begin with the channel.
+CHANNELS = tuple(f"{CHANNEL}{name}" for name in ("analysis", "commentary", "final"))
+ENDS = (END, START, *CHANNELS)
 MAX_HEADER = 256  # characters; longer text is no header
 
 
@@ -54,7 +57,7 @@ class HarmonySplitter:
     def steady(self, text: str) -> bool:
         """Whether `inside` stays as it is within the next text."""
         held = self._held + text
-        return not self._in_header and END not in held and START not in held
+        return not self._in_header and not any(mark in held for mark in ENDS)
 
     def push(self, text: str) -> tuple[str, str]:
         """Add text; returns the (content, reasoning) that no later text can change."""
@@ -88,28 +91,31 @@ class HarmonySplitter:
             return False
         call = False
         self._reasons = False
+        shown = ""
         if not is_header:  # a marker at its beginning ends no message
             self._held = self._held.removeprefix(START)
+            if self._held.startswith(CHANNELS):
+                shown, self._held = CHANNEL, self._held.removeprefix(CHANNEL)
         else:
             self._held = text
             call = re.search(r"\bto=", header) is not None
             channel = re.search(re.escape(CHANNEL) + r"\s*(\w+)", header)
             self._reasons = not call and channel is not None and channel[1] == "analysis"
         self._in_header = False
-        self._prefix = "\n" if self._begun[self._reasons] else ""
         if call:
-            self._prefix += header.removeprefix(f"{START}assistant") + message
+            shown = header.removeprefix(f"{START}assistant") + message
+        self._prefix = ("\n" if self._begun[self._reasons] else "") + shown
         return True
 
     def _read_body(self) -> str:
         """The text of the message so far, up to its end."""
-        ends = [at for mark in (END, START) if (at := self._held.find(mark)) >= 0]
+        ends = [at for mark in ENDS if (at := self._held.find(mark)) >= 0]
         if ends:
             at = min(ends)
             text, self._held = self._held[:at], self._held[at:].removeprefix(END)
             self._in_header = True
         else:
-            at = len(self._held) - max(overlap(self._held, mark) for mark in (END, START))
+            at = len(self._held) - max(overlap(self._held, mark) for mark in ENDS)
             text, self._held = self._held[:at], self._held[at:]
         return self._written(text)
 

@@ -125,7 +125,15 @@ def _no_constant(_: str) -> NoReturn:
     raise ValueError
 
 
-_DECODER = json.JSONDecoder(parse_constant=_no_constant)  # NaN and infinity are not JSON
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):  # one of two values would be lost
+        raise Malformed
+    return values
+
+
+# NaN and infinity are not JSON.
+_DECODER = json.JSONDecoder(parse_constant=_no_constant, object_pairs_hook=_unique)
 
 
 def parse_json(text: str) -> Any:

@@ -218,7 +218,7 @@ class _Reader:
         while not self._take("}"):
             key = self.value(depth - 1)
             self._need(":")
-            if not isinstance(key, str):
+            if not isinstance(key, str) or key in entries:
                 raise Malformed
             entries[key] = self.value(depth - 1)
             if self._ends_items("}"):

@@ -20,9 +20,12 @@ PROMPT = "<|start|>user<|message|>hi<|end|><|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>so<|end|>"
 AGAIN = "<|start|>assistant"
 CALL = "<|channel|>commentary to=functions.find <|constrain|>json<|message|>{}"
+CALL_OF_LIST = CALL.replace("{}", "[]")
+LONG = "<|channel|>finally " + "x" * MAX_HEADER  # no header
 PART = st.sampled_from(
     [
         *(*MARKERS, "<|", "|>", "<|chan", "nel|>", "<|en", "d|>", "analysis", "final", "assistant"),
+        "<|channel|>final",
         *(" to=functions.f", "t", "o=", "so", "42", " ", "\n", "x" * MAX_HEADER),
     ]
 )
@@ -48,6 +51,17 @@ def split(pieces: list[str], prompt: str = PROMPT) -> tuple[str, str]:
             None,
             "so",
         ),
+        ("<|channel|>analysis<|message|>so<|channel|>final<|message|>42", "42", "so"),
+        (f"<|channel|>analysis<|message|>so{AGAIN}<|channel|>final<|message|>42", "42", "so"),
+        (
+            "<|channel|>commentary<|message|>Wait.<|channel|>analysis<|message|>so"
+            "<|channel|>final<|message|>42",
+            "Wait.\n42",
+            "so",
+        ),
+        (f"<|channel|>analysis<|message|>so{CALL_OF_LIST}", CALL_OF_LIST, "so"),
+        ("<|channel|>final<|message|>a <|channel|> b", "a <|channel|> b", ""),
+        (f"<|channel|>final<|message|>a{LONG}", f"a\n{LONG}", ""),
         ("<|message|>42", "42", ""),
         ("42 is the answer", "42 is the answer", ""),
         ("to be", "to be", ""),

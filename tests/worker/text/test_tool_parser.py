@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from tests.worker.text.tool_texts import (
     CODER,
+    CODER_NOW,
     FUNCTIONS,
     HERMES,
     HERMES_NOW,
@@ -180,3 +181,15 @@ def test_a_long_call_is_read_a_limited_number_of_times(
 
 def test_the_command_line_offers_every_syntax() -> None:
     assert sorted(SYNTAXES) == sorted(TOOL_PARSERS)
+
+
+@pytest.mark.parametrize("head", [CODER.partition("\n</para")[0], CODER[:52]])
+def test_a_call_does_not_take_the_arguments_of_the_next_one(head: str) -> None:
+    """It has no end, and stays text."""
+    for separator in ("", "\n", "</parameter>\n"):
+        for following in (CODER, CODER_NOW, CODER.removeprefix("<tool_call>\n")):
+            call = NOW if following == CODER_NOW else PARIS
+            text = head + separator + following
+            bad = text.removesuffix(following).rstrip("\n")
+            assert parse("qwen3_coder", text) == (bad, [call])
+            assert parse("qwen3_coder", *text) == (bad, [call])

@@ -46,6 +46,33 @@ def coder(name: str, value: str) -> str:
     return CODER.replace("city", name).replace("Paris", value)
 
 
+# Calls without one or more of their tags.
+TAIL = "\n</tool_call>"
+_TWO = "<function=get_weather><parameter=city>x y\n<parameter=days>2</parameter></function>"
+OPEN_VALUES = (
+    _TWO,
+    f"<tool_call>{_TWO}</tool_call>",
+    _TWO.replace("</parameter>", ""),
+    _TWO.replace("\n", ""),
+    _TWO.replace("\n", "</parameter></parameter>"),
+    _TWO.replace("</function>", TAIL),
+    _TWO.replace("</parameter></function>", TAIL),
+)
+OPEN_ENDS = (
+    CODER.replace("</parameter>\n", ""),
+    CODER.replace("</function>\n", ""),
+    CODER.replace("</parameter>\n</function>\n", ""),
+    CODER.replace("</parameter>\n", "").removesuffix(TAIL),
+    CODER.replace("</function>\n", "").removeprefix("<tool_call>\n"),
+)
+CODE = (  # values that hold tags
+    "a </parameter> b",
+    "</function> and </tool_call> end a call",
+    "</function></function>",
+    "<function=f> begins one",
+    "<tool_call> and </tool_call>",
+)
+
 WELL_FORMED: list[tuple[str, str, str, list[Call]]] = [
     ("hermes", HERMES, "", [PARIS]),
     ("hermes", f"\n\n{HERMES}\n", "", [PARIS]),
@@ -100,6 +127,22 @@ WELL_FORMED: list[tuple[str, str, str, list[Call]]] = [
     ("qwen3_coder", coder("note", "null"), "", [weather(note=None)]),
     ("qwen3_coder", coder("free", "3"), "", [weather(free="3")]),
     ("qwen3_coder", coder("else", "3"), "", [weather(**{"else": "3"})]),
+    *(("qwen3_coder", text, "", [weather(city="x y", days=2)]) for text in OPEN_VALUES),
+    *(("qwen3_coder", text, "", [PARIS]) for text in OPEN_ENDS),
+    (
+        "qwen3_coder",
+        f"{OPEN_ENDS[0]}\n{CODER_NOW.removesuffix(TAIL)}\n{CODER}",
+        "",
+        [PARIS, NOW, PARIS],
+    ),
+    (
+        "qwen3_coder",
+        "<function=get_weather><parameter=city>Paris</function> It is warm.",
+        "It is warm.",
+        [PARIS],
+    ),
+    ("qwen3_coder", CODER_NOW.replace("</function>\n", ""), "", [NOW]),
+    *(("qwen3_coder", CODER.replace("Paris", text), "", [weather(city=text)]) for text in CODE),
     ("pythonic", '[get_weather(city="Paris")]', "", [PARIS]),
     ("pythonic", "[get_weather(city='Paris'), now()]", "", [PARIS, NOW]),
     (
@@ -138,6 +181,10 @@ MALFORMED: list[tuple[str, str]] = [
     ("hermes", HERMES.replace('"name"', '"title"')),
     ("hermes", HERMES.replace('"get_weather"', "7")),
     ("hermes", HERMES.replace("\n</tool", " and more\n</tool")),
+    ("hermes", HERMES.replace('"Paris"', '"Paris", "city": "Rome"')),
+    ("hermes", HERMES.replace('"Paris"', '{"a": 1, "a": 2}')),
+    ("hermes", HERMES.replace('"arguments"', '"arguments": {}, "arguments"')),
+    ("hermes", HERMES.replace('{"city": "Paris"}', '"{\\"city\\": 1, \\"city\\": 2}"')),
     ("hermes", HERMES[:50]),
     ("hermes", '<tool_call>\n{"name": "now", "arguments": ' + '{"a":' * 100_000 + "</tool_call>"),
     ("llama3_json", '{"answer": 42}'),
@@ -145,12 +192,18 @@ MALFORMED: list[tuple[str, str]] = [
     ("llama3_json", '{"name": "now"}'),
     ("llama3_json", '{"name": "get_weather", "parameters": {}, "note": "x"}'),
     ("llama3_json", f"The call is {LLAMA}."),
+    ("llama3_json", LLAMA.replace('"Paris"', '"Paris", "city": "Rome"')),
     ("llama3_json", LLAMA[:-2]),
     ("llama3_json", "<|python_tag|>import math\nprint(math.pi)"),
     ("llama3_json", '<|python_tag|>brave_search.call(query="x")'),
     ("llama3_json", ";" + LLAMA),
-    ("qwen3_coder", CODER.replace("</parameter>", "")),
-    ("qwen3_coder", CODER.replace("</function>", "")),
+    ("qwen3_coder", CODER.partition("</parameter>")[0]),
+    ("qwen3_coder", CODER.partition("</function>")[0]),
+    ("qwen3_coder", CODER.replace("</parameter>\n", "").partition("</function>")[0]),
+    ("qwen3_coder", CODER.replace("</parameter>", "</parameter> and")),
+    ("qwen3_coder", coder("city", "x</parameter>\ny\n<parameter=days>\n2")),
+    ("qwen3_coder", coder("city", "x\n</function>\n<parameter=days>\n2")),
+    ("qwen3_coder", coder("city", "x\n<parameter=city>\n2")),
     ("qwen3_coder", CODER.replace("<function=get_weather>", "<function>")),
     ("qwen3_coder", CODER.replace("<parameter=city>", "<param>")),
     ("qwen3_coder", CODER[:60]),
@@ -159,6 +212,8 @@ MALFORMED: list[tuple[str, str]] = [
     ("pythonic", "[get_weather(city=Paris)]"),
     ("pythonic", "[get_weather('Paris')]"),
     ("pythonic", "[get_weather(city='Paris', city='Rome')]"),
+    ("pythonic", "[get_weather(options={'a': 1, 'a': 2})]"),
+    ("pythonic", LLAMA.replace('"Paris"', '"Paris", "city": "Rome"')),
     ("pythonic", "[other(city='Paris')]"),
     ("pythonic", "[get_weather(city='Paris'"),
     ("pythonic", "[get_weather(places=" + "[" * 100_000 + ")]"),
