@@ -43,6 +43,8 @@ class Preparation:
             self._generation = self.engine.submit(self._request, self._sink)
         except OSError as error:  # no process could be started
             self._sink.ended(Outcome(error=MachineError.of(error)))
+        except MachineError as error:  # a process did not start, or does not answer
+            self._sink.ended(Outcome(error=error))
         except BaseException as error:
             reason = failure_of(error)
             if reason.code == "internal":

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import sys
 from typing import Any
@@ -22,6 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from worker.loading.pages import trim_heap
+from worker.prompt.memory_limit import limit_memory
 
 PIECE = 16_384  # characters that are counted at once
 CUT = 32  # tokens that a cut through the text may add
@@ -64,8 +64,7 @@ def reply_to(tokenizer: Tokenizer, request: dict[str, Any]) -> dict[str, Any]:
 
 
 def main() -> None:
-    limit = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit_memory(int(sys.argv[1]))
     os.environ["TOKENIZERS_PARALLELISM"] = "false"  # one text does not need the pool of threads
     lines = iter(sys.stdin.buffer)
     content = next(lines, None)

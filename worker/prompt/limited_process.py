@@ -1,33 +1,47 @@
 """A child process with limits of memory and CPU time, which replies to one JSON line at a time.
 
 For work that untrusted input may make endless: rendering templates and tokenizing long prompts.
+A child that does not answer is replaced, and the new one gets the request again.
 """
 
 from __future__ import annotations
 
 import json
+import logging
+import os
+import resource
 import select
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from pathlib import Path
+from typing import IO, Any
 
-MAX_WAIT = 60.0  # wall-clock time of one reply, in seconds
+from worker.backend import MachineError
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT = 60.0  # wall-clock time of one request, in seconds; the worker's watchdog gives 120
+STALL_SECONDS = 5.0  # a child that neither runs nor uses CPU time for so long does not answer
+LOOK_SECONDS = 0.25  # between two looks at a child that works
 EXIT_SECONDS = 1.0  # how long a child that closed its output may take to exit
+STARTS = 2  # of children for one request: the first, and one in place of it
+CHUNK = 1 << 20  # bytes read at once
 
 
 class Ended(Exception):
-    """The child ended instead of replying. `overtime`: it exceeded its CPU time, or MAX_WAIT.
-    `aborted`: it could not allocate memory."""
+    """The child was killed instead of replying. `overtime`: it exceeded its CPU time. `aborted`: it
+    could not allocate memory."""
 
     def __init__(self, title: str, status: int | None) -> None:
         super().__init__(f"{title} ended ({status})")
-        self.overtime = status is None or status == -signal.SIGPROF
+        self.overtime = status == -signal.SIGPROF
         self.aborted = status == -signal.SIGABRT
 
 
@@ -43,88 +57,174 @@ class LimitedProcess:
         title: str,
         module: str,
         max_bytes: int,
-        greeting: Callable[[], str] | None = None,
+        greeting: Callable[[], str] = str,
     ) -> None:
         self._title, self._greeting = title, greeting
         self._command = [sys.executable, "-P", "-m", module, str(max_bytes)]
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self._child: _Child | None = None
 
     @property
     def pid(self) -> int | None:
         """Process id of the child; None if there is none."""
-        process = self._process
-        return None if process is None else process.pid
+        child = self._child
+        return None if child is None else child.pid
 
     def exchange(self, request: Mapping[str, Any], *, last: str = "") -> dict[str, Any]:
         """Send a request and return its reply. A reply with the key `last` is the child's last.
-        Raises Ended."""
+
+        Raises Ended if the child was killed, and MachineError if it can't be started, or if neither
+        it nor the one that replaces it answers.
+        """
         line = json.dumps(request).encode() + b"\n"
+        deadline = time.monotonic() + MAX_WAIT
         with self._lock:
-            process = self._process
-            if process is None or process.poll() is not None:
-                process = self._process = self._start()
-                if self._greeting is not None:
-                    line = self._greeting().encode() + b"\n" + line
-            reply = None
-            with suppress(OSError):
-                assert process.stdin is not None
-                process.stdin.write(line)
-                process.stdin.flush()
-                reply = _read_reply(process)
-            if reply is not None and last not in reply:
+            for start in range(1, STARTS + 1):
+                child, greeting = self._running()
+                try:
+                    reply = child.exchange(greeting + line, deadline)
+                except TimeoutError as error:
+                    self._child = None
+                    child.end(0)
+                    if start == STARTS or time.monotonic() >= deadline:
+                        raise MachineError("internal", f"{self._title} {error}") from None
+                    logger.warning("%s (%d) %s: replacing it", self._title, child.pid, error)
+                    continue
+                if reply is None or last in reply:
+                    self._child = None
+                    status = child.end(0 if reply else EXIT_SECONDS)
+                if reply is None:
+                    raise self._failure(status, child.last_words)
                 return reply
-            status = self._end(process, 0 if reply is not None else EXIT_SECONDS)
-        if reply is None:
-            raise Ended(self._title, status)
-        return reply
+        raise AssertionError("the last start returns or raises")
 
     def close(self) -> None:
         """End the child, also while it works on a request. A later request starts another."""
-        process = self._process
-        if process is not None:
-            process.kill()
+        child = self._child
+        if child is not None:
+            child.kill()
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        # The new session keeps the terminal's Ctrl-C from the child. It exits when stdin closes.
-        process = subprocess.Popen(
-            self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
-        )
-        weakref.finalize(self, _kill, process)
-        return process
+    def _running(self) -> tuple[_Child, bytes]:
+        """The child, and what it must read before the request. Raises MachineError."""
+        child = self._child
+        if child is not None and child.alive:
+            return child, b""
+        try:
+            child = self._child = _Child(self._command)
+        except OSError as error:  # no memory for a process, too many processes or open files
+            raise MachineError("internal", f"{self._title} can't be started: {error}") from None
+        weakref.finalize(self, child.end, 0)
+        greeting = self._greeting()
+        return child, greeting.encode() + b"\n" if greeting else b""
 
-    def _end(self, process: subprocess.Popen[bytes], seconds: float) -> int | None:
-        """Wait for the child to exit, then kill it. Returns the status of its own exit."""
-        self._process = None
+    def _failure(self, status: int | None, last_words: str) -> Exception:
+        """Why a child has ended. One that exits by itself was not able to start."""
+        if status is None or status < 0:
+            return Ended(self._title, status)
+        fact = f"{self._title} can't be started: {last_words or f'it exits with {status}'}"
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            fact += f"; `ulimit -v` gives each process {limit >> 20} MiB: raise it"
+        return MachineError("internal", fact)
+
+
+class _Child:
+    """One process. Its pipes don't block, so that a child that is stopped blocks nobody."""
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._stderr = _stderr_file()
+        try:
+            # The new session keeps the terminal's Ctrl-C from it. It exits when stdin closes.
+            self._process = subprocess.Popen(
+                command,
+                bufsize=0,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,
+            )
+        except OSError:
+            self._stderr.close()
+            raise
+        assert self._process.stdin is not None
+        assert self._process.stdout is not None
+        self._stdin, self._stdout = self._process.stdin, self._process.stdout
+        for pipe in (self._stdin, self._stdout):
+            os.set_blocking(pipe.fileno(), False)
+        self.pid = self._process.pid
+        self.last_words = ""  # the last line that it wrote to stderr: of a traceback, the error
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def exchange(self, lines: bytes, deadline: float) -> dict[str, Any] | None:
+        """Its reply to the last line; None if it exits. Raises TimeoutError."""
+        rest, reply = memoryview(lines), bytearray()
+        with suppress(BrokenPipeError):
+            while rest:
+                self._wait_for(self._stdin, select.POLLOUT, deadline)
+                rest = rest[self._stdin.write(rest) or 0 :]
+        while not reply.endswith(b"\n"):
+            self._wait_for(self._stdout, select.POLLIN, deadline)
+            chunk = self._stdout.read(CHUNK)
+            if not chunk:
+                return None
+            reply += chunk
+        content: dict[str, Any] = json.loads(reply)
+        return content
+
+    def end(self, seconds: float) -> int | None:
+        """Wait for it to exit, then kill it. Returns the status of its own exit."""
         with suppress(subprocess.TimeoutExpired):
-            process.wait(seconds)
-        status = process.returncode
-        _kill(process)
+            self._process.wait(seconds)
+        status = self._process.returncode
+        self._process.kill()
+        self._process.wait()
+        self._stdin.close()
+        self._stdout.close()
+        if not self._stderr.closed:
+            lines = self._read_stderr().splitlines()
+            self.last_words = next((line.strip() for line in reversed(lines) if line.strip()), "")
+            self._stderr.close()
         return status
 
+    def _read_stderr(self) -> str:
+        self._stderr.seek(max(0, os.fstat(self._stderr.fileno()).st_size - CHUNK))
+        return self._stderr.read().decode(errors="replace")
 
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
-    for pipe in (process.stdin, process.stdout):
-        if pipe is not None:
-            with suppress(OSError):  # what was not written
-                pipe.close()
+    def _wait_for(self, pipe: Any, event: int, deadline: float) -> None:
+        """Wait until a pipe is ready. Raises TimeoutError after the deadline, or as soon as the
+        child has not worked for STALL_SECONDS. These are counted in looks at it: while this process
+        was suspended, the child was as well."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        idle, before = 0.0, self._cpu_time()
+        while not poll.poll(LOOK_SECONDS * 1000):
+            now = self._cpu_time()
+            idle = 0.0 if now != before else idle + LOOK_SECONDS
+            before = now
+            if idle >= STALL_SECONDS:
+                raise TimeoutError(f"does not answer: it did not work for {STALL_SECONDS:g} s")
+            if time.monotonic() >= deadline:
+                raise TimeoutError(f"did not answer within {MAX_WAIT:g} s")
+
+    def _cpu_time(self) -> object:
+        """Its CPU time so far. Equal to no other value while it waits for a core or for a disk."""
+        try:
+            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
+        except OSError:
+            return object()
+        state, *fields = stat.rpartition(")")[2].split()
+        return object() if state in "RD" else (fields[10], fields[11])
 
 
-def _read_reply(process: subprocess.Popen[bytes]) -> dict[str, Any] | None:
-    """The reply; None if the child exits or exceeds MAX_WAIT."""
-    assert process.stdout is not None
-    deadline = time.monotonic() + MAX_WAIT
-    poll = select.poll()
-    poll.register(process.stdout, select.POLLIN)
-    line = bytearray()
-    while not line.endswith(b"\n"):
-        if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
-            return None
-        chunk = process.stdout.read1(1 << 20)  # type: ignore[attr-defined]
-        if not chunk:
-            return None
-        line += chunk
-    reply: dict[str, Any] = json.loads(line)
-    return reply
+def _stderr_file() -> IO[bytes]:
+    """In memory where the system can: a pipe that nobody reads would block the child, and the disk
+    of temporary files may be full."""
+    if hasattr(os, "memfd_create"):
+        return open(os.memfd_create("stderr"), "rb", buffering=0)
+    return tempfile.TemporaryFile(buffering=0)

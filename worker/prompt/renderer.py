@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import signal
 import sys
 from collections.abc import Callable
@@ -35,6 +34,8 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
+
+from worker.prompt.memory_limit import limit_memory
 
 MAX_CHARACTERS = 50_000_000  # of a rendered prompt
 OUT_OF_MEMORY = {"endless": "it takes too much memory"}
@@ -132,8 +133,7 @@ def render(template: jinja2.Template, values: dict[str, Any]) -> dict[str, str]:
 
 
 def main() -> None:
-    limit = int(sys.argv[1])
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    limit_memory(int(sys.argv[1]))
     environment = make_environment()
     compiled = lru_cache(maxsize=64)(environment.from_string)
 

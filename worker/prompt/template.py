@@ -84,6 +84,7 @@ class ChatTemplate:
                 template.render([PROBE_QUESTION])
             return template
         except JobError as error:
+            require_fault_of_template(error)
             fact = error.message.removeprefix(WHOSE).removesuffix(REMEDY)
             raise invalid(f"chat template {path}{fact}", "chat_template") from None
 
@@ -94,7 +95,8 @@ class ChatTemplate:
         messages = [PROBE_QUESTION]
         try:
             return self.render(messages, [PROBE_TOOL]) != self.render(messages)
-        except JobError:
+        except JobError as error:
+            require_fault_of_template(error)
             return True
 
     @cached_property
@@ -103,7 +105,8 @@ class ChatTemplate:
         Qwen3's first template."""
         try:
             self.render([PROBE_QUESTION, PROBE_CALL], [PROBE_TOOL], add_generation_prompt=False)
-        except JobError:
+        except JobError as error:
+            require_fault_of_template(error)
             return True
         return False
 
@@ -143,7 +146,8 @@ class ChatTemplate:
         parts = [{"type": "text", "text": text} for text in ("a7q", "b7q")]
         try:
             text = self.render([{"role": "user", "content": parts}])
-        except JobError:
+        except JobError as error:
+            require_fault_of_template(error)
             return False
         dumped = "'type'" in text or '"type"' in text
         return "a7q" in text and "b7q" in text and not dumped
@@ -158,6 +162,12 @@ def template_path(given: str | Path) -> Path:
     return Path(given)
 
 
+def require_fault_of_template(error: JobError) -> None:
+    """Raise an error that says nothing about the template: the process that renders it failed."""
+    if error.code == "internal":
+        raise error
+
+
 def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
     """The special token that the template writes after an assistant message, if any."""
     marker = "x7q"
@@ -168,6 +178,7 @@ def end_of_turn(template: ChatTemplate, tokenizer: Tokenizer) -> int | None:
         )
         _, _, after = text.rpartition(marker)
         ids = tokenizer.encode(after.lstrip())
-    except JobError:
+    except JobError as error:
+        require_fault_of_template(error)
         return None
     return ids[0] if ids and tokenizer.is_special(ids[0]) else None

@@ -8,7 +8,13 @@ from collections.abc import Callable
 
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
-from worker.prompt.template import PROBE_CALL, PROBE_QUESTION, PROBE_TOOL, ChatTemplate
+from worker.prompt.template import (
+    PROBE_CALL,
+    PROBE_QUESTION,
+    PROBE_TOOL,
+    ChatTemplate,
+    require_fault_of_template,
+)
 from worker.text.tool_call import Call
 from worker.text.tool_parser import SYNTAXES, ToolParser
 
@@ -61,7 +67,8 @@ def _written_syntax(template: ChatTemplate) -> str | None:
             template.render([PROBE_QUESTION, answer], [PROBE_TOOL], add_generation_prompt=False)
             for answer in (calling, {"role": "assistant", "content": ANSWER})
         )
-    except JobError:
+    except JobError as error:
+        require_fault_of_template(error)
         return None
     # What the template writes around any answer: the end of the question, a header, a footer.
     around = _after_question(other).replace(ANSWER, "")

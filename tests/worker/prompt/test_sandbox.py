@@ -162,15 +162,6 @@ def test_a_killed_renderer_is_restarted() -> None:
     assert ready.render([HELLO]) == "Hello!"
 
 
-def test_a_renderer_that_exits_on_its_own_is_an_internal_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(sandbox, "MAX_BYTES", "none")
-    with pytest.raises(JobError, match="renders chat templates ended \\(1\\): try again") as caught:
-        sandbox.Sandbox().check("a")
-    assert caught.value.code == "internal"
-
-
 def test_a_renderer_exits_with_its_worker() -> None:
     code = (
         "import os, signal; from worker.prompt.sandbox import Sandbox\n"
