@@ -1,4 +1,5 @@
-"""Token sequences that write a word, for `bad_words`: as vLLM determines them."""
+"""Token sequences that write a word, for `bad_words`: as vLLM determines them, and those after a
+space whatever their number of tokens."""
 
 from __future__ import annotations
 
@@ -6,18 +7,25 @@ from collections.abc import Iterable
 
 from worker.loading.tokenizer import Tokenizer
 
+LINE = "\n"  # tokens do not reach from one line to the next
+
 
 def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
-    """Two sequences per word: as the text begins with it, and after a space.
-
-    The second one counts only if it is as long and begins with another token: other forms would
-    block the space itself.
-    """
+    """One or two sequences per word: without a space before it, and after a space. A word that
+    begins with a space has that form alone."""
     found: list[list[int]] = []
     for word in words:
-        bare = tokenizer.encode(word)
-        spaced = tokenizer.encode(" " + word.lstrip())
-        found.append(bare)
-        if bare and len(spaced) == len(bare) and spaced[0] != bare[0]:
-            found.append(spaced)
+        plain = _within_text(tokenizer, word)
+        spaced = _within_text(tokenizer, " " + word.lstrip())
+        found += [plain] if plain == spaced else [plain, spaced]
     return [ids for ids in found if ids]
+
+
+def _within_text(tokenizer: Tokenizer, text: str) -> list[int]:
+    """The tokens of a text at the beginning of a line but the first: some tokenizers put a space
+    before the first one."""
+    line = tokenizer.encode(LINE)
+    ids = tokenizer.encode(LINE + text)
+    if line and ids[: len(line)] == line:
+        return ids[len(line) :]
+    return tokenizer.encode(text)
