@@ -32,7 +32,7 @@ from worker.queue.rq_store import RQStore
 from worker.queue.rq_workers import RQWorkers, worker_key
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
-from worker.record.folder import check_folder, claim_folder
+from worker.record.folder import claim_folder
 from worker.record.recorder import PART_SECONDS, Recorder
 from worker.signals import StopSignals
 
@@ -65,16 +65,13 @@ def serve(
     """
     client = connect(redis_url)
     try:
-        if results is not None:
-            check_folder(results)
         _check_redis(client)
-        if results is not None:
-            claim_folder(client, results)
+        folder = None if results is None else claim_folder(client, results)
         models = _load(backend, references)
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"
-        recorder = results and Recorder(
+        recorder = folder and Recorder(
             connect(redis_url),
-            results,
+            folder,
             name=name,
             idle=lambda: not (backend.health().running or backend.health().waiting),
             part_seconds=part_seconds,
@@ -111,6 +108,7 @@ def serve(
             grace=grace,
             burst=burst,
             on_idle=recorder.wake if recorder else lambda: None,
+            results=lambda: recorder.state if recorder else None,
         )
         with StopSignals(loop):
             if recorder:

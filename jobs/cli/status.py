@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from jobs import keys
-from jobs.cli.answer import print_json
+from jobs.cli.answer import counted, print_json
 from jobs.cli.failures import Failure, NotFound
 from jobs.cli.options import connection, json_option, redis_option
 
 if TYPE_CHECKING:
     from redis import Redis
+
+    from jobs.client.unwritten import Unwritten
+
+
+LONG_SECONDS = 60.0  # rows that wait longer are mentioned; usually it is half of that
+
+
+class CannotWrite(Failure):
+    """A worker can't write rows."""
+
+    code = "unwritten_rows"
 
 
 class Unhealthy(Failure):
@@ -26,36 +38,69 @@ class Unhealthy(Failure):
 @json_option
 @redis_option
 def status(host: str | None, as_json: bool, redis_url: str) -> None:
-    """Show workers, their models and memory, and queue lengths."""
+    """Show workers, their models and memory, queue lengths, and rows that wait for Parquet.
+
+    Exit code 1 if a worker can't write rows, or if values in Redis can't be read.
+    """
     from jobs.client.damage import find_damage
     from jobs.client.rq_format import QUEUES_KEY
     from jobs.client.serving import published
+    from jobs.client.unwritten import Unwritten, any_records, read_unwritten, recording_faults
 
     with connection(redis_url) as redis:
         damaged = find_damage(redis)
         wrong = {one.key for one in damaged}
         running, unreadable = ([], []) if keys.WORKERS in wrong else published(redis)
         lengths = [] if QUEUES_KEY in wrong else queues(redis)
+        rows = Unwritten({}) if keys.OUTBOXES in wrong else read_unwritten(redis)
         damaged += unreadable
     for queue in lengths:
         queue["workers"] = sum(queue["model"] in worker["names"] for worker in running)
+    recorded = any_records(running)
     if host is not None:
         running = [worker for worker in running if worker["host"] == host]
+    faults = recording_faults(running)
     if as_json:
         found = [one._asdict() for one in damaged]
-        print_json({"workers": running, "queues": lengths, "damaged": found})
+        waiting = {"waiting": rows.count, "oldest_s": round(rows.oldest, 1), "runs": rows.runs}
+        waiting["errors"] = faults
+        print_json({"workers": running, "queues": lengths, "rows": waiting, "damaged": found})
     else:
         _print_tables(running, lengths)
+        _print_rows(rows, faults, recorded)
     if host is not None and not running:
         raise NotFound(f"no worker is running on host {host}")
     sick = [worker for worker in running if not worker.get("healthy", True)]
     if host is not None and len(sick) == len(running):
         why = "; ".join(sorted({worker["paused"] for worker in sick}))
         raise Unhealthy(f"all workers on host {host} claim no jobs until one works: {why}")
+    if faults and host is None:  # a restart, which follows from --host, would mend nothing
+        raise CannotWrite(
+            f"{counted(len(faults), 'worker')} can't write rows; {rows_wait(rows)}",
+            lines=[f"{name}: {why}" for name, why in faults.items()] if as_json else (),
+        )
     if damaged:
         raise Failure(
             f"{len(damaged)} values in Redis can't be read", lines=[str(one) for one in damaged]
         )
+
+
+def rows_wait(rows: Unwritten) -> str:
+    """How many rows wait, and since when."""
+    if not rows.count:
+        return "none wait now"
+    wait = "row waits" if rows.count == 1 else "rows wait"
+    where = f"of run {min(rows.runs)}" if len(rows.runs) == 1 else f"of {len(rows.runs)} runs"
+    return f"{rows.count} {wait} in Redis, {where}, the first one for {rows.oldest:.0f} s"
+
+
+def _print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> None:
+    """Print why rows wait, unless they wait only for more rows, to share a file."""
+    for name, why in faults.items():
+        click.echo(f"worker {name} can't write rows: {why}", err=True)
+    if rows.count and not faults and (not recorded or rows.oldest > LONG_SECONDS):
+        why = "" if recorded else "; no running worker writes rows: start one with --results DIR"
+        click.echo(f"{rows_wait(rows)}{why}", err=True)
 
 
 def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -> None:

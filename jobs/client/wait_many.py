@@ -111,7 +111,7 @@ def _wait_for_outbox(run: str, timeout: float | None, deadline: float | None) ->
             raise WaitTimeout(
                 f"the jobs have ended, but {count} rows of run {run!r} are not in Parquet after "
                 f"{timeout:g} s: they are in Redis until a worker writes them; chatjobs status "
-                "lists the workers",
+                "says why they wait",
             )
         yield sleep(pause)
         pause = min(PAUSE_GROWTH * pause, ROWS_SECONDS)

@@ -196,11 +196,15 @@ def write_text(folder: Path, name: str, text: str) -> None:
     """Replace a file of a run atomically."""
     temporary = folder / TEMPORARY / f"{name}.{uuid.uuid4().hex}"
     _make_folder(temporary.parent)
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(folder / name)
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(folder / name)
+    except OSError:
+        temporary.unlink(missing_ok=True)  # incomplete: the disk is full
+        raise
     sync_folder(folder)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -15,11 +15,17 @@ from worker.backend import Backend
 class Figures:
     """The figures of a backend. The speed is the one since the last call of `read`.
 
-    models: the name of the model, by each name that has queues.
+    models: the name of the model, by each name that has queues. results: the state of the worker's
+    recorder; None if it writes no rows.
     """
 
-    def __init__(self, backend: Backend, models: Mapping[str, str]) -> None:
-        self._backend = backend
+    def __init__(
+        self,
+        backend: Backend,
+        models: Mapping[str, str],
+        results: Callable[[], Mapping[str, str] | None] = lambda: None,
+    ) -> None:
+        self._backend, self._results = backend, results
         self._model_of = dict(models)
         self._names = {"models": sorted(set(models.values())), "names": sorted(models)}
         self._started_at = time.time()
@@ -44,6 +50,7 @@ class Figures:
             "memory": asdict(memory),
             "paused": sick or pause,
             "healthy": not sick,
+            "results": self._results(),
             "room": self._room() if claims and not (sick or pause) else {},
             "running": health.running,
             "waiting": health.waiting,

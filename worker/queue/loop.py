@@ -47,7 +47,7 @@ class WorkerLoop:
 
     models: by each name that has queues. grace: seconds that running jobs get after the first
     request to stop. burst: end when no job is queued, or started by any worker. on_idle: called
-    when the last running job is settled.
+    when the last running job is settled. results: the state of the recorder, if there is one.
     """
 
     def __init__(
@@ -70,6 +70,7 @@ class WorkerLoop:
         grace: float,
         burst: bool,
         on_idle: Callable[[], None],
+        results: Callable[[], Mapping[str, str] | None],
     ) -> None:
         self._backend, self._store, self._attempts = backend, store, attempts
         self._presence, self._workers, self._control = presence, workers, control
@@ -78,7 +79,7 @@ class WorkerLoop:
         self._admission, self._outage = Admission(presence, store), Outage()
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
         self._models = {name: model.name for name, model in models.items()}
-        self._figures = Figures(backend, self._models)
+        self._figures = Figures(backend, self._models, results)
         self._grace, self._burst, self._on_idle = grace, burst, on_idle
         self.aborted = False  # asked twice to stop
         self._stop_at: float | None = None  # end of the grace period

@@ -14,7 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
+from contextlib import suppress
 
 import pyarrow as pa
 import redis
@@ -23,11 +23,14 @@ from redis.retry import Retry
 
 from jobs.client.damage import is_damage
 from jobs.client.durable import NotDurable, read_persistence, wait_until_durable
+from jobs.client.unwritten import read_unwritten
 from jobs.embedded import HASH_BYTES
 from jobs.keys import RUN_ID
 from jobs.results import outbox
 from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
 from jobs.results.rows import Row, rows_of
+from worker.record.disk_faults import explain, fails_all
+from worker.record.folder import ResultsFolder
 from worker.record.part_plans import Look, PartPlans, Plan, RecorderLock
 
 logger = logging.getLogger(__name__)
@@ -48,6 +51,8 @@ FIRST_POLL_SECONDS = 0.0125  # first pause then, since most ask at once; it doub
 ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
 DURABLE_SECONDS = 20.0  # how long they wait before that is reported
 RETRY_SECONDS = 5.0  # pause after a failed write
+LOG_SECONDS = 60.0  # between two log lines about the same fault
+HANG_SECONDS = 60.0  # a disk that takes longer for one file is reported
 
 RUN_CARD_FIELDS = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
 
@@ -62,7 +67,7 @@ class Recorder:
     def __init__(
         self,
         client: redis.Redis,
-        root: Path,
+        folder: ResultsFolder,
         *,
         name: str,
         idle: Callable[[], bool],
@@ -72,19 +77,30 @@ class Recorder:
         # Without retries: what was read before a crash of Redis must not be written after it.
         client.set_retry(Retry(NoBackoff(), 0))
         self._redis = client
-        self._root, self._name = root, name
+        self._folder, self._name = folder, name
         self._idle, self._part_seconds = idle, part_seconds
         self._plans = PartPlans(self._redis, name, plan_seconds)
         self._stop = threading.Event()
         self._finishing = threading.Event()
         self._woken = threading.Event()
         self._empty = threading.Event()
-        self._last_error = ""
+        self._fault = ""  # why rows can't be written now
+        self._log_at = 0.0  # monotonic: when it is logged again
+        self._file_since: float | None = None  # monotonic: begin of the file in progress
         self._with_others = False
         self._any_runs = False  # had rows at the last poll
         self._soon_until = 0.0  # monotonic
         self._soon_pause = SOON_POLL_SECONDS
         self._thread = threading.Thread(target=self._loop, name="recorder", daemon=True)
+
+    @property
+    def state(self) -> dict[str, str]:
+        """The results folder, and why rows can't be written to it now ("" if they can)."""
+        since, root = self._file_since, self._folder.root.absolute()
+        fault = self._fault
+        if since is not None and (seconds := time.monotonic() - since) > HANG_SECONDS:
+            fault = f"{root}: the disk has not answered for {seconds:.0f} s: see if it hangs"
+        return {"path": str(root), "error": fault}
 
     def start(self) -> None:
         server = read_persistence(self._redis)
@@ -143,18 +159,20 @@ class Recorder:
                 wrote = self._may_look() and self._write_due_parts()
                 if not (self._any_runs or soon):
                     pause = QUIET_SECONDS
-            except NotDurable as error:
-                self._log_once(f"rows can't be written yet and stay in Redis: {error}")
-            except (OSError, redis.RedisError) as error:
-                self._log_once(f"rows can't be written and stay in Redis: {error}")
+                if self._fault and (wrote or not self._any_runs):
+                    self._folder.probe()
+                    logger.info("rows are written again")
+                    self._fault = ""
+            except (NotDurable, redis.RedisError) as error:
+                self._report(f"Redis: {error}")
+                pause = pause if isinstance(error, NotDurable) else RETRY_SECONDS
+            except OSError as error:
+                self._report(explain(error, self._folder.root.absolute()))
                 pause = RETRY_SECONDS
-            except Exception:  # a bug; without this thread no row would ever be written
-                logger.exception("writing rows failed; they stay in Redis")
+            except Exception as error:  # a bug; without this thread no row would ever be written
+                self._report(f"{type(error).__name__}: {error}", error)
                 pause = RETRY_SECONDS
             else:
-                if self._last_error:
-                    logger.info("rows are written again")
-                    self._last_error = ""
                 if finishing and wrote:
                     continue
                 if finishing and not (self._with_others and self._plans.any_open()):
@@ -162,10 +180,23 @@ class Recorder:
             self._woken.wait(pause)
             self._woken.clear()
 
-    def _log_once(self, error: str) -> None:
-        if error != self._last_error:
-            logger.error("%s", error)
-        self._last_error = error
+    def _report(self, fault: str, bug: Exception | None = None) -> None:
+        """Say why rows can't be written: once, and again every LOG_SECONDS."""
+        now = time.monotonic()
+        if fault == self._fault and now < self._log_at:
+            return
+        self._fault, self._log_at = fault, now + LOG_SECONDS
+        waiting = ""
+        with suppress(redis.RedisError):
+            found = read_unwritten(self._redis)
+            waiting = f" ({found.count} rows wait, the first one for {found.oldest:.0f} s)"
+        logger.error(
+            "rows can't be written and stay in Redis%s: %s; the worker tries again every %g s",
+            waiting,
+            fault,
+            RETRY_SECONDS,
+            exc_info=bug,
+        )
 
     def _soon(self) -> bool:
         return self._finishing.is_set() or time.monotonic() < self._soon_until
@@ -182,6 +213,9 @@ class Recorder:
     def _write_due_parts(self) -> bool:
         """Write one part of each run that has one due. True if there was one."""
         runs = [run for run in self._plans.runs() if RUN_ID.fullmatch(run)]  # folder names
+        self._any_runs = bool(runs)
+        if runs:
+            self._check_folder()  # before a plan, so that another recorder makes it
         wanted = self._plans.wanted() if runs else set()
         plans: list[Plan] = []
         while runs and not self._stop.is_set() and len(plans) < ROUND_PARTS:
@@ -190,18 +224,22 @@ class Recorder:
             runs = runs[size:]
         if not plans:
             return False
-        self._wait_until_durable()
         failed: Exception | None = None
         try:
+            self._wait_until_durable()
             for plan in plans:
                 try:
                     self._execute(plan)
-                except (OSError, redis.RedisError) as error:  # of the disk or Redis: fails all
+                except (NotDurable, redis.RedisError) as error:
                     if not is_damage(error):
                         raise
-                    failed = error
+                    failed = failed or error
+                except OSError as error:
+                    if fails_all(error):
+                        raise
+                    failed = failed or error  # such as a folder of another user: other runs go on
                 except Exception as error:  # of this part alone
-                    failed = error
+                    failed = failed or error
             if failed is not None:
                 raise failed
         except Exception:  # another recorder may have a working disk; what is committed is no plan
@@ -232,11 +270,25 @@ class Recorder:
         # Without the plan, the values may not be all: another recorder has written the file while
         # this one was suspended, or Redis has lost the plan in a crash.
         if self._plans.is_open(plan):
-            self._write(plan, [row for value in values for row in _rows(value, plan)])
+            rows = [row for value in values for row in _rows(value, plan)]
+            self._check_folder()
+            self._file_since = time.monotonic()
+            try:
+                self._write(plan, rows)
+            finally:
+                self._file_since = None
+            self._check_folder()  # else the file may be below a mount point, and is no part of it
         self._commit(plan)
 
+    def _check_folder(self) -> None:
+        self._file_since = time.monotonic()
+        try:
+            self._folder.check()
+        finally:
+            self._file_since = None
+
     def _write(self, plan: Plan, rows: list[Row]) -> None:
-        folder = self._root / plan.run
+        folder = self._folder.root / plan.run
         temporary = folder / TEMPORARY / f"{plan.name}.{self._name}.parquet"
         try:
             write_part(temporary, folder / SAMPLES / f"{plan.name}.parquet", _table(rows, plan))

@@ -16,6 +16,7 @@ import rq
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.client.dead_letters import purge, requeue
+from jobs.client.home import ID_FILE
 from jobs.client.limits import set_limit
 from jobs.client.rq_format import job_key
 from jobs.client.steps import run_sync
@@ -31,6 +32,7 @@ from worker.queue.rq_settle import SECONDS_WHEN_FULL, Settlement
 from worker.queue.rq_started import RQStarted, StartedJob
 from worker.queue.rq_store import RQStore
 from worker.queue.rq_workers import RQWorkers
+from worker.record.folder import ResultsFolder
 from worker.record.recorder import Recorder
 
 
@@ -296,6 +298,9 @@ def finished(claimed: ClaimedJob) -> Settlement:
 
 def record(site: Site) -> None:
     """Write all rows to Parquet."""
-    recorder = Recorder(Client(site.url).redis, site.folder, name="r", idle=lambda: True)
+    site.folder.mkdir(exist_ok=True)
+    (site.folder / ID_FILE).write_text("id")
+    folder = ResultsFolder(site.folder, "id")
+    recorder = Recorder(Client(site.url).redis, folder, name="r", idle=lambda: True)
     recorder.start()
     assert recorder.finish(60.0, aborted=lambda: False)

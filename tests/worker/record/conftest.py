@@ -1,12 +1,15 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs.client.connection import connect
+from tests.disks import Disk
 from tests.worker.site import Site
+from worker.record.folder import claim_folder
 from worker.record.recorder import Recorder
 
 
@@ -18,10 +21,26 @@ def make(site: Site) -> Iterator[Any]:
     def recorder(name: str, **options: Any) -> Recorder:
         options = {"idle": lambda: True, "part_seconds": 0.0, "plan_seconds": 0.2, **options}
         url = options.pop("url", site.url)
-        made.append(Recorder(connect(url), site.folder, name=name, **options))
+        made.append(
+            Recorder(connect(url), claim_folder(site.redis, site.folder), name=name, **options)
+        )
         return made[-1]
 
     yield recorder
     for one in made:
         one._stop.set()
         one._redis.close()
+
+
+@pytest.fixture
+def make_disk(tmp_path: Path) -> Iterator[Callable[..., Disk]]:
+    """`make_disk(mount, size="1m")`: a disk at that path."""
+    made: list[Disk] = []
+
+    def make(mount: Path, size: str | None = None) -> Disk:
+        made.append(Disk(mount, tmp_path / f"disk-{len(made)}", size))
+        return made[-1]
+
+    yield make
+    for disk in reversed(made):
+        disk.close()

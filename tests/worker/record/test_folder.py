@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,9 @@ from typing import Any
 import pytest
 
 from jobs import JobError, keys
+from jobs.client.home import ID_FILE, read_id
 from tests.worker.site import Site
-from worker.record.folder import ID_FILE, check_folder, claim_folder, folder_id
+from worker.record.folder import claim_folder
 
 
 def test_a_worker_with_another_folder_refuses_to_start_and_names_both(
@@ -43,17 +43,15 @@ def test_a_folder_is_known_under_any_path(site: Site, tmp_path: Path) -> None:
     assert len(site.rows()) == 2
 
 
-def test_a_folder_gets_one_id(tmp_path: Path) -> None:
-    found: list[str] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(folder_id(tmp_path))) for _ in range(20)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(set(found)) == 1
-    assert os.listdir(tmp_path) == [ID_FILE]
+def test_workers_that_start_at_once_give_a_folder_one_id(site: Site) -> None:
+    """Also with one pid and no shared memory, as in containers that share the disk."""
+    for _ in range(5):
+        site.redis.delete(keys.RESULTS)
+        (site.folder / ID_FILE).unlink(missing_ok=True)
+        with ThreadPoolExecutor(16) as pool:
+            list(pool.map(lambda _: claim_folder(site.redis, site.folder), range(16)))
+        assert os.listdir(site.folder) == [ID_FILE]
+        assert json.loads(site.redis.get(keys.RESULTS))["id"] == read_id(site.folder)
 
 
 def test_the_folder_can_be_changed(site: Site, tmp_path: Path) -> None:
@@ -74,19 +72,11 @@ def test_a_worker_without_results_leaves_the_rows_to_others(site: Site) -> None:
     site.assert_settled(jobs, "r1")
 
 
-def test_workers_with_the_same_pid_check_a_folder_at_once(tmp_path: Path) -> None:
-    """As in containers, which share the disk."""
-    with ThreadPoolExecutor(16) as pool:
-        for _ in range(20):
-            list(pool.map(check_folder, [tmp_path] * 16))
-
-
 @pytest.mark.parametrize("value", [b"x", b"[]", b'{"id":3}', b"\xff", None])
 def test_a_foreign_value_in_the_key_of_the_folder_is_named(site: Site, value: Any) -> None:
     if value is None:
         site.redis.rpush(keys.RESULTS, "no string")
     else:
         site.redis.set(keys.RESULTS, value)
-    check_folder(site.folder)
     with pytest.raises(JobError, match="chatjobs:results in Redis does not hold"):
         claim_folder(site.redis, site.folder)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from jobs import keys
+from jobs.client.home import ID_FILE
 from jobs.results.files import write_part
 from jobs.results.rows import rows_of
 from tests.worker.record.outboxes import RUN, files, fill, numbers, plan_next
@@ -280,7 +281,7 @@ def test_a_run_that_is_no_valid_folder_name_is_ignored(site: Site, make: Any, ru
     site.redis.sadd(keys.OUTBOXES, run)
     site.redis.xadd(keys.outbox(run), {"row": "{}"})
     assert not make("a")._write_due_parts()
-    assert not site.folder.exists()
+    assert os.listdir(site.folder) == [ID_FILE]
 
 
 # --- the last recorder ----------------------------------------------------------------------------

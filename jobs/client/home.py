@@ -1,0 +1,75 @@
+"""The results folder that the workers of one Redis share: its id, in a file there and in Redis.
+
+Workers claim it (`worker/record/folder.py`); the command line compares a folder with it.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import redis
+
+from jobs import keys
+from jobs.client.damage import is_damage
+from jobs.errors import JobError
+
+ID_FILE = ".chatjobs-id"
+ID_BYTES = 100  # of the file, at most
+
+
+@dataclass(frozen=True, slots=True)
+class ResultsHome:
+    """What Redis holds about the folder: its id, and where the first worker had it.
+
+    device: number of the file system on that host; None if an older version has written it.
+    """
+
+    id: str
+    host: str
+    path: str
+    device: int | None = None
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def read_home(client: redis.Redis) -> ResultsHome | None:
+    """The results folder of this Redis; None if it has none yet. Raises JobError for a value that
+    no worker has written."""
+    record: Any
+    try:
+        found: Any = client.get(keys.RESULTS)
+        record = None if found is None else json.loads(found)
+    except (redis.ResponseError, ValueError, RecursionError) as error:
+        if isinstance(error, redis.ResponseError) and not is_damage(error):
+            raise
+        record = error
+    if record is None:
+        return None
+    if isinstance(record, dict) and isinstance(record.get("id"), str):
+        device = record.get("device")
+        return ResultsHome(
+            record["id"],
+            str(record.get("host")),
+            str(record.get("path")),
+            device if isinstance(device, int) else None,
+        )
+    raise JobError(
+        "internal",
+        f"the key {keys.RESULTS} in Redis does not hold the results folder of the workers, because "
+        "another program has written it: stop all workers, delete it, and start them with the "
+        "folder that they had",
+    )
+
+
+def read_id(root: Path) -> str | None:
+    """The id in a folder; None if it has none, or an empty file, as a power cut may leave. Raises
+    OSError if the file can't be read."""
+    try:
+        with (root / ID_FILE).open("rb") as file:
+            return file.read(ID_BYTES).decode(errors="replace").strip() or None
+    except (FileNotFoundError, NotADirectoryError):
+        return None

@@ -1,0 +1,61 @@
+"""The rows that are in Redis and not in Parquet yet, and why workers can't write them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+
+from jobs import keys
+
+
+@dataclass(frozen=True, slots=True)
+class Unwritten:
+    """runs: number of ended jobs whose rows are not written, by run. oldest: seconds since the
+    first of them ended, by the clock of Redis."""
+
+    runs: Mapping[str, int]
+    oldest: float = 0.0
+
+    @property
+    def count(self) -> int:
+        return sum(self.runs.values())
+
+
+def read_unwritten(client: redis.Redis, runs: Iterable[str] | None = None) -> Unwritten:
+    """The rows that wait, of all runs or of these. A key of another type counts as empty."""
+    found: Any = client.smembers(keys.OUTBOXES) if runs is None else runs
+    names = sorted(one.decode(errors="replace") if isinstance(one, bytes) else one for one in found)
+    if not names:
+        return Unwritten({})
+    pipeline = client.pipeline(transaction=False)
+    pipeline.time()
+    for name in names:
+        pipeline.xlen(keys.outbox(name))
+        pipeline.xrange(keys.outbox(name), count=1)
+    now, *replies = pipeline.execute(raise_on_error=False)
+    counts: dict[str, int] = {}
+    oldest = 0.0
+    for name, count, first in zip(names, replies[::2], replies[1::2], strict=True):
+        if isinstance(count, int) and count and isinstance(first, list) and first:
+            counts[name] = count
+            oldest = max(oldest, now[0] + now[1] / 1e6 - int(first[0][0].split(b"-")[0]) / 1000)
+    return Unwritten(counts, oldest)
+
+
+def recording_faults(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
+    """Why workers can't write rows, by worker. `workers`: what they publish."""
+    found = {}
+    for worker in workers:
+        results = worker.get("results")
+        error = results.get("error") if isinstance(results, dict) else None
+        if isinstance(error, str) and error:
+            found[str(worker["name"])] = error
+    return found
+
+
+def any_records(workers: Iterable[Mapping[str, Any]]) -> bool:
+    """Whether a worker has a results folder. One of an older version may have one."""
+    return any(worker.get("results", {}) is not None for worker in workers)

@@ -1,0 +1,113 @@
+"""The results disk can't be written under running workers: rows wait, and everybody says why."""
+
+from __future__ import annotations
+
+import json
+import logging
+import resource
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from jobs import keys
+from tests.disks import Disk
+from tests.worker.record.outboxes import RUN, fill, numbers
+from tests.worker.record.status import assert_rows_wait, errors, status, write_one
+from tests.worker.site import Site, wait_until
+from worker.record import recorder as module
+
+ADVICE = {"full": "No space left on device: free space", "read-only": "mount it for writing"}
+
+
+@pytest.mark.parametrize("fault", ADVICE)
+def test_rows_wait_on_a_disk_that_takes_no_file(
+    site: Site, make_disk: Callable[..., Disk], fault: str
+) -> None:
+    disk = make_disk(site.folder, size="1m")
+    worker = site.worker()
+    jobs = [write_one(site, 0)]
+    site.client.wait_for_rows(jobs, timeout=60)
+    if fault == "full":
+        disk.fill()
+    else:
+        disk.remount("ro")
+    jobs.append(assert_rows_wait(site, 1, ADVICE[fault]))
+    disk.remount("size=10m" if fault == "full" else "rw")
+    site.client.wait_for_rows(jobs, timeout=60)
+    wait_until(lambda: status(site).exit_code == 0)
+    site.assert_settled(jobs, RUN)
+    assert worker.stop() == 0
+    assert str(site.folder) in worker.output and ADVICE[fault] in worker.output
+
+
+def test_a_worker_that_starts_on_a_full_disk_says_so_and_runs_jobs(
+    site: Site, make_disk: Callable[..., Disk]
+) -> None:
+    disk = make_disk(site.folder, size="1m")
+    site.submit("one")
+    site.burst()
+    disk.fill()
+    worker = site.worker()
+    wait_until(lambda: "rows can't be written now" in worker.output)
+    assert_rows_wait(site, 1, ADVICE["full"])
+
+
+@pytest.mark.parametrize("place", ["", "_tmp", "samples"])
+def test_a_run_that_can_not_be_written_delays_no_other(site: Site, place: str) -> None:
+    worker = site.worker()
+    wait_until(lambda: "serves fake" in worker.output)
+    blocked = site.folder / RUN / place
+    blocked.parent.mkdir(exist_ok=True)
+    blocked.write_text("in the way")
+    jobs = [assert_rows_wait(site, 0, f"{blocked}: ")]
+    others = site.submit_many(["a", "b"], run="z")  # after r1 in each look at the runs
+    site.client.wait_for_rows(others, timeout=60)
+    blocked.unlink()
+    site.client.wait_for_rows(jobs, timeout=60)
+    site.assert_settled(jobs, RUN)
+    wait_until(lambda: not errors(site))
+
+
+def test_a_worker_that_alone_can_not_write_is_named_and_others_write(site: Site) -> None:
+    bad = site.worker()
+    wait_until(lambda: "serves fake" in bad.output)
+    before = resource.prlimit(bad.pid, resource.RLIMIT_FSIZE)
+    resource.prlimit(bad.pid, resource.RLIMIT_FSIZE, (1000, before[1]))
+    jobs = [write_one(site, 0)]
+    wait_until(lambda: errors(site))
+    good = site.worker()
+    site.client.wait_for_rows(jobs, timeout=60)
+    site.assert_settled(jobs, RUN)
+    found = json.loads(status(site, "--json").stdout)
+    (name,) = found["rows"]["errors"]
+    assert f"-{bad.pid}-" in name
+    assert "ulimit -f" in found["rows"]["errors"][name]
+    assert status(site).exit_code == 1
+    assert "none wait now" in status(site).stderr
+    resource.prlimit(bad.pid, resource.RLIMIT_FSIZE, before)
+    wait_until(lambda: status(site).exit_code == 0)
+    assert good.stop() == bad.stop() == 0
+
+
+def test_a_fault_is_logged_again_while_it_lasts(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(module, "LOG_SECONDS", 0.1)
+    (site.folder).mkdir()
+    (site.folder / RUN).write_text("in the way")
+    fill(site, 3)
+    make("a").start()
+
+    def lines() -> list[str]:
+        messages = [record.getMessage() for record in caplog.records]
+        return [one for one in messages if "can't be written" in one]
+
+    wait_until(lambda: len(lines()) >= 3)
+    assert "3 rows wait" in lines()[0] and f"{site.folder / RUN}: " in lines()[0]
+    (site.folder / RUN).unlink()
+    wait_until(lambda: numbers(site) == [0, 1, 2])
+    wait_until(lambda: "rows are written again" in caplog.text)
+    assert not site.redis.exists(keys.outbox(RUN))
