@@ -10,6 +10,7 @@ import os
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import time
 from pathlib import Path
@@ -58,6 +59,48 @@ int fdatasync(int fd) { return logged("fdatasync", fd); }
 int fsync(int fd) { return logged("fsync", fd); }
 """
 
+# Adds the seconds that a file holds, as a double, to the time of the day.
+CLOCK = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/time.h>
+#include <time.h>
+
+static double offset(void) {
+    static volatile double *seconds;
+    if (!seconds) {
+        int fd = open(getenv("CLOCK_OFFSET"), O_RDONLY);
+        void *mapped = mmap(0, sizeof(double), PROT_READ, MAP_SHARED, fd, 0);
+        if (fd < 0 || mapped == MAP_FAILED) abort();
+        seconds = mapped;
+    }
+    return *seconds;
+}
+int clock_gettime(clockid_t clock, struct timespec *now) {
+    static int (*real)(clockid_t, struct timespec *);
+    if (!real) real = dlsym(RTLD_NEXT, "clock_gettime");
+    int result = real(clock, now);
+    if (clock == CLOCK_REALTIME || clock == CLOCK_REALTIME_COARSE) now->tv_sec += (long)offset();
+    return result;
+}
+int gettimeofday(struct timeval *now, void *zone) {
+    struct timespec precise;
+    clock_gettime(CLOCK_REALTIME, &precise);
+    now->tv_sec = precise.tv_sec;
+    now->tv_usec = precise.tv_nsec / 1000;
+    return 0;
+}
+time_t time(time_t *now) {
+    struct timespec precise;
+    clock_gettime(CLOCK_REALTIME, &precise);
+    if (now) *now = precise.tv_sec;
+    return precise.tv_sec;
+}
+"""
+
 
 def free_port() -> int:
     with socket.socket() as probe:
@@ -85,18 +128,38 @@ class Server:
 
     def log_syncs(self, delay: float = 0.0) -> Self:
         """Before `start`: record which part of the append-only file is on the disk."""
-        library = self.folder / "synclog.so"
-        source = library.with_suffix(".c")
-        source.write_text(SYNC_LOG)
-        compiler = shutil.which("cc")
-        assert compiler is not None
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+        self._preload("synclog", SYNC_LOG)
         self._environment |= {
-            "LD_PRELOAD": str(library),
             "SYNC_LOG": str(self.folder / "syncs"),
             "SYNC_DELAY_MS": str(int(1000 * delay)),
         }
         return self
+
+    def with_clock(self) -> Self:
+        """Before `start`: let `set_clock` work."""
+        self._preload("clock", CLOCK)
+        self._environment |= {"CLOCK_OFFSET": str(self.folder / "offset")}
+        self.set_clock(0)
+        return self
+
+    def set_clock(self, seconds: float) -> None:
+        """Set the server's clock to the real time plus so many seconds."""
+        file = self.folder / "offset"
+        file.touch()
+        with file.open("r+b") as mapped:  # the same file: the server has mapped it
+            mapped.write(struct.pack("d", seconds))
+        deadline = time.monotonic() + START_SECONDS
+        while self._process and abs(self.client.time()[0] - time.time() - seconds) > 2:
+            assert time.monotonic() < deadline
+
+    def _preload(self, name: str, source: str) -> None:
+        library = self.folder / f"{name}.so"
+        library.with_suffix(".c").write_text(source)
+        compiler = shutil.which("cc")
+        assert compiler is not None
+        source_file = str(library.with_suffix(".c"))
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source_file], check=True)
+        self._environment |= {"LD_PRELOAD": str(library)}
 
     def replicate(self, primary: Server, port: int | None = None) -> Self:
         """Become a replica, and wait until it has the primary's data. `port`: leads to it."""

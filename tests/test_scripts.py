@@ -65,6 +65,8 @@ CASES = [
     (rq_workers.LEAVE, "ARGV", rq_workers.LeaveArgs),
     (rq_upkeep.KEEP, "KEYS", rq_upkeep.KeepKeys),
     (rq_upkeep.KEEP, "ARGV", rq_upkeep.KeepArgs),
+    (rq_upkeep.NEARER, "KEYS", rq_upkeep.NearerKeys),
+    (rq_upkeep.NEARER, "ARGV", rq_upkeep.NearerArgs),
     (rq_upkeep.RECORD, "KEYS", rq_upkeep.RecordKeys),
     (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
     (folder.FOLDER, "KEYS", folder.FolderKeys),

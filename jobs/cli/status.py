@@ -128,6 +128,12 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
     for worker in workers:
         if worker["paused"]:
             click.echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)
+    if behind := max((worker.get("clock_behind", 0) for worker in workers), default=0):
+        click.echo(
+            f"the clock of Redis was set back: it is {behind} s behind the time that it had; keys "
+            "that expire are kept for so much longer",
+            err=True,
+        )
     table = Table("queue", box=box.SIMPLE)
     columns = ("deferred", "scheduled", "queued", "running", "failed", "workers")
     for name in columns:

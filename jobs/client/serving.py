@@ -68,7 +68,8 @@ def _read_status(value: bytes) -> dict[str, Any] | None:
             "tokens_per_second": int() | float(),
         } if all(isinstance(one, str) for one in (*models, *names)):
             status: dict[str, Any] = found
-            counts = (status.get("cached_tokens", 0), status.get("prompt_tokens", 0))
+            counted = ("cached_tokens", "prompt_tokens", "clock_behind")
+            counts = [status.get(name, 0) for name in counted]
             return status if all(isinstance(one, int) for one in counts) else None
     return None
 

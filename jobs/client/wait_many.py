@@ -94,17 +94,24 @@ def wait_for_rows(requests: Mapping[str, ChatRequest | None], timeout: float | N
 
 
 def _wait_for_outbox(run: str, timeout: float | None, deadline: float | None) -> Steps[None]:
-    """Return when the rows that are in the outbox now have left it: they are in a file then."""
+    """Return when the rows that are in the outbox now have left it: they are in a file then.
+
+    The first id grows as long as the outbox exists. A smaller one is that of a new outbox, made
+    after all rows of the old one had left it and the clock of Redis was set back.
+    """
     key = keys.outbox(run)
     last = yield from retry(command("xrevrange", key, count=1), deadline)
     if last:
         # A full Redis refuses it: the rows are written without hurry then.
         with suppress(OutOfMemoryError):
             yield from retry(command("sadd", keys.WANTED, run), deadline)
-    pause = FIRST_SECONDS
+    pause, first = FIRST_SECONDS, (0, 0)
     while last:
-        first = yield from retry(command("xrange", key, count=1), deadline)
-        if not first or _position(first[0][0]) > _position(last[0][0]):
+        found = yield from retry(command("xrange", key, count=1), deadline)
+        if not found:
+            return
+        before, first = first, _position(found[0][0])
+        if first > _position(last[0][0]) or first < before:
             return
         if deadline is not None and time.monotonic() >= deadline:
             count = yield from retry(command("xlen", key), deadline)

@@ -20,6 +20,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from jobs import keys, lua
 from jobs.client import rq_format
+from worker.queue.redis_clock import RedisClock
 
 BIRTH = lua.load("worker.queue", "rq_birth")
 REPORT = lua.load("worker.queue", "rq_report")
@@ -60,6 +61,7 @@ class RQPresence:
         self._redis = client
         self._worker = BaseWorker(queues, name=name, connection=client, serializer="json")
         self.control_channel: str = self._worker.pubsub_channel_name  # of RQ's stop-job, shutdown
+        self._clock = RedisClock()
         self._birth = client.register_script(BIRTH)
         self._report = client.register_script(REPORT)
         self._rq_seconds = int(5 * lease_seconds) + 1  # how long RQ's hash holds without a report
@@ -83,7 +85,7 @@ class RQPresence:
         """Publish what the worker says about itself, beside its name and process. `jobs`: ids of
         the jobs that it runs."""
         about = {"name": self.name, "host": socket.gethostname(), "pid": os.getpid()}
-        about |= {"jobs": len(jobs), **figures}
+        about |= {"jobs": len(jobs), "clock_behind": round(self._clock.behind), **figures}
         current, now = jobs[0] if jobs else None, time.monotonic()
         tell_rq = current != self._told_rq or now >= self._tell_rq_at
         state = WorkerStatus.BUSY if jobs else WorkerStatus.IDLE
@@ -95,7 +97,8 @@ class RQPresence:
             now_text=rq_format.format_time(),
             seconds=self._rq_seconds,
         )
-        self._report(keys=ReportKeys(keys.worker(self.name), self._worker.key), args=args)
+        names = ReportKeys(keys.worker(self.name), self._worker.key)
+        self._clock.seen(float(self._report(keys=names, args=args)))
         if tell_rq:
             self._told_rq, self._tell_rq_at = current, now + self._lease_seconds
 

@@ -61,7 +61,7 @@ class RQStarted:
         return [
             StartedJob(
                 Lease(job, queue, execution, _number(attempt)),
-                _number(lost) if now - _number(lost_at) < LOST_SECONDS else 0,
+                _number(lost) if abs(now - _number(lost_at)) < LOST_SECONDS else 0,
                 failures=tuple(parse_failures(failures)),
             )
             for (execution, job, queue), (attempt, lost, lost_at, failures) in zip(

@@ -203,7 +203,8 @@ class RQStore:
         another worker, a suspect waits, or a job is due within SOON seconds, as after an error."""
         if self.held_seconds < math.inf:
             return True
-        soon = time.time() + SOON
+        now, _ = self._redis.time()
+        soon = now + SOON
         pipeline = self._redis.pipeline(transaction=False)
         for queue in self.queues:
             pipeline.zcard(rq_format.wip_key(queue))

@@ -21,7 +21,15 @@ from jobs.client import rq_format
 from jobs.client.cancel import end_waiting
 from jobs.client.damage import Damage, Reports, is_damage, wrong_types
 from jobs.client.new_job import ROW_SECONDS, ROWS_LUA
-from jobs.client.rq_format import ATTEMPT, DEPENDENTS_LUA, FAILURE_SECONDS, ROW
+from jobs.client.rq_format import (
+    ATTEMPT,
+    DEADLINE,
+    DELAY,
+    DEPENDENTS_LUA,
+    FAILURE_SECONDS,
+    ROW,
+    TTL,
+)
 from jobs.client.state import JobState, Status, read_outcome, read_state
 from jobs.client.steps import Steps
 from jobs.client.turns import TURNS_LUA
@@ -31,6 +39,7 @@ from jobs.stream.entries import END_LUA, end_id, end_payload
 from worker.queue.rq_sessions import RQSessions
 
 KEEP = lua.load("worker.queue", "keep")
+NEARER = lua.load("worker.queue", "nearer")
 RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA)
 
 PORTION = 200  # jobs per step and queue
@@ -49,6 +58,18 @@ class KeepKeys(NamedTuple):
 
 
 class KeepArgs(NamedTuple):
+    first: int
+    last: int
+
+
+class NearerKeys(NamedTuple):
+    times: str
+
+
+class NearerArgs(NamedTuple):
+    field: str
+    units: int
+    stored: str
     first: int
     last: int
 
@@ -89,9 +110,11 @@ class Upkeep:
         self._redis: Any = redis  # its stubs leave open whether replies are bytes
         self._queues = queues
         self._keep = redis.register_script(KEEP)
+        self._nearer = redis.register_script(NEARER)
         self._record = redis.register_script(RECORD)
         self._lists = [
             keys.DEADLINES,
+            *map(rq_format.scheduled_key, queues),
             *map(rq_format.deferred_key, queues),
             *map(rq_format.queue_key, queues),
             *(rq_format.registry_key(queue, end) for queue in queues for end in ENDS),
@@ -101,12 +124,14 @@ class Upkeep:
         self._cursors: dict[str, int] = {}  # position of the next portion, by key
 
     def step(self) -> None:
-        """End overdue jobs, write missing rows, keep queued hashes, and queue jobs that wait for a
-        session which is free or gone."""
+        """End overdue jobs, write missing rows, keep queued hashes, queue jobs that wait for a
+        session which is free or gone, and see that none waits for a clock that was set back."""
         if not self._redis.exists(*self._lists):
             return
         self._apart(keys.DEADLINES, self._end_overdue)
+        self._bring_nearer(keys.DEADLINES, TTL, 1000, DEADLINE)
         for queue in self._queues:
+            self._bring_nearer(rq_format.scheduled_key(queue), DELAY, 1, "")
             self._apart(rq_format.queue_key(queue), partial(self._keep_queued, queue))
             self._apart(rq_format.deferred_key(queue), partial(self._release, queue))
             for end in ENDS:
@@ -154,6 +179,20 @@ class Upkeep:
             self._run(end_waiting(state, error, "failed"))
         else:  # its worker watches the deadline of a running job
             self._redis.zrem(keys.DEADLINES, name)
+
+    def _bring_nearer(self, key: str, field: str, units: int, stored: str) -> None:
+        """See that no job of a sorted set of times waits for longer than it was meant to. One
+        portion at each step; all that follow at once if the clock was set back."""
+
+        def look() -> None:
+            count, moved = PORTION, 1
+            while count == PORTION and moved:
+                first = self._cursors.get(key, 0)
+                args = NearerArgs(field, units, stored, first, first + PORTION - 1)
+                count, moved = self._nearer(keys=NearerKeys(key), args=args)
+                self._cursors[key] = first + PORTION if count == PORTION else 0
+
+        self._apart(key, look)
 
     def _keep_queued(self, queue: str) -> None:
         """Remove the expiry that `rq requeue` leaves on the hash of a job."""

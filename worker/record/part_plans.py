@@ -6,6 +6,7 @@ The hash `keys.parts(run)` holds one plan per part in progress, by the part's na
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -51,6 +52,8 @@ class PlanArgs(NamedTuple):
     max_bytes: int
     due_rows: int
     due_seconds: float
+    oldest: str
+    oldest_seconds: float
 
 
 class CommitKeys(NamedTuple):
@@ -111,6 +114,8 @@ class PartPlans:
         self._redis: Any = redis  # its stubs do not type replies as bytes
         self._recorder, self._hold_seconds = recorder, hold_seconds
         self._reports = Reports()
+        # The oldest entry of each run that waits, and since when it has been seen (monotonic).
+        self._oldest: dict[str, tuple[str, float]] = {}
         self._lock = redis.register_script(LOCK)
         self._plan = redis.register_script(PLAN)
         self._commit = redis.register_script(COMMIT)
@@ -153,7 +158,9 @@ class PartPlans:
         """Plan the next part of each run that has one due, in one round trip. A plan whose recorder
         has left it comes first."""
         pipeline = self._redis.pipeline(transaction=False)
+        now = time.monotonic()
         for run, rows, seconds in looks:
+            oldest, since = self._oldest.get(run, ("", now))
             self._plan(
                 keys=PlanKeys(outbox=keys.outbox(run), plans=keys.parts(run)),
                 args=PlanArgs(
@@ -163,19 +170,22 @@ class PartPlans:
                     max_bytes=max_bytes,
                     due_rows=rows,
                     due_seconds=seconds,
+                    oldest=oldest,
+                    oldest_seconds=now - since,
                 ),
                 client=pipeline,
             )
         plans = []
         for look, reply in zip(looks, pipeline.execute(raise_on_error=False), strict=True):
-            damaged, found = self._read(look.run, reply)
+            damaged, found = self._read(look.run, reply, now)
             self._reports.update(look.run, damaged)
             if found is not None:
                 plans.append(found)
         return plans
 
-    def _read(self, run: str, reply: Any) -> tuple[list[Damage], Plan | None]:
-        """The plan of a run in the reply of plan.lua, and what another program has written."""
+    def _read(self, run: str, reply: Any, now: float) -> tuple[list[Damage], Plan | None]:
+        """The plan of a run in the reply of plan.lua, and what another program has written. `now`:
+        monotonic time of the look."""
         if isinstance(reply, Exception):
             if not is_damage(reply):
                 raise reply
@@ -192,7 +202,11 @@ class PartPlans:
             )
             for name in fields
         ]
-        if not plan:
+        before = self._oldest.pop(run, None)
+        if len(plan) == 1:
+            oldest = plan[0].decode()
+            self._oldest[run] = before if before and before[0] == oldest else (oldest, now)
+        if len(plan) <= 1:
             return damaged, None
         name, first, last, count = plan
         return damaged, Plan(run, name.decode(), first.decode(), last.decode(), int(count))

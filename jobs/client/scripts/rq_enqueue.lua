@@ -134,7 +134,7 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local due = tonumber(at) or now + (tonumber(delay) or 0)
 if ttl ~= '' then
   local deadline = string.format('%d', math.max(due, now) + ttl)
-  redis.call('HSET', job, 'chatjobs_deadline', deadline)
+  redis.call('HSET', job, 'chatjobs_deadline', deadline, 'chatjobs_ttl', deadline - now)
   try('ZADD', deadlines, deadline, job_id)
 end
 try('SADD', queues, queue)
@@ -144,6 +144,7 @@ if waits then
   try('ZADD', deferred, '+inf', job_id)
 elseif due > now then
   redis.call('HSET', job, 'status', 'scheduled')
+  if at == '' then redis.call('HSET', job, 'chatjobs_delay', delay) end
   try('ZADD', scheduled, string.format('%.3f', due / 1000), job_id)
 else
   try_function(push_job, 'RPUSH', queue, job_id)

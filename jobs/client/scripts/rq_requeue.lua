@@ -37,7 +37,7 @@ end
 if ttl ~= '' then
   local time = redis.call('TIME')
   local deadline = string.format('%d', time[1] * 1000 + math.floor(time[2] / 1000) + ttl)
-  redis.call('HSET', job, 'chatjobs_deadline', deadline)
+  redis.call('HSET', job, 'chatjobs_deadline', deadline, 'chatjobs_ttl', ttl)
   redis.call('ZADD', deadlines, deadline, job_id)
 end
 redis.call('ZREM', failed, job_id)

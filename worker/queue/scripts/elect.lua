@@ -11,8 +11,10 @@
 local lock = unpack(KEYS)
 local name, milliseconds = unpack(ARGV)
 
--- A key that is no name, or does not expire, is none of ours: nobody would ever be elected.
-if redis.call('TYPE', lock).ok ~= 'string' or redis.call('PTTL', lock) == -1 then
+-- Nobody would be elected for a long time: a key that is no name, or does not expire, is none of ours,
+-- and one that expires later than a lock can is of before the clock of Redis was set back.
+local left = redis.call('PTTL', lock)
+if redis.call('TYPE', lock).ok ~= 'string' or left == -1 or left > tonumber(milliseconds) then
   redis.call('DEL', lock)
 end
 local holder = redis.call('SET', lock, name, 'NX', 'GET', 'PX', milliseconds)

@@ -68,7 +68,7 @@ if redis.call('TYPE', job).ok == 'hash' then
   elseif delay ~= '' then
     local time = redis.call('TIME')
     local due = time[1] + time[2] / 1e6 + delay / 1000
-    redis.call('HSET', job, 'status', 'scheduled')
+    redis.call('HSET', job, 'status', 'scheduled', 'chatjobs_delay', delay)
     redis.call('ZADD', scheduled, string.format('%.3f', due), job_id)
   else
     push_job(push, queue, job_id)

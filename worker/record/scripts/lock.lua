@@ -17,6 +17,8 @@ local runs = redis.call('SCARD', outboxes)
 if runs == 0 then return -1 end
 local pause = math.max(milliseconds, math.ceil(runs * milliseconds_per_run))
 if redis.call('SET', lock, recorder, 'NX', 'PX', pause) then return 1 end
--- A key that does not expire is none of ours, and nobody would ever look.
-if redis.call('PTTL', lock) == -1 then redis.call('DEL', lock) end
+-- Nobody would look for a long time: a key that does not expire is none of ours, and one that expires
+-- later than any recorder wants is of before the clock of Redis was set back.
+local left = redis.call('PTTL', lock)
+if left == -1 or left > pause then redis.call('DEL', lock) end
 return 0
