@@ -6,8 +6,6 @@ fast. The worker package adds `work`, `demo` and `models` through an entry-point
 
 from __future__ import annotations
 
-import sys
-
 from jobs.cli.interrupts import exit_on_interrupt
 
 TYPE_CHECKING = False  # without `typing`: nothing is imported before Ctrl-C is handled
@@ -49,8 +47,7 @@ def build() -> click.Group:
 def main() -> None:
     """Run the command line; the console script `chatjobs` calls this."""
     exit_on_interrupt()
-    from jobs.cli.failures import open_devnull
+    from jobs.cli.output import open_streams
 
-    if sys.stdout is None:  # started with stdout closed: keep the next open file off descriptor 1
-        sys.stdout = open_devnull()
+    open_streams()
     build()(prog_name="chatjobs")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterable
-from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-import click
+from jobs.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from jobs import ChatChunk, ChatCompletion, Job
@@ -20,15 +18,6 @@ CUT = (
     "the answer was cut at its token limit: max_tokens, or the model's context "
     "(chatjobs chat -o max_tokens=N sets another limit)"
 )
-
-
-def print_json(value: Any) -> None:
-    """Print `value` as one line of JSON; times in ISO 8601."""
-    click.echo(json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=_iso_format))
-
-
-def _iso_format(value: datetime) -> str:
-    return value.isoformat()
 
 
 def counted(count: int, noun: str) -> str:
@@ -66,7 +55,7 @@ def print_answer(
         print_calls(completion.choices[0].message.tool_calls or ())
         print_other_choices(completion, quiet=quiet)
         if not quiet and any(choice.finish_reason == "length" for choice in completion.choices):
-            click.echo(CUT, err=True)
+            echo(CUT, err=True)
     return completion
 
 
@@ -80,14 +69,14 @@ def print_stream(chunks: Iterable[ChatChunk], *, quiet: bool = False) -> None:
 
     def write_reasoning(text: str) -> None:
         if not quiet:
-            click.echo(click.style(text, dim=True), nl=False, err=not terminal)
+            echo(text, nl=False, err=not terminal, dim=True)
 
-    content = TextPrinter(lambda text: click.echo(text, nl=False))
+    content = TextPrinter(lambda text: echo(text, nl=False))
     thoughts = TextPrinter(write_reasoning)
     for chunk in chunks:
         if chunk.reset:
             if not quiet:
-                click.echo(RESTARTED, err=True)
+                echo(RESTARTED, err=True)
             content.restart()
             thoughts.restart()
         for choice in chunk.choices:
@@ -96,16 +85,16 @@ def print_stream(chunks: Iterable[ChatChunk], *, quiet: bool = False) -> None:
             thoughts.add(choice.delta.reasoning_content or "")
             if choice.delta.content:
                 if not quiet and thoughts.printed and not content.printed:
-                    click.echo("\n", err=not terminal)
+                    echo("\n", err=not terminal)
                 content.add(choice.delta.content)
     if content.printed:
-        click.echo()
+        echo()
 
 
 def print_calls(calls: Iterable[ToolCall | dict[str, Any]]) -> None:
     """Print tool calls, one per line."""
     for call in calls:
-        click.echo(call_text(call))
+        echo(call_text(call))
 
 
 def call_text(call: ToolCall | dict[str, Any]) -> str:
@@ -117,11 +106,11 @@ def call_text(call: ToolCall | dict[str, Any]) -> str:
 def print_other_choices(completion: ChatCompletion, *, quiet: bool = False) -> None:
     """Print all choices but the first, which `print_stream` prints."""
     for number, choice in enumerate(completion.choices[1:], start=2):
-        click.echo()
+        echo()
         if not quiet:
-            click.echo(choice_label(number, len(completion.choices)), err=True)
+            echo(choice_label(number, len(completion.choices)), err=True)
         if choice.message.content or not choice.message.tool_calls:
-            click.echo(choice.message.content or "")
+            echo(choice.message.content or "")
         print_calls(choice.message.tool_calls or ())
 
 

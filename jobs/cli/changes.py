@@ -14,6 +14,7 @@ import click
 from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, sentence
 from jobs.cli.options import JobId, client, quiet_option, redis_option
+from jobs.cli.output import echo
 from jobs.cli.selection import find, selection_options
 
 if TYPE_CHECKING:
@@ -86,7 +87,7 @@ def _change_given(
         if not ok:
             errors.append(f"{job_id}: {words}")
         elif not quiet:
-            click.echo(f"{job_id}: {words}", err=True)
+            echo(f"{job_id}: {words}", err=True)
     if len(job_ids) == 1 and errors:
         raise Failure(errors[0])
     if errors:
@@ -114,7 +115,7 @@ def _change_found(
             outcomes[Outcome(f"not {past}, Redis has deleted it", ok=False)] += 1
     if not quiet:
         for (words, _), count in outcomes.items() or [(Outcome(past), 0)]:
-            click.echo(f"{counted(count, 'job')} {words}", err=True)
+            echo(f"{counted(count, 'job')} {words}", err=True)
     failed = sum(count for outcome, count in outcomes.items() if not outcome.ok)
     if failed:
         raise Failure(f"{failed} of {counted(len(job_ids), 'job')} not {past}")

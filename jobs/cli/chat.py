@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import io
 import sys
 import time
 from pathlib import Path
@@ -12,10 +14,11 @@ import click
 from jobs.cli.answer import choice_label, print_answer, print_job
 from jobs.cli.conversation import Conversation, is_terminal
 from jobs.cli.dialogue import QueuedDialogue
-from jobs.cli.failures import Interrupted, WrongField
+from jobs.cli.failures import Interrupted, WrongField, WrongInput
 from jobs.cli.fields import fields_option
 from jobs.cli.interrupts import interrupts_raise
 from jobs.cli.options import Seconds, client, json_option, quiet_option, redis_option
+from jobs.cli.output import echo
 from jobs.cli.waiting import WaitNotice
 
 if TYPE_CHECKING:
@@ -88,7 +91,7 @@ def chat(
             _converse(redis_url, model, system, fields, wait)
         return
     if text == "-":
-        text = sys.stdin.read()
+        text = _stdin()
     if not text.strip():
         raise click.UsageError("the question is empty: give TEXT, or - to read it from stdin")
     if local:
@@ -197,7 +200,19 @@ def _converse(
 def _label_first(request: ChatRequest, *, quiet: bool) -> None:
     """Say that the first of several choices follows."""
     if request.n and request.n > 1 and not quiet:
-        click.echo(choice_label(1, request.n), err=True)
+        echo(choice_label(1, request.n), err=True)
+
+
+def _stdin() -> str:
+    ascii_only = codecs.lookup(sys.stdin.encoding).name == "ascii"  # the locale C
+    encoding = "utf-8" if ascii_only else sys.stdin.encoding
+    try:
+        return io.TextIOWrapper(sys.stdin.buffer, encoding).read()
+    except UnicodeDecodeError as error:
+        raise WrongInput(
+            f"stdin is not text in {encoding}: {error.reason} at byte {error.start}; "
+            "convert it, or set PYTHONIOENCODING to its encoding"
+        ) from None
 
 
 def _cancel(job: Job) -> bool:
@@ -246,9 +261,9 @@ def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) ->
 def _print_timings(completion: ChatCompletion, seconds: float) -> None:
     usage = completion.usage
     if usage is None:
-        click.echo(f"{seconds:.2f} s", err=True)
+        echo(f"{seconds:.2f} s", err=True)
         return
-    click.echo(
+    echo(
         f"{usage.prompt_tokens} tokens in, {usage.completion_tokens} out, {seconds:.2f} s, "
         f"{usage.completion_tokens / seconds:.1f} tokens/s{_accepted(usage)}",
         err=True,

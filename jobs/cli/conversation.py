@@ -11,11 +11,10 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from jobs.cli.answer import call_text, counted
 from jobs.cli.dialogue import Dialogue, Stopped
 from jobs.cli.failures import sentence
+from jobs.cli.output import echo, report
 from jobs.cli.spent import Spent
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ class Conversation:
         for message in messages_of(*self._dialogue.read()):
             calls = [call_text(call) for call in message.get("tool_calls") or ()]
             content = message.get("content") or ""
-            click.echo(f"{message['role']}: {' '.join([str(content), *calls]).strip()}")
+            echo(f"{message['role']}: {' '.join([str(content), *calls]).strip()}")
 
     def _undo(self, _: str) -> None:
         turn = self._dialogue.undo()
@@ -214,8 +213,8 @@ def _end(_: str) -> None:
 
 
 def _say(text: str) -> None:
-    click.echo(click.style(text, dim=True), err=True)
+    echo(text, err=True, dim=True)
 
 
 def _complain(text: str) -> None:
-    click.echo(click.style("error:", fg="red") + f" {text}", err=True)
+    report("error", text, "red")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 import warnings
@@ -12,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobs.cli.interrupts import INTERRUPTED
+from jobs.cli.output import echo, open_devnull, print_json, printable, report, show_log_lines
 
 if TYPE_CHECKING:
     from jobs.errors import JobError
@@ -20,18 +20,13 @@ STDOUT_CLOSED = 141  # 128 + SIGPIPE
 AS_JSON = "chatjobs.as_json"  # in the context's meta: the command line contains --json
 
 
-def open_devnull() -> IO[str]:
-    """Return a stdout that discards its output."""
-    return open(os.devnull, "w", encoding="utf-8")
-
-
 class Failure(click.ClickException):
     """A job or a check failed: exit code 1.
 
     `error` is the JobError behind it; `lines` are printed before the message.
     """
 
-    prefix = click.style("error:", fg="red") + " "
+    label = "error"
     code = "failed"  # with --json, unless a JobError has one
 
     def __init__(
@@ -41,8 +36,12 @@ class Failure(click.ClickException):
         self.error, self.lines = error, list(lines)
 
     def show(self, file: IO[Any] | None = None) -> None:
-        for line in [*self.lines, f"{self.prefix}{self.message}"]:
-            click.echo(line, file=file, err=True)
+        for line in self.lines:
+            echo(line, err=True)
+        if self.label:
+            report(self.label, self.message, "red")
+        else:
+            echo(self.message, err=True)
 
 
 class NotFound(Failure):
@@ -78,11 +77,11 @@ class Interrupted(Failure):
 
     exit_code = INTERRUPTED
     code = "interrupted"
-    prefix = ""
+    label = ""
 
 
-def as_json(shown: click.ClickException) -> str:
-    """Return an exception as one JSON object, in the form of OpenAI's errors."""
+def error_object(shown: click.ClickException) -> dict[str, Any]:
+    """Return an exception as a JSON object, in the form of OpenAI's errors."""
     message, lines = shown.format_message(), []
     error, code = None, "invalid_request" if shown.exit_code == 2 else "failed"
     if isinstance(shown, Failure):
@@ -101,7 +100,16 @@ def as_json(shown: click.ClickException) -> str:
         }
     if lines:
         content["lines"] = lines
-    return json.dumps({"error": content}, ensure_ascii=False)
+    return {"error": content}
+
+
+def shown(error: click.ClickException) -> click.ClickException:
+    """The error as click may print it: its message may quote what a user has typed, and click
+    writes UTF-8 where the encoding is ASCII."""
+    encoding = sys.stderr.encoding or "utf-8"
+    text = printable(error.message, err=True).encode(encoding, "backslashreplace").decode(encoding)
+    vars(error)["message"] = text  # click declares it final
+    return error
 
 
 def context_settings() -> dict[str, Any]:
@@ -126,15 +134,22 @@ class CommandGroup(click.Group):
         ctx.meta[AS_JSON] = "--json" in options
         return super().parse_args(ctx, args)
 
+    def make_context(self, *args: Any, **options: Any) -> click.Context:
+        try:
+            return super().make_context(*args, **options)
+        except click.ClickException as error:
+            raise shown(error) from None
+
     def invoke(self, ctx: click.Context) -> Any:
         with warnings.catch_warnings():
             warnings.showwarning = show_warning  # type: ignore[assignment]
+            show_log_lines()
             try:
                 return self._invoke(ctx)
             except click.ClickException as error:
                 if not ctx.meta[AS_JSON]:
-                    raise
-                click.echo(as_json(error), err=True)
+                    raise shown(error) from None
+                print_json(error_object(error), err=True)
                 ctx.exit(error.exit_code)
 
     def _invoke(self, ctx: click.Context) -> Any:
@@ -177,4 +192,4 @@ def sentence(error: JobError) -> str:
 
 def show_warning(message: Warning | str, *_: Any) -> None:
     """Print a warning; `warnings.showwarning` while a command runs."""
-    click.echo(click.style("warning:", fg="yellow") + f" {message}", err=True)
+    report("warning", str(message), "yellow")

@@ -4,23 +4,21 @@ from __future__ import annotations
 
 from datetime import UTC, datetime
 from itertools import islice
-from textwrap import shorten
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import print_json
 from jobs.cli.changes import Outcome, changes_jobs, not_done
 from jobs.cli.options import JobId, client, json_option, redis_option
+from jobs.cli.output import echo, print_json
 from jobs.cli.selection import STATES, find, selection_options
+from jobs.cli.table import free_text, number, print_table
 
 if TYPE_CHECKING:
     from jobs import Client
     from jobs.client.dead_letters import FoundJob
 
 MAX_LISTED = 10**9
-ERROR_WIDTH = 60  # characters of an error in the table
-PIPE_WIDTH = 10_000  # of the table, if stdout is not a terminal: one line per job
 
 
 @click.group(name="jobs")
@@ -51,7 +49,7 @@ def list_jobs(chosen: dict[str, Any], limit: int, as_json: bool, redis_url: str)
         more = next(found, None) is not None
     _print_table(shown)
     if more:
-        click.echo(f"more than {limit} jobs: --limit N lists more", err=True)
+        echo(f"more than {limit} jobs: --limit N lists more", err=True)
 
 
 @jobs_group.command()
@@ -71,15 +69,15 @@ def show(job_id: str, as_json: bool, redis_url: str) -> None:
         return
     error, failures = facts.pop("error"), facts.pop("failures")
     for name, value in facts.items():
-        click.echo(f"{name}: {value}")
+        echo(f"{name}: {value}")
     if error is not None:
-        click.echo(f"error: {error['message']} ({error['code']})")
+        echo(f"error: {error['message']} ({error['code']})")
     for one in failures:
-        click.echo(
+        echo(
             f"attempt {one['attempt']} failed at {one['at']:%Y-%m-%d %H:%M:%S}Z "
             f"on {one['worker']}: {one['message']} ({one['code']})"
         )
-    click.echo("request:")
+    echo("request:")
     print_json(found.state.request)
 
 
@@ -136,22 +134,14 @@ def _facts(found: FoundJob) -> dict[str, Any]:
 
 
 def _print_table(found: list[FoundJob]) -> None:
-    import sys
-
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE)
-    for name in ("job", "status", "model", "run", "attempt", "since", "error"):
-        table.add_column(name)
+    if not found:
+        echo("no jobs")
+        return
+    rows = []
     for one in found:
         facts, error = _facts(one), one.state.error
-        since = facts["since"].isoformat(timespec="seconds")
-        reason = f"{error.code}: {error.message}" if error is not None else ""
-        reason = shorten(reason, ERROR_WIDTH, placeholder=" …")
-        cells = (facts["id"], facts["status"], facts["model"], facts["run"], facts["attempt"])
-        table.add_row(*(Text(str(cell)) for cell in (*cells, since, reason)))
-    console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
-    console.print(table if found else "no jobs")
+        cells = [facts[name] for name in ("id", "status", "model", "run", "attempt")]
+        since = f"{facts['since']:%Y-%m-%dT%H:%M:%SZ}"
+        rows.append([*cells, since, f"{error.code}: {error.message}" if error is not None else ""])
+    columns = ("job", "status", "model", "run", number("attempt"), "since", free_text("error"))
+    print_table(columns, rows)

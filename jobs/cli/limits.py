@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 import click
 
 from jobs import keys
-from jobs.cli.answer import print_json
 from jobs.cli.failures import WrongInput, show_warning
 from jobs.cli.options import client, json_option, redis_option
+from jobs.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -59,7 +59,7 @@ def limits(
         return
     width = max(map(len, values))
     for name, value in values.items():
-        click.echo(f"{name:{width}}  {value}")
+        echo(f"{name:{width}}  {value}")
 
 
 def _warn_if_unknown(redis: Redis, model: str) -> None:

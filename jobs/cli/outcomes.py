@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import click
-
-from jobs.cli.answer import call_text, print_json
+from jobs.cli.answer import call_text
+from jobs.cli.output import echo, print_json
 from jobs.cli.progress import RowProgress
+from jobs.cli.table import Column, free_text, number, print_table
 from jobs.cli.waiting import WaitNotice
 from jobs.errors import JobError
 
 if TYPE_CHECKING:
     from jobs import ChatCompletion, Job
     from jobs.client.steps import Connection
-
-PIPE_WIDTH = 160  # of the table, if stdout is not a terminal
-TEXT_WIDTH = 60  # characters of an answer in the table
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +44,7 @@ class Outcomes:
         """Wait for all jobs and print their outcomes: JSON at once, the table at the end. Returns
         how many have no completion."""
         with (
-            RowProgress(len(self._submitted), quiet=quiet) as progress,
+            RowProgress(len(self._submitted), quiet=quiet, stdout_busy=self._as_json) as progress,
             WaitNotice(connection, quiet=quiet, write=progress.note) as notice,
         ):
             for one in self._submitted:
@@ -70,7 +66,7 @@ class Outcomes:
             if self._as_json:
                 print_json(one.facts(self._unit))
             else:
-                click.echo(one.job.id)
+                echo(one.job.id)
         return len(rest)
 
     def _wait_for(self, one: Submitted) -> None:
@@ -108,27 +104,13 @@ class Outcomes:
             tokens = str(outcome.usage.completion_tokens) if outcome.usage else ""
             calls = outcome.choices[0].message.tool_calls or ()
             text = outcome.text or "; ".join(map(call_text, calls))
-        text = " ".join(text.split())
-        if len(text) > TEXT_WIDTH:
-            text = f"{text[: TEXT_WIDTH - 1]}…"
         self._table.append((str(one.number), one.custom_id or "", one.job.id, status, tokens, text))
 
     def _print_table(self) -> None:
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        names = (self._unit, "custom_id", "job", "status", "tokens", "answer")
-        shown = [
-            index
-            for index, name in enumerate(names)
-            if name != "custom_id" or any(row[index] for row in self._table)
-        ]
-        table = Table(box=box.SIMPLE)
-        for index in shown:
-            right = names[index] in (self._unit, "tokens")
-            table.add_column(names[index], justify="right" if right else "left")
-        for row in self._table:
-            table.add_row(*(Text(row[index]) for index in shown))  # Text: no markup of answers
-        Console(width=None if sys.stdout.isatty() else PIPE_WIDTH).print(table)
+        columns: list[Column | str] = [number(self._unit), "custom_id", "job", "status"]
+        columns += [number("tokens"), free_text("answer")]
+        rows: list[tuple[str, ...]] = self._table
+        if not any(custom_id for _, custom_id, *_ in rows):
+            del columns[1]
+            rows = [(line, *rest) for line, _, *rest in rows]
+        print_table(columns, rows)

@@ -1,21 +1,27 @@
-"""Progress of a run on stderr: a bar on a terminal, otherwise a plain line every two seconds."""
+"""Progress of a run on stderr: a bar on a terminal, otherwise a plain line every two seconds.
+
+stdout is left alone: what is written there while a bar is shown may go to a file.
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from typing import Self
 
-import click
 from rich import progress
 from rich.console import Console
+
+from jobs.cli.output import echo, is_terminal, printable
 
 PLAIN_LINE_SECONDS = 2.0
 
 
 class RowProgress:
-    """A context manager; `update` may be called at any rate. With `quiet`, nothing is printed."""
+    """A context manager; `update` may be called at any rate. With `quiet`, nothing is printed; no
+    bar is shown if `stdout_busy`, on a terminal that also shows what is written to stdout."""
 
-    def __init__(self, total: int, *, quiet: bool = False) -> None:
+    def __init__(self, total: int, *, quiet: bool = False, stdout_busy: bool = False) -> None:
         self._total, self._quiet = total, quiet
         self._console = Console(stderr=True)
         self._bar = progress.Progress(
@@ -24,7 +30,10 @@ class RowProgress:
             progress.TextColumn("rows{task.fields[speed]}"),
             progress.TimeRemainingColumn(),
             console=self._console,
-            disable=quiet or not self._console.is_terminal,
+            redirect_stdout=False,
+            disable=quiet
+            or not self._console.is_terminal
+            or (stdout_busy and is_terminal(sys.stdout)),
         )
         self._task = self._bar.add_task("", total=total, speed="")
         self._started = self._last_line = time.monotonic()
@@ -38,7 +47,8 @@ class RowProgress:
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
-        self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        shown = printable(text, err=True)
+        self._console.print(shown, markup=False, highlight=False, soft_wrap=True)
 
     def update(self, done: int, tokens_per_second: float) -> None:
         speed = f", {tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
@@ -50,4 +60,4 @@ class RowProgress:
             return
         self._last_line = now
         left = (self._total - done) * (now - self._started) / done
-        click.echo(f"{done}/{self._total} rows{speed}, {left:.0f} s left", err=True)
+        echo(f"{done}/{self._total} rows{speed}, {left:.0f} s left", err=True)

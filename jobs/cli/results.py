@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import counted, print_json
+from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, WrongInput
 from jobs.cli.options import connection, json_option, redis_option, results_option
+from jobs.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from jobs import Results
@@ -77,9 +78,9 @@ def compact(run: str, results: str, redis_url: str) -> None:
             )
     replaced = compact(store, run)
     if replaced:
-        click.echo(f"{run}: {counted(replaced, 'file')} replaced by one", err=True)
+        echo(f"{run}: {counted(replaced, 'file')} replaced by one", err=True)
     else:
-        click.echo(f"{run}: nothing to do, its rows are in one file", err=True)
+        echo(f"{run}: nothing to do, its rows are in one file", err=True)
 
 
 def _open(folder: str) -> Results:
@@ -100,12 +101,12 @@ def _list_runs(store: Results, as_json: bool) -> None:
         for run in runs:
             print_json(run)
     elif not runs:
-        click.echo(f"no runs in {store.root}", err=True)
+        echo(f"no runs in {store.root}", err=True)
     else:
         width = max(len(str(run["run"])) for run in runs)
         for run in runs:
             unit = "row" if run["rows"] == 1 else "rows"
-            click.echo(f"{run['run']:{width}}  {run['rows']:>8} {unit}")
+            echo(f"{run['run']:{width}}  {run['rows']:>8} {unit}")
 
 
 def _print_summary(store: Results, run: str) -> None:
@@ -130,7 +131,7 @@ def _print_summary(store: Results, run: str) -> None:
         "folder": folder,
     }
     for name, value in facts.items():
-        click.echo(f"{name:<10}  {value}")
+        echo(f"{name:<10}  {value}")
 
 
 def _counts(column: Any) -> dict[str, int]:

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs import keys
-from jobs.cli.answer import counted, print_json
+from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, NotFound
 from jobs.cli.options import connection, json_option, redis_option
+from jobs.cli.output import echo, print_json
+from jobs.cli.table import number, print_table
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -25,6 +27,10 @@ class CannotWrite(Failure):
     """A worker can't write rows."""
 
     code = "unwritten_rows"
+
+
+_WORKER_NUMBERS = ("memory", "running", "tokens/s", "prompt cached", "draft accepted")
+_QUEUE_NUMBERS = ("deferred", "scheduled", "queued", "running", "failed", "workers")
 
 
 class Unhealthy(Failure):
@@ -97,50 +103,37 @@ def rows_wait(rows: Unwritten) -> str:
 def _print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> None:
     """Print why rows wait, unless they wait only for more rows, to share a file."""
     for name, why in faults.items():
-        click.echo(f"worker {name} can't write rows: {why}", err=True)
+        echo(f"worker {name} can't write rows: {why}", err=True)
     if rows.count and not faults and (not recorded or rows.oldest > LONG_SECONDS):
         why = "" if recorded else "; no running worker writes rows: start one with --results DIR"
-        click.echo(f"{rows_wait(rows)}{why}", err=True)
+        echo(f"{rows_wait(rows)}{why}", err=True)
 
 
 def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    console = Console()
-    table = Table("worker", "models", "device", box=box.SIMPLE)
-    for name in ("memory", "running", "tokens/s", "prompt cached", "draft accepted"):
-        table.add_column(name, justify="right")
-    for worker in workers:
-        used = (worker["memory"]["weights"] + worker["memory"]["cache"]) / 2**20
-        table.add_row(
-            worker["name"],
-            ", ".join(worker["models"]),
-            worker["device"],
-            f"{used:,.0f} MiB",
-            "paused" if worker["paused"] else str(worker["running"]),
-            f"{worker['tokens_per_second']:,.0f}",
-            _share(worker.get("cached_tokens", 0), worker.get("prompt_tokens", 0)),
-            _accepted(worker),
+    if workers:
+        print_table(
+            ("worker", "models", "device", *map(number, _WORKER_NUMBERS)),
+            [_cells(worker) for worker in workers],
         )
-    console.print(table if workers else "no workers")
+    else:
+        echo("no workers")
     for worker in workers:
         if worker["paused"]:
-            click.echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)
+            echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)
     if behind := max((worker.get("clock_behind", 0) for worker in workers), default=0):
-        click.echo(
+        echo(
             f"the clock of Redis was set back: it is {behind} s behind the time that it had; keys "
             "that expire are kept for so much longer",
             err=True,
         )
-    table = Table("queue", box=box.SIMPLE)
-    columns = ("deferred", "scheduled", "queued", "running", "failed", "workers")
-    for name in columns:
-        table.add_column(name, justify="right")
-    for queue in queues:
-        table.add_row(queue["name"], *(str(queue[name]) for name in columns))
-    console.print(table if queues else "no queues")
+    if queues:
+        echo()
+        print_table(
+            ("queue", *map(number, _QUEUE_NUMBERS)),
+            [[queue["name"], *(queue[name] for name in _QUEUE_NUMBERS)] for queue in queues],
+        )
+    else:
+        echo("no queues")
     for model in sorted(
         {
             one["model"]
@@ -148,9 +141,22 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
             if (one["queued"] or one["scheduled"] or one["deferred"]) and not one["workers"]
         }
     ):
-        click.echo(
-            f"no worker serves {model!r}: its jobs wait (chatjobs work --model {model})", err=True
-        )
+        echo(f"no worker serves {model!r}: its jobs wait (chatjobs work --model {model})", err=True)
+
+
+def _cells(worker: dict[str, Any]) -> tuple[object, ...]:
+    """The row of a worker in the table."""
+    used = (worker["memory"]["weights"] + worker["memory"]["cache"]) / 2**20
+    return (
+        worker["name"],
+        ", ".join(worker["models"]),
+        worker["device"],
+        f"{used:,.0f} MiB",
+        "paused" if worker["paused"] else worker["running"],
+        f"{worker['tokens_per_second']:,.0f}",
+        _share(worker.get("cached_tokens", 0), worker.get("prompt_tokens", 0)),
+        _accepted(worker),
+    )
 
 
 def _share(part: int, whole: int) -> str:

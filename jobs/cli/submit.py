@@ -8,10 +8,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import counted, print_json
+from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, Interrupted, WrongInput
 from jobs.cli.fields import fields_option
 from jobs.cli.options import Seconds, check_run, client, json_option, quiet_option, redis_option
+from jobs.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from jobs import Client
@@ -118,7 +119,7 @@ def submit(
                 elif as_json:
                     print_json(one.facts(rows.unit))
                 else:
-                    click.echo(one.job.id)
+                    echo(one.job.id)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted; {done} of {count} jobs are enqueued and go on"
@@ -128,7 +129,7 @@ def submit(
         if not quiet:
             on_disk = " and on disk" if durable else ""
             before = _done_before(ended, runs) if ended else ""
-            click.echo(f"{counted(count - ended, 'job')} enqueued{on_disk}{before}", err=True)
+            echo(f"{counted(count - ended, 'job')} enqueued{on_disk}{before}", err=True)
         if wait:
             _wait(connected, submitted, rows.unit, as_json, quiet)
 

@@ -8,9 +8,8 @@ from contextlib import suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Self, TypeVar
 
-import click
-
 from jobs.cli.answer import counted
+from jobs.cli.output import echo
 
 if TYPE_CHECKING:
     from jobs import Job
@@ -31,7 +30,7 @@ class WaitNotice:
         self, connection: Connection, *, quiet: bool, write: Callable[[str], None] | None = None
     ) -> None:
         self._connection, self._quiet = connection, quiet
-        self._write = write or (lambda text: click.echo(text, err=True))
+        self._write = write or (lambda text: echo(text, err=True))
         self._job: Job | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()  # `watch` returns when no notice is being written

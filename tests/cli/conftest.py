@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import io
+import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
 from click.testing import CliRunner, Result
 
 from jobs import JobError
-from jobs.cli import build
+from jobs.cli import build, main
 from jobs.results.files import table_of, write_part, write_run_card
 from jobs.results.outbox import Status, outbox_entry
 from jobs.results.rows import rows_of
@@ -86,3 +88,57 @@ def opened() -> Iterator[list[Terminal]]:
     yield terminals
     for terminal in terminals:
         terminal.close()
+
+
+class Shown(NamedTuple):
+    """What a command has written, as a terminal or a pipe of an encoding gets it."""
+
+    code: int
+    out: str
+    err: str
+
+
+class Stream(io.TextIOWrapper):
+    """stdout or stderr of a command: a pipe or a terminal."""
+
+    def __init__(self, encoding: str, terminal: bool) -> None:
+        self.bytes = io.BytesIO()
+        super().__init__(self.bytes, encoding=encoding, errors="strict", write_through=True)
+        self._terminal = terminal
+
+    def isatty(self) -> bool:
+        return self._terminal
+
+
+Show = Callable[..., Shown]
+
+
+@pytest.fixture
+def show(monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
+    """`show("status", terminal=True, encoding="latin-1", columns=80)`: the whole command, in this
+    process, with these streams. `piped`: stdout is a pipe even so."""
+    monkeypatch.setenv("CHATJOBS_REDIS_URL", UNREACHABLE)
+    monkeypatch.setenv("TERM", "xterm")
+    before = signal.getsignal(signal.SIGINT)
+
+    def invoke(
+        *words: str,
+        terminal: bool = False,
+        encoding: str = "utf-8",
+        columns: int = 80,
+        piped: bool = False,
+    ) -> Shown:
+        out, err = Stream(encoding, terminal and not piped), Stream(encoding, terminal)
+        with monkeypatch.context() as patch:
+            patch.setenv("COLUMNS", str(columns))
+            patch.setattr(sys, "argv", ["chatjobs", *words])
+            patch.setattr(sys, "stdout", out)
+            patch.setattr(sys, "stderr", err)
+            with pytest.raises(SystemExit) as ended:
+                main()
+        code = ended.value.code
+        assert isinstance(code, int)
+        return Shown(code, *(one.bytes.getvalue().decode(encoding) for one in (out, err)))
+
+    yield invoke
+    signal.signal(signal.SIGINT, before)

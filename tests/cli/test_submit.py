@@ -218,13 +218,13 @@ def test_wait_prints_a_table_of_the_results(run: Run, site: Site) -> None:
     assert result.exit_code == 1
     assert result.stderr.splitlines()[0] == "3 jobs enqueued"
     assert result.stderr.splitlines()[-1] == "error: 1 of 3 jobs failed or was cancelled"
-    header, _, *rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
+    header, *rows = [line.split() for line in result.stdout.splitlines() if line.strip()]
     assert header == ["line", "custom_id", "job", "status", "tokens", "answer"]
     assert rows[0][:2] == ["1", "a"]
     assert [row[0] for row in rows] == ["1", "2", "3"]
     assert ["finished" in row for row in rows] == [True, False, True]
     assert "failed" in rows[1]
-    assert rows[2][-1].endswith("…")
+    assert len(rows[2]) == 4 + 100
 
 
 def test_wait_with_json_prints_completions_and_errors(run: Run, site: Site) -> None:

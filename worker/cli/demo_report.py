@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import click
 import pyarrow as pa
 import pyarrow.compute as pc
-from rich import box
-from rich.console import Console
-from rich.table import Table
 
 from jobs.cli.answer import counted
+from jobs.cli.output import echo
+from jobs.cli.table import number, print_table
 from jobs.results.files import SAMPLES
 
 
@@ -22,14 +20,9 @@ def print_accuracy(rows: pa.Table) -> None:
     for row in rows.select(["metadata", "text", "target"]).to_pylist():
         task = json.loads(row["metadata"])["task"]
         by_task.setdefault(task, []).append((row["text"] or "").strip() == row["target"])
-    table = Table("task", box=box.SIMPLE)
-    for name in ("rows", "right", "accuracy"):
-        table.add_column(name, justify="right")
-    for task, right in sorted(by_task.items()):
-        table.add_row(task, *_cells(right))
-    table.add_section()
-    table.add_row("all", *_cells([is_right for right in by_task.values() for is_right in right]))
-    Console().print(table)
+    every = [is_right for right in by_task.values() for is_right in right]
+    rows = [(name, *_cells(right)) for name, right in (*sorted(by_task.items()), ("all", every))]
+    print_table(("task", number("rows"), number("right"), number("accuracy")), rows)
 
 
 def _cells(right: list[bool]) -> tuple[str, str, str]:
@@ -46,8 +39,8 @@ def print_throughput(rows: pa.Table, folder: Path) -> None:
         pc.sum(rows.column(name)).as_py() or 0 for name in ("drafted_tokens", "accepted_tokens")
     )
     if drafted:
-        click.echo(f"draft: {accepted:,} of {drafted:,} tokens accepted")
+        echo(f"draft: {accepted:,} of {drafted:,} tokens accepted")
     files = len(list((folder / SAMPLES).glob("*.parquet")))
-    click.echo(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s")
+    echo(f"{tokens:,} tokens in {seconds:.1f} s: {tokens / seconds:,.0f} tokens/s")
     where = f"{counted(rows.num_rows, 'row')} in {counted(files, 'file')}"
-    click.echo(f"{where}: {folder / SAMPLES}\n")
+    echo(f"{where}: {folder / SAMPLES}\n")

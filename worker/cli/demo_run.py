@@ -19,6 +19,7 @@ import pyarrow as pa
 from jobs import ChatRequest, Client, JobError, Results, keys
 from jobs.cli.answer import counted, print_stream
 from jobs.cli.failures import Unavailable
+from jobs.cli.output import echo
 from jobs.cli.progress import RowProgress
 from jobs.cli.requests import InvalidLine, Overrides, read_requests
 from jobs.cli.row_files import json_rows
@@ -46,7 +47,7 @@ def run_demo(count: int, run_id: str, folder: Path, kind: str | None = None) -> 
     with _model(name, kind) as model, EmbeddedRedis() as server, Client(server.url) as client:
         client.serving = None  # its worker starts after the jobs are enqueued
         client.submit_many(requests)
-        click.echo(f"{counted(count, 'job')} enqueued for run {run_id}", err=True)
+        echo(f"{counted(count, 'job')} enqueued for run {run_id}", err=True)
         with WorkerProcess(model, server.url, folder) as worker:
             _wait_until_ready(client, worker, name)
             table = _wait_for_rows(client, worker, results, run_id, count)
@@ -83,7 +84,7 @@ def _model(name: str, kind: str | None) -> Iterator[str]:
         except JobError as error:
             raise refusal(error) from None
         bits = 8 * written.bytes / written.parameters
-        click.echo(f"{file.name}: {bits:.1f} bits per weight", err=True)
+        echo(f"{file.name}: {bits:.1f} bits per weight", err=True)
         yield str(file)
 
 
@@ -91,7 +92,7 @@ def _wait_until_ready(client: Client, worker: WorkerProcess, model: str) -> None
     while not (ready := _status(client, worker)):
         worker.check()
         time.sleep(POLL_SECONDS)
-    click.echo(f"worker {ready[0]['name']} serves {model} on {ready[0]['device']}", err=True)
+    echo(f"worker {ready[0]['name']} serves {model} on {ready[0]['device']}", err=True)
 
 
 def _wait_for_rows(
@@ -128,7 +129,7 @@ def _status(client: Client, worker: WorkerProcess) -> list[dict[str, Any]]:
 
 
 def _stream_answer(client: Client, model: str) -> None:
-    click.echo(f"> {QUESTION}")
+    echo(f"> {QUESTION}")
     job = client.submit(
         ChatRequest(model=model, messages=[{"role": "user", "content": QUESTION}], temperature=0)
     )

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-import click
-
 from jobs.child import ChildProcess
 from jobs.cli.failures import Unavailable
+from jobs.cli.output import echo
 
 STOP_SECONDS = 20.0
 DRAFT = "demo-draft"
@@ -56,14 +55,14 @@ class WorkerProcess:
         if code >= 0 or self._started >= MAX_WORKERS:
             raise Unavailable(f"the worker exited with code {code}; its messages are above")
         name = signal.Signals(-code).name
-        click.echo(f"the worker was killed ({name}): starting another one", err=True)
+        echo(f"the worker was killed ({name}): starting another one", err=True)
         self._child.stop(STOP_SECONDS)
         self._start()
 
     def _start(self) -> None:
         self._child = ChildProcess(self._command)
         self._started += 1
-        click.echo(f"worker: process {self._child.pid}", err=True)
+        echo(f"worker: process {self._child.pid}", err=True)
 
 
 def _chatjobs() -> str:

@@ -10,11 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import click
-
 from jobs.api.conversation import Turn
 from jobs.cli.answer import CUT, print_calls, print_stream
 from jobs.cli.dialogue import Dialogue, Stopped
+from jobs.cli.output import echo
 from worker.cli.options import need_torch, refusal
 
 if TYPE_CHECKING:
@@ -30,17 +29,14 @@ def load(reference: str, chat_template: Path | None, *, quiet: bool) -> LocalMod
     from worker import Engine
 
     if not quiet:
-        click.echo(click.style(f"loading {reference} …", dim=True), err=True)
+        echo(f"loading {reference} …", err=True, dim=True)
     started = time.monotonic()
     try:
         engine = Engine.load(reference, chat_template=chat_template)
     except JobError as error:
         raise refusal(error) from None
     if not quiet:
-        click.echo(
-            click.style(f"{engine.info.name}: {time.monotonic() - started:.1f} s", dim=True),
-            err=True,
-        )
+        echo(f"{engine.info.name}: {time.monotonic() - started:.1f} s", err=True, dim=True)
     return LocalModel(engine)
 
 
@@ -91,7 +87,7 @@ class LocalDialogue:
         turn = self._session.turns[-1]
         print_calls(turn.answer.get("tool_calls") or ())
         if turn.finish_reason == "length":
-            click.echo(CUT, err=True)
+            echo(CUT, err=True)
         return usage
 
     def stop(self) -> None:

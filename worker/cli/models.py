@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import print_json
 from jobs.cli.failures import Failure
 from jobs.cli.options import json_option
+from jobs.cli.output import echo, print_json
 from worker.cli.options import (
     KINDS,
     device_option,
@@ -125,7 +125,7 @@ def quantize(
         )
     else:
         size, bits = _size(written.bytes), 8 * written.bytes / written.parameters
-        click.echo(f"{written.path}: {size}, {written.kind}, {bits:.2f} bits per weight")
+        echo(f"{written.path}: {size}, {written.kind}, {bits:.2f} bits per weight")
 
 
 def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
@@ -175,7 +175,7 @@ def _show(found: Preflight, downloaded: bool) -> None:
         "fits": "yes" if found.obstacle is None else "no",
     }
     for name, text in lines.items():
-        click.echo(f"{name:<11} {text}")
+        echo(f"{name:<11} {text}")
 
 
 def _kernels() -> str:

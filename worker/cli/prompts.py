@@ -6,9 +6,9 @@ from pathlib import Path
 
 import click
 
-from jobs.cli.answer import print_json
 from jobs.cli.failures import WrongInput
 from jobs.cli.options import json_option
+from jobs.cli.output import echo, print_json
 from worker.cli.options import (
     device_option,
     download_option,
@@ -102,4 +102,4 @@ def save(
     if as_json:
         print_json({"model": engine.info.name, "file": str(output), "tokens": count, "bytes": size})
     else:
-        click.echo(f"{output}: {count} tokens, {size / 2**20:.1f} MiB")
+        echo(f"{output}: {count} tokens, {size / 2**20:.1f} MiB")

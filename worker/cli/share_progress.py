@@ -5,9 +5,10 @@ from __future__ import annotations
 import time
 from typing import Self
 
-import click
 from rich import progress
 from rich.console import Console
+
+from jobs.cli.output import echo
 
 PLAIN_LINE_SECONDS = 2.0
 
@@ -25,6 +26,7 @@ class ShareProgress:
             progress.TaskProgressColumn(),
             progress.TimeRemainingColumn(),
             console=console,
+            redirect_stdout=False,
             disable=self._plain,
         )
         self._task = self._bar.add_task(task)
@@ -42,4 +44,4 @@ class ShareProgress:
         now = time.monotonic()
         if self._plain and now - self._last_line >= PLAIN_LINE_SECONDS:
             self._last_line = now
-            click.echo(f"{self._name}: {done / total:.0%}", err=True)
+            echo(f"{self._name}: {done / total:.0%}", err=True)

@@ -12,6 +12,7 @@ from shlex import quote
 import click
 
 from jobs.cli.options import EMBEDDED, Seconds, quiet_option, results_option
+from jobs.cli.output import LogFormatter, echo
 from worker.cli.options import (
     MOST_DRAFT_TOKENS,
     TOOL_PARSERS,
@@ -203,8 +204,8 @@ def work(
     _configure_logging(quiet)
     with server(redis_url) as url:
         if redis_url == EMBEDDED:
-            click.echo(f"private Redis: --redis {url}, or in other shells:", err=True)
-            click.echo(f"export {URL_VARIABLE}={quote(url)}", err=True)
+            echo(f"private Redis: --redis {url}, or in other shells:", err=True)
+            echo(f"export {URL_VARIABLE}={quote(url)}", err=True)
         try:
             backend = EngineHost(
                 device=device,
@@ -225,7 +226,7 @@ def work(
                 state_bytes=state_bytes,
             )
             if not quiet:
-                click.echo(f"device: {backend.device}", err=True)
+                echo(f"device: {backend.device}", err=True)
             folder = None if no_record else Path(results)
             serve(backend, models, redis_url=url, results=folder, grace=grace, burst=burst)
         except JobError as error:
@@ -236,7 +237,9 @@ def _configure_logging(quiet: bool) -> None:
     """Log to stderr: the worker from INFO, or with `quiet` from WARNING like all libraries."""
     from huggingface_hub.utils.tqdm import disable_progress_bars
 
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    handler = logging.StreamHandler()
+    handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
+    logging.basicConfig(handlers=[handler])
     if quiet:
         disable_progress_bars()
     else:

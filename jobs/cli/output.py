@@ -1,0 +1,118 @@
+"""stdout and stderr of the commands. Every line that a command writes goes through this file.
+
+No text fails on the encoding of its stream. On a terminal, control characters are shown as escapes:
+answers, ids and values of Redis may hold sequences that a terminal would obey. Pipes get text as it
+is.
+"""
+
+from __future__ import annotations
+
+import codecs
+import io
+import json
+import logging
+import os
+import re
+import sys
+from datetime import datetime
+from typing import Any, TextIO
+
+import click
+
+# The categories Cc, without newline and tab, and Bidi_Control of Unicode.
+_CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+
+
+def open_streams() -> None:
+    """From now on stdout and stderr write characters that their encodings lack as escapes. A stream
+    that was closed before the start discards its output, and no other file gets its descriptor."""
+    sys.stdout, sys.stderr = sys.stdout or open_devnull(), sys.stderr or open_devnull()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+def open_devnull() -> TextIO:
+    """Return a stream that discards its output."""
+    return open(os.devnull, "w", encoding="utf-8")
+
+
+def echo(text: str = "", *, err: bool = False, nl: bool = True, **style: bool) -> None:
+    """Write text to stdout, or to stderr with `err`. `style`: of click, on terminals."""
+    stream = _stream(err)
+    shown = printable(text, err=err)
+    _write(_styled(shown, stream, **style) if style else shown, stream, nl=nl)
+
+
+def report(label: str, text: str, colour: str) -> None:
+    """Write an error or a warning to stderr, with a coloured label before it."""
+    label = _styled(f"{label}:", sys.stderr, fg=colour)
+    _write(f"{label} {printable(text, err=True)}", sys.stderr)
+
+
+def print_json(value: Any, *, err: bool = False) -> None:
+    """Write `value` as one line of JSON; times in ISO 8601. ASCII, unless the encoding of the
+    stream has all characters."""
+    stream = _stream(err)
+    text = json.dumps(
+        value, ensure_ascii=not _is_unicode(stream), separators=(",", ":"), default=_iso_format
+    )
+    if is_terminal(stream):
+        text = _CONTROLS.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
+    _write(text, stream)
+
+
+def printable(text: str, *, err: bool = False) -> str:
+    """`text` as it may be written to stdout, or to stderr with `err`."""
+    return visible(text) if is_terminal(_stream(err)) else text
+
+
+def visible(text: str) -> str:
+    """`text` with control characters as escapes, such as \\x1b; newlines and tabs stay."""
+    return _CONTROLS.sub(_escape, text)
+
+
+def is_terminal(stream: TextIO) -> bool:
+    """Whether a person reads what is written to `stream`."""
+    return stream.isatty()
+
+
+def show_log_lines() -> None:
+    """Format the warnings of libraries, which logging writes to stderr if no handler is set."""
+    if logging.lastResort is not None:
+        logging.lastResort.setFormatter(LogFormatter())
+
+
+class LogFormatter(logging.Formatter):
+    """Log lines on stderr."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        return printable(super().format(record), err=True)
+
+
+def _escape(found: re.Match[str]) -> str:
+    code = ord(found[0])
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def _styled(text: str, stream: TextIO, **style: Any) -> str:
+    context = click.get_current_context(silent=True)
+    colours = is_terminal(stream) and (context is None or context.color is not False)
+    return click.style(text, **style) if colours else text
+
+
+def _write(text: str, stream: TextIO, *, nl: bool = True) -> None:
+    stream.write(f"{text}\n" if nl else text)
+    stream.flush()
+
+
+def _stream(err: bool) -> TextIO:
+    return sys.stderr if err else sys.stdout
+
+
+def _is_unicode(stream: TextIO) -> bool:
+    return codecs.lookup(getattr(stream, "encoding", None) or "utf-8").name.startswith("utf")
+
+
+def _iso_format(value: datetime) -> str:
+    return value.isoformat()

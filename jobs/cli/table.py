@@ -1,0 +1,88 @@
+"""Tables of the commands: whole values, and one line per row in pipes.
+
+On a terminal, a row that is wider than the terminal goes on in an indented line, and only free text
+is shortened: an id that is cut or broken can't be copied.
+"""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from jobs.cli.output import echo, is_terminal, printable
+
+GAP = 2  # spaces between two columns, and before a line that goes on
+MIN_TEXT = 24  # columns of the terminal that free text is given on a line with others
+_BREAKS = str.maketrans({one: repr(one)[1:-1] for one in "\t\n\v\f\r\x1c\x1d\x1e\x85\u2028\u2029"})
+
+
+class Column(NamedTuple):
+    """A column. `text`: free text, which is put on one line, and shortened on terminals."""
+
+    name: str
+    right: bool = False
+    text: bool = False
+
+
+def number(name: str) -> Column:
+    """A column of numbers."""
+    return Column(name, right=True)
+
+
+def free_text(name: str) -> Column:
+    """A column of sentences or answers."""
+    return Column(name, text=True)
+
+
+def print_table(columns: Sequence[Column | str], rows: Sequence[Sequence[object]]) -> None:
+    """Print rows of cells below the names of their columns. Free text is the last column."""
+    from rich.cells import cell_len, set_cell_size
+
+    shown = [one if isinstance(one, Column) else Column(one) for one in columns]
+    cells = [
+        [_cell(value, column) for value, column in zip(row, shown, strict=True)] for row in rows
+    ]
+    widths = [
+        max([cell_len(column.name), *(cell_len(row[index]) for row in cells)])
+        for index, column in enumerate(shown)
+    ]
+    limit = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else sys.maxsize
+    lines = list(_lines(shown, widths, limit))
+
+    def line_of(row: Sequence[str], line: range) -> str:
+        text = " " * GAP if line.start else ""
+        for index in line:
+            cell, width = row[index], widths[index]
+            if shown[index].text and cell_len(text) + cell_len(cell) > limit:
+                width = limit - cell_len(text)
+                cell = set_cell_size(cell, width - 1).rstrip() + "…"
+            space = " " * (width - cell_len(cell))
+            text += (space + cell if shown[index].right else cell + space) + " " * GAP
+        return text.rstrip(" ")
+
+    for line in lines:
+        echo(line_of([column.name for column in shown], line), bold=True)
+    for row in cells:
+        for line in lines:
+            echo(line_of(row, line))
+
+
+def _cell(value: object, column: Column) -> str:
+    text = str(value)
+    if column.text:
+        text = " ".join(text.split())
+    return printable(text.translate(_BREAKS))
+
+
+def _lines(columns: Sequence[Column], widths: Sequence[int], limit: int) -> Iterator[range]:
+    """The columns of each line of a row, as many as have room."""
+    start, used = 0, 0
+    for index, column in enumerate(columns):
+        needed = min(widths[index], MIN_TEXT) if column.text else widths[index]
+        if index > start and used + needed > limit:
+            yield range(start, index)
+            start, used = index, GAP
+        used += widths[index] + GAP
+    yield range(start, len(columns))
