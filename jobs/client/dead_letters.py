@@ -14,11 +14,11 @@ from redis import Redis
 
 from jobs import keys, lua
 from jobs.api.job_options import MAX_SECONDS
+from jobs.client.new_job import ROWS_LUA
 from jobs.client.rq_format import (
     CHANGING_FIELDS,
     FAILURES,
     FIXED_FIELDS,
-    QUEUES_KEY,
     TENANTS_LUA,
     deferred_key,
     executions_key,
@@ -41,7 +41,7 @@ PAGE = 100  # jobs whose hashes are read at once
 FIELDS = (*CHANGING_FIELDS, *FIXED_FIELDS, "ended_at", FAILURES)
 
 REQUEUE = lua.load("jobs.client", "rq_requeue", TENANTS_LUA)
-PURGE = lua.load("jobs.client", "rq_purge")
+PURGE = lua.load("jobs.client", "rq_purge", TENANTS_LUA, ROWS_LUA)
 
 
 # KEYS and ARGV of the scripts, by name and in order.
@@ -50,12 +50,10 @@ PURGE = lua.load("jobs.client", "rq_purge")
 class RequeueKeys(NamedTuple):
     job: str
     queue: str
-    queues: str
     failed: str
     canceled: str
     open_bytes: str
     deadlines: str
-    wake: str
 
 
 class RequeueArgs(NamedTuple):
@@ -146,12 +144,10 @@ def requeue(job_id: str) -> Steps[bool]:
     names = RequeueKeys(
         job=job_key(job_id),
         queue=queue_key(state.queue),
-        queues=QUEUES_KEY,
         failed=registry_key(state.queue, "failed"),
         canceled=registry_key(state.queue, "canceled"),
         open_bytes=keys.OPEN_BYTES,
         deadlines=keys.DEADLINES,
-        wake=keys.wake(state.queue),
     )
     options = state.request.get("job")
     ttl = options.get("ttl") if isinstance(options, dict) else None

@@ -66,7 +66,6 @@ class EnqueueKeys(NamedTuple):
     limits: str
     rows: str
     deadlines: str
-    wake: str
     abandoned_job: str
 
 
@@ -170,7 +169,6 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
         limits=keys.LIMITS,
         rows="",
         deadlines=keys.DEADLINES,
-        wake=keys.wake(keys.queue(model, priority)),
         abandoned_job="",
     )
 

@@ -48,7 +48,6 @@ CANCEL = "chatjobs_cancel"  # 1 if a running job must stop
 DEADLINE = "chatjobs_deadline"  # end of its time to live, in ms of the clock of Redis
 TTL = "chatjobs_ttl"  # ms to DEADLINE when that was written
 DELAY = "chatjobs_delay"  # ms to the time for which a job was scheduled, when that was written
-BYTES = "chatjobs_bytes"  # bytes of the request, of a job that has not ended
 TENANT = "chatjobs_tenant"  # job.tenant of the request
 FAILURES = "chatjobs_failures"  # the failed attempts, see jobs.results.failures
 ROW = "chatjobs_row"  # attempt of which the job's last row is

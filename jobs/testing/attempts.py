@@ -21,7 +21,6 @@ from jobs.api.conversation import ended_turn
 from jobs.client.new_job import ROW_SECONDS, ROWS_LUA
 from jobs.client.rq_format import (
     ATTEMPT,
-    BYTES,
     CANCEL,
     ERROR,
     FAILURE_SECONDS,
@@ -60,7 +59,16 @@ from jobs.stream.writer import StreamWriter
 WORKER = "fake-worker"
 END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1')"
 END_TURN = TENANTS_LUA + TURNS_LUA + "\nend_turn(ARGV[1], ARGV[2], ARGV[3], ARGV[4])"
-ROW_WRITTEN = ROWS_LUA + "\nrow_written(KEYS[1], ARGV[1], ARGV[2])"
+PUSH = TENANTS_LUA + "\npush_job('RPUSH', KEYS[1], ARGV[1])"
+WRITE_ROW = (
+    TENANTS_LUA
+    + ROWS_LUA
+    + """
+append_row(KEYS[1], KEYS[2], ARGV[1], ARGV[2])
+row_written(KEYS[3], ARGV[3], ARGV[4])
+free_bytes(KEYS[4], KEYS[5], KEYS[6])
+"""
+)
 TAKE = TENANTS_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
 
 _STATUSES: dict[End, outbox.Status] = {"finished": "ok", "failed": "error", "canceled": "cancelled"}
@@ -166,6 +174,7 @@ class Attempts:
 
     def requeue(self, attempt: Attempt, error: JobError | None = None) -> None:
         """Return the job to the end of its queue; `error` is what the attempt ended with."""
+        self._redis.eval(PUSH, 1, queue_key(attempt.queue), attempt.job)
         pipeline = self._redis.pipeline()
         if error is not None:
             pipeline.hset(
@@ -173,7 +182,6 @@ class Attempts:
             )
         pipeline.hset(job_key(attempt.job), "status", "queued")
         pipeline.hdel(job_key(attempt.job), "worker_name", "started_at")
-        pipeline.rpush(queue_key(attempt.queue), attempt.job)
         pipeline.execute()
 
     def finish(self, attempt: Attempt, completion: ChatCompletion) -> None:
@@ -233,19 +241,14 @@ class Attempts:
             changed[ERROR] = json.dumps(error.to_dict())
             if failures:
                 changed[FAILURES] = json.dumps(failures)
+        self._write_row(attempt, row)  # nothing has changed if that fails
         pipeline = self._redis.pipeline()  # a transaction
-        pipeline.xadd(keys.outbox(row["run"]), {outbox.FIELD: outbox.encode(row)})
-        pipeline.sadd(keys.OUTBOXES, row["run"])
         pipeline.hset(job, mapping=changed)
-        pipeline.hdel(job, BYTES)
-        pipeline.hdel(keys.OPEN_BYTES, queue_key(attempt.queue))
         pipeline.zrem(keys.DEADLINES, attempt.job)
         pipeline.zadd(registry_key(attempt.queue, end), {attempt.job: now + keep})
         pipeline.xadd(results, dict(zip(fields[::2], fields[1::2], strict=True)))
         pipeline.expire(job, keep)
         pipeline.expire(results, keep)
-        reserved = keys.rows(row["run"], row["row_index"])
-        pipeline.eval(ROW_WRITTEN, 1, reserved, row["row_index"] % keys.ROWS_PER_KEY, ROW_SECONDS)
         names = (keys.log(attempt.job), keys.live(attempt.job))
         has_log = int(_publishes(attempt.request))
         pipeline.eval(END, len(names), *names, end_id(attempt.number), payload, has_log)
@@ -253,6 +256,20 @@ class Attempts:
             replaces = attempt.history is not None and attempt.history.replaces
             pipeline.eval(END_TURN, 0, session, attempt.job, turn, int(replaces))
         pipeline.execute()
+
+    def _write_row(self, attempt: Attempt, row: outbox.OutboxEntry) -> None:
+        run, row_index = row["run"], row["row_index"]
+        names = (
+            keys.outbox(run),
+            keys.OUTBOXES,
+            keys.rows(run, row_index),
+            job_key(attempt.job),
+            keys.OPEN_BYTES,
+            queue_key(attempt.queue),
+        )
+        field = row_index % keys.ROWS_PER_KEY
+        args = (run, outbox.encode(row), field, ROW_SECONDS)
+        self._redis.eval(WRITE_ROW, len(names), *names, *args)
 
     def _turn(self, attempt: Attempt, answer: ChatCompletion | None, error: JobError | None) -> str:
         """The turn of the job's session, as JSON; empty if it has none."""

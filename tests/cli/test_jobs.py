@@ -136,12 +136,10 @@ def test_a_requeue_that_is_sent_twice_queues_the_job_once(
     names = dead_letters.RequeueKeys(
         job="rq:job:a",
         queue="rq:queue:chat:m",
-        queues="rq:queues",
         failed="rq:failed:chat:m",
         canceled="rq:canceled:chat:m",
         open_bytes=keys.OPEN_BYTES,
         deadlines=keys.DEADLINES,
-        wake=keys.wake("chat:m"),
     )
     args = dead_letters.RequeueArgs("a", "2026-01-01T00:00:00Z", "")
     for _ in range(2):
@@ -149,6 +147,21 @@ def test_a_requeue_that_is_sent_twice_queues_the_job_once(
     size = client.redis.hstrlen("rq:job:a", "data")
     assert client.redis.hgetall(keys.OPEN_BYTES) == {b"rq:queue:chat:m": str(size).encode()}
     assert client.redis.lrange("rq:queue:chat:m", 0, -1) == [b"a"]
+
+
+def test_a_cancel_that_fails_names_the_key_and_works_when_it_is_renamed(
+    run: Run, client: Client, redis_url: str
+) -> None:
+    submit(client, "waits")
+    client.redis.set(keys.OUTBOXES, "foreign")
+    refused = run("cancel", "waits", "--redis", redis_url)
+    assert refused.exit_code == 1
+    assert f"{keys.OUTBOXES} is a string, not a set" in refused.stderr
+    assert client.job("waits").status() == "queued"
+    assert client.redis.lrange("rq:queue:chat:m", 0, -1) == [b"waits"]
+    client.redis.rename(keys.OUTBOXES, "damaged")
+    assert run("cancel", "waits", "--redis", redis_url).exit_code == 0
+    assert client.job("waits").status() == "cancelled"
 
 
 def test_jobs_in_quarantine_are_listed_and_counted(

@@ -30,7 +30,6 @@ class ClaimKeys(NamedTuple):
     started: str
     workers: str
     limits: str
-    queues: str
 
 
 class ClaimArgs(NamedTuple):
@@ -103,7 +102,6 @@ class ReturnKeys(NamedTuple):
     scheduled: str
     started: str
     workers: str
-    wake: str
 
 
 class ReturnArgs(NamedTuple):
@@ -135,5 +133,4 @@ def return_keys(lease: Lease, worker: str) -> ReturnKeys:
         scheduled=rq_format.scheduled_key(lease.queue),
         started=keys.started(worker),
         workers=keys.WORKERS,
-        wake=keys.wake(lease.queue),
     )

@@ -103,7 +103,6 @@ class RQStore:
             started=keys.started(self._worker),
             workers=keys.WORKERS,
             limits=keys.LIMITS,
-            queues=rq_format.QUEUES_KEY,
         )
         capacity = [room(model, bulk) for bulk in (False, True) for model in self._models]
         taken: list[Any] = []

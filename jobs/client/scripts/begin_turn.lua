@@ -29,10 +29,11 @@ local refusal = refuse_session(name, model)
 if refusal then return refusal end
 local running = first_open(name)
 if running and running ~= job_id then return {'busy', running} end
+local stored = redis.call('LRANGE', turns, 0, -1)  -- before the first write: it may fail
 local replaces = ''
 if edits == '1' then
   if running or redis.call('HEXISTS', job, 'chatjobs_session') == 0 then
-    replaces = redis.call('LINDEX', turns, -1) or ''
+    replaces = stored[#stored] or ''
   end
   redis.call('HSETNX', job, 'chatjobs_replaces', replaces)
   replaces = redis.call('HGET', job, 'chatjobs_replaces')
@@ -42,5 +43,4 @@ if not running then
   redis.call('HSET', job, 'chatjobs_session', name)
 end
 keep_session(name)
-local stored = redis.call('LRANGE', turns, 0, -1)
 return {'begun', redis.call('HGET', session, 'system') or '', stored, replaces}

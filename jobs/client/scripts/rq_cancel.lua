@@ -36,30 +36,32 @@
 --       an attempt has started since the caller made the row. Nothing has changed after 'over' and
 --       'again'.
 --
--- Atomic: the server runs the whole script before any other command. Removing the job decides whether
--- this script or a worker's claim has it. A full Redis runs it: ended jobs make room.
+-- Atomic: the server runs the whole script before any other command. It is not rolled back when a
+-- command fails, so the row, whose keys may have another type, is written first. A full Redis runs it:
+-- ended jobs make room.
 local job, queue, quarantine, scheduled, deferred, registry, results, outbox, outboxes, log, live,
   open_bytes, deadlines, rows = unpack(KEYS)
 local job_id, status, expected_attempt, attempt, error, row, run, end_id, end_payload, ended_at, now,
   keep, row_field, row_seconds, control_channel, control_message = unpack(ARGV)
 local result_fields = {unpack(ARGV, 17)}
 
-local before, attempts, bytes = unpack(redis.call('HMGET', job, 'status', 'chatjobs_attempt',
-  'chatjobs_bytes'))
+local before, attempts = unpack(redis.call('HMGET', job, 'status', 'chatjobs_attempt'))
 if not before or before == 'finished' or before == 'failed' or before == 'stopped'
   or before == 'canceled' then return 'over' end
 if (attempts or '') ~= expected_attempt then return 'again' end
-if not remove_job(queue, job_id) and redis.call('LREM', quarantine, 1, job_id) == 0
-  and redis.call('ZREM', scheduled, job_id) == 0
-  and redis.call('ZREM', deferred, job_id) == 0 then
+local waits = in_list(queue, job_id) or redis.call('LPOS', quarantine, job_id)
+  or redis.call('ZSCORE', scheduled, job_id) or redis.call('ZSCORE', deferred, job_id)
+if not waits then
   if control_message ~= '' then
     redis.call('HSET', job, 'chatjobs_cancel', 1)
     redis.call('PUBLISH', control_channel, control_message)
   end
   return 'asked'
 end
-redis.call('XADD', outbox, '*', 'row', row)
-redis.call('SADD', outboxes, run)
+append_row(outbox, outboxes, run, row)
+-- These keys have their types: the job was found in one of them, and those before it were read.
+local _ = remove_job(queue, job_id) or redis.call('LREM', quarantine, 1, job_id) > 0
+  or redis.call('ZREM', scheduled, job_id) > 0 or redis.call('ZREM', deferred, job_id)
 redis.call('HSET', job, 'status', status, 'ended_at', ended_at, 'chatjobs_error', error,
   'chatjobs_row', attempt, 'chatjobs_attempt', attempt)
 redis.call('EXPIRE', job, keep)
@@ -68,12 +70,7 @@ redis.pcall('XADD', results, '*', unpack(result_fields))
 redis.pcall('EXPIRE', results, keep)
 redis.pcall('ZREM', deadlines, job_id)
 pcall(row_written, rows, row_field, row_seconds)
-bytes = tonumber(bytes or '')
-if bytes then
-  local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
-  if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
-  redis.call('HDEL', job, 'chatjobs_bytes')
-end
+free_bytes(job, open_bytes, queue)
 end_stream(log, live, end_id, end_payload, true)
 pcall(enqueue_dependents, job, job_id, status, ended_at)
 pcall(end_turn, redis.call('HGET', job, 'chatjobs_session') or '', job_id, '', '0')

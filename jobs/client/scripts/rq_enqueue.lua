@@ -18,7 +18,6 @@
 --       limits: hash of the limits that an operator has set
 --       rows: hash of the reserved rows near this one, by the last part of their number
 --       deadlines: sorted set of the jobs with a time to live, scores in milliseconds
---       wake: list that idle workers wait on; it keeps the newest 32 elements
 --       abandoned_job: hash of the job of the reservation `abandoned`
 -- ARGV  job_id: id of the job
 --       model: name of the model, for limits of its own
@@ -47,7 +46,7 @@
 -- the whole script: it has no flag allow-oom.
 local job, queue, wip, quarantine, scheduled, deferred, other_queue, other_wip, other_quarantine,
   other_scheduled, other_deferred, queues, log, results, open_bytes, limits, rows, deadlines,
-  wake, abandoned_job = unpack(KEYS)
+  abandoned_job = unpack(KEYS)
 local job_id, model, data, request_bytes, message_bytes, row, digest, row_seconds, abandoned, at,
   delay, ttl, max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes, session,
   session_waits = unpack(ARGV)
@@ -148,8 +147,6 @@ elseif due > now then
   try('ZADD', scheduled, string.format('%.3f', due / 1000), job_id)
 else
   try_function(push_job, 'RPUSH', queue, job_id)
-  redis.pcall('LPUSH', wake, 1)
-  redis.pcall('LTRIM', wake, 0, 31)
 end
 
 if failure then

@@ -1,6 +1,7 @@
 #!lua flags=allow-oom
 -- Deletes a job that has ended. Its rows are kept, and stay reserved; if it has none, since RQ's own tools
--- have ended it, its row is free again.
+-- have ended it, its row is free again. The caller loads this script behind the functions of
+-- rq_tenants.lua and rq_rows.lua.
 --
 -- KEYS  job: hash of the job
 --       results: stream of the results of the job
@@ -15,26 +16,22 @@
 --       row: last part of the row's number; '' without a row
 -- Returns 1 if the job is deleted, 0 if it does not exist or has not ended.
 --
--- Atomic: the server runs the whole script before any other command. A full Redis runs it: it makes
+-- Atomic: the server runs the whole script before any other command. Registries of another type, which
+-- another program has written, are left alone. A full Redis runs it: it makes
 -- room.
 local job, results, log, executions, finished, failed, canceled, queue, open_bytes,
   deadlines, rows = unpack(KEYS)
 local job_id, row = unpack(ARGV)
 
-local status, bytes, recorded = unpack(redis.call('HMGET', job, 'status', 'chatjobs_bytes',
-  'chatjobs_row'))
+local status, recorded = unpack(redis.call('HMGET', job, 'status', 'chatjobs_row'))
 if status ~= 'finished' and status ~= 'failed' and status ~= 'canceled' and status ~= 'stopped' then
   return 0
 end
-bytes = tonumber(bytes or '')
-if bytes then  -- RQ's own tools have ended it
-  local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
-  if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
-end
-redis.call('ZREM', deadlines, job_id)
+free_bytes(job, open_bytes, queue)  -- it has some if RQ's own tools have ended it
+redis.pcall('ZREM', deadlines, job_id)
 if not recorded then redis.pcall('HDEL', rows, row) end
 redis.call('DEL', job, results, log, executions)
-redis.call('ZREM', finished, job_id)
-redis.call('ZREM', failed, job_id)
-redis.call('ZREM', canceled, job_id)
+redis.pcall('ZREM', finished, job_id)
+redis.pcall('ZREM', failed, job_id)
+redis.pcall('ZREM', canceled, job_id)
 return 1

@@ -3,11 +3,9 @@
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
---       queues: set of all queues
 --       failed, canceled: RQ's registries of the queue
 --       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
 --       deadlines: sorted set of the jobs with a time to live, scores in milliseconds
---       wake: list that idle workers wait on; it keeps the newest 32 elements
 -- ARGV  job_id: id of the job
 --       enqueued_at: current time in RQ's format
 --       ttl: milliseconds to live from now on; '' for no limit
@@ -16,14 +14,16 @@
 -- Idempotent: the client library resends a script when the connection breaks before the reply. The
 -- second run finds the job queued at the same time, and changes nothing.
 --
--- Atomic: the server runs the whole script before any other command. A full Redis refuses the first
--- HSET, before anything has changed.
-local job, queue, queues, failed, canceled, open_bytes, deadlines, wake = unpack(KEYS)
+-- Atomic: the server runs the whole script before any other command. It is not rolled back when a
+-- command fails, so the job is queued first. A full Redis refuses that, before anything has changed.
+local job, queue, failed, canceled, open_bytes, deadlines = unpack(KEYS)
 local job_id, enqueued_at, ttl = unpack(ARGV)
 
 local status, queued_at = unpack(redis.call('HMGET', job, 'status', 'enqueued_at'))
 if status == 'queued' and queued_at == enqueued_at then return 1 end
 if status ~= 'failed' and status ~= 'canceled' and status ~= 'stopped' then return 0 end
+for _, key in ipairs({failed, canceled, deadlines}) do check_type(key, 'zset') end
+push_job('RPUSH', queue, job_id)
 redis.call('HSET', job, 'status', 'queued', 'enqueued_at', enqueued_at)
 redis.call('HDEL', job, 'started_at', 'ended_at', 'worker_name', 'chatjobs_error',
   'chatjobs_cancel', 'chatjobs_lost', 'chatjobs_lost_at', 'chatjobs_group', 'chatjobs_retried',
@@ -32,7 +32,7 @@ redis.call('PERSIST', job)
 if redis.call('HEXISTS', job, 'chatjobs_bytes') == 0 then
   local bytes = redis.call('HSTRLEN', job, 'data')
   redis.call('HSET', job, 'chatjobs_bytes', bytes)
-  redis.call('HINCRBY', open_bytes, queue, bytes)
+  redis.pcall('HINCRBY', open_bytes, queue, bytes)  -- another program may have written it
 end
 if ttl ~= '' then
   local time = redis.call('TIME')
@@ -42,8 +42,4 @@ if ttl ~= '' then
 end
 redis.call('ZREM', failed, job_id)
 redis.call('ZREM', canceled, job_id)
-redis.call('SADD', queues, queue)
-push_job('RPUSH', queue, job_id)
-redis.pcall('LPUSH', wake, 1)
-redis.pcall('LTRIM', wake, 0, 31)
 return 1

@@ -1,4 +1,5 @@
--- Prelude for scripts that reserve the rows of a run, or end their jobs.
+-- Prelude for scripts that reserve what a job holds until it ends, its row and its bytes, and for those
+-- that end jobs. Needs the functions of rq_tenants.lua.
 --
 -- rows is a hash with the reservations of some rows (`rows` in jobs/keys.py), and field is the last part
 -- of a row's number. A reservation is the digest of the request that has the row, DIGEST bytes. OPEN
@@ -19,11 +20,30 @@ local function read_reservation(value)
   return string.sub(value, 1, DIGEST), #value > DIGEST
 end
 
--- A job has ended, and its row is in the outbox. Does nothing for a row that is not reserved.
+-- The row of a job is in the outbox. Does nothing for a row that is not reserved.
 local function row_written(rows, field, seconds)
-  local value = redis.call('HGET', rows, field)
-  if value and #value > DIGEST then
+  local value = redis.pcall('HGET', rows, field)
+  if type(value) == 'string' and #value > DIGEST then
     redis.call('HSET', rows, field, (read_reservation(value)))
   end
   redis.call('EXPIRE', rows, seconds)
+end
+
+-- Appends the row of a job that ends. The first write of a script that ends one: it changes nothing if it
+-- fails. outboxes is the set of the runs that have rows in their outbox.
+local function append_row(outbox, outboxes, run, row)
+  check_type(outboxes, 'set')
+  check_type(outbox, 'stream')
+  redis.call('XADD', outbox, '*', 'row', row)
+  redis.call('SADD', outboxes, run)
+end
+
+-- A job that ends, or is deleted, holds no bytes of its queue any more. open_bytes is the hash with the
+-- bytes of the jobs that have not ended, by queue.
+local function free_bytes(job, open_bytes, queue)
+  local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
+  if not bytes then return end
+  local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
+  if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
+  redis.call('HDEL', job, 'chatjobs_bytes')
 end

@@ -46,25 +46,57 @@ local function park(queue, tenant)
   move_to_end(queue, tenant, math.max(last, tonumber(PARKED)))
 end
 
--- Puts a job into its list. push is 'LPUSH' for the front and 'RPUSH' for the end.
-local function push_job(push, queue, id)
-  local tenant = tenant_of(id)
-  redis.call(push, list_of(queue, tenant), id)
-  if tenant == '' then return end
-  redis.call('HINCRBY', 'chatjobs:tenant-jobs', name_of(queue), 1)
-  if not redis.call('ZSCORE', tenants_of(queue), tenant) then
-    move_to_end(queue, tenant, last_place(queue))
+-- Raises the error of Redis if another program has written a key of another type. What a script writes
+-- is not rolled back, so it checks the keys before its first write.
+local function check_type(key, kind)
+  local found = redis.call('TYPE', key).ok
+  if found ~= 'none' and found ~= kind then
+    error({err = 'WRONGTYPE ' .. key .. ' is a ' .. found .. ', not a ' .. kind})
   end
 end
 
--- A job has left the list of a tenant.
+-- Wakes a worker that waits for jobs of a queue: the list keeps the newest 32 elements.
+local function wake_worker(queue)
+  local wake = 'chatjobs:wake:' .. name_of(queue)
+  redis.pcall('LPUSH', wake, 1)
+  redis.pcall('LTRIM', wake, 0, 31)
+end
+
+-- Puts a job into its list and wakes a worker. push is 'LPUSH' for the front and 'RPUSH' for the end.
+-- Changes nothing if it fails.
+local function push_job(push, queue, id)
+  local tenant = tenant_of(id)
+  local list = list_of(queue, tenant)
+  check_type('rq:queues', 'set')
+  check_type(list, 'list')
+  if tenant ~= '' then
+    check_type(tenants_of(queue), 'zset')
+    redis.call('HINCRBY', 'chatjobs:tenant-jobs', name_of(queue), 1)
+    if not redis.call('ZSCORE', tenants_of(queue), tenant) then
+      move_to_end(queue, tenant, last_place(queue))
+    end
+  end
+  redis.call('SADD', 'rq:queues', queue)
+  redis.call(push, list, id)
+  wake_worker(queue)
+end
+
+-- A job has left the list of a tenant. A count that another program has written is left alone.
 local function left_list(queue, tenant)
-  if redis.call('HINCRBY', 'chatjobs:tenant-jobs', name_of(queue), -1) <= 0 then
+  local count = redis.pcall('HINCRBY', 'chatjobs:tenant-jobs', name_of(queue), -1)
+  if type(count) == 'number' and count <= 0 then
     redis.call('HDEL', 'chatjobs:tenant-jobs', name_of(queue))
   end
   if redis.call('EXISTS', list_of(queue, tenant)) == 0 then
-    redis.call('ZREM', tenants_of(queue), tenant)
+    redis.pcall('ZREM', tenants_of(queue), tenant)
   end
+end
+
+-- Whether a job waits in its list.
+local function in_list(queue, id)
+  local tenant = tenant_of(id)
+  if redis.call('LPOS', queue, id) then return true end
+  return tenant ~= '' and redis.call('LPOS', list_of(queue, tenant), id) ~= false
 end
 
 -- Removes a waiting job from its list. Returns whether it was there.
@@ -88,10 +120,12 @@ end
 local function left_running(id, entry)
   local running, tenant = running_of(id), tenant_of(id)
   if not running then return end
-  redis.call('SREM', running, entry)
+  redis.pcall('SREM', running, entry)
   for _, name in ipairs(redis.call('HKEYS', 'chatjobs:tenant-jobs')) do
     local queue = 'rq:queue:' .. name
-    local place = tonumber(redis.call('ZSCORE', tenants_of(queue), tenant) or 0)
-    if place >= tonumber(PARKED) then move_to_end(queue, tenant, last_place(queue)) end
+    local place = redis.pcall('ZSCORE', tenants_of(queue), tenant)
+    if type(place) == 'string' and tonumber(place) >= tonumber(PARKED) then
+      move_to_end(queue, tenant, last_place(queue))
+    end
   end
 end

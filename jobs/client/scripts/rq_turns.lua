@@ -72,17 +72,13 @@ local function refuse_size(limits, system_bytes, max_message_bytes, turns_bytes,
   return nil
 end
 
--- Puts a deferred job into its queue.
+-- Puts a deferred job into its queue. Changes nothing if it fails.
 local function queue_deferred(job)
   local origin = redis.call('HGET', 'rq:job:' .. job, 'origin')
   if not origin then return end
-  redis.call('ZREM', 'rq:deferred:' .. origin, job)
-  redis.call('HSET', 'rq:job:' .. job, 'status', 'queued')
-  redis.call('SADD', 'rq:queues', 'rq:queue:' .. origin)
   push_job('RPUSH', 'rq:queue:' .. origin, job)
-  local wake = 'chatjobs:wake:' .. origin
-  redis.pcall('LPUSH', wake, 1)
-  redis.pcall('LTRIM', wake, 0, 31)
+  redis.call('HSET', 'rq:job:' .. job, 'status', 'queued')
+  redis.pcall('ZREM', 'rq:deferred:' .. origin, job)
 end
 
 -- Lets the next job run, if the one before it has ended. Returns the job that runs; nil if there is none.
@@ -122,6 +118,8 @@ end
 
 local function append_turn(session, turn, replaces)
   local key, turns = session_key(session), turns_key(session)
+  check_type(key, 'hash')
+  check_type(turns, 'list')
   local before = replaces == '1' and redis.call('RPOP', turns) or ''
   redis.call('RPUSH', turns, turn)
   local bytes = whole(redis.call('HGET', key, 'bytes'))

@@ -14,6 +14,7 @@ from jobs import ChatCompletion, ChatRequest, JobError, Results, keys
 from jobs.api.answer import AssistantMessage, Choice, Usage
 from jobs.client.state import Status
 from jobs.testing import Answer, Answers, FakeWorker
+from jobs.testing.attempts import Attempts
 
 REQUEST: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "one two"}]}
 
@@ -330,3 +331,26 @@ def test_fields_of_an_answer_are_checked_at_once(
 ) -> None:
     with pytest.raises(error, match=words):
         Answer(**fields)
+
+
+def test_a_retried_job_waits_in_the_list_of_its_tenant_and_wakes_a_worker() -> None:
+    client = FakeWorker("unused").client()
+    job = client.submit({**REQUEST, "job": {"tenant": "t"}})
+    redis = client.redis
+    redis.delete(keys.wake("chat:any"))
+    attempts = Attempts(redis)
+    attempts.requeue(attempts.start(job.id))
+    assert redis.lrange(keys.tenant_queue("chat:any", "t"), 0, -1) == [job.id.encode()]
+    assert redis.hget(keys.TENANT_JOBS, "chat:any") == b"1"
+    assert redis.llen(keys.wake("chat:any")) == 1
+
+
+def test_the_end_of_a_job_frees_its_own_bytes_alone() -> None:
+    client = FakeWorker("unused").client()
+    first, second = client.submit_many([REQUEST, REQUEST])
+    attempts = Attempts(client.redis)
+    attempts.fail(attempts.start(first.id), JobError("internal", "x"))
+    left = client.redis.hget(keys.OPEN_BYTES, "rq:queue:chat:any")
+    assert left == client.redis.hget(f"rq:job:{second.id}", "chatjobs_bytes")
+    attempts.fail(attempts.start(second.id), JobError("internal", "x"))
+    assert not client.redis.exists(keys.OPEN_BYTES)

@@ -6,7 +6,6 @@
 -- KEYS  started: sorted set of the jobs that the worker has started
 --       workers: sorted set of the workers
 --       limits: hash of the limits that an operator has set
---       queues: set of all queues
 --       lists…: queue, wip and quarantine key of each queue in turn: first the interactive queues of
 --       all models, then the bulk queues of all models in the same order, so that a bulk job is
 --       taken only when the interactive queues of all models have left room.
@@ -42,8 +41,8 @@
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
 -- command fails. A job leaves its queue (LPOP) last, so no job can be lost. A full Redis runs it.
-local started, workers, limits, queues = unpack(KEYS)
-local lists = {unpack(KEYS, 5)}
+local started, workers, limits = unpack(KEYS)
+local lists = {unpack(KEYS, 4)}
 local worker, execution_prefix, now_text, now_seconds, score, take_suspects,
   fields, limit_names = unpack(ARGV)
 local capacity = {unpack(ARGV, 9)}
@@ -276,25 +275,6 @@ local function forget_wakes(queue, quarantine)
   if redis.call('TYPE', wake).ok == 'list' then redis.call('DEL', wake) end
 end
 
-local now = string.format('%.3f', time[1] + time[2] / 1e6)
-
-local function queue_due(queue, scheduled)
-  for _, id in ipairs(redis.call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, 100)) do
-    local job = 'rq:job:' .. id
-    redis.call('ZREM', scheduled, id)
-    if redis.call('TYPE', job).ok == 'hash' and redis.call('HGET', job, 'status') == 'scheduled' then
-      redis.call('HSET', job, 'status', 'queued', 'enqueued_at', now_text)
-      redis.call('SADD', queues, queue)
-      push_job('RPUSH', queue, id)
-    end
-  end
-end
-
-local function reply(left)
-  local set = redis.pcall('HMGET', limits, unpack(words(limit_names)))
-  return {taken, left, held_ms, now, not set.err and set}
-end
-
 -- A queue that has a key of another type, which another program has written, is left alone: the jobs of
 -- the others are taken. The error of such a queue is returned if no job is taken.
 local fault
@@ -302,6 +282,26 @@ local fault
 local function try(work, ...)
   local worked, reason = pcall(work, ...)
   if not worked then fault = type(reason) == 'table' and reason.err or tostring(reason) end
+end
+
+local now = string.format('%.3f', time[1] + time[2] / 1e6)
+
+local function queue_due(queue, scheduled)
+  for _, id in ipairs(redis.call('ZRANGEBYSCORE', scheduled, '-inf', now, 'LIMIT', 0, 100)) do
+    try(function()  -- it fails if a key of its tenant has another type
+      local job = 'rq:job:' .. id
+      if redis.call('TYPE', job).ok == 'hash' and redis.call('HGET', job, 'status') == 'scheduled' then
+        push_job('RPUSH', queue, id)
+        redis.call('HSET', job, 'status', 'queued', 'enqueued_at', now_text)
+      end
+      redis.call('ZREM', scheduled, id)
+    end)
+  end
+end
+
+local function reply(left)
+  local set = redis.pcall('HMGET', limits, unpack(words(limit_names)))
+  return {taken, left, held_ms, now, not set.err and set}
 end
 
 local function check_queue(queue, wip, quarantine)

@@ -32,22 +32,15 @@ local job, registry, outbox, outboxes, log, live, queue, open_bytes, deadlines,
 local job_id, status, attempt, row, run, error, end_id, end_payload, ended_at, keep,
   expires, row_field, row_seconds = unpack(ARGV)
 
-local state, recorded, bytes = unpack(redis.call('HMGET', job, 'status', 'chatjobs_row',
-  'chatjobs_bytes'))
+local state, recorded = unpack(redis.call('HMGET', job, 'status', 'chatjobs_row'))
 if state ~= status or recorded == attempt then return 0 end
-redis.call('SADD', outboxes, run)  -- first: it fails if another program has written the key
-redis.call('XADD', outbox, '*', 'row', row)
+append_row(outbox, outboxes, run, row)
 redis.call('HSET', job, 'chatjobs_row', attempt, 'chatjobs_error', error)
 redis.call('EXPIRE', job, keep)
 redis.pcall('ZADD', registry, expires, job_id)
 redis.pcall('ZREM', deadlines, job_id)
 pcall(row_written, rows, row_field, row_seconds)
-bytes = tonumber(bytes or '')
-if bytes then
-  local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
-  if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
-  redis.call('HDEL', job, 'chatjobs_bytes')
-end
+free_bytes(job, open_bytes, queue)
 end_stream(log, live, end_id, end_payload, true)
 pcall(enqueue_dependents, job, job_id, status, ended_at)
 pcall(end_turn, redis.call('HGET', job, 'chatjobs_session') or '', job_id, '', '0')

@@ -11,7 +11,6 @@
 --       scheduled: RQ's registry of jobs that wait for their time, scores in seconds
 --       started: sorted set of the jobs that its worker has started
 --       workers: sorted set of the workers, scores are the ends of their leases
---       wake: list that workers with room wait on; it keeps the newest 32 elements
 -- ARGV  job_id, execution_id: their member in wip is the lease of this attempt
 --       entry: the job's member of started
 --       dead: name of the dead worker whose job this is; '' if it is the caller's own
@@ -30,10 +29,10 @@
 --       is at its limit. The job has not changed after 0 and 2.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
--- command fails. The lease is removed last, so the job is always in its queue or held. A full Redis
--- runs it.
+-- command fails, so the job is queued first, and nothing changes if that fails. The lease is removed
+-- last, so the job is always in its queue or held. A full Redis runs it.
 local job, wip, execution, executions, queue, quarantine, scheduled, started,
-  workers, wake = unpack(KEYS)
+  workers = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, push, counter, limit, undo_attempt, lost, lost_at,
   group, delay, failures = unpack(ARGV)
 
@@ -47,15 +46,28 @@ if not redis.call('ZSCORE', wip, lease) then
 end
 
 if redis.call('TYPE', job).ok == 'hash' then
-  if counter ~= '' then
-    local used = tonumber(redis.call('HGET', job, counter) or 0) or 0
-    if used + 1 > tonumber(limit) then return 2 end
-    redis.call('HSET', job, counter, used + 1)
-    if counter == 'chatjobs_retried' then
-      redis.call('HDEL', job, 'chatjobs_group', 'chatjobs_lost', 'chatjobs_lost_at')
-    end
+  local used = counter ~= '' and tonumber(redis.call('HGET', job, counter) or 0) or 0
+  if counter ~= '' and used + 1 > tonumber(limit) then return 2 end
+  local forgets_group = counter == 'chatjobs_retried'
+  local is_suspect = group ~= ''
+    or not forgets_group and redis.call('HEXISTS', job, 'chatjobs_group') == 1
+  local status = 'queued'
+  if is_suspect then
+    redis.call(push, quarantine, job_id)
+  elseif delay ~= '' then
+    local time = redis.call('TIME')
+    local due = time[1] + time[2] / 1e6 + delay / 1000
+    redis.call('ZADD', scheduled, string.format('%.3f', due), job_id)
+    status = 'scheduled'
+  else
+    push_job(push, queue, job_id)
   end
-  redis.call('HSET', job, 'status', 'queued')
+  if counter ~= '' then redis.call('HSET', job, counter, used + 1) end
+  if forgets_group then
+    redis.call('HDEL', job, 'chatjobs_group', 'chatjobs_lost', 'chatjobs_lost_at')
+  end
+  redis.call('HSET', job, 'status', status)
+  if status == 'scheduled' then redis.call('HSET', job, 'chatjobs_delay', delay) end
   redis.call('HDEL', job, 'worker_name', 'started_at')
   if undo_attempt == '1' then redis.pcall('HINCRBY', job, 'chatjobs_attempt', -1) end
   if lost ~= '' then
@@ -63,22 +75,10 @@ if redis.call('TYPE', job).ok == 'hash' then
   end
   if group ~= '' then redis.call('HSET', job, 'chatjobs_group', group) end
   if failures ~= '' then redis.call('HSET', job, 'chatjobs_failures', failures) end
-  if redis.call('HEXISTS', job, 'chatjobs_group') == 1 then
-    redis.call(push, quarantine, job_id)
-  elseif delay ~= '' then
-    local time = redis.call('TIME')
-    local due = time[1] + time[2] / 1e6 + delay / 1000
-    redis.call('HSET', job, 'status', 'scheduled', 'chatjobs_delay', delay)
-    redis.call('ZADD', scheduled, string.format('%.3f', due), job_id)
-  else
-    push_job(push, queue, job_id)
-    redis.pcall('LPUSH', wake, 1)
-    redis.pcall('LTRIM', wake, 0, 31)
-  end
   pcall(left_running, job_id, entry)
 end
 redis.call('ZREM', wip, lease)
-redis.call('ZREM', started, entry)
+redis.pcall('ZREM', started, entry)
 redis.call('DEL', execution)
-redis.call('ZREM', executions, execution_id)
+redis.pcall('ZREM', executions, execution_id)
 return 1

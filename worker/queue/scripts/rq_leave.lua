@@ -23,12 +23,13 @@ if seen_lease ~= '' and lease ~= tonumber(seen_lease) then return 0 end
 if redis.call('EXISTS', started) == 1 then return 0 end
 
 redis.call('ZREM', workers, name)
-redis.pcall('SREM', stopping, name)  -- another program may have written it
+redis.pcall('SREM', stopping, name)  -- another program may have written this one and RQ's
 redis.call('DEL', figures)
-for queue in string.gmatch(redis.call('HGET', rq_worker, 'queues') or '', '[^,]+') do
+local known = redis.pcall('HGET', rq_worker, 'queues')
+for queue in string.gmatch(type(known) == 'string' and known or '', '[^,]+') do
   queues[#queues + 1] = queue
 end
-for _, queue in ipairs(queues) do redis.call('SREM', rq_workers .. ':' .. queue, rq_worker) end
-redis.call('SREM', rq_workers, rq_worker)
+for _, queue in ipairs(queues) do redis.pcall('SREM', rq_workers .. ':' .. queue, rq_worker) end
+redis.pcall('SREM', rq_workers, rq_worker)
 if seen_lease ~= '' then redis.call('DEL', rq_worker) end
 return 1

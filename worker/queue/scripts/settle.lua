@@ -69,25 +69,19 @@ if not redis.call('ZSCORE', wip, lease) then
   return 0
 end
 
-redis.call('SADD', outboxes, run)  -- first: it fails if another program has written the key
-redis.call('XADD', outbox, '*', 'row', row)
+append_row(outbox, outboxes, run, row)
 redis.call('ZREM', wip, lease)
-redis.call('ZREM', started, entry)
+redis.pcall('ZREM', started, entry)
 pcall(end_turn, session, job_id, turn, replaces_turn)
 redis.call('DEL', execution)
-redis.call('ZREM', executions, execution_id)
+redis.pcall('ZREM', executions, execution_id)
 
 pcall(left_running, job_id, entry)
 redis.pcall('ZREM', deadlines, job_id)
 pcall(row_written, rows, row_field, row_seconds)
 
 if redis.call('TYPE', job).ok == 'hash' then
-  local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
-  if bytes then
-    local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
-    if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
-    redis.call('HDEL', job, 'chatjobs_bytes')
-  end
+  free_bytes(job, open_bytes, queue)
   keep = tonumber(keep)
   redis.call('HSET', job, 'status', status, 'ended_at', ended_at, 'chatjobs_row', attempt)
   if error ~= '' then redis.call('HSET', job, 'chatjobs_error', error) end

@@ -16,14 +16,15 @@
 local outbox, plans, outboxes, wanted, backlog = unpack(KEYS)
 local name, first, last, run = unpack(ARGV)
 
+local entries = redis.call('XRANGE', outbox, first, last)  -- it fails for a key of another type
 if redis.call('HDEL', plans, name) == 0 then return 0 end
-for _, entry in ipairs(redis.call('XRANGE', outbox, first, last)) do
+for _, entry in ipairs(entries) do
   redis.call('XDEL', outbox, entry[1])
 end
 if redis.call('XLEN', outbox) == 0 and redis.call('HLEN', plans) <= 1 then
   redis.call('DEL', outbox, plans)
-  redis.call('SREM', outboxes, run)
-  redis.pcall('SREM', wanted, run)  -- another program may have written it
+  redis.pcall('SREM', outboxes, run)  -- another program may have written these two
+  redis.pcall('SREM', wanted, run)
   if redis.call('EXISTS', outboxes) == 0 then redis.call('DEL', backlog) end
 end
 return 1

@@ -1,0 +1,271 @@
+"""A change of a job's state that a key of another type prevents changes nothing, and works later.
+
+Each test makes one such change again and again, each time with another key that another program has
+written.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+import pytest
+import redis
+from rq import Queue
+from rq.job import Dependency
+from rq.serializers import JSONSerializer
+
+from jobs import JobError, keys
+from jobs.client.client import Job
+from jobs.client.dead_letters import purge, requeue
+from jobs.client.rq_format import job_key
+from jobs.client.steps import run_sync
+from tests.worker.queue.rq_jobs import fetch
+from tests.worker.queue.session_turns import open_session
+from tests.worker.site import Site
+from worker.queue.attempt import SettlementBuilder
+from worker.queue.rq_job import ClaimedJob
+from worker.queue.rq_settle import Settlement
+from worker.queue.rq_store import RQStore
+
+CHAT = "chat:fake"
+SHARED = (
+    *(keys.OUTBOXES, keys.OPEN_BYTES, keys.DEADLINES, keys.TENANT_JOBS, keys.WORKERS),
+    "rq:queues",
+)
+OF_QUEUE = (
+    *(f"rq:{name}:{CHAT}" for name in ("queue", "wip", "scheduled", "deferred")),
+    *(f"rq:{name}:{CHAT}" for name in ("finished", "failed", "canceled")),
+    *(keys.quarantine(CHAT), keys.tenants(CHAT), keys.wake(CHAT), keys.tenant_queue(CHAT, "t")),
+    *(keys.tenant_running("t"), keys.started("w1")),
+)
+
+
+RUN = "r"
+
+
+def keys_of(job: Job) -> list[str]:
+    """Every key that a change of the job's state may write, but its hash."""
+    own = (
+        *(f"rq:results:{job.id}", f"rq:executions:{job.id}", f"{job_key(job.id)}:dependents"),
+        *(keys.log(job.id), keys.outbox(RUN), keys.rows(RUN, 0)),
+        *(keys.session("s"), keys.turns("s"), keys.open_turns("s")),
+    )
+    return [*SHARED, *OF_QUEUE, *own]
+
+
+COUNT = len(keys_of(Job(None, "x")))  # type: ignore[arg-type]
+
+
+def overwrite(site: Site, key: str) -> None:
+    """Another program has written the key."""
+    if site.redis.exists(key):
+        site.redis.rename(key, f"aside:{key}")
+    site.redis.set(key, "foreign")
+
+
+def restore(site: Site, key: str, *, value: bool) -> None:
+    """The key is chatjobs' again, with its `value` or without."""
+    site.redis.delete(key)
+    if value and site.redis.exists(f"aside:{key}"):
+        site.redis.rename(f"aside:{key}", key)
+    site.redis.delete(f"aside:{key}")
+
+
+def dump(site: Site) -> dict[bytes, bytes]:
+    wakes = (b"chatjobs:wake", b"aside:")  # a token without a job wakes a worker in vain
+    found = (key for key in site.redis.scan_iter("*") if not key.startswith(wakes))
+    return {key: site.redis.dump(key) for key in found}
+
+
+def each_foreign_key(
+    site: Site, prepare: Callable[[int], Job], change: Callable[[Job], object]
+) -> list[Job]:
+    """`change` works, or it fails, has changed nothing, and works when the key is as it was."""
+    site.client.serving = None
+    jobs, failed = [], 0
+    for number in range(COUNT):
+        job = prepare(number)
+        key = keys_of(job)[number]
+        overwrite(site, key)
+        before = dump(site)
+        try:
+            change(job)
+        except (JobError, redis.ResponseError):
+            failed += 1
+            assert dump(site) == before, key
+            restore(site, key, value=True)
+            change(job)
+        else:
+            restore(site, key, value=key in (keys.OUTBOXES, keys.outbox(RUN)))  # rows of others
+        jobs.append(job)
+    assert failed > 0
+    return jobs
+
+
+def assert_ended_once(site: Site, jobs: list[Job]) -> None:
+    """Each job has ended, with one row of its last attempt, and Redis is cleaned up."""
+    site.burst()
+    assert {job.id: job.status().over for job in jobs} == {job.id: True for job in jobs}
+    counts = Counter(row["job_id"] for row in site.rows(RUN))
+    assert counts == {job.id: 1 for job in jobs}
+    for name in ("rq:wip:*", "rq:exec*", "rq:queue:*", "chatjobs:tenant:*", "chatjobs:outbox*"):
+        assert list(site.redis.scan_iter(name)) == []
+    assert not site.redis.exists(keys.OPEN_BYTES, keys.TENANT_JOBS, keys.DEADLINES)
+
+
+STATES: dict[str, dict[str, Any]] = {
+    "queued": {},
+    "of a tenant": {"tenant": "t"},
+    "scheduled": {"delay": 3600},
+    "with a time to live": {"ttl": 3600},
+}
+
+
+def submit(site: Site, number: int, state: str = "queued") -> Job:
+    return site.submit_many(["x"], run=RUN, first_row=number, **STATES[state])[0]
+
+
+def claim(store: RQStore) -> ClaimedJob:
+    (claimed,) = store.claim(lambda *_: 1)
+    return claimed
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_submit(site: Site, state: str) -> None:
+    numbers = iter(range(10_000))
+    made: dict[str, Job] = {}
+
+    def enqueue(job: Job) -> None:
+        made[job.id] = submit(site, int(job.id), state)
+
+    each_foreign_key(site, lambda number: site.client.job(str(next(numbers))), enqueue)
+    for job in made.values():
+        if state == "scheduled":
+            job.cancel()
+    assert_ended_once(site, list(made.values()))
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_cancel(site: Site, state: str) -> None:
+    def cancel(job: Job) -> None:
+        assert job.cancel()
+        assert job.status() == "cancelled"
+
+    jobs = each_foreign_key(site, lambda number: submit(site, number, state), cancel)
+    assert_ended_once(site, jobs)
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_a_requeue(site: Site, state: str) -> None:
+    def cancelled(number: int) -> Job:
+        job = submit(site, number, state)
+        assert job.cancel()
+        return job
+
+    def requeue_one(job: Job) -> None:
+        assert run_sync(requeue(job.id), site.client.connection)
+        assert job.status() == "queued"
+
+    assert_ended_once(site, each_foreign_key(site, cancelled, requeue_one))
+
+
+def test_a_purge(site: Site) -> None:
+    """It leaves keys of another type alone, and fails for none of them."""
+    site.client.serving = None
+    for number in range(COUNT):
+        job = submit(site, number)
+        assert job.cancel()
+        overwrite(site, key := keys_of(job)[number])
+        assert run_sync(purge(job.id), site.client.connection)
+        assert job.status() == "unknown"
+        restore(site, key, value=True)
+
+
+def give_back(store: RQStore, claimed: ClaimedJob) -> bool:
+    store.give_back([claimed.lease])
+    return True
+
+
+ENDINGS: dict[str, Callable[[RQStore, ClaimedJob], bool]] = {
+    "given back": give_back,
+    "retried": lambda store, one: store.retry(one.lease, 5, 0.0, []),
+    "retried later": lambda store, one: store.retry(one.lease, 5, 0.001, []),
+    "settled": lambda store, one: store.settle([failed(one)]) == [True],
+}
+
+
+def failed(claimed: ClaimedJob) -> Settlement:
+    error = JobError("internal", "as the test wants")
+    return SettlementBuilder("w1", "host", {}).for_error(claimed, error)
+
+
+@pytest.mark.parametrize("how", ENDINGS)
+@pytest.mark.parametrize("state", ["queued", "of a tenant", "with a time to live"])
+def test_the_end_of_an_attempt(site: Site, store: RQStore, state: str, how: str) -> None:
+    started: dict[str, ClaimedJob] = {}
+
+    def start(number: int) -> Job:
+        job = submit(site, number, state)
+        for other in started:  # those that were returned must not be claimed again
+            if not site.client.job(other).status().over:
+                site.client.job(other).cancel()
+        started[job.id] = claim(store)
+        return job
+
+    def end(job: Job) -> None:
+        assert ENDINGS[how](store, started[job.id])
+
+    jobs = each_foreign_key(site, start, end)
+    assert_ended_once(site, jobs)
+
+
+ROWS_OF_TWO: tuple[dict[str, Any], ...] = ({"tenant": "t"}, {"first_row": 1})
+
+
+@pytest.mark.parametrize("key", [keys.TENANT_JOBS, keys.tenant_queue(CHAT, "t"), "rq:queues"])
+def test_a_job_whose_time_has_come(site: Site, store: RQStore, key: str) -> None:
+    due, other = (site.submit_many(["x"], run=RUN, delay=0.001, **more)[0] for more in ROWS_OF_TWO)
+    site.redis.zadd(f"rq:scheduled:{CHAT}", {due.id: 1, other.id: 2}, xx=True)
+    overwrite(site, key)
+    before = site.redis.dump(job_key(due.id))
+    with suppress(redis.ResponseError):  # no job can be queued
+        store.claim(lambda *_: 0)
+    assert site.redis.dump(job_key(due.id)) == before
+    assert site.redis.zscore(f"rq:scheduled:{CHAT}", due.id) is not None
+    if key != "rq:queues":
+        assert other.status() == "queued"
+    restore(site, key, value=True)
+    assert_ended_once(site, [due, other])
+
+
+@pytest.mark.parametrize("key", ["rq:queues", f"rq:queue:{CHAT}", f"rq:deferred:{CHAT}"])
+def test_the_next_turn_of_a_session(site: Site, store: RQStore, key: str) -> None:
+    session = open_session(site, "s")
+    session.submit("one")
+    second = session.submit("two", wait=True)
+    claimed = claim(store)
+    overwrite(site, key)
+    assert store.settle([failed(claimed)]) == [True]
+    restore(site, key, value=True)
+    store.upkeep.step()
+    site.burst()
+    assert second.result(timeout=5).text
+
+
+def test_a_dependent_job_that_can_not_be_queued_waits_and_holds_back_no_other(
+    site: Site, store: RQStore, queue: Queue
+) -> None:
+    site.client.serving = None
+    parent = Dependency(fetch(site, site.submit()), allow_failure=True)
+    other = Queue("other", connection=site.redis, serializer=JSONSerializer)
+    held, free = (each.enqueue("f", depends_on=parent) for each in (other, queue))
+    claimed = claim(store)
+    overwrite(site, "rq:queue:other")
+    assert store.settle([failed(claimed)]) == [True]
+    assert held.get_status(refresh=True) == "deferred"
+    assert site.redis.zscore("rq:deferred:other", held.id) is not None
+    assert free.get_status(refresh=True) == "queued"
+    assert site.redis.lrange(f"rq:queue:{CHAT}", 0, -1) == [free.id.encode()]
