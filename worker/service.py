@@ -33,13 +33,14 @@ from worker.queue.rq_workers import RQWorkers, worker_key
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.record.folder import claim_folder
+from worker.record.last_rows import write_last_rows
 from worker.record.recorder import PART_SECONDS, Recorder
 from worker.signals import StopSignals
 
 logger = logging.getLogger(__name__)
 
-FINISH_SECONDS = 30.0  # how long the last rows may take to reach the disk
-GRACE_SECONDS = 25.0  # Kubernetes kills 30 s after SIGTERM: the jobs have been returned by then
+# Kubernetes kills 30 s after SIGTERM: the jobs have been returned and their rows written by then.
+GRACE_SECONDS = 25.0
 HANG_SECONDS = 120.0  # a worker that makes no progress with its work for this long is hung
 PLAN_LEASES = 2.5  # a recorder holds the plan of a part for this many worker leases
 
@@ -117,10 +118,10 @@ def serve(
             try:
                 loop.run()
             finally:
-                if recorder and not recorder.finish(
-                    FINISH_SECONDS, aborted=lambda: loop.aborted, with_others=burst
-                ):
-                    logger.warning("some rows are still in Redis: the next worker writes them")
+                written = not recorder or write_last_rows(recorder, loop, redis_url, burst=burst)
+        if recorder and not written and loop.stop_at is None:
+            fault = recorder.state["error"] or "other workers hold them"
+            raise JobError("unavailable", f"all jobs have ended, but rows are not written: {fault}")
     except redis.RedisError as error:
         raise redis_failure(client, error) from None
     finally:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
+from pathlib import Path
 
 from jobs import keys
 from jobs.client.client import Job
+from jobs.embedded import EmbeddedRedis
 from tests.worker.site import Site, WorkerProcess, wait_until
 from worker.queue.lease_keeper import EXIT_HUNG
+from worker.record.last_rows import ROWS_SECONDS
 from worker.service import GRACE_SECONDS
 from worker.signals import EXIT_ABORTED
 
@@ -37,7 +41,7 @@ def generates(site: Site, job: Job) -> bool:
 
 def test_a_deploy_makes_no_suspects(site: Site) -> None:
     """SIGTERM, and SIGKILL before the grace period has ended."""
-    assert GRACE_SECONDS < KUBERNETES_SECONDS
+    assert GRACE_SECONDS + ROWS_SECONDS < KUBERNETES_SECONDS
     jobs = site.submit_many(["a", "b", "c"], words=100_000)
     for _ in range(3):
         worker = start(site, jobs, delay=0.02, grace=3600.0)
@@ -119,3 +123,57 @@ def test_a_worker_that_stops_ends_soon_if_foreign_code_blocks_python(site: Site)
     site.worker(models=["other"])
     wait_until(lambda: job.status().value != "started")
     assert lost(site, [job]) == {None}
+
+
+def test_a_worker_that_stops_leaves_the_rows_of_the_others_to_them(
+    site: Site, tmp_path: Path
+) -> None:
+    """With an append-only file each file waits for its sync, and others end jobs meanwhile."""
+    with EmbeddedRedis(tmp_path / "redis", append_only=True, port=0) as server:
+        busy = Site(server.tcp_url, site.folder)
+        try:
+            worker, other = busy.worker(), busy.worker(models=["other"], part_seconds=3600.0)
+            busy.submit("one").result(timeout=60)
+            busy.submit("two", model="other").result(timeout=60)
+            stopped = threading.Event()
+
+            def go_on() -> None:
+                while not stopped.is_set():
+                    busy.submit("more", model="other").result(timeout=60)
+
+            producer = threading.Thread(target=go_on)
+            producer.start()
+            try:
+                assert worker.stop() == 0
+            finally:
+                stopped.set()
+                producer.join()
+            assert "which the other workers write" in worker.output
+            assert "ERROR" not in worker.output and "WARNING" not in worker.output
+            assert other.stop() == 0
+            assert not busy.redis.exists(keys.OUTBOXES)
+        finally:
+            busy.close()
+
+
+def test_a_worker_whose_rows_can_not_be_written_stops_and_says_so(site: Site) -> None:
+    worker = site.worker(grace=3600.0)
+    wait_until(lambda: "serves fake" in worker.output)
+    (site.folder / "default").write_text("in the way")
+    site.submit("one").result(timeout=60)
+    assert worker.stop() == 0  # the row is in Redis
+    assert "rows left in Redis until a worker can write them: 1 (" in worker.output
+    assert str(site.folder / "default") in worker.output
+    (site.folder / "default").unlink()
+    site.burst()
+    assert len(site.rows()) == 1
+
+
+def test_a_burst_whose_rows_can_not_be_written_fails(site: Site) -> None:
+    site.folder.mkdir()
+    (site.folder / "default").write_text("in the way")
+    site.submit("one")
+    worker = site.worker(burst=True)
+    assert worker.wait() == 3
+    assert "all jobs have ended, but rows are not written: " in worker.output
+    assert str(site.folder / "default") in worker.output

@@ -102,7 +102,7 @@ from worker.cli.options import (
     default=25,
     show_default=True,
     metavar="S",
-    help="Seconds that running jobs may continue after SIGTERM.",
+    help="Seconds that running jobs may continue after SIGTERM. Their rows then get 3 seconds.",
 )
 @click.option(
     "--chat-template",
@@ -171,7 +171,8 @@ def work(
     """Load models and serve their queues until stopped.
 
     After SIGTERM or Ctrl-C the worker takes no new jobs; running jobs may continue for --grace
-    seconds, then they are requeued. A second signal stops the worker at once. No job is lost.
+    seconds, then they are requeued, and rows have 3 more seconds to be written. A second signal
+    stops the worker at once. No job and no row is lost.
     """
     if chat_template is not None and len(models) > 1:
         raise click.UsageError(

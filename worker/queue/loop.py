@@ -82,7 +82,7 @@ class WorkerLoop:
         self._figures = Figures(backend, self._models, results)
         self._grace, self._burst, self._on_idle = grace, burst, on_idle
         self.aborted = False  # asked twice to stop
-        self._stop_at: float | None = None  # end of the grace period
+        self.stop_at: float | None = None  # end of the grace period
         self._next_check = self._next_poll = 0.0  # monotonic, as all times here
         self._stop_logged = self._woken = self._drained = False  # drained: no job queued or started
         self._isolating = False  # claim nothing until the running jobs have ended
@@ -91,8 +91,8 @@ class WorkerLoop:
 
     def request_stop(self) -> None:
         """First call: claim no more jobs, give running ones the grace period. Second: end now."""
-        self.aborted = self._stop_at is not None
-        self._stop_at = time.monotonic() + (0.0 if self.aborted else self._grace)
+        self.aborted = self.stop_at is not None
+        self.stop_at = time.monotonic() + (0.0 if self.aborted else self._grace)
         self._keeper.announce_stop()
         self._attempts.wake()
 
@@ -129,7 +129,7 @@ class WorkerLoop:
 
     def _log_stop(self) -> None:
         """Log the request to stop, once; not in `request_stop`, since signal handlers call it."""
-        if self._stop_at is not None and not self._stop_logged:
+        if self.stop_at is not None and not self._stop_logged:
             self._stop_logged = True
             logger.info(
                 "stopping: no new jobs; jobs that are running: %d, with %g s to finish before they "
@@ -148,7 +148,7 @@ class WorkerLoop:
         for command in self._control.commands():
             if isinstance(command, Cancel):
                 self._cancel(command.job)
-            elif self._stop_at is None:
+            elif self.stop_at is None:
                 self.request_stop()
 
     def _check(self) -> None:
@@ -158,7 +158,7 @@ class WorkerLoop:
         if now < self._next_check:
             return
         sick, pause = self._breaker.reason, self._admission.pause
-        figures = self._figures.read(now, sick, pause, claims=self._stop_at is None)
+        figures = self._figures.read(now, sick, pause, claims=self.stop_at is None)
         jobs, run = [attempt.lease.job for attempt in self._attempts], self._faults.run
         run("reporting", lambda: self._presence.report(figures, jobs))
         run("checking leases", self._check_leases)
@@ -177,7 +177,7 @@ class WorkerLoop:
         of the claimed jobs may not fit: they go back before their attempt has started."""
         now = time.monotonic()
         waits = now < self._next_poll and not self._woken
-        if self._stop_at is not None or self._admission.pause or waits:
+        if self.stop_at is not None or self._admission.pause or waits:
             return
         idle = not self._attempts.any_unsettled
         if idle:
@@ -197,7 +197,7 @@ class WorkerLoop:
             self._breaker.claimed()
         for job in claimed:
             name, bulk = self._store.model_of(job.lease)
-            may_start = self._stop_at is None and self._breaker.generation == generation
+            may_start = self.stop_at is None and self._breaker.generation == generation
             if may_start and capacity.of(name, bulk):
                 capacity.use(name, bulk, self._attempts.start(job))
                 self._watchdog.touch()  # starting many jobs may take minutes
@@ -217,9 +217,9 @@ class WorkerLoop:
     # --- helpers ----------------------------------------------------------------------------------
 
     def _finished(self) -> bool:
-        if self._stop_at is not None and time.monotonic() >= self._stop_at:
+        if self.stop_at is not None and time.monotonic() >= self.stop_at:
             return True
-        stops = self._stop_at is not None or self._drained
+        stops = self.stop_at is not None or self._drained
         return stops and not self._attempts.any_unsettled
 
     def _collect_timeout(self) -> float:

@@ -54,6 +54,7 @@ class PlanArgs(NamedTuple):
     due_seconds: float
     oldest: str
     oldest_seconds: float
+    till: str
 
 
 class CommitKeys(NamedTuple):
@@ -89,11 +90,13 @@ class RecorderLock(IntEnum):
 
 
 class Look(NamedTuple):
-    """When a part of a run is due: from `rows` on, or when the oldest row is `seconds` old."""
+    """When a part of a run is due: from `rows` on, or when the oldest row is `seconds` old. `till`:
+    id of the last entry that it may have."""
 
     run: str
     rows: int
     seconds: float
+    till: str = "+"
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,16 +133,22 @@ class PartPlans:
         (found,) = self._read_each([keys.WANTED], "smembers")
         return {run.decode(errors="replace") for run in found}
 
+    def last_entries(self) -> dict[str, str]:
+        """The id of the last entry in the outbox of each run."""
+        runs = self.runs()
+        found = self._read_each([keys.outbox(run) for run in runs], "xrevrange", count=1)
+        return {run: one[0][0].decode() for run, one in zip(runs, found, strict=True) if one}
+
     def any_open(self) -> bool:
         """Whether a part of any run is in progress."""
         names = [keys.parts(run) for run in self.runs()]
         return any(set(found) - {b"cursor"} for found in self._read_each(names, "hkeys"))
 
-    def _read_each(self, names: Sequence[str], command: str) -> list[Any]:
+    def _read_each(self, names: Sequence[str], command: str, **options: int) -> list[Any]:
         """The replies to a command about each key; an empty list for a key of another type."""
         pipeline = self._redis.pipeline(transaction=False)
         for name in names:
-            getattr(pipeline, command)(name)
+            getattr(pipeline, command)(name, **options)
         replies = pipeline.execute(raise_on_error=False) if names else []
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, Exception) and not is_damage(reply):
@@ -159,7 +168,7 @@ class PartPlans:
         has left it comes first."""
         pipeline = self._redis.pipeline(transaction=False)
         now = time.monotonic()
-        for run, rows, seconds in looks:
+        for run, rows, seconds, till in looks:
             oldest, since = self._oldest.get(run, ("", now))
             self._plan(
                 keys=PlanKeys(outbox=keys.outbox(run), plans=keys.parts(run)),
@@ -172,6 +181,7 @@ class PartPlans:
                     due_seconds=seconds,
                     oldest=oldest,
                     oldest_seconds=now - since,
+                    till=till,
                 ),
                 client=pipeline,
             )

@@ -51,6 +51,8 @@ FIRST_POLL_SECONDS = 0.0125  # first pause then, since most ask at once; it doub
 ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
 DURABLE_SECONDS = 20.0  # how long they wait before that is reported
 RETRY_SECONDS = 5.0  # pause after a failed write
+FINISH_PAUSE_SECONDS = 1.0  # the same while the worker stops
+STOP_SECONDS = 0.5  # how long the thread may take to give up
 LOG_SECONDS = 60.0  # between two log lines about the same fault
 HANG_SECONDS = 60.0  # a disk that takes longer for one file is reported
 
@@ -88,6 +90,7 @@ class Recorder:
         self._log_at = 0.0  # monotonic: when it is logged again
         self._file_since: float | None = None  # monotonic: begin of the file in progress
         self._with_others = False
+        self._last_entries: dict[str, str] | None = None  # by run, when it began to finish
         self._any_runs = False  # had rows at the last poll
         self._soon_until = 0.0  # monotonic
         self._soon_pause = SOON_POLL_SECONDS
@@ -128,24 +131,23 @@ class Recorder:
         self._soon_until = now + SOON_SECONDS
         self._woken.set()
 
-    def finish(
-        self, seconds: float, *, aborted: Callable[[], bool], with_others: bool = False
-    ) -> bool:
-        """Write all rows, without waiting for larger parts, and stop. True if all were written.
+    def finish(self, over: Callable[[str], bool], *, with_others: bool = False) -> bool:
+        """Write the rows that are in Redis now, without waiting for larger parts, and stop. True if
+        they are written, or are in the parts of other recorders.
 
-        `with_others`: also wait for the parts of other recorders, dead ones included. Gives up
-        after `seconds`, or when `aborted` returns True; the remaining rows stay in Redis.
+        `with_others`: also wait for the parts of other recorders, dead ones included. Gives up when
+        `over` returns True, which is called often, with why rows can't be written now; rows that
+        are left stay in Redis.
         """
         self._with_others = with_others
         self._finishing.set()
         self._woken.set()
-        polls = int(seconds / SOON_POLL_SECONDS)
-        while polls > 0 and not aborted() and not self._empty.wait(SOON_POLL_SECONDS):
-            polls -= 1
+        while not over(self._fault) and not self._empty.wait(SOON_POLL_SECONDS):
+            pass
         self._stop.set()  # a part in progress is completed here, or by another recorder
         self._woken.set()
-        if self._empty.is_set():
-            self._thread.join()
+        self._thread.join(STOP_SECONDS)
+        if not self._thread.is_alive():
             self._redis.close()
         return self._empty.is_set()
 
@@ -164,6 +166,8 @@ class Recorder:
                     logger.info("rows are written again")
                     self._fault = ""
             except (NotDurable, redis.RedisError) as error:
+                if self._stop.is_set():
+                    return
                 self._report(f"Redis: {error}")
                 pause = pause if isinstance(error, NotDurable) else RETRY_SECONDS
             except OSError as error:
@@ -177,7 +181,7 @@ class Recorder:
                     continue
                 if finishing and not (self._with_others and self._plans.any_open()):
                     self._empty.set()
-            self._woken.wait(pause)
+            self._woken.wait(min(pause, FINISH_PAUSE_SECONDS) if finishing else pause)
             self._woken.clear()
 
     def _report(self, fault: str, bug: Exception | None = None) -> None:
@@ -189,7 +193,7 @@ class Recorder:
         waiting = ""
         with suppress(redis.RedisError):
             found = read_unwritten(self._redis)
-            waiting = f" ({found.count} rows wait, the first one for {found.oldest:.0f} s)"
+            waiting = f" (they are {found.count}, the first one for {found.oldest:.0f} s)"
         logger.error(
             "rows can't be written and stay in Redis%s: %s; the worker tries again every %g s",
             waiting,
@@ -212,7 +216,11 @@ class Recorder:
 
     def _write_due_parts(self) -> bool:
         """Write one part of each run that has one due. True if there was one."""
+        if self._finishing.is_set() and self._last_entries is None:
+            self._last_entries = self._plans.last_entries()
         runs = [run for run in self._plans.runs() if RUN_ID.fullmatch(run)]  # folder names
+        if self._last_entries is not None:  # other workers end jobs meanwhile
+            runs = [run for run in runs if run in self._last_entries]
         self._any_runs = bool(runs)
         if runs:
             self._check_folder()  # before a plan, so that another recorder makes it
@@ -228,6 +236,8 @@ class Recorder:
         try:
             self._wait_until_durable()
             for plan in plans:
+                if self._stop.is_set():
+                    raise NotDurable("the worker stops")
                 try:
                     self._execute(plan)
                 except (NotDurable, redis.RedisError) as error:
@@ -252,9 +262,13 @@ class Recorder:
         """Plan the next part of each of these runs that has one due. `wanted`: those whose rows
         somebody waits for."""
         age = min(IDLE_SECONDS, self._part_seconds) if self._idle() else self._part_seconds
-        finishing = self._finishing.is_set()
+        last = self._last_entries
         looks = [
-            Look(run, 1, 0.0) if finishing or run in wanted else Look(run, PART_ROWS, age)
+            Look(run, 1, 0.0, last[run])
+            if last is not None
+            else Look(run, 1, 0.0)
+            if run in wanted
+            else Look(run, PART_ROWS, age)
             for run in runs
         ]
         return self._plans.next(looks, max_rows=PART_ROWS, max_bytes=PART_BYTES)

@@ -54,7 +54,7 @@ def test_chats_of_an_idle_worker_share_a_file(site: Site, make: Any) -> None:
         fill(site, 1, first=number)
         assert not a._write_due_parts()
     a.start()
-    assert a.finish(20.0, aborted=lambda: False)
+    assert a.finish(lambda fault: False)
     assert [sorted(rows) for rows in files(site).values()] == [[0, 1, 2, 3, 4]]
 
 
@@ -292,7 +292,7 @@ def test_finishing_waits_for_the_part_of_a_dead_recorder(site: Site, make: Any) 
     assert plan_next(make("dead", plan_seconds=0.6)) is not None
     last = make("last", plan_seconds=0.6)
     last.start()
-    assert last.finish(20.0, aborted=lambda: False, with_others=True)
+    assert last.finish(lambda fault: False, with_others=True)
     assert numbers(site) == [0, 1, 2]
 
 
@@ -301,6 +301,32 @@ def test_an_abort_leaves_the_rows_in_redis(site: Site, make: Any) -> None:
     plan_next(make("dead", plan_seconds=60))
     last = make("last")
     last.start()
-    assert not last.finish(60.0, aborted=lambda: True, with_others=True)
+    assert not last.finish(lambda fault: True, with_others=True)
     wait_until(lambda: not last._thread.is_alive())
     assert site.redis.xlen(keys.outbox(RUN)) == 3
+
+
+def test_the_last_recorder_leaves_rows_that_come_later_to_others(site: Site, make: Any) -> None:
+    """Else it would go on as long as other workers end jobs."""
+    fill(site, 3)
+    last = make("last", part_seconds=600.0)
+
+    def more(fault: str) -> bool:
+        fill(site, 3, first=len(numbers(site)) + 100)
+        return False
+
+    last.start()
+    assert last.finish(more)
+    assert numbers(site)[:3] == [0, 1, 2]
+    assert site.redis.xlen(keys.outbox(RUN))
+
+
+def test_a_recorder_that_stops_gives_its_plan_to_others(site: Site, make: Any) -> None:
+    fill(site, 3)
+    last, other = make("last", plan_seconds=600.0), make("other", plan_seconds=600.0)
+    (site.folder / RUN).write_text("in the way")
+    last.start()
+    assert not last.finish(bool)  # until it has a fault
+    (site.folder / RUN).unlink()
+    assert other._write_due_parts()
+    assert numbers(site) == [0, 1, 2]

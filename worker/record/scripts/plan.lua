@@ -10,6 +10,7 @@
 --       due_rows, due_seconds: number of entries, or age of the oldest one, from which a part is due
 --       oldest, oldest_seconds: the oldest entry that the caller has seen before, and for how long; ''
 --       and 0 for none
+--       till: id of the last entry that may be planned; + for any
 -- Returns {damaged, name, first id, last id, count} of a part to write, {damaged, oldest id} if none is
 --       due, {damaged} if there is no entry.
 --       damaged lists the fields that hold no plan, because another program has written them. They
@@ -26,7 +27,7 @@
 -- even when Redis is full (flag allow-oom, set by the caller on Redis 7).
 local outbox, plans = unpack(KEYS)
 local recorder, hold_seconds, max_rows, max_bytes, due_rows, due_seconds, oldest,
-  oldest_seconds = unpack(ARGV)
+  oldest_seconds, till = unpack(ARGV)
 max_rows, max_bytes = tonumber(max_rows), tonumber(max_bytes)
 due_rows, due_seconds = tonumber(due_rows), tonumber(due_seconds)
 
@@ -78,7 +79,7 @@ if cursor and not string.match(cursor, '^%d+%-%d+$') then
 end
 
 local function read(count)
-  local entries = redis.call('XRANGE', outbox, cursor and '(' .. cursor or '-', '+', 'COUNT', count)
+  local entries = redis.call('XRANGE', outbox, cursor and '(' .. cursor or '-', till, 'COUNT', count)
   if #entries > 0 then cursor = entries[#entries][1] end
   return entries
 end

@@ -1,0 +1,71 @@
+"""The end of a worker's recorder: how long the last rows get, and what is said about those left."""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Protocol
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from jobs.client.connection import connect
+from jobs.client.serving import read_workers
+from jobs.client.unwritten import any_records, read_unwritten
+from worker.record.recorder import Recorder
+
+logger = logging.getLogger(__name__)
+
+ROWS_SECONDS = 3.0  # beyond the grace period; also the most if they can't be written
+# The most at all. A worker that ends by itself also waits for the rows that others hold.
+FINISH_SECONDS = 30.0
+ASK_SECONDS = 1.0  # how long Redis may take to say what is left
+
+
+class Stopping(Protocol):
+    """The worker's loop, which has ended."""
+
+    aborted: bool  # asked twice to stop
+    stop_at: float | None  # monotonic: end of the grace period; None if it ended by itself
+
+
+def write_last_rows(
+    recorder: Recorder, loop: Stopping, redis_url: str | None, *, burst: bool
+) -> bool:
+    """Write the rows that wait, and log what is left. False if rows may be left."""
+    ended = time.monotonic()
+
+    def over(fault: str) -> bool:
+        limit = ended + FINISH_SECONDS
+        if loop.stop_at is not None:
+            limit = min(limit, max(loop.stop_at, ended) + ROWS_SECONDS)
+            limit = min(limit, ended + ROWS_SECONDS) if fault else limit
+        return loop.aborted or time.monotonic() >= limit
+
+    written = recorder.finish(over, with_others=burst)
+    fault = recorder.state["error"]
+    try:
+        left, others = _left(redis_url)
+    except redis.RedisError as error:
+        if not written:
+            logger.warning("Redis fails (%s): the rows that it holds are written later", error)
+        return written
+    if not left:
+        return True
+    if not written and fault:
+        logger.error("rows left in Redis until a worker can write them: %d (%s)", left, fault)
+    elif written or others:
+        logger.info("rows left in Redis, which the other workers write: %d", left)
+    else:
+        logger.warning("rows left in Redis, which the next worker writes: %d", left)
+    return written
+
+
+def _left(redis_url: str | None) -> tuple[int, bool]:
+    """The number of rows in Redis, and whether other workers write rows."""
+    with connect(redis_url) as client:
+        client.set_retry(Retry(NoBackoff(), 0))
+        limits = {"socket_timeout": ASK_SECONDS, "socket_connect_timeout": ASK_SECONDS}
+        client.connection_pool.connection_kwargs |= limits
+        return read_unwritten(client).count, any_records(read_workers(client))
