@@ -11,7 +11,7 @@ import click
 from jobs.cli.changes import Outcome, changes_jobs, not_done
 from jobs.cli.options import JobId, client, json_option, redis_option
 from jobs.cli.output import echo, print_json
-from jobs.cli.selection import STATES, find, selection_options
+from jobs.cli.selection import STATES, find_newest, selection_options
 from jobs.cli.table import free_text, number, print_table
 
 if TYPE_CHECKING:
@@ -38,9 +38,10 @@ def jobs_group() -> None:
 @json_option
 @redis_option
 def list_jobs(chosen: dict[str, Any], limit: int, as_json: bool, redis_url: str) -> None:
-    """List the jobs in Redis. Those that ended long ago are not kept there."""
+    """List the jobs in Redis, newest first: by the time of their end, or of their submit. Those
+    that ended long ago are not kept there."""
     with client(redis_url) as connected:
-        found = find(connected, chosen, STATES)
+        found = find_newest(connected, chosen, STATES)
         if as_json:
             for one in islice(found, limit):
                 print_json(_facts(one))

@@ -38,7 +38,10 @@ def results() -> None:
 @json_option
 @results_option
 def show(run: str | None, as_json: bool, results: str) -> None:
-    """List the runs, or summarise RUN. With --json: its rows, one JSON object per line."""
+    """List the runs, the one that was written last first, or summarise RUN.
+
+    With --json: one JSON object per run, or per row of RUN.
+    """
     store = _open(results)
     if run is None:
         _list_runs(store, as_json)
@@ -96,7 +99,8 @@ def _open(folder: str) -> Results:
 
 
 def _list_runs(store: Results, as_json: bool) -> None:
-    runs = [{"run": run, "rows": store.dataset(run).count_rows()} for run in store.runs()]
+    names = sorted(store.runs(), key=lambda run: _written_at(store, run), reverse=True)
+    runs = [{"run": run, "rows": store.dataset(run).count_rows()} for run in names]
     if as_json:
         for run in runs:
             print_json(run)
@@ -107,6 +111,14 @@ def _list_runs(store: Results, as_json: bool) -> None:
         for run in runs:
             unit = "row" if run["rows"] == 1 else "rows"
             echo(f"{run['run']:{width}}  {run['rows']:>8} {unit}")
+
+
+def _written_at(store: Results, run: str) -> float:
+    """When a file was last added to a run."""
+    from jobs.results.files import SAMPLES
+
+    samples = store.path(run) / SAMPLES
+    return samples.stat().st_mtime if samples.is_dir() else 0.0
 
 
 def _print_summary(store: Results, run: str) -> None:

@@ -12,7 +12,7 @@ from jobs.cli.options import Seconds
 
 if TYPE_CHECKING:
     from jobs import Client
-    from jobs.client.dead_letters import FoundJob
+    from jobs.client.dead_letters import FoundJob, Selection
 
 STATES = ("deferred", "scheduled", "queued", "started", "finished", "failed", "cancelled")
 SELECTORS = ("states", "run", "model", "tenant", "session", "code", "older")
@@ -44,8 +44,23 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def find(connected: Client, chosen: dict[str, Any], default: tuple[str, ...]) -> Iterator[FoundJob]:
     """The jobs that are selected. `default`: their states if `chosen` has none."""
-    from jobs.client.dead_letters import Selection, find_jobs
+    from jobs.client.dead_letters import find_jobs
+
+    return find_jobs(connected.redis, _selection(chosen, default))
+
+
+def find_newest(
+    connected: Client, chosen: dict[str, Any], default: tuple[str, ...]
+) -> Iterator[FoundJob]:
+    """The same jobs, newest first."""
+    from jobs.client.dead_letters import newest_jobs
+
+    return newest_jobs(connected.redis, _selection(chosen, default))
+
+
+def _selection(chosen: dict[str, Any], default: tuple[str, ...]) -> Selection:
+    from jobs.client.dead_letters import Selection
     from jobs.client.state import Status
 
     states = tuple(Status(name) for name in chosen.get("states") or default)
-    return find_jobs(connected.redis, Selection(**{**chosen, "states": states}))
+    return Selection(**{**chosen, "states": states})

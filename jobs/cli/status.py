@@ -60,6 +60,7 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
         lengths = [] if QUEUES_KEY in wrong else queues(redis)
         rows = Unwritten({}) if keys.OUTBOXES in wrong else read_unwritten(redis)
         damaged += unreadable
+    running.sort(key=_started_at, reverse=True)
     for queue in lengths:
         queue["workers"] = sum(queue["model"] in worker["names"] for worker in running)
     recorded = any_records(running)
@@ -142,6 +143,12 @@ def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -
         }
     ):
         echo(f"no worker serves {model!r}: its jobs wait (chatjobs work --model {model})", err=True)
+
+
+def _started_at(worker: dict[str, Any]) -> float:
+    """When a worker started; 0 for one that does not say it in seconds."""
+    found = worker.get("started_at")
+    return float(found) if isinstance(found, int | float) else 0.0
 
 
 def _cells(worker: dict[str, Any]) -> tuple[object, ...]:

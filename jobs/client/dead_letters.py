@@ -38,6 +38,7 @@ from jobs.results.failures import Failure, parse_failures
 from jobs.results.outbox import run_of
 
 PAGE = 100  # jobs whose hashes are read at once
+TIMES = ("ended_at", "enqueued_at")
 FIELDS = (*CHANGING_FIELDS, *FIXED_FIELDS, "ended_at", FAILURES)
 
 REQUEUE = lua.load("jobs.client", "rq_requeue", TENANTS_LUA)
@@ -125,6 +126,28 @@ class FoundJob(NamedTuple):
 def find_jobs(redis: Redis, wanted: Selection) -> Iterator[FoundJob]:
     """The jobs of all chatjobs queues that are selected, by queue and state."""
     now = time.time()
+    for status, page in _listed(redis, wanted):
+        for found in _read(redis, page):
+            if found.state.status is status and _matches(found, wanted, now):
+                yield found
+
+
+def newest_jobs(redis: Redis, wanted: Selection) -> Iterator[FoundJob]:
+    """The same jobs, beginning with the one that ended, or was enqueued, last. The times of all are
+    read first, and then one page of jobs after the other."""
+    now = time.time()
+    since: dict[str, float] = {}
+    for _, page in _listed(redis, wanted):
+        since.update(zip(page, _times(redis, page), strict=True))
+    ids = sorted(since, key=since.__getitem__, reverse=True)
+    for start in range(0, len(ids), PAGE):
+        for found in _read(redis, ids[start : start + PAGE]):
+            if found.state.status in wanted.states and _matches(found, wanted, now):
+                yield found
+
+
+def _listed(redis: Redis, wanted: Selection) -> Iterator[tuple[Status, list[str]]]:
+    """The ids in the queues and registries, in pages."""
     prefixes = (keys.chat_queue(""), keys.bulk_queue(""))
     for queue in queue_names(redis):
         model = queue.partition(":")[2]
@@ -132,9 +155,7 @@ def find_jobs(redis: Redis, wanted: Selection) -> Iterator[FoundJob]:
             continue
         for status in wanted.states:
             for page in _pages(redis, queue, status):
-                for found in _read(redis, page):
-                    if found.state.status is status and _matches(found, wanted, now):
-                        yield found
+                yield status, page
 
 
 def requeue(job_id: str) -> Steps[bool]:
@@ -255,11 +276,24 @@ def _read(redis: Redis, job_ids: list[str]) -> Iterator[FoundJob]:
         yield _found(job_id, values)
 
 
+def _times(redis: Redis, job_ids: list[str]) -> Iterator[float]:
+    """Since when the jobs have their states, as in FoundJob."""
+    pipeline = redis.pipeline(transaction=False)
+    for job_id in job_ids:
+        pipeline.hmget(job_key(job_id), TIMES)
+    for ended_at, enqueued_at in pipeline.execute():
+        yield _since(parse_time(ended_at), parse_time(enqueued_at))
+
+
+def _since(ended_at: float | None, enqueued_at: float | None) -> float:
+    return ended_at or enqueued_at or 0.0
+
+
 def _found(job_id: str, values: list[bytes | None]) -> FoundJob:
     state = parse_state(job_id, FIELDS, values)
     ended_at = parse_time(values[FIELDS.index("ended_at")])
     failures = parse_failures(values[FIELDS.index(FAILURES)])
-    return FoundJob(state, ended_at or state.enqueued_at or 0.0, failures)
+    return FoundJob(state, _since(ended_at, state.enqueued_at), failures)
 
 
 def _matches(found: FoundJob, wanted: Selection, now: float) -> bool:

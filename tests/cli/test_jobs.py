@@ -80,6 +80,26 @@ def test_jobs_are_listed_by_state_run_model_code_and_age(
     assert "fails" in table and "worker_lost: three workers died" in table
 
 
+def test_jobs_are_listed_newest_first_over_all_queues_and_states(
+    run: Run, client: Client, worker: StepwiseWorker, redis_url: str
+) -> None:
+    for name in ("first", "second"):
+        submit(client, name, model=f"z-{name}")
+    for name in ("third", "fourth"):
+        fail(client, worker, name)
+    submit(client, "fifth", model="a")
+    worker.start(submit(client, "sixth", "r").id)
+    worker.finish("sixth", "x")
+    client.redis.hset("rq:job:third", "ended_at", "2026-01-01T00:00:00.000000Z")
+    client.redis.zadd("rq:failed:chat:m", {"third": 9e9})  # it is kept for longer than the others
+    names = ["sixth", "fifth", "fourth", "second", "first", "third"]
+    assert listed(run, redis_url) == names
+    assert listed(run, redis_url, "--limit", "2") == names[:2]
+    assert listed(run, redis_url, "--state", "failed", "--limit", "1") == ["fourth"]
+    lines = run("jobs", "list", "--limit", "5", "--redis", redis_url).stdout.splitlines()
+    assert [line.split()[0] for line in lines[1:]] == names[:5]
+
+
 @pytest.mark.usefixtures("five")
 def test_a_job_is_shown_with_its_error_and_request(run: Run, redis_url: str) -> None:
     shown = run("jobs", "show", "fails", "--redis", redis_url).stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -15,6 +17,17 @@ def test_runs_are_listed_with_their_row_counts(run: Run, finished_run: Path) -> 
     assert result.stdout.split() == ["r1", "3", "rows"]
     result = run("results", "--json", "--results", str(finished_run))
     assert json.loads(result.stdout) == {"run": "r1", "rows": 3}
+
+
+def test_the_run_that_was_written_last_is_listed_first(run: Run, finished_run: Path) -> None:
+    for moment, name in ((3, "r1"), (9, "a"), (1, "z"), (5, "m")):
+        if name != "r1":
+            shutil.copytree(finished_run / "r1", finished_run / name)
+        os.utime(finished_run / name / "samples", (moment, moment))
+    for words in ((), ("--json",)):
+        lines = run("results", *words, "--results", str(finished_run)).stdout.splitlines()
+        names = [json.loads(line)["run"] if words else line.split()[0] for line in lines]
+        assert names == ["a", "m", "r1", "z"]
 
 
 def test_a_run_is_summarised(run: Run, finished_run: Path) -> None:

@@ -85,3 +85,18 @@ def test_answers_of_submit_are_whole_in_pipes(show: Show, redis_url: str, tmp_pa
     narrow = OURS.sub("", narrow)
     assert {job, "x\\ny" * 20} <= set(narrow.split())
     assert max(map(cell_len, narrow.splitlines())) <= 82  # the custom id alone has 80
+
+
+def test_the_worker_that_started_last_is_the_first_one(show: Show, busy: str) -> None:
+    worker = StepwiseWorker(busy)
+    about = json.loads(worker.redis.get(keys.worker(WORKER)) or b"")
+    for name, started in (("a", 5.0), ("b", 9.0), ("c", 1.0), ("d", "of old")):
+        worker.redis.zadd(keys.WORKERS, {name: 1e13})
+        worker.redis.set(
+            keys.worker(name), json.dumps(about | {"name": name, "started_at": started})
+        )
+    worker.redis.close()
+    lines = show("status", "--redis", busy).out.splitlines()
+    assert [line.split()[0] for line in lines[1:4]] == ["b", "a", "c"]
+    workers = json.loads(show("status", "--json", "--redis", busy).out)["workers"]
+    assert [worker["name"] for worker in workers][:3] == ["b", "a", "c"]
