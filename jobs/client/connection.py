@@ -16,6 +16,7 @@ from redis.exceptions import AskError, ClusterCrossSlotError, ClusterDownError, 
 from redis.retry import Retry
 
 from jobs.client import transport
+from jobs.client.redis_url import NO_CLUSTER, bad_url, check_url
 from jobs.client.sentinel_url import SentinelURL
 from jobs.errors import JobError, invalid
 
@@ -27,16 +28,8 @@ CONNECT_SECONDS = 5.0
 RETRIES = 3  # of one command, within about a second; `jobs.client.steps.retry` goes on longer
 MAX_CONNECTIONS = 10_000  # each waiting `result` and each followed stream uses one
 
-WITHOUT_SCHEME = re.compile(
-    r"(localhost|[\w-]+(\.[\w-]+)+|[\w-]+(?=[:/]))(:\d+)?(/\d+)?"
-)  # host[:port][/db]
 WRONG_TYPE = "; another program has written a key of chatjobs, which chatjobs status may name"
 SENTINEL_SECONDS = 2.0  # without a reply, the next Sentinel is asked
-
-NO_CLUSTER = (
-    "Redis at {} is a Redis Cluster, which chatjobs does not support: use one server, or a primary "
-    "with replicas and Sentinel (redis+sentinel://…)"
-)
 
 MIN_VERSION = 7  # of Redis: older ones do not read the flags of scripts; Valkey says 7.2
 TOO_OLD = "Redis at {} is too old{}: chatjobs needs Redis 7.0 or newer, or Valkey"
@@ -59,6 +52,7 @@ def connect(url: str | None = None) -> redis.Redis:
     Raises InvalidRequest for an invalid URL.
     """
     url = redis_url(url)
+    check_url(url)
     scheme = url.partition(":")[0]
     options = _limits(scheme)
     options["retry"] = Retry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
@@ -72,7 +66,7 @@ def connect(url: str | None = None) -> redis.Redis:
         else:
             client = transport.Client.from_url(url, **options)
     except ValueError:
-        raise _bad_url(url) from None
+        raise bad_url(url) from None
     _check_options(client.connection_pool)
     return client
 
@@ -80,6 +74,7 @@ def connect(url: str | None = None) -> redis.Redis:
 def connect_async(url: str | None = None) -> redis.asyncio.Redis:
     """`connect` for asyncio."""
     url = redis_url(url)
+    check_url(url)
     scheme = url.partition(":")[0]
     options = _limits(scheme)
     options["retry"] = AsyncRetry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
@@ -94,7 +89,7 @@ def connect_async(url: str | None = None) -> redis.asyncio.Redis:
             client = redis.asyncio.Redis.from_url(url, **options)
             client.connection_pool.connection_class = transport.ASYNC[scheme]
     except ValueError:
-        raise _bad_url(url) from None
+        raise bad_url(url) from None
     _check_options(client.connection_pool)
     return client
 
@@ -162,7 +157,7 @@ def _cause(error: BaseException, kind: type[BaseException]) -> bool:
 
 
 def _check_options(pool: Any) -> None:
-    """Raises InvalidRequest for an option in the URL that connections don't have."""
+    """Raises InvalidRequest for an option that connections of this kind don't have."""
     try:
         pool.connection_class(**pool.connection_kwargs)
     except TypeError as error:
@@ -170,8 +165,8 @@ def _check_options(pool: Any) -> None:
         if found is None:
             raise
         raise invalid(
-            f"the Redis URL has an unknown option '{found[1]}': remove it (options follow the ?; "
-            "those of TLS, ssl_…, need rediss://)",
+            f"the Redis URL has the option '{found[1]}', which its connections don't have: remove "
+            "it",
             "url",
         ) from None
 
@@ -192,22 +187,3 @@ def _sentinel_options(url: SentinelURL, retry: Any) -> dict[str, Any]:
     timeouts = {"socket_timeout": SENTINEL_SECONDS, "socket_connect_timeout": SENTINEL_SECONDS}
     tls = {name: value for name, value in url.options.items() if name.startswith("ssl_")}
     return {**timeouts, **tls, **url.of_sentinels, "ssl": url.tls, "retry": retry}
-
-
-def _bad_url(url: str) -> JobError:
-    # redis-py's own message may quote a part of the password.
-    if WITHOUT_SCHEME.fullmatch(url):
-        return invalid(f"the Redis URL {url!r} has no scheme: did you mean redis://{url}?", "url")
-    scheme, separator, _ = url.partition("://")
-    if "cluster" in scheme:
-        return invalid(NO_CLUSTER.format("the URL"), "url")
-    if separator and scheme not in (*transport.SYNC, "redis+sentinel", "rediss+sentinel"):
-        what = f"has the unknown scheme {scheme!r}"
-    else:
-        what = "is invalid"
-    return invalid(
-        f"the Redis URL {what}: the form is redis://[[user]:password@]host[:port][/db], "
-        "rediss://…, unix:///path or redis+sentinel://[[user]:password@]host[:port],…/master[/db]; "
-        "escape special characters of a password as %XX",
-        "url",
-    )

@@ -9,12 +9,13 @@ from urllib.parse import unquote
 
 from redis.connection import parse_url
 
+from jobs.client.redis_url import SENTINEL_PREFIX
+
 SENTINEL_PORT = 26379
-PREFIX = "sentinel_"  # options of the connections to the Sentinels: sentinel_username, …
 
 _URL = re.compile(
     r"(?P<scheme>rediss?)\+sentinel://(?:(?P<login>[^@/?]*)@)?(?P<hosts>[^@/?]+)"
-    r"/(?P<master>[^/?]+)(?:/(?P<db>\d*))?(?:\?(?P<options>.*))?"
+    r"/(?P<master>[^/?@]+)(?:/(?P<db>\d*))?(?:\?(?P<options>.*))?"
 )
 _HOST = re.compile(r"(?:\[(?P<ipv6>[0-9a-fA-F:.]+)\]|(?P<name>[^:\[\]]+))(?::(?P<port>\d{1,5}))?")
 
@@ -50,9 +51,9 @@ class SentinelURL:
         del options["host"]
         options.pop("connection_class", None)
         for_sentinels = {
-            name.removeprefix(PREFIX): options.pop(name)
+            name.removeprefix(SENTINEL_PREFIX): options.pop(name)
             for name in list(options)
-            if name.startswith(PREFIX)
+            if name.startswith(SENTINEL_PREFIX)
         }
         hosts = [_address(host) for host in found["hosts"].split(",")]
         master = unquote(found["master"])

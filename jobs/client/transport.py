@@ -53,7 +53,7 @@ class _Sync:
             return super().read_response(disable_decoding, timeout=timeout, **options)  # type: ignore[misc]
         except redis.ResponseError as error:
             if not is_demoted(error):
-                raise
+                raise without_secret(error, self) from None
             self.disconnect()  # type: ignore[attr-defined]
             raise redis.ConnectionError(DEMOTED) from error
 
@@ -78,12 +78,21 @@ class _Async:
             return await super().read_response(disable_decoding, timeout, **options)  # type: ignore[misc]
         except redis.ResponseError as error:
             if not is_demoted(error):
-                raise
+                raise without_secret(error, self) from None
             await self.disconnect()  # type: ignore[attr-defined]
             raise redis.ConnectionError(DEMOTED) from error
 
 
 DEMOTED = "the server is a replica (now): it refuses writes"
+
+
+def without_secret(error: redis.ResponseError, connection: Any) -> redis.ResponseError:
+    """An error of the server that does not quote the password: a server that does not know the
+    command with which a connection logs in repeats its words."""
+    secret = getattr(connection, "password", None)
+    if not secret or secret not in str(error):
+        return error
+    return type(error)(str(error).replace(secret, "***"))
 
 
 def is_demoted(error: redis.ResponseError) -> bool:

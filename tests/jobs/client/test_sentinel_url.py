@@ -47,6 +47,9 @@ def test_other_urls_are_not_of_sentinels() -> None:
         "redis+sentinel://a,,b/m",
         "redis+sentinel://u:secret/x@a/m",
         "redis+sentinel://a/m/x",
+        "redis+sentinel://u:1/secret@a",
+        "redis+sentinel://u:1/secret@a/m",
+        "redis+sentinel://a/m#secret",
     ],
 )
 def test_an_invalid_url_is_one_sentence_without_the_password(url: str) -> None:
