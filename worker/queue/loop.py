@@ -275,6 +275,7 @@ class WorkerLoop:
         unfinished = len(self._attempts)
         for attempt in self._attempts:
             attempt.stop(JobError("cancelled", "the worker stops"))
+        self._waker.close()  # the jobs that return wake other workers
         try:
             self._faults.run("settling jobs", self._attempts.settle)
             leases = self._attempts.leases
@@ -287,6 +288,7 @@ class WorkerLoop:
             self._keeper.stop()
             self._workers.leave()
             self._presence.death()
+            self._waker.pass_on(())
         except redis.RedisError as error:
             logger.warning(
                 "Redis fails (%s): %d jobs go to other workers when this worker's lease expires",
@@ -296,5 +298,4 @@ class WorkerLoop:
         finally:
             self._keeper.stop()
             self._workers.close()
-            self._waker.close()
             self._control.close()

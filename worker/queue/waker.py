@@ -17,6 +17,7 @@ from redis.retry import Retry
 
 WAIT_SECONDS = 10.0  # of one command that waits for a push
 LAST_ELEMENT = 31  # index of the last element that a list keeps, as in rq_enqueue.lua
+CLOSE_SECONDS = 2.0  # that the end of the thread is waited for: it may just open a connection
 LOOK_SECONDS = 1.0  # between two looks at the queues; also the pause after a Redis error
 
 
@@ -91,10 +92,14 @@ class Waker:
                 self._wake()
 
     def close(self) -> None:
-        """End the thread."""
+        """End the thread. Afterwards no command of it takes an element, which would leave another
+        worker asleep."""
         self._closed.set()
         self._armed.set()
-        self._waiting.close()  # also ends the command that waits
+        deadline = time.monotonic() + CLOSE_SECONDS
+        while self._thread.is_alive() and time.monotonic() < deadline:
+            self._waiting.close()  # also ends the command that waits; the next one may just begin
+            self._thread.join(0.01)
 
     def _loop(self) -> None:
         while self._armed.wait() and not self._closed.is_set():
@@ -102,7 +107,11 @@ class Waker:
                 self._waits_for = waits_for = self._wake_keys
             try:
                 woken = self._waiting.blpop([*waits_for, self._own_key], timeout=WAIT_SECONDS)
-            except redis.RedisError:
+            except Exception as error:
+                if self._closed.is_set():  # `close` has closed the connection, at any moment
+                    break
+                if not isinstance(error, redis.RedisError):
+                    raise
                 woken = True
                 if self._closed.wait(LOOK_SECONDS):
                     break

@@ -15,6 +15,7 @@ import pytest
 import redis
 
 from jobs import keys
+from jobs.client.connection import connect
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import QUICK, ROOT, Site, wait_until
 from worker.queue.capacity import Capacity
@@ -255,3 +256,31 @@ def test_a_foreign_value_at_its_own_key_does_not_stop_a_worker(site: Site) -> No
     waker.look(lambda: True)
     assert woken.acquire(timeout=5)
     waker.close()
+
+
+def test_a_closed_waker_leaves_the_tokens_to_others(site: Site) -> None:
+    key = keys.wake("chat:fake")
+    for number in range(100):
+        connection = connect(site.url)
+        waker = Waker(connection, site.redis, OWN_KEY, lambda: None)
+        waker.arm([key])
+        time.sleep(0.0001 * (number % 30))  # `close` meets each step of the thread
+        waker.close()
+        connection.close()
+    blocked = [one for one in site.redis.client_list() if one["cmd"] == "blpop"]
+    assert blocked == []
+    site.redis.rpush(key, *range(100))
+    assert site.redis.llen(key) == 100
+
+
+def test_a_worker_that_stops_passes_on_the_token_that_has_woken_it(site: Site) -> None:
+    key = keys.wake("chat:fake")
+    woken = threading.Semaphore(0)
+    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, woken.release)
+    waker.arm([key])
+    site.redis.rpush(key, 1)
+    assert woken.acquire(timeout=60)
+    assert not site.redis.exists(key)
+    waker.close()
+    waker.pass_on(())
+    assert site.redis.llen(key) == 1
