@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from jobs.client.client import Client, Job
     from jobs.client.serving import NobodyServes
     from jobs.client.session import Session
-    from jobs.errors import JobError, SessionBusy, WaitTimeout
+    from jobs.errors import JobError, SessionBusy, StreamRestarted, WaitTimeout
     from jobs.results.files import Results
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "Sampling",
     "Session",
     "SessionBusy",
+    "StreamRestarted",
     "WaitTimeout",
 ]
 
@@ -53,6 +54,7 @@ _LAZY = {
     "Sampling": "jobs.api.sampling",
     "Session": "jobs.client.session",
     "SessionBusy": "jobs.errors",
+    "StreamRestarted": "jobs.errors",
     "WaitTimeout": "jobs.errors",
 }
 

@@ -79,6 +79,19 @@ class SessionBusy(JobError):
         return (type(self), (self.message, self.job_id))
 
 
+class StreamRestarted(JobError):
+    """The job `job_id` has started again, since its worker was lost or its attempt failed, and its
+    answer differs from the part that a stream has given out. The job goes on, unless the message
+    says that it is cancelled: another stream gives its new answer."""
+
+    def __init__(self, message: str, job_id: str) -> None:
+        super().__init__("worker_lost", message)
+        self.job_id = job_id
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.message, self.job_id))
+
+
 class WaitTimeout(JobError, TimeoutError):
     """A wait reached its `timeout`. What it waited for goes on, and can be waited for again, unless
     the message says that it is cancelled."""

@@ -7,13 +7,14 @@ from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from jobs.cli.output import echo, print_json
+from jobs.errors import StreamRestarted
 
 if TYPE_CHECKING:
     from jobs import ChatChunk, ChatCompletion, Job
     from jobs.api.message import ToolCall
     from jobs.cli.waiting import WaitNotice
 
-RESTARTED = "\nthe worker stopped; the answer starts again on another worker"
+RESTARTED = "\nthe job has started again, and its answer differs: it is printed from its start"
 CUT = (
     "the answer was cut at its token limit: max_tokens, or the model's context "
     "(chatjobs chat -o max_tokens=N sets another limit)"
@@ -25,14 +26,28 @@ def counted(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-def print_job(job: Job, notice: WaitNotice, *, as_json: bool, quiet: bool) -> ChatCompletion:
+def print_job(
+    job: Job, notice: WaitNotice, *, as_json: bool, quiet: bool, timeout: float | None = None
+) -> ChatCompletion:
     """Print a job's stream until it ends and return its completion.
 
-    `notice` says what the job waits for until its first chunk. Raises the JobError of a failed job.
+    `notice` says what the job waits for until its first chunk. `timeout`: see `Job.stream`. An
+    answer that differs from the part that is printed, since its job has started again, is printed
+    from its start on a terminal; elsewhere, where a program reads it, that is an error. Raises the
+    JobError of a failed job.
     """
     notice.watch(job)
-    chunks = notice.until_first(job.stream())
-    return print_answer(chunks, job.result, as_json=as_json, quiet=quiet)
+    may_reset = as_json or sys.stdout.isatty()
+    stream = job.stream(timeout=timeout, on_restart="reset" if may_reset else "raise")
+    chunks = notice.until_first(stream)
+    try:
+        return print_answer(chunks, job.result, as_json=as_json, quiet=quiet)
+    except StreamRestarted:
+        raise StreamRestarted(
+            f"job {job.id} has started again, and its answer differs from the part that is "
+            f"printed: discard that; chatjobs follow {job.id} prints the new answer",
+            job.id,
+        ) from None
 
 
 def print_answer(
@@ -66,28 +81,23 @@ def print_stream(chunks: Iterable[ChatChunk], *, quiet: bool = False) -> None:
     `quiet`, only the content is printed.
     """
     terminal = sys.stdout.isatty()
-
-    def write_reasoning(text: str) -> None:
-        if not quiet:
-            echo(text, nl=False, err=not terminal, dim=True)
-
-    content = TextPrinter(lambda text: echo(text, nl=False))
-    thoughts = TextPrinter(write_reasoning)
+    printed = thought = False
     for chunk in chunks:
         if chunk.reset:
-            if not quiet:
-                echo(RESTARTED, err=True)
-            content.restart()
-            thoughts.restart()
+            echo("" if quiet else RESTARTED, err=not quiet)
+            printed = thought = False
         for choice in chunk.choices:
             if choice.index != 0:
                 continue
-            thoughts.add(choice.delta.reasoning_content or "")
+            if choice.delta.reasoning_content and not quiet:
+                thought = True
+                echo(choice.delta.reasoning_content, nl=False, err=not terminal, dim=True)
             if choice.delta.content:
-                if not quiet and thoughts.printed and not content.printed:
+                if thought and not printed:
                     echo("\n", err=not terminal)
-                content.add(choice.delta.content)
-    if content.printed:
+                printed = True
+                echo(choice.delta.content, nl=False)
+    if printed:
         echo()
 
 
@@ -117,26 +127,3 @@ def print_other_choices(completion: ChatCompletion, *, quiet: bool = False) -> N
 def choice_label(number: int, count: int) -> str:
     """Say which of several choices follows."""
     return f"choice {number} of {count}:"
-
-
-class TextPrinter:
-    """Prints a text that arrives in deltas. After a restart, it skips what is already printed."""
-
-    def __init__(self, write: Callable[[str], None]) -> None:
-        self._write = write
-        self._text = ""
-        self.printed = ""
-
-    def add(self, delta: str) -> None:
-        self._text += delta
-        if self.printed.startswith(self._text):
-            return
-        if self._text.startswith(self.printed):
-            self._write(self._text[len(self.printed) :])
-        else:
-            self._write("\n" + self._text)
-        self.printed = self._text
-
-    def restart(self) -> None:
-        """The next delta is the first of a new attempt."""
-        self._text = ""

@@ -17,9 +17,17 @@ from jobs.cli.dialogue import QueuedDialogue
 from jobs.cli.failures import Interrupted, WrongField, WrongInput
 from jobs.cli.fields import fields_option
 from jobs.cli.interrupts import interrupts_raise
-from jobs.cli.options import Seconds, client, json_option, quiet_option, redis_option
+from jobs.cli.options import (
+    Seconds,
+    client,
+    json_option,
+    quiet_option,
+    redis_option,
+    timeout_option,
+)
 from jobs.cli.output import echo
 from jobs.cli.waiting import WaitNotice
+from jobs.errors import StreamRestarted, WaitTimeout
 
 if TYPE_CHECKING:
     from jobs import ChatCompletion, ChatRequest, Client, Job
@@ -54,6 +62,7 @@ UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this ti
     metavar="S",
     help="Seconds to wait for a worker that serves the model.",
 )
+@timeout_option
 @click.option("--verbose", is_flag=True, help="Print token counts and speed on stderr.")
 @json_option
 @quiet_option
@@ -66,6 +75,7 @@ def chat(
     local: bool,
     chat_template: Path | None,
     wait: float,
+    timeout: float | None,
     verbose: bool,
     as_json: bool,
     quiet: bool,
@@ -78,6 +88,8 @@ def chat(
 
     With --json: the chunks and then the completion, one JSON object per line.
     """
+    from jobs.client.wait import GOES_ON
+
     _check_options(local, chat_template)
     if text is None:
         if as_json or not is_terminal():
@@ -114,13 +126,19 @@ def chat(
             notice.watch(job)
             _wait_for_worker(connected, job, model, wait)
             _label_first(request, quiet=quiet or as_json)
-            completion = print_job(job, notice, as_json=as_json, quiet=quiet)
+            completion = print_job(job, notice, as_json=as_json, quiet=quiet, timeout=timeout)
         except KeyboardInterrupt:
             if _cancel(job):
                 raise Interrupted(f"interrupted; job {job.id} is cancelled") from None
             raise Interrupted(
                 f"interrupted; job {job.id} may go on: chatjobs cancel {job.id} stops it"
             ) from None
+        except StreamRestarted:
+            raise
+        except WaitTimeout as error:
+            if not _cancel(job):
+                raise
+            raise WaitTimeout(f"{error.message.removesuffix(GOES_ON)}; it is cancelled") from None
         except BaseException:
             _cancel(job)
             raise
@@ -133,7 +151,11 @@ def _check_options(local: bool, chat_template: Path | None) -> None:
     context = click.get_current_context()
     given = [
         option
-        for option, name in (("--redis", "redis_url"), ("--wait", "wait"))
+        for option, name in (
+            ("--redis", "redis_url"),
+            ("--wait", "wait"),
+            ("--timeout", "timeout"),
+        )
         if context.get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
     ]
     if local and given:

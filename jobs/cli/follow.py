@@ -6,23 +6,34 @@ import click
 
 from jobs.cli.answer import print_job
 from jobs.cli.failures import Interrupted
-from jobs.cli.options import JobId, client, json_option, quiet_option, redis_option
+from jobs.cli.options import (
+    JobId,
+    client,
+    json_option,
+    quiet_option,
+    redis_option,
+    timeout_option,
+)
 from jobs.cli.waiting import WaitNotice
 
 
 @click.command()
 @click.argument("job_id", metavar="JOB", type=JobId())
+@timeout_option
 @json_option
 @quiet_option
 @redis_option
-def follow(job_id: str, as_json: bool, quiet: bool, redis_url: str) -> None:
+def follow(job_id: str, timeout: float | None, as_json: bool, quiet: bool, redis_url: str) -> None:
     """Print the answer of JOB, from its first token until it ends.
+
+    If its worker dies, the answer goes on with the next one. If that answers otherwise, the new
+    answer follows on a terminal; in a pipe, that is an error.
 
     With --json: the chunks and then the completion, one JSON object per line.
     """
     with client(redis_url) as connected, WaitNotice(connected.connection, quiet=quiet) as notice:
         try:
-            print_job(connected.job(job_id), notice, as_json=as_json, quiet=quiet)
+            print_job(connected.job(job_id), notice, as_json=as_json, quiet=quiet, timeout=timeout)
         except KeyboardInterrupt:
             raise Interrupted(
                 f"interrupted; job {job_id} goes on: chatjobs follow {job_id} shows its answer, "

@@ -105,6 +105,12 @@ class Seconds(click.FloatRange):
         return seconds
 
 
+timeout_option = click.option(
+    "--timeout",
+    type=Seconds(min=0),
+    metavar="S",
+    help="Fail after S seconds without output of the job.",
+)
 json_option = click.option(
     "--json", "as_json", is_flag=True, help="Print JSON, one object per line."
 )

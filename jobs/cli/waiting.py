@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
-from datetime import datetime
 from typing import TYPE_CHECKING, Self, TypeVar
 
-from jobs.cli.answer import counted
 from jobs.cli.output import echo
 
 if TYPE_CHECKING:
@@ -74,44 +72,9 @@ class WaitNotice:
 
 def reason(connection: Connection, job: Job) -> str:
     """Return what a job waits for; "" if it has ended."""
-    from jobs import keys
-    from jobs.cli.status import workers
-    from jobs.client.rq_format import queue_key, scheduled_key
-    from jobs.client.state import read_state
+    from jobs.client.cause import what_it_waits_for
     from jobs.client.steps import run_sync
-    from jobs.client.turns import session_of
 
-    redis = connection.redis
-    state = run_sync(read_state(job.id, full=True), connection)
-    if state.status == "started":
+    if job.status() == "started":
         return f"job {job.id} is running: its first token has not come yet"
-    if state.status == "scheduled":
-        due = redis.zscore(scheduled_key(state.queue), job.id)
-        if due is None:  # queued since its state was read
-            return ""
-        moment = datetime.fromtimestamp(due).astimezone()
-        return f"job {job.id} is scheduled for {moment:%Y-%m-%d %H:%M:%S %z}"
-    options = state.request.get("job")
-    if state.status == "deferred":
-        session = session_of(state.request)
-        before = redis.lpos(keys.open_turns(session), job.id)
-        if not isinstance(before, int):
-            return f"job {job.id} waits for other jobs"
-        return f"job {job.id} waits for {counted(before, 'other turn')} of session {session!r}"
-    if state.status != "queued":
-        return ""
-    model = state.queue.partition(":")[2]
-    if not any(model in worker["names"] for worker in workers(redis)):
-        return (
-            f"no worker serves {model!r}: waiting for one to start or to finish loading "
-            f"(chatjobs work --model {model})"
-        )
-    tenant = options.get("tenant") if isinstance(options, dict) else None
-    waiting = keys.tenant_queue(state.queue, tenant) if tenant else queue_key(state.queue)
-    ahead = redis.lpos(waiting, job.id)
-    if not isinstance(ahead, int):  # claimed since its state was read
-        return ""
-    whose = f" of tenant {tenant!r}" if tenant else ""
-    if ahead == 0:
-        return f"job {job.id} is the next one{whose} for {model!r}"
-    return f"job {job.id} is queued behind {counted(ahead, 'other job')}{whose} for {model!r}"
+    return run_sync(what_it_waits_for(job.id, f"job {job.id}"), connection)

@@ -19,7 +19,7 @@ from jobs.client.cancel import cancel
 from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client, check_id
 from jobs.client.connection import connect_async
-from jobs.client.follow import follow_async
+from jobs.client.follow import OnRestart, follow_async
 from jobs.client.session_opening import needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_async, run_async
@@ -148,9 +148,17 @@ class AsyncJob:
         self._connection = connection
         self._request = request
 
-    def stream(self, after: str | None = None) -> AsyncIterator[ChatChunk]:
+    def stream(
+        self,
+        after: str | None = None,
+        *,
+        timeout: float | None = None,
+        on_restart: OnRestart = "raise",
+    ) -> AsyncIterator[ChatChunk]:
         """The chunks of the answer as they are generated, see `Job.stream`."""
-        return follow_async(self._connection, self.id, after)
+        return follow_async(
+            self._connection, self.id, after, timeout=timeout, on_restart=on_restart
+        )
 
     async def result(self, timeout: float | None = None) -> ChatCompletion:
         """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout)."""

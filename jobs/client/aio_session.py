@@ -9,7 +9,8 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput
-from jobs.client.caller_waits import answer_of_async, cancelling_async
+from jobs.client.caller_waits import answer_of_async, cancelling_async, follow_or_cancel
+from jobs.client.follow import OnRestart, check_stream
 from jobs.client.session_opening import fork_session
 from jobs.client.session_steps import (
     SessionState,
@@ -20,7 +21,7 @@ from jobs.client.session_steps import (
     turn_request,
     undo_turn,
 )
-from jobs.client.steps import run_async
+from jobs.client.steps import iterate_async, run_async
 from jobs.client.wait import check_timeout
 
 if TYPE_CHECKING:
@@ -62,13 +63,22 @@ class AsyncSession:
         return await answer_of_async(job, timeout)
 
     async def stream(
-        self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
+        self,
+        content: TurnInput,
+        *,
+        wait: bool = False,
+        edit: bool = False,
+        timeout: float | None = None,
+        on_restart: OnRestart = "raise",
+        **fields: Any,
     ) -> AsyncIterator[ChatChunk]:
         """Run the next turn and yield its chunks, see `Session.stream`. The first step
         submits it."""
+        check_stream(timeout, on_restart)
         job = await self.submit(content, wait=wait, edit=edit, **{"stream": True, **fields})
+        steps = follow_or_cancel(job.id, timeout, on_restart)
         async with cancelling_async(job):
-            async for chunk in job.stream():
+            async for chunk in iterate_async(steps, self._client.connection):
                 yield chunk
 
     async def edit(self, content: TurnInput, **fields: Any) -> ChatCompletion:

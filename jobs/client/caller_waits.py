@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from redis import RedisError
 
 from jobs.api.answer import ChatCompletion
+from jobs.api.chunk import ChatChunk
 from jobs.client.cancel import cancel
-from jobs.client.steps import Steps, run_async, run_sync
-from jobs.client.wait import wait_for_result
-from jobs.errors import JobError, WaitTimeout
+from jobs.client.follow import OnRestart, follow_steps
+from jobs.client.steps import Emitting, Steps, run_async, run_sync
+from jobs.client.wait import GOES_ON, wait_for_result
+from jobs.errors import JobError, StreamRestarted, WaitTimeout
 
 if TYPE_CHECKING:
     from jobs.client.aio import AsyncJob
@@ -28,16 +30,48 @@ def wait_or_cancel(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:
         return (yield from wait_for_result(job_id, timeout))
     except WaitTimeout as error:
         late = error
+    if (yield from _cancelled(job_id, late)):
+        raise _given_up(late)
+    return (yield from wait_for_result(job_id, None))  # it has ended meanwhile
+
+
+def follow_or_cancel(
+    job_id: str, timeout: float | None, on_restart: OnRestart = "raise"
+) -> Emitting[ChatChunk]:
+    """The chunks of the job. If the stream ends before the job does, the job is cancelled.
+
+    Raises JobError: the job's own, or WaitTimeout or StreamRestarted, which say whether the job is
+    cancelled.
+    """
     try:
-        cancelled = yield from cancel(job_id)
+        yield from follow_steps(job_id, None, timeout, on_restart)
+        return
+    except (WaitTimeout, StreamRestarted) as error:
+        early = error
+    if not (yield from _cancelled(job_id, early)):
+        raise early
+    if isinstance(early, WaitTimeout):
+        raise _given_up(early)
+    raise StreamRestarted(
+        f"job {job_id} has started again, and its answer differs from the part that was read; it "
+        "is cancelled now: discard that part and repeat the request",
+        job_id,
+    )
+
+
+def _cancelled(job_id: str, early: JobError) -> Steps[bool]:
+    """Cancel the job. False if it had ended. Raises `early` if Redis fails."""
+    try:
+        return (yield from cancel(job_id))
     except (JobError, RedisError):
-        raise late from None
-    if not cancelled:  # it has ended meanwhile
-        return (yield from wait_for_result(job_id, None))
-    fact = late.message.partition(";")[0]
-    raise WaitTimeout(
-        f"{fact}, and is cancelled now: give it a longer timeout, or submit it and wait with "
-        "job.result, which cancels nothing"
+        raise early from None
+
+
+def _given_up(late: WaitTimeout) -> WaitTimeout:
+    """The error of a wait whose job is cancelled."""
+    return WaitTimeout(
+        f"{late.message.removesuffix(GOES_ON)}; it is cancelled now: give it a longer timeout, or "
+        "submit it and wait with job.result or job.stream, which cancel nothing"
     )
 
 

@@ -16,9 +16,9 @@ from jobs.api.caller import warn_caller
 from jobs.api.chunk import ChatChunk
 from jobs.api.params import CompletionFields
 from jobs.api.request import ChatRequest, IgnoredFieldWarning
-from jobs.client.caller_waits import answer_of, answer_of_async
-from jobs.client.follow import follow, follow_async
-from jobs.errors import JobError, WaitTimeout
+from jobs.client.caller_waits import answer_of, answer_of_async, follow_or_cancel
+from jobs.client.steps import iterate_async, iterate_sync
+from jobs.errors import JobError
 
 if TYPE_CHECKING:
     from jobs.client.aio import AsyncClient, AsyncJob
@@ -60,20 +60,24 @@ class Completions:
         call = _read_call(bool(stream), fields)
         job = self._client.submit(call.request)
         if stream:
-            return ChatStream(job, follow(self._client.connection, job.id, timeout=call.timeout))
+            steps = follow_or_cancel(job.id, call.timeout)
+            return ChatStream(job, iterate_sync(steps, self._client.connection))
         return answer_of(job, call.timeout)
 
 
 class ChatStream:
     """The chunks of one answer, as they are generated: an iterator, as openai's `Stream`.
 
-    Closing it before its end, or leaving its `with` block, cancels the job.
+    If the worker is lost, another one starts the job again, and the stream goes on without a
+    repetition. If the new answer differs from the part that was read, or no chunk comes within the
+    `timeout`, StreamRestarted or WaitTimeout is raised and the job is cancelled. So it is when the
+    stream is closed before its end, as at the end of a `with` block.
     """
 
     def __init__(self, job: Job, chunks: Iterator[ChatChunk]) -> None:
         self.job = job
         self._chunks = chunks
-        self._over = self._begun = False
+        self._over = False
 
     def __iter__(self) -> Iterator[ChatChunk]:
         return self
@@ -82,21 +86,10 @@ class ChatStream:
         if self._over:
             raise StopIteration
         try:
-            chunk = next(self._chunks)
-            while chunk.reset and not self._begun:
-                chunk = next(self._chunks)
-            if chunk.reset:
-                raise _restarted(self.job.id)
-        except StopIteration:
+            return next(self._chunks)
+        except (StopIteration, JobError):
             self._over = True
             raise
-        except JobError as error:
-            if isinstance(error, WaitTimeout) or error.code == "worker_lost":
-                self.close()
-            self._over = True
-            raise
-        self._begun = True
-        return chunk
 
     def close(self) -> None:
         """Stop reading; the job is cancelled unless it has ended."""
@@ -149,8 +142,8 @@ class AsyncCompletions:
         call = _read_call(bool(stream), fields)
         job = await self._client.submit(call.request)
         if stream:
-            chunks = follow_async(self._client.connection, job.id, timeout=call.timeout)
-            return AsyncChatStream(job, chunks)
+            steps = follow_or_cancel(job.id, call.timeout)
+            return AsyncChatStream(job, iterate_async(steps, self._client.connection))
         return await answer_of_async(job, call.timeout)
 
 
@@ -160,7 +153,7 @@ class AsyncChatStream:
     def __init__(self, job: AsyncJob, chunks: AsyncIterator[ChatChunk]) -> None:
         self.job = job
         self._chunks = chunks
-        self._over = self._begun = False
+        self._over = False
 
     def __aiter__(self) -> AsyncIterator[ChatChunk]:
         return self
@@ -169,21 +162,10 @@ class AsyncChatStream:
         if self._over:
             raise StopAsyncIteration
         try:
-            chunk = await anext(self._chunks)
-            while chunk.reset and not self._begun:
-                chunk = await anext(self._chunks)
-            if chunk.reset:
-                raise _restarted(self.job.id)
-        except StopAsyncIteration:
+            return await anext(self._chunks)
+        except (StopAsyncIteration, JobError):
             self._over = True
             raise
-        except JobError as error:
-            if isinstance(error, WaitTimeout) or error.code == "worker_lost":
-                await self.close()
-            self._over = True
-            raise
-        self._begun = True
-        return chunk
 
     async def close(self) -> None:
         """Stop reading; the job is cancelled unless it has ended."""
@@ -234,11 +216,3 @@ def _is_not_given(value: Any) -> bool:
     """openai's NOT_GIVEN and omit stand for arguments that are absent."""
     kind = type(value)
     return kind.__name__ in ("NotGiven", "Omit") and kind.__module__.partition(".")[0] == "openai"
-
-
-def _restarted(job_id: str) -> JobError:
-    return JobError(
-        "worker_lost",
-        f"job {job_id} started again on another worker after a part of its answer was read: repeat "
-        "the request, or follow it with Job.stream, whose chunks say where it starts again",
-    )

@@ -17,7 +17,7 @@ from jobs.client.cancel import cancel
 from jobs.client.chat_completions import Chat
 from jobs.client.connection import connect, connect_async, redis_failure
 from jobs.client.durable import DurableSubmit
-from jobs.client.follow import follow
+from jobs.client.follow import OnRestart, follow
 from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
 from jobs.client.session_opening import needed_model, open_session
@@ -210,14 +210,25 @@ class Job:
         self._connection = connection
         self._request = request
 
-    def stream(self, after: str | None = None) -> Iterator[ChatChunk]:
-        """The chunks of the answer, from the start to the end, as they are generated.
+    def stream(
+        self,
+        after: str | None = None,
+        *,
+        timeout: float | None = None,
+        on_restart: OnRestart = "raise",
+    ) -> Iterator[ChatChunk]:
+        """The chunks of the answer, from the start to the end, as they are generated: each part of
+        it once, also if the job starts again on another worker.
 
-        `after` is the `cursor` of an earlier chunk: the stream resumes after it. A chunk with
-        `reset` means that the job has started again: discard all chunks before it. Any number of
-        readers may follow a job. A job that doesn't stream gives its whole answer at the end.
+        `after` is the `cursor` of an earlier chunk: the stream resumes after it. `timeout`: seconds
+        from one chunk to the next, the wait for a worker included; then WaitTimeout is raised, and
+        the job goes on. `on_restart` says what happens if the job has started again and its answer
+        differs from the part that was read: "raise" raises StreamRestarted; with "reset" a chunk
+        whose `reset` is True says to discard all chunks before it, and the new answer follows. Any
+        number of readers may follow a job. A job that doesn't stream gives its whole answer at the
+        end.
         """
-        return follow(self._connection, self.id, after)
+        return follow(self._connection, self.id, after, timeout=timeout, on_restart=on_restart)
 
     def result(self, timeout: float | None = None) -> ChatCompletion:
         """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout)."""

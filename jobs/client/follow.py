@@ -13,10 +13,12 @@ import json
 import math
 import time
 from collections.abc import AsyncIterator, Iterator
-from typing import Any
+from typing import Any, Literal, TypeAlias, get_args
 
 from jobs import keys
 from jobs.api.chunk import ChatChunk
+from jobs.api.wire import describe
+from jobs.client.cause import cause_of_wait
 from jobs.client.state import JobState, Status, read_outcome, read_state, unknown
 from jobs.client.steps import (
     Connection,
@@ -30,7 +32,8 @@ from jobs.client.steps import (
     next_events,
     retry,
 )
-from jobs.errors import JobError, WaitTimeout
+from jobs.client.wait import GOES_ON, check_timeout
+from jobs.errors import JobError, StreamRestarted, WaitTimeout, invalid
 from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
 
@@ -39,16 +42,35 @@ PAGE = 500  # log entries per read
 # What an entry that no worker has written raises.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
+OnRestart: TypeAlias = Literal["raise", "reset"]
+
+
+class _Patience:
+    """How long a follower waits for the next output: `seconds`, or for ever if they are None. The
+    time that its caller takes for a chunk does not count."""
+
+    def __init__(self, seconds: float | None) -> None:
+        self.seconds = seconds
+        self.renew()
+
+    def renew(self) -> None:
+        """There was output, or the caller asks for the next chunk."""
+        self.deadline = None if self.seconds is None else time.monotonic() + self.seconds
+
+    def left(self) -> float:
+        return math.inf if self.deadline is None else self.deadline - time.monotonic()
+
 
 def follow(
-    connection: Connection, job_id: str, after: str | None = None, *, timeout: float | None = None
+    connection: Connection,
+    job_id: str,
+    after: str | None = None,
+    *,
+    timeout: float | None = None,
+    on_restart: OnRestart = "raise",
 ) -> Iterator[ChatChunk]:
-    """Yields the chunks of a job from the start, or after the cursor of an earlier chunk.
-
-    Raises JobError if the job fails, is cancelled or does not exist, and WaitTimeout if no chunk
-    comes for `timeout` seconds.
-    """
-    return iterate_sync(follow_steps(job_id, after, timeout), connection)
+    """Yields the chunks of a job, see `Job.stream`."""
+    return iterate_sync(follow_steps(job_id, after, timeout, on_restart), connection)
 
 
 def follow_async(
@@ -57,22 +79,35 @@ def follow_async(
     after: str | None = None,
     *,
     timeout: float | None = None,
+    on_restart: OnRestart = "raise",
 ) -> AsyncIterator[ChatChunk]:
     """Like `follow`, with asyncio."""
-    return iterate_async(follow_steps(job_id, after, timeout), connection)
+    return iterate_async(follow_steps(job_id, after, timeout, on_restart), connection)
+
+
+def check_stream(timeout: float | None, on_restart: OnRestart) -> None:
+    """Raises InvalidRequest for an argument that no stream takes."""
+    check_timeout(timeout)
+    if on_restart not in get_args(OnRestart):
+        raise invalid(f"on_restart: raise or reset, got {describe(on_restart)}", "on_restart")
 
 
 def follow_steps(
-    job_id: str, after: str | None, timeout: float | None = None
+    job_id: str,
+    after: str | None = None,
+    timeout: float | None = None,
+    on_restart: OnRestart = "raise",
 ) -> Emitting[ChatChunk]:
     """The steps that `follow` and `follow_async` share."""
-    position, since = (0, 0), time.monotonic()
-    state = yield from read_state(job_id, full=True)
+    check_stream(timeout, on_restart)
+    patience = _Patience(timeout)
+    for_resets = on_restart == "reset"
+    state = yield from read_state(job_id, full=True, deadline=patience.deadline)
     cursor = StreamCursor(job_id, state.request, int(state.created_at), after)
     mailbox: Any = None
     try:
         while True:
-            state = yield from _catch_up(cursor, job_id)
+            state = yield from _catch_up(cursor, job_id, patience, for_resets)
             if state.status.over:
                 try:
                     completion = yield from read_outcome(state)
@@ -82,38 +117,40 @@ def follow_steps(
                     if state.status.over:
                         raise
                     continue  # Redis has lost the end in a crash: the job runs again
-            if cursor.position != position:
-                position, since = cursor.position, time.monotonic()
-            elif timeout is not None and time.monotonic() - since >= timeout:
+            if patience.left() <= 0:
+                why = yield from cause_of_wait(job_id)
                 raise WaitTimeout(
-                    f"no chunk of job {job_id} for {timeout:g} s (status: {state.status})",
+                    f"no chunk of job {job_id} for {patience.seconds:g} s "
+                    f"(status: {state.status}){why}{GOES_ON}"
                 )
             if mailbox is None:
                 mailbox = yield listen([keys.live(job_id)], ends_only=False)
-            yield from _follow_live(cursor, job_id, mailbox, timeout)
+            yield from _follow_live(cursor, job_id, mailbox, patience, for_resets)
     finally:
         if mailbox is not None:
             mailbox.close()
-    for chunk in cursor.complete(completion, state.attempt):
-        yield Emit(chunk)
+    yield from _give(cursor.complete(completion, state.attempt), job_id, patience, for_resets)
 
 
-def _catch_up(cursor: StreamCursor, job_id: str) -> Steps[JobState]:
+def _catch_up(
+    cursor: StreamCursor, job_id: str, patience: _Patience, for_resets: bool
+) -> Steps[JobState]:
     """Emit the log's entries after the cursor. Returns the job's state from before the read.
 
     If that state is final, the log was complete when it was read. A state from before the end entry
     was written is read again, and so is the log.
     """
     while True:
-        state = yield from read_state(job_id)
+        state = yield from read_state(job_id, deadline=patience.deadline)
         if state.status is Status.UNKNOWN:
             raise unknown(job_id)
+        cursor.attempt = state.attempt
         ended = False
         size = PAGE
         while size == PAGE:
             attempt, seq = cursor.position
             step = command("xrange", keys.log(job_id), min=f"({attempt}-{seq}", count=PAGE)
-            page = yield from retry(step)
+            page = yield from retry(step, patience.deadline)
             size = len(page)
             for entry_id, fields in page:
                 entry = _entry(job_id, entry_id, fields.get(b"d"))
@@ -125,19 +162,17 @@ def _catch_up(cursor: StreamCursor, job_id: str) -> Steps[JobState]:
                         "the answer",
                     )
                 ended = entry.is_end
-                for chunk in cursor.take(entry):
-                    yield Emit(chunk)
+                yield from _give(cursor.take(entry), job_id, patience, for_resets)
         if state.status.over or not ended:
             return state
 
 
 def _follow_live(
-    cursor: StreamCursor, job_id: str, mailbox: Any, timeout: float | None
+    cursor: StreamCursor, job_id: str, mailbox: Any, patience: _Patience, for_resets: bool
 ) -> Steps[None]:
     """Emit entries as they are published, until the log must be read: after an acknowledged
     subscription, a gap, or a silence."""
-    limit = math.inf if timeout is None else timeout
-    while events := (yield next_events(mailbox, limit, SILENCE_SECONDS)):
+    while events := (yield next_events(mailbox, patience.left(), SILENCE_SECONDS)):
         for event in events:
             if event.data is None:
                 return
@@ -148,8 +183,22 @@ def _follow_live(
                 continue
             if not cursor.is_next(entry.position):
                 return
-            for chunk in cursor.take(entry):
-                yield Emit(chunk)
+            yield from _give(cursor.take(entry), job_id, patience, for_resets)
+
+
+def _give(
+    chunks: list[ChatChunk], job_id: str, patience: _Patience, for_resets: bool
+) -> Emitting[ChatChunk]:
+    """Emit the chunks of an entry, or of the completion."""
+    for chunk in chunks:
+        if chunk.reset and not for_resets:
+            raise StreamRestarted(
+                f"job {job_id} has started again, and its answer differs from the part that was "
+                "read: discard that part, and read the answer from its start with another stream",
+                job_id,
+            )
+        yield Emit(chunk)
+    patience.renew()
 
 
 def _entry(job_id: str, entry_id: bytes, data: bytes | None) -> Entry | None:

@@ -31,22 +31,39 @@ def published(redis: Redis) -> tuple[list[dict[str, Any]], list[Damage]]:
     """The status of each running worker, by worker name, and the values that are none."""
     found: Any = redis.zrange(keys.WORKERS, 0, -1)
     running, damaged = [], []
-    names = []
     for name in sorted(found):
-        try:
-            names.append(name.decode())
-        except UnicodeDecodeError:
+        if not _is_text(name):
             problem = f"has the member {name!r}, which is no name of a worker"
             damaged.append(Damage(keys.WORKERS, problem, "remove it (ZREM)"))
-    values: Any = redis.mget([keys.worker(name) for name in names]) if names else []
+    names = worker_keys(found)
+    values: Any = redis.mget(names) if names else []
     for name, value in zip(names, values, strict=True):
         status = _read_status(value) if value is not None else None
         if status is not None:
             running.append(status)
         elif value is not None:
             problem = "does not hold what a worker says about itself"
-            damaged.append(Damage(keys.worker(name), problem, "delete it (DEL)"))
+            damaged.append(Damage(name, problem, "delete it (DEL)"))
     return running, damaged
+
+
+def worker_keys(members: Iterable[bytes]) -> list[str]:
+    """The keys of the workers that are members of keys.WORKERS, by name."""
+    return [keys.worker(name.decode()) for name in sorted(members) if _is_text(name)]
+
+
+def served_by(values: Iterable[bytes | None]) -> set[str]:
+    """The models that the workers serve which have written these values."""
+    found = [_read_status(value) for value in values if value is not None]
+    return {name for status in found if status is not None for name in status["names"]}
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 def _read_status(value: bytes) -> dict[str, Any] | None:

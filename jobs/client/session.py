@@ -9,7 +9,8 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput
-from jobs.client.caller_waits import answer_of, cancelling
+from jobs.client.caller_waits import answer_of, cancelling, follow_or_cancel
+from jobs.client.follow import OnRestart, check_stream
 from jobs.client.session_opening import fork_session
 from jobs.client.session_steps import (
     SessionState,
@@ -20,7 +21,7 @@ from jobs.client.session_steps import (
     turn_request,
     undo_turn,
 )
-from jobs.client.steps import run_sync
+from jobs.client.steps import iterate_sync, run_sync
 from jobs.client.wait import check_timeout
 
 if TYPE_CHECKING:
@@ -73,14 +74,23 @@ class Session:
         return answer_of(self.submit(content, wait=wait, edit=edit, **fields), timeout)
 
     def stream(
-        self, content: TurnInput, *, wait: bool = False, edit: bool = False, **fields: Any
+        self,
+        content: TurnInput,
+        *,
+        wait: bool = False,
+        edit: bool = False,
+        timeout: float | None = None,
+        on_restart: OnRestart = "raise",
+        **fields: Any,
     ) -> Iterator[ChatChunk]:
         """Run the next turn and yield its chunks, see `submit` and `Job.stream`. The first step
-        submits it. If the iterator is closed before its end, the answer is stopped, and kept as far
-        as it got."""
+        submits it. If the iterator is closed before its end, or ends with WaitTimeout or
+        StreamRestarted, the answer is stopped, and kept as far as it got."""
+        check_stream(timeout, on_restart)
         job = self.submit(content, wait=wait, edit=edit, **{"stream": True, **fields})
+        steps = follow_or_cancel(job.id, timeout, on_restart)
         with cancelling(job):
-            yield from job.stream()
+            yield from iterate_sync(steps, self._client.connection)
 
     def edit(self, content: TurnInput, **fields: Any) -> ChatCompletion:
         """Replace the last turn: other messages, and their answer."""

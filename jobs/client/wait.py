@@ -11,6 +11,7 @@ from typing import Any
 from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.wire import describe
+from jobs.client.cause import cause_of_wait
 from jobs.client.rq_format import CHANGING_FIELDS, job_key
 from jobs.client.state import JobState, Status, parse_state, read_outcome, unknown
 from jobs.client.steps import Steps, listen, next_events, retry
@@ -18,6 +19,7 @@ from jobs.errors import JobError, WaitTimeout, invalid
 
 SILENCE_SECONDS = 2.0  # without a message; then states are read, since RQ's tools publish nothing
 BATCH = 500  # jobs whose states are read at once
+GOES_ON = "; it is not cancelled, and can be waited for again"  # after the error of a wait
 
 
 class Ends:
@@ -29,10 +31,9 @@ class Ends:
         self._timeout = timeout
         self._due: deque[str] = deque(dict.fromkeys(job_ids))  # their states must be read
         self._total = len(self._due)
-        self._waiting = dict.fromkeys(self._due)
+        self._waiting = dict.fromkeys(self._due, Status.UNKNOWN)  # with their last states
         self._jobs = {keys.live(job_id): job_id for job_id in self._due}
         self._mailbox: Any = None
-        self._last = Status.UNKNOWN  # status of a job that had not ended
 
     def next(self) -> Steps[list[JobState]]:
         """The jobs that have ended since the last call, at least one; empty if all have.
@@ -47,7 +48,7 @@ class Ends:
                     return ended
             left = math.inf if self.deadline is None else self.deadline - time.monotonic()
             if left <= 0:
-                raise self._timed_out()
+                raise (yield from self._timed_out())
             if self._mailbox is None:
                 names = [keys.live(job_id) for job_id in self._waiting]
                 self._mailbox = yield listen(names, ends_only=True)
@@ -72,23 +73,22 @@ class Ends:
                 del self._waiting[job_id]
                 ended.append(state)
             else:
-                self._last = state.status
+                self._waiting[job_id] = state.status
         return ended
 
-    def _timed_out(self) -> JobError:
-        job_id = next(iter(self._waiting))
+    def _timed_out(self) -> Steps[JobError]:
+        job_id, status = next(iter(self._waiting.items()))
+        why = yield from cause_of_wait(job_id)
         if self._total == 1:
-            text = (
+            return WaitTimeout(
                 f"job {job_id} has not ended after {self._timeout:g} s (status: "
-                f"{self._last.value}); it is not cancelled, and its result can be requested again"
+                f"{status.value}){why}{GOES_ON}"
             )
-        else:
-            text = (
-                f"{len(self._waiting)} of {self._total} jobs have not ended after "
-                f"{self._timeout:g} s (such as {job_id}; status: {self._last.value}); they are not "
-                "cancelled, and can be waited for again"
-            )
-        return WaitTimeout(text)
+        return WaitTimeout(
+            f"{len(self._waiting)} of {self._total} jobs have not ended after "
+            f"{self._timeout:g} s (such as {job_id}; status: {status.value}){why}; they are not "
+            "cancelled, and can be waited for again"
+        )
 
 
 def check_timeout(seconds: float | None) -> None:

@@ -34,7 +34,7 @@ class ChunkBuilder:
 
     def reset(self, cursor: str | None = None) -> ChatChunk:
         """A chunk that discards all previous ones; roles are sent again after it."""
-        self.restart()
+        self._introduced.clear()
         chunk = self._chunk([], cursor)
         chunk.reset = True
         return chunk
@@ -42,10 +42,6 @@ class ChunkBuilder:
     def skip(self, deltas: Iterable[Delta]) -> None:
         """Mark the choices of deltas that the reader has already received as introduced."""
         self._introduced.update(delta.choice for delta in deltas)
-
-    def restart(self) -> None:
-        """Send the role of each choice again, for a new attempt."""
-        self._introduced.clear()
 
     def _choice(self, delta: Delta) -> ChunkChoice:
         first = delta.choice not in self._introduced

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jobs.api.answer import ChatCompletion, Choice
+from jobs.api.answer import ChatCompletion, Choice, FinishReason, TokenLogprob
 from jobs.api.chunk import ChatChunk, ToolCallDelta
 from jobs.stream.chunks import ChunkBuilder
 from jobs.stream.delta import Delta, join
@@ -20,29 +20,74 @@ TAIL_SEQ = END_SEQ - 1  # cursor of the last text if a usage chunk follows it
 
 
 @dataclass(slots=True)
-class _Choice:
-    """What the log has shown of one choice so far."""
+class _Output:
+    """What one choice has generated so far."""
 
     content: str = ""
     reasoning: str = ""
-    logprobs: int = 0
-    calls: list[str] = field(default_factory=list)  # ids of tool calls
-    finished: bool = False
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    calls: list[ToolCallDelta] = field(default_factory=list)
+    finish_reason: FinishReason | None = None
 
-    def is_prefix_of(self, choice: Choice) -> bool:
+    @classmethod
+    def of(cls, choice: Choice) -> _Output:
+        """All that a finished choice has generated."""
         message = choice.message
-        return (
-            (message.content or "").startswith(self.content)
-            and (message.reasoning_content or "").startswith(self.reasoning)
-            and [call.id for call in message.tool_calls or ()][: len(self.calls)] == self.calls
+        return cls(
+            message.content or "",
+            message.reasoning_content or "",
+            list((choice.logprobs.content if choice.logprobs else None) or ()),
+            [
+                ToolCallDelta(index=index, **dict(call))
+                for index, call in enumerate(message.tool_calls or ())
+            ],
+            choice.finish_reason,
         )
+
+    def add(self, delta: Delta) -> None:
+        self.content += delta.content
+        self.reasoning += delta.reasoning
+        self.logprobs += delta.logprobs
+        self.calls += delta.tool_calls
+        self.finish_reason = delta.finish_reason or self.finish_reason
+
+    def begins(self, other: _Output) -> bool:
+        """Whether `other` is this output, or one that goes on from it. Log-probabilities may
+        differ a little between two computations of the same tokens."""
+        if self.finish_reason is not None and self.finish_reason != other.finish_reason:
+            return False
+        tokens = [one.token for one in self.logprobs]
+        return (
+            other.content.startswith(self.content)
+            and other.reasoning.startswith(self.reasoning)
+            and [one.token for one in other.logprobs[: len(tokens)]] == tokens
+            and other.calls[: len(self.calls)] == self.calls
+        )
+
+    def rest(self, index: int, held: _Output) -> Delta | None:
+        """What the choice of this index has generated beyond `held`, which begins it. None if that
+        is nothing."""
+        delta = Delta(
+            index,
+            self.content[len(held.content) :],
+            self.reasoning[len(held.reasoning) :],
+            tuple(self.logprobs[len(held.logprobs) :]),
+            None if held.finish_reason else self.finish_reason,
+            tuple(self.calls[len(held.calls) :]),
+        )
+        return None if delta == Delta(index) else delta
+
+
+_Outputs = dict[int, _Output]  # by choice
 
 
 class StreamCursor:
     """Position of one follower in one job's stream. `after`: cursor to resume from.
 
-    The follower's text is always a prefix of the output of the current attempt. Where that is
-    impossible, a chunk with `reset` discards the text.
+    The follower's text is always a prefix of the output of one attempt. A new attempt repeats the
+    job from its first token: what the follower holds already is skipped, and the stream goes on
+    from there. If the attempt differs from what the follower holds, a chunk with `reset` discards
+    that, and the output follows from its start.
     """
 
     def __init__(
@@ -53,10 +98,11 @@ class StreamCursor:
         self._usage = isinstance(options, dict) and options.get("include_usage") is True
         self._after: Position = parse_position(after) if after else (0, 0)
         self.position: Position = (0, 0)  # of the last entry taken
-        self._held: int | None = self._after[0] if after else None  # attempt of the follower's text
-        self._text_is_known = self._after[1] == 0  # _choices is what the follower holds
+        self.attempt = 0  # the job's last one; output of earlier ones is no longer given out
         self._has_gap = False  # entries of this attempt are missing
-        self._choices: dict[int, _Choice] = {}
+        self._held: _Outputs = {}  # what the follower holds
+        self._held_is_known = self._after[1] == 0
+        self._repeated: _Outputs | None = None  # of an attempt that has not shown all of it yet
 
     def is_next(self, position: Position) -> bool:
         """Whether no entry can be missing between the last one taken and this one."""
@@ -68,93 +114,78 @@ class StreamCursor:
         ignored."""
         if entry.position <= self.position:
             return []
-        if entry.attempt != self.position[0]:
-            self._start_over()
-            self._has_gap, last = False, 0
-        else:
-            last = self.position[1]
+        last = self.position[1] if entry.attempt == self.position[0] else 0
+        if last == 0:
+            self._has_gap = False
+            self._repeated = {} if self._held or not self._held_is_known else None
         self.position = entry.position
-        if entry.is_end:
-            return []
-        if entry.seq != last + 1:
-            self._has_gap = True
-        if self._has_gap:
+        self._has_gap = self._has_gap or (entry.seq != last + 1 and not entry.is_end)
+        if entry.is_end or self._has_gap:
             return []
         if entry.position <= self._after:
-            self._record(entry.deltas)
-            self._chunks.skip(entry.deltas)
             if entry.attempt == self._after[0]:
-                self._text_is_known = entry.position == self._after
+                _add(self._held, entry.deltas)
+                self._chunks.skip(entry.deltas)
+                self._held_is_known = entry.position == self._after
+                self._repeated = None
             return []
-        chunks = self._reset(entry.attempt, entry.seq - 1)
-        if entry.deltas:
-            self._record(entry.deltas)
-            chunks.append(self._chunks.chunk(join(entry.deltas), entry.id))
-        return chunks
+        if entry.attempt < self.attempt:
+            return []
+        if self._repeated is None:
+            _add(self._held, entry.deltas)
+            return [self._chunks.chunk(join(entry.deltas), entry.id)] if entry.deltas else []
+        _add(self._repeated, entry.deltas)
+        return self._compare(self._repeated, entry)
 
     def complete(self, completion: ChatCompletion, attempt: int) -> list[ChatChunk]:
         """The remaining chunks, from the completion of the job's last attempt."""
-        if self._after[0] == attempt and self._after[1] >= TAIL_SEQ:
-            chunks = []
-        else:
-            chunks = self._rest(completion, attempt)
+        chunks: list[ChatChunk] = []
+        if self._after[0] != attempt or self._after[1] < TAIL_SEQ:
+            whole = {choice.index: _Output.of(choice) for choice in completion.choices}
+            if not self._agrees(whole):
+                chunks.append(self._discard(attempt))
+            chunks += self._advance(whole, f"{attempt}-{TAIL_SEQ if self._usage else END_SEQ}")
         if self._usage and completion.usage is not None and self._after < (attempt, END_SEQ):
             chunks.append(self._chunks.usage(completion, f"{attempt}-{END_SEQ}"))
         return chunks
 
-    def _rest(self, completion: ChatCompletion, attempt: int) -> list[ChatChunk]:
-        if attempt != self.position[0]:
-            self._start_over()
-        is_prefix = self._text_is_known and all(
-            self._choice(choice.index).is_prefix_of(choice) for choice in completion.choices
-        )
-        if self._held is not None and not is_prefix:
-            self._held = -1  # of no attempt: forces a reset
-        chunks = self._reset(attempt, 0)
-        tails = [self._tail(choice) for choice in completion.choices]
-        deltas = [tail for tail in tails if tail is not None]
-        if deltas:
-            seq = TAIL_SEQ if self._usage else END_SEQ
-            chunks.append(self._chunks.chunk(deltas, f"{attempt}-{seq}"))
-        return chunks
-
-    def _reset(self, attempt: int, seq: int) -> list[ChatChunk]:
-        """A reset chunk if the follower holds text of another attempt, else nothing."""
-        held, self._held = self._held, attempt
-        if held is None or held == attempt:
+    def _compare(self, repeated: _Outputs, entry: Entry) -> list[ChatChunk]:
+        """The chunks that a new attempt adds to what the follower holds: none until the attempt has
+        shown all of that, so that each cursor stands for what one attempt has generated."""
+        if self._agrees(repeated):
+            self._repeated = None
+            return self._advance(repeated, entry.id)
+        if self._held_is_known and all(
+            output.begins(self._held.get(index, _Output()))
+            or self._held.get(index, _Output()).begins(output)
+            for index, output in repeated.items()
+        ):
             return []
-        self._choices, self._text_is_known = {}, True
-        return [self._chunks.reset(f"{attempt}-{seq}")]
+        self._repeated = None
+        return [self._discard(entry.attempt), *self._advance(repeated, entry.id)]
 
-    def _start_over(self) -> None:
-        self._choices = {}
-        self._chunks.restart()
-
-    def _choice(self, index: int) -> _Choice:
-        return self._choices.setdefault(index, _Choice())
-
-    def _record(self, deltas: Iterable[Delta]) -> None:
-        """Add the deltas of an entry to what is known of their choices."""
-        for delta in deltas:
-            known = self._choice(delta.choice)
-            known.content += delta.content
-            known.reasoning += delta.reasoning
-            known.logprobs += len(delta.logprobs)
-            known.calls += [call.id for call in delta.tool_calls]
-            known.finished = known.finished or delta.finish_reason is not None
-
-    def _tail(self, choice: Choice) -> Delta | None:
-        """What the follower lacks of a finished choice; None if nothing."""
-        known, message = self._choice(choice.index), choice.message
-        content = (message.content or "")[len(known.content) :]
-        reasoning = (message.reasoning_content or "")[len(known.reasoning) :]
-        tokens = (choice.logprobs.content or [])[known.logprobs :] if choice.logprobs else []
-        calls = tuple(
-            ToolCallDelta(index=index, **dict(call))
-            for index, call in enumerate(message.tool_calls or ())
-            if index >= len(known.calls)
+    def _agrees(self, outputs: _Outputs) -> bool:
+        """Whether these outputs are what the follower holds, or go on from it."""
+        return self._held_is_known and all(
+            held.begins(outputs.get(index, _Output())) for index, held in self._held.items()
         )
-        if known.finished and not (content or reasoning or tokens or calls):
-            return None
-        finish_reason = None if known.finished else choice.finish_reason
-        return Delta(choice.index, content, reasoning, tuple(tokens), finish_reason, calls)
+
+    def _advance(self, outputs: _Outputs, cursor: str) -> list[ChatChunk]:
+        """What the follower lacks of these outputs, as a chunk, unless that is nothing."""
+        rests = [
+            output.rest(index, self._held.get(index, _Output()))
+            for index, output in sorted(outputs.items())
+        ]
+        self._held = outputs
+        deltas = [rest for rest in rests if rest is not None]
+        return [self._chunks.chunk(deltas, cursor)] if deltas else []
+
+    def _discard(self, attempt: int) -> ChatChunk:
+        """A chunk that discards all that the follower holds."""
+        self._held, self._held_is_known = {}, True
+        return self._chunks.reset(f"{attempt}-0")
+
+
+def _add(outputs: _Outputs, deltas: Iterable[Delta]) -> None:
+    for delta in deltas:
+        outputs.setdefault(delta.choice, _Output()).add(delta)

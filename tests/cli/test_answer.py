@@ -13,9 +13,7 @@ from jobs.cli.waiting import WaitNotice
 from jobs.testing import Answer, FakeWorker
 
 
-def chunk(
-    content: str | None = None, reasoning: str | None = None, *, index: int = 0, reset: bool = False
-) -> ChatChunk:
+def chunk(content: str | None = None, reasoning: str | None = None, *, index: int = 0) -> ChatChunk:
     return ChatChunk.model_validate(
         {
             "id": "chatcmpl-1",
@@ -24,7 +22,6 @@ def chunk(
             "choices": [
                 {"index": index, "delta": {"content": content, "reasoning_content": reasoning}}
             ],
-            "reset": reset or None,
         }
     )
 
@@ -37,7 +34,7 @@ def test_content_goes_to_stdout_and_reasoning_to_stderr(capsys: pytest.CaptureFi
 
 
 def test_quiet_prints_only_the_content(capsys: pytest.CaptureFixture[str]) -> None:
-    print_stream([chunk(reasoning="17+25"), chunk("4"), chunk("42", reset=True)], quiet=True)
+    print_stream([chunk(reasoning="17+25"), chunk("4"), chunk("2")], quiet=True)
     assert capsys.readouterr() == ("42\n", "")
 
 
@@ -53,20 +50,19 @@ def test_each_delta_is_printed_immediately(capsys: pytest.CaptureFixture[str]) -
     assert seen == ["a", "b"]
 
 
-def test_a_restart_with_the_same_text_prints_it_once(
+def test_an_answer_that_starts_again_is_printed_on_a_new_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    print_stream([chunk("ab"), chunk("c"), chunk("a", reset=True), chunk("bcd"), chunk("e")])
-    assert capsys.readouterr().out == "abcde\n"
-
-
-def test_a_restart_with_another_text_prints_it_on_a_new_line(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    print_stream([chunk("ab"), chunk("x", reset=True), chunk("y")])
+    restart = ChatChunk(id="c", created=1, model="demo", choices=[], reset=True)
+    chunks = [chunk("ab"), restart, chunk(reasoning="so"), chunk("x"), chunk("y")]
+    print_stream(chunks)
     out, err = capsys.readouterr()
-    assert out == "ab\nxy\n"
-    assert "starts again" in err
+    assert out == "abxy\n"
+    assert err == (
+        "\nthe job has started again, and its answer differs: it is printed from its start\nso\n\n"
+    )
+    print_stream(chunks, quiet=True)
+    assert tuple(capsys.readouterr()) == ("ab\nxy\n", "")
 
 
 def test_only_the_first_choice_is_streamed(capsys: pytest.CaptureFixture[str]) -> None:

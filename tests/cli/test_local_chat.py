@@ -58,6 +58,7 @@ def test_a_model_that_is_not_there_is_one_sentence(run: Run) -> None:
     [
         (("--local", "--redis", "redis://localhost"), "--redis is for a worker's answers"),
         (("--local", "--wait", "3"), "--wait is for a worker's answers"),
+        (("--local", "--timeout", "3"), "--timeout is for a worker's answers"),
         (("--chat-template", __file__), "--chat-template needs --local"),
     ],
 )

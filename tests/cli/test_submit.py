@@ -21,6 +21,7 @@ from jobs.cli.submit import CHUNK
 from jobs.cli.waiting import reason
 from jobs.embedded import EmbeddedRedis
 from tests.cli.conftest import Run, Spawn
+from tests.jobs.conftest import publish_worker
 from tests.worker.site import Site, wait_until
 
 
@@ -273,10 +274,10 @@ def test_a_job_behind_others_says_how_many(spawn: Spawn, site: Site) -> None:
 
 
 def test_a_job_behind_no_other_is_the_next_one(
-    redis_url: str, monkeypatch: pytest.MonkeyPatch
+    redis_url: str,
 ) -> None:
-    monkeypatch.setattr("jobs.cli.status.workers", lambda _: [{"names": ["m"]}])
     with Client(redis_url) as client:
+        publish_worker(client, "m")
         request = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
         first, second = (client.submit(request) for _ in range(2))
         notices = [reason(client.connection, job) for job in (first, second)]

@@ -25,7 +25,7 @@ QUEUE = "rq:queue:chat:fake"
 
 
 class Follower(threading.Thread):
-    """Follows a job's stream; `text` is what a user would see at its end."""
+    """Follows a job's stream; `text` is what a plain loop has at its end."""
 
     def __init__(self, url: str, job: str) -> None:
         super().__init__(daemon=True)
@@ -38,7 +38,7 @@ class Follower(threading.Thread):
         with Client(self._url) as client:
             try:
                 for chunk in client.job(self._job).stream():
-                    self.text = ("" if chunk.reset else self.text) + chunk.text
+                    self.text += chunk.text
             except JobError as error:
                 self.error = error
 

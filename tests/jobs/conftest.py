@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 
 import pytest
 import redis
 
-from jobs import Client, JobError
+from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
@@ -62,6 +63,25 @@ class StepwiseWorker:
     def _drop_rows(self) -> None:
         for run in self.attempts.runs():
             self.attempts.take_entries(run)
+
+
+STATUS = {
+    "name": "w1",
+    "host": "h",
+    "device": "cpu",
+    "paused": "",
+    "models": [],
+    "names": [],
+    "memory": {"weights": 1, "cache": 1},
+    "running": 0,
+    "tokens_per_second": 0.0,
+}
+
+
+def publish_worker(client: Client, *models: str) -> None:
+    """Publish the status of a worker, and the name of a dead one."""
+    client.redis.zadd(keys.WORKERS, {"w1": 2, "dead": 1})
+    client.redis.set(keys.worker("w1"), json.dumps({**STATUS, "names": models}))
 
 
 @pytest.fixture

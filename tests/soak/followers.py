@@ -21,7 +21,7 @@ class Followers(threading.Thread):
         self._loop = asyncio.new_event_loop()
         self._ended = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
-        self.resets = 0  # of streams whose job has started again
+        self.resets = 0  # of streams whose job has started again with another answer
         self.unfinished: list[str] = []  # jobs whose streams have not ended
         self.start()
 
@@ -53,7 +53,7 @@ class Followers(threading.Thread):
     async def _follow(self, job: Submitted) -> None:
         texts: dict[int, str] = defaultdict(str)
         try:
-            async for chunk in self._client.job(job.id).stream():
+            async for chunk in self._client.job(job.id).stream(on_restart="reset"):
                 if chunk.reset:
                     self.resets += 1
                     texts.clear()

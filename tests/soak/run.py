@@ -166,7 +166,7 @@ class Soak:
             "rows": sum(map(len, rows.values())),
             "rows of older attempts": checks.older_rows(self._results, rows),
             "streams whole": sum(job.stream == "whole" for job in confirmed),
-            "streams that started again": self._followers.resets,
+            "streams that were reset": self._followers.resets,
             "peak of Redis's memory, MiB": round(ledger.peak_memory / 2**20, 1),
         }
         outcome.problems += crew.outputs

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from hashlib import blake2b
 
 from jobs.api.answer import (
     AssistantMessage,
@@ -46,6 +47,7 @@ class ChoiceState:
 
     index: int
     reader: AnswerReader
+    name: str  # of the job, for the ids of calls
     content: list[str] = field(default_factory=list)
     reasoning: list[str] = field(default_factory=list)
     tool_calls: list[ToolCallDelta] = field(default_factory=list)
@@ -80,7 +82,7 @@ class ChoiceState:
         calls: tuple[ToolCallDelta, ...] = ()
         if part.calls:
             first = len(self.tool_calls)
-            calls = tuple([_delta_of(call, i) for i, call in enumerate(part.calls, first)])
+            calls = tuple([self._call(call, i) for i, call in enumerate(part.calls, first)])
             self.tool_calls += calls
         self.content.append(part.content)
         self.reasoning.append(part.reasoning)
@@ -91,6 +93,13 @@ class ChoiceState:
         return Delta(
             self.index, part.content, part.reasoning, (*logprobs,), self.finish_reason, calls
         )
+
+    def _call(self, call: Call, index: int) -> ToolCallDelta:
+        """A call with an id that it has in each attempt of its job: streams that go on with another
+        attempt compare it."""
+        digest = blake2b(f"{self.name}:{self.index}:{index}".encode(), digest_size=12)
+        function = FunctionCall(name=call.name, arguments=call.arguments)
+        return ToolCallDelta(id=f"call_{digest.hexdigest()}", function=function, index=index)
 
     def message(self) -> AssistantMessage:
         content = "".join(self.content)
@@ -107,11 +116,6 @@ def _sum(details: list[Usage.CompletionDetails]) -> Usage.CompletionDetails:
     return Usage.CompletionDetails(
         **{name: sum(one[name] for one in figures) for name in figures[0]}
     )
-
-
-def _delta_of(call: Call, index: int) -> ToolCallDelta:
-    function = FunctionCall(name=call.name, arguments=call.arguments)
-    return ToolCallDelta(id=f"call_{uuid.uuid4().hex[:24]}", function=function, index=index)
 
 
 class ChatGeneration:
@@ -138,7 +142,8 @@ class ChatGeneration:
         self._tokenizer, self._sink = tokenizer, sink
         self._fingerprint, self._drafts = fingerprint, drafts
         self._created = int(time.time())
-        self._choices = [ChoiceState(i, make_reader()) for i in range(plan.n)]
+        name = request.job.id or uuid.uuid4().hex
+        self._choices = [ChoiceState(i, make_reader(), name) for i in range(plan.n)]
         top = request.prompt_logprobs
         self._prompt_logprobs = None if top is None else PromptLogprobs(prompt_ids, top)
         self.sequences = [

@@ -19,7 +19,7 @@ from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from pydantic import BaseModel
 
-from jobs import AsyncClient, Client, IgnoredFieldWarning, JobError
+from jobs import AsyncClient, Client, IgnoredFieldWarning, JobError, StreamRestarted
 from jobs.api.params import CompletionFields
 from jobs.client.rq_format import queue_key
 from jobs.client.state import Status
@@ -239,7 +239,23 @@ def test_leaving_a_stream_early_cancels_its_job(client: Client, worker: Stepwise
     stream.close()
 
 
-def test_an_answer_that_starts_again_is_an_error_once_a_part_was_read(
+def test_a_stream_goes_on_when_its_job_starts_again(client: Client, worker: StepwiseWorker) -> None:
+    stream = client.chat.completions.create(
+        model="demo", messages=MESSAGES, stream=True, timeout=30
+    )
+    job_id = stream.job.id
+    worker.write(job_id, worker.start(job_id), 1, "forty-")
+    text = next(stream).choices[0].delta.content or ""
+    worker.requeue(job_id)
+    attempt = worker.start(job_id)
+    worker.write(job_id, attempt, 1, "forty-two")
+    worker.finish(job_id, "forty-two", attempt=attempt)
+    for chunk in stream:
+        text += chunk.choices[0].delta.content or ""
+    assert text == "forty-two"
+
+
+def test_an_answer_that_starts_again_and_differs_is_an_error_once_a_part_was_read(
     client: Client, worker: StepwiseWorker
 ) -> None:
     stream = client.chat.completions.create(
@@ -250,10 +266,11 @@ def test_an_answer_that_starts_again_is_an_error_once_a_part_was_read(
     assert next(stream).text == "forty-"
     worker.requeue(job_id)
     worker.write(job_id, worker.start(job_id), 1, "other")
-    with pytest.raises(JobError, match="started again on another worker") as caught:
+    with pytest.raises(StreamRestarted, match=r"started again, .* repeat the request") as caught:
         next(stream)
-    assert caught.value.retryable
+    assert (caught.value.code, caught.value.retryable) == ("worker_lost", True)
     assert client.redis.hget(f"rq:job:{job_id}", "chatjobs_cancel") == b"1"
+    assert list(stream) == []
 
 
 def test_a_failed_job_raises_its_error(client: Client, worker: StepwiseWorker) -> None:

@@ -13,29 +13,13 @@ from redis import Redis
 from jobs import AsyncClient, Client, NobodyServes, keys
 from jobs.client import serving
 from jobs.client.serving import read_workers
+from tests.jobs.conftest import STATUS, publish_worker
 
 REQUEST = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
-STATUS = {
-    "name": "w1",
-    "host": "h",
-    "device": "cpu",
-    "paused": "",
-    "models": [],
-    "names": [],
-    "memory": {"weights": 1, "cache": 1},
-    "running": 0,
-    "tokens_per_second": 0.0,
-}
-
-
-def serve(client: Client, *models: str) -> None:
-    """Publish the status of a worker, and the name of a dead one."""
-    client.redis.zadd(keys.WORKERS, {"w1": 2, "dead": 1})
-    client.redis.set(keys.worker("w1"), json.dumps({**STATUS, "names": models}))
 
 
 def test_the_warning_names_the_model_and_those_that_are_served(client: Client) -> None:
-    serve(client, "demo", "a/b")
+    publish_worker(client, "demo", "a/b")
     with pytest.warns(NobodyServes) as caught:
         job = client.submit(REQUEST)
     assert job.status() == "queued"
@@ -48,7 +32,7 @@ def test_the_warning_names_the_model_and_those_that_are_served(client: Client) -
 
 
 def test_a_model_that_is_served_gives_no_warning(client: Client) -> None:
-    serve(client, "other")
+    publish_worker(client, "other")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         client.submit_many([REQUEST] * 3)
@@ -101,7 +85,7 @@ def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str)
     ],
 )
 def test_a_foreign_value_of_a_worker_stops_no_submit(client: Client, value: Any) -> None:
-    serve(client, "other")
+    publish_worker(client, "other")
     foreign: dict[Any, int] = {"ww": 3, b"\xff\xfe": 4}
     client.redis.zadd(keys.WORKERS, foreign)
     client.redis.set(keys.worker("ww"), value)

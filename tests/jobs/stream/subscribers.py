@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from typing import Any
 
 from jobs import Client, JobError, keys
 from jobs.api.chunk import ChatChunk
@@ -22,20 +24,24 @@ def client_url(client: Client) -> str:
 
 
 class Subscriber(threading.Thread):
-    """Follows a job in a thread and collects its chunks."""
+    """Follows a job in a thread and collects its chunks. `plain`: as a loop that knows nothing of
+    chunks with `reset`."""
 
-    def __init__(self, url: str, job_id: str, after: str | None = None) -> None:
+    def __init__(
+        self, url: str, job_id: str, after: str | None = None, *, plain: bool = False
+    ) -> None:
         super().__init__(daemon=True)
         self.chunks: list[ChatChunk] = []
         self.error: JobError | None = None
         self._args = url, job_id, after
+        self._options: dict[str, Any] = {} if plain else {"on_restart": "reset"}
         self.start()
 
     def run(self) -> None:
         url, job_id, after = self._args
         try:
             with Client(url) as client:
-                for chunk in client.job(job_id).stream(after):
+                for chunk in client.job(job_id).stream(after, **self._options):
                     self.chunks.append(chunk)
         except JobError as error:
             self.error = error
@@ -44,6 +50,13 @@ class Subscriber(threading.Thread):
         self.join(seconds)
         assert not self.is_alive(), "the stream did not end"
         return self.chunks
+
+
+def wait_for(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
 
 
 def subscribed(worker, job_id: str, number: int = 1) -> bool:

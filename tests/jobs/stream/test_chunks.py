@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import pytest
 from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 
+from jobs import ChatChunk
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, TokenLogprob, Usage
 from jobs.api.chunk import ToolCallDelta
 from jobs.api.message import FunctionCall, ToolCall
@@ -41,8 +45,6 @@ def test_the_first_delta_of_each_choice_carries_the_role():
     assert roles(builder.chunk([Delta(0, "c")])) == ["assistant"]
     builder.skip([Delta(1, "x")])
     assert roles(builder.chunk([Delta(1, "y")])) == [None]
-    builder.restart()
-    assert roles(builder.chunk([Delta(1, "y")])) == ["assistant"]
 
 
 def test_a_chunk_has_all_of_a_delta_and_omits_empty_fields():
@@ -163,10 +165,97 @@ def test_calls_of_another_attempt_are_reset():
     chunks = [chunk for entry in ENTRIES[:2] for chunk in cursor.take(entry)]
     chunks += cursor.take(Entry("j", 2, 1, (Delta(0, tool_calls=(G,)),)))
     assert call_ids(chunks) == ["call_1"]
+    assert [chunk.reset for chunk in chunks] == [None, None, True, None]
     other = StreamCursor("j", {}, 5)
     chunks = [chunk for entry in ENTRIES[:2] for chunk in other.take(entry)]
     chunks += other.complete(calling(G), 2)
     assert call_ids(chunks) == ["call_1"]
+
+
+TOKENS = [TokenLogprob(token=text, logprob=-1.0) for text in "abcdef"]
+OUTPUT = [
+    Delta(0, reasoning="hm", logprobs=(TOKENS[0],)),
+    Delta(1, "x"),
+    Delta(0, "a", logprobs=(TOKENS[1],)),
+    Delta(0, "b", logprobs=(TOKENS[2],), tool_calls=(F,)),
+    Delta(1, "y"),
+    Delta(0, tool_calls=(G,), logprobs=(TOKENS[3],)),
+    Delta(0, finish_reason="tool_calls"),
+    Delta(1, "z", finish_reason="length"),
+]
+
+
+def merged(chunks: list[ChatChunk]) -> dict[int, Any]:
+    """What a reader has, who appends each chunk and knows nothing of attempts."""
+    found: dict[int, Any] = {}
+    for chunk in chunks:
+        assert not chunk.reset
+        for choice in chunk.choices:
+            delta = choice.delta
+            parts = [
+                [delta.role],
+                [*(delta.reasoning_content or "")],
+                [*(delta.content or "")],
+                [token.token for token in (choice.logprobs and choice.logprobs.content) or ()],
+                [call.id for call in delta.tool_calls or ()],
+                [choice.finish_reason],
+            ]
+            mine = found.setdefault(choice.index, [[] for _ in parts])
+            for have, part in zip(mine, parts, strict=True):
+                have += [one for one in part if one is not None]
+    return found
+
+
+@pytest.mark.parametrize("died", range(len(OUTPUT) + 1))
+@pytest.mark.parametrize("size", [1, 2, 3, len(OUTPUT)])
+def test_an_attempt_that_agrees_repeats_no_part_of_any_choice(died: int, size: int) -> None:
+    """Wherever the first one died, and however the second one's output is cut; a reader who resumes
+    at any chunk sees the same."""
+    groups = [OUTPUT[start : start + size] for start in range(0, len(OUTPUT), size)]
+    entries = [Entry("j", 1, seq, (delta,)) for seq, delta in enumerate(OUTPUT[:died], 1)]
+    entries += [Entry("j", 2, seq, tuple(group)) for seq, group in enumerate(groups, 1)]
+    cursor = StreamCursor("j", {}, 5)
+    chunks = [chunk for entry in entries for chunk in cursor.take(entry)]
+    assert merged(chunks) == {
+        0: [["assistant"], [*"hm"], [*"ab"], [*"abcd"], ["call_0", "call_1"], ["tool_calls"]],
+        1: [["assistant"], [], [*"xyz"], [], [], ["length"]],
+    }
+    for number, chunk in enumerate(chunks):
+        resumed = StreamCursor("j", {}, 5, chunk.cursor)
+        resumed.attempt = 2
+        rest = [one for entry in entries for one in resumed.take(entry)]
+        assert merged([*chunks[: number + 1], *rest]) == merged(chunks)
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Delta(0, "ax"),
+        Delta(0, "abcd", "thought"),
+        Delta(0, "a", finish_reason="stop"),
+        Delta(0, "abc", finish_reason="length"),
+        Delta(0, "ab", tool_calls=(G,)),
+        Delta(0, "ab", logprobs=(TOKENS[5],)),
+    ],
+)
+def test_an_attempt_that_differs_is_reset_and_given_whole(other: Delta) -> None:
+    held = Delta(0, "abc", logprobs=(TOKENS[0],), tool_calls=(F,), finish_reason="tool_calls")
+    cursor = StreamCursor("j", {}, 5)
+    cursor.take(Entry("j", 1, 1, (held,)))
+    first = cursor.take(Entry("j", 2, 1, (Delta(0, "a"),)))
+    reset, chunk = cursor.take(Entry("j", 2, 2, (other._replace(content=other.content[1:]),)))
+    assert first == []
+    assert (reset.reset, reset.cursor, chunk.cursor) == (True, "2-0", "2-2")
+    assert chunk.text == other.content
+    assert chunk.choices[0].delta.role == "assistant"
+
+
+def test_output_of_a_lost_attempt_is_not_given_out() -> None:
+    """A reader who comes later sees the newest attempt alone."""
+    cursor = StreamCursor("j", {}, 5)
+    cursor.attempt = 2
+    entries = [Entry("j", 1, 1, (Delta(0, "old"),)), Entry("j", 2, 1, (Delta(0, "new"),))]
+    assert [chunk.text for entry in entries for chunk in cursor.take(entry)] == ["new"]
 
 
 def test_joined_deltas_keep_all_calls():

@@ -7,12 +7,14 @@ import time
 
 import pytest
 
-from jobs import JobError, keys
-from jobs.api.answer import TokenLogprob
+from jobs import JobError, StreamRestarted, keys
+from jobs.api.answer import ChoiceLogprobs, TokenLogprob
 from jobs.client import follow
+from jobs.errors import InvalidRequest
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
-from tests.jobs.stream.subscribers import Subscriber, client_url, subscribed, text_of
+from tests.jobs.conftest import completion_of
+from tests.jobs.stream.subscribers import Subscriber, client_url, subscribed, text_of, wait_for
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 WITH_USAGE = {**REQUEST, "stream_options": {"include_usage": True}}
@@ -74,17 +76,20 @@ def test_each_cursor_resumes_right_after_its_chunk(client, worker):
         assert list(job.stream(after=chunk.cursor)) == chunks[number + 1 :]
 
 
-def test_a_cursor_of_an_earlier_attempt_gets_a_reset(client, worker):
+def test_a_cursor_of_an_earlier_attempt_that_differs_gets_an_error_or_a_reset(client, worker):
     job = client.submit(REQUEST)
     worker.start(job.id)
     worker.write(job.id, 1, 1, "old")
     worker.start(job.id)
     worker.write(job.id, 2, 1, "new")
     worker.finish(job.id, "new", attempt=2)
-    chunks = list(job.stream(after="1-1"))
+    with pytest.raises(StreamRestarted, match="differs from the part that was read") as caught:
+        next(job.stream("1-1"))
+    assert caught.value.job_id == job.id and caught.value.retryable
+    assert [chunk.text for chunk in job.stream()] == ["new", ""]  # as the error says
+    chunks = list(job.stream(after="1-1", on_restart="reset"))
     assert chunks[0].reset
     assert text_of(chunks) == "new"
-    assert "old" not in [chunk.text for chunk in chunks]
     again = list(job.stream(after=chunks[0].cursor))
     assert again == chunks[1:]
 
@@ -95,24 +100,80 @@ def test_a_malformed_cursor_is_refused(client, worker):
         next(job.stream(after="x"))
 
 
-def test_a_new_attempt_reaches_the_subscriber_as_a_reset(client, worker):
+def test_a_stream_goes_on_with_a_new_attempt_that_agrees(client, worker):
+    """Its text comes once, whatever the parts in which each attempt writes it."""
     job = client.submit(REQUEST)
     worker.start(job.id)
-    live = Subscriber(client_url(client), job.id)
+    live = Subscriber(client_url(client), job.id, plain=True)
     assert subscribed(worker, job.id)
-    worker.write(job.id, 1, 1, "half a sen")
+    worker.write(job.id, 1, 1, "half a ")
+    worker.write(job.id, 1, 2, "sen")
     worker.requeue(job.id)
     worker.start(job.id)
-    worker.write(job.id, 2, 1, "whole ")
-    worker.write(job.id, 1, 2, "tence")  # the first worker resumes
-    worker.write(job.id, 2, 2, "sentence")
-    worker.finish(job.id, "whole sentence", attempt=2)
+    resumed = [
+        Subscriber(client_url(client), job.id, after, plain=True) for after in ("1-1", "1-2")
+    ]
+    for seq, text in enumerate(["ha", "lf a sente", "nce"], 1):
+        worker.write(job.id, 2, seq, text)
+        worker.write(job.id, 1, 2 + seq, "of the first worker, which resumes")
+    worker.finish(job.id, "half a sentence", attempt=2)
     chunks = live.end()
-    assert text_of(chunks) == "whole sentence"
-    assert next(chunk.text for chunk in chunks if not chunk.reset) == "half a sen"
+    assert live.error is None
+    assert "".join(chunk.text for chunk in chunks) == "half a sentence"
+    assert [c.delta.role for chunk in chunks for c in chunk.choices].count("assistant") == 1
+    for one, rest in zip(resumed, ("sentence", "tence"), strict=True):
+        assert "".join(chunk.text for chunk in one.end()) == rest
+        assert one.error is None
+
+
+def test_a_new_attempt_that_differs_ends_a_plain_loop_with_an_error(client, worker):
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    plain, live = (Subscriber(client_url(client), job.id, plain=plain) for plain in (True, False))
+    assert subscribed(worker, job.id)
+    worker.write(job.id, 1, 1, "half a sen")
+    wait_for(lambda: plain.chunks and live.chunks)
+    worker.requeue(job.id)
+    worker.start(job.id)
+    worker.write(job.id, 2, 1, "ha")
+    worker.write(job.id, 2, 2, "ste ")
+    worker.write(job.id, 1, 2, "tence")  # the first worker resumes
+    worker.write(job.id, 2, 3, "makes waste")
+    assert "".join(chunk.text for chunk in plain.end()) == "half a sen"
+    assert isinstance(plain.error, StreamRestarted)
+    assert job.status() == "started"
+    worker.finish(job.id, "haste makes waste", attempt=2)
+    chunks = live.end()
+    assert text_of(chunks) == "haste makes waste"
     assert sum(bool(chunk.reset) for chunk in chunks) == 1
     roles = [c.delta.role for chunk in chunks for c in chunk.choices]
     assert roles.count("assistant") == 2
+
+
+@pytest.mark.parametrize("shown", [(), ("an ",), ("an answer that is longer",)])
+def test_a_new_attempt_that_ends_without_output_in_the_log_is_compared(client, worker, shown):
+    """With its completion."""
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    live = Subscriber(client_url(client), job.id, plain=True)
+    assert subscribed(worker, job.id)
+    for seq, text in enumerate(shown, 1):
+        worker.write(job.id, 1, seq, text)
+    wait_for(lambda: len(live.chunks) == len(shown))
+    worker.requeue(job.id)
+    worker.start(job.id)
+    worker.finish(job.id, "an answer", attempt=2)
+    text = "".join(chunk.text for chunk in live.end())
+    if shown == ("an answer that is longer",):
+        assert isinstance(live.error, StreamRestarted)
+    else:
+        assert text == "an answer" and live.error is None
+
+
+@pytest.mark.parametrize("value", ["ignore", None, True])
+def test_an_unknown_way_to_restart_is_refused(client, value):
+    with pytest.raises(InvalidRequest, match="on_restart: raise or reset, got"):
+        next(client.job("any").stream(on_restart=value))
 
 
 def test_several_choices_in_one_entry_are_one_chunk_with_a_delta_each(client, worker):
@@ -121,7 +182,9 @@ def test_several_choices_in_one_entry_are_one_chunk_with_a_delta_each(client, wo
     token = TokenLogprob(token="x", logprob=-1.0)
     last = Delta(0, "b", logprobs=(token,), finish_reason="stop")
     worker.writer.write_many([Entry(job.id, 1, 1, (Delta(0, "a"), Delta(1, "x"), last))])
-    worker.finish(job.id, "ab", "xyz")
+    completion = completion_of(job.id, "ab", "xyz")
+    completion.choices[0].logprobs = ChoiceLogprobs(content=[token])
+    worker.attempts.finish(worker._started[job.id, 1], completion)
     first, rest = job.stream()
     assert [(c.index, c.delta.content, c.finish_reason) for c in first.choices] == [
         (0, "ab", "stop"),
@@ -153,7 +216,10 @@ def test_an_expired_log_is_replaced_by_the_result(client, worker, after):
         worker.write(job.id, 1, seq, text)
     worker.finish(job.id, "abc")
     worker.redis.delete(keys.log(job.id))
-    chunks = list(job.stream(after))
+    if after is not None:
+        with pytest.raises(StreamRestarted):
+            next(job.stream(after))
+    chunks = list(job.stream(after, on_restart="reset"))
     assert text_of(chunks) == "abc"
     assert bool(chunks[0].reset) == (after is not None)
 
@@ -187,7 +253,9 @@ def test_a_stream_that_differs_from_the_answer_is_reset_to_it(client, worker):
     worker.start(job.id)
     worker.write(job.id, 1, 1, "something else")
     worker.finish(job.id, "the answer")
-    assert text_of(job.stream()) == "the answer"
+    assert text_of(job.stream(on_restart="reset")) == "the answer"
+    with pytest.raises(StreamRestarted):
+        list(job.stream())
 
 
 def test_a_failed_job_streams_its_partial_text_and_then_its_error(client, worker):

@@ -180,11 +180,11 @@ def test_an_error_may_come_after_some_text() -> None:
     assert received == ["one ", "two"]
 
 
-def test_a_retry_takes_the_next_answer_and_resets_the_stream() -> None:
+def test_a_retry_takes_the_next_answer_and_restarts_the_stream() -> None:
     error = JobError("internal", "first attempt")
     worker = FakeWorker([Answer("old", error=error), "new"])
     job = worker.client().submit({**REQUEST, "job": {"retries": 1}})
-    chunks = list(job.stream())
+    chunks = list(job.stream(on_restart="reset"))
     assert [(chunk.reset, chunk.text) for chunk in chunks] == [
         (None, "old"),
         (True, ""),

@@ -38,7 +38,7 @@ def readers(inside: bool) -> list[AnswerReader]:
 
 def read(reader: AnswerReader, texts: list[str], cuts: set[int]) -> ChoiceState:
     """A choice to which tokens with these texts are added, delivered after each of `cuts`."""
-    choice = ChoiceState(0, reader)
+    choice = ChoiceState(0, reader, "j")
     for number, text in enumerate(texts):
         last = number == len(texts) - 1
         choice.events.append(TokenEvent(Sampled(number, True), text, "stop" if last else None))
@@ -66,7 +66,7 @@ def test_runs_of_events_make_what_single_ones_make(
 
 
 def test_a_long_run_needs_few_pieces() -> None:
-    choice = ChoiceState(0, AnswerReader(ReasoningSplitter(TAGS, inside=True)))
+    choice = ChoiceState(0, AnswerReader(ReasoningSplitter(TAGS, inside=True)), "j")
     texts = ["so"] * 40 + ["</think>"] + ["42"] * 40
     choice.events.extend(TokenEvent(Sampled(7, True), text) for text in texts)
     pieces = 0

@@ -1,0 +1,82 @@
+"""What a job waits for, read from Redis: for the notices of the command line, and for the errors of
+waits whose time has passed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime
+
+from redis import RedisError
+
+from jobs import keys
+from jobs.client.rq_format import queue_key, scheduled_key
+from jobs.client.serving import served_by, worker_keys
+from jobs.client.state import Status, read_state
+from jobs.client.steps import Steps, command, retry
+from jobs.client.turns import session_of
+
+
+def cause_of_wait(job_id: str) -> Steps[str]:
+    """The cause as the end of a sentence, for an error; empty if it is not known."""
+    try:
+        cause = yield from what_it_waits_for(job_id, "it")
+    except RedisError:  # the error that is raised matters more
+        return ""
+    return f": {cause}" if cause else ""
+
+
+def what_it_waits_for(job_id: str, name: str) -> Steps[str]:
+    """A clause about the job that has not started; empty for another one. `name`: its subject."""
+    state = yield from read_state(job_id, full=True)
+    match state.status:
+        case Status.SCHEDULED:
+            due = yield from retry(command("zscore", scheduled_key(state.queue), job_id))
+            if due is None:  # queued since its state was read
+                return ""
+            moment = datetime.fromtimestamp(due).astimezone()
+            return f"{name} is scheduled for {moment:%Y-%m-%d %H:%M:%S %z}"
+        case Status.DEFERRED:
+            session = session_of(state.request)
+            before = yield from retry(command("lpos", keys.open_turns(session), job_id))
+            if not isinstance(before, int):
+                return f"{name} waits for other jobs"
+            turns = "1 other turn" if before == 1 else f"{before} other turns"
+            return f"{name} waits for {turns} of session {session!r}"
+        case Status.QUEUED:
+            return (yield from _place(job_id, name, state.queue, state.request.get("job")))
+        case _:
+            return ""
+
+
+def nobody_serves(model: str, served: Sequence[str]) -> str:
+    """The clause about a model that no running worker serves."""
+    return (
+        f"no worker serves {model!r} (models served now: {', '.join(served) or 'none'}; "
+        f"chatjobs work --model {model} starts one)"
+    )
+
+
+def read_served() -> Steps[list[str]]:
+    """The names of the models that the running workers serve."""
+    names = yield from retry(command("zrange", keys.WORKERS, 0, -1))
+    found = worker_keys(names)
+    values = (yield from retry(command("mget", found))) if found else []
+    return sorted(served_by(values))
+
+
+def _place(job_id: str, name: str, queue: str, options: object) -> Steps[str]:
+    """Where a queued job stands in its queue, unless nobody serves that."""
+    model = queue.partition(":")[2]
+    served = yield from read_served()
+    if model not in served:
+        return nobody_serves(model, served)
+    tenant = options.get("tenant") if isinstance(options, dict) else None
+    waiting = keys.tenant_queue(queue, tenant) if tenant else queue_key(queue)
+    ahead = yield from retry(command("lpos", waiting, job_id))
+    if not isinstance(ahead, int):  # claimed since its state was read
+        return ""
+    whose = f" of tenant {tenant!r}" if tenant else ""
+    if ahead == 0:
+        return f"{name} is the next one{whose} for {model!r}"
+    jobs = "1 other job" if ahead == 1 else f"{ahead} other jobs"
+    return f"{name} is queued behind {jobs}{whose} for {model!r}"
