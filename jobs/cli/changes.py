@@ -6,31 +6,42 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
 from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, sentence
-from jobs.cli.options import JobId, client, quiet_option, redis_option
-from jobs.cli.output import echo
+from jobs.cli.options import JobId, client, json_option, quiet_option, redis_option
+from jobs.cli.output import echo, print_json
 from jobs.cli.selection import find, selection_options
+from jobs.errors import JobError, invalid
 
 if TYPE_CHECKING:
     from jobs import Client
 
 
 class Outcome(NamedTuple):
-    """What happened to a job, after its id or a number of jobs: "cancelled"."""
+    """What happened to a job."""
 
-    words: str
+    words: str  # after its id or a number of jobs: "cancelled"
+    status: str | None  # of the job now; None if Redis has it no more
     ok: bool = True
+    error: JobError | None = None  # None: the words say it
+
+    def facts(self, job_id: str) -> dict[str, Any]:
+        """The outcome as JSON."""
+        error = self.error
+        if error is None and not self.ok:
+            error = invalid(f"{job_id}: {self.words}")
+        shown = None if error is None else error.to_dict()
+        return {"id": job_id, "done": self.ok, "status": self.status, "error": shown}
 
 
 def not_done(past: str, status: str) -> Outcome:
     """The job has a state that rules the change out."""
-    return Outcome(f"not {past}, it is {status}", ok=False)
+    return Outcome(f"not {past}, it is {status}", status, ok=False)
 
 
 def changes_jobs(past: str, default: tuple[str, ...]) -> Callable[..., Any]:
@@ -40,6 +51,7 @@ def changes_jobs(past: str, default: tuple[str, ...]) -> Callable[..., Any]:
         @click.argument("job_ids", metavar="[JOB]...", nargs=-1, type=JobId())
         @selection_options
         @click.option("--all", "every", is_flag=True, help=f"All that are {' or '.join(default)}.")
+        @json_option
         @quiet_option
         @redis_option
         @functools.wraps(change)
@@ -47,6 +59,7 @@ def changes_jobs(past: str, default: tuple[str, ...]) -> Callable[..., Any]:
             job_ids: tuple[str, ...],
             chosen: dict[str, Any],
             every: bool,
+            as_json: bool,
             quiet: bool,
             redis_url: str,
         ) -> None:
@@ -55,70 +68,71 @@ def changes_jobs(past: str, default: tuple[str, ...]) -> Callable[..., Any]:
                     "select the jobs: give their ids, or options such as --run, or --all"
                 )
             with client(redis_url) as connected:
-                if job_ids:
-                    _change_given(connected, job_ids, change, past, quiet)
+                ids = job_ids or _ids(connected, chosen, default)
+                outcomes = _changed(connected, ids, change, past)
+                if as_json:
+                    _print_facts(outcomes, past)
+                elif job_ids:
+                    _print_each(outcomes, past, quiet)
                 else:
-                    _change_found(connected, _ids(connected, chosen, default), change, past, quiet)
+                    _print_counts(outcomes, past, quiet)
 
         return command
 
     return decorate
 
 
-def _change_given(
-    connected: Client,
-    job_ids: tuple[str, ...],
-    change: Callable[[Client, str], Outcome],
-    past: str,
-    quiet: bool,
-) -> None:
-    """Print what happened to each job. The others are changed if one is unknown."""
-    from jobs import JobError
-
-    errors = []
-    for job_id in job_ids:
+def _changed(
+    connected: Client, ids: tuple[str, ...], change: Callable[[Client, str], Outcome], past: str
+) -> Iterator[tuple[str, Outcome]]:
+    """Change the jobs. The others are changed if one is unknown."""
+    for job_id in ids:
         try:
-            words, ok = change(connected, job_id)
+            yield job_id, change(connected, job_id)
         except JobError as error:
             if error.code != "not_found":
                 raise
-            errors.append(sentence(error))
-            continue
-        if not ok:
-            errors.append(f"{job_id}: {words}")
+            words = f"not {past}, Redis does not have it"
+            yield job_id, Outcome(words, None, ok=False, error=error)
+
+
+def _print_facts(outcomes: Iterator[tuple[str, Outcome]], past: str) -> None:
+    count = failed = 0
+    for job_id, outcome in outcomes:
+        print_json(outcome.facts(job_id))
+        count, failed = count + 1, failed + (not outcome.ok)
+    _fail_if_any(failed, count, past)
+
+
+def _print_each(outcomes: Iterator[tuple[str, Outcome]], past: str, quiet: bool) -> None:
+    """Print what happened to each of the jobs that were given by their ids."""
+    errors, count = [], 0
+    for job_id, outcome in outcomes:
+        count += 1
+        if not outcome.ok:
+            error = outcome.error
+            errors.append(sentence(error) if error else f"{job_id}: {outcome.words}")
         elif not quiet:
-            echo(f"{job_id}: {words}", err=True)
-    if len(job_ids) == 1 and errors:
+            echo(f"{job_id}: {outcome.words}", err=True)
+    if count == 1 and errors:
         raise Failure(errors[0])
-    if errors:
-        raise Failure(f"{len(errors)} of {len(job_ids)} jobs not {past}", lines=errors)
+    _fail_if_any(len(errors), count, past, errors)
 
 
-def _change_found(
-    connected: Client,
-    job_ids: tuple[str, ...],
-    change: Callable[[Client, str], Outcome],
-    past: str,
-    quiet: bool,
-) -> None:
+def _print_counts(outcomes: Iterator[tuple[str, Outcome]], past: str, quiet: bool) -> None:
     """Print what happened to how many jobs. Those that have changed since they were found are named
     with their number alone."""
-    from jobs import JobError
-
-    outcomes: Counter[Outcome] = Counter()
-    for job_id in job_ids:
-        try:
-            outcomes[change(connected, job_id)] += 1
-        except JobError as error:
-            if error.code != "not_found":
-                raise
-            outcomes[Outcome(f"not {past}, Redis has deleted it", ok=False)] += 1
+    counts = Counter((outcome.words, outcome.ok) for _, outcome in outcomes)
     if not quiet:
-        for (words, _), count in outcomes.items() or [(Outcome(past), 0)]:
+        for (words, _), count in counts.items() or [((past, True), 0)]:
             echo(f"{counted(count, 'job')} {words}", err=True)
-    failed = sum(count for outcome, count in outcomes.items() if not outcome.ok)
+    failed = sum(count for (_, ok), count in counts.items() if not ok)
+    _fail_if_any(failed, counts.total(), past)
+
+
+def _fail_if_any(failed: int, count: int, past: str, lines: Sequence[str] = ()) -> None:
     if failed:
-        raise Failure(f"{failed} of {counted(len(job_ids), 'job')} not {past}")
+        raise Failure(f"{failed} of {counted(count, 'job')} not {past}", lines=lines)
 
 
 def _ids(connected: Client, chosen: dict[str, Any], default: tuple[str, ...]) -> tuple[str, ...]:

@@ -90,7 +90,7 @@ def requeue(connected: Client, job_id: str) -> Outcome:
     from jobs.client.steps import run_sync
 
     if run_sync(requeue(job_id), connected.connection):
-        return Outcome("requeued")
+        return Outcome("requeued", "queued")
     return not_done("requeued", connected.job(job_id).status())
 
 
@@ -101,8 +101,8 @@ def cancel(connected: Client, job_id: str) -> Outcome:
     job = connected.job(job_id)
     stopped, status = job.cancel(), job.status()
     if not stopped:
-        return Outcome(f"already {status}")
-    return Outcome("cancelled" if status == "cancelled" else "being cancelled by a worker")
+        return Outcome(f"already {status}", status)
+    return Outcome("cancelled" if status == "cancelled" else "being cancelled by a worker", status)
 
 
 @jobs_group.command()
@@ -113,7 +113,7 @@ def purge(connected: Client, job_id: str) -> Outcome:
     from jobs.client.steps import run_sync
 
     if run_sync(purge(job_id), connected.connection):
-        return Outcome("deleted")
+        return Outcome("deleted", None)
     return not_done("deleted", connected.job(job_id).status())
 
 

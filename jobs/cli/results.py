@@ -60,9 +60,10 @@ def show(run: str | None, as_json: bool, results: str) -> None:
 
 @results.command()
 @click.argument("run")
+@json_option
 @results_option
 @redis_option
-def compact(run: str, results: str, redis_url: str) -> None:
+def compact(run: str, as_json: bool, results: str, redis_url: str) -> None:
     """Write the rows of a run that has ended to one file.
 
     --redis is asked whether rows are still to be written. Read the run with jobs.Results meanwhile,
@@ -80,7 +81,9 @@ def compact(run: str, results: str, redis_url: str) -> None:
                 "has written them"
             )
     replaced = compact(store, run)
-    if replaced:
+    if as_json:
+        print_json({"run": run, "replaced_files": replaced})
+    elif replaced:
         echo(f"{run}: {counted(replaced, 'file')} replaced by one", err=True)
     else:
         echo(f"{run}: nothing to do, its rows are in one file", err=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from jobs import Results
 from tests.cli.conftest import Run, Spawn
+from tests.cli.test_json import documented
 
 
 def test_the_demo_replaces_a_killed_worker(spawn: Spawn, tmp_path: Path) -> None:
@@ -30,7 +32,7 @@ def test_the_demo_replaces_a_killed_worker(spawn: Spawn, tmp_path: Path) -> None
     assert "SIGKILL" in err
     rows = Results(tmp_path).table("r1").to_pylist()
     assert Counter(row["row_index"] for row in rows) == Counter(range(count))
-    assert re.search(rf"^  all +{count} ", out, re.M)
+    assert re.search(rf"^all +{count} ", out, re.M)
     assert re.search(r"tokens/s$", out, re.M)
     assert re.search(r"^draft: [\d,]+ of [\d,]+ tokens accepted$", out, re.M)
     assert str(tmp_path / "r1") in out
@@ -44,13 +46,17 @@ def test_an_existing_run_is_refused(run: Run, finished_run: Path) -> None:
 
 
 def test_the_model_can_be_quantised_first(spawn: Spawn, tmp_path: Path) -> None:
-    demo = spawn("demo", "--model", "demo:q8_0", "--rows", "20", "--results", str(tmp_path))
+    words = ("--model", "demo:q8_0", "--rows", "20", "--run", "r", "--results", str(tmp_path))
+    demo = spawn("demo", *words, "--json")
     out, err = demo.communicate(timeout=120)
     assert demo.returncode == 0, err
     assert "demo-Q8_0.gguf: 8.6 bits per weight" in err
     assert "serves demo-Q8_0 on" in err
     assert "warning" not in err
-    assert out.endswith("> What is 17 + 25?\n42\n")
+    found = json.loads(out)
+    assert set(found) == documented("demo")
+    assert (found["run"], found["rows"], found["samples"]) == ("r", 20, str(tmp_path / "r/samples"))
+    assert sum(task["rows"] for task in found["tasks"].values()) == 20
 
 
 def test_an_unknown_kind_is_refused(run: Run) -> None:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import COMMAND, Run
+from tests.cli.test_json import documented
 from tests.hub import Hub
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from worker.resident import device
@@ -178,6 +179,7 @@ def test_quantize_prints_json_and_takes_a_file_name(run: Run, tmp_path: Path) ->
     words = ("models", "quantize", "demo", "--type", "Q4_K_M", "-o", str(output), "--json")
     done = run(*words)
     assert done.exit_code == 0, done.stderr
+    assert set(json.loads(done.stdout)) == documented("models quantize")
     assert json.loads(done.stdout) == {
         "model": "demo",
         "file": str(output),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
+from tests.cli.test_json import documented
 from tests.worker.checkpoints import make_checkpoint
 from worker.cli.prompts import prompts
 from worker.cli.work import work
@@ -30,6 +31,7 @@ def test_save_writes_a_prompt_cache(tmp_path: Path, system: Path) -> None:
     (found,) = map(json.loads, done.stdout.splitlines())
     count = len(StateFile.open(output).token_ids)
     size = output.stat().st_size
+    assert set(found) == documented("prompts save")
     assert found == {"model": "m", "file": str(output), "tokens": count, "bytes": size}
     again = CliRunner().invoke(prompts, words)
     assert again.exit_code == 2 and "--force" in again.output

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from jobs.cli.interrupts import interrupts_raise
-from jobs.cli.options import check_run, results_option
+from jobs.cli.options import check_run, json_option, results_option
 from worker.cli.options import KINDS, need_torch
 
 
@@ -42,15 +42,18 @@ def _kind(context: click.Context, option: click.Parameter, value: str) -> str | 
     help="demo, or demo:TYPE to quantise it first, as 'chatjobs models quantize' does.",
 )
 @click.option("--run", metavar="ID", callback=check_run, help="Run id. [default: demo-<time>]")
+@json_option
 @results_option
-def demo(rows: int, model: str | None, run: str | None, results: str) -> None:
+def demo(rows: int, model: str | None, run: str | None, as_json: bool, results: str) -> None:
     """Answer 500 questions with a small model and score the answers.
 
     Starts a private Redis and a worker, prints the accuracy per task from the Parquet rows, then
-    streams one more answer. The model is part of the package: nothing is downloaded.
+    streams one more answer, without --json. The model is part of the package: nothing is
+    downloaded.
     """
     need_torch()
     from worker.cli.demo_run import run_demo
 
     with interrupts_raise():
-        run_demo(rows, run or time.strftime("demo-%Y%m%d-%H%M%S"), Path(results), kind=model)
+        name = run or time.strftime("demo-%Y%m%d-%H%M%S")
+        run_demo(rows, name, Path(results), kind=model, as_json=as_json)

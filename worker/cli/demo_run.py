@@ -19,13 +19,13 @@ import pyarrow as pa
 from jobs import ChatRequest, Client, JobError, Results, keys
 from jobs.cli.answer import counted, print_stream
 from jobs.cli.failures import Unavailable
-from jobs.cli.output import echo
+from jobs.cli.output import echo, print_json
 from jobs.cli.progress import RowProgress
 from jobs.cli.requests import InvalidLine, Overrides, read_requests
 from jobs.cli.row_files import json_rows
 from jobs.cli.status import queues, workers
 from jobs.embedded import EmbeddedRedis
-from worker.cli.demo_report import print_accuracy, print_throughput
+from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
 from worker.cli.options import refusal
 from worker.demo import DATASET
@@ -36,9 +36,11 @@ POLL_SECONDS = 0.1
 STALL_SECONDS = 120.0  # the demo fails after this long without a finished job
 
 
-def run_demo(count: int, run_id: str, folder: Path, kind: str | None = None) -> None:
+def run_demo(
+    count: int, run_id: str, folder: Path, kind: str | None = None, *, as_json: bool = False
+) -> None:
     """Run the first `count` questions as run `run_id`, print the results, stream one answer. With
-    `kind`, the model is quantised first."""
+    `kind`, the model is quantised first. With `as_json`, the results alone are printed."""
     name = MODEL if kind is None else f"{MODEL}-{kind}"
     requests = demo_requests(count, run_id, name)
     results = Results(folder)
@@ -51,9 +53,12 @@ def run_demo(count: int, run_id: str, folder: Path, kind: str | None = None) -> 
         with WorkerProcess(model, server.url, folder) as worker:
             _wait_until_ready(client, worker, name)
             table = _wait_for_rows(client, worker, results, run_id, count)
-            print_accuracy(table)
-            print_throughput(table, folder / run_id)
-            _stream_answer(client, name)
+            report = report_of(table, folder / run_id)
+            if as_json:
+                print_json({"run": run_id, **report.facts()})
+            else:
+                print_report(report)
+                _stream_answer(client, name)
 
 
 def demo_requests(count: int = 500, run_id: str = "demo", model: str = MODEL) -> list[ChatRequest]:
