@@ -13,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import redis
 from redis.backoff import NoBackoff
@@ -25,6 +25,7 @@ from jobs.errors import JobError
 SERVERS = ("redis-server", "valkey-server")
 START_SECONDS = 20.0  # includes loading a long append-only file
 STOP_SECONDS = 10.0
+KEEP_SECONDS = 60.0  # how long saving the data may take
 HASH_BYTES = 2048  # up to which the values of a hash are packed: most jobs take half the memory
 SOCKET_PATH_LIMIT = 100  # the kernel's own limit is 108 bytes on Linux, 104 on macOS
 
@@ -57,8 +58,8 @@ class EmbeddedRedis:
 
     `directory` holds its files; by default a temporary one that is removed at the end. With
     `append_only`, data survives a crash of the server if it is started again with the same
-    directory. `port` opens a TCP port on 127.0.0.1 beside the socket; 0 chooses a free one. The
-    server never evicts a key.
+    directory, and so does what `keep` saves of a temporary one. `port` opens a TCP port on
+    127.0.0.1 beside the socket; 0 chooses a free one. The server never evicts a key.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class EmbeddedRedis:
         self._given_directory = directory
         self._append_only = append_only
         self._given_port = port
+        self._kept = False
         self._directory: Path | None = None
         self._server: ChildProcess | None = None
         self.port: int | None = None
@@ -90,11 +92,23 @@ class EmbeddedRedis:
             raise RuntimeError("the embedded Redis server is not running")
         return self._server.pid
 
+    @property
+    def replies(self) -> bool:
+        """Whether a server replies on the socket."""
+        with redis.Redis(unix_socket_path=str(self._socket()), retry=Retry(NoBackoff(), 0)) as one:
+            try:
+                return bool(one.ping())
+            except redis.ConnectionError:
+                return False
+            except redis.RedisError:  # it loads its data
+                return True
+
     def start(self) -> Self:
         """Start the server and wait until it replies. Raises JobError (internal) if it doesn't."""
         if self._server is not None:
             return self
         binary = server_binary()
+        self._check_given_directory()
         self._directory = self._given_directory or Path(tempfile.mkdtemp(prefix="chatjobs-"))
         if len(str(self._socket())) > SOCKET_PATH_LIMIT and self._given_directory is None:
             shutil.rmtree(self._directory)
@@ -113,14 +127,63 @@ class EmbeddedRedis:
             raise
         return self
 
+    def keep(self) -> Path:
+        """Save the data: `stop` leaves the directory, with which a server with `append_only` goes
+        on. Raises JobError (internal) if that fails."""
+        assert self._directory is not None
+        with redis.Redis(unix_socket_path=str(self._socket()), retry=Retry(NoBackoff(), 0)) as one:
+            try:
+                one.config_set("appendonly", "yes")
+                deadline = time.monotonic() + KEEP_SECONDS
+                while (found := self._rewrite(one)) != "ok":
+                    if found == "err" or time.monotonic() > deadline:
+                        raise JobError(
+                            "internal",
+                            f"its data can't be written to {self._directory} "
+                            f"({self._last_log_line()})",
+                        )
+                    time.sleep(0.02)
+            except redis.RedisError as error:
+                raise JobError("internal", f"Redis fails: {error}") from None
+        self._kept = True
+        return self._directory
+
+    @staticmethod
+    def _rewrite(client: redis.Redis) -> str:
+        """Whether the append-only file has all data: ok, err, or "" if it is being written."""
+        info: Any = client.info("persistence")
+        if info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]:
+            return ""
+        states = {info["aof_last_bgrewrite_status"], info["aof_last_write_status"]}
+        return "ok" if states == {"ok"} else "err"
+
     def stop(self) -> None:
         """End the server and wait for it. Removes its directory if that is a temporary one."""
         server, self._server = self._server, None
         if server is not None:
             server.stop(STOP_SECONDS)
-        if self._directory is not None and self._given_directory is None:
+        if self._directory is not None and self._given_directory is None and not self._kept:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._directory = None
+
+    def _check_given_directory(self) -> None:
+        """Raise JobError if a server runs there already, or if its socket has too long a path."""
+        if self._given_directory is None:
+            return
+        self._directory = self._given_directory
+        if len(str(self._socket())) > SOCKET_PATH_LIMIT:
+            raise JobError(
+                "internal",
+                f"the path of the folder {self._given_directory.absolute()} is too long for a "
+                f"private Redis: give one of at most {SOCKET_PATH_LIMIT - len('/redis.sock')} "
+                "characters",
+            )
+        if self.replies:
+            raise JobError(
+                "internal",
+                f"a private Redis runs in {self._given_directory} already: use it with --redis "
+                f"{self.url}, or stop the command that started it",
+            )
 
     def __enter__(self) -> Self:
         return self.start()

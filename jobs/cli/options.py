@@ -21,7 +21,7 @@ EMBEDDED = "embedded"
 
 
 def _check_redis(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if value == EMBEDDED:
+    if value == EMBEDDED or value.startswith(f"{EMBEDDED}:"):
         raise click.BadParameter(
             "a private Redis would have no worker and end with this command: start chatjobs work "
             "--model M --redis embedded, and give the URL that it prints"

@@ -24,6 +24,7 @@ from jobs.cli.progress import RowProgress
 from jobs.cli.requests import InvalidLine, Overrides, read_requests
 from jobs.cli.row_files import json_rows
 from jobs.cli.status import queues, workers
+from jobs.client.unwritten import recording_faults
 from jobs.embedded import EmbeddedRedis
 from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
@@ -115,6 +116,12 @@ def _wait_for_rows(
             progress.update(ended, speed)
             if ended == count:
                 client.redis.sadd(keys.WANTED, run_id)  # the worker writes the last rows now
+                for fault in recording_faults(_status(client, worker)).values():
+                    raise Unavailable(
+                        f"the answers are lost with the demo's private Redis, because their rows "
+                        f"can't be written: {fault}; run the demo again then, or with another "
+                        "--results DIR"
+                    )
             if ended == count and run_id in results.runs():
                 table = results.table(run=run_id)
                 if table.num_rows >= count:

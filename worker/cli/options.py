@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
-from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -13,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from jobs.cli.failures import Failure, Unavailable, WrongInput, sentence
-from jobs.cli.options import EMBEDDED, check_server, make_redis_option
+from jobs.cli.options import make_redis_option
 
 if TYPE_CHECKING:
     from jobs import JobError
@@ -72,26 +69,9 @@ download_option = click.option(
 
 
 redis_option = make_redis_option(
-    "Redis server; 'embedded' starts a private one that stops with the command."
+    "Redis server; 'embedded' starts a private one that stops with the command, and 'embedded:DIR' "
+    "one that keeps its data in DIR."
 )
-
-
-@contextmanager
-def server(url: str) -> Iterator[str]:
-    """Yield the URL of a reachable Redis; `embedded` starts a private one for the duration."""
-    if url != EMBEDDED:
-        check_server(url)
-        yield url
-        return
-    from jobs import JobError
-
-    (plugin,) = entry_points(group="chatjobs.servers", name=EMBEDDED)
-    with ExitStack() as stack:
-        try:
-            embedded = stack.enter_context(plugin.load()())
-        except JobError as error:  # no server binary found
-            raise Unavailable(error.message) from None
-        yield embedded.url
 
 
 def need_torch() -> None:

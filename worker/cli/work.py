@@ -6,12 +6,13 @@ torch, redis and pyarrow are imported inside the command, so that `--help` stays
 from __future__ import annotations
 
 import logging
+from contextlib import ExitStack
 from pathlib import Path
 from shlex import quote
 
 import click
 
-from jobs.cli.options import EMBEDDED, Seconds, quiet_option, results_option
+from jobs.cli.options import Seconds, check_server, quiet_option, results_option
 from jobs.cli.output import LogFormatter, echo
 from worker.cli.options import (
     MOST_DRAFT_TOKENS,
@@ -23,8 +24,8 @@ from worker.cli.options import (
     quantize_option,
     redis_option,
     refusal,
-    server,
 )
+from worker.cli.private_redis import is_private, private_redis
 
 
 @click.command()
@@ -203,8 +204,13 @@ def work(
     from worker.service import serve
 
     _configure_logging(quiet)
-    with server(redis_url) as url:
-        if redis_url == EMBEDDED:
+    with ExitStack() as stack:
+        if is_private(redis_url):
+            url = stack.enter_context(private_redis(redis_url, records=not no_record))
+        else:
+            check_server(redis_url)
+            url = redis_url
+        if is_private(redis_url):
             echo(f"private Redis: --redis {url}, or in other shells:", err=True)
             echo(f"export {URL_VARIABLE}={quote(url)}", err=True)
         try:

@@ -1,0 +1,184 @@
+"""`work --redis embedded`: nothing that its private Redis holds is lost without a word."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+
+from jobs import Client, Results
+from tests.cli.conftest import COMMAND, Run
+from tests.worker.site import wait_until
+
+REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "2+3"}], "max_tokens": 4}
+REQUEST |= {"temperature": 0}
+
+
+class Work:
+    """`chatjobs work` with a private Redis, as a process. Further words are options."""
+
+    def __init__(self, folder: Path, *words: str, **environment: str) -> None:
+        command = [str(COMMAND), "work", "-m", "demo", "--results", str(folder), *words]
+        self.process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **environment},
+        )
+        self.output = ""
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+        wait_until(lambda: " serves demo" in self.output or self.process.poll() is not None)
+
+    @property
+    def url(self) -> str:
+        found = re.search(r"private Redis: --redis (\S+),", self.output)
+        assert found, self.output
+        return found[1]
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.wait()
+
+    def wait(self) -> int:
+        code = self.process.wait(timeout=60)
+        self._reader.join(60)
+        return code
+
+    def _read(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.output += line
+        self.process.stderr.close()
+
+
+def next_command(output: str) -> list[str]:
+    """The command that goes on, as the message names it."""
+    found = re.search(r"go on with: chatjobs (.*)", output)
+    assert found, output
+    return shlex.split(found[1])
+
+
+def test_rows_that_can_not_be_written_are_kept_with_a_command_that_goes_on(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    work = Work(results, "--redis", "embedded", TMPDIR=str(tmp_path))
+    (results / "r1").write_text("in the way")
+    with Client(work.url) as client:
+        jobs = client.submit_many({**REQUEST, "job": {"run": "r1", "row": n}} for n in range(3))
+        client.gather(jobs, timeout=60)
+    assert work.stop() == 3
+    assert "3 rows not written: kept in " in work.output
+    assert str(results / "r1") in work.output  # the reason, in the log
+    (results / "r1").unlink()
+    words = next_command(work.output)
+    again = Work(results, *words[words.index("--redis") :], "--burst")
+    assert again.wait() == 0
+    assert sorted(row["row_index"] for row in Results(results).table("r1").to_pylist()) == [0, 1, 2]
+    assert "not written" not in again.output
+    last = Work(results, *words[words.index("--redis") :], "--burst")
+    assert last.wait() == 0
+    assert Results(results).table("r1").num_rows == 3  # none is left, and none comes twice
+
+
+def test_kept_rows_can_go_to_another_folder(tmp_path: Path) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    work = Work(first, "--redis", "embedded", TMPDIR=str(tmp_path))
+    (first / "r1").write_text("in the way")
+    with Client(work.url) as client:
+        client.submit({**REQUEST, "job": {"run": "r1", "row": 0}}).result(timeout=60)
+    assert work.stop() == 3
+    words = next_command(work.output)
+    assert Work(second, *words[words.index("--redis") :], "--burst").wait() == 0
+    assert Results(second).table("r1").num_rows == 1
+
+
+def test_jobs_that_have_not_ended_are_kept_too(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    work = Work(results, "--redis", "embedded", TMPDIR=str(tmp_path))
+    with Client(work.url) as client:
+        client.serving = None
+        client.submit({**REQUEST, "model": "other"})
+        client.submit({**REQUEST, "job": {"delay": 3600}})
+    assert work.stop() == 0
+    assert "2 jobs not ended: kept in " in work.output
+    words = next_command(work.output)
+    again = Work(results, *words[words.index("--redis") :])
+    with Client(again.url) as client:
+        assert client.redis.llen("rq:queue:chat:other") == 1
+    assert again.stop() == 0
+
+
+def test_nothing_is_kept_if_nothing_is_left(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    work = Work(results, "--redis", "embedded", TMPDIR=str(tmp_path))
+    with Client(work.url) as client:
+        client.submit(REQUEST).result(timeout=60)
+    assert work.stop() == 0
+    assert "kept in" not in work.output
+    assert not list(tmp_path.glob("chatjobs-*"))
+    assert Results(results).table("default").num_rows == 1
+
+
+def test_the_loss_is_said_if_nothing_can_be_kept(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    work = Work(results, "--redis", "embedded", TMPDIR=str(tmp_path))
+    (results / "r1").write_text("in the way")
+    with Client(work.url) as client:
+        client.submit({**REQUEST, "job": {"run": "r1", "row": 0}}).result(timeout=60)
+    (folder,) = tmp_path.glob("chatjobs-*")
+    (folder / "appendonlydir").write_text("in the way")
+    assert work.stop() == 3
+    assert "1 row not written: lost with the private Redis, which can't be kept: " in work.output
+    assert str(folder) in work.output
+
+
+def test_the_loss_is_said_if_the_private_server_has_ended(tmp_path: Path) -> None:
+    work = Work(tmp_path / "results", "--redis", "embedded", "--grace", "0", TMPDIR=str(tmp_path))
+    with Client(work.url) as client:
+        pid = client.redis.info("server")["process_id"]
+    os.kill(pid, signal.SIGKILL)
+    assert work.stop() == 3
+    assert "the private Redis has ended: the jobs and rows that it held are lost" in work.output
+
+
+def test_a_folder_is_used_by_one_private_server(run: Run, tmp_path: Path) -> None:
+    folder = tmp_path / "redis"
+    work = Work(tmp_path / "results", "--redis", f"embedded:{folder}")
+    other = run("work", "-m", "demo", "--redis", f"embedded:{folder}")
+    assert other.exit_code == 3
+    assert f"a private Redis runs in {folder} already" in other.stderr
+    assert work.url in other.stderr
+    assert work.stop() == 0
+    long = run("work", "-m", "demo", "--redis", f"embedded:{tmp_path / ('x' * 100)}")
+    assert long.exit_code == 3
+    assert "too long for a private Redis" in long.stderr
+
+
+@pytest.mark.parametrize("words", ["chat -m demo hi", "submit - -m demo", "status"])
+def test_clients_refuse_a_private_redis_with_a_folder_too(run: Run, words: str) -> None:
+    result = run(*words.split(), "--redis", "embedded:x", input='{"prompt": "a"}')
+    assert result.exit_code == 2
+    assert "chatjobs work --model M --redis embedded" in result.stderr
+
+
+def test_the_demo_says_that_its_answers_are_lost(tmp_path: Path) -> None:
+    results = tmp_path / "results"
+    results.mkdir()
+    (results / "r1").write_text("in the way")
+    demo = subprocess.run(
+        [COMMAND, "demo", "--rows", "20", "--run", "r1", "--results", results],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert demo.returncode == 3
+    assert "the answers are lost with the demo's private Redis" in demo.stderr
+    assert str(results / "r1") in demo.stderr

@@ -1,0 +1,115 @@
+"""The private Redis of `--redis embedded`, and what becomes of what it holds when the command ends.
+
+`embedded:DIR` keeps its data in DIR, so that the next command with it goes on. Without DIR the data
+are in memory: what is left is saved in the server's temporary folder, which is then kept.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+from shlex import join
+from typing import TYPE_CHECKING
+
+from jobs.cli.answer import counted
+from jobs.cli.failures import Unavailable
+from jobs.cli.options import EMBEDDED
+from jobs.cli.output import echo
+
+if TYPE_CHECKING:
+    from jobs.embedded import EmbeddedRedis
+
+IN = f"{EMBEDDED}:"  # before the folder
+
+
+def is_private(url: str) -> bool:
+    """Whether `--redis` selects a private server."""
+    return url == EMBEDDED or url.startswith(IN)
+
+
+@contextmanager
+def private_redis(url: str, *, records: bool) -> Iterator[str]:
+    """Yield the URL of a private server for the duration. `records`: whether its rows are to be
+    written.
+
+    Raises Unavailable if rows are left, or if anything is lost.
+    """
+    from jobs import JobError
+
+    folder = url.removeprefix(IN) if url.startswith(IN) else None
+    (plugin,) = entry_points(group="chatjobs.servers", name=EMBEDDED)
+    kind: type[EmbeddedRedis] = plugin.load()
+    server = kind(Path(folder), append_only=True) if folder else kind()
+    try:
+        server.start()
+    except JobError as error:  # no server binary found, or DIR is in use
+        raise Unavailable(error.message) from None
+    failed = True
+    try:
+        try:
+            yield server.url
+            failed = False
+        finally:
+            fault = _keep_what_is_left(server, folder, records)
+            if fault and failed:
+                echo(fault, err=True)  # beside the error that ended the command
+    finally:
+        server.stop()
+    if fault:
+        raise Unavailable(fault)
+
+
+def _keep_what_is_left(server: EmbeddedRedis, folder: str | None, records: bool) -> str:
+    """Keep the rows and jobs that are left in the server, and say how to go on. Returns what is
+    wrong, "" if nothing is lost or delayed."""
+    from jobs import JobError, keys
+    from jobs.cli.status import queues
+    from jobs.client.connection import connect
+    from jobs.client.unwritten import read_unwritten
+
+    if not server.replies:
+        where = f", except what it has written to {folder}" if folder else ""
+        return f"the private Redis has ended: the jobs and rows that it held are lost{where}"
+    with connect(server.url) as redis:
+        rows = read_unwritten(redis).count
+        jobs = sum(
+            queue[state]
+            for queue in queues(redis)
+            for state in ("queued", "deferred", "scheduled", "running")
+        )
+        if rows and not records:
+            echo(f"{counted(rows, 'row')} not written (--no-record)", err=True)
+            rows = 0
+        if not rows and not jobs:
+            return ""
+        parts = [counted(rows, "row") + " not written"] if rows else []
+        parts += [counted(jobs, "job") + " not ended"] if jobs else []
+        left = " and ".join(parts)
+        try:
+            if folder is None:
+                redis.delete(
+                    keys.RESULTS
+                )  # no other worker has this folder: the next may change it
+                folder = str(server.keep())
+        except JobError as error:
+            return f"{left}: lost with the private Redis, which can't be kept: {error.message}"
+    kept = f"{left}: kept in {folder}; go on with: {_again(f'{IN}{folder}')}"
+    if rows:
+        return kept
+    echo(kept, err=True)
+    return ""
+
+
+def _again(url: str) -> str:
+    """The command line of this process with another `--redis`."""
+    words = iter(sys.argv[1:])
+    kept = []
+    for word in words:
+        if word == "--redis":
+            next(words, None)
+        elif not word.startswith("--redis="):
+            kept.append(word)
+    return join(["chatjobs", *kept, "--redis", url])
