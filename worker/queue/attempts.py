@@ -256,6 +256,8 @@ class Attempts:
         self._ended.append(attempt)
 
     def _refuse(self, claimed: ClaimedJob, error: JobError) -> None:
+        if claimed.fault is not None:  # of the job's form: its producer may not read its result
+            logger.warning("job %s is refused: %s", claimed.lease.job, error.message)
         self._refused.append(self._settlements.for_error(claimed, error))
 
     def _is_running(self, attempt: Attempt) -> bool:

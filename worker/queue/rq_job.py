@@ -7,7 +7,7 @@ imported by name, and data that cannot be read becomes a fault that fails only t
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -40,8 +40,29 @@ RETRIED = "chatjobs_retried"  # retries used after errors
 MAX_GROWTH = 12  # a character has at most so many in JSON that is ASCII
 MAX_INTERVAL = 10 * 365 * 86_400  # seconds that a retry may wait
 
+_BY_NAME = (
+    "chat workers call no functions that a job names: let a job with depends_on follow it instead"
+)
+# RQ's options that chat workers don't have, by the field of the job hash: their names, and why.
+UNSUPPORTED = {
+    "success_callback_name": ("on_success", _BY_NAME),
+    "failure_callback_name": ("on_failure", _BY_NAME),
+    "stopped_callback_name": ("on_stopped", _BY_NAME),
+    "repeats_left": (
+        "repeat",
+        "a chat job has one result and one row: enqueue a new job each time",
+    ),
+    "webhooks": (
+        "webhooks",
+        "chat workers send nothing to other servers: let a job with depends_on do that",
+    ),
+}
+
 # Fields of a job hash that a worker reads.
-FIELDS = ("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETRIED, GROUP, CANCEL)
+FIELDS = (
+    *("data", "enqueued_at", "created_at", "result_ttl", "failure_ttl", RETRIED, GROUP, CANCEL),
+    *UNSUPPORTED,
+)
 
 # Those with its time limits, retries and failures; `read_terms` reads them.
 TERMS = (
@@ -164,7 +185,7 @@ def read(
             f"the job's data cannot be read as JSON: {error}; enqueue {keys.TASK} with the keyword "
             "argument request and RQ's serializer json"
         )
-    fault = fault or _excess(request_of(kwargs) or {}, limits)
+    fault = fault or _unsupported(fields) or _excess(request_of(kwargs) or {}, limits)
     enqueued_at = parse_time(fields["enqueued_at"]) or parse_time(fields["created_at"])
     return ClaimedJob(
         lease=lease,
@@ -181,6 +202,14 @@ def read(
         cancelled=bool(fields[CANCEL]),
         terms=terms,
     )
+
+
+def _unsupported(fields: Mapping[str, bytes | None]) -> JobError | None:
+    """The error of a job with an option of RQ that would be left out without a word."""
+    for field, (option, reason) in UNSUPPORTED.items():
+        if fields[field] not in (None, b"", b"0", b"[]"):
+            return invalid(f"the job has RQ's option {option}, but {reason}", option)
+    return None
 
 
 def _excess(request: dict[str, Any], limits: Limits) -> JobError | None:

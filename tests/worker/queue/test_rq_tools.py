@@ -20,9 +20,11 @@ from rq.serializers import JSONSerializer
 from rq.suspension import resume, suspend
 
 from jobs.client.client import Job
+from jobs.client.dead_letters import requeue
+from jobs.client.steps import run_sync
 from tests.worker.fake_backend import text_of
 from tests.worker.queue.rq_jobs import QUEUE, fetch
-from tests.worker.site import Site, wait_until
+from tests.worker.site import ROOT, Site, wait_until
 
 RQ = Path(sys.executable).parent / "rq"
 
@@ -55,6 +57,35 @@ def test_rq_info_lists_the_worker_and_changes_nothing(busy: tuple[Site, list[Job
     assert {job.status().value for job in jobs} == {"cancelled"}
     assert "jobs: 0 finished, 0 failed" in rq(site, "info")
     assert len(CanceledJobRegistry(QUEUE, connection=site.redis).get_job_ids()) == 8
+
+
+WITHOUT_CHATJOBS = "import sys; sys.modules['worker'] = None; from rq.cli import main; main()"
+STOCK_WORKERS: dict[str, tuple[str, list[str]]] = {
+    "json": ("queued", [str(RQ), "worker", "--serializer", "json"]),
+    "pickle, the default": ("failed", [str(RQ), "worker"]),
+    "json without chatjobs": (
+        "failed",
+        [sys.executable, "-c", WITHOUT_CHATJOBS, "worker", "--serializer", "json"],
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", STOCK_WORKERS)
+def test_what_a_stock_worker_does_with_a_chat_job(site: Site, kind: str) -> None:
+    """As docs/limits.md says. A failed job is repeated by `jobs requeue`."""
+    status, command = STOCK_WORKERS[kind]
+    job = site.submit()
+    words = [*command, "-u", site.url, "--max-jobs", "1", QUEUE]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    assert job.status() == status
+    if status == "queued":
+        assert "serve the jobs with chatjobs work --model fake" in done.stderr
+    else:
+        site.burst()
+        assert site.row(job)["status"] == "error"
+        assert run_sync(requeue(job.id), site.client.connection)
+    site.burst()
+    assert job.result(timeout=5).text
 
 
 def test_rq_sees_the_worker_busy_idle_and_gone(busy: tuple[Site, list[Job]]) -> None:
