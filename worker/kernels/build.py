@@ -3,31 +3,38 @@
     python -m worker.kernels.build        # before `pip wheel`: prebuilt kernels for x86-64 Linux
 
 A compiled library lies in a folder of the user's cache that is named by the hash of the sources,
-the flags, the compiler and the kind of CPU. Of several processes that need it one compiles, and
-renames the complete file into place.
+the flags, the compiler and the kind of CPU. Of several processes that need it one compiles, with
+one compiler per source file and core, and renames the complete file into place.
 """
 
 from __future__ import annotations
 
 import fcntl
 import hashlib
+import logging
 import os
 import platform
 import shlex
 import shutil
-import subprocess
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import IO
+
+from worker.kernels import compilers
+from worker.kernels.compilers import CannotBuild
+
+logger = logging.getLogger(__name__)
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "src"
 PREBUILT = HERE / "prebuilt"
 COMPILERS = ("g++", "c++", "clang++")
 FLAGS = (
-    *("-std=c++17", "-O3", "-fopenmp", "-shared", "-fPIC", "-fvisibility=hidden"),
+    *("-std=c++17", "-O3", "-fopenmp", "-fPIC", "-fvisibility=hidden"),
     *(
         "-fno-exceptions",
         "-fno-rtti",
@@ -37,7 +44,10 @@ FLAGS = (
     ),
     *("-Wall", "-Wno-uninitialized", "-Wno-maybe-uninitialized"),  # GCC 12's own headers
 )
-COMPILE_SECONDS = 300.0
+LINK = "-shared"
+SLOWEST = "quantised"  # how the names of the sources begin that are compiled first
+UNFINISHED = "build-"  # how the names of folders begin in which a library is built
+WAIT_SECONDS = 0.2  # between two looks at whether another process has compiled the library
 
 
 @dataclass(frozen=True)
@@ -64,10 +74,6 @@ AVX512_FEATURES = (
 AVX512 = _level("avx512", *AVX512_FEATURES)
 AMX = _level("amx", *AVX512_FEATURES, "amx_tile", "amx_int8", "amx_bf16")
 LEVELS = (AMX, AVX512, AVX2)  # best first
-
-
-class CannotBuild(Exception):
-    """Why there are no kernels, as part of a sentence."""
 
 
 def usable_levels(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
@@ -99,30 +105,54 @@ def library_path(level: Level) -> Path:
     if shipped.exists() and not extra:
         return shipped
     compiler = find_compiler()
-    key = _hash(_source_key(), level.name, _version(compiler), " ".join([*FLAGS, *extra]))
+    key = _hash(_source_key(), level.name, _version(compiler), " ".join([*FLAGS, LINK, *extra]))
     target = cache_folder() / key[:16] / f"kernels-{level.name}.so"
     if not target.exists():
-        with _one_at_a_time(target.parent):
+        with _one_at_a_time(target):
             if not target.exists():
+                for left in target.parent.glob(f"{UNFINISHED}*"):  # by a process that was killed
+                    shutil.rmtree(left, ignore_errors=True)
                 compile_to(target, level, compiler, extra)
     return target
 
 
 @contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
+def _one_at_a_time(target: Path) -> Iterator[None]:
     """Other processes that need the same library wait for it instead of compiling it, too."""
+    folder = target.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = (folder / "lock").open("w")
     except OSError as error:
         raise _not_writable(folder, error) from None
     with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+        begin = time.monotonic()
+        notice = "waiting for another process, which compiles the CPU kernels"
+        while not _is_locked_now(lock, folder):
+            waited = time.monotonic() - begin
+            if notice and waited >= compilers.NOTICE_SECONDS:
+                logger.warning(notice)
+                notice = ""
+            if waited >= compilers.MAX_SECONDS:
+                raise CannotBuild(f"another process compiles them for more than {waited:.0f} s")
+            time.sleep(WAIT_SECONDS)
         yield
 
 
+def _is_locked_now(lock: IO[str], folder: Path) -> bool:
+    """Try to lock a file. Raises CannotBuild where the file system has no locks."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError as error:
+        raise _not_writable(folder, error) from None
+    return True
+
+
 def _not_writable(folder: Path, error: OSError) -> CannotBuild:
-    return CannotBuild(f"they can't be compiled in {folder} ({error})")
+    reason = f"{error.strerror or error}; XDG_CACHE_HOME names another folder"
+    return CannotBuild(f"they can't be compiled in {folder} ({reason})")
 
 
 def find_compiler() -> str:
@@ -136,27 +166,35 @@ def find_compiler() -> str:
 
 
 def cache_folder() -> Path:
-    """$XDG_CACHE_HOME/chatjobs/kernels, by default in ~/.cache."""
+    """$XDG_CACHE_HOME/chatjobs/kernels, by default in ~/.cache. Raises CannotBuild."""
     base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "chatjobs" / "kernels"
+    try:
+        return (Path(base) if base else Path.home() / ".cache") / "chatjobs" / "kernels"
+    except RuntimeError:  # neither $HOME nor an entry in the table of users
+        raise CannotBuild("there is no home folder for them: set XDG_CACHE_HOME") from None
 
 
 def compile_to(target: Path, level: Level, compiler: str, extra: list[str]) -> None:
     """Compile into a folder of this process, then rename: others see a whole file or none."""
-    sources = [str(path) for path in sorted(SOURCES.glob("*.cpp"))]
+    sources = sorted(SOURCES.glob("*.cpp"), key=lambda path: not path.name.startswith(SLOWEST))
+    options = [compiler, *FLAGS, *level.flags, *extra]
+    notice = f"compiling the CPU kernels with {compiler}: this is done once on this machine"
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent) as folder:
-            output = Path(folder) / target.name
-            command = [compiler, *FLAGS, *level.flags, *extra, "-o", str(output), *sources]
-            done = subprocess.run(command, capture_output=True, timeout=COMPILE_SECONDS)
-            if done.returncode:
-                lines = done.stderr.decode(errors="replace").splitlines()
-                fact = next((line for line in lines if "error" in line), "no message")
-                raise CannotBuild(f"{compiler} failed ({fact})")
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=UNFINISHED) as name:
+            folder = Path(name)
+            objects = [str(folder / f"{path.stem}.o") for path in sources]
+            compilers.run(
+                [
+                    [*options, "-c", "-o", made, str(source)]
+                    for source, made in zip(sources, objects, strict=True)
+                ],
+                folder,
+                notice,
+            )
+            output = folder / target.name
+            compilers.run([[*options, LINK, "-o", str(output), *objects]], folder)
             os.replace(output, target)
-    except subprocess.TimeoutExpired:
-        raise CannotBuild(f"{compiler} took more than {COMPILE_SECONDS:.0f} s") from None
     except OSError as error:
         raise _not_writable(target.parent, error) from None
 
@@ -181,10 +219,10 @@ def _source_key() -> str:
 
 def _version(compiler: str) -> str:
     try:
-        done = subprocess.run([compiler, "--version"], capture_output=True, timeout=60)
-    except (OSError, subprocess.TimeoutExpired) as error:
+        (text,) = compilers.run([[compiler, "--version"]], notice=f"waiting for {compiler}")
+    except OSError as error:
         raise CannotBuild(f"{compiler} doesn't run ({error})") from None
-    return done.stdout.decode(errors="replace")
+    return text
 
 
 def _hash(*parts: str) -> str:

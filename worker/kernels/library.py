@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 
 from worker.kernels import build
-from worker.kernels.build import CannotBuild, Level
+from worker.kernels.build import Level
+from worker.kernels.compilers import CannotBuild
 
 log = logging.getLogger(__name__)
 

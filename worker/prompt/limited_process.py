@@ -14,16 +14,15 @@ import select
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from worker.backend import MachineError
+from worker.processes import Activity, output_file
 
 logger = logging.getLogger(__name__)
 
@@ -132,7 +131,7 @@ class _Child:
     """One process. Its pipes don't block, so that a child that is stopped blocks nobody."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        self._stderr = _stderr_file()
+        self._stderr = output_file()
         try:
             # The new session keeps the terminal's Ctrl-C from it. It exits when stdin closes.
             self._process = subprocess.Popen(
@@ -202,29 +201,10 @@ class _Child:
         was suspended, the child was as well."""
         poll = select.poll()
         poll.register(pipe, event)
-        idle, before = 0.0, self._cpu_time()
+        idle, activity = 0.0, Activity(self.pid)
         while not poll.poll(LOOK_SECONDS * 1000):
-            now = self._cpu_time()
-            idle = 0.0 if now != before else idle + LOOK_SECONDS
-            before = now
+            idle = 0.0 if activity.works() else idle + LOOK_SECONDS
             if idle >= STALL_SECONDS:
                 raise TimeoutError(f"does not answer: it did not work for {STALL_SECONDS:g} s")
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"did not answer within {MAX_WAIT:g} s")
-
-    def _cpu_time(self) -> object:
-        """Its CPU time so far. Equal to no other value while it waits for a core or for a disk."""
-        try:
-            stat = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii", errors="replace")
-        except OSError:
-            return object()
-        state, *fields = stat.rpartition(")")[2].split()
-        return object() if state in "RD" else (fields[10], fields[11])
-
-
-def _stderr_file() -> IO[bytes]:
-    """In memory where the system can: a pipe that nobody reads would block the child, and the disk
-    of temporary files may be full."""
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("stderr"), "rb", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)

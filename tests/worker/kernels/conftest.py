@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from worker.kernels import build, library, weight_memory
+from worker.kernels.compilers import CannotBuild
 from worker.kernels.library import Library
 
 # `make sanitize` preloads AddressSanitizer, which has no room in a child process whose address
@@ -35,7 +36,7 @@ def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
         pytest.skip(f"this CPU has no {request.param}")
     try:
         loaded = Library(level)
-    except build.CannotBuild as error:
+    except CannotBuild as error:
         pytest.skip(str(error))
     monkeypatch.setattr(library, "active", lambda: loaded)
     yield loaded

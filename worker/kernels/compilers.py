@@ -1,0 +1,129 @@
+"""Runs compilers: several at once, limited in time, and never longer than this process.
+
+All are in one process group, with the processes that they start. A guard, a small shell process
+that leads the group, kills it when this process ends, whatever ends it.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from worker.processes import Activity, output_file
+
+logger = logging.getLogger(__name__)
+
+STALL_SECONDS = 60.0  # compilers that neither run nor use CPU time for so long hang
+MAX_SECONDS = 1200.0  # for the commands of one call: a busy machine may need minutes
+NOTICE_SECONDS = 3.0  # after which the log says what takes so long
+WAIT_SECONDS = 0.02  # between two looks at whether commands have ended
+LOOK_SECONDS = 1.0  # between two looks at whether they work
+# Standard input of the guard is a pipe from this process: `read` returns when this process ends.
+GUARD = "read _; kill -KILL 0"
+
+
+class CannotBuild(Exception):
+    """Why there are no kernels, as part of a sentence."""
+
+
+def run(
+    commands: Sequence[Sequence[str]], folder: Path | None = None, notice: str = ""
+) -> list[str]:
+    """Run the commands in this order, at most one per core at a time, and return what each has
+    printed. `folder`: for their temporary files. `notice` is logged if they take long.
+
+    Raises CannotBuild if one fails or all hang, and OSError if one can't be started.
+    """
+    waiting, started, running = list(commands), list[_Command](), list[_Command]()
+    with _group() as group:
+        watch = _Watch(group, notice)
+        while waiting or running:
+            while waiting and len(running) < _cores():
+                running.append(_Command(waiting.pop(0), group, folder))
+                started.append(running[-1])
+            time.sleep(WAIT_SECONDS)
+            running = [one for one in running if one.runs()]
+            watch.look(started[-1].name)
+    return [one.output() for one in started]
+
+
+class _Command:
+    """A command that runs, or has run."""
+
+    def __init__(self, words: Sequence[str], group: int, folder: Path | None) -> None:
+        self.name = words[0]
+        self._output = output_file()
+        self._process = subprocess.Popen(
+            words,
+            stdin=subprocess.DEVNULL,
+            stdout=self._output,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "LC_ALL": "C"} | ({"TMPDIR": str(folder)} if folder else {}),
+            process_group=group,
+        )
+
+    def runs(self) -> bool:
+        """Whether it has not ended. Raises CannotBuild if it has failed."""
+        status = self._process.poll()
+        if status:
+            lines = self.output().splitlines()
+            causes = [line for line in lines if "No space left" in line or "rror" in line]
+            fact = next(iter(causes), f"status {status}, and no message")
+            raise CannotBuild(f"{self.name} failed ({fact.strip()})")
+        return status is None
+
+    def output(self) -> str:
+        self._output.seek(0)
+        return self._output.read().decode(errors="replace")
+
+
+class _Watch:
+    """Says what takes so long, and finds out that it hangs."""
+
+    def __init__(self, group: int, notice: str) -> None:
+        self._notice, self._activity = notice, Activity(group=group)
+        self._begin = self._looked = time.monotonic()
+        self._idle = 0.0  # seconds, counted in looks: this process may have been suspended
+
+    def look(self, name: str) -> None:
+        """Raises CannotBuild. `name`: of the command that was started last."""
+        now = time.monotonic()
+        if self._notice and now - self._begin >= NOTICE_SECONDS:
+            logger.warning(self._notice)
+            self._notice = ""
+        if now - self._begin >= MAX_SECONDS:
+            raise CannotBuild(f"{name} took more than {MAX_SECONDS:.0f} s")
+        if now - self._looked < LOOK_SECONDS:
+            return
+        self._looked = now
+        self._idle = 0.0 if self._activity.works() else self._idle + LOOK_SECONDS
+        if self._idle >= STALL_SECONDS:
+            raise CannotBuild(f"{name} hangs: it did not work for {STALL_SECONDS:.0f} s")
+
+
+@contextmanager
+def _group() -> Iterator[int]:
+    """A process group that is killed at the end, and also if this process ends."""
+    guard = subprocess.Popen(
+        ["sh", "-c", GUARD],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        process_group=0,
+    )
+    try:
+        yield guard.pid
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(guard.pid, signal.SIGKILL)
+        guard.communicate()
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 1
