@@ -20,8 +20,13 @@ if TYPE_CHECKING:
 EMBEDDED = "embedded"
 
 
+def is_embedded(url: str) -> bool:
+    """Whether `--redis` selects a private server."""
+    return url == EMBEDDED or url.startswith(f"{EMBEDDED}:")
+
+
 def _check_redis(ctx: click.Context, param: click.Parameter, value: str) -> str:
-    if value == EMBEDDED or value.startswith(f"{EMBEDDED}:"):
+    if is_embedded(value):
         raise click.BadParameter(
             "a private Redis would have no worker and end with this command: start chatjobs work "
             "--model M --redis embedded, and give the URL that it prints"

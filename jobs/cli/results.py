@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, WrongInput
-from jobs.cli.options import connection, json_option, redis_option, results_option
+from jobs.cli.options import (
+    connection,
+    is_embedded,
+    json_option,
+    make_redis_option,
+    redis_option,
+    results_option,
+)
 from jobs.cli.output import echo, print_json
 
 if TYPE_CHECKING:
     from jobs import Results
+    from jobs.client.unwritten import Unwritten
 
+ASK_SECONDS = 1.0  # how long Redis may take to say what is not written yet
 STATES = ("ok", "error", "cancelled")
 
 
@@ -37,20 +47,28 @@ def results() -> None:
 @click.argument("run", required=False)
 @json_option
 @results_option
-def show(run: str | None, as_json: bool, results: str) -> None:
+@make_redis_option("Redis server that is asked for rows which are not written yet.")
+def show(run: str | None, as_json: bool, results: str, redis_url: str) -> None:
     """List the runs, the one that was written last first, or summarise RUN.
 
-    With --json: one JSON object per run, or per row of RUN.
+    With --json: one JSON object per run, or per row of RUN. Rows that are still in
+    Redis are counted, if the folder is that of the workers on --redis.
     """
     store = _open(results)
+    unwritten = _unwritten(store, redis_url)
+    waiting = unwritten.runs if unwritten is not None else {}
+    if run is not None and run in waiting and run not in store.runs():
+        raise Failure(f"no row of run {run} is written yet: {_wait(waiting[run])}")
     if run is None:
-        _list_runs(store, as_json)
+        _list_runs(store, as_json, unwritten)
     elif as_json:
         for batch in store.dataset(run).to_batches():
             for row in batch.to_pylist():
                 print_json(row)
     else:
         _print_summary(store, run)
+    if run is not None and waiting.get(run):
+        echo(f"not written yet: {_wait(waiting[run])}", err=True)
     broken = sum(len(store.broken(name)) for name in (store.runs() if run is None else [run]))
     if broken:
         raise Failure(
@@ -89,6 +107,35 @@ def compact(run: str, as_json: bool, results: str, redis_url: str) -> None:
         echo(f"{run}: nothing to do, its rows are in one file", err=True)
 
 
+def _unwritten(store: Results, url: str) -> Unwritten | None:
+    """The rows of this folder that are still in Redis; None if that is not known: Redis can't be
+    reached, or its workers write to another folder."""
+    from redis import RedisError
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
+    from jobs.client.connection import connect
+    from jobs.client.home import read_home, read_id
+    from jobs.client.unwritten import read_unwritten
+    from jobs.errors import JobError
+
+    if is_embedded(url):
+        return None
+    with connect(url) as redis, suppress(RedisError, JobError, OSError):
+        redis.set_retry(Retry(NoBackoff(), 0))
+        limits = {"socket_timeout": ASK_SECONDS, "socket_connect_timeout": ASK_SECONDS}
+        redis.connection_pool.connection_kwargs |= limits
+        home = read_home(redis)
+        if home is not None and home.id == read_id(store.root):
+            return read_unwritten(redis)
+    return None
+
+
+def _wait(count: int) -> str:
+    rows = "1 row is" if count == 1 else f"{count} rows are"
+    return f"{rows} in Redis (chatjobs status says why if they wait for more than a minute)"
+
+
 def _open(folder: str) -> Results:
     from jobs import Results
 
@@ -101,9 +148,19 @@ def _open(folder: str) -> Results:
     return store
 
 
-def _list_runs(store: Results, as_json: bool) -> None:
+def _list_runs(store: Results, as_json: bool, unwritten: Unwritten | None) -> None:
+    """`unwritten`: None if it is not known."""
+    waiting = {} if unwritten is None else unwritten.runs
     names = sorted(store.runs(), key=lambda run: _written_at(store, run), reverse=True)
-    runs = [{"run": run, "rows": store.dataset(run).count_rows()} for run in names]
+    written = {run: store.dataset(run).count_rows() for run in names}
+    runs: list[dict[str, Any]] = [
+        {
+            "run": run,
+            "rows": written.get(run, 0),
+            "unwritten": None if unwritten is None else waiting.get(run, 0),
+        }
+        for run in [*sorted(waiting.keys() - written.keys()), *names]
+    ]
     if as_json:
         for run in runs:
             print_json(run)
@@ -113,7 +170,8 @@ def _list_runs(store: Results, as_json: bool) -> None:
         width = max(len(str(run["run"])) for run in runs)
         for run in runs:
             unit = "row" if run["rows"] == 1 else "rows"
-            echo(f"{run['run']:{width}}  {run['rows']:>8} {unit}")
+            left = f", {run['unwritten']} not written yet" if run["unwritten"] else ""
+            echo(f"{run['run']:{width}}  {run['rows']:>8} {unit}{left}")
 
 
 def _written_at(store: Results, run: str) -> float:

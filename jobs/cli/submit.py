@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
@@ -59,7 +59,11 @@ CHUNK_BYTES = 8 * 2**20  # and their size as JSON
     help="Unknown column to keep: it is written to the metadata of the results; repeatable, '*' "
     "keeps all.",
 )
-@click.option("--wait", is_flag=True, help="Wait for the answers and print them as a table.")
+@click.option(
+    "--wait",
+    is_flag=True,
+    help="Wait for the answers and print them as a table; with a run, wait for its rows as well.",
+)
 @click.option(
     "--durable",
     is_flag=True,
@@ -89,12 +93,14 @@ def submit(
     request, or has messages, prompt or text (and optionally custom_id, target and task), or is a
     line of an OpenAI batch file. If any row is invalid, nothing is enqueued.
 
-    With --wait: exit code 1 if a job failed. With --json: one object per job, with --wait including
+    With --wait: exit code 1 if a job failed; jobs of a run are waited for until their rows are in
+    Parquet. With --json: one object per job, with --wait including
     its completion or error.
     """
     from jobs.cli.requests import Overrides
     from jobs.cli.row_files import RowFile
     from jobs.client.durable import DurableSubmit
+    from jobs.results.outbox import DEFAULT_RUN
 
     rows = RowFile(file, getattr(file, "name", "<stdin>"))
     overrides = Overrides(model, run, priority, fields, keep, tenant, delay)
@@ -131,7 +137,12 @@ def submit(
             before = _done_before(ended, runs) if ended else ""
             echo(f"{counted(count - ended, 'job')} enqueued{on_disk}{before}", err=True)
         if wait:
-            _wait(connected, submitted, rows.unit, as_json, quiet)
+            failed = _wait(connected, submitted, rows.unit, as_json, quiet)
+            # Rows without a run are in the run `default`, which goes on.
+            named = {one.run for one in submitted if one.run != DEFAULT_RUN or run == DEFAULT_RUN}
+            _wait_for_rows(connected, sorted(named), quiet)
+            if failed is not None:
+                raise failed
 
 
 def _done_before(count: int, runs: set[str]) -> str:
@@ -232,7 +243,8 @@ def _changed(rows: RowFile) -> Failure:
 
 def _wait(
     connected: Client, submitted: list[Submitted], unit: str, as_json: bool, quiet: bool
-) -> None:
+) -> Failure | None:
+    """Wait for the jobs and print their outcomes. Returns the failure if not all have an answer."""
     from jobs.cli.outcomes import Outcomes
 
     outcomes = Outcomes(submitted, unit, as_json=as_json)
@@ -244,10 +256,29 @@ def _wait(
             f"interrupted; {left} of {len(submitted)} jobs go on, their ids are on stdout: "
             "chatjobs follow JOB shows an answer, chatjobs cancel JOB... stops them"
         ) from None
-    if failed:
-        jobs = counted(len(submitted), "job")
-        were = "was" if failed == 1 else "were"
-        raise Failure(f"{failed} of {jobs} failed or {were} cancelled")
+    if not failed:
+        return None
+    jobs = counted(len(submitted), "job")
+    were = "was" if failed == 1 else "were"
+    return Failure(f"{failed} of {jobs} failed or {were} cancelled")
+
+
+def _wait_for_rows(connected: Client, runs: Sequence[str], quiet: bool) -> None:
+    """Return when the rows that the runs have now are in Parquet."""
+    from jobs.cli.waiting import Rows, WaitNotice
+    from jobs.client.steps import run_sync
+    from jobs.client.wait_many import wait_for_outbox
+
+    with WaitNotice(connected.connection, quiet=quiet) as notice:
+        notice.watch(Rows(tuple(runs)))
+        try:
+            for run in runs:
+                run_sync(wait_for_outbox(run), connected.connection)
+        except KeyboardInterrupt:
+            raise Interrupted(
+                f"interrupted; all jobs have ended, but rows of {', '.join(runs)} are not written "
+                "yet: chatjobs status says why they wait"
+            ) from None
 
 
 def _invalid_rows(rows: RowFile, errors: list[InvalidLine], invalid: int, total: int) -> WrongInput:

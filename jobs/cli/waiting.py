@@ -1,10 +1,11 @@
-"""Says on stderr what a job waits for, when nothing has come from it for a while."""
+"""Says on stderr what a job waits for, or the rows of runs, when nothing has come for a while."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from jobs.cli.output import echo
@@ -18,8 +19,15 @@ PATIENCE_SECONDS = 1.5  # before the first notice, and between two looks
 Item = TypeVar("Item")
 
 
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows of runs, on their way to Parquet."""
+
+    runs: tuple[str, ...]
+
+
 class WaitNotice:
-    """Watches one job at a time, from a thread of its own; says nothing with `quiet`.
+    """Watches one job at a time, or rows, from a thread of its own; says nothing with `quiet`.
 
     A notice is written when the reason of the wait has changed.
     """
@@ -29,7 +37,7 @@ class WaitNotice:
     ) -> None:
         self._connection, self._quiet = connection, quiet
         self._write = write or (lambda text: echo(text, err=True))
-        self._job: Job | None = None
+        self._job: Job | Rows | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()  # `watch` returns when no notice is being written
         self._last = ""
@@ -44,8 +52,8 @@ class WaitNotice:
         self._ended.set()
         self.watch(None)
 
-    def watch(self, job: Job | None) -> None:
-        """From now on say what `job` waits for; None: nothing."""
+    def watch(self, job: Job | Rows | None) -> None:
+        """From now on say what `job` waits for, or why rows wait; None: nothing."""
         with self._lock:
             self._job = job
 
@@ -63,11 +71,32 @@ class WaitNotice:
                 continue
             text = ""
             with suppress(Exception):  # the command itself reports that Redis fails
-                text = reason(self._connection, job)
+                if isinstance(job, Rows):
+                    text = reason_of_rows(self._connection, job)
+                else:
+                    text = reason(self._connection, job)
             with self._lock:
                 if text and text != self._last and self._job is job:
                     self._last = text
                     self._write(text)
+
+
+def reason_of_rows(connection: Connection, rows: Rows) -> str:
+    """Return why rows are not written yet; "" if they are."""
+    from jobs.cli.status import rows_wait
+    from jobs.client.serving import read_workers
+    from jobs.client.unwritten import any_records, read_unwritten, recording_faults
+
+    waiting = read_unwritten(connection.redis, rows.runs)
+    if not waiting.count:
+        return ""
+    workers = read_workers(connection.redis)
+    if not any_records(workers):
+        return f"{rows_wait(waiting)}: no running worker writes rows (chatjobs work --results DIR)"
+    faults = recording_faults(workers)
+    if faults:
+        return f"{rows_wait(waiting)}: {'; '.join(sorted(set(faults.values())))}"
+    return f"the rows of {', '.join(waiting.runs)} are being written"
 
 
 def reason(connection: Connection, job: Job) -> str:

@@ -90,10 +90,12 @@ def wait_for_rows(requests: Mapping[str, ChatRequest | None], timeout: float | N
         else:
             runs[request.job.run or DEFAULT_RUN] = None
     for run in runs:
-        yield from _wait_for_outbox(run, timeout, ends.deadline)
+        yield from wait_for_outbox(run, timeout, ends.deadline)
 
 
-def _wait_for_outbox(run: str, timeout: float | None, deadline: float | None) -> Steps[None]:
+def wait_for_outbox(
+    run: str, timeout: float | None = None, deadline: float | None = None
+) -> Steps[None]:
     """Return when the rows that are in the outbox now have left it: they are in a file then.
 
     The first id grows as long as the outbox exists. A smaller one is that of a new outbox, made

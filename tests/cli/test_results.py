@@ -16,7 +16,7 @@ def test_runs_are_listed_with_their_row_counts(run: Run, finished_run: Path) -> 
     result = run("results", "--results", str(finished_run))
     assert result.stdout.split() == ["r1", "3", "rows"]
     result = run("results", "--json", "--results", str(finished_run))
-    assert json.loads(result.stdout) == {"run": "r1", "rows": 3}
+    assert json.loads(result.stdout) == {"run": "r1", "rows": 3, "unwritten": None}
 
 
 def test_the_run_that_was_written_last_is_listed_first(run: Run, finished_run: Path) -> None:

@@ -25,11 +25,6 @@ if TYPE_CHECKING:
 IN = f"{EMBEDDED}:"  # before the folder
 
 
-def is_private(url: str) -> bool:
-    """Whether `--redis` selects a private server."""
-    return url == EMBEDDED or url.startswith(IN)
-
-
 @contextmanager
 def private_redis(url: str, *, records: bool) -> Iterator[str]:
     """Yield the URL of a private server for the duration. `records`: whether its rows are to be

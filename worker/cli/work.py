@@ -12,7 +12,7 @@ from shlex import quote
 
 import click
 
-from jobs.cli.options import Seconds, check_server, quiet_option, results_option
+from jobs.cli.options import Seconds, check_server, is_embedded, quiet_option, results_option
 from jobs.cli.output import LogFormatter, echo
 from worker.cli.options import (
     MOST_DRAFT_TOKENS,
@@ -25,7 +25,7 @@ from worker.cli.options import (
     redis_option,
     refusal,
 )
-from worker.cli.private_redis import is_private, private_redis
+from worker.cli.private_redis import private_redis
 
 
 @click.command()
@@ -205,12 +205,12 @@ def work(
 
     _configure_logging(quiet)
     with ExitStack() as stack:
-        if is_private(redis_url):
+        if is_embedded(redis_url):
             url = stack.enter_context(private_redis(redis_url, records=not no_record))
         else:
             check_server(redis_url)
             url = redis_url
-        if is_private(redis_url):
+        if is_embedded(redis_url):
             echo(f"private Redis: --redis {url}, or in other shells:", err=True)
             echo(f"export {URL_VARIABLE}={quote(url)}", err=True)
         try:
