@@ -6,6 +6,7 @@ a model, a run or a worker.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Sequence
 
@@ -138,6 +139,18 @@ def outbox(run: str) -> str:
 def rows(run: str, row: int) -> str:
     """Hash of the reserved rows near `row`: the request that has each, as a digest."""
     return f"chatjobs:rows:{run}:{row // ROWS_PER_KEY}"
+
+
+def custom_ids(run: str, name: str) -> str:
+    """Hash of the rows of some custom_ids of a run, `name` among them, by their digests. There are
+    many such hashes, so that those of a long run are small enough for compact ones."""
+    bucket = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=2, salt=b"bucket").digest())
+    return f"chatjobs:custom-ids:{run}:{bucket % 4096}"
+
+
+def next_row(run: str) -> str:
+    """The number behind all rows of a run that were given by custom_id."""
+    return f"chatjobs:next-row:{run}"
 
 
 def parts(run: str) -> str:

@@ -25,6 +25,7 @@ class Submitted:
     job: Job
     custom_id: str | None
     run: str
+    existed_before: bool  # its job was in Redis already
     ended_before: bool  # its row was submitted before, and the job has left Redis
 
     def facts(self, unit: str) -> dict[str, Any]:

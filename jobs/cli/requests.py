@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from jobs.api.fields import IGNORED_FIELDS, REFUSED_FIELDS
 from jobs.api.request import ChatRequest
 from jobs.cli.fields import request_fields
 from jobs.cli.row_files import Row
+from jobs.client.custom_ids import content_id
 from jobs.client.rq_format import MAX_DATA
 from jobs.errors import InvalidRequest, invalid
 
@@ -71,6 +73,7 @@ def read_requests(
 ) -> Iterator[RequestLine | InvalidLine]:
     """Yield the request of each row, or its error. `unit`: what the numbers count."""
     ids: dict[str, int] = {}
+    custom_ids: dict[bytes, int] = {}
     for index, (number, data) in enumerate(rows):
         try:
             if isinstance(data, InvalidRequest):
@@ -80,11 +83,35 @@ def read_requests(
             )
             if request.job.id and ids.setdefault(request.job.id, number) != number:
                 raise invalid(f"job.id: {unit} {ids[request.job.id]} has the same id", "job.id")
+            _identify(request, index, number, custom_ids, unit)
             size = _checked_size(request)
         except InvalidRequest as error:
             yield InvalidLine(number, error)
         else:
             yield RequestLine(number, request, size)
+
+
+def _identify(
+    request: ChatRequest, index: int, number: int, seen: dict[bytes, int], unit: str
+) -> None:
+    """Let custom_id identify a request that has one: its row in a run, else its content's job.
+    `seen`: the rows of the file with a custom_id in a run."""
+    options = request.job
+    if options.custom_id is None:
+        return
+    if options.run is None:
+        options.id = options.id or content_id(request)
+        return
+    if options.row is None:
+        options.row = index
+    name = f"{options.run}/{options.custom_id}".encode()
+    first = seen.setdefault(hashlib.blake2b(name, digest_size=8).digest(), number)
+    if first != number:
+        raise invalid(
+            f"custom_id: {unit} {first} of the run has {options.custom_id!r} as well: it "
+            "identifies a row, so give each its own",
+            "custom_id",
+        )
 
 
 def _checked_size(request: ChatRequest) -> int:

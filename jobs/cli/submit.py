@@ -91,7 +91,8 @@ def submit(
 
     FILE is .csv, .parquet or else JSONL, one object per line; - is JSONL on stdin. A row is a chat
     request, or has messages, prompt or text (and optionally custom_id, target and task), or is a
-    line of an OpenAI batch file. If any row is invalid, nothing is enqueued.
+    line of an OpenAI batch file. If any row is invalid, or its custom_id, id or row is taken, nothing
+    is enqueued. The same file may be sent again: a custom_id identifies its row.
 
     With --wait: exit code 1 if a job failed; jobs of a run are waited for until their rows are in
     Parquet. With --json: one object per job, with --wait including
@@ -111,11 +112,13 @@ def submit(
         if wait or quiet:
             connected.serving = None  # with --wait, the notice says it
         submitted: list[Submitted] = []  # with --wait
-        done = ended = 0
+        done = existed = ended = 0
         runs: set[str] = set()
         try:
+            _check_taken(connected, rows, overrides)
             for one in _enqueue(connected, rows, overrides, count):
                 done += 1
+                existed += one.existed_before
                 if one.ended_before:
                     ended += 1
                     runs.add(one.run)
@@ -134,8 +137,10 @@ def submit(
             waiting.wait([last])
         if not quiet:
             on_disk = " and on disk" if durable else ""
-            before = _done_before(ended, runs) if ended else ""
-            echo(f"{counted(count - ended, 'job')} enqueued{on_disk}{before}", err=True)
+            before = f"; {counted(existed, 'job')} existed before" if existed else ""
+            before += _done_before(ended, runs) if ended else ""
+            new = counted(count - existed - ended, "job")
+            echo(f"{new} enqueued{on_disk}{before}", err=True)
         if wait:
             failed = _wait(connected, submitted, rows.unit, as_json, quiet)
             # Rows without a run are in the run `default`, which goes on.
@@ -183,22 +188,48 @@ def _check(rows: RowFile, overrides: Overrides) -> int:
     return valid
 
 
+def _check_taken(connected: Client, rows: RowFile, overrides: Overrides) -> None:
+    """Raises WrongInput if another request has the id, the row or the custom_id of a row: nothing
+    is enqueued then."""
+    from jobs.cli.requests import InvalidLine
+    from jobs.client.custom_ids import find_taken
+    from jobs.errors import invalid
+
+    total = refused = 0
+    errors: list[InvalidLine] = []
+    for chunk in _chunks(_valid(rows, overrides)):
+        total += len(chunk)
+        named = [line for line in chunk if line.request.job.id or line.request.job.row is not None]
+        taken = find_taken(connected.redis, [line.request for line in named])
+        for line, error in zip(named, taken, strict=True):
+            if error is not None:
+                refused += 1
+                if refused <= MAX_REPORTED_LINES:
+                    errors.append(InvalidLine(line.number, invalid(error.message, error.param)))
+    if refused:
+        raise _invalid_rows(rows, errors, refused, total, "refused")
+
+
 def _enqueue(
     connected: Client, rows: RowFile, overrides: Overrides, count: int
 ) -> Iterator[Submitted]:
     from jobs.cli.outcomes import Submitted
+    from jobs.client.custom_ids import assign_rows, is_keyed
     from jobs.errors import JobError
     from jobs.results.outbox import DEFAULT_RUN
 
     done = 0
     for chunk in _chunks(islice(_valid(rows, overrides), count)):
         try:
-            jobs = connected.submit_many([line.request for line in chunk])
+            requests = [line.request for line in chunk]
+            assign_rows(connected.redis, [one for one in requests if is_keyed(one)])
+            jobs = connected.submit_many(requests)
         except JobError as error:
             where = f"{rows.unit}s {chunk[0].number} to {chunk[-1].number}"
             message = (
                 f"{rows.name}, {where}: {error.message}; {done} requests before them are enqueued; "
-                "submitting the same file again enqueues the rest if its rows have ids or a run"
+                "submitting the same file again enqueues the rest if its rows have a custom_id, an "
+                "id or a run"
             )
             if error.code == "invalid_request":
                 raise WrongInput(message) from None
@@ -208,7 +239,9 @@ def _enqueue(
             options = line.request.job
             handle = connected.job(job.id)
             run = options.run or DEFAULT_RUN
-            yield Submitted(line.number, handle, options.custom_id, run, job.ended_before)
+            yield Submitted(
+                line.number, handle, options.custom_id, run, job.existed_before, job.ended_before
+            )
         done += len(chunk)
     if done < count:
         raise _changed(rows)
@@ -281,12 +314,14 @@ def _wait_for_rows(connected: Client, runs: Sequence[str], quiet: bool) -> None:
             ) from None
 
 
-def _invalid_rows(rows: RowFile, errors: list[InvalidLine], invalid: int, total: int) -> WrongInput:
+def _invalid_rows(
+    rows: RowFile, errors: list[InvalidLine], invalid: int, total: int, what: str = "invalid"
+) -> WrongInput:
     lines = [f"{rows.name}: {error.describe(rows.unit)}" for error in errors]
     if invalid > len(errors):
         lines.append(f"… and {invalid - len(errors)} more")
     return WrongInput(
-        f"{invalid} of {counted(total, rows.unit)} {'is' if invalid == 1 else 'are'} invalid; "
+        f"{invalid} of {counted(total, rows.unit)} {'is' if invalid == 1 else 'are'} {what}; "
         "nothing was enqueued",
         lines=lines,
     )

@@ -50,7 +50,13 @@ class AsyncClient:
     async def submit(self, request: RequestInput, *, durable: bool = False) -> AsyncJob:
         """Enqueue one request. When this returns, the job is in Redis, see `Client.submit`."""
         job = await run_in_thread(partial(self._producer.submit, durable=durable), request)
-        return AsyncJob(self.connection, job.id, job.request, ended_before=job.ended_before)
+        return AsyncJob(
+            self.connection,
+            job.id,
+            job.request,
+            existed_before=job.existed_before,
+            ended_before=job.ended_before,
+        )
 
     async def submit_many(
         self, requests: Iterable[RequestInput], *, durable: bool = False
@@ -58,7 +64,13 @@ class AsyncClient:
         """Enqueue many requests in few round trips, see `Client.submit_many`."""
         jobs = await run_in_thread(partial(self._producer.submit_many, durable=durable), requests)
         return [
-            AsyncJob(self.connection, job.id, job.request, ended_before=job.ended_before)
+            AsyncJob(
+                self.connection,
+                job.id,
+                job.request,
+                existed_before=job.existed_before,
+                ended_before=job.ended_before,
+            )
             for job in jobs
         ]
 
@@ -141,10 +153,11 @@ class AsyncJob:
         job_id: str,
         request: ChatRequest | None = None,
         *,
+        existed_before: bool = False,
         ended_before: bool = False,
     ) -> None:
         self.id = check_id(job_id)
-        self.ended_before = ended_before
+        self.existed_before, self.ended_before = existed_before, ended_before
         self._connection = connection
         self._request = request
 

@@ -185,7 +185,13 @@ class Client:
         if self.serving is not None:
             self.serving.warn(request.model for request in requests)
         return [
-            Job(self.connection, one.id, request, ended_before=one.ended_before)
+            Job(
+                self.connection,
+                one.id,
+                request,
+                existed_before=one.existed_before,
+                ended_before=one.ended_before,
+            )
             for one, request in zip(enqueued, kept, strict=True)
         ]
 
@@ -193,8 +199,9 @@ class Client:
 class Job:
     """The handle to one submitted job: an id and a connection. All methods raise JobError.
 
-    ended_before: nothing was enqueued, since the same row was submitted before, and its job has
-    ended and left Redis: its answer is in the results.
+    existed_before: nothing was enqueued, since the same id or row was submitted before, and its job
+    is in Redis. ended_before: the same, but its job has ended and left Redis: its answer is in the
+    results.
     """
 
     def __init__(
@@ -203,10 +210,11 @@ class Job:
         job_id: str,
         request: ChatRequest | None = None,
         *,
+        existed_before: bool = False,
         ended_before: bool = False,
     ) -> None:
         self.id = check_id(job_id)
-        self.ended_before = ended_before
+        self.existed_before, self.ended_before = existed_before, ended_before
         self._connection = connection
         self._request = request
 

@@ -28,6 +28,15 @@ def row_taken(run: str, row: int | None) -> JobError:
     )
 
 
+def custom_id_taken(run: str, custom_id: str, row: int | None) -> JobError:
+    """Another request has the custom_id, or its row."""
+    return invalid(
+        f"custom_id {custom_id!r}: row {row} of run {run!r} is that of another request, which is "
+        "unchanged: submit this one in another run, or with another custom_id",
+        "job.custom_id",
+    )
+
+
 def queue_full(model: str, unit: str, used: int, limit: int) -> JobError:
     """The model's queues have as many jobs as their limit `unit` ("jobs" or "bytes") allows."""
     if unit == "jobs":

@@ -40,10 +40,11 @@ BATCH = 500  # jobs per round trip
 
 
 class Enqueued(NamedTuple):
-    """The job of a request. `ended_before`: nothing was enqueued, since the request was submitted
-    before, and its job has ended and left Redis."""
+    """The job of a request. Nothing was enqueued if the request was submitted before:
+    `existed_before`: its job is in Redis; `ended_before`: its job has ended and left Redis."""
 
     id: str
+    existed_before: bool
     ended_before: bool
 
 
@@ -108,7 +109,7 @@ def enqueue(
             error = _refusal(redis, job, reply)
             if error is not None:
                 refused.append((number, error))
-            enqueued.append(Enqueued(job.id, reply == [b"ended"]))
+            enqueued.append(Enqueued(job.id, reply == [b"same"], reply == [b"ended"]))
     if refused:
         raise first_refusal(refused, len(jobs), first)
     return enqueued

@@ -170,7 +170,7 @@ def test_a_large_file_takes_little_memory(redis_url: str, tmp_path: Path) -> Non
     assert int(peak) < 250_000
 
 
-def test_a_taken_id_is_refused_with_the_rows_that_are_enqueued(run: Run, redis_url: str) -> None:
+def test_a_taken_id_behind_many_rows_refuses_the_whole_file(run: Run, redis_url: str) -> None:
     with Client(redis_url) as client:
         message = {"role": "user", "content": "Hi"}
         client.submit({"model": "m", "messages": [message], "job": {"id": "mine"}})
@@ -179,9 +179,26 @@ def test_a_taken_id_is_refused_with_the_rows_that_are_enqueued(run: Run, redis_u
     lines = "\n".join(map(json.dumps, rows))
     result = run("submit", "-", "-m", "m", "--redis", redis_url, input=lines)
     assert result.exit_code == 2
-    assert "lines 501 to 501: job.id: 'mine' is taken by another job" in result.stderr
+    assert "line 501: job.id: 'mine' is taken by another job" in result.stderr
+    assert "nothing was enqueued" in result.stderr
+    assert result.stdout == ""
+
+
+def test_a_limit_says_how_many_rows_are_enqueued_and_the_file_can_be_sent_again(
+    run: Run, redis_url: str
+) -> None:
+    limit = ("limits", f"jobs={CHUNK}", "--redis", redis_url)
+    assert run(*limit).exit_code == 0
+    rows = [{"prompt": str(i), "custom_id": str(i)} for i in range(CHUNK + 2)]
+    lines = "\n".join(map(json.dumps, rows))
+    command = ("submit", "-", "-m", "m", "--redis", redis_url)
+    result = run(*command, input=lines)
+    assert result.exit_code == 1
     assert f"{CHUNK} requests before them are enqueued" in result.stderr
     assert len(result.stdout.splitlines()) == CHUNK
+    assert run("limits", f"jobs={CHUNK + 2}", "--redis", redis_url).exit_code == 0
+    again = run(*command, input=lines)
+    assert again.stderr.endswith(f"2 jobs enqueued; {CHUNK} jobs existed before\n")
 
 
 def test_the_same_file_in_the_same_run_enqueues_nothing_twice(run: Run, redis_url: str) -> None:

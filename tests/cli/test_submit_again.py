@@ -38,7 +38,9 @@ def test_jobs_that_were_purged_or_have_expired_are_done_before(
     worker.fail(failed, JobError("timeout", "too slow"))
     assert run("jobs", "purge", "--run", "r", "--redis", redis_url).exit_code == 0
     one_left = run(*command, input=LINES)
-    assert one_left.stderr.endswith("1 job enqueued; 1 was done before: its row is in run r\n")
+    assert one_left.stderr.endswith(
+        "0 jobs enqueued; 1 job existed before; 1 was done before: its row is in run r\n"
+    )
     client.redis.delete(job_key(finished))  # as when its result has expired
     again = run(*command, input=LINES)
     assert again.stdout == first.stdout

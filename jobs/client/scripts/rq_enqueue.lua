@@ -57,7 +57,7 @@ if redis.call('EXISTS', job) == 1 then
 end
 if row ~= '' then
   local reserved = redis.call('HGET', rows, row)
-  if reserved then
+  if reserved and reserved ~= '' then  -- '': given by assign_row.lua
     local other, is_open = read_reservation(reserved)
     local is_gone = reserved == abandoned and redis.call('EXISTS', abandoned_job) == 0
     if other ~= digest and not is_gone then return {'row', reserved} end
