@@ -87,7 +87,7 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 def requests(
     name: str, count: int, models: int, runs: int = 1, priority: str = "bulk"
-) -> Iterable[dict[str, Any]]:
+) -> Iterable[Any]:
     """`count` requests, in runs `name`-0, `name`-1, …"""
     for number in range(count):
         yield {

@@ -28,7 +28,7 @@ from jobs.keys import TASK
 BATCH = 500  # jobs of one call of `enqueue_many`
 
 
-def request(number: int) -> dict[str, Any]:
+def request(number: int) -> Any:
     return {
         "model": "demo",
         "messages": [{"role": "user", "content": f"What is {number} + {number + 1}?"}],
@@ -39,12 +39,12 @@ def request(number: int) -> dict[str, Any]:
     }
 
 
-def by_chatjobs(url: str, requests: list[dict[str, Any]]) -> None:
+def by_chatjobs(url: str, requests: list[Any]) -> None:
     with Client(url) as client:
         client.submit_many(requests)
 
 
-def by_rq(url: str, requests: list[dict[str, Any]]) -> None:
+def by_rq(url: str, requests: list[Any]) -> None:
     with redis.Redis.from_url(url) as connection:
         queue = Queue("rq", connection=connection, serializer=JSONSerializer)
         for start in range(0, len(requests), BATCH):
@@ -56,9 +56,7 @@ def by_rq(url: str, requests: list[dict[str, Any]]) -> None:
             )
 
 
-def measure(
-    enqueue: Callable[[str, list[dict[str, Any]]], None], requests: list[dict[str, Any]]
-) -> tuple[float, float]:
+def measure(enqueue: Callable[[str, list[Any]], None], requests: list[Any]) -> tuple[float, float]:
     """Jobs per second of CPU time of this process, and of the clock."""
     with EmbeddedRedis(port=0) as server:
         enqueue(server.url, [{**requests[0], "job": {"run": "other"}}])  # imports, connects

@@ -8,6 +8,7 @@ if TYPE_CHECKING:
 
     from jobs.api.answer import ChatCompletion
     from jobs.api.chunk import ChatChunk
+    from jobs.api.params import RequestFields
     from jobs.api.request import ChatRequest, IgnoredFieldWarning
     from jobs.api.sampling import Sampling
     from jobs.client.aio import AsyncClient, AsyncJob
@@ -30,6 +31,7 @@ __all__ = [
     "Job",
     "JobError",
     "NobodyServes",
+    "RequestFields",
     "Results",
     "Sampling",
     "Session",
@@ -50,6 +52,7 @@ _LAZY = {
     "Job": "jobs.client.client",
     "JobError": "jobs.errors",
     "NobodyServes": "jobs.client.serving",
+    "RequestFields": "jobs.api.params",
     "Results": "jobs.results.files",
     "Sampling": "jobs.api.sampling",
     "Session": "jobs.client.session",

@@ -83,15 +83,22 @@ class Environment:
         subprocess.run([*pip, "--no-deps", "--no-index", *arguments], check=True)
 
     def check_types(self, script: Path, *options: str) -> None:
-        """mypy and pyright, each strict and without a plugin. `options`: of mypy."""
+        """Fails unless the script has no mistake. `options`: of mypy."""
+        for command in self.type_checkers(script, *options):
+            self.run(command, script.parent)
+
+    def type_checkers(self, script: Path, *options: str) -> list[list[str]]:
+        """The commands of mypy and pyright, each strict and without a plugin."""
         config = script.with_name("pyrightconfig.json")
         config.write_text(
             '{"typeCheckingMode": "strict", "reportUnnecessaryTypeIgnoreComment": true}'
         )
         mypy = [f"{BIN}/mypy", "--strict", "--config-file=", "--cache-dir=/dev/null", *options]
-        self.run([*mypy, "--python-executable", self.python, script], script.parent)
         pyright = [f"{BIN}/pyright", "--project", str(config)]
-        self.run([*pyright, "--pythonpath", self.python, script], script.parent)
+        return [
+            [*mypy, "--python-executable", str(self.python), str(script)],
+            [*pyright, "--pythonpath", str(self.python), str(script)],
+        ]
 
     def run(self, command: Sequence[str | Path], folder: Path, **variables: str) -> str:
         """stdout of the command; fails with its output unless it exits with 0."""
@@ -116,13 +123,13 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def installed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Environment:
-    """The wheel with three extras, and the readers of the README."""
+    """The wheel with three extras, the readers of the README, and the openai package."""
     folder = tmp_path_factory.mktemp("wheel")
     # The wheel is built from the sdist.
     command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder)]
     subprocess.run([*command, str(source)], check=True, capture_output=True)
     environment = Environment(
-        folder / "venv", [*requirements("worker", "embedded", "testing"), *READERS]
+        folder / "venv", [*requirements("worker", "embedded", "testing"), *READERS, "openai"]
     )
     (wheel,) = folder.glob("*.whl")
     environment.install(wheel)
@@ -181,8 +188,59 @@ def test_the_examples_type_check_with_the_wheel(installed: Environment, tmp_path
     examples = [code for _, code in blocks() if not WITH_READER.search(code)]
     assert len(examples) >= 9
     script = tmp_path / "examples.py"
-    script.write_text("\n".join(examples) + EXAMPLES)
+    (types,) = re.findall(
+        r"^```python\n(.*?)^```",
+        (ROOT / "docs/requests.md").read_text().partition("\n## Types\n")[2].partition("\n## ")[0],
+        re.M | re.S,
+    )
+    script.write_text("\n".join([*examples, EXAMPLES, types]))
     installed.check_types(script)
+
+
+# Each is one mistake, in the last line of a function that has `client` or `aclient`.
+MISTAKES = {
+    "submit": 'client.submit({"model": "demo", "mesages": []})',
+    "missing": 'client.submit({"model": "demo"})',
+    "type": 'client.submit({"model": "demo", "messages": [], "temperature": "0"})',
+    "job": 'client.submit({"model": "demo", "messages": [], "job": {"rum": "r"}})',
+    "turn": 'client.submit({"model": "demo", "messages": [], "job": {"turn": {"wayt": True}}})',
+    "list": 'client.submit_many([{"model": "demo", "mesages": []}])',
+    "generator": 'client.submit_many({"model": "demo", "mesages": []} for _ in range(2))',
+    "request": 'ChatRequest(model="demo", messages=[], temprature=0)',
+    "session": 'client.session(model="demo", temprature=0)',
+    "of a turn": 'client.session(model="demo", request_id="a")',
+    "turn of a session": 'client.session(model="demo").submit("hi", temprature=0)',
+    "send": 'client.session(model="demo").send("hi", temprature=0)',
+    "stream": 'client.session(model="demo").stream("hi", temprature=0)',
+    "edit": 'client.session(model="demo").edit("hi", temprature=0)',
+    "restart": 'client.job("a").stream(on_restart="ignore")',
+    "create": 'client.chat.completions.create(model="demo", messages=[], temprature=0)',
+    "timeout": 'client.chat.completions.create(model="demo", messages=[], timeout="1")',
+    "async": 'await aclient.submit({"model": "demo", "mesages": []})',
+    "async list": 'await aclient.submit_many([{"model": "demo", "mesages": []}])',
+    "async session": 'await aclient.session(model="demo", temprature=0)',
+    "async send": 'await (await aclient.session(model="demo")).send("hi", temprature=0)',
+    "async create": "await aclient.chat.completions.create(model='demo', mesages=[])",
+}
+
+
+def test_type_checkers_find_misspelt_fields(installed: Environment, tmp_path: Path) -> None:
+    """Each mistake, with mypy --strict and pyright, and no other line."""
+    lines = ["from jobs import AsyncClient, ChatRequest, Client", ""]
+    wanted = []
+    for number, mistake in enumerate(MISTAKES.values()):
+        lines.append(f"async def f{number}(client: Client, aclient: AsyncClient) -> None:")
+        lines += [f"    {mistake}", ""]
+        wanted.append(len(lines) - 1)
+    script = tmp_path / "mistakes.py"
+    script.write_text("\n".join(lines))
+    for command in installed.type_checkers(script):
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        found = {int(number) for number in re.findall(r"mistakes\.py:(\d+):.*error", done.stdout)}
+        names = list(MISTAKES)
+        missed = [names[wanted.index(line)] for line in wanted if line not in found]
+        assert not missed, (command[0], missed, done.stdout)
+        assert found == set(wanted), done.stdout
 
 
 def test_make_wheel_builds_one_for_linux_with_the_kernels_of_every_level(source: Path) -> None:
@@ -223,7 +281,21 @@ def test_the_readme_names_what_each_reader_needs() -> None:
 
 # What applications write, beyond the examples of the README.
 EXAMPLES = """
-from jobs import AsyncClient, AsyncJob, ChatCompletion, ChatRequest, Client, Job, JobError, Results
+from typing import Any
+
+import openai
+
+from jobs import (
+    AsyncClient,
+    AsyncJob,
+    ChatCompletion,
+    ChatRequest,
+    Client,
+    Job,
+    JobError,
+    RequestFields,
+    Results,
+)
 
 history = [{"role": "user", "content": "Hi"}]
 first = ChatRequest(model="demo", messages=history, temperature=0, stop=["a"], top_k=5)
@@ -237,7 +309,7 @@ second = ChatRequest(
 
 def enqueue(client: Client) -> list[ChatCompletion]:
     job: Job = client.submit({"model": "demo", "messages": history, "temperature": 0})
-    plain = {"model": "demo", "messages": history, "job": {"run": "sums"}}
+    plain: RequestFields = {"model": "demo", "messages": history, "job": {"run": "sums"}}
     jobs = client.submit_many([first, plain])
     for chunk in job.stream():
         print(chunk.text)
@@ -265,8 +337,23 @@ async def ask_async(client: AsyncClient) -> ChatCompletion:
     return completion
 
 
-def misspell() -> None:
-    ChatRequest(model="demo", messages=history, temprature=0)  # type: ignore[call-arg]
+def converse(client: Client) -> None:
+    session = client.session("id", model="demo", temperature=0, tools=None)
+    session.send("Hi", timeout=5, seed=1, job={"id": "a"}, request_id=None)
+    for chunk in session.stream("Hi", timeout=5, on_restart="reset", top_k=1):
+        print(chunk.text)
+    session.edit("Hi", wait=True, timeout=5, max_tokens=9)
+
+
+def pass_on(client: Client, body: dict[str, Any]) -> Job:
+    return client.submit(ChatRequest(**body))
+
+
+def wait(client: Client) -> None:
+    create = client.chat.completions.create
+    create(model="demo", messages=history, timeout=openai.Timeout(60, connect=5))
+    create(model="demo", messages=history, timeout=openai.Timeout(None), stream=True)
+    create(model="demo", messages=history, timeout=None)
 
 
 print(Results("results").runs())

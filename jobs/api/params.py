@@ -8,7 +8,7 @@ names of `CompletionFields`.
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
-from typing import Any, Literal, Required, TypeAlias, TypedDict
+from typing import Any, Literal, Protocol, Required, TypeAlias, TypedDict
 
 from pydantic import BaseModel
 
@@ -31,6 +31,13 @@ class MessageFields(TypedDict, total=False):
 MessageInput: TypeAlias = MessageFields | Mapping[str, object] | BaseModel
 
 
+class TurnFields(TypedDict, total=False):
+    """How a request joins its session."""
+
+    wait: bool
+    edit: bool
+
+
 class JobFields(TypedDict, total=False):
     """How the request is queued, and what is recorded with its result."""
 
@@ -43,7 +50,7 @@ class JobFields(TypedDict, total=False):
     delay: float | timedelta | None
     at: datetime | str | None
     session: str | None
-    turn: Mapping[str, bool] | BaseModel | None
+    turn: TurnFields | BaseModel | None
     priority: Literal["interactive", "bulk"]
     ttl: float | None
     result_ttl: int | None
@@ -51,11 +58,9 @@ class JobFields(TypedDict, total=False):
     tags: Sequence[str] | None
 
 
-class OpenAIFields(TypedDict, total=False):
-    """The fields of OpenAI's chat completions that have an effect."""
+class _OpenAIOptions(TypedDict, total=False):
+    """The optional fields of OpenAI's chat completions that have an effect."""
 
-    model: Required[str]
-    messages: Required[Iterable[MessageInput]]
     frequency_penalty: float | None
     logit_bias: Mapping[str, float] | Mapping[int, float] | None
     logprobs: bool | None
@@ -78,8 +83,8 @@ class OpenAIFields(TypedDict, total=False):
     user: str | None
 
 
-class RequestFields(OpenAIFields, total=False):
-    """All fields of a `ChatRequest`."""
+class SessionFields(_OpenAIOptions, total=False):
+    """The fields of a request that all turns of a conversation may share."""
 
     add_generation_prompt: bool | None
     allowed_token_ids: Sequence[int] | None
@@ -90,12 +95,10 @@ class RequestFields(OpenAIFields, total=False):
     enable_thinking: bool | None
     ignore_eos: bool | None
     include_stop_str_in_output: bool | None
-    job: JobFields | Mapping[str, object] | BaseModel
     min_p: float | None
     prompt_logprobs: int | None
     min_tokens: int | None
     repetition_penalty: float | None
-    request_id: str | None
     skip_special_tokens: bool | None
     stop_token_ids: Sequence[int] | None
     stream: bool | None
@@ -104,7 +107,29 @@ class RequestFields(OpenAIFields, total=False):
     truncate_prompt_tokens: int | None
 
 
-class CompletionFields(OpenAIFields, total=False):
+class SessionTurnFields(SessionFields, total=False):
+    """The fields of a request that one turn of a conversation may have."""
+
+    job: JobFields | BaseModel
+    request_id: str | None
+
+
+class _Conversation(TypedDict):
+    model: str
+    messages: Iterable[MessageInput]
+
+
+class RequestFields(_Conversation, SessionTurnFields, total=False):
+    """All fields of a `ChatRequest`: the type of a request as a plain dict."""
+
+
+class HTTPTimeout(Protocol):
+    """openai.Timeout, or httpx.Timeout: of its limits, `read` has a meaning here."""
+
+    read: float | None
+
+
+class CompletionFields(_Conversation, _OpenAIOptions, total=False):
     """The arguments of openai's `chat.completions.create`, except `stream`.
 
     Those of type `object` have no effect here: `ChatRequest` ignores or refuses them.
@@ -127,4 +152,4 @@ class CompletionFields(OpenAIFields, total=False):
     extra_headers: Mapping[str, object] | None
     extra_query: Mapping[str, object] | None
     extra_body: Mapping[str, Any] | None
-    timeout: float | None
+    timeout: float | HTTPTimeout | None

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Coroutine, Iterable
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 import redis.asyncio
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.caller import run_in_thread
 from jobs.api.chunk import ChatChunk
+from jobs.api.params import SessionFields
 from jobs.api.request import ChatRequest
 from jobs.client.aio_session import AsyncSession
 from jobs.client.async_connection import AsyncConnection
@@ -85,10 +86,10 @@ class AsyncClient:
         model: str | None = None,
         system: str | None = None,
         ttl: int | None = None,
-        **fields: Any,
+        **fields: Unpack[SessionFields],
     ) -> AsyncSession:
         """Open a conversation, see `Client.session`."""
-        steps = open_session(id, needed_model(id, model), system, ttl, fields)
+        steps = open_session(id, needed_model(id, model), system, ttl, dict(fields))
         return AsyncSession(self, await run_async(steps, self.connection))
 
     async def as_completed(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
-from jobs.api.params import MessageInput
+from jobs.api.params import MessageInput, SessionTurnFields
 from jobs.client.caller_waits import answer_of_async, cancelling_async, follow_or_cancel
 from jobs.client.follow import OnRestart, check_stream
 from jobs.client.session_opening import fork_session
@@ -42,10 +42,10 @@ class AsyncSession:
         wait: bool = False,
         edit: bool = False,
         durable: bool = False,
-        **fields: Any,
+        **fields: Unpack[SessionTurnFields],
     ) -> AsyncJob:
         """Enqueue the next turn, see `Session.submit`."""
-        request = turn_request(self._state, content, wait=wait, edit=edit, fields=fields)
+        request = turn_request(self._state, content, wait=wait, edit=edit, fields=dict(fields))
         return await self._client.submit(request, durable=durable)
 
     async def send(
@@ -55,7 +55,7 @@ class AsyncSession:
         wait: bool = False,
         edit: bool = False,
         timeout: float | None = None,
-        **fields: Any,
+        **fields: Unpack[SessionTurnFields],
     ) -> ChatCompletion:
         """Run the next turn, see `Session.send`."""
         check_timeout(timeout)
@@ -70,20 +70,28 @@ class AsyncSession:
         edit: bool = False,
         timeout: float | None = None,
         on_restart: OnRestart = "raise",
-        **fields: Any,
+        **fields: Unpack[SessionTurnFields],
     ) -> AsyncIterator[ChatChunk]:
         """Run the next turn and yield its chunks, see `Session.stream`. The first step
         submits it."""
         check_stream(timeout, on_restart)
-        job = await self.submit(content, wait=wait, edit=edit, **{"stream": True, **fields})
+        fields.setdefault("stream", True)
+        job = await self.submit(content, wait=wait, edit=edit, **fields)
         steps = follow_or_cancel(job.id, timeout, on_restart)
         async with cancelling_async(job):
             async for chunk in iterate_async(steps, self._client.connection):
                 yield chunk
 
-    async def edit(self, content: TurnInput, **fields: Any) -> ChatCompletion:
+    async def edit(
+        self,
+        content: TurnInput,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+        **fields: Unpack[SessionTurnFields],
+    ) -> ChatCompletion:
         """Replace the last turn, see `Session.edit`."""
-        return await self.send(content, edit=True, **fields)
+        return await self.send(content, wait=wait, edit=True, timeout=timeout, **fields)
 
     async def undo(self) -> Turn:
         """Remove the last turn, and return it."""

@@ -55,7 +55,8 @@ class Completions:
 
         The arguments are those of openai's method of this name. `extra_body` takes all other
         fields of a ChatRequest, such as top_k and job. `timeout`: seconds until the answer, or with
-        `stream` from one chunk to the next; None: no limit. Raises JobError.
+        `stream` from one chunk to the next; of an openai.Timeout, `read` counts; None: no limit.
+        Raises JobError.
         """
         call = _read_call(bool(stream), fields)
         job = self._client.submit(call.request)
@@ -200,9 +201,7 @@ def _read_call(stream: bool, fields: dict[str, Any]) -> _Call:
     for name in sorted(CompletionFields.__required_keys__ - fields.keys()):
         raise TypeError(f"create() missing the required keyword argument {name!r}")
     given = {name: value for name, value in fields.items() if not _is_not_given(value)}
-    timeout = given.pop("timeout", None)
-    if isinstance(timeout, bool) or not isinstance(timeout, float | int | None):
-        raise TypeError(f"create() takes a timeout in seconds, got {timeout!r}")
+    timeout = _seconds(given.pop("timeout", None))
     without_effect = [name for name in ("extra_headers", "extra_query") if given.pop(name, None)]
     if without_effect:
         names = " and ".join(without_effect)
@@ -210,6 +209,19 @@ def _read_call(stream: bool, fields: dict[str, Any]) -> _Call:
     extra = given.pop("extra_body", None) or {}
     body = {**given, **extra, "stream": stream}
     return _Call(ChatRequest.parse(body), timeout)
+
+
+def _seconds(timeout: Any) -> float | None:
+    """The limit of a wait: a number, or of openai's Timeout (httpx's, by several packages) the time
+    without data. The other times of that are for connections, which are there already. Raises
+    TypeError."""
+    if type(timeout).__name__ == "Timeout" and hasattr(timeout, "read"):
+        timeout = timeout.read
+    if isinstance(timeout, bool) or not isinstance(timeout, float | int | None):
+        raise TypeError(
+            f"create() takes a timeout in seconds, or an openai.Timeout, got {timeout!r}"
+        )
+    return timeout
 
 
 def _is_not_given(value: Any) -> bool:

@@ -6,12 +6,13 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal, Self, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from redis import Redis, RedisError
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
+from jobs.api.params import SessionFields
 from jobs.api.request import ChatRequest
 from jobs.client.cancel import cancel
 from jobs.client.chat_completions import Chat
@@ -96,7 +97,7 @@ class Client:
         model: str | None = None,
         system: str | None = None,
         ttl: int | None = None,
-        **fields: Any,
+        **fields: Unpack[SessionFields],
     ) -> Session:
         """Open a conversation: the one of this id, or, with `model`, a new one if there is none.
 
@@ -104,7 +105,7 @@ class Client:
         default 7 days. `fields`: of all its requests, such as `temperature`. They are kept with the
         session: other ones than it was created with raise InvalidRequest.
         """
-        steps = open_session(id, needed_model(id, model), system, ttl, fields)
+        steps = open_session(id, needed_model(id, model), system, ttl, dict(fields))
         return Session(self, run_sync(steps, self.connection))
 
     def as_completed(self, jobs: Iterable[Job], timeout: float | None = None) -> Iterator[Job]:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
-from jobs.api.params import MessageInput
+from jobs.api.params import MessageInput, SessionTurnFields
 from jobs.client.caller_waits import answer_of, cancelling, follow_or_cancel
 from jobs.client.follow import OnRestart, check_stream
 from jobs.client.session_opening import fork_session
@@ -48,7 +48,7 @@ class Session:
         wait: bool = False,
         edit: bool = False,
         durable: bool = False,
-        **fields: Any,
+        **fields: Unpack[SessionTurnFields],
     ) -> Job:
         """Enqueue the next turn: a text of the user, or messages, such as results of tools.
 
@@ -56,7 +56,7 @@ class Session:
         replace the last turn. `truncate="oldest"`: leave out the oldest turns if the context has no
         room for all; they stay in the history. `durable`: see `Client.submit`.
         """
-        request = turn_request(self._state, content, wait=wait, edit=edit, fields=fields)
+        request = turn_request(self._state, content, wait=wait, edit=edit, fields=dict(fields))
         return self._client.submit(request, durable=durable)
 
     def send(
@@ -66,7 +66,7 @@ class Session:
         wait: bool = False,
         edit: bool = False,
         timeout: float | None = None,
-        **fields: Any,
+        **fields: Unpack[SessionTurnFields],
     ) -> ChatCompletion:
         """Run the next turn, see `submit`. If the wait is given up, the answer is stopped, and kept
         as far as it got."""
@@ -81,20 +81,28 @@ class Session:
         edit: bool = False,
         timeout: float | None = None,
         on_restart: OnRestart = "raise",
-        **fields: Any,
+        **fields: Unpack[SessionTurnFields],
     ) -> Iterator[ChatChunk]:
         """Run the next turn and yield its chunks, see `submit` and `Job.stream`. The first step
         submits it. If the iterator is closed before its end, or ends with WaitTimeout or
         StreamRestarted, the answer is stopped, and kept as far as it got."""
         check_stream(timeout, on_restart)
-        job = self.submit(content, wait=wait, edit=edit, **{"stream": True, **fields})
+        fields.setdefault("stream", True)
+        job = self.submit(content, wait=wait, edit=edit, **fields)
         steps = follow_or_cancel(job.id, timeout, on_restart)
         with cancelling(job):
             yield from iterate_sync(steps, self._client.connection)
 
-    def edit(self, content: TurnInput, **fields: Any) -> ChatCompletion:
+    def edit(
+        self,
+        content: TurnInput,
+        *,
+        wait: bool = False,
+        timeout: float | None = None,
+        **fields: Unpack[SessionTurnFields],
+    ) -> ChatCompletion:
         """Replace the last turn: other messages, and their answer."""
-        return self.send(content, edit=True, **fields)
+        return self.send(content, wait=wait, edit=True, timeout=timeout, **fields)
 
     def undo(self) -> Turn:
         """Remove the last turn, and return it."""

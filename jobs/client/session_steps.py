@@ -108,7 +108,7 @@ def turn_request(
         raise invalid("job: a dict of job options is needed here", "job")
     check_turn_fields(fields)
     turn = {name: True for name, wanted in (("wait", wait), ("edit", edit)) if wanted}
-    job = {**given, "session": state.id, **({"turn": turn} if turn else {})}
+    job: Any = {**given, "session": state.id, **({"turn": turn} if turn else {})}
     return ChatRequest(
         **{**state.options, **fields, "model": state.model},
         messages=new_messages(content),

@@ -34,7 +34,8 @@ from jobs.client.rq_format import (
 from jobs.client.turns import refused
 from jobs.errors import InvalidRequest, JobError, invalid
 
-RequestInput: TypeAlias = ChatRequest | RequestFields | Mapping[str, Any]
+# Type checkers know the keys of a plain dict; at run time any mapping is taken, and checked.
+RequestInput: TypeAlias = ChatRequest | RequestFields
 
 BATCH = 500  # jobs per round trip
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ def client(redis_url: str) -> Iterator[Client]:
 def turns(client: Client) -> list[Job]:
     """Four turns of one session, the last one of the other priority."""
     session = client.session("s", model="m")
-    priorities = ("interactive", "interactive", "interactive", "bulk")
+    priorities: list[Any] = ["interactive", "interactive", "interactive", "bulk"]
     return [
         session.submit("x", wait=True, job={"id": f"turn-{number}", "priority": priority})
         for number, priority in enumerate(priorities)

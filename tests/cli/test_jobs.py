@@ -8,12 +8,13 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import Client, Job, JobError, keys
+from jobs.api.params import RequestFields
 from jobs.client import dead_letters
 from jobs.client.rq_format import encode_call
 from tests.cli.conftest import Run
 from tests.jobs.conftest import StepwiseWorker
 
-REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: RequestFields = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 LOST = JobError("worker_lost", "three workers died")
 
 

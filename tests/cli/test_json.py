@@ -11,13 +11,13 @@ from typing import Any
 import click
 import pytest
 
-from jobs import Client, JobError
+from jobs import Client, JobError, RequestFields
 from jobs.cli import build
 from tests.cli.conftest import Run
 from tests.jobs.conftest import StepwiseWorker
 
 PAGE = Path(__file__).parents[2] / "docs" / "commands.md"
-REQUEST = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: RequestFields = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def table() -> dict[str, str]:

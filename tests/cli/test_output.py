@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Client, JobError, keys
+from jobs.api.params import RequestFields
 from jobs.cli.output import LogFormatter
 from tests.cli.conftest import COMMAND, Show, Stream
 from tests.jobs.conftest import StepwiseWorker
@@ -46,7 +47,10 @@ def world(
     submit = ("submit", str(rows), "-m", "m\u2066", "--run", "r", *redis)
     with Client(redis_url) as client:
         client.serving = None
-        request = {"model": "m\u2066", "messages": [{"role": "user", "content": HOSTILE}]}
+        request: RequestFields = {
+            "model": "m\u2066",
+            "messages": [{"role": "user", "content": HOSTILE}],
+        }
         for name in ("done", "fails"):
             client.submit({**request, "job": {"id": name}})
             worker.start(name)

@@ -12,12 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from jobs import Client, Results
+from jobs import Client, RequestFields, Results
 from tests.cli.conftest import COMMAND, Run
 from tests.worker.site import wait_until
 
-REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "2+3"}], "max_tokens": 4}
-REQUEST |= {"temperature": 0}
+REQUEST: RequestFields = {
+    "model": "demo",
+    "messages": [{"role": "user", "content": "2+3"}],
+    "max_tokens": 4,
+    "temperature": 0,
+}
 
 
 class Work:

@@ -25,13 +25,8 @@ def client(redis_url: str) -> Iterator[Client]:
 
 
 def submit(client: Client, job_id: str, **options: Any) -> None:
-    client.submit(
-        {
-            "model": "m",
-            "messages": [{"role": "user", "content": "x"}],
-            "job": {"id": job_id, **options},
-        }
-    )
+    job: Any = {"id": job_id, **options}
+    client.submit({"model": "m", "messages": [{"role": "user", "content": "x"}], "job": job})
 
 
 def announce(client: Client, name: str = "w", **figures: Any) -> None:

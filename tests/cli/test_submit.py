@@ -295,7 +295,7 @@ def test_a_job_behind_no_other_is_the_next_one(
 ) -> None:
     with Client(redis_url) as client:
         publish_worker(client, "m")
-        request = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
+        request: Any = {"model": "m", "messages": [{"role": "user", "content": "a"}]}
         first, second = (client.submit(request) for _ in range(2))
         notices = [reason(client.connection, job) for job in (first, second)]
     assert notices == [

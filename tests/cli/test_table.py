@@ -10,6 +10,7 @@ import pytest
 from rich.cells import cell_len
 
 from jobs import Client, JobError, keys
+from jobs.api.params import RequestFields
 from tests.cli.conftest import Show
 from tests.cli.test_output import OURS
 from tests.jobs.conftest import StepwiseWorker
@@ -27,7 +28,7 @@ def busy(redis_url: str) -> Iterator[str]:
     worker = StepwiseWorker(redis_url)
     with Client(redis_url) as client:
         client.serving = None
-        request = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
+        request: RequestFields = {"model": MODEL, "messages": [{"role": "user", "content": "hi"}]}
         for name in (*IDS, FAILED):
             client.submit({**request, "job": {"id": name, "run": "nightly-2026-11-25"}})
     worker.start(FAILED)

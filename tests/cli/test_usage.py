@@ -130,7 +130,7 @@ def test_cancel_is_the_same_command_below_jobs(run: Run, redis_url: str) -> None
     with Client(redis_url) as client:
         client.serving = None
         for words in (["cancel"], ["jobs", "cancel"]):
-            request = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+            request: Any = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
             one, *more = client.submit_many([request] * 3)
             result = run(*words, one.id, "--redis", redis_url)
             assert (result.exit_code, result.stderr) == (0, f"{one.id}: cancelled\n")

@@ -13,7 +13,7 @@ from worker import Engine
 
 
 def test_a_worker_with_a_draft_gives_the_same_answer_and_its_figures(site: Site) -> None:
-    request = {
+    request: Any = {
         "model": "demo",
         "messages": [{"role": "user", "content": "What is 345 + 278?"}],
         "temperature": 0,

@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -23,7 +24,7 @@ from tests.worker.fake_backend import FakeBackend
 from tests.worker.site import PATIENCE, Site, wait_until
 from worker.service import serve
 
-REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+REQUEST: Any = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
 FILLER_BYTES = 64 * 2**20  # more than the buffers of a TCP connection
 Start = Callable[..., Server]
 

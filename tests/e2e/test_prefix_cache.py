@@ -18,7 +18,7 @@ SYSTEM = {"role": "system", "content": "You answer questions about the weather. 
 
 def ask(client: Client, text: str, **fields: Any) -> tuple[Any, ChatCompletion]:
     messages = [SYSTEM, {"role": "user", "content": text}]
-    request = {"model": "m", "messages": messages, "max_tokens": 4, "temperature": 0, **fields}
+    request: Any = {"model": "m", "messages": messages, "max_tokens": 4, "temperature": 0, **fields}
     job = client.submit(request)
     return job, job.result(timeout=PATIENCE)
 

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 import trustme
@@ -15,7 +16,7 @@ from jobs.embedded import EmbeddedRedis, server_binary
 from tests.servers import Sentinel
 from tests.worker.queue.test_secure_redis import TLSProxy
 
-REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+REQUEST: Any = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
 NEVER = 10**9  # milliseconds: this Sentinel cannot speak TLS with the primary it names
 
 

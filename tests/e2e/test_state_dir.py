@@ -7,6 +7,7 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -74,7 +75,7 @@ def test_a_worker_begins_with_a_prompt_cache(site: Site, folder: Path, tmp_path:
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": "Rain?"}]
     with worker(site, folder, "--prompt-cache", str(file)):
         for salt in ("a", "b", None):  # each is the first one of its salt
-            request = {"model": "m", "messages": messages, "max_tokens": 2, "cache_salt": salt}
+            request: Any = {"model": "m", "messages": messages, "max_tokens": 2, "cache_salt": salt}
             answer = site.client.submit(request).result(timeout=PATIENCE)
             assert answer.usage is not None
             assert 64 < count <= cached(answer) < answer.usage.prompt_tokens

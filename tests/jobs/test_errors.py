@@ -7,6 +7,7 @@ import pickle
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from jobs.errors import ERROR_CODES, InvalidRequest, invalid
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
 UNREACHABLE = "redis://127.0.0.1:1/0"
-REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def test_the_page_lists_every_code_and_whether_it_is_retryable() -> None:

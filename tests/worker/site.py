@@ -127,7 +127,7 @@ class Site:
         )
         metadata = {name: str(fields.pop(name)) for name in instructions if name in fields}
         request = {"model": "fake", "metadata": metadata, **fields}
-        return self.client.submit_many(
+        requests: Any = (
             {
                 **request,
                 "messages": [{"role": "user", "content": prompt}],
@@ -135,6 +135,7 @@ class Site:
             }
             for number, prompt in enumerate(prompts, first_row)
         )
+        return self.client.submit_many(requests)
 
     def burst(self, backend: FakeBackend | None = None, **options: Any) -> FakeBackend:
         """Serve in this process until the queues are empty."""
@@ -171,7 +172,7 @@ class Site:
         self._workers.append(WorkerProcess(self.url, self.folder, **options))
         return self._workers[-1]
 
-    def rows(self, run: str = "default") -> list[dict[str, Any]]:
+    def rows(self, run: str = "default") -> list[Any]:
         return self.results.table(run).to_pylist() if run in self.results.runs() else []
 
     def written(self, run: str = "default") -> list[tuple[str, int]]:
@@ -181,7 +182,7 @@ class Site:
         rows = [row for file in files for row in pq.read_table(file).to_pylist()]
         return [(row["job_id"], row["choice_index"]) for row in rows]
 
-    def row(self, job: Job, run: str = "default") -> dict[str, Any]:
+    def row(self, job: Job, run: str = "default") -> Any:
         (row,) = [row for row in self.rows(run) if row["job_id"] == job.id]
         return row
 

@@ -12,7 +12,7 @@ import pytest
 
 from jobs import AsyncClient, ChatRequest, Client, IgnoredFieldWarning
 
-FIELDS: dict[str, Any] = {
+FIELDS: Any = {
     "model": "m",
     "messages": [{"role": "user", "content": "Hello"}],
     "service_tier": "auto",

@@ -13,6 +13,7 @@ from openai.types.chat import ChatCompletionChunk as OpenAIChunk
 
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.api.chunk import ChatChunk, ChoiceDelta, ChunkChoice
+from jobs.api.params import JobFields
 from jobs.api.request import ChatRequest, IgnoredFieldWarning
 from jobs.api.sampling import Sampling
 from jobs.errors import InvalidRequest, JobError
@@ -123,7 +124,7 @@ def test_max_completion_tokens_is_an_alias_of_max_tokens() -> None:
 
 
 def test_bulk_jobs_publish_only_on_request() -> None:
-    bulk = {"priority": "bulk"}
+    bulk: JobFields = {"priority": "bulk"}
     assert ChatRequest(**GOOD).publishes
     assert not ChatRequest(**GOOD, job=bulk).publishes
     assert ChatRequest(**GOOD, job=bulk, stream=True).publishes
@@ -201,7 +202,7 @@ def test_a_request_may_be_any_mapping() -> None:
 def test_an_unknown_field_is_named_with_what_may_be_meant(
     fields: dict[str, Any], message: str
 ) -> None:
-    request = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **fields}
+    request: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], **fields}
     with pytest.raises(InvalidRequest) as caught:
         ChatRequest.parse(request)
     assert message in caught.value.message

@@ -19,8 +19,9 @@ from openai.types.chat import ChatCompletionMessageParam
 from openai.types.chat.chat_completion_chunk import ChoiceDelta
 from pydantic import BaseModel
 
-from jobs import AsyncClient, Client, IgnoredFieldWarning, JobError, StreamRestarted
+from jobs import AsyncClient, Client, IgnoredFieldWarning, JobError, StreamRestarted, WaitTimeout
 from jobs.api.params import CompletionFields
+from jobs.client.chat_completions import AsyncChatStream
 from jobs.client.rq_format import queue_key
 from jobs.client.state import Status
 from tests.jobs.conftest import StepwiseWorker
@@ -157,8 +158,8 @@ def test_fields_beyond_openais_are_given_in_extra_body(
     [
         ({"temprature": 1}, r"create\(\) got an unexpected keyword argument 'temprature'$"),
         ({"top_k": 1}, "unexpected keyword argument 'top_k': put it into extra_body"),
-        ({"timeout": "1 min"}, "takes a timeout in seconds, got '1 min'"),
-        ({"timeout": True}, "takes a timeout in seconds, got True"),
+        ({"timeout": "1 min"}, "takes a timeout in seconds, or an openai.Timeout, got '1 min'"),
+        ({"timeout": True}, "takes a timeout in seconds, or an openai.Timeout, got True"),
     ],
 )
 def test_wrong_arguments_are_a_type_error(client: Client, fields: Any, words: str) -> None:
@@ -215,6 +216,51 @@ def test_a_call_that_times_out_cancels_its_job(client: Client) -> None:
     assert caught.value.code == "timeout"
     (job_id,) = all_jobs(client)
     assert client.job(job_id).status() == Status.CANCELLED
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "timeout",
+    [
+        openai.Timeout(0.1),
+        openai.Timeout(60, read=0.1),
+        openai.Timeout(0.1, connect=None),
+    ],
+    ids=repr,
+)
+def test_a_timeout_of_the_openai_package_is_taken(
+    client: Client, redis_url: str, timeout: Any, stream: bool
+) -> None:
+    """As long as no data comes, as its `read` says."""
+
+    def create() -> None:
+        answer = client.chat.completions.create(
+            model="demo", messages=MESSAGES, stream=stream, timeout=timeout
+        )
+        list(answer)
+
+    async def create_async() -> None:
+        async with AsyncClient(redis_url) as aclient:
+            answer = await aclient.chat.completions.create(
+                model="demo", messages=MESSAGES, stream=stream, timeout=timeout
+            )
+            assert isinstance(answer, AsyncChatStream)
+            [chunk async for chunk in answer]
+
+    for call in (create, lambda: asyncio.run(create_async())):
+        with pytest.raises(WaitTimeout, match=r"0\.1 s"):
+            call()
+
+
+@pytest.mark.parametrize(
+    "timeout", [openai.Timeout(None), openai.Timeout(0.01, read=None), openai.NOT_GIVEN, None, 30]
+)
+def test_a_timeout_without_a_limit_waits(
+    client: Client, worker: StepwiseWorker, timeout: Any
+) -> None:
+    with working(client, worker, answering(worker, "x")):
+        answer = client.chat.completions.create(model="demo", messages=MESSAGES, timeout=timeout)
+    assert answer.text == "x"
 
 
 def test_a_stream_without_chunks_times_out_and_cancels_its_job(client: Client) -> None:

@@ -16,12 +16,13 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError, keys
+from jobs.api.params import RequestFields
 from jobs.client.connection import check_server, redis_failure
 from jobs.client.state import Status
 from jobs.testing import Answer, FakeWorker
 from tests.jobs.conftest import StepwiseWorker
 
-REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def test_a_job_is_a_plain_rq_job_in_json(client: Client) -> None:
@@ -36,7 +37,7 @@ def test_a_job_is_a_plain_rq_job_in_json(client: Client) -> None:
 
 
 def test_bulk_jobs_keep_their_order_in_the_bulk_queue(client: Client) -> None:
-    bulk = {**REQUEST, "job": {"priority": "bulk"}}
+    bulk: RequestFields = {**REQUEST, "job": {"priority": "bulk"}}
     jobs = client.submit_many([bulk] * 1200)
     queue = Queue("bulk:demo", connection=client.redis, serializer=JSONSerializer)
     assert queue.job_ids == [job.id for job in jobs]
@@ -53,12 +54,12 @@ def test_a_request_that_cannot_be_serialised_enqueues_nothing(client: Client) ->
     for _ in range(300):
         deep = {"a": deep}
     with pytest.raises(JobError, match="request 600: chat_template_kwargs is nested deeper than"):
-        client.submit_many([REQUEST] * 600 + [{**REQUEST, "chat_template_kwargs": deep}])
+        client.submit_many([*[REQUEST] * 600, {**REQUEST, "chat_template_kwargs": deep}])
     assert not client.redis.keys("rq:queue:*")
 
 
 def test_a_request_that_no_worker_would_read_is_refused_with_its_size(client: Client) -> None:
-    large = {**REQUEST, "messages": [{"role": "user", "content": "x" * 98_000_000}]}
+    large: RequestFields = {**REQUEST, "messages": [{"role": "user", "content": "x" * 98_000_000}]}
     with pytest.raises(JobError) as caught:
         client.submit(large)
     assert caught.value.code == "invalid_request"

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from jobs import Client, JobError, keys
+from jobs.api.params import JobFields, RequestFields
 from jobs.client.new_job import ROW_SECONDS
 from jobs.client.rq_format import job_key
 from tests.jobs.conftest import StepwiseWorker
 
-REQUEST: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
-OTHER: dict[str, Any] = {**REQUEST, "messages": [{"role": "user", "content": "other"}]}
-ROW = {"run": "r", "row": 7}
+REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+OTHER: RequestFields = {**REQUEST, "messages": [{"role": "user", "content": "other"}]}
+ROW: JobFields = {"run": "r", "row": 7}
 
 
 def queued(client: Client) -> int:
@@ -21,7 +20,7 @@ def queued(client: Client) -> int:
 
 
 def test_the_same_request_with_the_same_id_is_the_same_job(client: Client) -> None:
-    mine = {**REQUEST, "job": {"id": "mine"}}
+    mine: RequestFields = {**REQUEST, "job": {"id": "mine"}}
     assert client.submit(mine).id == client.submit(mine).id == "mine"
     assert [job.id for job in client.submit_many([mine, mine])] == ["mine", "mine"]
     assert queued(client) == 1
@@ -55,7 +54,11 @@ def test_the_same_request_with_the_same_row_is_the_same_job(client: Client) -> N
 
 def test_a_taken_row_is_refused(client: Client) -> None:
     client.submit({**REQUEST, "job": ROW})
-    for other in ({**OTHER, "job": ROW}, {**REQUEST, "job": {**ROW, "id": "mine"}}):
+    others: list[RequestFields] = [
+        {**OTHER, "job": ROW},
+        {**REQUEST, "job": {**ROW, "id": "mine"}},
+    ]
+    for other in others:
         with pytest.raises(
             JobError, match="row 7 of run 'r' is taken by another request"
         ) as caught:

@@ -19,7 +19,7 @@ from jobs.client.rq_format import job_key, result_fields, results_key
 from jobs.testing.attempts import END
 from tests.jobs.conftest import StepwiseWorker, completion_of
 
-REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 RESULTS, FOLLOWERS = 10_000, 5_000
 
 

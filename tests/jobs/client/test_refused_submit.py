@@ -13,7 +13,7 @@ QUEUE = keys.chat_queue("demo")
 LINE = queue_key(QUEUE)
 
 
-def request(**job: Any) -> dict[str, Any]:
+def request(**job: Any) -> Any:
     messages = [{"role": "user", "content": "hi"}]
     return {"model": "demo", "messages": messages, "job": {"id": "mine", **job}}
 
@@ -35,7 +35,7 @@ def request(**job: Any) -> dict[str, Any]:
 def test_a_refused_submit_leaves_nothing_behind(
     client: Client, command: tuple[str, ...], undo: tuple[str, ...], options: dict[str, Any]
 ) -> None:
-    client.submit({**request(), "job": {"id": "other"}})  # else the queue's bytes are reset
+    client.submit(request(id="other"))  # else the queue's bytes are reset
     wanted = request(run="r", row=3, **options)
     getattr(client.redis, command[0])(*command[1:])
     with pytest.raises(JobError):
@@ -51,7 +51,7 @@ def test_a_refused_submit_leaves_nothing_behind(
 
 
 def test_a_refused_turn_leaves_its_session_free(client: Client) -> None:
-    client.submit({**request(), "job": {"id": "other"}})
+    client.submit(request(id="other"))
     session = client.session("s", model="demo")
     client.redis.hset(keys.OPEN_BYTES, LINE, "x")
     with pytest.raises(JobError):

@@ -17,10 +17,11 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError, keys
+from jobs.api.params import RequestFields
 from jobs.client import rq_format
 from jobs.client.state import Status
 
-REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def test_keys_are_those_of_rq(client: Client) -> None:
@@ -119,7 +120,7 @@ def test_a_job_abandoned_by_rq_has_lost_its_worker(client: Client) -> None:
     assert caught.value.code == "worker_lost"
 
 
-IN_A_RUN = {"model": "demo", "messages": [], "job": {"run": "sums", "row": 4}}
+IN_A_RUN: Any = {"model": "demo", "messages": [], "job": {"run": "sums", "row": 4}}
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,12 @@ import pytest
 from redis import Redis
 
 from jobs import AsyncClient, Client, NobodyServes, keys
+from jobs.api.params import RequestFields
 from jobs.client import serving
 from jobs.client.serving import read_workers
 from tests.jobs.conftest import STATUS, publish_worker
 
-REQUEST = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: RequestFields = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def test_the_warning_names_the_model_and_those_that_are_served(client: Client) -> None:
@@ -44,7 +45,7 @@ def test_the_workers_are_read_once_in_some_seconds(
     """But each model is named once, and so is each again after some seconds."""
     reads = []
 
-    def read(redis: Redis) -> list[dict[str, Any]]:
+    def read(redis: Redis) -> list[Any]:
         reads.append(redis)
         return read_workers(redis)
 

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 from jobs import ChatRequest, Client, JobError
+from jobs.api.params import RequestFields
 from jobs.client.rq_format import BULK_RESULT_SECONDS, RESULT_SECONDS, job_key
 from jobs.client.submit import BATCH
 from jobs.errors import InvalidRequest
 
-REQUEST: dict[str, Any] = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
 
 def queued(client: Client) -> int:
@@ -22,7 +23,7 @@ def queued(client: Client) -> int:
 def test_an_iterator_is_read_in_windows(client: Client) -> None:
     ahead: list[int] = []
 
-    def requests() -> Iterator[dict[str, Any]]:
+    def requests() -> Iterator[Any]:
         for number in range(2 * BATCH + 1):
             ahead.append(number - queued(client))
             yield {**REQUEST, "seed": number}
@@ -34,7 +35,8 @@ def test_an_iterator_is_read_in_windows(client: Client) -> None:
 
 
 def test_a_bad_request_of_an_iterator_says_how_many_are_enqueued(client: Client) -> None:
-    requests = [REQUEST] * (BATCH + 3) + [{**REQUEST, "temperature": "x"}]
+    wrong: Any = {**REQUEST, "temperature": "x"}
+    requests = [REQUEST] * (BATCH + 3) + [wrong]
     with pytest.raises(InvalidRequest, match=rf"request {BATCH + 3}: temperature") as caught:
         client.submit_many(iter(requests))
     assert caught.value.message.endswith(f"; {BATCH} requests are enqueued")

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 
 from jobs import AsyncClient, Client, Job, JobError, keys
+from jobs.api.params import RequestFields
 from jobs.client import wait
 from jobs.client.rq_format import job_key
 from jobs.client.sync_connection import SyncConnection
 from tests.jobs.conftest import StepwiseWorker
 
-REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
+REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 LOST = JobError("worker_lost", "three workers died")
 
 

@@ -12,11 +12,12 @@ import pytest
 
 from jobs import ChatCompletion, ChatRequest, JobError, Results, keys
 from jobs.api.answer import AssistantMessage, Choice, Usage
+from jobs.api.params import JobFields, RequestFields
 from jobs.client.state import Status
 from jobs.testing import Answer, Answers, FakeWorker
 from jobs.testing.attempts import Attempts
 
-REQUEST: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "one two"}]}
+REQUEST: RequestFields = {"model": "any", "messages": [{"role": "user", "content": "one two"}]}
 
 
 @pytest.fixture
@@ -127,7 +128,7 @@ def test_a_bulk_job_gives_its_answer_in_one_chunk(worker: FakeWorker) -> None:
 
 def test_every_choice_gets_the_answer_or_one_of_its_own() -> None:
     client = FakeWorker(["same", ["a a", Answer("b")]]).client()
-    request = {**REQUEST, "n": 2}
+    request: RequestFields = {**REQUEST, "n": 2}
     first, second = (job.result(timeout=5) for job in client.submit_many([request] * 2))
     assert [choice.message.content for choice in first.choices] == ["same", "same"]
     assert [choice.message.content for choice in second.choices] == ["a a", "b"]
@@ -276,8 +277,8 @@ def test_threads_may_wait_side_by_side(worker: FakeWorker) -> None:
 
 
 def test_rows_are_those_of_parquet(worker: FakeWorker, tmp_path: Path) -> None:
-    options = {"run": "sums", "target": "3"}
-    rows = [{**REQUEST, "job": {**options, "row": row}} for row in range(2)]
+    options: JobFields = {"run": "sums", "target": "3"}
+    rows: list[RequestFields] = [{**REQUEST, "job": {**options, "row": row}} for row in range(2)]
     worker.client().submit_many(rows)
     worker.run()
     assert [row["target"] for row in worker.rows("sums")] == ["3", "3"]

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import math
-from typing import Any
 
 import pytest
 
 from jobs import JobError
+from jobs.api.params import RequestFields
 from jobs.client.state import Status
 from jobs.testing import Answer, FakeWorker
 
-REQUEST: dict[str, Any] = {"model": "any", "messages": [{"role": "user", "content": "one two"}]}
+REQUEST: RequestFields = {"model": "any", "messages": [{"role": "user", "content": "one two"}]}
 
 
 def test_a_stream_and_a_result() -> None:
@@ -31,7 +31,7 @@ def test_a_stream_and_a_result() -> None:
 def test_many_results_are_gathered() -> None:
     async def main() -> None:
         worker = FakeWorker(lambda request: request.messages[0].text)
-        requests = [
+        requests: list[RequestFields] = [
             {**REQUEST, "messages": [{"role": "user", "content": str(number)}]}
             for number in range(20)
         ]

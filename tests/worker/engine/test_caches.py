@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -51,7 +52,7 @@ def test_preemption_does_not_change_the_output(
 def test_pauses_for_interactive_requests_change_neither_tokens_nor_streams(
     path: Path, engine: Engine
 ) -> None:
-    def ask(text: str, priority: str, tokens: int) -> ChatRequest:
+    def ask(text: str, priority: Any, tokens: int) -> ChatRequest:
         return ChatRequest(
             model="m",
             messages=[{"role": "user", "content": text}],

@@ -11,6 +11,7 @@ from rq import Queue
 
 from jobs import JobError, keys
 from jobs.api.answer import ChoiceLogprobs, TokenLogprob, TopLogprob
+from jobs.api.params import RequestFields
 from jobs.client.limits import DEFAULTS, set_limit
 from tests.worker.fake_backend import FakeBackend, FakeHandle, text_of
 from tests.worker.queue.rq_jobs import QUEUE
@@ -156,7 +157,7 @@ def test_the_default_limits_refuse_a_large_prompt(
 ) -> None:
     """At submit, and from another producer at its claim."""
     messages = [{"role": "user", "content": prompt} for prompt in prompts]
-    request: dict[str, Any] = {"model": "fake", "messages": messages}
+    request: RequestFields = {"model": "fake", "messages": messages}
     refusal = rf"\({limit}\) is {getattr(DEFAULTS, limit) / 1e6:.1f} MB: shorten it"
     with pytest.raises(JobError, match=refusal) as caught:
         site.client.submit(request)

@@ -13,7 +13,7 @@ from tests.worker.site import Site
 
 
 @pytest.mark.parametrize("time", [{"delay": 1}, {"at": "2100-01-01T00:00:00Z"}])
-def test_a_turn_with_a_time_is_refused(site: Site, time: dict[str, Any]) -> None:
+def test_a_turn_with_a_time_is_refused(site: Site, time: Any) -> None:
     session = open_session(site)
     (name,) = time
     with pytest.raises(JobError, match=f"{name} can't be set for a turn of a session") as caught:
@@ -84,7 +84,7 @@ def test_fields_of_a_turn_are_checked(site: Site) -> None:
             {"model": "fake", "messages": [USER], "n": 2, "job": {"session": session.id}}
         )
     with pytest.raises(JobError, match="a session sets it itself"):
-        session.submit("a", model="other")
+        session.submit("a", model="other")  # type: ignore[call-arg]
     with pytest.raises(JobError, match="unknown field 'temprature'"):
         open_session(site, temprature=1)
     with pytest.raises(JobError, match=r"job\.turn needs job\.session"):

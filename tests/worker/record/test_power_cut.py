@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis
@@ -69,7 +70,7 @@ def test_a_power_cut_after_a_file_gives_no_job_two_rows(
 def test_a_durable_job_survives_a_power_cut(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server(2.0, appendonly="yes")
     site = Site(server.url, tmp_path / "results")
-    request = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+    request: Any = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
     kept = [site.client.submit(request, durable=True)]
 
     async def submit() -> list[str]:
@@ -90,7 +91,7 @@ def test_a_durable_job_survives_a_power_cut(make_server: MakeServer, tmp_path: P
 def test_a_durable_job_needs_an_append_only_file(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server(0.0)
     site = Site(server.url, tmp_path / "results")
-    request = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+    request: Any = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
     with pytest.raises(JobError, match="set appendonly yes") as caught:
         site.client.submit(request, durable=True)
     assert caught.value.code == "invalid_request"
