@@ -91,8 +91,8 @@ def submit(
 
     FILE is .csv, .parquet or else JSONL, one object per line; - is JSONL on stdin. A row is a chat
     request, or has messages, prompt or text (and optionally custom_id, target and task), or is a
-    line of an OpenAI batch file. If any row is invalid, or its custom_id, id or row is taken, nothing
-    is enqueued. The same file may be sent again: a custom_id identifies its row.
+    line of an OpenAI batch file. If any row is invalid, or its custom_id, id or row is taken,
+    nothing is enqueued. The same file may be sent again: a custom_id identifies its row.
 
     With --wait: exit code 1 if a job failed; jobs of a run are waited for until their rows are in
     Parquet. With --json: one object per job, with --wait including
