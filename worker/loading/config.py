@@ -12,6 +12,7 @@ import torch
 from jobs.errors import JobError
 from worker.loading.dtypes import FROM_CONFIG
 from worker.loading.files import present, read_json
+from worker.loading.foreign import why_without
 from worker.loading.quantization import Quantization, read_quantization
 from worker.models.fields import Fields
 from worker.models.model import Family
@@ -57,7 +58,8 @@ def read_config(folder: Path, reference: str, supported: Mapping[str, Family]) -
     if not present(path):
         raise JobError(
             "model_not_found",
-            f"{folder} has no {CONFIG}: give a folder in Hugging Face layout, or a hub repo id",
+            f"{folder} has no {CONFIG}: "
+            + why_without(folder, "give a folder in Hugging Face layout, or a hub repo id"),
         )
     values = read_json(path)
     known = ", ".join(sorted(supported))

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from jobs.errors import JobError
+from worker.loading.foreign import FIRST_BYTES, require_own
 
 
 def present(path: Path) -> bool:
@@ -22,7 +23,10 @@ def present(path: Path) -> bool:
 def read_text(path: Path) -> str:
     """A UTF-8 text file. Raises JobError("unsupported_model")."""
     try:
-        return path.read_text(encoding="utf-8")
+        raw = path.read_bytes()
+        if raw:
+            require_own(path, raw[:FIRST_BYTES])
+        return raw.decode()
     except OSError as error:
         raise JobError("unsupported_model", f"{path} cannot be read: {error.strerror}") from None
     except UnicodeDecodeError as error:
@@ -33,6 +37,8 @@ def read_text(path: Path) -> str:
 
 def parse_object(text: str, path: Path) -> dict[str, Any]:
     """The JSON object in `text`, the content of `path`. Raises JobError("unsupported_model")."""
+    if not text:
+        require_own(path, b"")
     try:
         data = json.loads(text)
     except (ValueError, RecursionError) as error:

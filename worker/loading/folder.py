@@ -11,7 +11,7 @@ from jobs.errors import JobError
 from worker.loading.checkpoint import Checkpoint, Headers
 from worker.loading.config import GenerationDefaults, ModelConfig, read_config, read_defaults
 from worker.loading.files import present, read_json, read_text
-from worker.loading.safetensors_files import SafetensorsCheckpoint
+from worker.loading.safetensors_files import SINGLE, SafetensorsCheckpoint
 from worker.loading.tokenizer import Tokenizer
 from worker.models.registry import FAMILIES
 
@@ -23,11 +23,20 @@ TOKEN_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pa
 
 
 class FolderSource:
-    """Implements ModelSource. Each file is read when it is first needed, and only once."""
+    """Implements ModelSource. Each file is read when it is first needed, and only once. `single`:
+    the name of one file with all weights."""
 
-    def __init__(self, path: Path, reference: str, name: str, revision: str | None = None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        reference: str,
+        name: str,
+        revision: str | None = None,
+        single: str = SINGLE,
+    ) -> None:
         self.path, self.reference = path, reference
         self.name, self.revision = name, revision
+        self._single = single
 
     @cached_property
     def config(self) -> ModelConfig:
@@ -96,7 +105,7 @@ class FolderSource:
         return self.weights()
 
     def weights(self) -> Checkpoint:
-        return SafetensorsCheckpoint(self.path)
+        return SafetensorsCheckpoint(self.path, self._single)
 
     @cached_property
     def _tokenizer_config(self) -> dict[str, Any]:

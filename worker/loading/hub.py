@@ -11,9 +11,11 @@ from typing import Self
 
 from huggingface_hub import HfApi
 
+from jobs.errors import JobError
 from worker.loading.checkpoint import Headers, TensorHeader
 from worker.loading.config import CONFIG
 from worker.loading.folder import FolderSource
+from worker.loading.foreign import ADAPTER, adapter, pickled, pickles_among
 from worker.loading.gguf.files import models_among
 from worker.loading.hub_files import download, list_files, reach
 from worker.loading.safetensors_files import (
@@ -35,6 +37,14 @@ SMALL_FILES = [
     "additional_chat_templates/*",
     INDEX,
 ]
+
+
+def _require_weights(label: str, names: list[str]) -> None:
+    """Raise JobError for a repository with an adapter or pickles in place of weights."""
+    if ADAPTER in names:
+        raise JobError("unsupported_model", f"{label} {adapter()}")
+    if pickles := pickles_among(names):
+        raise JobError("model_not_found", f"{label} has no {SINGLE}: {pickled(pickles)}")
 
 
 class HubSource(FolderSource):
@@ -60,6 +70,8 @@ class HubSource(FolderSource):
             names = list_files(label, repo, folder.name)
             if SINGLE not in names and models_among(names):
                 return None
+            if SINGLE not in names:
+                _require_weights(label, names)
         return source
 
     @property

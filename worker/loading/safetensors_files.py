@@ -25,6 +25,7 @@ from jobs.errors import JobError
 from worker.loading.checkpoint import TensorHeader
 from worker.loading.dtypes import FROM_SAFETENSORS
 from worker.loading.files import present
+from worker.loading.foreign import first_bytes, require_own, why_without
 from worker.loading.pages import release
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -64,30 +65,33 @@ class SafetensorsHeaders:
 
 
 class SafetensorsCheckpoint(SafetensorsHeaders):
-    """Implements Checkpoint for the files of a folder.
+    """Implements Checkpoint for the files of a folder. `single`: the name of one file with all
+    weights.
 
     Files are opened on the first read of a tensor and closed at the end.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, single: str = SINGLE) -> None:
         self._files = ExitStack()
         self._open: dict[Path, Any] = {}
         self._touched = 0  # bytes read since pages were last dropped
         self._last = ""  # name of the last tensor read
-        if present(folder / SINGLE):  # takes precedence over an index, as in transformers
-            tensors = read_header(folder / SINGLE)
+        if present(folder / single):  # takes precedence over an index, as in transformers
+            tensors = read_header(folder / single)
         elif present(folder / INDEX):
             tensors = _read_shards(folder)
         else:
             raise JobError(
                 "model_not_found",
-                f"{folder} has no weights: neither {SINGLE} nor {INDEX} exists; download the model "
-                "again, or convert it to safetensors",
+                f"{folder} has no weights: neither {SINGLE} nor {INDEX} exists; "
+                + why_without(
+                    folder, "download the model again, or convert it to safetensors", weights=True
+                ),
             )
         super().__init__(folder, tensors)
         if not tensors:
-            single = present(folder / SINGLE)
-            raise _broken(folder / (SINGLE if single else INDEX), "it contains no tensors")
+            whole = present(folder / single)
+            raise _broken(folder / (single if whole else INDEX), "it contains no tensors")
 
     def __enter__(self) -> Self:
         return self
@@ -169,8 +173,8 @@ def _shard(folder: Path, file: str) -> Path:
     if not exists:
         raise JobError(
             "model_not_found",
-            f"{folder / INDEX} names the shard {file}, which does not exist: download the "
-            "model again",
+            f"{folder / INDEX} names the shard {file}, which does not exist: "
+            + why_without(folder, "download the model again"),
         )
     return path
 
@@ -192,6 +196,7 @@ def _weight_map(folder: Path) -> dict[str, str]:
 
 def read_header(path: Path) -> dict[str, TensorHeader]:
     """The tensors of one file, checked against its size."""
+    require_own(path, first_bytes(path))
     try:
         return read_tensors(path, _broken)[0]
     except OSError as error:

@@ -7,6 +7,7 @@ A ModelSource is opened once and read by everything that needs a part of the mod
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +16,29 @@ from typing import Protocol
 from jobs.errors import JobError
 from worker.demo import DRAFT_DIR, MODEL_DIR
 from worker.loading.checkpoint import Checkpoint, Headers
-from worker.loading.config import GenerationDefaults, ModelConfig
+from worker.loading.config import CONFIG, GenerationDefaults, ModelConfig
+from worker.loading.files import present
 from worker.loading.folder import FolderSource
+from worker.loading.foreign import (
+    ADAPTER,
+    ADAPTER_WEIGHTS,
+    GGUF,
+    SAFETENSORS_SUFFIX,
+    adapter,
+    first_bytes,
+    is_gguf,
+    is_safetensors,
+    require_own,
+    require_whole,
+)
 from worker.loading.gguf.files import SUFFIX, parts_of, pick, stem_of
 from worker.loading.gguf.hub import GgufHubSource
 from worker.loading.gguf.source import GgufSource
 from worker.loading.hub import HubSource
-from worker.loading.safetensors_files import INDEX, SINGLE
+from worker.loading.safetensors_files import INDEX, SINGLE, weight_files
 from worker.loading.tokenizer import Tokenizer
+
+logger = logging.getLogger(__name__)
 
 # org/name[:quantisation][@revision]
 REPO_ID = re.compile(r"\w[\w.-]*/[\w.-]+(?P<quantisation>:[\w.-]+)?(@[\w./-]+)?")
@@ -94,14 +110,8 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
         is_folder = exists = False
     if is_folder and reference:
         return _in_folder(path, reference)
-    if exists and path.suffix.lower() == SUFFIX and reference:
-        parts = [path.with_name(name) for name in parts_of(path.name)]
-        return GgufSource(parts, reference, stem_of(path.name))
     if exists and reference:
-        raise JobError(
-            "model_not_found",
-            f"{reference} is a file: give a GGUF file, or the folder that contains it",
-        )
+        return _in_file(path, reference)
     repo = REPO_ID.fullmatch(reference)
     name, _, kind = reference.partition(":")
     if name == "demo" and kind:
@@ -128,7 +138,53 @@ def _in_folder(path: Path, reference: str) -> ModelSource:
         files = {file.name for file in path.iterdir()}
     except OSError as error:
         raise JobError("model_not_found", f"{path} cannot be read: {error.strerror}") from None
-    if {SINGLE, INDEX} & files or not any(file.lower().endswith(SUFFIX) for file in files):
+    if {SINGLE, INDEX} & files:
+        if ADAPTER in files:
+            logger.warning(
+                "%s: the LoRA adapter beside the model (%s) is not applied: merge it into it",
+                reference,
+                ADAPTER,
+            )
         return FolderSource(path, reference, name)
-    chosen = pick(files, "", f"folder {reference}", "Give the path of one of these files")
+    found = {file: file for file in files if file.lower().endswith(SUFFIX)}
+    if not found:
+        if ADAPTER in files:
+            raise JobError("unsupported_model", f"{path} {adapter(path / ADAPTER)}")
+        # Under any name: `pick` knows files by their suffix.
+        found = {f"{file}{SUFFIX}": file for file in files if is_gguf(path / file)}
+    if not found:
+        weights = [file for file in files if file.lower().endswith(SAFETENSORS_SUFFIX)]
+        single = weights[0] if len(weights) == 1 else SINGLE
+        return FolderSource(path, reference, name, single=single)
+    chosen = found[pick(found, "", f"folder {reference}", "Give the path of one of these files")]
     return GgufSource([path / part for part in parts_of(chosen)], reference, name)
+
+
+def _in_file(path: Path, reference: str) -> ModelSource:
+    """The model in a file, known by its first bytes: GGUF, or the weights of the folder around."""
+    require_whole(path)
+    start = first_bytes(path)
+    if path.suffix.lower() == SUFFIX or start.startswith(GGUF):
+        parts = [path.with_name(name) for name in parts_of(path.name)]
+        return GgufSource(parts, reference, stem_of(path.name))
+    folder = path.parent
+    named = path.suffix.lower() == SAFETENSORS_SUFFIX
+    if named or is_safetensors(start, path.stat().st_size):
+        require_own(path, start)
+        if path.name == SINGLE or path.name in weight_files(folder):
+            return FolderSource(folder, reference, folder.resolve().name)
+        if path.stem == ADAPTER_WEIGHTS and present(folder / ADAPTER):
+            raise JobError("unsupported_model", f"{path} {adapter(folder / ADAPTER)}")
+        if not present(folder / CONFIG):
+            raise JobError(
+                "model_not_found",
+                f"{path} holds weights alone: put the model's {CONFIG} and tokenizer.json beside "
+                "it",
+            )
+        return FolderSource(folder, reference, stem_of(path.name), single=path.name)
+    require_own(path, start)
+    raise JobError(
+        "model_not_found",
+        f"{reference} is a file, and neither GGUF nor safetensors: give a file of these formats, "
+        "or the folder of a model",
+    )

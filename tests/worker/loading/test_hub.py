@@ -260,3 +260,24 @@ def test_a_full_disk_is_named(site: Site) -> None:
     limit = f"import resource; resource.setrlimit(resource.RLIMIT_FSIZE, ({size}, {size}))"
     assert site.refusal(before=limit) == f"{REPO} cannot be downloaded: File too large"
     site.assert_published(site.find().folder)
+
+
+@pytest.mark.parametrize("name", ["adapter_config.json", "pytorch_model.bin"])
+@pytest.mark.parametrize("config", [True, False])
+def test_a_repository_with_an_adapter_or_pickles_is_said_for_what_it_is(
+    name: str, config: bool, site: Site, tmp_path: Path
+) -> None:
+    folder = shutil.copytree(site.model, tmp_path / "other")
+    (folder / WEIGHTS).unlink()
+    if not config:
+        (folder / "config.json").unlink()
+    (folder / name).write_text("{}")
+    site.hub.publish("org/other", folder)
+    message = site.download("org/other")["message"]
+    if name == "adapter_config.json":
+        assert "org/other holds a LoRA adapter, not a model: merge it into its base" in message
+    elif config:
+        assert f"org/other has no {WEIGHTS}: there are PyTorch pickles (" in message
+        assert name in message
+    else:
+        assert "org/other has no config.json and no GGUF file of a model" in message

@@ -21,11 +21,8 @@ def test_a_missing_folder_is_reported_with_the_alternatives(reference: str) -> N
     )
 
 
-def test_a_file_is_not_a_folder(folder: Path) -> None:
-    file = folder / WEIGHTS
-    assert refusal(file, "model_not_found") == (
-        f"{file} is a file: give a GGUF file, or the folder that contains it"
-    )
+def test_a_file_of_weights_stands_for_its_folder(folder: Path) -> None:
+    assert resident(folder / WEIGHTS).info.name == folder.name
 
 
 def test_a_link_loop_is_not_a_folder(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from worker.loading.gguf.header import MAX_HEADER, Header, Incomplete, StoredTen
 from worker.models.fields import Fields
 
 SUFFIX = ".gguf"
+SUFFIXES = (SUFFIX, ".bin", ".safetensors")  # of files with models; 3.2-1B ends with none
 PART = re.compile(r"(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})", re.IGNORECASE)
 # Files beside a model: vision towers, drafts for multi-token prediction, statistics for quantisers.
 OTHER = re.compile(r"(^|[-._])(mmproj|mtp|imatrix)([-._]|$)", re.IGNORECASE)
@@ -23,8 +24,9 @@ FIRST_BYTES, LOCAL_FIRST_BYTES = 1 << 20, 1 << 24
 
 
 def stem_of(name: str) -> str:
-    """The name of a model from a file's name: without the suffix and the number of a part."""
-    stem = PurePosixPath(name).name.removesuffix(PurePosixPath(name).suffix)
+    """The name of a model from a file's name: without its suffix and the number of a part."""
+    path = PurePosixPath(name)
+    stem = path.stem if path.suffix.lower() in SUFFIXES else path.name
     part = PART.fullmatch(stem)
     return part["stem"] if part else stem
 

@@ -19,9 +19,9 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from jobs.errors import JobError
+from worker.loading.foreign import FIRST_BYTES, GGUF, foreign
 from worker.loading.gguf.types import READABLE
 
-MAGIC = b"GGUF"
 LENGTH = struct.Struct("<Q")  # of a string
 VERSIONS = (2, 3)
 MAX_HEADER = 100_000_000  # bytes; the largest published vocabularies take 20 MB
@@ -120,11 +120,12 @@ class _Parser:
 
     def _counts(self) -> tuple[int, int]:
         """Checks magic and version. Returns the numbers of tensors and of metadata entries."""
-        if bytes(self._buffer[:4]) != MAGIC:
+        if bytes(self._buffer[:4]) != GGUF:
+            what = foreign(bytes(self._buffer[:FIRST_BYTES]))
             raise JobError(
                 "unsupported_model",
                 f"{self._path} is not a GGUF file: it begins with {bytes(self._buffer[:4])!r}, not "
-                f"{MAGIC!r}; download the model again",
+                f"{GGUF!r}; {f'it {what}' if what else 'download the model again'}",
             )
         self._at = 4
         version = self._unpack("<I", "its version")

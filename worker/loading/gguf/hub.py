@@ -16,6 +16,7 @@ from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
 from jobs.errors import JobError
 from worker.loading.config import CONFIG
+from worker.loading.foreign import ADAPTER, adapter
 from worker.loading.gguf.files import (
     join,
     models_among,
@@ -60,6 +61,8 @@ class GgufHubSource(GgufSource):
             names = [str(path.relative_to(folder)) for path in folder.rglob("*.gguf")]
             if not names:
                 raise
+        if not models_among(names) and ADAPTER in names:
+            raise JobError("unsupported_model", f"{reference} {adapter()}")
         if not models_among(names):
             raise JobError(
                 "model_not_found",
