@@ -18,6 +18,7 @@ from worker.cli.options import (
     dtype_option,
     need_torch,
     refusal,
+    template_option,
 )
 
 if TYPE_CHECKING:
@@ -34,15 +35,21 @@ def models() -> None:
 @device_option
 @dtype_option
 @download_option
+@template_option
 @json_option
 def check(
-    reference: str, device: str, dtype: str, download_dir: Path | None, as_json: bool
+    reference: str,
+    device: str,
+    dtype: str,
+    download_dir: Path | None,
+    chat_template: Path | None,
+    as_json: bool,
 ) -> None:
     """Describe MODEL (a folder, a GGUF file, a hub repo id or 'demo') and check whether it fits.
 
-    Reads the configuration, the tokenizer and the headers of the weight files. Of a model on the
-    hub, only the small files and these headers are downloaded. Exit code 1 if it doesn't fit, 3 if
-    it can't run.
+    Reads the configuration, the tokenizer, the chat template and the headers of the weight files.
+    Of a model on the hub, only the small files and these headers are downloaded. Exit code 1 if it
+    doesn't fit or has no chat template, 3 if it can't run.
     """
     need_torch()
     from jobs import JobError
@@ -54,7 +61,7 @@ def check(
     try:
         place = choose_device(device)
         source = find(reference, download_dir)
-        model = describe(source)
+        model = describe(source, chat_template)
         downloaded = not source.needs_download
         with source.weights() if downloaded else nullcontext(source.headers()) as headers:
             found = preflight(model, place, dtype, headers)
@@ -64,8 +71,8 @@ def check(
         print_json(_facts(found, downloaded))
     else:
         _show(found, downloaded)
-    if found.obstacle is not None:
-        raise Failure(found.obstacle)
+    if (obstacle := _obstacle(found)) is not None:
+        raise Failure(obstacle)
 
 
 @models.command()
@@ -128,6 +135,14 @@ def quantize(
         echo(f"{written.path}: {size}, {written.kind}, {bits:.2f} bits per weight")
 
 
+def _obstacle(found: Preflight) -> str | None:
+    """Why a worker could not answer chat requests with the model; None if it could."""
+    from worker.prompt.template import chat_obstacle
+
+    lacks = chat_obstacle(found.model.template)
+    return found.obstacle or (lacks and f"{found.model.source.reference} {lacks}")
+
+
 def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
     source, quantization = found.model.source, found.model.config.quantization
     return {
@@ -148,13 +163,15 @@ def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
         "cpu_kernels": _kernels() if found.device.type == "cpu" else None,
         "free_bytes": found.free_bytes,
         "fits": found.obstacle is None,
-        "obstacle": found.obstacle,
+        "obstacle": _obstacle(found),
     }
 
 
 def _show(found: Preflight, downloaded: bool) -> None:
+    from worker.prompt.template import chat_obstacle
     from worker.resident.device import device_name
 
+    template = found.model.template
     source, device = found.model.source, found.device
     quantization = found.model.config.quantization
     revision = f" at {source.revision}" if source.revision else ""
@@ -169,7 +186,7 @@ def _show(found: Preflight, downloaded: bool) -> None:
         + (f", dequantised from {quantization.name}" if quantization else "")
         + ("" if downloaded else ", not downloaded yet"),
         "context": context,
-        "template": "yes" if found.model.template else "none: chat requests will be refused",
+        "template": "none: chat requests fail" if chat_obstacle(template) else "yes",
         "device": f"{device} ({device_name(device)}), {_size(found.free_bytes)} free",
         **({"kernels": _kernels()} if device.type == "cpu" else {}),
         "fits": "yes" if found.obstacle is None else "no",

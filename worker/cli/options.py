@@ -53,6 +53,18 @@ KINDS = (
 )
 # As in worker.engine.drafting, which imports torch.
 MOST_DRAFT_TOKENS = 32
+template_option = click.option(
+    "--chat-template",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    metavar="FILE",
+    help="Jinja chat template to use instead of the model's own.",
+)
+bos_option = click.option(
+    "--add-bos/--no-add-bos",
+    default=None,
+    help="Begin each prompt with the BOS token if the chat template does not write it. [default: "
+    "as a GGUF file says; not for others]",
+)
 quantize_option = click.option(
     "--quantize",
     type=click.Choice(["q8"]),

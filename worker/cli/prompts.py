@@ -10,12 +10,14 @@ from jobs.cli.failures import WrongInput
 from jobs.cli.options import json_option
 from jobs.cli.output import echo, print_json
 from worker.cli.options import (
+    bos_option,
     device_option,
     download_option,
     dtype_option,
     need_torch,
     quantize_option,
     refusal,
+    template_option,
 )
 
 
@@ -46,12 +48,8 @@ def prompts() -> None:
 @dtype_option
 @quantize_option
 @download_option
-@click.option(
-    "--chat-template",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Jinja chat template to use instead of the model's own.",
-)
+@template_option
+@bos_option
 @json_option
 def save(
     model: str,
@@ -63,6 +61,7 @@ def save(
     quantize: str | None,
     download_dir: Path | None,
     chat_template: Path | None,
+    add_bos: bool | None,
     as_json: bool,
 ) -> None:
     """Compute the system message in FILE once, and save its state.
@@ -93,6 +92,7 @@ def save(
             max_batch=1,
             download_dir=download_dir,
             chat_template=chat_template,
+            add_bos=add_bos,
         )
         messages = [{"role": "system", "content": text}]
         count = engine.save_prompt_cache(messages, output)

@@ -17,6 +17,7 @@ from jobs.cli.output import LogFormatter, echo
 from worker.cli.options import (
     MOST_DRAFT_TOKENS,
     TOOL_PARSERS,
+    bos_option,
     device_option,
     download_option,
     dtype_option,
@@ -24,6 +25,7 @@ from worker.cli.options import (
     quantize_option,
     redis_option,
     refusal,
+    template_option,
 )
 from worker.cli.private_redis import private_redis
 
@@ -105,12 +107,8 @@ from worker.cli.private_redis import private_redis
     metavar="S",
     help="Seconds that running jobs may continue after SIGTERM. Their rows then get 3 seconds.",
 )
-@click.option(
-    "--chat-template",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Jinja chat template to use instead of the model's own.",
-)
+@template_option
+@bos_option
 @click.option(
     "--tool-parser",
     type=click.Choice(TOOL_PARSERS),
@@ -161,6 +159,7 @@ def work(
     interactive_slots: int | None,
     preempt: bool,
     chat_template: Path | None,
+    add_bos: bool | None,
     tool_parser: str | None,
     prompt_caches: tuple[Path, ...],
     state_dir: Path | None,
@@ -225,6 +224,7 @@ def work(
                 context=context,
                 download_dir=download_dir,
                 chat_template=chat_template,
+                add_bos=add_bos,
                 tool_parser=tool_parser,
                 interactive_slots=interactive_slots,
                 preempt=preempt,

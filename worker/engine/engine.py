@@ -107,6 +107,7 @@ class EngineCore:
         cache_bytes: int | None,
         download_dir: Path | None,
         chat_template: Path | None = None,
+        add_bos: bool | None = None,
         tool_parser: str | None = None,
         interactive_slots: int | None = 0,
         preempt: bool = False,
@@ -119,7 +120,9 @@ class EngineCore:
         Raises JobError."""
         place = devices.choose_device(device)
         drafting = drafting_of(draft, draft_tokens, reference, place, dtype, download_dir, quantize)
-        resident = load(reference, place, dtype, download_dir, quantize, chat_template, tool_parser)
+        resident = load(
+            reference, place, dtype, download_dir, quantize, chat_template, tool_parser, add_bos
+        )
         if place.type == "cpu":
             share_cores(resident.info.weight_bytes)
             keep_memory()
@@ -225,6 +228,11 @@ class EngineCore:
         self.require_open()
         with self._changes.begin():
             yield
+
+    @property
+    def chat_obstacle(self) -> str | None:
+        """Why chat requests fail, and what to do; None if the model has a chat template."""
+        return self._resident.chat_obstacle
 
     def require_open(self) -> None:
         """Raises JobError (cancelled) after `close`."""

@@ -52,6 +52,7 @@ class EngineHost:
         draft_tokens: int | None = None,
         download_dir: Path | None = None,
         chat_template: Path | None = None,
+        add_bos: bool | None = None,
         tool_parser: str | None = None,
         interactive_slots: int | None = None,
         preempt: bool = True,
@@ -75,6 +76,7 @@ class EngineHost:
             draft_tokens=draft_tokens,
             download_dir=download_dir,
             chat_template=chat_template,
+            add_bos=add_bos,
             tool_parser=tool_parser,
             interactive_slots=interactive_slots,
             preempt=preempt,
@@ -176,6 +178,8 @@ class EngineHost:
         self._loading = True
         try:
             engine = self._load_engine(reference)
+            if engine.chat_obstacle is not None:
+                logger.warning("%s %s", engine.info.name, engine.chat_obstacle)
             try:
                 self._load_states(engine)
             except BaseException:

@@ -68,6 +68,7 @@ class Engine:
         draft_tokens: int | None = None,
         download_dir: Path | None = None,
         chat_template: str | Path | None = None,
+        add_bos: bool | None = None,
         tool_parser: str | None = None,
     ) -> Engine:
         """Load a model: a folder, a GGUF file, a Hugging Face repo id
@@ -86,6 +87,8 @@ class Engine:
         the hub are stored, by default the hub library's cache. chat_template: file with a chat
         template to use instead of the model's own. tool_parser: syntax of the model's tool calls
         (hermes, llama3_json, pythonic or qwen3_coder), by default the one that its template writes.
+        add_bos: whether prompts begin with the BOS token if the template doesn't write it; by
+        default as a GGUF file says, and not for other models.
         Raises JobError.
         """
         if cache_bytes is not None and (type(cache_bytes) is not int or cache_bytes < 0):
@@ -94,6 +97,8 @@ class Engine:
             )
         if not isinstance(prefix_cache, bool):
             raise invalid(f"prefix_cache is True or False; got {prefix_cache!r}", "prefix_cache")
+        if add_bos is not None and not isinstance(add_bos, bool):
+            raise invalid(f"add_bos is True, False or None; got {add_bos!r}", "add_bos")
         core = EngineCore.load(
             reference,
             device=device,
@@ -107,6 +112,7 @@ class Engine:
             draft_tokens=draft_tokens,
             download_dir=download_dir,
             chat_template=None if chat_template is None else template_path(chat_template),
+            add_bos=add_bos,
             tool_parser=tool_parser,
         )
         return cls(core)

@@ -76,6 +76,11 @@ class FolderSource:
                 tokens[name] = content
         return tokens
 
+    @property
+    def adds_bos(self) -> bool:
+        """In transformers, the chat template alone writes special tokens."""
+        return False
+
     @cached_property
     def chat_templates(self) -> Mapping[str, str]:
         """chat_template.jinja, else tokenizer_config.json, else chat_template.json;

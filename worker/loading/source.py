@@ -75,6 +75,10 @@ class ModelSource(Protocol):
         """Special tokens by the names that chat templates use: bos_token, eos_token, …"""
 
     @property
+    def adds_bos(self) -> bool:
+        """Whether prompts begin with the BOS token even if the chat template doesn't write it."""
+
+    @property
     def chat_templates(self) -> Mapping[str, str]:
         """Jinja sources by name ("default", "tool_use", …); empty if the model has none."""
 

@@ -9,7 +9,7 @@ from jobs.errors import JobError, invalid
 from worker.loading.tokenizer import Tokenizer
 from worker.prompt.conversation import before_mark, messages_for, variables_for
 from worker.prompt.encoder import PromptEncoder
-from worker.prompt.template import ChatTemplate
+from worker.prompt.template import NO_TEMPLATE, ChatTemplate
 from worker.prompt.turns import answer_room, build_newest
 
 
@@ -27,7 +27,8 @@ class PromptBuilder:
     """Renders and tokenizes the requests of one model. Thread-safe.
 
     `hides_tools`: requests may have tools although the template ignores them, because the worker
-    was told how the model writes calls; their messages then describe the tools.
+    was told how the model writes calls; their messages then describe the tools. `bos`: the token
+    with which prompts begin, whether or not the template writes it.
     """
 
     def __init__(
@@ -38,8 +39,10 @@ class PromptBuilder:
         context: int,
         *,
         hides_tools: bool = False,
+        bos: str = "",
     ) -> None:
         self._model, self._template, self._context = model, template, context
+        self._bos = bos
         self._hides_tools = hides_tools
         self._encoder = PromptEncoder(tokenizer, context)
 
@@ -47,11 +50,7 @@ class PromptBuilder:
         """Render and tokenize a request. Raises JobError if it can't be rendered, asks for an
         unsupported feature, or exceeds the context."""
         if self._template is None:
-            raise JobError(
-                "unsupported_model",
-                f"model {self._model} has no chat template: use a chat (instruct) checkpoint, or "
-                "put a chat_template.jinja into its folder",
-            )
+            raise JobError("unsupported_model", f"model {self._model} {NO_TEMPLATE}")
         _check_supported(request)
         if request.truncate == "oldest":
             return build_newest(
@@ -89,7 +88,8 @@ class PromptBuilder:
         last = request.truncate_prompt_tokens
         if last is not None and last < 0:
             last = max(1, self._context - answer_room(request.max_tokens or 1, self._context))
-        # The template itself writes the BOS token if the model needs one.
+        if not text.startswith(self._bos):
+            text = self._bos + text
         token_ids = self._encoder.encode(text, last)
         if not token_ids:
             raise invalid(

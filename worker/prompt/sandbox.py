@@ -15,7 +15,7 @@ from worker.prompt.limited_process import Ended, LimitedProcess
 MAX_SECONDS = 2.0  # CPU time of one rendering
 MAX_BYTES = 2 * 2**30  # address space of the child
 WHOSE = "the model's chat template"
-REMEDY = "; put a valid chat_template.jinja into its folder"
+REMEDY = "; put a valid chat_template.jinja into its folder, or start it with --chat-template FILE"
 MAX_REASON = 300  # characters of a template's reason in an error message
 
 

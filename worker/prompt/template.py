@@ -17,6 +17,10 @@ from worker.loading.tokenizer import Tokenizer
 from worker.prompt.sandbox import REMEDY, WHOSE, shared_sandbox
 
 MAX_PATH = 4096  # characters
+NO_TEMPLATE = (
+    "has no chat template: use a chat (instruct) checkpoint, put a chat_template.jinja into its "
+    "folder, or start it with --chat-template FILE"
+)
 # A tool that shows whether a template takes tools, and how it writes a call.
 PROBE_TOOL: dict[str, Any] = {
     "type": "function",
@@ -122,11 +126,7 @@ class ChatTemplate:
         unsupported_model if it is broken, is blocked by the sandbox, or exceeds its limits."""
         name = "tool_use" if tools and "tool_use" in self._sources else "default"
         if name not in self._sources:
-            raise JobError(
-                "unsupported_model",
-                f"the model has chat templates for {', '.join(sorted(self._sources))} and no "
-                "default one: put a chat_template.jinja into its folder",
-            )
+            raise JobError("unsupported_model", f"the model {self.no_default}")
         values = {
             **self._special_tokens,
             "documents": None,
@@ -136,6 +136,18 @@ class ChatTemplate:
             "add_generation_prompt": add_generation_prompt,
         }
         return self._sandbox.render(self._sources[name], values)
+
+    @property
+    def has_default(self) -> bool:
+        return "default" in self._sources
+
+    @property
+    def no_default(self) -> str:
+        """The fact that there is no default template, and what to do."""
+        return (
+            f"has chat templates for {', '.join(sorted(self._sources))} and no default one: put a "
+            "chat_template.jinja into its folder, or start it with --chat-template FILE"
+        )
 
     def mentions(self, word: str) -> bool:
         """Whether a word occurs in any of the templates."""
@@ -151,6 +163,13 @@ class ChatTemplate:
             return False
         dumped = "'type'" in text or '"type"' in text
         return "a7q" in text and "b7q" in text and not dumped
+
+
+def chat_obstacle(template: ChatTemplate | None) -> str | None:
+    """Why chat requests fail with the templates of a model, and what to do; None: they don't."""
+    if template is None:
+        return NO_TEMPLATE
+    return None if template.has_default else template.no_default
 
 
 def template_path(given: str | Path) -> Path:

@@ -23,7 +23,7 @@ from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
 from worker.prompt.builder import Prompt, PromptBuilder
-from worker.prompt.template import ChatTemplate
+from worker.prompt.template import ChatTemplate, chat_obstacle
 from worker.quantise.compression import compression_of
 from worker.resident import device as devices
 from worker.resident.description import describe
@@ -56,11 +56,22 @@ class ResidentModel:
     tags: ReasoningTags | None
     tool_syntax: str | None  # of the calls in answers
     harmony: bool  # completions are in the harmony format
+    bos: str  # with which prompts begin even if the template doesn't write it; "" if none
+
+    @property
+    def chat_obstacle(self) -> str | None:
+        """Why chat requests fail, and what to do; None if they don't."""
+        return chat_obstacle(self.template)
 
     def prompts(self, context: int) -> PromptBuilder:
         hides_tools = self.tool_syntax is not None
         return PromptBuilder(
-            self.info.name, self.tokenizer, self.template, context, hides_tools=hides_tools
+            self.info.name,
+            self.tokenizer,
+            self.template,
+            context,
+            hides_tools=hides_tools,
+            bos=self.bos,
         )
 
     def reader_maker(self, request: ChatRequest, prompt: Prompt) -> Callable[[], AnswerReader]:
@@ -106,6 +117,7 @@ def load(
     quantize: str | None = None,
     chat_template: Path | None = None,
     tool_parser: str | None = None,
+    add_bos: bool | None = None,
 ) -> ResidentModel:
     """Check everything that can be checked, then read the weights. Raises JobError."""
     compression = compression_of(quantize)
@@ -113,6 +125,7 @@ def load(
     described = describe(source, chat_template)
     template = described.template
     syntax = tool_syntax(template, tool_parser, reference)
+    bos = _bos(source, described.tokenizer, add_bos)
     if source.needs_download:
         preflight(described, device, dtype, source.headers(), compression).require_room()
         source.download_weights()
@@ -136,7 +149,20 @@ def load(
         tags=reasoning_tags(checked.tokenizer, template.source) if template else None,
         tool_syntax=syntax,
         harmony=writes_harmony(checked.tokenizer),
+        bos=bos,
     )
+
+
+def _bos(source: ModelSource, tokenizer: Tokenizer, wanted: bool | None) -> str:
+    """The token with which prompts begin; `wanted`: what the user says, else the model decides."""
+    token = source.special_tokens.get("bos_token", "")
+    known = bool(token) and len(tokenizer.encode(token)) == 1
+    if wanted and not known:
+        raise invalid(
+            f"add_bos: the tokenizer of {source.reference} has no BOS token: leave the option out",
+            "add_bos",
+        )
+    return token if known and (source.adds_bos if wanted is None else wanted) else ""
 
 
 def _info(checked: Preflight, fingerprint: str) -> ModelInfo:

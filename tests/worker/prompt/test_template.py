@@ -32,8 +32,8 @@ def test_a_model_without_a_template_is_refused_with_the_remedy(tmp_path: Path) -
         builder(tmp_path).build(request(HELLO))
     assert caught.value.code == "unsupported_model"
     assert caught.value.message == (
-        "model org/m has no chat template: use a chat (instruct) checkpoint, or put a "
-        "chat_template.jinja into its folder"
+        "model org/m has no chat template: use a chat (instruct) checkpoint, put a "
+        "chat_template.jinja into its folder, or start it with --chat-template FILE"
     )
 
 

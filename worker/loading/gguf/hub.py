@@ -26,7 +26,7 @@ from worker.loading.gguf.files import (
     read_local_header,
 )
 from worker.loading.gguf.header import Header, StoredTensor
-from worker.loading.gguf.source import TOKENIZER, GgufSource
+from worker.loading.gguf.source import TEMPLATE_FILE, TOKENIZER, GgufSource
 from worker.loading.hub_files import download, list_files, reach
 
 TIMEOUT = 30.0  # seconds until the hub must have begun to send
@@ -50,11 +50,11 @@ class GgufHubSource(GgufSource):
 
     @classmethod
     def open(cls, reference: str, cache: Path | None) -> Self:
-        """Finds the file and downloads a tokenizer.json if there is one. Raises
-        JobError("model_not_found")."""
+        """Finds the file, and downloads the tokenizer.json and the chat_template.jinja beside it.
+        Raises JobError("model_not_found")."""
         name, _, revision = reference.partition("@")
         repo, _, wanted = name.partition(":")
-        folder = download(reference, repo, revision or None, [TOKENIZER], cache)
+        folder = download(reference, repo, revision or None, [TOKENIZER, TEMPLATE_FILE], cache)
         try:
             names = list_files(reference, repo, folder.name)
         except JobError:  # offline: what was downloaded before

@@ -19,12 +19,12 @@ from worker.loading.gguf.header import Header, StoredTensor
 from worker.loading.gguf.metadata import Metadata
 from worker.loading.gguf.pieces import floats
 from worker.loading.gguf.tensors import Presented
-from worker.loading.gguf.tokenizer import build_tokenizer
+from worker.loading.gguf.tokenizer import adds_bos, build_tokenizer
 from worker.loading.gguf.vocabulary import Vocabulary
 from worker.loading.tokenizer import Tokenizer
 from worker.models.fields import Fields
 
-TOKENIZER = "tokenizer.json"
+TOKENIZER, TEMPLATE_FILE = "tokenizer.json", "chat_template.jinja"
 TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 MAX_FACTORS = 1 << 20  # bytes of a tensor of RoPE factors
 SAMPLING = "general.sampling."
@@ -77,11 +77,19 @@ class GgufSource:
         return self._vocabulary.names
 
     @cached_property
+    def adds_bos(self) -> bool:
+        return adds_bos(self._metadata)
+
+    @cached_property
     def chat_templates(self) -> Mapping[str, str]:
-        """The default template and those that tokenizer.chat_templates names."""
+        """The default template and those that tokenizer.chat_templates names. A chat_template.jinja
+        beside the file is the default one instead."""
         metadata = self._metadata
         sources = {}
-        if TEMPLATE in metadata.values:
+        beside = self.path.parent / TEMPLATE_FILE
+        if present(beside):
+            sources["default"] = read_text(beside)
+        elif TEMPLATE in metadata.values:
             sources["default"] = metadata.text(TEMPLATE)
         for name in metadata.texts(TEMPLATES, []):
             sources[name] = metadata.text(f"{TEMPLATE}.{name}")

@@ -29,6 +29,15 @@ from worker.loading.tokenizer import SPACE_MARK, Tokenizer
 PHI3_KEEPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
+def adds_bos(metadata: Metadata) -> bool:
+    """Whether llama.cpp puts the BOS token before a text: what the file states, else what is usual
+    for its tokenizer."""
+    kind = PRE_TOKENIZERS.get(metadata.text(PRE, "default"))
+    byte_level = metadata.text(MODEL, "") == BYTE_LEVEL
+    usual = kind is not None and kind.adds_bos if byte_level else True
+    return metadata.boolean(ADD_BOS, usual)
+
+
 def build_tokenizer(metadata: Metadata, vocabulary: Vocabulary) -> Tokenizer:
     """Raises JobError("unsupported_model")."""
     model = metadata.text(MODEL)
@@ -70,7 +79,7 @@ def _byte_level(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]:
             "type": "Sequence",
             "pretokenizers": [*splits, {**level, "use_regex": False}],
         },
-        "post_processor": _template(metadata, vocabulary, adds_bos=kind.adds_bos),
+        "post_processor": _template(metadata, vocabulary),
         "decoder": {**level, "use_regex": False},
         "model": {
             "type": "BPE",
@@ -108,7 +117,7 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]
     return {
         "normalizer": normalizer if prefix else spaces,
         "pre_tokenizer": None,
-        "post_processor": _template(metadata, vocabulary, adds_bos=True),
+        "post_processor": _template(metadata, vocabulary),
         "decoder": {"type": "Sequence", "decoders": decoders},
         "model": {
             "type": "BPE",
@@ -164,11 +173,9 @@ def _added_tokens(metadata: Metadata, vocabulary: Vocabulary) -> list[dict[str, 
     return added
 
 
-def _template(
-    metadata: Metadata, vocabulary: Vocabulary, *, adds_bos: bool
-) -> dict[str, Any] | None:
+def _template(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any] | None:
     """What surrounds a text that is encoded with special tokens."""
-    ends = [("bos", metadata.boolean(ADD_BOS, adds_bos)), ("eos", metadata.boolean(ADD_EOS, False))]
+    ends = [("bos", adds_bos(metadata)), ("eos", metadata.boolean(ADD_EOS, False))]
     used = {
         name: vocabulary.special[name] for name, on in ends if on and name in vocabulary.special
     }

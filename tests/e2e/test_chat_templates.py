@@ -1,0 +1,92 @@
+"""A model without a chat template: said before the first job, with remedies that work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from jobs import ChatRequest, JobError
+from jobs.cli import build
+from tests.worker.checkpoints import make_checkpoint
+from tests.worker.loading.gguf.converter import convert
+from tests.worker.templates import CHATML
+from worker import Engine
+
+COMMAND = str(Path(sys.executable).parent / "chatjobs")
+MISSING = (
+    "has no chat template: use a chat (instruct) checkpoint, put a chat_template.jinja into its "
+    "folder, or start it with --chat-template FILE"
+)
+REQUEST = ChatRequest(model="m", messages=[{"role": "user", "content": "Hi"}], max_tokens=1)
+
+
+def make_file(folder: Path) -> Path:
+    checkpoint = make_checkpoint(folder / "hf", num_hidden_layers=1)
+    edited = json.loads((checkpoint / "tokenizer_config.json").read_text())
+    del edited["chat_template"]
+    (checkpoint / "tokenizer_config.json").write_text(json.dumps(edited))
+    return convert(checkpoint, folder / "model" / "bare.gguf")
+
+
+def make_folder(folder: Path) -> Path:
+    make_file(folder)
+    return folder / "hf"
+
+
+def run(*words: str) -> Result:
+    return CliRunner().invoke(build(), words)
+
+
+@pytest.fixture(params=[make_file, make_folder])
+def bare(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    make: Callable[[Path], Path] = request.param
+    return make(tmp_path)
+
+
+def test_models_check_says_so_and_the_remedies_work(bare: Path, tmp_path: Path) -> None:
+    check = ("models", "check", str(bare), "--device", "cpu")
+    done = run(*check)
+    assert done.exit_code == 1
+    assert "template    none: chat requests fail" in done.stdout
+    assert f"{bare} {MISSING}" in done.stderr
+    facts = json.loads(run(*check, "--json").stdout)
+    assert (facts["chat_template"], facts["obstacle"]) == (False, f"{bare} {MISSING}")
+    with pytest.raises(JobError, match="has no chat template"):
+        Engine.load(str(bare), device="cpu").chat(REQUEST)
+
+    template = tmp_path / "chat.jinja"
+    template.write_text(CHATML)
+    assert run(*check, "--chat-template", str(template)).exit_code == 0
+    engine = Engine.load(str(bare), device="cpu", chat_template=template)
+    prompt = engine.prompt_ids(REQUEST)
+
+    beside = (bare if bare.is_dir() else bare.parent) / "chat_template.jinja"
+    beside.write_text(CHATML)
+    assert run(*check).exit_code == 0
+    assert Engine.load(str(bare), device="cpu").prompt_ids(REQUEST) == prompt
+
+
+def test_a_template_beside_a_gguf_file_replaces_the_one_in_it(tmp_path: Path) -> None:
+    path = convert(make_checkpoint(tmp_path / "hf", num_hidden_layers=1), tmp_path / "m" / "m.gguf")
+    (path.parent / "chat_template.jinja").write_text("{{ messages[0].content }}!")
+    engine = Engine.load(str(path), device="cpu")
+    assert engine.tokenizer.decode(engine.prompt_ids(REQUEST)) == "Hi!"
+
+
+def test_a_worker_warns_when_it_starts(redis_url: str, tmp_path: Path) -> None:
+    path = make_file(tmp_path)
+    words = ("work", "-m", str(path), "--redis", redis_url, "--no-record", "--burst")
+    template = tmp_path / "chat.jinja"
+    template.write_text(CHATML)
+    for options, warned in (((), True), (("--chat-template", str(template)), False)):
+        done = subprocess.run(
+            [COMMAND, *words, *options], capture_output=True, text=True, timeout=300
+        )
+        assert done.returncode == 0, done.stderr
+        assert (f"WARNING worker.engine.host: bare {MISSING}" in done.stderr) is warned
