@@ -7,6 +7,7 @@ plain calls, into fenced code with the language `tool_code` or `json`.
 
 from __future__ import annotations
 
+import ast
 import re
 from typing import Any
 
@@ -37,15 +38,24 @@ _OPENINGS = Openings(*FENCES)
 _BLANK = re.compile(r"\s*")
 _NAME = re.compile(r"[^\W\d][\w.-]*")
 _KEY = re.compile(r"([^\W\d]\w*)\s*=(?!=)")
-_TEXT = re.compile(r"'((?:[^'\\\n]|\\.)*)'|\"((?:[^\"\\\n]|\\.)*)\"", re.DOTALL)
-_NUMBER = re.compile(r"[-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?")
+# One string literal: in three quotes or in one, up to its end or to the end of the text.
+_OPEN_3 = r"{0}{0}{0}(?:[^{0}\\]|\\.|{0}(?!{0}{0}))*+"
+_OPEN_1 = r"{0}(?!{0}{0})(?:[^{0}\\\n]|\\.)*+"
+_QUOTED = "|".join(
+    one.format(quote) + end * quote for quote in "'\"" for one, end in ((_OPEN_3, 3), (_OPEN_1, 1))
+)
+_OPEN = "|".join(one.format(quote) for quote in "'\"" for one in (_OPEN_3, _OPEN_1))
+_TEXT = re.compile(rf"[rRuU]?(?:{_QUOTED})", re.DOTALL)
+_NUMBER = re.compile(
+    r"([-+]?)\s*(0[xX][\da-fA-F_]+|0[oO][0-7_]+|0[bB][01_]+"
+    r"|(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)(?:[eE][-+]?\d[\d_]*)?)"
+)
 _CONSTANTS = {"True": True, "False": False, "None": None}
 _CONSTANTS |= {"true": True, "false": False, "null": None}
 # The end of a text that cuts a word, a fence or a string.
-_CUT = re.compile(r"[\w.+-]*\s*|`{1,2}|'(?:[^'\\\n]|\\.)*\\?|\"(?:[^\"\\\n]|\\.)*\\?", re.DOTALL)
-_ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U000[0-9a-fA-F]{5}|[\n\\'\"abfnrtv0])")
-_ESCAPED = {"\n": "", "\\": "\\", "'": "'", '"': '"', "a": "\a", "b": "\b", "f": "\f"}
-_ESCAPED |= {"n": "\n", "r": "\r", "t": "\t", "v": "\v", "0": "\0"}
+_CUT = re.compile(rf"[\w.+-]*\s*|`{{1,2}}|[rRuU]?(?:{_OPEN})\\?", re.DOTALL)
+_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
+_ESCAPES = frozenset("\n\\'\"abfnrtv01234567xNuU")
 
 
 class Pythonic:
@@ -131,8 +141,9 @@ def parse_literal(text: str) -> Any:
 
 
 class _Reader:
-    """Reads calls with literal arguments. Python's own parser is not for untrusted text: it may
-    exhaust the stack. Raises Malformed, or Unfinished at the end of the text."""
+    """Reads calls with literal arguments. Python's own parser reads single strings and numbers
+    only: it may exhaust the stack on nested text. Raises Malformed, or Unfinished at the end of the
+    text."""
 
     def __init__(self, text: str, at: int) -> None:
         self._text, self.at = text, at
@@ -160,17 +171,24 @@ class _Reader:
         if self._take("["):
             return self._items("]", depth)
         if self._take("("):
-            return self._items(")", depth)
+            return self._parenthesised(depth)
         if self._take("{"):
             return self._entries(depth)
         if text := self._match(_TEXT):
-            return _unescaped(text[1] if text[1] is not None else text[2])
+            parts = [_string(text[0])]
+            while text := self._match(_TEXT):
+                parts.append(_string(text[0]))
+            return "".join(parts)
         if number := self._match(_NUMBER):
             try:
-                return int(number[0])
-            except ValueError:
-                return float(number[0])
+                return _number(number[1] + number[2])
+            except Malformed:  # 1_ may become 1_000
+                raise Unfinished if self.at == len(self._text) else Malformed from None
         name = self._match(_NAME)
+        if name is not None and name[0] == "set":  # the only literal of an empty one
+            self._need("(")
+            self._need(")")
+            return []
         if name is None or name[0] not in _CONSTANTS:
             raise self._fault()
         return _CONSTANTS[name[0]]
@@ -205,6 +223,13 @@ class _Reader:
                 break
         return to_call(name[0], arguments)
 
+    def _parenthesised(self, depth: int) -> Any:
+        """A tuple, or one value in parentheses."""
+        start = self.at
+        items = self._items(")", depth)
+        single = len(items) == 1 and not self._text[start : self.at - 1].rstrip().endswith(",")
+        return items[0] if single else items
+
     def _items(self, closing: str, depth: int) -> list[Any]:
         items: list[Any] = []
         while not self._take(closing):
@@ -213,17 +238,28 @@ class _Reader:
                 break
         return items
 
-    def _entries(self, depth: int) -> dict[str, Any]:
+    def _entries(self, depth: int) -> dict[str, Any] | list[Any]:
+        """A dictionary, or a set as a list."""
         entries: dict[str, Any] = {}
         while not self._take("}"):
             key = self.value(depth - 1)
-            self._need(":")
+            if not entries and not self._take(":"):
+                return self._set(key, depth)
+            if entries:
+                self._need(":")
             if not isinstance(key, str) or key in entries:
                 raise Malformed
             entries[key] = self.value(depth - 1)
             if self._ends_items("}"):
                 break
         return entries
+
+    def _set(self, first: Any, depth: int) -> list[Any]:
+        """A set after its first value."""
+        items = [first]
+        if not self._ends_items("}"):
+            items += self._items("}", depth)
+        return list({repr(one): one for one in items}.values())
 
     def _ends_items(self, closing: str) -> bool:
         """Read what follows an item: the closing bracket, or a comma and maybe the bracket."""
@@ -262,9 +298,29 @@ class _Reader:
         return Unfinished() if cut else Malformed()
 
 
-def _unescaped(text: str) -> str:
-    def value(found: re.Match[str]) -> str:
-        escape = found[1]
-        return _ESCAPED[escape] if escape in _ESCAPED else chr(int(escape[1:], 16))
+def _string(literal: str) -> str:
+    """The value of one string literal."""
+    if literal[0] in "'\"" and not any(sign in literal for sign in "\\\r\0"):
+        quotes = 3 if len(literal) > 5 and literal[1] == literal[2] == literal[0] else 1
+        return literal[quotes:-quotes]
+    if literal[0] not in "rR":  # Python warns of other escapes, and keeps them
+        literal = _ESCAPE.sub(lambda one: one[0] if one[1] in _ESCAPES else "\\" + one[0], literal)
+    value = _evaluated(literal)
+    if not isinstance(value, str):
+        raise Malformed
+    return value
 
-    return _ESCAPE.sub(value, text)
+
+def _number(literal: str) -> int | float:
+    value = _evaluated(literal)
+    if not isinstance(value, int | float):
+        raise Malformed
+    return value
+
+
+def _evaluated(literal: str) -> Any:
+    """The value of one string or number, as Python reads it."""
+    try:
+        return ast.literal_eval(literal)
+    except (SyntaxError, ValueError, MemoryError):
+        raise Malformed from None

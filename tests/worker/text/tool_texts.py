@@ -73,6 +73,22 @@ CODE = (  # values that hold tags
     "<tool_call> and </tool_call>",
 )
 
+LITERALS: list[tuple[str, Any]] = [  # as Python reads them
+    *(("0x1F", 31), ("-0b101", -5), ("0o17", 15), ("1_000", 1000), ("+7", 7), ("- 2", -2)),
+    *((".5", 0.5), ("5.", 5.0), ("-1_0.5e-1", -1.05), ("0", 0), ("00", 0)),
+    *(("True", True), ("true", True), ("null", None)),
+    ('"""a"""', "a"),
+    ("'''a'b''\nc'''", "a'b''\nc"),
+    ('"""a\\""" b"""', 'a""" b'),
+    *(('""', ""), ("''''''", ""), ("''", "")),
+    ("'a' \"b\"\n'''c'''", "abc"),
+    *((r"r'a\n'", "a\\n"), ("u'a'", "a"), (r"'\d\''", "\\d'"), (r"'\x41\101\u00e9'", "AA\u00e9")),
+    *((r"'\N{BULLET}'", "\u2022"), ("'a\\\nb'", "ab")),
+    *(("(1, 2)", [1, 2]), ("(1,)", [1]), ("(1)", 1), ("('a' 'b')", "ab"), ("()", [])),
+    *(("{1, 2, 1}", [1, 2]), ("{'a'}", ["a"]), ("{'a',}", ["a"]), ("set()", []), ("{}", {})),
+    ("{'a': (1, {2}), 'b': -0x1}", {"a": [1, [2]], "b": -1}),
+]
+
 WELL_FORMED: list[tuple[str, str, str, list[Call]]] = [
     ("hermes", HERMES, "", [PARIS]),
     ("hermes", f"\n\n{HERMES}\n", "", [PARIS]),
@@ -157,6 +173,10 @@ WELL_FORMED: list[tuple[str, str, str, list[Call]]] = [
         "",
         [weather(options={"x": [1, 2500.0, True, None]}, places=["a"])],
     ),
+    *(
+        ("pythonic", f"[get_weather(free={literal})]", "", [weather(free=value)])
+        for literal, value in LITERALS
+    ),
     ("pythonic", LLAMA, "", [PARIS]),
     ("pythonic", f"[{LLAMA}]", "", [PARIS]),
     ("pythonic", '```tool_code\nget_weather(city="Paris")\n```', "", [PARIS]),
@@ -213,6 +233,23 @@ MALFORMED: list[tuple[str, str]] = [
     ("pythonic", "[get_weather('Paris')]"),
     ("pythonic", "[get_weather(city='Paris', city='Rome')]"),
     ("pythonic", "[get_weather(options={'a': 1, 'a': 2})]"),
+    *(
+        ("pythonic", f"[get_weather(free={literal})]")
+        for literal in (
+            *("b'a'", "f'a'", "1j", "007", "0x", "1__0", "--1", "1 + 1", "'a' + 'b'", "{1: 2}"),
+            *(
+                "{'a': 1, 2}",
+                "{1, 'a': 2}",
+                r"'\N{NO SUCH}'",
+                r"'\x4'",
+                "'a\nb'",
+                "set([1])",
+                "...",
+                "'a'1",
+            ),
+            *("9" * 5000, "'\ud800'", "'''a''", "rb'a'", "a", "nan", "1e999"),
+        )
+    ),
     ("pythonic", LLAMA.replace('"Paris"', '"Paris", "city": "Rome"')),
     ("pythonic", "[other(city='Paris')]"),
     ("pythonic", "[get_weather(city='Paris'"),
