@@ -16,7 +16,15 @@ from jobs.client.rq_format import DEPENDENTS_LUA, TENANTS_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
-from worker.queue import rq_backlog, rq_presence, rq_scripts, rq_sessions, rq_upkeep, rq_workers
+from worker.queue import (
+    rights,
+    rq_backlog,
+    rq_presence,
+    rq_scripts,
+    rq_sessions,
+    rq_upkeep,
+    rq_workers,
+)
 from worker.record import folder, part_plans
 
 ROOT = Path(__file__).parent.parent
@@ -59,6 +67,7 @@ CASES = [
     (rq_presence.BIRTH, "ARGV", rq_presence.BirthArgs),
     (rq_presence.REPORT, "KEYS", rq_presence.ReportKeys),
     (rq_presence.REPORT, "ARGV", rq_presence.ReportArgs),
+    (rights.PROBE, "KEYS", rights.ProbeKeys),
     (rq_workers.ELECT, "KEYS", rq_workers.ElectKeys),
     (rq_workers.ELECT, "ARGV", rq_workers.ElectArgs),
     (rq_workers.RENEW, "KEYS", rq_workers.RenewKeys),

@@ -25,6 +25,7 @@ from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
+from worker.queue.rights import check_rights
 from worker.queue.rq_control import Control
 from worker.queue.rq_presence import RQPresence
 from worker.queue.rq_started import RQStarted
@@ -67,6 +68,7 @@ def serve(
     client = connect(redis_url)
     try:
         _check_redis(client)
+        check_rights(client)
         folder = None if results is None else claim_folder(client, results)
         models = _load(backend, references)
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from jobs import Client
 
 EMBEDDED = "embedded"
+ANSWER_SECONDS = 3.5  # that a command waits for Redis: with its own start, 5 s
 
 
 def is_embedded(url: str) -> bool:
@@ -134,34 +135,73 @@ def client(url: str) -> Iterator[Client]:
 
 @contextmanager
 def connection(url: str) -> Iterator[Redis]:
-    """Yield a plain connection to the Redis at `url`, for reading."""
+    """Yield a plain connection to the Redis at `url`, for reading. A command that gets no reply for
+    as long as `check_server` waits fails."""
+    from redis.backoff import NoBackoff
+    from redis.retry import Retry
+
     from jobs.client.connection import connect
 
     check_server(url)
     with interrupts_raise(), connect(url) as redis:
+        redis.set_retry(Retry(NoBackoff(), 0))
+        redis.connection_pool.connection_kwargs["socket_timeout"] = patience_of(redis)
         yield redis
 
 
 def check_server(url: str) -> None:
-    """Raise with a hint for the user if no Redis answers at `url`."""
+    """Raise with a hint for the user if no Redis answers at `url` soon."""
+    import threading
+
     from redis import RedisError
 
     from jobs import JobError
-    from jobs.client.connection import connect, nothing_listens, redis_failure
+    from jobs.client.connection import (
+        MAYBE_NO_TLS,
+        connect,
+        nothing_listens,
+        redis_failure,
+        server_name,
+        uses_tls,
+    )
 
     try:
         redis = connect(url)
     except JobError as error:
         raise click.BadParameter(error.message, param_hint="'--redis'") from None
-    try:
-        redis.ping()
-    except RedisError as error:
-        message = redis_failure(redis, error).message
-        if nothing_listens(redis, error):
+    failed: list[RedisError] = []
+
+    def ping() -> None:
+        try:
+            redis.ping()
+        except RedisError as error:
+            failed.append(error)
+
+    # On a thread: retries, several Sentinels and the look-up of a name have limits of their own.
+    patience = patience_of(redis)
+    asking = threading.Thread(target=ping, daemon=True)
+    asking.start()
+    asking.join(patience)
+    if asking.is_alive():
+        raise Unavailable(
+            f"Redis at {server_name(redis)} does not answer within {patience:g} s: it hangs, is "
+            "busy or can't be reached; try again, or give it longer with ?socket_timeout=S in the "
+            f"URL{MAYBE_NO_TLS if uses_tls(redis) else ''}"
+        )
+    redis.close()
+    for failure in failed:
+        message = redis_failure(redis, failure).message
+        if nothing_listens(redis, failure):
             message += (
                 "; start Redis (redis-server --appendonly yes, or: docker compose up -d redis) "
                 "or select another server with --redis URL"
             )
         raise Unavailable(message) from None
-    finally:
-        redis.close()
+
+
+def patience_of(redis: Redis) -> float:
+    """Seconds that a command waits for Redis: ANSWER_SECONDS, unless the URL has a time-out."""
+    from jobs.client.connection import SOCKET_SECONDS
+
+    seconds = float(redis.connection_pool.connection_kwargs["socket_timeout"])
+    return ANSWER_SECONDS if seconds == SOCKET_SECONDS else seconds

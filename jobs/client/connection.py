@@ -10,9 +10,17 @@ from typing import Any
 
 import redis
 import redis.asyncio
+from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
 from redis.asyncio.retry import Retry as AsyncRetry
 from redis.backoff import ExponentialBackoff, NoBackoff
-from redis.exceptions import AskError, ClusterCrossSlotError, ClusterDownError, OutOfMemoryError
+from redis.connection import SSLConnection
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+)
 from redis.retry import Retry
 
 from jobs.client import transport
@@ -38,6 +46,15 @@ _TLS_HINT = (
     "; name the authority of the server's certificate in the URL (?ssl_ca_certs=FILE), and use "
     "rediss:// only for a server that speaks TLS"
 )
+
+
+_NO_TLS = "; the server does not speak TLS at this port: write redis:// (redis+sentinel://)"
+_SIGNS_OF_NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number", "record layer failure")
+MAYBE_NO_TLS = "; if this port does not speak TLS, write redis:// (redis+sentinel://)"
+_MAYBE_TLS = "; if this port speaks TLS, write rediss:// (rediss+sentinel://)"
+_SIGNS_OF_TLS = ("Connection closed by server", "Connection reset by peer")
+_LOGIN_HINT = "; check the user and the password in the URL"
+_NO_LOGIN = "; give the user and the password in the URL: redis://user:password@host:port/db"
 
 
 def redis_url(url: str | None = None) -> str:
@@ -99,14 +116,28 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     server = server_name(client)
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
     if _cause(error, ssl.SSLError):
-        return JobError("unavailable", f"TLS with Redis at {server} failed: {reason}{_TLS_HINT}")
+        hint = _NO_TLS if any(sign in reason for sign in _SIGNS_OF_NO_TLS) else _TLS_HINT
+        return JobError("unavailable", f"TLS with Redis at {server} failed: {reason}{hint}")
     if isinstance(error, redis.AuthenticationError):
-        return JobError("unavailable", f"Redis at {server} refused the login: {reason}")
+        hint = (
+            _LOGIN_HINT if client.connection_pool.connection_kwargs.get("password") else _NO_LOGIN
+        )
+        return JobError("unavailable", f"Redis at {server} refused the login: {reason}{hint}")
+    if isinstance(error, NoPermissionError):
+        return JobError(
+            "unavailable",
+            f"Redis at {server} refused a command: {reason}; the user {user_name(client)!r} lacks "
+            "a right: docs/operations.md (Users) lists those of workers and of producers",
+        )
     if _cause(error, socket.gaierror):
         reason = "the name of the host can't be resolved: check it in the Redis URL"
         return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
+    if isinstance(error, redis.InvalidResponse) or any(sign in reason for sign in _SIGNS_OF_TLS):
+        hint = "" if uses_tls(client) else _MAYBE_TLS
+        return JobError("unavailable", f"can't talk with Redis at {server}: {reason}{hint}")
     if isinstance(error, redis.ConnectionError | redis.TimeoutError):
-        return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
+        hint = MAYBE_NO_TLS if isinstance(error, redis.TimeoutError) and uses_tls(client) else ""
+        return JobError("unavailable", f"can't reach Redis at {server}: {reason}{hint}")
     if isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):
         return JobError("internal", NO_CLUSTER.format(server))
     if isinstance(error, OutOfMemoryError):
@@ -114,6 +145,13 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
             "queue_full",
             f"Redis at {server} is full: try again when jobs have ended and their results have "
             "expired, or raise maxmemory",
+        )
+    if "DB index is out of range" in reason:
+        number = client.connection_pool.connection_kwargs.get("db")
+        return JobError(
+            "unavailable",
+            f"Redis at {server} has no database {number}: name another one at the end of the URL, "
+            "such as /0",
         )
     if "compiling script" in reason and "'#'" in reason:
         return JobError("internal", TOO_OLD.format(server, ""))
@@ -139,6 +177,16 @@ def server_name(client: Any) -> str:
     if (master := getattr(pool, "service_name", None)) is not None:
         return f"Sentinel's {master!r}"
     return options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+
+
+def user_name(client: Any) -> str:
+    """The Redis user of a client's connections."""
+    return client.connection_pool.connection_kwargs.get("username") or "default"
+
+
+def uses_tls(client: Any) -> bool:
+    """Whether the connections of a client use TLS."""
+    return issubclass(client.connection_pool.connection_class, SSLConnection | AsyncSSLConnection)
 
 
 def nothing_listens(client: Any, error: redis.RedisError) -> bool:

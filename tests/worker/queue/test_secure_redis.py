@@ -20,9 +20,13 @@ from rq.command import send_shutdown_command
 
 from jobs import AsyncClient, Client, JobError, keys
 from jobs.cli import build
+from jobs.client.rq_format import DEPENDENTS_LUA, TENANTS_LUA
+from jobs.client.turns import TURNS_LUA
 from jobs.embedded import EmbeddedRedis
+from jobs.stream.entries import END_LUA
 from tests.worker.fake_backend import text_of
 from tests.worker.site import ROOT, Site, wait_until
+from worker.queue.rights import COMMANDS
 
 PASSWORD = "p@ss/w:rd"
 IN_URL = "p%40ss%2Fw%3Ard"
@@ -81,7 +85,8 @@ def server() -> Iterator[EmbeddedRedis]:
     """A server without access for the default user."""
     with EmbeddedRedis(port=0) as started:
         admin: Any = redis.Redis.from_url(started.url)
-        for name, rights in [*USERS, ("stranger", "~mine:* +@all")]:
+        others = [("stranger", "~mine:* +@all"), ("admin", "~* &* +@all")]
+        for name, rights in [*USERS, *others]:
             admin.execute_command("ACL", "SETUSER", name, "on", f">{PASSWORD}", *rights.split())
         admin.execute_command("ACL", "SETUSER", "default", "off")
         admin.close()
@@ -181,6 +186,70 @@ def test_a_connection_error_is_one_sentence(
         assert reason in caught.value.message
         assert "\n" not in caught.value.message
         assert "wrong@" not in caught.value.message
+
+
+LACKING = [
+    ("producer", "", "&rq:*"),
+    ("worker", "-hset -xadd", "+hset +xadd"),
+    ("worker", "resetkeys ~chatjobs:*", "~rq:*"),
+    ("worker", "resetkeys ~rq:*", "~chatjobs:*"),
+    ("worker", "resetchannels &rq:*", "&chatjobs:*"),
+    ("worker", "-subscribe", "+subscribe"),
+]
+
+
+@pytest.mark.parametrize(("user", "changes", "rights"), LACKING)
+def test_a_worker_names_the_rights_that_its_user_lacks_at_start(
+    server: EmbeddedRedis, tmp_path: Path, user: str, changes: str, rights: str
+) -> None:
+    with redis.Redis.from_url(server.url, username="admin", password=PASSWORD) as admin:
+        admin.execute_command("ACL", "SETUSER", user, *changes.split())
+        site = Site(f"redis://{user}:{IN_URL}@127.0.0.1:{server.port}/0", tmp_path / "results")
+        refused = site.worker()
+        assert refused.wait() == 3
+        assert (
+            f"the Redis user '{user}' lacks rights that a worker needs ({rights})" in refused.output
+        )
+        assert "serves" not in refused.output
+        assert PASSWORD not in refused.output
+        remedy = re.search(r"\(ACL (SETUSER .+?)\), or", refused.output)
+        assert remedy is not None
+        admin.execute_command("ACL", *remedy[1].split())
+    worker = site.worker()
+    wait_until(lambda: "serves" in worker.output)
+    assert worker.stop() == 0
+    site.close()
+
+
+def test_every_command_of_the_scripts_of_workers_is_tried_at_start() -> None:
+    tried = {command.split()[0] for command in COMMANDS}
+    texts = [path.read_text() for path in ROOT.glob("worker/*/scripts/*.lua")]
+    texts += [TENANTS_LUA, DEPENDENTS_LUA, TURNS_LUA, END_LUA]
+    sent = {name for text in texts for name in re.findall(r"redis\.p?call\('(\w+)'", text)}
+    assert sent - tried == set()
+
+
+@pytest.mark.parametrize("words", [["status"], ["work", "--model", "demo"], ["jobs", "list"]])
+@pytest.mark.parametrize(
+    ("url", "remedy"),
+    [
+        ("rediss://producer:{password}@localhost:{plain}/0", "write redis://"),
+        ("redis://producer:{password}@localhost:{tls}/0", "write rediss://"),
+        ("redis://localhost:{plain}/0", "give the user and the password in the URL"),
+        ("redis://:wrong@localhost:{plain}/0", "check the user and the password"),
+        ("redis://producer:wrong@localhost:{plain}/0", "check the user and the password"),
+        ("redis://producer:{password}@localhost:{plain}/99", "no database 99: name another one"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_url_is_named_at_start(
+    proxy: TLSProxy, server: EmbeddedRedis, url: str, remedy: str, words: list[str]
+) -> None:
+    url = url.format(password=IN_URL, plain=server.port, tls=proxy.port)
+    result = CliRunner().invoke(build(), [*words, "--redis", url])
+    assert result.exit_code == 3
+    assert remedy in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "wrong@" not in result.output
 
 
 def test_a_certificate_that_is_not_trusted_gets_a_hint_about_tls(proxy: TLSProxy) -> None:
