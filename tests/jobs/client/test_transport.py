@@ -2,7 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
+import tomllib
+from pathlib import Path
+from typing import Any
+
 import pytest
+import redis
+from packaging.requirements import Requirement
+from redis import asyncio, connection, sentinel
+from redis.asyncio import connection as async_connection
+from redis.asyncio import sentinel as async_sentinel
+from redis.client import Pipeline
 
 from jobs.client.connection import connect
 
@@ -49,3 +60,65 @@ def test_a_transaction_loads_its_scripts_first(redis_url: str) -> None:
         pipeline.incr("runs")
         script(args=[1], client=pipeline)
         assert pipeline.execute() == [1, b"1"]
+
+
+# Methods of redis-py that transport.py overrides or calls, private or with parameters that its
+# documentation does not have, and their parameters.
+CONNECTIONS = (
+    *(connection.Connection, connection.SSLConnection, connection.UnixDomainSocketConnection),
+    *(sentinel.SentinelManagedConnection, sentinel.SentinelManagedSSLConnection),
+)
+ASYNC_CONNECTIONS = (
+    *(async_connection.Connection, async_connection.SSLConnection),
+    *(async_connection.UnixDomainSocketConnection, async_sentinel.SentinelManagedConnection),
+    async_sentinel.SentinelManagedSSLConnection,
+)
+PRIVATE: list[tuple[Any, str, list[str]]] = [
+    *((kind, "_construct_command_packer", ["packer"]) for kind in CONNECTIONS),
+    *((kind, "send_command", ["args", "kwargs"]) for kind in CONNECTIONS),
+    *((kind, "send_packed_command", ["command", "check_health"]) for kind in CONNECTIONS),
+    *((kind, "read_response", ["disable_decoding", "timeout"]) for kind in CONNECTIONS),
+    *((kind, "send_command", ["args", "kwargs"]) for kind in ASYNC_CONNECTIONS),
+    *((kind, "read_response", ["disable_decoding", "timeout"]) for kind in ASYNC_CONNECTIONS),
+    (connection.HiredisRespSerializer, "pack", ["args"]),
+    (Pipeline, "load_scripts", []),
+    (Pipeline, "_execute_transaction", ["connection", "commands", "raise_on_error"]),
+    (Pipeline, "_execute_pipeline", ["connection", "commands", "raise_on_error"]),
+    (Pipeline, "raise_first_error", ["commands", "response"]),
+    (sentinel.SentinelConnectionPool, "disconnect", ["inuse_connections"]),
+    (async_sentinel.SentinelConnectionPool, "disconnect", ["inuse_connections"]),
+    (sentinel.Sentinel, "master_for", ["service_name", "redis_class", "connection_pool_class"]),
+    (async_sentinel.Sentinel, "master_for", ["service_name", "redis_class"]),
+]
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "parameters"),
+    PRIVATE,
+    ids=[f"{owner.__module__}.{owner.__qualname__}.{name}" for owner, name, _ in PRIVATE],
+)
+def test_the_methods_of_redis_py_that_are_overridden_are_there(
+    owner: Any, name: str, parameters: list[str]
+) -> None:
+    found = [one for one in inspect.signature(getattr(owner, name)).parameters if one != "self"]
+    assert found[: len(parameters)] == parameters
+
+
+def test_connections_have_the_attributes_that_are_read() -> None:
+    for kind in (connection.Connection, async_connection.Connection):
+        made: Any = kind(password="x", socket_timeout=3.0)
+        assert made.socket_timeout == 3.0
+        assert made.password == "x"
+        assert made.is_connected is False
+    assert asyncio.Redis().connection_pool.connection_kwargs is not None
+    pipeline = redis.Redis().pipeline()
+    assert pipeline.scripts == set()
+
+
+def test_only_versions_that_were_tried_are_installed() -> None:
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
+    needed = [Requirement(one) for one in project["project"]["dependencies"]]
+    (of_redis,) = [one for one in needed if one.name == "redis"]
+    assert redis.__version__ in of_redis.specifier
+    assert "9.0.0" not in of_redis.specifier
+    assert "8.0.0" not in of_redis.specifier
