@@ -14,6 +14,7 @@ from pathlib import Path
 import redis
 
 from jobs.client.connection import check_server, connect, redis_failure
+from jobs.client.eviction import eviction
 from jobs.errors import JobError, invalid
 from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
@@ -162,11 +163,5 @@ def _load(backend: Backend, references: Sequence[str]) -> list[ModelInfo]:
 def _check_redis(client: redis.Redis) -> None:
     """Raise an error if Redis does not reply, is too old or a Cluster, or may evict keys."""
     check_server(client)
-    memory = client.info("memory")
-    policy = memory.get("maxmemory_policy", "noeviction")
-    if memory.get("maxmemory") and policy != "noeviction":
-        raise JobError(
-            "internal",
-            f"Redis may evict keys (maxmemory-policy {policy}), so jobs could be lost: set "
-            "maxmemory-policy to noeviction",
-        )
+    if reason := eviction(client.info("memory")):
+        raise JobError("unavailable", reason)

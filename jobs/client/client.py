@@ -18,6 +18,7 @@ from jobs.client.cancel import cancel
 from jobs.client.chat_completions import Chat
 from jobs.client.connection import connect, connect_async, redis_failure
 from jobs.client.durable import DurableSubmit
+from jobs.client.eviction import EvictionCheck
 from jobs.client.follow import OnRestart, follow
 from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
@@ -50,6 +51,7 @@ class Client:
     def __init__(self, url: str | None = None, *, result_ttl: int | None = None) -> None:
         self._result_ttl = None if result_ttl is None else check_result_ttl(result_ttl)
         self.connection = SyncConnection(connect(url), partial(connect_async, url))
+        self._eviction = EvictionCheck(self.redis)
         self.serving: ServingCheck | None = ServingCheck(self.redis)
         self.chat = Chat(self)  # client.chat.completions.create(...), as in the openai package
 
@@ -182,6 +184,7 @@ class Client:
         self, requests: list[ChatRequest], kept: Sequence[ChatRequest | None], first: int = 0
     ) -> list[Job]:
         """`kept`: the requests that the jobs keep."""
+        self._eviction.require()
         enqueued = enqueue(self.redis, requests, self._result_ttl, first)
         if self.serving is not None:
             self.serving.warn(request.model for request in requests)

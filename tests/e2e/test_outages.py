@@ -7,8 +7,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
+from rq import Queue
+from rq.serializers import JSONSerializer
 
-from jobs import keys
+from jobs import Client, JobError, keys
+from jobs.cli import build
 from jobs.embedded import EmbeddedRedis
 from tests.worker.site import Site, wait_until
 
@@ -68,3 +72,34 @@ def test_a_death_during_an_outage_is_found(site: Site, server: EmbeddedRedis) ->
     wait_until(lambda: site.redis.llen("rq:queue:chat:fake") == 1)
     assert site.hash(job)["chatjobs_lost"] == "1"
     assert other.alive
+
+
+def test_a_policy_that_evicts_stops_workers_and_submits(site: Site) -> None:
+    worker = site.worker()
+    assert site.submit("before").result(timeout=60)
+    reason = "Redis may evict keys (maxmemory-policy allkeys-lru), so jobs could be lost: set"
+
+    def status() -> str:
+        return CliRunner().invoke(build(), ["status", "--redis", site.url]).output
+
+    with site.settings(**{"maxmemory": "1gb", "maxmemory-policy": "allkeys-lru"}):
+        wait_until(lambda: f"claims no jobs: {reason}" in status())
+        with Client(site.url) as client, pytest.raises(JobError, match="was enqueued") as caught:
+            client.submit({"model": "fake", "messages": [{"role": "user", "content": "x"}]})
+        assert caught.value.code == "unavailable"
+        assert reason in caught.value.message
+        queue = Queue("chat:fake", connection=site.redis, serializer=JSONSerializer)
+        request = {"model": "fake", "messages": [{"role": "user", "content": "x"}]}
+        enqueued = site.client.job(queue.enqueue(keys.TASK, kwargs={"request": request}).id)
+        _wait_for_renewal(site)
+        assert enqueued.status() == "queued"
+    assert enqueued.result(timeout=60)
+    assert worker.stop() == 0
+    assert worker.output.count(f"not claiming jobs: {reason}") == 1
+    assert "claiming jobs again" in worker.output
+
+
+def _wait_for_renewal(site: Site) -> None:
+    (name,) = site.redis.zrange(keys.WORKERS, 0, -1)
+    before = site.redis.zscore(keys.WORKERS, name)
+    wait_until(lambda: site.redis.zscore(keys.WORKERS, name) != before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 
 from worker.queue.rq_presence import RQPresence
 from worker.queue.rq_store import RQStore
@@ -13,16 +14,22 @@ BACKLOG_ROWS = 20_000  # rows waiting for Parquet above which no jobs are claime
 
 
 class Admission:
-    """`pause`: why no jobs are claimed; "" if they are."""
+    """`pause`: why no jobs are claimed; "" if they are. `look_seconds`: between two looks at the
+    settings of Redis."""
 
-    def __init__(self, presence: RQPresence, store: RQStore) -> None:
+    def __init__(self, presence: RQPresence, store: RQStore, look_seconds: float) -> None:
         self._presence, self._store = presence, store
         self.pause = ""
+        self._look_seconds = look_seconds
+        self._eviction, self._next_look = "", 0.0  # monotonic
 
     def update(self) -> None:
         """Look at what may stop the worker from claiming jobs."""
-        pause = ""
-        if not self._presence.may_pause():  # one command, which is all of an idle worker
+        if (now := time.monotonic()) >= self._next_look:
+            self._next_look = now + self._look_seconds
+            self._eviction = self._store.eviction()
+        pause = self._eviction
+        if pause or not self._presence.may_pause():  # one command, which is all of an idle worker
             pass
         elif self._presence.suspended():
             pause = "suspended by rq"

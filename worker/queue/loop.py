@@ -76,7 +76,7 @@ class WorkerLoop:
         self._presence, self._workers, self._control = presence, workers, control
         self._watchdog, self._keeper, self._reaper = watchdog, keeper, reaper
         self._breaker, self._faults = breaker, faults
-        self._admission, self._outage = Admission(presence, store), Outage()
+        self._admission, self._outage = Admission(presence, store, lease_seconds), Outage()
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
         self._models = {name: model.name for name, model in models.items()}
         self._figures = Figures(backend, self._models, results)

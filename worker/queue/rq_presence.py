@@ -98,7 +98,9 @@ class RQPresence:
             seconds=self._rq_seconds,
         )
         names = ReportKeys(keys.worker(self.name), self._worker.key)
-        self._clock.seen(float(self._report(keys=names, args=args)))
+        time_of_redis = self._report(keys=names, args=args)
+        if time_of_redis is not None:
+            self._clock.seen(float(time_of_redis))
         if tell_rq:
             self._told_rq, self._tell_rq_at = current, now + self._lease_seconds
 

@@ -20,6 +20,7 @@ from redis.client import Pipeline
 from jobs import keys
 from jobs.client import rq_format
 from jobs.client.damage import is_damage
+from jobs.client.eviction import eviction
 from jobs.client.limits import DEFAULTS, Limits, parse_limits
 from jobs.client.rq_format import CANCEL
 from jobs.results.failures import Failure
@@ -242,6 +243,10 @@ class RQStore:
             (score is not None, bool(cancel))  # a lease that cannot be read is held
             for score, cancel in zip(replies[::2], replies[1::2], strict=True)
         ]
+
+    def eviction(self) -> str:
+        """Why Redis may evict keys, and what to do; "" if it can't."""
+        return eviction(self._redis.info("memory"))
 
     def backlog(self) -> Backlog:
         """The rows that wait for Parquet."""

@@ -9,18 +9,15 @@
 --       current: id of the job that RQ shows as the current one; '' for none
 --       now_text: current time in RQ's format
 --       seconds: how long RQ's hash of the worker holds
--- Returns the time of Redis in seconds.
+-- Returns the time of Redis in seconds; nil if state is ''.
 --
 -- Atomic: the server runs the whole script before any other command. A full Redis runs it: the
 -- worker is there to make room.
 local figures, rq_worker = unpack(KEYS)
 local about, milliseconds, state, current, now_text, seconds = unpack(ARGV)
 
-local time = redis.call('TIME')
-local now = string.format('%.3f', time[1] + time[2] / 1e6)
-
 redis.call('SET', figures, about, 'PX', milliseconds)
-if state == '' then return now end
+if state == '' then return nil end
 redis.call('HSET', rq_worker, 'last_heartbeat', now_text, 'state', state)
 if current == '' then
   redis.call('HDEL', rq_worker, 'current_job')
@@ -28,4 +25,5 @@ else
   redis.call('HSET', rq_worker, 'current_job', current)
 end
 redis.call('EXPIRE', rq_worker, seconds)
-return now
+local time = redis.call('TIME')
+return string.format('%.3f', time[1] + time[2] / 1e6)

@@ -1,0 +1,53 @@
+"""A Redis that may evict keys loses jobs and rows without a word: seen while all run.
+
+Somebody may change maxmemory-policy at any time, and a fail-over leads to a server with settings of
+its own.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from redis import Redis, ResponseError
+
+from jobs.errors import JobError
+
+CHECK_SECONDS = 5.0  # between two looks of one client
+
+
+def eviction(memory: Mapping[str, Any]) -> str:
+    """Why Redis may evict keys, and what to do, from the section memory of INFO; "" if it can't."""
+    policy = memory.get("maxmemory_policy", "noeviction")
+    if not memory.get("maxmemory") or policy == "noeviction":
+        return ""
+    return (
+        f"Redis may evict keys (maxmemory-policy {policy}), so jobs could be lost: set "
+        "maxmemory-policy to noeviction"
+    )
+
+
+class EvictionCheck:
+    """Refuses submits while Redis may evict keys. May be shared by threads."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis
+        self._lock = threading.Lock()
+        self._next_look = 0.0  # monotonic
+
+    def require(self) -> None:
+        """Raises JobError if keys may be evicted, and redis.RedisError. Looks once in
+        CHECK_SECONDS; each time while they may be."""
+        with self._lock:
+            now = time.monotonic()
+            if now < self._next_look:
+                return
+            try:
+                reason = eviction(self._redis.info("memory"))
+            except ResponseError:  # this user may not read it: workers see it
+                reason = ""
+            if reason:
+                raise JobError("unavailable", f"{reason}; nothing was enqueued")
+            self._next_look = now + CHECK_SECONDS
