@@ -17,7 +17,7 @@ from rq import Queue
 from rq.job import Dependency
 from rq.serializers import JSONSerializer
 
-from jobs import JobError, keys
+from jobs import JobError, Session, keys
 from jobs.client.client import Job
 from jobs.client.dead_letters import purge, requeue
 from jobs.client.rq_format import job_key
@@ -28,6 +28,7 @@ from tests.worker.site import Site
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_settle import Settlement
+from worker.queue.rq_started import RQStarted, StartedJob
 from worker.queue.rq_store import RQStore
 
 CHAT = "chat:fake"
@@ -189,11 +190,18 @@ def give_back(store: RQStore, claimed: ClaimedJob) -> bool:
     return True
 
 
-ENDINGS: dict[str, Callable[[RQStore, ClaimedJob], bool]] = {
-    "given back": give_back,
-    "retried": lambda store, one: store.retry(one.lease, 5, 0.0, []),
-    "retried later": lambda store, one: store.retry(one.lease, 5, 0.001, []),
-    "settled": lambda store, one: store.settle([failed(one)]) == [True],
+def suspect(site: Site, claimed: ClaimedJob) -> bool:
+    """Its worker has crashed, and the job waits in quarantine."""
+    RQStarted(site.redis).reclaim([StartedJob(claimed.lease, 1)], "w1", None)
+    return True
+
+
+ENDINGS: dict[str, Callable[[Site, RQStore, ClaimedJob], bool]] = {
+    "given back": lambda site, store, one: give_back(store, one),
+    "retried": lambda site, store, one: store.retry(one.lease, 5, 0.0, []),
+    "retried later": lambda site, store, one: store.retry(one.lease, 5, 0.001, []),
+    "in quarantine": lambda site, store, one: suspect(site, one),
+    "settled": lambda site, store, one: store.settle([failed(one)]) == [True],
 }
 
 
@@ -216,7 +224,7 @@ def test_the_end_of_an_attempt(site: Site, store: RQStore, state: str, how: str)
         return job
 
     def end(job: Job) -> None:
-        assert ENDINGS[how](store, started[job.id])
+        assert ENDINGS[how](site, store, started[job.id])
 
     jobs = each_foreign_key(site, start, end)
     assert_ended_once(site, jobs)
@@ -269,3 +277,28 @@ def test_a_dependent_job_that_can_not_be_queued_waits_and_holds_back_no_other(
     assert site.redis.zscore("rq:deferred:other", held.id) is not None
     assert free.get_status(refresh=True) == "queued"
     assert site.redis.lrange(f"rq:queue:{CHAT}", 0, -1) == [free.id.encode()]
+
+
+CHANGES: dict[str, Callable[[Session], object]] = {
+    "a turn": lambda session: session.submit("more"),
+    "undo": lambda session: session.undo(),
+    "reset": lambda session: session.reset(),
+    "delete": lambda session: session.delete(),
+}
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_a_change_of_a_session(site: Site, how: str) -> None:
+    for number, key_of in enumerate((keys.session, keys.turns, keys.open_turns)):
+        session = open_session(site, f"s{number}")
+        session.submit("one")
+        site.burst()
+        key = key_of(f"s{number}")
+        overwrite(site, key)
+        before = dump(site)
+        try:
+            CHANGES[how](session)
+        except (JobError, redis.ResponseError):
+            assert dump(site) == before, key
+            restore(site, key, value=True)
+            CHANGES[how](session)
