@@ -12,6 +12,7 @@ from shlex import quote
 from typing import Any
 
 from jobs.api.fields import IGNORED_FIELDS, REFUSED_FIELDS
+from jobs.api.json_values import check_json
 from jobs.api.request import ChatRequest
 from jobs.cli.fields import request_fields
 from jobs.cli.row_files import Row
@@ -47,9 +48,14 @@ class InvalidLine:
 
     def describe(self, unit: str) -> str:
         """Return the error with the number of the row; `unit` is what the file has: lines, rows."""
+        return f"{unit} {self.number}: {self.sentence}"
+
+    @property
+    def sentence(self) -> str:
+        """The error, and the field if the error does not name it."""
         param = repr(self.error.param or "")[1:-1]  # on one line, as in the message
-        where = "" if param in self.error.message else f" [{param}]"
-        return f"{unit} {self.number}{where}: {self.error.message}"
+        where = "" if param.rpartition(".")[2] in self.error.message else f" [{param}]"
+        return f"{self.error.message}{where}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,27 +72,31 @@ class Overrides:
     keep: tuple[str, ...] = ()
     tenant: str | None = None
     delay: float | None = None
+    names: Mapping[str, str] = field(default_factory=dict)  # fields by their columns, of --map
 
 
 def read_requests(
-    rows: Iterable[Row], overrides: Overrides, unit: str = "line"
+    rows: Iterable[Row], overrides: Overrides, unit: str = "line", part: str = "field"
 ) -> Iterator[RequestLine | InvalidLine]:
-    """Yield the request of each row, or its error. `unit`: what the numbers count."""
+    """Yield the request of each row, or its error. `unit`: what the numbers count; `part`: what
+    the values of a row are called."""
     ids: dict[str, int] = {}
     custom_ids: dict[bytes, int] = {}
     for index, (number, data) in enumerate(rows):
         try:
             if isinstance(data, InvalidRequest):
                 raise data
-            request = ChatRequest.parse(
-                _override(_request_fields(data, overrides), overrides, index)
-            )
+            fields = _override(_request_fields(data, overrides), overrides, index)
+            if fields.get("model") is None:
+                raise _without_model(part, "body" in data)
+            request = ChatRequest.parse(fields)
             if request.job.id and ids.setdefault(request.job.id, number) != number:
                 raise invalid(f"job.id: {unit} {ids[request.job.id]} has the same id", "job.id")
             _identify(request, index, number, custom_ids, unit)
             size = _checked_size(request)
         except InvalidRequest as error:
-            yield InvalidLine(number, error)
+            given = {} if isinstance(data, InvalidRequest) else data
+            yield InvalidLine(number, _in_terms_of_file(error, given, overrides, part))
         else:
             yield RequestLine(number, request, size)
 
@@ -114,6 +124,64 @@ def _identify(
         )
 
 
+def _check_numbers(data: dict[str, Any]) -> None:
+    """JSON lacks NaN and infinity: name the column before its value moves into the request."""
+    for name, value in data.items():
+        if isinstance(value, float) and value != value:
+            raise invalid(f"{name}: NaN is not a value: leave it empty (null), or write text", name)
+        try:
+            check_json(value, name)
+        except ValueError as error:
+            raise invalid(str(error).replace(name, f"{name}:", 1), name) from None
+
+
+def _without_model(part: str, batch: bool) -> InvalidRequest:
+    where = "the body of each line" if batch else f"the {part} 'model'"
+    return invalid(f"no model is given: name it with --model M, or in {where}", "model")
+
+
+def _in_terms_of_file(
+    error: InvalidRequest, data: Mapping[str, Any], overrides: Overrides, part: str
+) -> InvalidRequest:
+    """The error with the name of the column, or of the option, instead of a path in the request."""
+    if error.param is None:
+        return error
+    for path, param, shown in _origins(data, overrides, part):
+        inside = error.param.removeprefix(path)
+        if error.param.startswith(path) and (not inside or inside[0] in ".["):
+            rest = error.message.removeprefix(error.param)
+            if rest != error.message:
+                return InvalidRequest(error.code, f"{shown}{inside}{rest}", f"{param}{inside}")
+    return error
+
+
+def _origins(
+    data: Mapping[str, Any], overrides: Overrides, part: str
+) -> Iterator[tuple[str, str, str]]:
+    """Paths in the request, with the options or columns that they are from, as names and as text
+    of errors."""
+    columns = {new: old for old, new in overrides.names.items()}
+    for name in overrides.fields:
+        yield name, name, f"-o {name}"
+    for option in ("run", "tenant", "delay", "priority"):
+        if getattr(overrides, option) is not None:
+            yield f"job.{option}", option, f"--{option}"
+    if overrides.model is not None:
+        yield "model", "model", "--model"
+    if "body" in data:
+        yield "job.custom_id", "custom_id", f"{part} 'custom_id'"
+        return
+    for name in data:
+        column = columns.get(name, name)
+        inner = f"metadata.{name}"
+        if name in ("custom_id", "target"):
+            inner = f"job.{name}"
+        elif name in SOURCES[1:]:
+            inner = "messages[0].content"
+        for path in (name, inner):
+            yield path, column, f"{part} {column!r}"
+
+
 def _checked_size(request: ChatRequest) -> int:
     size = len(json.dumps(request.to_dict())) + OVERHEAD
     if size > MAX_DATA:
@@ -134,6 +202,7 @@ def _request_fields(data: dict[str, Any], overrides: Overrides) -> dict[str, Any
     known = BATCH_FIELDS if batch else (*ROW_FIELDS, *request_fields())
     kept = {name: value for name, value in data.items() if _is_kept(name, known, overrides.keep)}
     data = {name: value for name, value in data.items() if name not in kept}
+    _check_numbers(data)
     unknown = [name for name in data if name not in known]
     if not batch and all(data.get(name) is None for name in SOURCES):
         raise _without_messages(kept, unknown)
@@ -211,7 +280,11 @@ def _without_messages(kept: Mapping[str, Any], unknown: Sequence[str]) -> Invali
         named = [*map(repr, unknown[:MAX_NAMED]), *(["…"] if len(unknown) > MAX_NAMED else [])]
         close = [found for name in unknown for found in get_close_matches(name, SOURCES, 1)]
         meant = f": did you mean {close[0]!r}?" if close else ""
-        hint = f", and this one has {', '.join(named)}{meant}"
+        column = quote(unknown[0]) if unknown[0].isprintable() else "COLUMN"
+        hint = (
+            f", and this one has {', '.join(named)}{meant} (--map {column}=prompt takes "
+            f"{unknown[0]!r} as the prompt)"
+        )
     return invalid(f"a row needs messages, prompt or text{hint}", "messages")
 
 

@@ -1,6 +1,7 @@
-"""Files of rows: JSONL, CSV and Parquet, by the suffix of the name.
+"""Files of rows: JSONL, CSV, TSV and Parquet, plain or compressed with gzip or zstd.
 
-They are read as a stream, several times if need be.
+They are read as a stream, several times if need be. Compression and Parquet are found by the first
+bytes, the text formats by the suffix of the name.
 """
 
 from __future__ import annotations
@@ -9,33 +10,93 @@ import codecs
 import csv
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from jobs.api.wire import describe, not_json
+from jobs.cli.compressed import compression_of, decompressed
 from jobs.cli.fields import field_value, request_fields
 from jobs.client.rq_format import MAX_DATA
 from jobs.errors import InvalidRequest, invalid
 
 Row = tuple[int, dict[str, Any] | InvalidRequest]  # number from 1; the error of a row without data
 
+HEAD_BYTES = 16
+MAX_LINE = 2 * MAX_DATA  # bytes; a job holds MAX_DATA
+PARQUET = b"PAR1"
+PARQUET_SUFFIXES = (".parquet", ".pq")
+TSV_SUFFIXES = (".tsv", ".tab")
+# Other formats by their first bytes, and what to do.
+FOREIGN = {
+    b"PK\x03\x04": "a zip archive, as spreadsheets (.xlsx) are: unpack it, or export it as CSV",
+    b"\xd0\xcf\x11\xe0": "an old spreadsheet (.xls): export it as CSV",
+    b"ARROW1": "an Arrow file (Feather): write it as Parquet",
+    b"Obj\x01": "an Avro file: write it as Parquet",
+    b"SQLite format 3": "an SQLite database: export the table as CSV",
+    codecs.BOM_UTF16_LE: "text in UTF-16: save it as UTF-8",
+    codecs.BOM_UTF16_BE: "text in UTF-16: save it as UTF-8",
+}
+
 
 class RowFile:
-    """The rows of an open file. What can't be read twice, such as a pipe, is copied to the disk."""
+    """The rows of an open file. What can't be read twice, such as a pipe, is copied to the disk.
 
-    def __init__(self, file: IO[bytes], name: str) -> None:
-        suffix = Path(name).suffix.lower()
-        self.name = name
-        self.unit = "row" if suffix == ".parquet" else "line"
-        self._read = {".csv": csv_rows, ".parquet": parquet_rows}.get(suffix, json_rows)
+    `names`: fields of a row by the names of the columns that hold them. Raises InvalidRequest for
+    a format that can't be read.
+    """
+
+    def __init__(self, file: IO[bytes], name: str, names: Mapping[str, str] | None = None) -> None:
+        self.name, self._names = name, names or {}
         self._file = file if file.seekable() else _copied(file)
         self._start = self._file.tell()
+        self._compression = compression_of(self._file.read(HEAD_BYTES))
+        path = Path(name)
+        self._suffix = Path(path.stem if self._compression else name).suffix.lower()
+        head = self._head()
+        self._parquet = head.startswith(PARQUET)
+        if self._parquet and self._compression:  # its reader goes to and fro
+            self._file, self._start, self._compression = _copied(self._opened()), 0, None
+        _refuse_foreign(head, self._suffix)
+        self.unit = "row" if self._parquet else "line"
+        json_lines = not self._parquet and self._suffix not in (".csv", *TSV_SUFFIXES)
+        self.part = "field" if json_lines else "column"
 
     def __iter__(self) -> Iterator[Row]:
+        file = self._opened()
+        if self._parquet:
+            for number, data in parquet_rows(file):
+                yield number, data if isinstance(data, InvalidRequest) else self._renamed(data)
+        elif self._suffix in (".csv", *TSV_SUFFIXES):
+            yield from csv_rows(_lines(file), self._names, tabs=self._suffix != ".csv")
+        else:
+            for number, data in json_rows(_lines(file)):
+                yield number, data if isinstance(data, InvalidRequest) else self._renamed(data)
+
+    def _head(self) -> bytes:
+        return self._opened().read(HEAD_BYTES)
+
+    def _opened(self) -> IO[bytes]:
         self._file.seek(self._start)
-        return self._read(self._file)
+        return decompressed(self._file, self._compression) if self._compression else self._file
+
+    def _renamed(self, data: dict[str, Any]) -> dict[str, Any] | InvalidRequest:
+        renamed = {self._names.get(name, name): value for name, value in data.items()}
+        return renamed if len(renamed) == len(data) else _twice(data, self._names)
+
+
+def _refuse_foreign(head: bytes, suffix: str) -> None:
+    for begin, what in FOREIGN.items():
+        if head.startswith(begin):
+            raise invalid(f"the file is {what}")
+    if suffix in PARQUET_SUFFIXES and not head.startswith(PARQUET):
+        if not head:
+            raise invalid("the file is empty")
+        raise invalid(
+            "the file is not Parquet, which begins with PAR1: name CSV .csv, tab-separated text "
+            ".tsv, and JSON objects, one per line, .jsonl"
+        )
 
 
 def _copied(file: IO[bytes]) -> IO[bytes]:
@@ -45,14 +106,61 @@ def _copied(file: IO[bytes]) -> IO[bytes]:
     return copy
 
 
-def json_rows(lines: IO[bytes] | list[bytes]) -> Iterator[Row]:
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    number = 0
+    while line := file.readline(MAX_LINE + 1):
+        number += 1
+        if len(line) > MAX_LINE:
+            raise invalid(
+                f"line {number} has more than {MAX_LINE / 1e6:.0f} MB, and a job holds at most "
+                f"{MAX_DATA / 1e6:.1f} MB: write each row on a line of its own"
+            )
+        yield line
+
+
+def json_rows(lines: Iterable[bytes]) -> Iterator[Row]:
     """Yield the objects of JSONL. Blank lines are skipped."""
-    for number, line in enumerate(lines, start=1):
-        if line.strip():
-            try:
-                yield number, _object(line)
-            except InvalidRequest as error:
-                yield number, error
+    numbered = ((number, line) for number, line in enumerate(lines, start=1) if line.strip())
+    first = True
+    for number, line in numbered:
+        try:
+            yield number, _object(line)
+        except InvalidRequest as error:
+            over = first and _is_open(line) and next(numbered, None) is not None
+            yield number, _pretty_printed() if over else _not_json_lines(error, line, first)
+            if over:
+                return
+        first = False
+
+
+def _pretty_printed() -> InvalidRequest:
+    return invalid(
+        "not JSON in one line: the file has JSON over several lines (pretty-printed): write each "
+        "object on a line of its own (JSONL)"
+    )
+
+
+def _not_json_lines(error: InvalidRequest, line: bytes, first: bool) -> InvalidRequest:
+    """The error of a line; of the first one with what the file may be instead."""
+    begins = line.removeprefix(codecs.BOM_UTF8).lstrip()[:1]
+    if not first or begins in b"{[" or not error.message.startswith("not JSON"):
+        return error
+    return invalid(
+        f"{error.message}; a row is a JSON object, and other files are known by their names: .csv, "
+        ".tsv"
+    )
+
+
+def _is_open(line: bytes) -> bool:
+    """Whether JSON begins in a line and does not end there."""
+    try:
+        text = line.decode("utf-8-sig").strip()
+        json.loads(text)
+    except json.JSONDecodeError as error:
+        return text.startswith(("{", "[")) and error.pos >= len(text)
+    except (ValueError, RecursionError):
+        return False
+    return False
 
 
 def _object(line: bytes) -> dict[str, Any]:
@@ -69,14 +177,17 @@ def _object(line: bytes) -> dict[str, Any]:
     return data
 
 
-def csv_rows(file: IO[bytes]) -> Iterator[Row]:
-    """Yield the rows of CSV in UTF-8 with a header. An empty cell is a field that is not given.
+def csv_rows(
+    lines: Iterable[bytes], names: Mapping[str, str] | None = None, *, tabs: bool = False
+) -> Iterator[Row]:
+    """Yield the rows of CSV in UTF-8 with a header; of TSV with `tabs`. An empty cell is a field
+    that is not given. `names`: fields of a row by the names of their columns.
 
     A cell of a request's field or of `body` is JSON, or else a string, like the values of -o. All
     other cells are text. Blank lines are skipped. The number of a row is that of its first line.
     """
     csv.field_size_limit(MAX_DATA)
-    reader = csv.reader(_text_lines(file), strict=True)
+    reader = csv.reader(_text_lines(lines), strict=True, delimiter="\t" if tabs else ",")
     parsed = frozenset((*request_fields(), "body"))
     header: list[str] | None = None
     while True:
@@ -86,7 +197,8 @@ def csv_rows(file: IO[bytes]) -> Iterator[Row]:
         except StopIteration:
             return
         except csv.Error as error:
-            yield number, invalid(f"not CSV: {error}; the rest of the file is not checked")
+            kind = "TSV" if tabs else "CSV"
+            yield number, invalid(f"not {kind}: {error}; the rest of the file is not checked")
             return
         except UnicodeDecodeError as error:
             yield reader.line_num + 1, _not_utf8(error)
@@ -94,10 +206,10 @@ def csv_rows(file: IO[bytes]) -> Iterator[Row]:
         if header is None:
             if not any(map(str.strip, cells)):
                 continue
-            header = cells
-            twice = next((name for name in cells if cells.count(name) > 1), None)
-            if twice is not None:
-                yield number, invalid(f"the header has two columns {twice!r}")
+            header = [(names or {}).get(name, name) for name in cells]
+            fault = _wrong_header(cells, header, names or {}, tabs)
+            if fault is not None:
+                yield number, fault
                 return
         elif cells and len(cells) != len(header):
             yield number, invalid(f"{len(cells)} cells, but the header has {len(header)}")
@@ -112,6 +224,32 @@ def csv_rows(file: IO[bytes]) -> Iterator[Row]:
             )
 
 
+def _wrong_header(
+    cells: list[str], header: list[str], names: Mapping[str, str], tabs: bool
+) -> InvalidRequest | None:
+    twice = next((name for name in cells if cells.count(name) > 1), None)
+    if twice is not None:
+        return invalid(f"the header has two columns {twice!r}")
+    if len(set(header)) < len(header):
+        return _twice(cells, names)
+    if cells[0].lstrip().startswith("{"):
+        return invalid("the header is a JSON object: name a file of such lines .jsonl")
+    found = {
+        ";": f"';': save the file with {'tabs' if tabs else 'commas'}",
+        "," if tabs else "\t": "commas: name the file .csv" if tabs else "tabs: name the file .tsv",
+    }
+    other = next((one for one in found if one in cells[0]), None) if len(cells) == 1 else None
+    return invalid(f"the columns are separated by {found[other]}") if other else None
+
+
+def _twice(columns: Iterable[str], names: Mapping[str, str]) -> InvalidRequest:
+    columns = list(columns)
+    new = [names.get(name, name) for name in columns]
+    field = next(name for name in new if new.count(name) > 1)
+    both = " and ".join(repr(name) for name in columns if names.get(name, name) == field)
+    return invalid(f"the columns {both} are both {field!r}: use another --map", field)
+
+
 def parquet_rows(file: IO[bytes]) -> Iterator[Row]:
     """Yield the rows of a Parquet file."""
     from jobs.cli import parquet_rows
@@ -119,10 +257,10 @@ def parquet_rows(file: IO[bytes]) -> Iterator[Row]:
     return parquet_rows.parquet_rows(file)
 
 
-def _text_lines(file: IO[bytes]) -> Iterator[str]:
+def _text_lines(chunks: Iterable[bytes]) -> Iterator[str]:
     """The lines of a text file, however they end: LF, CR LF or CR."""
     encoding = "utf-8-sig"
-    for chunk in file:
+    for chunk in chunks:
         for line in chunk.splitlines(keepends=True):
             yield line.decode(encoding)
             encoding = "utf-8"

@@ -10,7 +10,7 @@ import click
 
 from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, Interrupted, WrongInput
-from jobs.cli.fields import fields_option
+from jobs.cli.fields import fields_option, request_fields, unknown_field
 from jobs.cli.options import Seconds, check_run, client, json_option, quiet_option, redis_option
 from jobs.cli.output import echo, print_json
 
@@ -20,9 +20,73 @@ if TYPE_CHECKING:
     from jobs.cli.requests import InvalidLine, Overrides, RequestLine
     from jobs.cli.row_files import RowFile
 
-MAX_REPORTED_LINES = 20
+MAX_REPORTED = 20  # different errors
+MAX_NUMBERS = 5  # rows that are named for an error
 CHUNK = 500  # requests in memory at once
 CHUNK_BYTES = 8 * 2**20  # and their size as JSON
+
+
+class _Places:
+    """The rows that have the same error."""
+
+    def __init__(self) -> None:
+        self._first: list[int] = []
+        self.count = 0
+
+    def add(self, number: int) -> None:
+        self.count += 1
+        if len(self._first) < MAX_NUMBERS:
+            self._first.append(number)
+
+    def describe(self, unit: str, total: int) -> str:
+        """Return "line 2", "lines 2 and 5" or "all 20 lines"."""
+        if self.count == 1:
+            return f"{unit} {self._first[0]}"
+        if self.count == total:
+            return f"all {total} {unit}s"
+        more = self.count - len(self._first)
+        *named, last = [*map(str, self._first), *([f"{more} more"] if more else [])]
+        return f"{unit}s {', '.join(named)} and {last}"
+
+
+class _Errors:
+    """The errors of rows; each of them once, however many rows have it."""
+
+    def __init__(self) -> None:
+        self._places: dict[str, _Places] = {}
+        self.count = 0  # of rows
+
+    def add(self, line: InvalidLine) -> None:
+        self.count += 1
+        if line.sentence in self._places or len(self._places) < MAX_REPORTED:
+            self._places.setdefault(line.sentence, _Places()).add(line.number)
+
+    def lines(self, rows: RowFile, total: int) -> list[str]:
+        """One line per error, with its rows. `total`: rows of the file."""
+        found = [
+            f"{rows.name}: {places.describe(rows.unit, total)}: {sentence}"
+            for sentence, places in self._places.items()
+        ]
+        others = self.count - sum(places.count for places in self._places.values())
+        return [*found, f"… and {others} more"] if others else found
+
+
+def _parse_names(
+    ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
+) -> dict[str, str]:
+    from jobs.cli.requests import ROW_FIELDS, SOURCES
+
+    known = tuple(dict.fromkeys((*SOURCES, *ROW_FIELDS, *request_fields())))
+    names: dict[str, str] = {}
+    for pair in pairs:
+        column, equals, field = pair.rpartition("=")
+        if not equals or not column:
+            raise click.BadParameter(f"{pair!r} is not COLUMN=FIELD")
+        if field not in known:
+            raise click.BadParameter(unknown_field(field, known))
+        if names.setdefault(column, field) != field:
+            raise click.BadParameter(f"the column {column!r} is given twice")
+    return names
 
 
 @click.command()
@@ -60,6 +124,15 @@ CHUNK_BYTES = 8 * 2**20  # and their size as JSON
     "keeps all.",
 )
 @click.option(
+    "--map",
+    "names",
+    multiple=True,
+    callback=_parse_names,
+    metavar="COLUMN=FIELD",
+    help="Column that holds a field of the rows, such as question=prompt or answer=target; "
+    "repeatable.",
+)
+@click.option(
     "--wait",
     is_flag=True,
     help="Wait for the answers and print them as a table; with a run, wait for its rows as well.",
@@ -81,6 +154,7 @@ def submit(
     delay: float | None,
     fields: dict[str, Any],
     keep: tuple[str, ...],
+    names: dict[str, str],
     wait: bool,
     durable: bool,
     as_json: bool,
@@ -89,10 +163,11 @@ def submit(
 ) -> None:
     """Enqueue the requests in FILE and print the job ids.
 
-    FILE is .csv, .parquet or else JSONL, one object per line; - is JSONL on stdin. A row is a chat
-    request, or has messages, prompt or text (and optionally custom_id, target and task), or is a
-    line of an OpenAI batch file. If any row is invalid, or its custom_id, id or row is taken,
-    nothing is enqueued. The same file may be sent again: a custom_id identifies its row.
+    FILE is .csv, .tsv, Parquet or else JSONL, one object per line, plain or compressed with gzip or
+    zstd; - is JSONL or Parquet on stdin. A row is a chat request, or has messages, prompt or text
+    (and optionally custom_id, target and task), or is a line of an OpenAI batch file. If any row is
+    invalid, or its custom_id, id or row is taken, nothing is enqueued. The same file may be sent
+    again: a custom_id identifies its row.
 
     With --wait: exit code 1 if a job failed; jobs of a run are waited for until their rows are in
     Parquet. With --json: one object per job, with --wait including
@@ -101,10 +176,15 @@ def submit(
     from jobs.cli.requests import Overrides
     from jobs.cli.row_files import RowFile
     from jobs.client.durable import DurableSubmit
+    from jobs.errors import InvalidRequest
     from jobs.results.outbox import DEFAULT_RUN
 
-    rows = RowFile(file, getattr(file, "name", "<stdin>"))
-    overrides = Overrides(model, run, priority, fields, keep, tenant, delay)
+    name = getattr(file, "name", "<stdin>")
+    try:
+        rows = RowFile(file, name, names)
+    except InvalidRequest as error:
+        raise WrongInput(f"{name}: {error.message}") from None
+    overrides = Overrides(model, run, priority, fields, keep, tenant, delay, names)
     count = _check(rows, overrides)
     with client(redis_url) as connected:
         last = ""
@@ -162,22 +242,20 @@ def _check(rows: RowFile, overrides: Overrides) -> int:
     from jobs.cli.requests import KEEP_ALL, InvalidLine, read_requests
     from jobs.errors import InvalidRequest
 
-    valid = invalid = 0
-    errors: list[InvalidLine] = []
+    valid = 0
+    errors = _Errors()
     absent = set(overrides.keep) - {KEEP_ALL}
     try:
-        for line in read_requests(rows, overrides, rows.unit):
+        for line in read_requests(rows, overrides, rows.unit, rows.part):
             if isinstance(line, InvalidLine):
-                invalid += 1
-                if invalid <= MAX_REPORTED_LINES:
-                    errors.append(line)
+                errors.add(line)
                 continue
             valid += 1
             absent -= (line.request.metadata or {}).keys()
     except InvalidRequest as error:
         raise WrongInput(f"{rows.name}: {error.message}") from None
-    if invalid:
-        raise _invalid_rows(rows, errors, invalid, valid + invalid)
+    if errors.count:
+        raise _invalid_rows(rows, errors, valid + errors.count)
     if not valid:
         raise WrongInput(f"{rows.name} contains no rows")
     if absent:
@@ -195,19 +273,17 @@ def _check_taken(connected: Client, rows: RowFile, overrides: Overrides) -> None
     from jobs.client.custom_ids import find_taken
     from jobs.errors import invalid
 
-    total = refused = 0
-    errors: list[InvalidLine] = []
+    total = 0
+    errors = _Errors()
     for chunk in _chunks(_valid(rows, overrides)):
         total += len(chunk)
         named = [line for line in chunk if line.request.job.id or line.request.job.row is not None]
         taken = find_taken(connected.redis, [line.request for line in named])
         for line, error in zip(named, taken, strict=True):
             if error is not None:
-                refused += 1
-                if refused <= MAX_REPORTED_LINES:
-                    errors.append(InvalidLine(line.number, invalid(error.message, error.param)))
-    if refused:
-        raise _invalid_rows(rows, errors, refused, total, "refused")
+                errors.add(InvalidLine(line.number, invalid(error.message, error.param)))
+    if errors.count:
+        raise _invalid_rows(rows, errors, total, "refused")
 
 
 def _enqueue(
@@ -264,7 +340,7 @@ def _valid(rows: RowFile, overrides: Overrides) -> Iterator[RequestLine]:
     """Yield the requests of a file that was checked."""
     from jobs.cli.requests import InvalidLine, read_requests
 
-    for line in read_requests(rows, overrides, rows.unit):
+    for line in read_requests(rows, overrides, rows.unit, rows.part):
         if isinstance(line, InvalidLine):
             raise _changed(rows)
         yield line
@@ -314,12 +390,8 @@ def _wait_for_rows(connected: Client, runs: Sequence[str], quiet: bool) -> None:
             ) from None
 
 
-def _invalid_rows(
-    rows: RowFile, errors: list[InvalidLine], invalid: int, total: int, what: str = "invalid"
-) -> WrongInput:
-    lines = [f"{rows.name}: {error.describe(rows.unit)}" for error in errors]
-    if invalid > len(errors):
-        lines.append(f"… and {invalid - len(errors)} more")
+def _invalid_rows(rows: RowFile, errors: _Errors, total: int, what: str = "invalid") -> WrongInput:
+    lines, invalid = errors.lines(rows, total), errors.count
     return WrongInput(
         f"{invalid} of {counted(total, rows.unit)} {'is' if invalid == 1 else 'are'} {what}; "
         "nothing was enqueued",

@@ -83,4 +83,4 @@ def test_typed_columns_become_the_values_of_json(tmp_path: Path) -> None:
 def test_a_fraction_stays_invalid_where_an_integer_is_meant(tmp_path: Path) -> None:
     columns = {"prompt": pa.array(["a"]), "max_tokens": pa.array([1.5])}
     (error,) = requests_of(tmp_path, columns)
-    assert error == "row 1: max_tokens: expected an integer, got 1.5"
+    assert error == "row 1: field 'max_tokens': expected an integer, got 1.5"

@@ -108,7 +108,7 @@ def test_errors_name_line_number_and_field() -> None:
         (2, "temperature"),
         (3, "topp"),
     ]
-    assert invalid[0].describe("line").startswith("line 2: temperature: ")
+    assert invalid[0].describe("line").startswith("line 2: field 'temperature': ")
 
 
 def test_errors_say_what_is_wrong_with_the_line() -> None:
@@ -118,7 +118,9 @@ def test_errors_say_what_is_wrong_with_the_line() -> None:
     assert "not UTF-8" in rejected(b'{"prompt": "\xff"}').describe("line")
     assert rejected(b"{}").describe("line") == "line 1: a row needs messages, prompt or text"
     assert "not UTF-8 text" in rejected('{"prompt": "a"}'.encode("utf-16")).describe("line")
-    assert "job: expected an object" in rejected(b'{"prompt": "a", "job": 3}').describe("line")
+    assert "field 'job': expected an object" in rejected(b'{"prompt": "a", "job": 3}').describe(
+        "line"
+    )
 
 
 def test_a_batch_line_for_another_endpoint_is_rejected() -> None:
@@ -180,7 +182,7 @@ def test_numbers_are_taken_as_pandas_writes_them() -> None:
     ).request
     assert (request.max_tokens, request.stop_token_ids) == (64, [1, 2])
     assert (request.job.custom_id, request.job.target) == ("3", "4")
-    assert rejected(b'{"prompt": "a", "target": true}').error.param == "job.target"
+    assert rejected(b'{"prompt": "a", "target": true}').error.param == "target"
 
 
 def test_fields_that_exclude_each_other_are_named() -> None:
@@ -216,7 +218,8 @@ def test_a_field_with_a_strange_name_is_shown_on_one_line() -> None:
 def test_a_row_without_a_prompt_is_told_what_a_row_needs() -> None:
     error = rejected(b'{"question": "2+2", "level": 3}').describe("line")
     assert error == (
-        "line 1: a row needs messages, prompt or text, and this one has 'question', 'level'"
+        "line 1: a row needs messages, prompt or text, and this one has 'question', 'level' "
+        "(--map question=prompt takes 'question' as the prompt)"
     )
 
 
