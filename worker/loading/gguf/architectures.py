@@ -28,11 +28,20 @@ class Architecture:
     tiled: bool = False  # value heads of the delta nets are ordered by their place in a group
 
 
+# Files that hold something else, by their general.type, with what to do.
+OTHER_KINDS = {
+    "adapter": "merge the LoRA adapter into its base model with llama.cpp's llama-export-lora, and "
+    "give the merged file",
+    "mmproj": "it is a vision tower; give the GGUF file of the text model beside it",
+}
+
+
 def find_architecture(metadata: Metadata) -> Architecture:
     """Raises JobError for an architecture that no family runs."""
     name, kind = metadata.architecture, metadata.text("general.type", "model")
     if kind != "model":
-        raise metadata.error(f"this file holds no model but {kind!r} (general.type)")
+        remedy = OTHER_KINDS.get(kind, "give the GGUF file of the model")
+        raise metadata.error(f"this file holds no model but {kind!r} (general.type): {remedy}")
     if name not in ARCHITECTURES:
         raise JobError(
             "unsupported_model",

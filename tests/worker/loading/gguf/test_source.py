@@ -203,7 +203,15 @@ def test_sampling_defaults(checkpoint: Path, tmp_path: Path) -> None:
     ("metadata", "fact"),
     [
         ({"general__architecture": "mamba2"}, "unsupported general.architecture 'mamba2' in "),
-        ({"general__type": "mmproj"}, "this file holds no model but 'mmproj' (general.type)"),
+        (
+            {"general__type": "mmproj"},
+            "this file holds no model but 'mmproj' (general.type): it is a vision tower; give the",
+        ),
+        (
+            {"general__type": "adapter"},
+            "this file holds no model but 'adapter' (general.type): merge the LoRA adapter into",
+        ),
+        ({"general__type": "imatrix"}, "(general.type): give the GGUF file of the model"),
         ({"qwen3__block_count": 0}, "field 'qwen3.block_count' must be a whole number of at"),
         ({"qwen3__block_count": 2}, "lacks the tensors blk.1.attn_k.weight, blk.1.attn_k_norm"),
         ({"qwen3__embedding_length": 64}, "tensor token_embd.weight has shape [407, 32], its meta"),
