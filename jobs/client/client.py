@@ -51,7 +51,7 @@ class Client:
     def __init__(self, url: str | None = None, *, result_ttl: int | None = None) -> None:
         self._result_ttl = None if result_ttl is None else check_result_ttl(result_ttl)
         self.connection = SyncConnection(connect(url), partial(connect_async, url))
-        self._eviction = EvictionCheck(self.redis)
+        self._eviction = EvictionCheck()
         self.serving: ServingCheck | None = ServingCheck(self.redis)
         self.chat = Chat(self)  # client.chat.completions.create(...), as in the openai package
 
@@ -184,7 +184,7 @@ class Client:
         self, requests: list[ChatRequest], kept: Sequence[ChatRequest | None], first: int = 0
     ) -> list[Job]:
         """`kept`: the requests that the jobs keep."""
-        self._eviction.require()
+        self._eviction.require(self.redis)
         enqueued = enqueue(self.redis, requests, self._result_ttl, first)
         if self.serving is not None:
             self.serving.warn(request.model for request in requests)

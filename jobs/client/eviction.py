@@ -32,12 +32,11 @@ def eviction(memory: Mapping[str, Any]) -> str:
 class EvictionCheck:
     """Refuses submits while Redis may evict keys. May be shared by threads."""
 
-    def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._next_look = 0.0  # monotonic
 
-    def require(self) -> None:
+    def require(self, redis: Redis) -> None:
         """Raises JobError if keys may be evicted, and redis.RedisError. Looks once in
         CHECK_SECONDS; each time while they may be."""
         with self._lock:
@@ -45,7 +44,8 @@ class EvictionCheck:
             if now < self._next_look:
                 return
             try:
-                reason = eviction(self._redis.info("memory"))
+                memory: Any = redis.info("memory")
+                reason = eviction(memory)
             except ResponseError:  # this user may not read it: workers see it
                 reason = ""
             if reason:
