@@ -5,6 +5,11 @@
 // lie side by side, four channels of each row adjacent, as integer dot products read them. All
 // tiles add in the same order: a row's result is the same, bit for bit, in every batch. With AMX, many
 // rows of bf16 (prefill) are not rounded, but multiplied with weights that are dequantised to bf16.
+#if defined(__GNUC__) && !defined(__clang__) && !defined(__AVX512VNNI__)
+// With its 16 registers, or else GCC 12 keeps sums of tiles in memory: see docs/optimisations.md.
+#pragma GCC optimize("no-tree-ter", "no-tree-reassoc")
+#endif
+
 #include "program.h"
 #include "quantised_bf16.h"
 #include "quantised_packing.h"

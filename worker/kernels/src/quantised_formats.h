@@ -48,6 +48,11 @@ template <int F>
 constexpr bool is_8_bit() {
     return F == Q8_0 || F == IQ4_NL || F == IQ4_XS;
 }
+// The greatest number that `quad` returns.
+template <int F>
+constexpr int highest() {
+    return is_8_bit<F>() ? 255 : F == MXFP4 ? 24 : (1 << (low_bits<F>() + high_bits<F>())) - 1;
+}
 
 // The parts of one panel, one after the other.
 struct Panel {

@@ -3,6 +3,8 @@
 
 #include "simd.h"
 
+#include <algorithm>
+
 namespace {
 
 #ifdef AVX512
@@ -28,13 +30,19 @@ INLINE Floats half_power_of_2(const uint8_t* p) {
     const __m512i less_one = _mm512_sub_epi32(_mm512_max_epi32(exponents, ints(1)), ints(1));
     return (Floats)_mm512_slli_epi32(less_one, 23);
 }
-// total + weights (unsigned bytes) · activations (signed bytes), by quads.
-INLINE Ints dot(Ints total, Ints weights, Ints activations) {
-    return _mm512_dpbusd_epi32(total, weights, activations);
-}
-INLINE Ints dot_8_bit(Ints total, Ints weights, Ints activations) {
-    return dot(total, weights, activations);
-}
+
+// The sums of products of COUNT quads, and a number that is added: weights (unsigned bytes up to HIGHEST)
+// by activations (signed bytes).
+template <int HIGHEST, int COUNT>
+struct Sum {
+    Ints total;
+
+    void start(int32_t with) { total = ints(with); }
+    void add(Ints weights, Ints activations, int) {
+        total = _mm512_dpbusd_epi32(total, weights, activations);
+    }
+    Ints result() const { return total; }
+};
 
 #else
 
@@ -80,24 +88,56 @@ INLINE Floats half_power_of_2(const uint8_t* p) {
     const __m128i bytes = _mm_loadu_si128((const __m128i*)p);
     return {half_power_of_2_of(bytes), half_power_of_2_of(_mm_srli_si128(bytes, 8))};
 }
-// The 16-bit sums of pairs can't saturate: 2 · 63 · 127 for up to 6 bits, 2 · 128 · 127 for 8.
-INLINE __m256i dot_half(__m256i total, __m256i weights, __m256i activations) {
-    __m256i pairs = _mm256_maddubs_epi16(weights, activations);
-    return _mm256_add_epi32(total, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
+INLINE Ints operator+(Ints a, Ints b) {
+    return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
 }
-INLINE Ints dot(Ints total, Ints weights, Ints activations) {
-    return {dot_half(total.low, weights.low, activations.low),
-            dot_half(total.high, weights.high, activations.high)};
+INLINE __m256i pairs_of(__m256i weights, __m256i activations) {
+    return _mm256_maddubs_epi16(weights, activations);
 }
-// 8-bit weights are made signed, and their sign is moved to the activations.
-INLINE __m256i dot_half_8_bit(__m256i total, __m256i weights, __m256i activations) {
+// Of 8-bit weights, which are made signed: their sign is moved to the activations.
+INLINE __m256i pairs_of_8_bit(__m256i weights, __m256i activations) {
     __m256i value = _mm256_xor_si256(weights, _mm256_set1_epi8((char)0x80));
-    return dot_half(total, _mm256_abs_epi8(value), _mm256_sign_epi8(activations, value));
+    return pairs_of(_mm256_abs_epi8(value), _mm256_sign_epi8(activations, value));
 }
-INLINE Ints dot_8_bit(Ints total, Ints weights, Ints activations) {
-    return {dot_half_8_bit(total.low, weights.low, activations.low),
-            dot_half_8_bit(total.high, weights.high, activations.high)};
+// Sums of two neighbours of 16 bits.
+INLINE Ints neighbours(Ints pairs) {
+    const __m256i one = _mm256_set1_epi16(1);
+    return {_mm256_madd_epi16(pairs.low, one), _mm256_madd_epi16(pairs.high, one)};
 }
+
+// The sums of products of COUNT quads, and a number that is added: weights (unsigned bytes up to HIGHEST;
+// with 255 they have an offset of 128) by activations (signed bytes). Products are added in 16 bits as
+// often as these can't overflow: 2 · 127 · HIGHEST for a quad, 2 · 127 · 128 for 8 bits.
+template <int HIGHEST, int COUNT>
+struct Sum {
+    static constexpr int DEPTH =
+        std::min(COUNT, HIGHEST < 16 ? 8 : HIGHEST < 32 ? 4 : HIGHEST < 64 ? 2 : 1);
+    static_assert(DEPTH == 1 || DEPTH * 2 * 127 * HIGHEST < 1 << 15, "16 bits are too few");
+    int32_t more;
+    Ints total, pairs;
+
+    void start(int32_t with) { more = with; }
+    // `index`: of the quad among those that are added.
+    void add(Ints weights, Ints activations, int index) {
+        Ints products;
+        if (HIGHEST > 127)
+            products = {pairs_of_8_bit(weights.low, activations.low),
+                        pairs_of_8_bit(weights.high, activations.high)};
+        else
+            products = {pairs_of(weights.low, activations.low),
+                        pairs_of(weights.high, activations.high)};
+        if (index % DEPTH == 0)
+            pairs = products;
+        else
+            pairs = {_mm256_add_epi16(pairs.low, products.low),
+                     _mm256_add_epi16(pairs.high, products.high)};
+        if (index == DEPTH - 1)
+            total = neighbours(pairs);
+        else if (index % DEPTH == DEPTH - 1)
+            total = total + neighbours(pairs);
+    }
+    Ints result() const { return total + ints(more); }
+};
 
 #endif
 

@@ -9,16 +9,20 @@
 
 namespace {
 
+// The integer sums of one block, or of one of its parts.
+template <int F>
+using Dots = Sum<highest<F>(), QUADS / scaled_parts<F>()>;
+
 // total + one block's product of a panel with a row. `dots` are the integer sums of the parts of the
 // block, without the offset of the weights; `minus_sums` those of the activations, negated.
 template <int F>
-INLINE Floats add_block(Floats total, const Scales& s, const Ints* dots, float scale,
+INLINE Floats add_block(Floats total, const Scales& s, const Dots<F>* dots, float scale,
                         const float* minus_sums) {
     constexpr int PARTS = scaled_parts<F>();
     if (PARTS == 1 && !has_minima<F>())
-        return fma(to_floats(dots[0]), s.scale[0] * all(scale), total);
-    Floats value = to_floats(dots[0]) * s.scale[0];
-    if (PARTS == 2) value = fma(s.scale[1], to_floats(dots[1]), value);
+        return fma(to_floats(dots[0].result()), s.scale[0] * all(scale), total);
+    Floats value = to_floats(dots[0].result()) * s.scale[0];
+    if (PARTS == 2) value = fma(s.scale[1], to_floats(dots[1].result()), value);
     for (int h = 0; h < PARTS && has_minima<F>(); h++)
         value = fma(s.minimum[h], all(minus_sums[h]), value);
     return fma(value, all(scale), total);
@@ -45,8 +49,9 @@ struct Packed {
 
     Ints weights(int64_t b, int c) const { return quad<F>(panel, b, c); }
     Scales scales(int64_t b) const { return scales_of<F>(panel, b); }
-    // All fields of a vector one after the other.
+    // All fields of a vector one after the other; but one part after the other where `Sum` needs it.
     static constexpr int order(int i) {
+        if (SIGNED_BYTES && scaled_parts<F>() == 2) return i;
         return i / fields<F>() + i % fields<F>() * low_bits<F>();
     }
 };
@@ -105,12 +110,12 @@ void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t f
     for (int p = 0; p < P; p++)
         for (int r = 0; r < R; r++) total[p][r] = zeros();
     for (int64_t b = 0; b < blocks; b++) {
-        Ints dots[P][R][HALVES];
+        Dots<F> dots[P][R][HALVES];
         for (int r = 0; r < R; r++) {
             const int32_t* half = sums + (r * blocks + b) * 2;
             for (int h = 0; h < HALVES; h++) {
                 int sum = HALVES == 2 ? half[h] : half[0] + half[1];
-                for (int p = 0; p < P; p++) dots[p][r][h] = ints(-offset<F>() * sum);
+                for (int p = 0; p < P; p++) dots[p][r][h].start(-offset<F>() * sum);
             }
         }
 #pragma GCC unroll 8
@@ -122,8 +127,7 @@ void tile(const Source* panels, int64_t first_panel, const Rounded& x, int64_t f
             for (int r = 0; r < R; r++) {
                 Ints four = broadcast_quad(values + r * x.columns + b * BLOCK + c * QUAD);
                 for (int p = 0; p < P; p++)
-                    dots[p][r][h] = is_8_bit<F>() ? dot_8_bit(dots[p][r][h], weights[p], four)
-                                                  : dot(dots[p][r][h], weights[p], four);
+                    dots[p][r][h].add(weights[p], four, i % (QUADS / HALVES));
             }
         }
         if (--wait == 0) {
