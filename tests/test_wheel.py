@@ -274,6 +274,47 @@ def test_an_editable_install_is_found_by_type_checkers(source: Path, tmp_path: P
     assert environment.run([environment.python, script], tmp_path) == "ChatRequest\n"
 
 
+@pytest.mark.parametrize("origin", ["wheel", "folder", "clone", "index"])
+def test_the_advice_to_install_torch_works_wherever_the_package_came_from(
+    source: Path, tmp_path: Path, origin: str
+) -> None:
+    clone = tmp_path / "a clone"
+    shutil.copytree(source, clone)
+    environment = Environment(tmp_path / "venv", [*requirements(), "setuptools"])
+    build = ("--no-build-isolation",)
+    if origin == "wheel":
+        command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", str(clone)]
+        subprocess.run(command, check=True, capture_output=True)
+        environment.install(*(clone / "dist").glob("*.whl"))
+    else:
+        environment.install(*build, *(["--editable"] if origin == "clone" else []), clone)
+    if origin == "index":
+        (record,) = environment.bin.parent.glob("lib/*/site-packages/*.dist-info/direct_url.json")
+        record.unlink()
+    done = subprocess.run(
+        [environment.bin / "chatjobs", "work", "--model", "demo"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+    )
+    assert done.returncode == 3
+    (advice,) = re.findall(r"needs torch: (pip install .*) \(on Linux a download", done.stderr)
+    if origin == "index":
+        assert advice == "pip install 'chatjobs[worker]'"
+        return
+    _, _, *words = shlex.split(advice)
+    pip = [sys.executable, "-m", "pip", "--python", str(environment.python), "install"]
+    done = subprocess.run(
+        [*pip, "--no-deps", "--no-index", *build, "--force-reinstall", *words],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "does not provide the extra" not in done.stderr
+
+
 def test_the_readme_names_what_each_reader_needs() -> None:
     for name in READERS:
         assert f"pip install {name}" in README

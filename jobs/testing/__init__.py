@@ -5,7 +5,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 if not (find_spec("fakeredis") and find_spec("lupa")):
-    raise ImportError("jobs.testing needs fakeredis and lupa: pip install 'chatjobs[testing]'")
+    from jobs.install import command_for
+
+    raise ImportError(f"jobs.testing needs fakeredis and lupa: {command_for('testing')}")
 
 from jobs.testing.answer import Answer, Reply
 from jobs.testing.fake_worker import Answers, FakeWorker

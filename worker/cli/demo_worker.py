@@ -13,6 +13,7 @@ from typing import Self
 from jobs.child import ChildProcess
 from jobs.cli.failures import Unavailable
 from jobs.cli.output import echo
+from jobs.install import command_for
 
 STOP_SECONDS = 20.0
 DRAFT = "demo-draft"
@@ -70,5 +71,5 @@ def _chatjobs() -> str:
     path = os.pathsep.join([sysconfig.get_path("scripts"), os.environ.get("PATH", "")])
     found = shutil.which("chatjobs", path=path)
     if found is None:
-        raise Unavailable("command not found: chatjobs; pip install 'chatjobs[worker]'")
+        raise Unavailable(f"command not found: chatjobs; {command_for('worker')}")
     return found

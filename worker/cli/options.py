@@ -11,6 +11,7 @@ import click
 
 from jobs.cli.failures import Failure, Unavailable, WrongInput, sentence
 from jobs.cli.options import make_redis_option
+from worker import advice
 
 if TYPE_CHECKING:
     from jobs import JobError
@@ -89,7 +90,7 @@ redis_option = make_redis_option(
 def need_torch() -> None:
     """Raise with the command to install if torch is missing."""
     if find_spec("torch") is None:
-        raise Unavailable("this command needs torch: pip install 'chatjobs[worker]'")
+        raise Unavailable(f"this command needs torch: {advice()}")
 
 
 def refusal(error: JobError) -> Failure:
