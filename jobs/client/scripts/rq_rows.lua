@@ -29,13 +29,14 @@ local function row_written(rows, field, seconds)
   redis.call('EXPIRE', rows, seconds)
 end
 
--- Appends the row of a job that ends. The first write of a script that ends one: it changes nothing if it
--- fails. outboxes is the set of the runs that have rows in their outbox.
+-- Appends the row of a job that ends. The first write of a script that ends one: if it fails, nothing of
+-- the job has changed. outboxes is the set of the runs that have rows in their outbox; an outbox of
+-- another type is noted there as well, so that chatjobs status and the workers' logs name it.
 local function append_row(outbox, outboxes, run, row)
   check_type(outboxes, 'set')
+  redis.call('SADD', outboxes, run)
   check_type(outbox, 'stream')
   redis.call('XADD', outbox, '*', 'row', row)
-  redis.call('SADD', outboxes, run)
 end
 
 -- A job that ends, or is deleted, holds no bytes of its queue any more. open_bytes is the hash with the
