@@ -42,8 +42,8 @@ def explain(error: OSError, root: Path) -> str:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk has no room now."""
-    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+    """Whether the disk, or a limit of this process, has no room for the file now."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def fails_all(error: OSError) -> bool:

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 import uuid
+from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -90,7 +91,11 @@ def claim_folder(client: redis.Redis, root: Path) -> ResultsFolder:
         raise _unusable(root, error) from None
     mine = ResultsHome(folder_id, socket.gethostname(), str(root.absolute()), device)
     note = client.register_script(FOLDER)
-    if theirs is None and not note(keys=FolderKeys(keys.RESULTS), args=FolderArgs(mine.to_json())):
+    if theirs is not None:
+        if mine != theirs and _is_same_place(mine, theirs):
+            with suppress(redis.exceptions.OutOfMemoryError):  # the device has another number now
+                client.set(keys.RESULTS, mine.to_json())
+    elif not note(keys=FolderKeys(keys.RESULTS), args=FolderArgs(mine.to_json())):
         theirs = read_home(client)
         if theirs is not None:
             _refuse_another(theirs, root)
@@ -128,7 +133,7 @@ def _refuse_another(theirs: ResultsHome, root: Path) -> None:
         raise _unusable(root, error) from None
     if mine == theirs.id:
         return
-    same_place = (theirs.host, theirs.path) == (host, path)
+    same_place = _is_same_place(theirs, ResultsHome("", host, path))
     change = f"stop all workers and delete the key {keys.RESULTS} in Redis"
     if mine is None and same_place:
         if device == theirs.device:
@@ -151,6 +156,10 @@ def _refuse_another(theirs: ResultsHome, root: Path) -> None:
         "--results (on a disk that all workers share), or --no-record to leave the rows to the "
         f"others; to change the folder, {change}",
     )
+
+
+def _is_same_place(one: ResultsHome, other: ResultsHome) -> bool:
+    return (one.host, one.path) == (other.host, other.path)
 
 
 def _nearest(folder: Path) -> Path:

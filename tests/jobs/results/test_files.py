@@ -203,3 +203,12 @@ def test_infinite_and_missing_logprobs_are_kept(tmp_path):
     write_part(tmp_path / "_tmp/x", tmp_path / "x.parquet", table)
     read = pq.read_table(tmp_path / "x.parquet")
     assert read["token_logprobs"].to_pylist() == [[-math.inf, -0.5]]
+
+
+def test_a_run_card_that_can_not_be_written_leaves_no_file_behind(tmp_path):
+    """The recorder tries again every few seconds: each try must not take more of the disk."""
+    (tmp_path / "r1" / "run.json").mkdir(parents=True)
+    for _ in range(3):
+        with pytest.raises(OSError):
+            write_run_card(tmp_path / "r1", {})
+    assert os.listdir(tmp_path / "r1" / "_tmp") == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -80,3 +81,15 @@ def test_a_foreign_value_in_the_key_of_the_folder_is_named(site: Site, value: An
         site.redis.set(keys.RESULTS, value)
     with pytest.raises(JobError, match="chatjobs:results in Redis does not hold"):
         claim_folder(site.redis, site.folder)
+
+
+def test_the_note_of_an_older_version_gets_the_device_of_the_folder(site: Site) -> None:
+    """So that the folder can begin anew on the same disk after it was deleted."""
+    site.burst()
+    note = json.loads(site.redis.get(keys.RESULTS))
+    site.redis.set(keys.RESULTS, json.dumps({key: note[key] for key in ("id", "host", "path")}))
+    site.burst()
+    assert json.loads(site.redis.get(keys.RESULTS)) == note
+    shutil.rmtree(site.folder)
+    site.burst()
+    assert read_id(site.folder) == note["id"]

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
 import resource
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,6 +20,7 @@ from tests.worker.record.outboxes import RUN, fill, numbers
 from tests.worker.record.status import assert_rows_wait, errors, status, write_one
 from tests.worker.site import Site, wait_until
 from worker.record import recorder as module
+from worker.record.disk_faults import explain
 
 ADVICE = {"full": "No space left on device: free space", "read-only": "mount it for writing"}
 
@@ -113,3 +118,28 @@ def test_a_fault_is_logged_again_while_it_lasts(
     wait_until(lambda: numbers(site) == [0, 1, 2])
     wait_until(lambda: "rows are written again" in caplog.text)
     assert not site.redis.exists(keys.outbox(RUN))
+
+
+def test_a_folder_that_this_user_may_not_write_is_named(site: Site) -> None:
+    """Root may write anywhere but into what is immutable."""
+    site.submit("one", run=RUN)
+    site.burst()
+    samples = site.folder / RUN / "samples"
+    if subprocess.run(["chattr", "+i", samples], capture_output=True, check=False).returncode:
+        pytest.skip("this user can't make a folder immutable")
+    try:
+        site.worker()
+        job = assert_rows_wait(site, 1, "give this user write permission")
+    finally:
+        subprocess.run(["chattr", "-i", samples], check=True)
+    site.client.wait_for_rows([job], timeout=60)
+    assert len(site.rows(RUN)) == 2
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.EDQUOT, errno.ESTALE, errno.EMFILE, 999])
+def test_each_fault_of_a_disk_has_its_path_and_what_to_do(tmp_path: Path, number: int) -> None:
+    """Those that a test can't bring about."""
+    text = explain(OSError(number, os.strerror(number)), tmp_path)
+    path, reason, advice = text.split(": ", 2)
+    assert (path, reason) == (str(tmp_path), os.strerror(number))
+    assert advice and "\n" not in text
