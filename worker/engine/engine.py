@@ -7,7 +7,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -34,7 +34,7 @@ from worker.layers.batch import Batch
 from worker.loading.tokenizer import Tokenizer
 from worker.resident import device as devices
 from worker.resident.load import ResidentModel, check_context, load
-from worker.resident.process import keep_memory, share_cores
+from worker.resident.process import computing, keep_memory
 
 logger = logging.getLogger(__name__)
 
@@ -124,7 +124,6 @@ class EngineCore:
             reference, place, dtype, download_dir, quantize, chat_template, tool_parser, add_bos
         )
         if place.type == "cpu":
-            share_cores(resident.info.weight_bytes)
             keep_memory()
         if context is not None:
             check_context(context, resident)
@@ -208,7 +207,7 @@ class EngineCore:
     @torch.inference_mode()  # caches grown by the scorer are inference tensors
     def step(self) -> bool:
         """Advance every scheduled sequence once. Returns False if there was nothing to run."""
-        with self._changes.begin():
+        with self._computing(), self._changes.begin():
             try:
                 self._update_queue()
                 scheduled = self._scheduler.schedule()
@@ -226,7 +225,7 @@ class EngineCore:
         """Around what uses slots or changes kept state between steps. Raises JobError if the engine
         is closed."""
         self.require_open()
-        with self._changes.begin():
+        with self._computing(), self._changes.begin():
             yield
 
     @property
@@ -254,6 +253,11 @@ class EngineCore:
         del self.model, self.scorer, self._resident, self.state_of
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
+
+    def _computing(self) -> AbstractContextManager[None]:
+        if self.device.type != "cpu":
+            return nullcontext()
+        return computing(self.info.weight_bytes)
 
     def _update_queue(self) -> None:
         """Queue what was submitted and remove what was cancelled since the last step."""

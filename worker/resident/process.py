@@ -9,6 +9,8 @@ from __future__ import annotations
 import ctypes
 import gc
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -17,7 +19,6 @@ TRIM_BYTES = 256 * 2**20  # free memory at the top of the heap that the allocato
 MMAP_BYTES = 32 * 2**20  # larger blocks are mapped one by one, and unmapped when freed
 SWITCH_SECONDS = 0.0001  # how long a thread may hold the interpreter while another one waits
 SMALL_BYTES = 64 * 2**20  # models with smaller weights compute on one thread
-THREADS = torch.get_num_threads()  # for larger models; torch's default, or OMP_NUM_THREADS
 
 
 def tune() -> None:
@@ -57,7 +58,18 @@ def _set_allocator(parameter: int, value: int) -> None:
         libc.mallopt(parameter, value)
 
 
-def share_cores(weight_bytes: int) -> None:
-    """Set the number of CPU threads by model size. In the short steps of a small model, threads
-    spend more time waiting for each other than computing as soon as cores are contended."""
-    torch.set_num_threads(1 if weight_bytes < SMALL_BYTES else THREADS)
+@contextmanager
+def computing(weight_bytes: int) -> Iterator[None]:
+    """Around what a model computes on the CPU: a small one computes on one thread, others on as
+    many as torch has. In the short steps of a small model, threads spend more time waiting for each
+    other than computing as soon as cores are contended. Other models and the caller's own torch
+    keep their threads."""
+    threads = torch.get_num_threads()
+    if weight_bytes >= SMALL_BYTES or threads == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
