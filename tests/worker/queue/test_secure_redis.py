@@ -152,6 +152,45 @@ def test_a_producer_cannot_end_a_worker(server: EmbeddedRedis, tmp_path: Path) -
     as_worker.close()
 
 
+def test_a_tenant_s_user_runs_its_jobs_and_reads_no_content_of_others(
+    server: EmbeddedRedis, tmp_path: Path
+) -> None:
+    at = f"127.0.0.1:{server.port}/0"
+    others, tenant, as_worker = (
+        Site(f"redis://{user}:{IN_URL}@{at}", tmp_path / "results")
+        for user in ("producer", "acme", "worker")
+    )
+    theirs = others.submit("secret", id="other-1", run="other-r")
+    waits = tenant.submit("three", id="acme-3", tenant="acme", run="acme-r", first_row=3)
+    waits.cancel()
+    ours = tenant.submit("one", id="acme-1", tenant="acme", run="acme-r", ttl=3600)
+    doomed = tenant.submit("two", id="acme-2", words=100_000, run="acme-r", first_row=2)
+    worker = as_worker.worker(part_seconds=3600.0)
+    assert "".join(chunk.text for chunk in ours.stream()) == text_of(ours.request)
+    assert ours.result(timeout=60).text == text_of(ours.request)
+    wait_until(lambda: doomed.status().value == "started")
+    doomed.cancel()
+    wait_until(lambda: doomed.status().over and theirs.status().over)
+    for command in (
+        "HGETALL rq:job:other-1",
+        "HSET rq:job:other-1 data x",
+        "XRANGE chatjobs:{other-1}:log - +",
+        "XRANGE rq:results:other-1 - +",
+        "XRANGE chatjobs:outbox:other-r - +",
+        "XADD chatjobs:outbox:other-r * entry x",
+        "LRANGE chatjobs:{other-s}:turns 0 -1",
+        "GET chatjobs:results",
+    ):
+        with pytest.raises(redis.exceptions.NoPermissionError):
+            tenant.redis.execute_command(*command.split())
+        others.redis.execute_command(*command.split())  # as the documentation says of producers
+    with pytest.raises(JobError, match="refused a command"):
+        tenant.client.job("other-1").result(timeout=1)
+    worker.kill()
+    for site in (others, tenant, as_worker):
+        site.close()
+
+
 @pytest.mark.parametrize("user", [name for name, _ in USERS])
 @pytest.mark.parametrize(
     "command",
