@@ -28,6 +28,7 @@ from worker.cli.options import (
     template_option,
 )
 from worker.cli.private_redis import private_redis
+from worker.cli.stderr import keep_writing
 
 
 @click.command()
@@ -196,6 +197,7 @@ def work(
     for option, given in (("--prompt-cache", prompt_caches), ("--state-dir", state_dir)):
         if given and prefix_cache == "off":
             raise click.UsageError(f"{option} needs --prefix-cache on: it feeds that cache")
+    keep_writing()
     need_torch()
     from jobs import JobError
     from jobs.client.connection import URL_VARIABLE
