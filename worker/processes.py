@@ -1,9 +1,10 @@
 """For those who start other processes and wait for them: whether they work, as /proc tells it, on
-machines of any speed, and a file for what they print."""
+machines of any speed, a file for what they print, and the limit of their memory."""
 
 from __future__ import annotations
 
 import os
+import resource
 import tempfile
 from pathlib import Path
 from typing import IO
@@ -54,3 +55,11 @@ def output_file() -> IO[bytes]:
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("output"), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)
+
+
+def address_space_advice() -> str:
+    """What to do about a process without memory, if `ulimit -v` limits it; else empty."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY:
+        return ""
+    return f"; `ulimit -v` gives each process {limit >> 20} MiB: raise it"

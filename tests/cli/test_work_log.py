@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from jobs import Client
+from jobs import ChatRequest, Client
 from tests.cli.conftest import COMMAND
 
-REQUEST = {
-    "model": "demo",
-    "messages": [{"role": "user", "content": "2+3?"}],
-    "max_tokens": 4,
-    "ignore_eos": True,
-}
+REQUEST = ChatRequest(
+    model="demo",
+    messages=[{"role": "user", "content": "2+3?"}],
+    max_tokens=4,
+    ignore_eos=True,
+)
 
 
 @pytest.mark.parametrize("stderr", ["no reader", "a full disk", "closed"])

@@ -33,7 +33,7 @@ from worker.engine.turnover import Turnover
 from worker.layers.batch import Batch
 from worker.loading.tokenizer import Tokenizer
 from worker.resident import device as devices
-from worker.resident.load import ResidentModel, check_context, load
+from worker.resident.load import ResidentModel, check_context, load, memory_named
 from worker.resident.process import computing, keep_memory
 
 logger = logging.getLogger(__name__)
@@ -119,10 +119,13 @@ class EngineCore:
         """Load a model; None means the default, see `worker.engine.local.Engine.load` and `Slots`.
         Raises JobError."""
         place = devices.choose_device(device)
-        drafting = drafting_of(draft, draft_tokens, reference, place, dtype, download_dir, quantize)
-        resident = load(
-            reference, place, dtype, download_dir, quantize, chat_template, tool_parser, add_bos
-        )
+        with memory_named(reference, place):
+            drafting = drafting_of(
+                draft, draft_tokens, reference, place, dtype, download_dir, quantize
+            )
+            resident = load(
+                reference, place, dtype, download_dir, quantize, chat_template, tool_parser, add_bos
+            )
         if place.type == "cpu":
             keep_memory()
         if context is not None:

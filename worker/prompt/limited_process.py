@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-import resource
 import select
 import signal
 import subprocess
@@ -22,7 +21,7 @@ from contextlib import suppress
 from typing import Any
 
 from worker.backend import MachineError
-from worker.processes import Activity, output_file
+from worker.processes import Activity, address_space_advice, output_file
 
 logger = logging.getLogger(__name__)
 
@@ -121,10 +120,7 @@ class LimitedProcess:
         if status is None or status < 0:
             return Ended(self._title, status)
         fact = f"{self._title} can't be started: {last_words or f'it exits with {status}'}"
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-        if limit != resource.RLIM_INFINITY:
-            fact += f"; `ulimit -v` gives each process {limit >> 20} MiB: raise it"
-        return MachineError("internal", fact)
+        return MachineError("internal", fact + address_space_advice())
 
 
 class _Child:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
@@ -22,6 +23,7 @@ from worker.loading.source import ModelSource, find
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
+from worker.processes import address_space_advice
 from worker.prompt.builder import Prompt, PromptBuilder
 from worker.prompt.template import ChatTemplate, chat_obstacle
 from worker.quantise.compression import compression_of
@@ -163,6 +165,22 @@ def _bos(source: ModelSource, tokenizer: Tokenizer, wanted: bool | None) -> str:
             "add_bos",
         )
     return token if known and (source.adds_bos if wanted is None else wanted) else ""
+
+
+@contextmanager
+def memory_named(reference: str, device: torch.device) -> Iterator[None]:
+    """Around what loads a model: raise JobError("out_of_memory") if there is no memory for it."""
+    try:
+        yield
+    except BaseException as error:
+        if not devices.is_out_of_memory(error):
+            raise
+        cause = (str(error).splitlines() or ["no memory"])[0] or "no memory"
+        raise JobError(
+            "out_of_memory",
+            f"{reference} can't be loaded: there is too little memory on {device} ({cause}): use a "
+            f"smaller model or another dtype{address_space_advice()}",
+        ) from None
 
 
 def _info(checked: Preflight, fingerprint: str) -> ModelInfo:

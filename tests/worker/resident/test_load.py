@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import shutil
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,9 @@ import torch
 from safetensors.torch import load_file
 
 from jobs import JobError
+from jobs.api.sampling import Sampling
 from tests.worker.loading.folders import WEIGHTS, resident
+from worker import Engine
 from worker.loading.checkpoint import Checkpoint, Headers
 from worker.loading.folder import FolderSource
 from worker.resident import device as devices
@@ -90,3 +94,34 @@ def test_model_info_matches_the_files(original: Path) -> None:
     assert (info.name, info.reference, info.revision) == ("tiny", str(original), None)
     assert info.parameters == sum(tensor.numel() for tensor in tensors.values())
     assert (info.family, info.dtype, info.context_length) == ("qwen3", "float32", 512)
+
+
+def test_a_model_for_which_memory_ends_is_refused_in_one_sentence(
+    original: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def no_memory(*_: object) -> None:
+        raise MemoryError("Cannot allocate memory (os error 12)")
+
+    monkeypatch.setattr("worker.loading.weights.load", no_memory)
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (2000 << 20, resource.RLIM_INFINITY))
+    with pytest.raises(JobError) as caught:
+        Engine.load(str(original), device="cpu")
+    assert caught.value.code == "out_of_memory"
+    assert caught.value.message == (
+        f"{original} can't be loaded: there is too little memory on cpu (Cannot allocate memory "
+        "(os error 12)): use a smaller model or another dtype; `ulimit -v` gives each process 2000 "
+        "MiB: raise it"
+    )
+
+
+def test_a_file_that_is_replaced_by_renaming_does_not_change_a_running_model(
+    original: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "m"
+    shutil.copytree(original, folder)
+    prompt, greedy = [[3, 4, 5]], Sampling(temperature=0, max_tokens=8, ignore_eos=True)
+    engine = Engine.load(str(folder), device="cpu", prefix_cache=False)
+    before = engine.generate(prompt, greedy)[0].token_ids
+    (folder / "new").write_bytes(b"")
+    (folder / "new").rename(folder / WEIGHTS)
+    assert engine.generate(prompt, greedy)[0].token_ids == before
