@@ -108,6 +108,31 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+def compile_library(library: Path, source: str) -> str:
+    """The path of a library for LD_PRELOAD."""
+    compiler = shutil.which("cc")
+    assert compiler is not None
+    library.with_suffix(".c").write_text(source)
+    command = [compiler, "-shared", "-fPIC", "-o", str(library), str(library.with_suffix(".c"))]
+    subprocess.run(command, check=True)
+    return str(library)
+
+
+def clock_variables(folder: Path) -> dict[str, str]:
+    """Environment of a process whose clock `set_clock` sets."""
+    set_clock(folder, 0)
+    library = compile_library(folder / "clock.so", CLOCK)
+    return {"LD_PRELOAD": library, "CLOCK_OFFSET": str(folder / "offset")}
+
+
+def set_clock(folder: Path, seconds: float) -> None:
+    """Set the clock of a process to the real time plus so many seconds."""
+    file = folder / "offset"
+    file.touch()
+    with file.open("r+b") as mapped:  # the same file: the process has mapped it
+        mapped.write(struct.pack("d", seconds))
+
+
 class Server:
     """One server on a port of its own. `options`: of its configuration."""
 
@@ -128,8 +153,8 @@ class Server:
 
     def log_syncs(self, delay: float = 0.0) -> Self:
         """Before `start`: record which part of the append-only file is on the disk."""
-        self._preload("synclog", SYNC_LOG)
         self._environment |= {
+            "LD_PRELOAD": compile_library(self.folder / "synclog.so", SYNC_LOG),
             "SYNC_LOG": str(self.folder / "syncs"),
             "SYNC_DELAY_MS": str(int(1000 * delay)),
         }
@@ -137,29 +162,15 @@ class Server:
 
     def with_clock(self) -> Self:
         """Before `start`: let `set_clock` work."""
-        self._preload("clock", CLOCK)
-        self._environment |= {"CLOCK_OFFSET": str(self.folder / "offset")}
-        self.set_clock(0)
+        self._environment |= clock_variables(self.folder)
         return self
 
     def set_clock(self, seconds: float) -> None:
         """Set the server's clock to the real time plus so many seconds."""
-        file = self.folder / "offset"
-        file.touch()
-        with file.open("r+b") as mapped:  # the same file: the server has mapped it
-            mapped.write(struct.pack("d", seconds))
+        set_clock(self.folder, seconds)
         deadline = time.monotonic() + START_SECONDS
         while self._process and abs(self.client.time()[0] - time.time() - seconds) > 2:
             assert time.monotonic() < deadline
-
-    def _preload(self, name: str, source: str) -> None:
-        library = self.folder / f"{name}.so"
-        library.with_suffix(".c").write_text(source)
-        compiler = shutil.which("cc")
-        assert compiler is not None
-        source_file = str(library.with_suffix(".c"))
-        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source_file], check=True)
-        self._environment |= {"LD_PRELOAD": str(library)}
 
     def replicate(self, primary: Server, port: int | None = None) -> Self:
         """Become a replica, and wait until it has the primary's data. `port`: leads to it."""

@@ -82,7 +82,7 @@ class Outcome:
     token_logprobs: list[list[float]] = field(default_factory=list)  # per choice, if requested
     details: list[Usage.CompletionDetails] = field(default_factory=list)  # of usage, per choice
     seed: int | None = None  # the requested seed, or the random one
-    started_at: float | None = None  # seconds since the epoch: first prefill
+    started_at: float | None = None  # by jobs.clock, as those below: first prefill
     first_token_at: float | None = None
     finished_at: float | None = None
     sampling: Sampling | None = None  # with the defaults filled in

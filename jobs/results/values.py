@@ -84,4 +84,5 @@ def as_time(seconds: float | None) -> datetime | None:
 
 
 def seconds_between(start: float | None, end: float | None) -> float | None:
-    return None if start is None or end is None else end - start
+    """The duration; 0 if the clocks of two machines, which differ, say that it ended before."""
+    return None if start is None or end is None else max(0.0, end - start)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -16,7 +17,7 @@ from click.testing import CliRunner
 from jobs import keys
 from jobs.cli import build
 from jobs.client.client import Job
-from tests.servers import BINARIES, Server
+from tests.servers import BINARIES, Server, clock_variables, set_clock
 from tests.worker.site import QUICK, Site, wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -173,3 +174,48 @@ def test_status_and_log_say_that_the_clock_was_set_back(server: Server, site: Si
     wait_until(lambda: "set back" not in status())
     assert worker.stop() == 0
     assert worker.output.count("the clock of Redis was set back by 3") == 1
+
+
+@pytest.mark.parametrize("jump", [-24 * HOUR, 24 * HOUR])
+def test_a_jump_of_the_clock_of_a_worker_changes_no_duration_and_ends_no_job(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    with monkeypatch.context() as environment:
+        for name, value in clock_variables(tmp_path).items():
+            environment.setenv(name, value)
+        site = Site(redis_url, tmp_path / "results")
+        worker = site.worker()
+    site.client.serving = None
+    running = site.submit("running", words=300, ttl=HOUR, run="r")
+    wait_until(lambda: running.status().value == "started")
+    set_clock(tmp_path, jump)
+    later = site.submit("later", words=300, ttl=HOUR, run="r", first_row=1)
+    wait_until(lambda: len(site.rows("r")) == 2)
+    for job in (running, later):
+        row = site.row(job, "r")
+        assert row["status"] == "ok"
+        assert 0 <= row["queue_s"] < HOUR
+        assert 0 <= row["ttft_s"] <= row["duration_s"] < HOUR
+        assert abs(row["finished_at"].timestamp() - time.time()) < HOUR
+    assert worker.stop() == 0
+    site.close()
+
+
+def test_a_worker_whose_clock_is_wrong_from_its_start_writes_the_times_of_redis(
+    redis_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as environment:
+        for name, value in clock_variables(tmp_path).items():
+            environment.setenv(name, value)
+        set_clock(tmp_path, -24 * HOUR)
+        site = Site(redis_url, tmp_path / "results")
+        worker = site.worker()
+    job = site.submit("x", ttl=HOUR, run="r")
+    wait_until(lambda: len(site.rows("r")) == 1)
+    row = site.row(job, "r")
+    assert row["status"] == "ok"
+    assert 0 <= row["queue_s"] < HOUR
+    assert 0 <= row["duration_s"] < HOUR
+    assert abs(row["finished_at"].timestamp() - time.time()) < HOUR
+    assert worker.stop() == 0
+    site.close()

@@ -26,6 +26,7 @@ import threading
 import time
 from typing import Any
 
+from jobs import clock
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
@@ -68,7 +69,7 @@ class FakeHandle:
         self.sent = 0
         self.cancelled = False
         self.broken = False  # the device fails it before its first word
-        self.started_at = time.time()
+        self.started_at = clock.now()
 
     def cancel(self) -> None:
         hold_interpreter(self.control.get("block_cancel"))
@@ -131,7 +132,7 @@ class FakeHandle:
                 seed=1,
                 started_at=self.started_at,
                 first_token_at=self.started_at,
-                finished_at=time.time(),
+                finished_at=clock.now(),
                 sampling=Sampling(temperature=0),
             )
         )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from hashlib import blake2b
 
+from jobs import clock
 from jobs.api.answer import (
     AssistantMessage,
     ChatCompletion,
@@ -188,9 +189,9 @@ class ChatGeneration:
 
     def _on_token(self, choice: ChoiceState, event: TokenEvent) -> None:
         if self._first_token_at is None and event.sampled is not None:
-            self._first_token_at = time.time()
+            self._first_token_at = clock.now()
         if event.last:
-            self._finished_at = time.time()
+            self._finished_at = clock.now()
         choice.events.append(event)
         if event.error is not None and self._error is None:
             self._error = event.error

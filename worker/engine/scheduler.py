@@ -10,10 +10,10 @@ whose beginning an older one computes waits for it; others may pass it, but not 
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
+from jobs import clock
 from jobs.errors import JobError
 from worker.engine.kv_pool import CachePool
 from worker.engine.prefix_cache import PrefixCache
@@ -234,7 +234,7 @@ class Scheduler:
                     return False
                 self._fail(sequence, self.pool.too_large(sequence.length))
                 return True
-        sequence.started_at = sequence.started_at or time.time()
+        sequence.started_at = sequence.started_at or clock.now()
         end = len(self.running)
         if not self._yields(sequence):
             end -= sum(map(self._yields, self.running))

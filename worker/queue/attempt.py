@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from jobs import keys
+from jobs import clock, keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.conversation import Turn, ended_turn
 from jobs.api.request import ChatRequest
@@ -37,7 +37,7 @@ class Attempt:
     claimed: ClaimedJob
     request: ChatRequest
     stream: StreamBuffer
-    deadline: float | None  # seconds since the epoch
+    deadline: float | None  # by jobs.clock
     handle: Handle | None = None
     stop_reason: JobError | None = None  # set if the worker stopped it
     outcome: Outcome | None = None
@@ -105,8 +105,10 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
     deadline: float | None = None
     if ttl is not None:
         left = terms.seconds_to_live  # absent from jobs that RQ's own functions have enqueued
-        deadline = claimed.enqueued_at + ttl if left is None else claimed.claimed_at + left
-        if time.time() >= deadline:
+        if left is None:
+            left = claimed.enqueued_at + ttl - claimed.redis_ahead - claimed.claimed_at
+        deadline = claimed.claimed_at + left
+        if clock.now() >= deadline:
             raise JobError("timeout", f"waited longer than its ttl of {ttl:g} s", "job.ttl")
     if terms.timeout is not None:
         end = claimed.claimed_at + terms.timeout
@@ -167,9 +169,9 @@ class SettlementBuilder(NamedTuple):
             sampling=sampling.to_dict() if sampling else None,
             seed=outcome.seed,
             enqueued_at=attempt.claimed.enqueued_at,
-            started_at=outcome.started_at,
-            first_token_at=outcome.first_token_at,
-            finished_at=outcome.finished_at or time.time(),
+            started_at=_by_redis(attempt.claimed, outcome.started_at),
+            first_token_at=_by_redis(attempt.claimed, outcome.first_token_at),
+            finished_at=_by_redis(attempt.claimed, outcome.finished_at or clock.now()),
             worker=self.worker,
             host=self.host,
             provenance=self.provenance[attempt.request.model],
@@ -213,7 +215,7 @@ class SettlementBuilder(NamedTuple):
             error=error.to_dict(),
             failures=self.failures(claimed, error) if failures is None else failures,
             enqueued_at=claimed.enqueued_at,
-            finished_at=time.time(),
+            finished_at=_by_redis(claimed, clock.now()),
             worker=self.worker,
             host=self.host,
         )
@@ -252,6 +254,11 @@ def _settlement(
     return Settlement(
         claimed, entry["run"], entry["row_index"], row, completion, error, entry["failures"]
     )
+
+
+def _by_redis(claimed: ClaimedJob, time: float | None) -> float | None:
+    """A time of jobs.clock by the clock of Redis, which all workers share."""
+    return None if time is None else time + claimed.redis_ahead
 
 
 def _turn_of(claimed: ClaimedJob, answer: ChatCompletion, error: JobError | None) -> Turn | None:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 
 import redis
 
-from jobs import keys
+from jobs import clock, keys
 from jobs.errors import JobError
 from worker.backend import Backend, ModelInfo
 from worker.queue.admission import Admission
@@ -169,7 +169,7 @@ class WorkerLoop:
 
     def _enforce_deadlines(self) -> None:
         for attempt in self._attempts:
-            if attempt.deadline is not None and time.time() >= attempt.deadline:
+            if attempt.deadline is not None and clock.now() >= attempt.deadline:
                 attempt.stop(attempt.overdue)
 
     def _claim(self) -> None:

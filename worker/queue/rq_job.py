@@ -142,7 +142,8 @@ class Lease:
 
 @dataclass(frozen=True, slots=True)
 class ClaimedJob:
-    """A job taken from its queue. Times are seconds since the epoch."""
+    """A job taken from its queue. Times are seconds since the epoch: `claimed_at` by jobs.clock,
+    the others by the clock of Redis or of the producer."""
 
     lease: Lease
     func: str | None
@@ -157,6 +158,7 @@ class ClaimedJob:
     suspect: bool  # it may have killed its workers, and runs with its group only
     cancelled: bool
     terms: Terms = Terms()
+    redis_ahead: float = 0.0  # seconds that the clock of Redis was ahead of this process's
     history: History | None = None  # of its session
 
     @property
@@ -171,6 +173,7 @@ def read(
     claimed_at: float,
     terms: Terms,
     limits: Limits,
+    redis_ahead: float = 0.0,
 ) -> ClaimedJob:
     """The job of a lease from the values of FIELDS. Never raises."""
     fields = dict(zip(FIELDS, values, strict=True))
@@ -194,13 +197,14 @@ def read(
         kwargs=kwargs,
         fault=fault,
         claimed_at=claimed_at,
-        enqueued_at=enqueued_at or claimed_at,
+        enqueued_at=enqueued_at or claimed_at + redis_ahead,
         result_ttl=integer(fields["result_ttl"], RESULT_SECONDS),
         failure_ttl=integer(fields["failure_ttl"], FAILURE_SECONDS),
         retried=integer(fields[RETRIED], 0),
         suspect=bool(fields[GROUP]),
         cancelled=bool(fields[CANCEL]),
         terms=terms,
+        redis_ahead=redis_ahead,
     )
 
 

@@ -11,7 +11,7 @@ from typing import Any
 from redis import Redis
 from redis.client import Pipeline
 
-from jobs import keys
+from jobs import clock, keys
 from jobs.api.conversation import Turn
 from jobs.client import rq_format
 from jobs.client.new_job import ROW_SECONDS
@@ -117,7 +117,7 @@ class Settler:
             counter=WORKER_COUNTERS.get(status, ""),
             max_results=MAX_RESULTS,
             now=int(now),
-            working_time=max(0.0, now - claimed.claimed_at),
+            working_time=clock.now() - claimed.claimed_at,
             attempt=lease.attempt,
             row_field=settlement.row_index % keys.ROWS_PER_KEY,
             row_seconds=ROW_SECONDS,

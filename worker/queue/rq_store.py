@@ -17,7 +17,7 @@ from typing import Any
 from redis import Redis
 from redis.client import Pipeline
 
-from jobs import keys
+from jobs import clock, keys
 from jobs.client import rq_format
 from jobs.client.damage import is_damage
 from jobs.client.eviction import eviction
@@ -112,6 +112,7 @@ class RQStore:
             taken, left, held, now, limits = self._claim(
                 keys=[*claim_keys, *lists], args=[*args, *capacity]
             )
+        claimed_at = clock.now()
         self.held_seconds = held / 1000 if held >= 0 else math.inf
         if limits is not None:  # else those of the last claim
             self.limits = parse_limits(limits)
@@ -119,7 +120,7 @@ class RQStore:
         for number, job, attempt, execution, *values in taken:
             queue = self.queues[number - 1]
             lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
-            claimed.append(self._read(lease, values, moment, float(now)))
+            claimed.append(self._read(lease, values, claimed_at, float(now)))
         return self._sessions.begin(claimed)
 
     def _read(
@@ -127,7 +128,8 @@ class RQStore:
     ) -> ClaimedJob:
         """The job of a lease from the values of FIELDS and TERMS. `now`: the time of Redis."""
         terms = read_terms(values[len(FIELDS) :], now)
-        return read(lease, values[: len(FIELDS)], claimed_at, terms, self.limits)
+        ahead = now - claimed_at
+        return read(lease, values[: len(FIELDS)], claimed_at, terms, self.limits, ahead)
 
     def settle(
         self, settlements: Sequence[Settlement], dead: DeadWorker | None = None
@@ -230,7 +232,7 @@ class RQStore:
         if limits is not None:
             self.limits = parse_limits(limits)
         absent = (None,) * len((*FIELDS, *TERMS))
-        return self._read(lease, values or absent, time.time(), seconds + microseconds / 1e6)
+        return self._read(lease, values or absent, clock.now(), seconds + microseconds / 1e6)
 
     def check(self, leases: Sequence[Lease]) -> list[tuple[bool, bool]]:
         """For each lease: whether it is still held, and whether the job was cancelled."""
