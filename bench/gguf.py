@@ -3,6 +3,7 @@
     make bench-peers
     python -m bench.gguf [--rounds 5] [--format Q8_0] [--cell "decode 8"] [--folder /var/tmp/shapes]
                          [--shape mixture]
+    python -m bench.gguf --file model.gguf     any GGUF file, beside llama.cpp
 
 A Qwen3-0.6B shape with random weights, or a mixture of experts; our own quantiser makes the GGUF
 files, and llama.cpp reads the same files. OpenVINO's model is exported from the same checkpoint
@@ -63,6 +64,7 @@ def quantise(source: Path, kind: str, target: Path) -> Path:
 @click.option("--format", "formats", multiple=True, type=click.Choice(list(FORMATS)))
 @click.option("--cell", "wanted", multiple=True, type=click.Choice([*CELLS, LOAD]))
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="dense", show_default=True)
+@click.option("--file", "files", multiple=True, type=click.Path(exists=True, path_type=Path))
 @click.option("--folder", type=click.Path(path_type=Path), default=None)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(
@@ -70,6 +72,7 @@ def main(
     formats: tuple[str, ...],
     wanted: tuple[str, ...],
     shape: str,
+    files: tuple[Path, ...],
     folder: Path | None,
     out: Path | None,
 ) -> None:
@@ -77,6 +80,19 @@ def main(
     rows: list[dict[str, Any]] = []
     loads: list[dict[str, Any]] = []
     threads = torch.get_num_threads()
+    for file in files:
+        with PeerProcess("llama_cpp_peer.py", file, threads) as llama:
+            engine = Engine.load(str(file), max_batch=32, prefix_cache=False)
+            contestants = {"chatjobs": ours(engine), "llama.cpp": llama.seconds}
+            for cell in wanted or CELLS:
+                if cell != LOAD:
+                    rows.append(_row(file.name, cell, contestants, rounds))
+            engine.close()
+            if not wanted or LOAD in wanted:
+                loads.append({"format": file.name, **_load_row(file, llama, rounds)})
+    if files:
+        _report(f"{len(files)} files, {threads} threads", rows, loads, out)
+        return
     with tempfile.TemporaryDirectory() as temporary:
         family, fields, title = SHAPES[shape]
         base = (folder or Path(temporary)) / shape
@@ -92,19 +108,23 @@ def main(
                 engine = Engine.load(str(path), max_batch=32, prefix_cache=False)
                 llama = stack.enter_context(PeerProcess("llama_cpp_peer.py", file, threads))
                 openvino = stack.enter_context(PeerProcess("openvino_peer.py", exported, threads))
-                contestants: dict[str, Generate] = {
+                contestants = {
                     "chatjobs": ours(engine),
                     "llama.cpp": llama.seconds,
                     "OpenVINO": openvino.seconds,
                 }
                 for cell in wanted or CELLS:
                     if cell != LOAD:
-                        row = _row(contestants, *CELLS[cell], rounds)
-                        rows.append({"format": name, "cell": cell, **row})
+                        rows.append(_row(name, cell, contestants, rounds))
                 engine.close()
                 if name != "bf16" and (not wanted or LOAD in wanted):
                     loads.append({"format": name, **_load_row(file, llama, rounds)})
-    title = f"{title}, {threads} threads"
+    _report(f"{title}, {threads} threads", rows, loads, out)
+
+
+def _report(
+    title: str, rows: list[dict[str, Any]], loads: list[dict[str, Any]], out: Path | None
+) -> None:
     if rows:
         report(f"{title}, tokens/s", rows, "cpu", out)
     if loads:
@@ -123,10 +143,9 @@ def _load_row(file: Path, llama: PeerProcess, rounds: int) -> dict[str, Any]:
     return {"chatjobs": chatjobs, "llama.cpp": llama_cpp, "ours / llama.cpp": chatjobs / llama_cpp}
 
 
-def _row(
-    contestants: dict[str, Generate], batch: int, length: int, prefill: bool, rounds: int
-) -> dict[str, Any]:
+def _row(name: str, cell: str, contestants: dict[str, Generate], rounds: int) -> dict[str, Any]:
     """The medians of one cell; None for a peer that can't run it."""
+    batch, length, prefill = CELLS[cell]
     prompts = random_prompts(batch, length, SMALLEST_VOCABULARY)
     medians: dict[str, Any] = dict.fromkeys(contestants)
     able = {}
@@ -138,8 +157,9 @@ def _row(
         else:
             able[who] = partial(prefill_rate if prefill else decode_rate, generate, prompts)
     medians |= {who: median(values) for who, values in alternate(able, rounds).items()}
-    best = max(medians[who] or 0.0 for who in ("llama.cpp", "OpenVINO"))
-    return {**medians, "ours / better peer": medians["chatjobs"] / best if best else None}
+    best = max(value or 0.0 for who, value in medians.items() if who != "chatjobs")
+    ratio = medians["chatjobs"] / best if best else None
+    return {"format": name, "cell": cell, **medians, "ours / better peer": ratio}
 
 
 if __name__ == "__main__":

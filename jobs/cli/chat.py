@@ -55,6 +55,11 @@ UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this ti
     help="With --local: Jinja chat template to use instead of the model's own.",
 )
 @click.option(
+    "--keep-quantised",
+    is_flag=True,
+    help="With --local: as of 'chatjobs work'.",
+)
+@click.option(
     "--wait",
     type=Seconds(min=0),
     default=30,
@@ -74,6 +79,7 @@ def chat(
     fields: dict[str, Any],
     local: bool,
     chat_template: Path | None,
+    keep_quantised: bool,
     wait: float,
     timeout: float | None,
     verbose: bool,
@@ -90,7 +96,7 @@ def chat(
     """
     from jobs.client.wait import GOES_ON
 
-    _check_options(local, chat_template)
+    _check_options(local, chat_template, keep_quantised)
     if text is None:
         if as_json or not is_terminal():
             raise click.UsageError(
@@ -98,7 +104,8 @@ def chat(
                 "needs a terminal, without --json)"
             )
         if local:
-            _converse_locally(_load(model, chat_template, quiet=False), system, fields)
+            loaded = _load(model, chat_template, keep_quantised, quiet=False)
+            _converse_locally(loaded, system, fields)
         else:
             _converse(redis_url, model, system, fields, wait)
         return
@@ -108,7 +115,7 @@ def chat(
         raise click.UsageError("the question is empty: give TEXT, or - to read it from stdin")
     if local:
         _request(model, system, text, fields)  # a wrong field is refused before the load
-        loaded = _load(model, chat_template, quiet=quiet)
+        loaded = _load(model, chat_template, keep_quantised, quiet=quiet)
         _answer_locally(
             loaded,
             _request(loaded.name, system, text, fields),
@@ -146,7 +153,7 @@ def chat(
             _print_timings(completion, time.monotonic() - started)
 
 
-def _check_options(local: bool, chat_template: Path | None) -> None:
+def _check_options(local: bool, chat_template: Path | None, keep_quantised: bool) -> None:
     """Refuse options that belong to the other way of answering."""
     context = click.get_current_context()
     given = [
@@ -167,14 +174,20 @@ def _check_options(local: bool, chat_template: Path | None) -> None:
         raise click.UsageError(
             "--chat-template needs --local; workers take theirs from chatjobs work --chat-template"
         )
+    if keep_quantised and not local:
+        raise click.UsageError(
+            "--keep-quantised needs --local; for workers give it to chatjobs work"
+        )
 
 
-def _load(reference: str, chat_template: Path | None, *, quiet: bool) -> LocalModel:
+def _load(
+    reference: str, chat_template: Path | None, keep_quantised: bool, *, quiet: bool
+) -> LocalModel:
     """Load a model in this process, by the worker package."""
     from importlib.metadata import entry_points
 
     (plugin,) = entry_points(group="chatjobs.local", name="load")
-    loaded: LocalModel = plugin.load()(reference, chat_template, quiet=quiet)
+    loaded: LocalModel = plugin.load()(reference, chat_template, keep_quantised, quiet=quiet)
     return loaded
 
 

@@ -8,11 +8,14 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from gguf import GGMLQuantizationType as Type
 
 from tests.cli.conftest import COMMAND, Run
 from tests.cli.test_json import documented
 from tests.hub import Hub
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
+from tests.worker.loading.gguf.blocks import make_type_file, make_wide
+from worker.kernels import library
 from worker.resident import device
 
 
@@ -35,6 +38,23 @@ def test_every_family_is_described(family: str, run: Run, tmp_path: Path) -> Non
     assert facts["fits"]
     assert facts["chat_template"]
     assert facts["device"] == "cpu" or facts["device"].startswith("cuda")
+
+
+def test_types_without_integer_products_are_named_with_what_they_cost(
+    run: Run, tmp_path: Path
+) -> None:
+    file = make_type_file(make_wide(tmp_path / "wide"), tmp_path / "it.gguf", Type.IQ3_S)
+    shown = run("models", "check", str(file), "--device", "cpu").stdout
+    if library.active() is None:
+        assert "dequantised for each product, which is slow" in shown
+        return
+    assert "re-encoded as Q8_0 (+" in shown
+    kept = run("models", "check", str(file), "--device", "cpu", "--keep-quantised").stdout
+    assert "dequantised for each product, which is slow" in kept
+    (facts,) = json.loads(run("models", "check", str(file), "--json").stdout)["products"]
+    assert facts["type"] == "IQ3_S"
+    assert facts["way"] == "re-encoded as Q8_0"
+    assert facts["extra_bytes"] > 0
 
 
 def test_the_default_output_is_lines(run: Run) -> None:

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
     from worker import ChatSession, Engine
 
 
-def load(reference: str, chat_template: Path | None, *, quiet: bool) -> LocalModel:
+def load(
+    reference: str, chat_template: Path | None, keep_quantised: bool, *, quiet: bool
+) -> LocalModel:
     """Load a model. Raises a click exception with one sentence if it can't run here."""
     need_torch()
     from jobs import JobError
@@ -32,7 +34,7 @@ def load(reference: str, chat_template: Path | None, *, quiet: bool) -> LocalMod
         echo(f"loading {reference} …", err=True, dim=True)
     started = time.monotonic()
     try:
-        engine = Engine.load(reference, chat_template=chat_template)
+        engine = Engine.load(reference, chat_template=chat_template, keep_quantised=keep_quantised)
     except JobError as error:
         raise refusal(error) from None
     if not quiet:

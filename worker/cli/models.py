@@ -16,6 +16,7 @@ from worker.cli.options import (
     device_option,
     download_option,
     dtype_option,
+    keep_option,
     need_torch,
     refusal,
     template_option,
@@ -34,6 +35,7 @@ def models() -> None:
 @click.argument("reference", metavar="MODEL")
 @device_option
 @dtype_option
+@keep_option
 @download_option
 @template_option
 @json_option
@@ -41,6 +43,7 @@ def check(
     reference: str,
     device: str,
     dtype: str,
+    keep_quantised: bool,
     download_dir: Path | None,
     chat_template: Path | None,
     as_json: bool,
@@ -64,7 +67,7 @@ def check(
         model = describe(source, chat_template)
         downloaded = not source.needs_download
         with source.weights() if downloaded else nullcontext(source.headers()) as headers:
-            found = preflight(model, place, dtype, headers)
+            found = preflight(model, place, dtype, headers, keep_quantised=keep_quantised)
     except JobError as error:
         raise refusal(error) from None
     if as_json:
@@ -155,6 +158,15 @@ def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
         "dtype": found.dtype_name,
         "weight_bytes": found.weight_bytes,
         "quantised_types": list(found.blocks),
+        "products": [
+            {
+                "type": one.kind,
+                "matrices": one.matrices,
+                "way": one.way.value,
+                "extra_bytes": one.extra_bytes,
+            }
+            for one in found.products
+        ],
         "dequantised_from": quantization.name.lower() if quantization else None,
         "context_length": found.context_length,
         "longest_sequence": found.longest,
@@ -185,6 +197,7 @@ def _show(found: Preflight, downloaded: bool) -> None:
         "weights": f"{_size(found.weight_bytes)} in {found.formats}"
         + (f", dequantised from {quantization.name}" if quantization else "")
         + ("" if downloaded else ", not downloaded yet"),
+        **({"products": found.how} if found.how else {}),
         "context": context,
         "template": "none: chat requests fail" if chat_obstacle(template) else "yes",
         "device": f"{device} ({device_name(device)}), {_size(found.free_bytes)} free",

@@ -73,6 +73,13 @@ quantize_option = click.option(
     "memory of bf16 weights. Weights of GGUF files stay as they are.",
 )
 
+keep_option = click.option(
+    "--keep-quantised",
+    is_flag=True,
+    help="Keep types of GGUF files that no kernel multiplies with (such as IQ3_S) as they are, "
+    "instead of encoding them again as Q8_0: takes less memory, and many times as long.",
+)
+
 download_option = click.option(
     "--download-dir",
     type=click.Path(file_okay=False, path_type=Path),

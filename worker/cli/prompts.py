@@ -14,6 +14,7 @@ from worker.cli.options import (
     device_option,
     download_option,
     dtype_option,
+    keep_option,
     need_torch,
     quantize_option,
     refusal,
@@ -47,6 +48,7 @@ def prompts() -> None:
 @device_option
 @dtype_option
 @quantize_option
+@keep_option
 @download_option
 @template_option
 @bos_option
@@ -59,6 +61,7 @@ def save(
     device: str,
     dtype: str,
     quantize: str | None,
+    keep_quantised: bool,
     download_dir: Path | None,
     chat_template: Path | None,
     add_bos: bool | None,
@@ -89,6 +92,7 @@ def save(
             device=device,
             dtype=dtype,
             quantize=quantize,
+            keep_quantised=keep_quantised,
             max_batch=1,
             download_dir=download_dir,
             chat_template=chat_template,

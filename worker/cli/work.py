@@ -21,6 +21,7 @@ from worker.cli.options import (
     device_option,
     download_option,
     dtype_option,
+    keep_option,
     need_torch,
     quantize_option,
     redis_option,
@@ -51,6 +52,7 @@ from worker.cli.stderr import keep_writing
 @device_option
 @dtype_option
 @quantize_option
+@keep_option
 @download_option
 @click.option(
     "--context",
@@ -151,6 +153,7 @@ def work(
     device: str,
     dtype: str,
     quantize: str | None,
+    keep_quantised: bool,
     download_dir: Path | None,
     context: int | None,
     max_batch: int | None,
@@ -219,6 +222,7 @@ def work(
                 device=device,
                 dtype=dtype,
                 quantize=quantize,
+                keep_quantised=keep_quantised,
                 max_batch=max_batch,
                 prefix_cache=prefix_cache == "on",
                 draft=draft,

@@ -55,6 +55,7 @@ def drafting_of(
     dtype: str,
     download_dir: Path | None,
     quantize: str | None,
+    keep_quantised: bool,
 ) -> Drafting | None:
     """Check the options and load the draft, if it is a model; `reference` is the model that it
     drafts for, and has not been loaded yet. Raises JobError."""
@@ -83,7 +84,8 @@ def drafting_of(
     logger.info("guesses for %s: %s, at most %d tokens", reference, draft, most)
     if draft == NGRAM:
         return Drafting(most)
-    return Drafting(most, load_draft(draft, reference, device, dtype, download_dir, quantize))
+    model = load_draft(draft, reference, device, dtype, download_dir, quantize, keep_quantised)
+    return Drafting(most, model)
 
 
 def speculation(

@@ -102,6 +102,7 @@ class EngineCore:
         device: str,
         dtype: str,
         quantize: str | None,
+        keep_quantised: bool = False,
         max_batch: int | None,
         context: int | None,
         cache_bytes: int | None,
@@ -121,10 +122,18 @@ class EngineCore:
         place = devices.choose_device(device)
         with memory_named(reference, place):
             drafting = drafting_of(
-                draft, draft_tokens, reference, place, dtype, download_dir, quantize
+                draft, draft_tokens, reference, place, dtype, download_dir, quantize, keep_quantised
             )
             resident = load(
-                reference, place, dtype, download_dir, quantize, chat_template, tool_parser, add_bos
+                reference,
+                place,
+                dtype,
+                download_dir,
+                quantize,
+                chat_template,
+                tool_parser,
+                add_bos,
+                keep_quantised,
             )
         if place.type == "cpu":
             keep_memory()

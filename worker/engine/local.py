@@ -60,6 +60,7 @@ class Engine:
         device: str = "auto",
         dtype: str = "auto",
         quantize: str | None = None,
+        keep_quantised: bool = False,
         max_batch: int | None = None,
         context: int | None = None,
         cache_bytes: int | None = None,
@@ -76,6 +77,8 @@ class Engine:
 
         dtype: auto, bf16, fp16 or fp32, or torch's name of one. quantize: "q8" stores the weights
         in memory with 8 bits, in GGUF's Q8_0 blocks; those of a GGUF file stay as they are.
+        keep_quantised: do not re-encode types of a GGUF file that no kernel multiplies with as
+        Q8_0, which saves memory and takes many times as long.
         max_batch: maximum number of sequences that run together. context: maximum tokens per
         sequence, by default the model's own; a model whose config doesn't stretch its positions may
         go beyond, with a warning. cache_bytes: limit of the KV cache and of the state that is
@@ -104,6 +107,7 @@ class Engine:
             device=device,
             dtype=dtype,
             quantize=quantize,
+            keep_quantised=keep_quantised,
             max_batch=max_batch,
             context=context,
             cache_bytes=cache_bytes,

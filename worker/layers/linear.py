@@ -18,6 +18,7 @@ from worker.layers import bf16_weight, packed_blocks, packing, triton_weight
 from worker.layers.linear_weight import DenseWeight, LinearWeight, empty, merge
 from worker.layers.quantised import Compress, QuantisedTensor, Weight, place
 from worker.layers.quantised_weight import QuantisedWeight
+from worker.layers.reencoding import Way, reencode, way
 from worker.layers.weight import WeightSlot
 
 # Makes the storage of a linear from the tensors that are merged in it, in order.
@@ -107,12 +108,14 @@ class Linear:
 class LinearFactory:
     """Makes all linears of one model, in its dtype and on its device. `compress` is applied to the
     plain weights of all but the replicated ones. `built_for`: the device whose layouts are chosen,
-    if `device` only stands in for it."""
+    if `device` only stands in for it. Blocks of types that no kernel multiplies with are
+    re-encoded, unless `keep_quantised`."""
 
     dtype: torch.dtype
     device: torch.device
     compress: Compress | None = None
     built_for: torch.device | None = None
+    keep_quantised: bool = False
 
     def column(self, in_features: int, *out_features: int, bias: bool = False) -> Linear:
         """A linear split by output features. Several `out_features` are merged into one product."""
@@ -139,6 +142,7 @@ class LinearFactory:
         )
 
     def _store(self, parts: Sequence[Weight]) -> LinearWeight:
+        parts = [self._multiplied(part) for part in parts]
         if packed_blocks.served(parts, self.dtype, self.device):
             return packed_blocks.PackedBlocksWeight(parts)
         if any(isinstance(part, QuantisedTensor) for part in parts):
@@ -157,3 +161,9 @@ class LinearFactory:
         mapped = self.device.type == "cpu" and merged.data_ptr() == plain[0].data_ptr()
         own = empty(merged.shape, self.dtype, self.device).copy_(merged) if mapped else merged
         return bf16_weight.Bf16Weight(own) if native else DenseWeight(own)
+
+    def _multiplied(self, part: Weight) -> Weight:
+        if not isinstance(part, QuantisedTensor):
+            return part
+        chosen = way(part.type, part.shape[1], self.dtype, self.device, self.keep_quantised)
+        return reencode(part) if chosen is Way.REENCODED else part

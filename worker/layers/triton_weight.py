@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import Any, TypeGuard
 
 import torch
+from gguf import GGMLQuantizationType
 from torch import Tensor
 
 from worker.layers.quantised import QuantisedTensor, Weight
@@ -33,16 +34,15 @@ def kernels() -> Any:
         return None
 
 
+def multiplies(kind: GGMLQuantizationType) -> bool:
+    """Whether the kernels multiply with blocks of this type."""
+    return kernels() is not None and kind.name in kernels().FORMATS
+
+
 def served(parts: Sequence[Weight], device: torch.device) -> TypeGuard[Sequence[QuantisedTensor]]:
     """Whether the kernels multiply with all of these merged tensors."""
-    return (
-        device.type == "cuda"
-        and all(isinstance(part, QuantisedTensor) for part in parts)
-        and kernels() is not None
-        and all(
-            isinstance(part, QuantisedTensor) and part.type.name in kernels().FORMATS
-            for part in parts
-        )
+    return device.type == "cuda" and all(
+        isinstance(part, QuantisedTensor) and multiplies(part.type) for part in parts
     )
 
 

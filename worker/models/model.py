@@ -31,16 +31,20 @@ from worker.models.fields import Fields
 class Placement:
     """Dtype and device of a model's weights, and factories for the layers that depend on them.
     `compress` is applied to the matrices of linears and the embedding. `built_for`: the device
-    whose layouts the weights have, if `device` only stands in for it."""
+    whose layouts the weights have, if `device` only stands in for it. `keep_quantised`: as of
+    `LinearFactory`."""
 
     dtype: torch.dtype
     device: torch.device
     compress: Compress | None = None
     built_for: torch.device | None = None
+    keep_quantised: bool = False
 
     @property
     def linears(self) -> LinearFactory:
-        return LinearFactory(self.dtype, self.device, self.compress, self.built_for)
+        return LinearFactory(
+            self.dtype, self.device, self.compress, self.built_for, self.keep_quantised
+        )
 
     def norm(self, eps: float) -> MakeNorm:
         """Factory of plain norms."""

@@ -22,13 +22,17 @@ def load_draft(
     dtype: str,
     download_dir: Path | None = None,
     quantize: str | None = None,
+    keep_quantised: bool = False,
 ) -> ResidentModel:
     """Compare two models by their headers, and load the draft. Call it before the other model is
     loaded. Raises JobError("invalid_request") if one can't draft for the other, and the errors of
     `load`."""
-    small, large = (_look(one, device, dtype, download_dir, quantize) for one in (draft, reference))
+    small, large = (
+        _look(one, device, dtype, download_dir, quantize, keep_quantised)
+        for one in (draft, reference)
+    )
     _check(draft, small, reference, large)
-    return load(draft, device, dtype, download_dir, quantize)
+    return load(draft, device, dtype, download_dir, quantize, keep_quantised=keep_quantised)
 
 
 def _look(
@@ -37,10 +41,11 @@ def _look(
     dtype: str,
     download_dir: Path | None,
     quantize: str | None,
+    keep_quantised: bool,
 ) -> Preflight:
     source = find(reference, download_dir)
     compression = compression_of(quantize)
-    return preflight(describe(source), device, dtype, source.headers(), compression)
+    return preflight(describe(source), device, dtype, source.headers(), compression, keep_quantised)
 
 
 def _check(draft: str, small: Preflight, reference: str, large: Preflight) -> None:

@@ -17,6 +17,7 @@ import torch
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker.backend import ModelInfo
+from worker.layers.reencoding import Way
 from worker.loading import weights
 from worker.loading.config import GenerationDefaults
 from worker.loading.source import ModelSource, find
@@ -120,6 +121,7 @@ def load(
     chat_template: Path | None = None,
     tool_parser: str | None = None,
     add_bos: bool | None = None,
+    keep_quantised: bool = False,
 ) -> ResidentModel:
     """Check everything that can be checked, then read the weights. Raises JobError."""
     compression = compression_of(quantize)
@@ -129,16 +131,24 @@ def load(
     syntax = tool_syntax(template, tool_parser, reference)
     bos = _bos(source, described.tokenizer, add_bos)
     if source.needs_download:
-        preflight(described, device, dtype, source.headers(), compression).require_room()
+        ahead = preflight(described, device, dtype, source.headers(), compression, keep_quantised)
+        ahead.require_room()
         source.download_weights()
     with source.weights() as checkpoint:
-        checked = preflight(described, device, dtype, checkpoint, compression)
+        checked = preflight(described, device, dtype, checkpoint, compression, keep_quantised)
         checked.require_room()
-        place = Placement(checked.dtype, device, compression.apply if compression else None)
+        if checked.how is not None:
+            logger.info("%s: %s", reference, checked.how)
+        place = Placement(
+            checked.dtype,
+            device,
+            compression.apply if compression else None,
+            keep_quantised=keep_quantised,
+        )
         config = described.config
         model = FAMILIES[config.model_type](config.fields, checked.tied, place)
         weights.load(model.weight_map(), checkpoint, config.quantization)
-        fingerprint = checkpoint.fingerprint()
+        fingerprint = _fingerprint(checkpoint.fingerprint(), checked)
     return ResidentModel(
         info=_info(checked, fingerprint),
         source=source,
@@ -181,6 +191,14 @@ def memory_named(reference: str, device: torch.device) -> Iterator[None]:
             f"{reference} can't be loaded: there is too little memory on {device} ({cause}): use a "
             f"smaller model or another dtype{address_space_advice()}",
         ) from None
+
+
+def _fingerprint(of_files: str, checked: Preflight) -> str:
+    """Of the values of the weights: those of the files, unless some are re-encoded."""
+    if checked.reencoded is None:
+        return of_files
+    changed = f"{of_files} {checked.reencoded}: {Way.REENCODED.value}"
+    return hashlib.sha256(changed.encode()).hexdigest()[:32]
 
 
 def _info(checked: Preflight, fingerprint: str) -> ModelInfo:

@@ -7,6 +7,7 @@ with the headers of the weight files. Of a hub model, the headers alone are fetc
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
 
@@ -14,8 +15,10 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 
 from jobs.errors import JobError
+from worker.layers import reencoding
 from worker.layers.kv_cache import WindowKVCache
 from worker.layers.quantised import stays_quantised
+from worker.layers.reencoding import Way
 from worker.layers.weight import WeightSlot
 from worker.loading import weights
 from worker.loading.checkpoint import Headers, TensorHeader
@@ -31,6 +34,20 @@ from worker.resident.description import ModelDescription
 
 
 @dataclass(frozen=True)
+class Products:
+    """How the matrices of one quantised type are multiplied with."""
+
+    kind: str
+    matrices: int
+    way: Way
+    extra_bytes: int  # that they take beyond their blocks in the file
+
+    def __str__(self) -> str:
+        extra = f" (+{self.extra_bytes / 2**20:.0f} MiB)" if self.extra_bytes else ""
+        return f"{self.kind} x{self.matrices}: {self.way.value}{extra}"
+
+
+@dataclass(frozen=True)
 class Preflight:
     """A model that this version supports, and the memory that it needs on the device."""
 
@@ -40,6 +57,7 @@ class Preflight:
     parameters: int
     weight_bytes: int  # in memory
     blocks: tuple[str, ...]  # GGUF's quantised types that weights have in memory
+    products: tuple[Products, ...]  # with the matrices that the files quantise, by type
     dtype: torch.dtype
     device: torch.device
     context_length: int  # positions that the config gives, with their stretch
@@ -61,11 +79,25 @@ class Preflight:
         if self.weight_bytes <= self.free_bytes:
             return None
         need, free = self.weight_bytes / 2**30, self.free_bytes / 2**30
+        extra = sum(one.extra_bytes for one in self.products)
+        kept = (self.weight_bytes - extra) / 2**30
+        instead = f"--keep-quantised (slow, needs {kept:.1f} GiB), " if extra else ""
         return (
             f"{self.model.source.reference} needs {need:.1f} GiB for its weights in "
-            f"{self.formats} and {self.device} has {free:.1f} GiB free: use a smaller model, "
-            "another dtype or another device"
+            f"{self.formats} and {self.device} has {free:.1f} GiB free: use {instead}a smaller "
+            "model, another dtype or another device"
         )
+
+    @property
+    def how(self) -> str | None:
+        """How the quantised matrices are multiplied with: "Q5_0 x120: integer products; …"."""
+        return "; ".join(map(str, self.products)) or None
+
+    @property
+    def reencoded(self) -> str | None:
+        """The types of the files whose values change while they are loaded."""
+        kinds = [one.kind for one in self.products if one.way is Way.REENCODED]
+        return ", ".join(kinds) or None
 
     def require_room(self) -> None:
         """Raise JobError("out_of_memory") if the weights don't fit."""
@@ -79,14 +111,16 @@ def preflight(
     dtype: str,
     headers: Headers,
     compression: Compression | None = None,
+    keep_quantised: bool = False,
 ) -> Preflight:
     """Check everything that can be checked without reading weights. `headers` may be a checkpoint.
-    Weights that are not quantised in the files are compressed while they are loaded.
+    Weights that are not quantised in the files are compressed while they are loaded; of those that
+    are, types that no kernel multiplies with are re-encoded, unless `keep_quantised`.
 
     Raises JobError: model_not_found, unsupported_model, invalid_request.
     """
     try:
-        return _preflight(model, device, dtype, headers, compression)
+        return _preflight(model, device, dtype, headers, compression, keep_quantised)
     except JobError as error:
         wrapper = model.config.wrapper
         if wrapper is None or error.code != "unsupported_model":
@@ -105,6 +139,7 @@ def _preflight(
     dtype: str,
     headers: Headers,
     compression: Compression | None,
+    keep_quantised: bool,
 ) -> Preflight:
     config = model.config
     quantization = config.quantization
@@ -116,19 +151,39 @@ def _preflight(
     slots = shape.weight_map()
     found = weights.check(slots, headers, quantization)
     parameters = sum(prod(slot.shape) for slot in slots.values())
+    stored_as = {name: headers.tensors[found[name].name] for name in slots}
+    ways = {
+        name: reencoding.way(
+            GGMLQuantizationType[header.dtype],
+            slots[name].shape[-1],
+            chosen,
+            device,
+            keep_quantised,
+        )
+        for name, header in stored_as.items()
+        # An embedding that is no head is only looked up.
+        if slots[name].quantised and header.blocks and (tied or name != weights.EMBEDDING)
+    }
+    again = {name for name, way in ways.items() if way is Way.REENCODED}
     weight_bytes = sum(
-        _bytes(slot, headers.tensors[found[name].name], chosen, device, compression)
+        reencoding.bytes_for(prod(slot.shape))
+        if name in again
+        else _bytes(slot, stored_as[name], chosen, device, compression)
         for name, slot in slots.items()
     )
-    kept = (headers.tensors[found[name].name] for name in slots if slots[name].quantised)
-    blocks = {header.dtype for header in kept if _stays_quantised(header, device)}
+    blocks = {
+        reencoding.TARGET.name if name in again else header.dtype
+        for name, header in stored_as.items()
+        if slots[name].quantised and (name in again or _stays_quantised(header, device))
+    }
     if compression is not None:
         blocks |= {
             compression.kind.name
             for name, slot in slots.items()
             if slot.quantised
             and compression.fits(slot.shape)
-            and not _stays_quantised(headers.tensors[found[name].name], device)
+            and name not in again
+            and not _stays_quantised(stored_as[name], device)
         }
     caches, free = shape.make_caches(), devices.free_bytes(device)
     cache_bytes = devices.cache_share(free - weight_bytes, device)
@@ -139,6 +194,7 @@ def _preflight(
         parameters=parameters,
         weight_bytes=weight_bytes,
         blocks=tuple(sorted(blocks)),
+        products=_products(slots, stored_as, ways),
         dtype=chosen,
         device=device,
         context_length=shape.context_length,
@@ -148,6 +204,23 @@ def _preflight(
             key=lambda tokens: sum(cache.bytes_for(1, tokens) for cache in caches),
         ),
         free_bytes=free,
+    )
+
+
+def _products(
+    slots: Mapping[str, WeightSlot],
+    stored_as: Mapping[str, TensorHeader],
+    ways: Mapping[str, Way],
+) -> tuple[Products, ...]:
+    found: dict[tuple[str, Way], list[int]] = {}  # of each matrix what it takes beyond its blocks
+    for name, way in ways.items():
+        kind, values = stored_as[name].dtype, prod(slots[name].shape)
+        per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+        extra = reencoding.bytes_for(values) - values // per_block * size
+        found.setdefault((kind, way), []).append(extra if way is Way.REENCODED else 0)
+    return tuple(
+        Products(kind, len(extra), way, sum(extra))
+        for (kind, way), extra in sorted(found.items(), key=lambda one: one[0][0])
     )
 
 

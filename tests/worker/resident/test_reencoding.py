@@ -1,0 +1,57 @@
+"""What is said of types that no kernel multiplies with, what they cost, and how to keep them."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+from gguf import GGMLQuantizationType as Type
+
+from jobs import JobError
+from tests.worker.loading.gguf.blocks import make_type_file, make_wide
+from worker import Engine
+from worker.kernels import library
+from worker.resident import device as devices
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    if library.active() is None:
+        pytest.skip("this machine has no kernels")
+    folder = tmp_path_factory.mktemp("iq3")
+    return make_type_file(make_wide(folder / "wide"), folder / "it.gguf", Type.IQ3_S)
+
+
+def test_the_log_says_what_is_reencoded(file: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        Engine.load(str(file), device="cpu").close()
+    assert "IQ3_S x" in caplog.text
+    assert "re-encoded as Q8_0 (+" in caplog.text
+
+
+def test_reencoding_is_part_of_the_fingerprint(file: Path) -> None:
+    again, kept, twice = (
+        Engine.load(str(file), device="cpu", keep_quantised=keep) for keep in (False, True, False)
+    )
+    assert again.info.fingerprint != kept.info.fingerprint
+    assert again.info.fingerprint == twice.info.fingerprint
+    assert "Q8_0" in again.info.dtype
+    assert "IQ3_S" in kept.info.dtype
+    assert again.info.weight_bytes > kept.info.weight_bytes
+    ids = list(range(3, 40))
+    ours, exact = (engine.prompt_logits(ids).float() for engine in (again, kept))
+    assert float((ours - exact).norm() / exact.norm()) < 0.1
+
+
+def test_what_does_not_fit_is_refused_with_the_numbers_and_the_remedy(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept = Engine.load(str(file), device="cpu", keep_quantised=True)
+    kept.close()
+    room = kept.info.weight_bytes + 1
+    monkeypatch.setattr(devices, "free_bytes", lambda device: room)
+    with pytest.raises(JobError, match=r"--keep-quantised \(slow, needs \d+\.\d GiB\)") as caught:
+        Engine.load(str(file), device="cpu")
+    assert caught.value.code == "out_of_memory"
+    Engine.load(str(file), device="cpu", keep_quantised=True).close()
