@@ -8,6 +8,7 @@
 #   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
 #   make triton  run the tests of the Triton kernels in its interpreter; downloads 200 MB
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
+#   make real    download two real models (330 MB), and compare them with llama.cpp and transformers
 #   make wheel   build a wheel for x86-64 Linux in dist/, with compiled CPU kernels
 #   make soak    25 minutes of faults under load, with a new seed; SERVER=/path/of/redis-server
 #   make clean   remove the environment and the caches, but no results
@@ -18,7 +19,7 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench bench-peers oracle sanitize wheel soak triton clean
+.PHONY: demo test lint types tests bench bench-peers oracle real sanitize wheel soak triton clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -58,6 +59,10 @@ oracle: $(VENV)/.ready-to-test .oracle/.ready
 	.oracle/bin/python -m tests.worker.quantise.record_llama_cpp
 	$(BIN)/pytest tests/worker/loading/gguf tests/worker/quantise
 
+# Gemma 3 270M comes under Gemma's terms of use, SmolLM2-135M-Instruct under Apache 2.0.
+real: $(VENV)/.ready-to-test .oracle/.ready .real/.ready
+	PYTHONPATH=.real/site $(BIN)/pytest -m real tests/real
+
 # The kernels are compiled for this run: flags are part of the cache's key. Leaks are not reported:
 # the interpreter frees little at exit.
 sanitize: $(VENV)/.ready-to-test
@@ -81,7 +86,7 @@ soak: $(VENV)/.ready-to-test
 	$(BIN)/python -m tests.soak.session_kills --kills 200 $(if $(SERVER),--server $(SERVER))
 
 clean:
-	rm -rf $(VENV) .oracle .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
+	rm -rf $(VENV) .oracle .real .triton build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	    .import_linter_cache
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
@@ -106,6 +111,13 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 .oracle/.ready: Makefile
 	$(PYTHON) -m venv .oracle
 	.oracle/bin/pip install --quiet llama-cpp-python==0.3.36 gguf==0.19.0
+	@touch $@
+
+.real/.ready: tests/real/requirements.txt tests/real/files.py | $(BIN)/python
+	$(BIN)/pip install --quiet --no-deps --target .real/site accelerate==1.15.0
+	$(BIN)/pip download --quiet --no-deps --require-hashes -d .real/packages -r tests/real/requirements.txt
+	$(BIN)/python -m tests.real.files .real/packages .real/files
+	rm -rf .real/packages
 	@touch $@
 
 .triton/.ready: Makefile | $(BIN)/python
