@@ -100,7 +100,8 @@ def test_waiting_ends_at_its_timeout(client: Client) -> None:
     with pytest.raises(JobError) as caught:
         client.submit(REQUEST).result(timeout=0.2)
     assert caught.value.code == "timeout"
-    assert "has not ended after 0.2 s (status: queued); it is not cancelled" in caught.value.message
+    assert "has not ended after 0.2 s (status: queued): no worker serves" in caught.value.message
+    assert caught.value.message.endswith("it is not cancelled, and can be waited for again")
 
 
 def test_a_queued_job_is_cancelled_at_once_with_its_row(client: Client) -> None:

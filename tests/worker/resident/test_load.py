@@ -54,15 +54,15 @@ def remote(original: Path, monkeypatch: pytest.MonkeyPatch) -> RemoteSource:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Names of the files that were read as text, in order."""
+    """Names of the files that were read whole, in order."""
     names: list[str] = []
-    read_text = Path.read_text
+    read_bytes = Path.read_bytes
 
-    def recorded(path: Path, *args: str | None, **kwargs: str | None) -> str:
+    def recorded(path: Path) -> bytes:
         names.append(path.name)
-        return read_text(path, *args, **kwargs)
+        return read_bytes(path)
 
-    monkeypatch.setattr(Path, "read_text", recorded)
+    monkeypatch.setattr(Path, "read_bytes", recorded)
     return names
 
 
