@@ -20,7 +20,7 @@ import click
 from bench.harness import report
 from bench.shapes import QWEN3_06B, random_checkpoint
 from jobs import ChatRequest, Client
-from jobs.cli.status import workers
+from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from worker.cli.demo_run import demo_requests
 from worker.demo import MODEL_DIR
@@ -49,7 +49,7 @@ def measure(model: str, requests: list[ChatRequest], device: str) -> dict[str, i
         try:
             with Client(server.url) as client:
                 deadline = time.monotonic() + SECONDS
-                while not workers(client.redis) and time.monotonic() < deadline:
+                while not read_workers(client.redis) and time.monotonic() < deadline:
                     time.sleep(0.2)
                 time.sleep(REST)
                 rest = resident_bytes(worker.pid)

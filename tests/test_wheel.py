@@ -24,7 +24,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from jobs import Client
-from jobs.cli.status import workers
+from jobs.client.serving import read_workers
 from tests.test_readme import README, blocks
 from worker.kernels import build
 
@@ -147,7 +147,7 @@ def served(installed: Environment, redis_url: str, tmp_path: Path) -> Iterator[d
         env={**inherited, **variables},
     )
     with Client(redis_url) as client:
-        while not workers(client.redis):
+        while not read_workers(client.redis):
             assert worker.poll() is None, "the worker did not start"
             time.sleep(0.1)
     yield variables

@@ -275,11 +275,11 @@ def _request(model: str, system: str | None, text: str, fields: dict[str, Any]) 
 def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) -> None:
     """Return once a worker serves `model` or the job has started; raise after `seconds`."""
     from jobs import JobError
-    from jobs.cli.status import workers
+    from jobs.client.serving import served_models
 
     deadline = time.monotonic() + seconds
     while job.status() in ("deferred", "scheduled", "queued"):
-        served = sorted({name for worker in workers(connected.redis) for name in worker["names"]})
+        served = sorted(served_models(connected.redis))
         if model in served:
             return
         if time.monotonic() >= deadline:

@@ -65,10 +65,9 @@ def limits(
 def _warn_if_unknown(redis: Redis, model: str) -> None:
     """Warn about a model that no worker serves and that has no queue: it may be a typing error."""
     from jobs.client.rq_format import queue_names
-    from jobs.client.serving import read_workers
+    from jobs.client.serving import served_models
 
-    known = {name for worker in read_workers(redis) for name in worker["names"]}
-    known.update(map(keys.model_of, queue_names(redis)))
+    known = served_models(redis) | set(map(keys.model_of, queue_names(redis)))
     if model in known:
         return
     close = get_close_matches(model, sorted(known), 1)

@@ -179,13 +179,6 @@ def _accepted(worker: dict[str, Any]) -> str:
     return f"{_share(accepted, worker['drafted_tokens'])}, {accepted / steps:.1f} a step"
 
 
-def workers(redis: Redis) -> list[dict[str, Any]]:
-    """Return the status that each running worker publishes, by worker name."""
-    from jobs.client.serving import read_workers
-
-    return read_workers(redis)
-
-
 def queues(redis: Redis) -> list[dict[str, Any]]:
     """Depth of every chatjobs queue, by name.
 

@@ -47,6 +47,11 @@ def published(redis: Redis) -> tuple[list[dict[str, Any]], list[Damage]]:
     return running, damaged
 
 
+def served_models(redis: Redis) -> set[str]:
+    """The names of the models that the running workers serve. Raises redis.RedisError."""
+    return {name for worker in read_workers(redis) for name in worker["names"]}
+
+
 def worker_keys(members: Iterable[bytes]) -> list[str]:
     """The keys of the workers that are members of keys.WORKERS, by name."""
     return [keys.worker(name.decode()) for name in sorted(members) if _is_text(name)]
@@ -123,6 +128,6 @@ class ServingCheck:
         now = time.monotonic()
         if now < self._next_read:
             return
-        self._served = {name for worker in read_workers(self._redis) for name in worker["names"]}
+        self._served = served_models(self._redis)
         self._warned = set()
         self._next_read = now + CHECK_SECONDS

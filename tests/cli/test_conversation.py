@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs import ChatRequest
-from jobs.cli.status import workers
+from jobs.client.serving import read_workers
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal
 from tests.worker.fake_backend import text_of
@@ -155,7 +155,7 @@ def test_ctrl_c_while_a_question_is_submitted_leaves_no_job(
         terminal.interrupt()
         time.sleep(0.3)
     terminal.expect("(stopped)")
-    wait_until(lambda: not any(one["running"] for one in workers(site.redis)))
+    wait_until(lambda: not any(one["running"] for one in read_workers(site.redis)))
     terminal.type("/reset\r")  # refused while a job runs
     terminal.expect("begins again")
     terminal.type("\x04")
@@ -211,7 +211,7 @@ def test_without_a_worker_the_conversation_says_so_and_goes_on(
     terminal.type("one\r")
     terminal.expect("no worker served 'fake'")
     worker = site.worker()
-    wait_until(lambda: any("fake" in one["names"] for one in workers(site.redis)))
+    wait_until(lambda: any("fake" in one["names"] for one in read_workers(site.redis)))
     terminal.type("two\r")
     terminal.expect(answer_to("two"))
     terminal.type("\x04")

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jobs import Client
-from jobs.cli.status import workers
+from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from jobs.install import command_for
 from tests.cli.conftest import COMMAND, Run, Spawn
@@ -36,7 +36,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
         words = ("work", "--model", "demo", "--redis", redis.url, "--results", str(results))
         worker = subprocess.Popen([COMMAND, *words])
         with Client(redis.url) as client:
-            while not workers(client.redis):
+            while not read_workers(client.redis):
                 assert worker.poll() is None, "the worker did not start"
                 time.sleep(0.1)
         yield Served(redis.url, results)

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Client
-from jobs.cli.status import workers
 from jobs.cli.submit import CHUNK
 from jobs.cli.waiting import reason
+from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from tests.cli.conftest import Run, Spawn
 from tests.jobs.conftest import publish_worker
@@ -281,7 +281,7 @@ def test_a_job_behind_others_says_how_many(spawn: Spawn, site: Site) -> None:
     site.worker()
     site.submit_many(["long"] * 40, words=100_000)
     last = site.submit("last")
-    wait_until(lambda: any(workers(site.redis)))
+    wait_until(lambda: any(read_workers(site.redis)))
     process = spawn("follow", last.id, "--redis", site.url)
     assert process.stderr is not None
     notice = process.stderr.readline()

@@ -23,7 +23,8 @@ from jobs.cli.output import echo, print_json
 from jobs.cli.progress import RowProgress
 from jobs.cli.requests import InvalidLine, Overrides, read_requests
 from jobs.cli.row_files import json_rows
-from jobs.cli.status import queues, workers
+from jobs.cli.status import queues
+from jobs.client.serving import read_workers
 from jobs.client.unwritten import recording_faults
 from jobs.embedded import EmbeddedRedis
 from worker.cli.demo_report import print_report, report_of
@@ -116,11 +117,12 @@ def _wait_for_rows(
             progress.update(ended, speed)
             if ended == count:
                 client.redis.sadd(keys.WANTED, run_id)  # the worker writes the last rows now
-                for fault in recording_faults(_status(client, worker)).values():
+                faults = recording_faults(_status(client, worker))
+                if faults:
                     raise Unavailable(
-                        f"the answers are lost with the demo's private Redis, because their rows "
-                        f"can't be written: {fault}; run the demo again then, or with another "
-                        "--results DIR"
+                        "the answers are lost with the demo's private Redis, because their rows "
+                        f"can't be written: {'; '.join(faults.values())}; run the demo again when "
+                        "they can, or with another --results DIR"
                     )
             if ended == count and run_id in results.runs():
                 table = results.table(run=run_id)
@@ -137,7 +139,7 @@ def _wait_for_rows(
 
 def _status(client: Client, worker: WorkerProcess) -> list[dict[str, Any]]:
     """Return the worker's published status; empty while it loads its model."""
-    return [status for status in workers(client.redis) if status["pid"] == worker.pid]
+    return [status for status in read_workers(client.redis) if status["pid"] == worker.pid]
 
 
 def _stream_answer(client: Client, model: str) -> None:

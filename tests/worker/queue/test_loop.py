@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from jobs import JobError, keys
-from jobs.cli.status import workers
 from jobs.client.limits import set_limit
+from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from jobs.stream.entries import END_SEQ, is_end_message
 from tests.worker.fake_backend import FakeBackend, text_of
@@ -270,7 +270,7 @@ def test_a_worker_that_is_stopped_logs_its_jobs_and_their_time(site: Site) -> No
     site.submit_many(["one", "two"], words=100_000)
     worker = site.worker(grace=0.5)
     # Claimed is not enough: a job that is claimed and not begun goes back before the log.
-    wait_until(lambda: [one["jobs"] for one in workers(site.redis)] == [2])
+    wait_until(lambda: [one["jobs"] for one in read_workers(site.redis)] == [2])
     assert worker.stop() == 0
     assert "stopping: no new jobs; jobs that are running: 2, with 0.5 s to finish" in worker.output
     assert worker.output.count("stopping: ") == 1
@@ -288,9 +288,9 @@ def test_the_worker_describes_itself(site: Site) -> None:
 
 def test_a_killed_worker_leaves_the_status_before_its_lease_ends(site: Site) -> None:
     doomed = site.worker(lease_seconds=12.0)
-    wait_until(lambda: workers(site.redis))
+    wait_until(lambda: read_workers(site.redis))
     doomed.kill()
-    wait_until(lambda: not workers(site.redis))
+    wait_until(lambda: not read_workers(site.redis))
     ((_, lease),) = site.redis.zrange(keys.WORKERS, 0, -1, withscores=True)
     seconds, _ = site.redis.time()
     assert lease / 1000 > seconds
