@@ -137,15 +137,11 @@ def client(url: str) -> Iterator[Client]:
 def connection(url: str) -> Iterator[Redis]:
     """Yield a plain connection to the Redis at `url`, for reading. A command that gets no reply for
     as long as `check_server` waits fails."""
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
-
-    from jobs.client.connection import connect
+    from jobs.client.connection import connect, limit_waits
 
     check_server(url)
     with interrupts_raise(), connect(url) as redis:
-        redis.set_retry(Retry(NoBackoff(), 0))
-        redis.connection_pool.connection_kwargs["socket_timeout"] = patience_of(redis)
+        limit_waits(redis, patience_of(redis))
         yield redis
 
 

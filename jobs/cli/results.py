@@ -111,10 +111,8 @@ def _unwritten(store: Results, url: str) -> Unwritten | None:
     """The rows of this folder that are still in Redis; None if that is not known: Redis can't be
     reached, or its workers write to another folder."""
     from redis import RedisError
-    from redis.backoff import NoBackoff
-    from redis.retry import Retry
 
-    from jobs.client.connection import connect
+    from jobs.client.connection import connect, limit_waits
     from jobs.client.home import read_home, read_id
     from jobs.client.unwritten import read_unwritten
     from jobs.errors import JobError
@@ -122,9 +120,7 @@ def _unwritten(store: Results, url: str) -> Unwritten | None:
     if is_embedded(url):
         return None
     with connect(url) as redis, suppress(RedisError, JobError, OSError):
-        redis.set_retry(Retry(NoBackoff(), 0))
-        limits = {"socket_timeout": ASK_SECONDS, "socket_connect_timeout": ASK_SECONDS}
-        redis.connection_pool.connection_kwargs |= limits
+        limit_waits(redis, ASK_SECONDS)
         home = read_home(redis)
         if home is not None and home.id == read_id(store.root):
             return read_unwritten(redis)

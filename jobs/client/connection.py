@@ -111,6 +111,14 @@ def connect_async(url: str | None = None) -> redis.asyncio.Redis:
     return client
 
 
+def limit_waits(client: redis.Redis, seconds: float) -> None:
+    """Let the commands of `client` fail after `seconds` without a reply, and try none again."""
+    client.set_retry(Retry(NoBackoff(), 0))
+    options = client.connection_pool.connection_kwargs
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        options[name] = min(options[name], seconds)
+
+
 def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     """A Redis error as a JobError that names the server, but never the password."""
     server = server_name(client)

@@ -1,4 +1,4 @@
-"""The end of a worker's recorder: how long the last rows get, and what is said about those left."""
+"""Ends a worker's recorder: limits the time for the last rows, and logs how many are left."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import time
 from typing import Protocol
 
 import redis
-from redis.backoff import NoBackoff
-from redis.retry import Retry
 
-from jobs.client.connection import connect
+from jobs.client.connection import connect, limit_waits
 from jobs.client.serving import read_workers
 from jobs.client.unwritten import any_records, read_unwritten
 from worker.record.recorder import Recorder
@@ -65,7 +63,5 @@ def write_last_rows(
 def _left(redis_url: str | None) -> tuple[int, bool]:
     """The number of rows in Redis, and whether other workers write rows."""
     with connect(redis_url) as client:
-        client.set_retry(Retry(NoBackoff(), 0))
-        limits = {"socket_timeout": ASK_SECONDS, "socket_connect_timeout": ASK_SECONDS}
-        client.connection_pool.connection_kwargs |= limits
+        limit_waits(client, ASK_SECONDS)
         return read_unwritten(client).count, any_records(read_workers(client))
