@@ -46,10 +46,6 @@ class InvalidLine:
     number: int
     error: InvalidRequest
 
-    def describe(self, unit: str) -> str:
-        """Return the error with the number of the row; `unit` is what the file has: lines, rows."""
-        return f"{unit} {self.number}: {self.sentence}"
-
     @property
     def sentence(self) -> str:
         """The error, and the field if the error does not name it."""

@@ -21,7 +21,7 @@ def requests_of(path: Path, columns: dict[str, pa.Array], *keep: str) -> list[An
     with (path / "rows.parquet").open("rb") as file:
         rows = RowFile(file, file.name)
         return [
-            line.describe("row") if isinstance(line, InvalidLine) else line.request
+            f"row {line.number}: {line.sentence}" if isinstance(line, InvalidLine) else line.request
             for line in read_requests(rows, Overrides("m", keep=keep))
         ]
 

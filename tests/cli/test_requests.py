@@ -108,19 +108,17 @@ def test_errors_name_line_number_and_field() -> None:
         (2, "temperature"),
         (3, "topp"),
     ]
-    assert invalid[0].describe("line").startswith("line 2: field 'temperature': ")
+    assert invalid[0].sentence.startswith("field 'temperature': ")
 
 
 def test_errors_say_what_is_wrong_with_the_line() -> None:
-    assert "not JSON" in rejected(b'{"prompt": ').describe("line")
-    assert "not JSON" in rejected(b"[" * 100_000).describe("line")
-    assert "JSON object" in rejected(b"[1, 2]").describe("line")
-    assert "not UTF-8" in rejected(b'{"prompt": "\xff"}').describe("line")
-    assert rejected(b"{}").describe("line") == "line 1: a row needs messages, prompt or text"
-    assert "not UTF-8 text" in rejected('{"prompt": "a"}'.encode("utf-16")).describe("line")
-    assert "field 'job': expected an object" in rejected(b'{"prompt": "a", "job": 3}').describe(
-        "line"
-    )
+    assert "not JSON" in rejected(b'{"prompt": ').sentence
+    assert "not JSON" in rejected(b"[" * 100_000).sentence
+    assert "JSON object" in rejected(b"[1, 2]").sentence
+    assert "not UTF-8" in rejected(b'{"prompt": "\xff"}').sentence
+    assert rejected(b"{}").sentence == "a row needs messages, prompt or text"
+    assert "not UTF-8 text" in rejected('{"prompt": "a"}'.encode("utf-16")).sentence
+    assert "field 'job': expected an object" in rejected(b'{"prompt": "a", "job": 3}').sentence
 
 
 def test_a_batch_line_for_another_endpoint_is_rejected() -> None:
@@ -169,11 +167,11 @@ def test_any_bytes_are_either_valid_or_an_error(line: bytes) -> None:
 
 def test_what_is_not_an_object_is_named() -> None:
     request = {"messages": [{"role": "user", "content": "hi"}]}
-    assert rejected(lines([request])[0]).describe("line") == (
-        "line 1: expected a JSON object, got an array: write each request on its own line"
+    assert rejected(lines([request])[0]).sentence == (
+        "expected a JSON object, got an array: write each request on its own line"
     )
-    assert rejected(b"null").describe("line") == "line 1: expected a JSON object, got null"
-    assert rejected(b'"text"').describe("line") == "line 1: expected a JSON object, got 'text'"
+    assert rejected(b"null").sentence == "expected a JSON object, got null"
+    assert rejected(b'"text"').sentence == "expected a JSON object, got 'text'"
 
 
 def test_numbers_are_taken_as_pandas_writes_them() -> None:
@@ -188,52 +186,52 @@ def test_numbers_are_taken_as_pandas_writes_them() -> None:
 def test_fields_that_exclude_each_other_are_named() -> None:
     for first, second in (("messages", "prompt"), ("messages", "text"), ("prompt", "text")):
         row = {first: "a", second: "b"}
-        error = rejected(lines(row)[0]).describe("line")
-        assert error == f"line 1: {first} and {second} exclude each other: give one"
+        error = rejected(lines(row)[0]).sentence
+        assert error == f"{first} and {second} exclude each other: give one"
     assert accepted({"prompt": "a", "text": None}).request.messages[0].text == "a"
 
 
 def test_a_known_column_that_is_kept_is_named_where_it_is_missing() -> None:
     valid, (error,) = read_requests(lines({"prompt": "a"}), Overrides("m", keep=("prompt",)))
     assert not valid
-    assert error.describe("line") == (
-        "line 1: a row needs messages, prompt or text; prompt is a known field, and "
+    assert error.sentence == (
+        "a row needs messages, prompt or text; prompt is a known field, and "
         "--keep prompt only keeps it"
     )
 
 
 def test_an_integer_with_too_many_digits_is_refused_in_plain_words() -> None:
-    error = rejected(b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}").describe("line")
-    assert error == "line 1: not JSON that can be read: a number has more than 4300 digits"
+    error = rejected(b'{"prompt": "a", "seed": 1' + b"0" * 5000 + b"}").sentence
+    assert error == "not JSON that can be read: a number has more than 4300 digits"
 
 
 def test_a_field_with_a_strange_name_is_shown_on_one_line() -> None:
-    error = rejected(lines({"prompt": "a", "a\nb[red]": 1})[0]).describe("line")
-    assert error.startswith(r"line 1: unknown field 'a\nb[red]'")
+    error = rejected(lines({"prompt": "a", "a\nb[red]": 1})[0]).sentence
+    assert error.startswith(r"unknown field 'a\nb[red]'")
     assert "\n" not in error
-    error = rejected(lines({"prompt": "a", "job": {"a\nb[red]": 1}})[0]).describe("line")
+    error = rejected(lines({"prompt": "a", "job": {"a\nb[red]": 1}})[0]).sentence
     assert r"unknown field 'job.a\nb[red]'" in error
 
 
 def test_a_row_without_a_prompt_is_told_what_a_row_needs() -> None:
-    error = rejected(b'{"question": "2+2", "level": 3}').describe("line")
+    error = rejected(b'{"question": "2+2", "level": 3}').sentence
     assert error == (
-        "line 1: a row needs messages, prompt or text, and this one has 'question', 'level' "
+        "a row needs messages, prompt or text, and this one has 'question', 'level' "
         "(--map question=prompt takes 'question' as the prompt)"
     )
 
 
 def test_an_unknown_column_is_named_in_one_short_line() -> None:
-    error = rejected(b'{"prompt": "2+2", "level": 3}').describe("line")
+    error = rejected(b'{"prompt": "2+2", "level": 3}').sentence
     assert error == (
-        "line 1: unknown field 'level'; --keep level keeps it in the results (known are messages, "
+        "unknown field 'level'; --keep level keeps it in the results (known are messages, "
         "prompt, text, custom_id, target, task and the fields of a request)"
     )
 
 
 def test_a_mistyped_column_to_keep_is_named() -> None:
     _, (error,) = read_requests(lines({"prompt": "a", "level": 3}), Overrides("m", keep=("levle",)))
-    assert error.describe("line") == (
-        "line 1: unknown field 'level'; --keep level keeps it in the results, and there is no "
+    assert error.sentence == (
+        "unknown field 'level'; --keep level keeps it in the results, and there is no "
         "field 'levle' to keep"
     )
