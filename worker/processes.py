@@ -1,5 +1,5 @@
-"""For those who start other processes and wait for them: whether they work, as /proc tells it, on
-machines of any speed, a file for what they print, and the limit of their memory."""
+"""Tools for child processes: whether they make progress, a file for their output, and advice for
+those that `ulimit -v` leaves without memory."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def _state(process: Path) -> list[str] | None:
 
 
 def output_file() -> IO[bytes]:
-    """In memory where the system can: a pipe that nobody reads would block the process, and the
-    disk of temporary files may be full."""
+    """A file for the output of a process, in memory where possible: a pipe that nobody reads would
+    block the process, and the disk of temporary files may be full."""
     if hasattr(os, "memfd_create"):
         return open(os.memfd_create("output"), "w+b", buffering=0)
     return tempfile.TemporaryFile(buffering=0)

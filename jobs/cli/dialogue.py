@@ -1,5 +1,4 @@
-"""A conversation that `chatjobs chat` holds without a question: over the queue, or with a model in
-this process.
+"""The turns of an interactive `chatjobs chat`: over the queue, or with a model in this process.
 
 `Conversation` reads the lines of the terminal and calls a `Dialogue`, which owns the turns.
 `QueuedDialogue` keeps them in a session in Redis; the worker package has the one for `--local`.

@@ -103,7 +103,7 @@ def error_object(shown: click.ClickException) -> dict[str, Any]:
     return {"error": content}
 
 
-def shown(error: click.ClickException) -> click.ClickException:
+def printable_error(error: click.ClickException) -> click.ClickException:
     """The error as click may print it: its message may quote what a user has typed, and click
     writes UTF-8 where the encoding is ASCII."""
     encoding = sys.stderr.encoding or "utf-8"
@@ -138,7 +138,7 @@ class CommandGroup(click.Group):
         try:
             return super().make_context(*args, **options)
         except click.ClickException as error:
-            raise shown(error) from None
+            raise printable_error(error) from None
 
     def invoke(self, ctx: click.Context) -> Any:
         with warnings.catch_warnings():
@@ -148,7 +148,7 @@ class CommandGroup(click.Group):
                 return self._invoke(ctx)
             except click.ClickException as error:
                 if not ctx.meta[AS_JSON]:
-                    raise shown(error) from None
+                    raise printable_error(error) from None
                 print_json(error_object(error), err=True)
                 ctx.exit(error.exit_code)
 

@@ -1,5 +1,5 @@
-"""What a job waits for, read from Redis: for the notices of the command line, and for the errors of
-waits whose time has passed."""
+"""Finds in Redis what a job waits for: for notices of the command line, and for the errors of waits
+that time out."""
 
 from __future__ import annotations
 

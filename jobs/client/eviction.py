@@ -1,7 +1,6 @@
-"""A Redis that may evict keys loses jobs and rows without a word: seen while all run.
+"""Refuses submits and claims while Redis may evict keys: jobs and rows could vanish silently.
 
-Somebody may change maxmemory-policy at any time, and a fail-over leads to a server with settings of
-its own.
+maxmemory-policy may change at any time, and a fail-over leads to a server with settings of its own.
 """
 
 from __future__ import annotations

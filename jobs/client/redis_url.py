@@ -1,8 +1,8 @@
-"""What a Redis URL may contain. Owns its options, and errors about it that show no secret.
+"""Checks Redis URLs. Owns their options, and the errors about them, which show no secret.
 
 A character that a password has not escaped, such as / or ?, ends the part of the URL that has the
 password, and what follows looks like a host, a path or an option. So each part is checked, and no
-error quotes a part of the URL unless it can be no part of a password.
+error quotes a part of the URL that may belong to a password.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the demo's Parquet rows contain: accuracy per task, throughput, files."""
+"""The report of a demo run, from its Parquet rows: accuracy per task, throughput, files."""
 
 from __future__ import annotations
 

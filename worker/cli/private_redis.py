@@ -1,4 +1,4 @@
-"""The private Redis of `--redis embedded`, and what becomes of what it holds when the command ends.
+"""The private Redis of `--redis embedded`: its start, and what is kept of its data at the end.
 
 `embedded:DIR` keeps its data in DIR, so that the next command with it goes on. Without DIR the data
 are in memory: what is left is saved in the server's temporary folder, which is then kept.
@@ -85,9 +85,8 @@ def _keep_what_is_left(server: EmbeddedRedis, folder: str | None, records: bool)
         left = " and ".join(parts)
         try:
             if folder is None:
-                redis.delete(
-                    keys.RESULTS
-                )  # no other worker has this folder: the next may change it
+                # No other worker uses this server: the next command may choose another folder.
+                redis.delete(keys.RESULTS)
                 folder = str(server.keep())
         except JobError as error:
             return f"{left}: lost with the private Redis, which can't be kept: {error.message}"

@@ -27,6 +27,6 @@ class LossyStream:
 
 
 def keep_writing() -> None:
-    """From now on nothing fails because stderr can't be written, nor does the exit code say so."""
+    """From now on drop what can't be written to stderr, instead of failing."""
     if not isinstance(sys.stderr, LossyStream):
         sys.stderr = cast(TextIO, LossyStream(sys.stderr))

@@ -211,12 +211,11 @@ def work(
     with ExitStack() as stack:
         if is_embedded(redis_url):
             url = stack.enter_context(private_redis(redis_url, records=not no_record))
+            echo(f"private Redis: --redis {url}, or in other shells:", err=True)
+            echo(f"export {URL_VARIABLE}={quote(url)}", err=True)
         else:
             check_server(redis_url)
             url = redis_url
-        if is_embedded(redis_url):
-            echo(f"private Redis: --redis {url}, or in other shells:", err=True)
-            echo(f"export {URL_VARIABLE}={quote(url)}", err=True)
         try:
             backend = EngineHost(
                 device=device,

@@ -1,4 +1,4 @@
-"""How a linear multiplies with blocks of each type, and the re-encoding of types that no kernel
+"""Chooses how a linear multiplies with blocks of each type, and re-encodes the types that no kernel
 multiplies with."""
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def _kernels(kind: Type, columns: int, dtype: torch.dtype, device: torch.device)
 
 
 def bytes_for(values: int) -> int:
-    """Of a tensor that is re-encoded."""
+    """Bytes of a re-encoded tensor with so many values."""
     per_block, size = GGML_QUANT_SIZES[TARGET]
     return values // per_block * size
 

@@ -1,4 +1,4 @@
-"""Says what a file or folder is that does not hold a model, and what to do.
+"""Identifies files and folders that hold no model, and says what to do about them.
 
 Files are known by their first bytes: names tell little, and a failed download keeps the name.
 """

@@ -1,7 +1,7 @@
 """Notices that the clock of Redis was set back: by NTP, by hand, or by a fail-over.
 
-No row, lock or retry waits for that: the scripts compare. But Redis itself keeps keys that expire
-for as much longer, which users should know.
+Rows, locks and retries do not wait longer for it, since their scripts compare times. But Redis
+itself keeps keys that expire for as much longer, which users should know.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Sees at start whether the Redis user of a worker may do what workers do.
+"""Checks at start that the Redis user of a worker has the rights that workers need.
 
-A right that is missing would be found by the first job that needs it, or by a command that never
-arrives. Each command is tried on keys of its own that expire or are deleted at once, since a user
-may not ask Redis about its rights.
+Otherwise the first job that needs a missing right would find it, or nobody would, if it is that of
+a channel. Each command is tried on keys of its own, which are deleted at once, since a user may not
+ask Redis about its rights.
 """
 
 from __future__ import annotations

@@ -209,7 +209,7 @@ def read(
 
 
 def _unsupported(fields: Mapping[str, bytes | None]) -> JobError | None:
-    """The error of a job with an option of RQ that would be left out without a word."""
+    """The error of a job with an option of RQ that would be ignored silently."""
     for field, (option, reason) in UNSUPPORTED.items():
         if fields[field] not in (None, b"", b"0", b"[]"):
             return invalid(f"the job has RQ's option {option}, but {reason}", option)

@@ -1,4 +1,4 @@
-"""Why rows can't be written to a results folder, and what to do: OSErrors in words."""
+"""Explains OSErrors of the results folder: the path, the reason and what to do."""
 
 from __future__ import annotations
 
