@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.cli.status import workers
+from jobs.client.serving import read_workers
 from tests.cli.conftest import COMMAND
 from tests.real.conftest import Real
 from tests.worker.site import Site, wait_until
@@ -28,7 +28,7 @@ def test_answers_of_a_real_model_reach_parquet(real: Real, redis_url: str, tmp_p
     site = Site(redis_url, results)
     try:
         name = real.path.stem
-        wait_until(lambda: any(name in one["names"] for one in workers(site.redis)))
+        wait_until(lambda: any(name in one["names"] for one in read_workers(site.redis)))
         jobs = site.client.submit_many(
             {
                 "model": name,
