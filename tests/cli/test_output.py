@@ -55,7 +55,7 @@ def world(
             client.submit({**request, "job": {"id": name}})
             worker.start(name)
         worker.write("done", 1, 1, f"{HOSTILE}\nnext\t", reasoning=HOSTILE)
-        worker.finish("done", f"{HOSTILE}\nnext\t")
+        worker.finish("done", f"{HOSTILE}\nnext\t", reasoning=HOSTILE)
         worker.fail("fails", JobError("internal", HOSTILE))
         show(*submit, "-q")
         (row,) = client.redis.lrange("rq:queue:bulk:m\u2066", 0, -1)

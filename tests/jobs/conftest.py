@@ -16,13 +16,17 @@ from jobs.stream.writer import StreamWriter
 from jobs.testing.attempts import Attempt, Attempts
 
 
-def completion_of(job_id: str, *texts: str) -> ChatCompletion:
+def completion_of(job_id: str, *texts: str, reasoning: str | None = None) -> ChatCompletion:
     return ChatCompletion(
         id=f"chatcmpl-{job_id}",
         created=1,
         model="demo",
         choices=[
-            Choice(index=i, message=AssistantMessage(content=text), finish_reason="stop")
+            Choice(
+                index=i,
+                message=AssistantMessage(content=text, reasoning_content=reasoning),
+                finish_reason="stop",
+            )
             for i, text in enumerate(texts)
         ],
         usage=Usage(prompt_tokens=3, completion_tokens=len(texts), total_tokens=3 + len(texts)),
@@ -52,8 +56,11 @@ class StepwiseWorker:
         entry = Entry(job_id, attempt, seq, (Delta(0, text, **more),))
         return self.writer.write_many([entry])[0]
 
-    def finish(self, job_id: str, *texts: str, attempt: int = 1) -> None:
-        self.attempts.finish(self._started[job_id, attempt], completion_of(job_id, *texts))
+    def finish(
+        self, job_id: str, *texts: str, attempt: int = 1, reasoning: str | None = None
+    ) -> None:
+        completion = completion_of(job_id, *texts, reasoning=reasoning)
+        self.attempts.finish(self._started[job_id, attempt], completion)
         self._drop_rows()
 
     def fail(self, job_id: str, error: JobError, attempt: int = 1) -> None:
