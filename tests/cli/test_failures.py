@@ -183,7 +183,7 @@ def test_an_invalid_line_enqueues_nothing(run: Run, redis_url: str, tmp_path: Pa
     result = run("submit", str(file), "-m", "demo", "--redis", redis_url)
     assert result.exit_code == 2
     assert result.stdout == ""
-    assert f"{file}: line 2: temperature: " in result.stderr
+    assert f"{file}: line 2: field 'temperature': " in result.stderr
     assert json.loads(run("status", "--json", "--redis", redis_url).stdout)["queues"] == []
 
 
