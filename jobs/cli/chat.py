@@ -57,7 +57,8 @@ UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this ti
 @click.option(
     "--keep-quantised",
     is_flag=True,
-    help="With --local: as of 'chatjobs work'.",
+    help="With --local: keep types of GGUF files that no kernel multiplies with as they are: takes "
+    "less memory, and many times as long.",
 )
 @click.option(
     "--wait",
