@@ -12,7 +12,7 @@ import redis
 
 from jobs import lua
 from jobs.client import cancel, custom_ids, dead_letters, new_job, session_scripts, turns
-from jobs.client.rq_format import DEPENDENTS_LUA, TENANTS_LUA
+from jobs.client.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
@@ -125,7 +125,7 @@ def test_a_script_opens_with_a_header_that_describes_it(path: Path) -> None:
 def test_a_script_compiles(path: Path, redis_url: str) -> None:
     with redis.Redis.from_url(redis_url) as client:
         flags, body = lua.split_flags(path.read_text())
-        preludes = END_LUA + DEPENDENTS_LUA + TURNS_LUA + new_job.ROWS_LUA
+        preludes = END_LUA + DEPENDENTS_LUA + TURNS_LUA + ROWS_LUA
         client.script_load(flags + preludes + body)
 
 
@@ -152,7 +152,7 @@ def test_the_variable_tail_follows_the_named_elements(script: str, table: str, n
 @pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
 def test_the_header_lists_the_names_in_order(script: str, table: str, names: Any) -> None:
     _, body = lua.split_flags(script)
-    for prelude in (END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA, new_job.ROWS_LUA):
+    for prelude in (END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA, ROWS_LUA):
         body = body.removeprefix(prelude)
     (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
     listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)

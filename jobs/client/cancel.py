@@ -10,10 +10,11 @@ import time
 from typing import NamedTuple
 
 from jobs import keys, lua
-from jobs.client.new_job import ROW_SECONDS, ROWS_LUA
+from jobs.client.new_job import ROW_SECONDS
 from jobs.client.rq_format import (
     DEPENDENTS_LUA,
     FAILURE_SECONDS,
+    ROWS_LUA,
     End,
     deferred_key,
     format_time,

@@ -15,9 +15,9 @@ from redis.exceptions import OutOfMemoryError
 
 from jobs import keys, lua
 from jobs.api.request import ChatRequest
-from jobs.client.new_job import DIGEST_BYTES, ROW_SECONDS, ROWS_LUA, NewJob, new_job
+from jobs.client.new_job import DIGEST_BYTES, ROW_SECONDS, NewJob, new_job
 from jobs.client.refusals import custom_id_taken, id_taken, redis_full, row_taken
-from jobs.client.rq_format import DATA, TENANTS_LUA, job_key
+from jobs.client.rq_format import DATA, ROWS_LUA, TENANTS_LUA, job_key
 from jobs.encoding import to_json
 from jobs.errors import JobError
 

@@ -14,11 +14,11 @@ from redis import Redis
 
 from jobs import keys, lua
 from jobs.api.job_options import MAX_SECONDS
-from jobs.client.new_job import ROWS_LUA
 from jobs.client.rq_format import (
     CHANGING_FIELDS,
     FAILURES,
     FIXED_FIELDS,
+    ROWS_LUA,
     TENANTS_LUA,
     deferred_key,
     executions_key,

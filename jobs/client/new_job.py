@@ -18,6 +18,7 @@ from jobs.client.rq_format import (
     FAILURE_SECONDS,
     QUEUES_KEY,
     RESULT_SECONDS,
+    ROWS_LUA,
     TENANT,
     TENANTS_LUA,
     deferred_key,
@@ -39,8 +40,6 @@ DIGEST_BYTES = 8  # of a request with a row; as in rq_rows.lua
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
-# Prelude for scripts that reserve the rows of a run, or end their jobs.
-ROWS_LUA = lua.load("jobs.client", "rq_rows")
 ENQUEUE = lua.load("jobs.client", "rq_enqueue", TENANTS_LUA, TURNS_LUA, ROWS_LUA)
 
 

@@ -18,7 +18,7 @@ from redis import Redis
 from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.conversation import ended_turn
-from jobs.client.new_job import ROW_SECONDS, ROWS_LUA
+from jobs.client.new_job import ROW_SECONDS
 from jobs.client.rq_format import (
     ATTEMPT,
     CANCEL,
@@ -27,6 +27,7 @@ from jobs.client.rq_format import (
     FAILURES,
     RESULT_SECONDS,
     ROW,
+    ROWS_LUA,
     TENANTS_LUA,
     End,
     decode_call,

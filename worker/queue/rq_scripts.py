@@ -15,8 +15,7 @@ from typing import NamedTuple
 
 from jobs import keys, lua
 from jobs.client import rq_format
-from jobs.client.new_job import ROWS_LUA
-from jobs.client.rq_format import DEPENDENTS_LUA, TENANTS_LUA
+from jobs.client.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream.entries import END_LUA
 from worker.queue.rq_job import Lease

@@ -20,7 +20,7 @@ from jobs import keys, lua
 from jobs.client import rq_format
 from jobs.client.cancel import end_waiting
 from jobs.client.damage import Damage, Reports, is_damage, wrong_types
-from jobs.client.new_job import ROW_SECONDS, ROWS_LUA
+from jobs.client.new_job import ROW_SECONDS
 from jobs.client.rq_format import (
     ATTEMPT,
     DEADLINE,
@@ -28,6 +28,7 @@ from jobs.client.rq_format import (
     DEPENDENTS_LUA,
     FAILURE_SECONDS,
     ROW,
+    ROWS_LUA,
     TTL,
 )
 from jobs.client.state import JobState, Status, read_outcome, read_state
