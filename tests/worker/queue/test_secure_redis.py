@@ -20,7 +20,7 @@ from rq.command import send_shutdown_command
 
 from jobs import AsyncClient, Client, JobError, keys
 from jobs.cli import build
-from jobs.client.rq_format import DEPENDENTS_LUA, TENANTS_LUA
+from jobs.client.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.embedded import EmbeddedRedis
 from jobs.stream.entries import END_LUA
@@ -263,7 +263,7 @@ def test_a_worker_names_the_rights_that_its_user_lacks_at_start(
 def test_every_command_of_the_scripts_of_workers_is_tried_at_start() -> None:
     tried = {command.split()[0] for command in COMMANDS}
     texts = [path.read_text() for path in ROOT.glob("worker/*/scripts/*.lua")]
-    texts += [TENANTS_LUA, DEPENDENTS_LUA, TURNS_LUA, END_LUA]
+    texts += [TENANTS_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA, END_LUA]
     sent = {name for text in texts for name in re.findall(r"redis\.p?call\('(\w+)'", text)}
     assert sent - tried == set()
 
