@@ -13,18 +13,23 @@ from jobs.errors import InvalidRequest, invalid
 BATCH_ROWS = 256  # in memory at once
 
 
-def parquet_rows(file: IO[bytes]) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
-    """Yield the rows, numbered from 1. Null is a field that is not given."""
+def parquet_rows(
+    file: IO[bytes], columns: dict[str, None] | None = None
+) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
+    """Yield the rows, numbered from 1. Null is a field that is not given. `columns`: gets the names
+    of the columns."""
     try:
         source = pq.ParquetFile(file)
         names = source.schema_arrow.names
         twice = next((name for name in names if names.count(name) > 1), None)
         if twice is not None:
             raise invalid(f"the file has two columns {twice!r}")
+        if columns is not None:
+            columns.update(dict.fromkeys(names))
         number = 0
         for batch in source.iter_batches(BATCH_ROWS):
-            columns = [_values(name, batch.column(name)) for name in names]
-            for values in zip(*columns, strict=True):
+            cells = [_values(name, batch.column(name)) for name in names]
+            for values in zip(*cells, strict=True):
                 number += 1
                 bad = next((value for value in values if isinstance(value, InvalidRequest)), None)
                 given = zip(names, values, strict=True)

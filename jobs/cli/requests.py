@@ -15,7 +15,7 @@ from jobs.api.fields import IGNORED_FIELDS, REFUSED_FIELDS
 from jobs.api.json_values import check_json
 from jobs.api.request import ChatRequest
 from jobs.cli.fields import request_fields
-from jobs.cli.row_files import Row
+from jobs.cli.row_files import SOURCES, Row
 from jobs.client.custom_ids import content_id
 from jobs.client.rq_format import MAX_DATA
 from jobs.errors import InvalidRequest, invalid
@@ -23,7 +23,6 @@ from jobs.errors import InvalidRequest, invalid
 BATCH_URL = "/v1/chat/completions"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")
 ROW_FIELDS = ("prompt", "text", "custom_id", "target", "task")  # beside those of a request
-SOURCES = ("messages", "prompt", "text")  # of which a row has one
 KEEP_ALL = "*"
 JSON = (bool, int, float, list, dict)  # beside text
 MAX_NAMED = 5  # unknown fields in one error
@@ -82,7 +81,7 @@ def read_requests(
         try:
             if isinstance(data, InvalidRequest):
                 raise data
-            fields = _override(_request_fields(data, overrides), overrides, index)
+            fields = _override(_request_fields(data, overrides, part), overrides, index)
             if fields.get("model") is None:
                 raise _without_model(part, "body" in data)
             request = ChatRequest.parse(fields)
@@ -114,8 +113,8 @@ def _identify(
     first = seen.setdefault(hashlib.blake2b(name, digest_size=8).digest(), number)
     if first != number:
         raise invalid(
-            f"custom_id: {unit} {first} of the run has {options.custom_id!r} as well: it "
-            "identifies a row, so give each its own",
+            f"custom_id: {unit} {first} of the file has {options.custom_id!r} as well: it "
+            "identifies a row of the run, so give each its own",
             "custom_id",
         )
 
@@ -188,7 +187,7 @@ def _checked_size(request: ChatRequest) -> int:
     return size
 
 
-def _request_fields(data: dict[str, Any], overrides: Overrides) -> dict[str, Any]:
+def _request_fields(data: dict[str, Any], overrides: Overrides, part: str) -> dict[str, Any]:
     """Return the fields of the request in a row.
 
     A line of an OpenAI batch file holds them in `body`. Otherwise `prompt` or `text` becomes the
@@ -201,6 +200,9 @@ def _request_fields(data: dict[str, Any], overrides: Overrides) -> dict[str, Any
     _check_numbers(data)
     unknown = [name for name in data if name not in known]
     if not batch and all(data.get(name) is None for name in SOURCES):
+        empty = [one for one in SOURCES if one in data or one in overrides.names.values()]
+        if empty:
+            raise _empty_source(empty[0], overrides.names, part)
         raise _without_messages(kept, unknown)
     if unknown:
         raise _unknown(unknown[0], batch, [name for name in overrides.keep if name not in kept])
@@ -282,6 +284,17 @@ def _without_messages(kept: Mapping[str, Any], unknown: Sequence[str]) -> Invali
             f"{unknown[0]!r} as the prompt)"
         )
     return invalid(f"a row needs messages, prompt or text{hint}", "messages")
+
+
+def _empty_source(name: str, names: Mapping[str, str], part: str) -> InvalidRequest:
+    """The error of a row whose prompt is null or an empty cell. `names`: of --map."""
+    column = next((old for old, new in names.items() if new == name), name)
+    where = f" ({part} {column!r})" if column != name else ""
+    return invalid(
+        f"a row needs messages, prompt or text, and its {name}{where} is empty: fill it in, or "
+        "remove the row",
+        column,
+    )
 
 
 def _number(value: Any) -> Any:

@@ -24,6 +24,7 @@ from jobs.errors import InvalidRequest, invalid
 Row = tuple[int, dict[str, Any] | InvalidRequest]  # number from 1; the error of a row without data
 
 HEAD_BYTES = 16
+SOURCES = ("messages", "prompt", "text")  # of which a row has one
 MAX_LINE = 2 * MAX_DATA  # bytes; a job holds MAX_DATA
 PARQUET = b"PAR1"
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -43,12 +44,14 @@ FOREIGN = {
 class RowFile:
     """The rows of an open file. What can't be read twice, such as a pipe, is copied to the disk.
 
-    `names`: fields of a row by the names of the columns that hold them. Raises InvalidRequest for
-    a format that can't be read.
+    `names`: fields of a row by the names of the columns that hold them. `columns`: the names that
+    were found in what was read, if there are `names`. Raises InvalidRequest for a format that can't
+    be read.
     """
 
     def __init__(self, file: IO[bytes], name: str, names: Mapping[str, str] | None = None) -> None:
         self.name, self._names = name, names or {}
+        self.columns: dict[str, None] = {}  # in their order
         self._file = file if file.seekable() else _copied(file)
         self._start = self._file.tell()
         self._compression = compression_of(self._file.read(HEAD_BYTES))
@@ -66,10 +69,12 @@ class RowFile:
     def __iter__(self) -> Iterator[Row]:
         file = self._opened()
         if self._parquet:
-            for number, data in parquet_rows(file):
+            for number, data in parquet_rows(file, self.columns):
                 yield number, data if isinstance(data, InvalidRequest) else self._renamed(data)
         elif self._suffix in (".csv", *TSV_SUFFIXES):
-            yield from csv_rows(_lines(file), self._names, tabs=self._suffix != ".csv")
+            yield from csv_rows(
+                _lines(file), self._names, self.columns, tabs=self._suffix != ".csv"
+            )
         else:
             for number, data in json_rows(_lines(file)):
                 yield number, data if isinstance(data, InvalidRequest) else self._renamed(data)
@@ -82,6 +87,8 @@ class RowFile:
         return decompressed(self._file, self._compression) if self._compression else self._file
 
     def _renamed(self, data: dict[str, Any]) -> dict[str, Any] | InvalidRequest:
+        if self._names:
+            self.columns.update(dict.fromkeys(data))
         renamed = {self._names.get(name, name): value for name, value in data.items()}
         return renamed if len(renamed) == len(data) else _twice(data, self._names)
 
@@ -178,10 +185,15 @@ def _object(line: bytes) -> dict[str, Any]:
 
 
 def csv_rows(
-    lines: Iterable[bytes], names: Mapping[str, str] | None = None, *, tabs: bool = False
+    lines: Iterable[bytes],
+    names: Mapping[str, str] | None = None,
+    columns: dict[str, None] | None = None,
+    *,
+    tabs: bool = False,
 ) -> Iterator[Row]:
     """Yield the rows of CSV in UTF-8 with a header; of TSV with `tabs`. An empty cell is a field
-    that is not given. `names`: fields of a row by the names of their columns.
+    that is not given. `names`: fields of a row by the names of their columns. `columns`: gets the
+    names in the header.
 
     A cell of a request's field or of `body` is JSON, or else a string, like the values of -o. All
     other cells are text. Blank lines are skipped. The number of a row is that of its first line.
@@ -211,6 +223,8 @@ def csv_rows(
             if fault is not None:
                 yield number, fault
                 return
+            if columns is not None:
+                columns.update(dict.fromkeys(cells))
         elif cells and len(cells) != len(header):
             yield number, invalid(f"{len(cells)} cells, but the header has {len(header)}")
         elif cells:
@@ -250,11 +264,11 @@ def _twice(columns: Iterable[str], names: Mapping[str, str]) -> InvalidRequest:
     return invalid(f"the columns {both} are both {field!r}: use another --map", field)
 
 
-def parquet_rows(file: IO[bytes]) -> Iterator[Row]:
-    """Yield the rows of a Parquet file."""
+def parquet_rows(file: IO[bytes], columns: dict[str, None] | None = None) -> Iterator[Row]:
+    """Yield the rows of a Parquet file. `columns`: gets the names of its columns."""
     from jobs.cli import parquet_rows
 
-    return parquet_rows.parquet_rows(file)
+    return parquet_rows.parquet_rows(file, columns)
 
 
 def _text_lines(chunks: Iterable[bytes]) -> Iterator[str]:

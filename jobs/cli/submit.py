@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 MAX_REPORTED = 20  # different errors
 MAX_NUMBERS = 5  # rows that are named for an error
+MAX_COLUMNS = 20  # that are named for a wrong --map
 CHUNK = 500  # requests in memory at once
 CHUNK_BYTES = 8 * 2**20  # and their size as JSON
 
@@ -74,7 +75,8 @@ class _Errors:
 def _parse_names(
     ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
 ) -> dict[str, str]:
-    from jobs.cli.requests import ROW_FIELDS, SOURCES
+    from jobs.cli.requests import ROW_FIELDS
+    from jobs.cli.row_files import SOURCES
 
     known = tuple(dict.fromkeys((*SOURCES, *ROW_FIELDS, *request_fields())))
     names: dict[str, str] = {}
@@ -254,6 +256,9 @@ def _check(rows: RowFile, overrides: Overrides) -> int:
             absent -= (line.request.metadata or {}).keys()
     except InvalidRequest as error:
         raise WrongInput(f"{rows.name}: {error.message}") from None
+    unmapped = [name for name in overrides.names if name not in rows.columns]
+    if unmapped and rows.columns:
+        raise _without_column(rows, unmapped[0])
     if errors.count:
         raise _invalid_rows(rows, errors, valid + errors.count)
     if not valid:
@@ -264,6 +269,15 @@ def _check(rows: RowFile, overrides: Overrides) -> int:
             "enqueued"
         )
     return valid
+
+
+def _without_column(rows: RowFile, name: str) -> WrongInput:
+    found = list(rows.columns)
+    named = [*map(repr, found[:MAX_COLUMNS]), *(["…"] if len(found) > MAX_COLUMNS else [])]
+    return WrongInput(
+        f"{rows.name}: no {rows.part} {name!r} for --map; the file has: {', '.join(named)}; "
+        "nothing was enqueued"
+    )
 
 
 def _check_taken(connected: Client, rows: RowFile, overrides: Overrides) -> None:

@@ -130,7 +130,7 @@ def test_a_custom_id_that_occurs_twice_in_a_run_is_refused(
     twice = f"{prompts(a='one')}\n{prompts(a='two')}"
     refused = run(*command, "--run", "r", input=twice)
     assert refused.exit_code == 2
-    assert "line 1 of the run has 'a' as well" in refused.stderr
+    assert "line 1 of the file has 'a' as well" in refused.stderr
     assert queued(client) == 0
 
 

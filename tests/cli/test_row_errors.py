@@ -294,3 +294,53 @@ def test_columns_of_any_format_are_mapped_and_two_for_one_field_are_refused(
         twice = run(*words, *names, "--map", "prompt_=prompt")
         assert twice.exit_code == 2
         assert "the columns 'question' and 'prompt_' are both 'prompt'" in twice.stderr
+
+
+@pytest.mark.parametrize("keep", [(), ("--keep", "*")])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "a.parquet"])
+def test_a_map_of_a_column_that_the_file_lacks_is_refused_with_the_columns_that_it_has(
+    run: Run, redis_url: str, tmp_path: Path, name: str, keep: tuple[str, ...]
+) -> None:
+    path = tmp_path / name
+    row = {"prompt": "a", "gold": "1"}
+    match path.suffix:
+        case ".jsonl":
+            path.write_text(json.dumps(row))
+        case ".parquet":
+            pq.write_table(pa.Table.from_pylist([row]), path)
+        case suffix:
+            tab = "\t" if suffix == ".tsv" else ","
+            path.write_text(f"prompt{tab}gold\na{tab}1\n")
+    words = ("submit", str(path), "-m", "m", "--redis", redis_url, *keep)
+    done = run(*words, "--map", "gld=target")
+    part = "field" if name == "a.jsonl" else "column"
+    assert done.exit_code == 2
+    assert done.stderr == (
+        f"error: {path}: no {part} 'gld' for --map; the file has: 'prompt', 'gold'; "
+        "nothing was enqueued\n"
+    )
+    assert run(*words, "--map", "gold=target").exit_code == 0
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+def test_a_prompt_that_is_empty_in_one_row_is_named_with_its_column(
+    run: Run, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    rows = [{"question": "a", "answer": "1"}, {"question": None, "answer": "2"}]
+    match path.suffix:
+        case ".jsonl":
+            path.write_text("\n".join(map(json.dumps, rows)))
+        case ".parquet":
+            pq.write_table(pa.Table.from_pylist(rows), path)
+        case _:
+            path.write_text("question,answer\na,1\n,2\n")
+    words = ("submit", str(path), "-m", "m", "--map", "question=prompt", "--map", "answer=target")
+    done = run(*words)
+    part = "field" if name == "a.jsonl" else "column"
+    place = {"a.jsonl": "line 2", "a.csv": "line 3", "a.parquet": "row 2"}[name]
+    assert done.exit_code == 2
+    assert done.stderr.splitlines()[0] == (
+        f"{path}: {place}: a row needs messages, prompt or text, and its prompt ({part} "
+        "'question') is empty: fill it in, or remove the row"
+    )
