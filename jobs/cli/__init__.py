@@ -16,8 +16,8 @@ HELP = """\
 Chat-completion jobs on Redis queues, run by workers that keep their models loaded.
 
 Data goes to stdout, everything else to stderr. Exit codes: 0 success, 1 a job or a check failed,
-2 wrong usage, 3 Redis, a model, a device or the disk is unavailable, 130 interrupted, 141 the
-reader of stdout closed it.
+2 wrong usage or an invalid request, 3 Redis, a model, a device or the disk is unavailable, 130
+interrupted, 141 the reader of stdout closed it.
 """
 
 

@@ -173,7 +173,7 @@ def to_failure(error: Exception) -> Failure:
     from jobs.errors import JobError
 
     if isinstance(error, JobError):
-        kind = Unavailable if error.code == "unavailable" else Failure
+        kind = {"unavailable": Unavailable, "invalid_request": WrongInput}.get(error.code, Failure)
         return kind(sentence(error), error)
     redis = sys.modules.get("redis")
     if redis is not None and isinstance(error, redis.RedisError):

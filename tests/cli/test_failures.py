@@ -13,6 +13,7 @@ import pytest
 from jobs import Client, JobError
 from jobs.install import command_for
 from tests.cli.conftest import Run, Spawn
+from tests.jobs.conftest import StepwiseWorker
 
 
 @pytest.mark.parametrize(
@@ -203,6 +204,32 @@ def test_ctrl_c_cancels_the_job_and_exits_with_130(spawn: Spawn, redis_url: str)
         assert (process.returncode, out) == (130, "")
         assert "Traceback" not in err
         assert client.job("mine").status() == "cancelled"
+
+
+@pytest.mark.parametrize("json_option", [(), ("--json",)])
+def test_a_request_above_its_limit_exits_with_2(
+    run: Run, redis_url: str, json_option: tuple[str, ...]
+) -> None:
+    assert run("limits", "request_bytes=100", "--redis", redis_url).exit_code == 0
+    words = ("--redis", redis_url, *json_option)
+    chat = run("chat", "-m", "m", "x" * 200, *words)
+    lines = run("submit", "-", "-m", "m", *words, input=json.dumps({"prompt": "x" * 200}))
+    for refused in (chat, lines):
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert "request_bytes" in refused.stderr
+        assert not json_option or json.loads(refused.stderr)["error"]["code"] == "invalid_request"
+
+
+def test_a_request_that_a_worker_finds_invalid_exits_with_2(run: Run, redis_url: str) -> None:
+    worker = StepwiseWorker(redis_url)
+    with Client(redis_url) as client:
+        client.serving = None
+        job = client.submit({"model": "m", "messages": [{"role": "user", "content": "hi"}]})
+        worker.start(job.id)
+        worker.fail(job.id, JobError("invalid_request", "no chat template"))
+    worker.redis.close()
+    shown = run("follow", job.id, "--redis", redis_url)
+    assert (shown.exit_code, shown.stderr) == (2, "error: no chat template\n")
 
 
 def test_debug_mode_raises_the_exception(

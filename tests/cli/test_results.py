@@ -54,7 +54,7 @@ def test_rows_are_printed_as_json_lines(run: Run, finished_run: Path) -> None:
 
 def test_an_unknown_run_is_an_error_that_lists_the_runs(run: Run, finished_run: Path) -> None:
     result = run("results", "r2", "--results", str(finished_run))
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "r1" in result.stderr
 
 

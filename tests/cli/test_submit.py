@@ -307,7 +307,7 @@ def test_a_job_behind_no_other_is_the_next_one(
 def test_durable_jobs_need_an_append_only_file(run: Run, redis_url: str) -> None:
     line = json.dumps({"prompt": "hi"})
     result = run("submit", "-", "--model", "m", "--durable", "--redis", redis_url, input=line)
-    assert result.exit_code == 1
+    assert result.exit_code == 2
     assert "set appendonly yes" in result.stderr
     with EmbeddedRedis(append_only=True) as server:
         result = run("submit", "-", "--model", "m", "--durable", "--redis", server.url, input=line)
