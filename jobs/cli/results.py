@@ -138,8 +138,8 @@ def _open(folder: str) -> Results:
     store = Results(folder)
     if not store.root.is_dir():
         raise WrongInput(
-            f"no folder {store.root}: run this where a worker has written its results, or select "
-            "their folder with --results DIR"
+            f"no folder {store.root.absolute()}: run this where a worker has written its "
+            "results, or select their folder with --results DIR"
         )
     return store
 
@@ -161,7 +161,7 @@ def _list_runs(store: Results, as_json: bool, unwritten: Unwritten | None) -> No
         for run in runs:
             print_json(run)
     elif not runs:
-        echo(f"no runs in {store.root}", err=True)
+        echo(f"no runs in {store.root.absolute()}", err=True)
     else:
         width = max(len(str(run["run"])) for run in runs)
         for run in runs:

@@ -126,7 +126,7 @@ class Results:
         """The run's folder. Raises InvalidRequest if there is no such run."""
         if RUN_ID.fullmatch(run) is None or run not in self.runs():
             names = ", ".join(self.runs()) or "none"
-            raise invalid(f"no run {run!r} in {self.root}; runs there: {names}", "run")
+            raise invalid(f"no run {run!r} in {self.root.absolute()}; runs there: {names}", "run")
         return self.root / run
 
     def config(self, run: str) -> dict[str, Any]:

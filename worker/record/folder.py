@@ -44,7 +44,7 @@ class ResultsFolder:
     """The folder that a worker has claimed. `check` it before a file, and before it counts."""
 
     def __init__(self, root: Path, folder_id: str) -> None:
-        self.root, self._id = root, folder_id
+        self.root, self._id = root.absolute(), folder_id
         found = (root / ID_FILE).stat()
         self._device, self._inode = found.st_dev, found.st_ino
 
@@ -56,7 +56,7 @@ class ResultsFolder:
             raise FolderLost(
                 f"the results folder {self.root} has no file {ID_FILE}: it was moved or deleted, "
                 "or its disk is not mounted: mount the disk or put the folder back; if it was "
-                "deleted for good, restart the workers"
+                "deleted for good, restart one worker, which makes it anew for all"
             )
         if found != self._id:
             raise FolderLost(
@@ -80,6 +80,7 @@ class ResultsFolder:
 def claim_folder(client: redis.Redis, root: Path) -> ResultsFolder:
     """Make `root` the results folder of this Redis. Raises JobError if it has another one, or if
     files can't be written there."""
+    root = root.absolute()
     theirs = read_home(client)
     if theirs is not None:
         _refuse_another(theirs, root)
@@ -89,7 +90,7 @@ def claim_folder(client: redis.Redis, root: Path) -> ResultsFolder:
         device = root.stat().st_dev
     except OSError as error:
         raise _unusable(root, error) from None
-    mine = ResultsHome(folder_id, socket.gethostname(), str(root.absolute()), device)
+    mine = ResultsHome(folder_id, socket.gethostname(), str(root), device)
     note = client.register_script(FOLDER)
     if theirs is not None:
         if mine != theirs and _is_same_place(mine, theirs):
@@ -125,7 +126,7 @@ def _probe(root: Path) -> None:
 def _refuse_another(theirs: ResultsHome, root: Path) -> None:
     """Raise JobError unless `root` is the folder of this Redis, or is at its place, on its disk,
     and has lost its id: somebody has deleted or moved it, and it can begin anew."""
-    path, host = str(root.absolute()), socket.gethostname()
+    path, host = str(root), socket.gethostname()
     try:
         mine = read_id(root)
         device = _nearest(root).stat().st_dev

@@ -99,7 +99,7 @@ class Recorder:
     @property
     def state(self) -> dict[str, str]:
         """The results folder, and why rows can't be written to it now ("" if they can)."""
-        since, root = self._file_since, self._folder.root.absolute()
+        since, root = self._file_since, self._folder.root
         fault = self._fault
         if since is not None and (seconds := time.monotonic() - since) > HANG_SECONDS:
             fault = f"{root}: the disk has not answered for {seconds:.0f} s: see if it hangs"
@@ -171,7 +171,7 @@ class Recorder:
                 self._report(f"Redis: {error}")
                 pause = pause if isinstance(error, NotDurable) else RETRY_SECONDS
             except OSError as error:
-                self._report(explain(error, self._folder.root.absolute()))
+                self._report(explain(error, self._folder.root))
                 pause = RETRY_SECONDS
             except Exception as error:  # a bug; without this thread no row would ever be written
                 self._report(f"{type(error).__name__}: {error}", error)

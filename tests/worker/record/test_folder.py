@@ -63,6 +63,20 @@ def test_the_folder_can_be_changed(site: Site, tmp_path: Path) -> None:
         site.redis.delete(keys.RESULTS)
 
 
+def test_errors_name_the_absolute_path(
+    site: Site, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = claim_folder(site.redis, Path("mine"))
+    (tmp_path / "mine" / ID_FILE).unlink()
+    with pytest.raises(OSError, match=f"the results folder {tmp_path / 'mine'} has no file"):
+        folder.check()
+    site.redis.delete(keys.RESULTS)
+    (tmp_path / "file").touch()
+    with pytest.raises(JobError, match=f"the results folder {tmp_path / 'file'} can't be used"):
+        claim_folder(site.redis, Path("file"))
+
+
 def test_a_worker_without_results_leaves_the_rows_to_others(site: Site) -> None:
     jobs = site.submit_many(["one", "two"], run="r1")
     site.burst(results=None)

@@ -88,7 +88,7 @@ def test_after_a_deletion_a_restarted_worker_begins_anew_for_all(site: Site) -> 
     waiting = site.worker()
     site.client.wait_for_rows([write_one(site, 0)], timeout=60)
     shutil.rmtree(site.folder)
-    job = assert_rows_wait(site, 1, "if it was deleted for good, restart the workers")
+    job = assert_rows_wait(site, 1, "if it was deleted for good, restart one worker")
     new = site.worker(models=["other"])
     site.client.wait_for_rows([job], timeout=60)
     assert [row["job_id"] for row in site.rows(RUN)] == [job.id]
