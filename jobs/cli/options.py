@@ -129,7 +129,7 @@ def client(url: str) -> Iterator[Client]:
     from jobs import Client
 
     check_server(url)
-    with interrupts_raise(), Client(url) as connected:
+    with interrupts_raise(), Client(url) as connected, _redis_errors(connected.redis):
         yield connected
 
 
@@ -140,9 +140,22 @@ def connection(url: str) -> Iterator[Redis]:
     from jobs.client.connection import connect, limit_waits
 
     check_server(url)
-    with interrupts_raise(), connect(url) as redis:
+    with interrupts_raise(), connect(url) as redis, _redis_errors(redis):
         limit_waits(redis, patience_of(redis))
         yield redis
+
+
+@contextmanager
+def _redis_errors(redis: Redis) -> Iterator[None]:
+    """Raise errors of Redis as JobErrors, which name the server and say what to do."""
+    from redis import RedisError
+
+    from jobs.client.connection import redis_failure
+
+    try:
+        yield
+    except RedisError as error:
+        raise redis_failure(redis, error) from error
 
 
 def check_server(url: str) -> None:

@@ -54,6 +54,7 @@ MAYBE_NO_TLS = "; if this port does not speak TLS, write redis:// (redis+sentine
 _MAYBE_TLS = "; if this port speaks TLS, write rediss:// (rediss+sentinel://)"
 _SIGNS_OF_TLS = ("Connection closed by server", "Connection reset by peer")
 _LOGIN_HINT = "; check the user and the password in the URL"
+_PIPELINE = re.compile(r"^Command # \d+ \(.*?\) of pipeline caused error: ")  # before the reason
 _NO_LOGIN = "; give the user and the password in the URL: redis://user:password@host:port/db"
 
 
@@ -123,6 +124,7 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
     """A Redis error as a JobError that names the server, but never the password."""
     server = server_name(client)
     reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    reason = _PIPELINE.sub("", reason)
     if _cause(error, ssl.SSLError):
         hint = _NO_TLS if any(sign in reason for sign in _SIGNS_OF_NO_TLS) else _TLS_HINT
         return JobError("unavailable", f"TLS with Redis at {server} failed: {reason}{hint}")

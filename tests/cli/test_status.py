@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,21 @@ def client(redis_url: str) -> Iterator[Client]:
     with Client(redis_url) as client:
         client.serving = None
         yield client
+
+
+@pytest.mark.parametrize("words", ["status", "limits", "jobs list", "cancel job", "submit - -m m"])
+def test_a_user_without_rights_learns_what_to_do(
+    run: Run, client: Client, redis_url: str, words: str
+) -> None:
+    admin: Any = client.redis
+    admin.execute_command("ACL", "SETUSER", "nobody", "on", ">word", "+ping", "~none")
+    url = redis_url.replace("unix://", "unix://nobody:word@")
+    refused = run(*words.split(), "--redis", url, input='{"prompt": "a"}')
+    admin.execute_command("ACL", "DELUSER", "nobody")
+    assert refused.exit_code == 3
+    assert "refused a command" in refused.stderr
+    assert "the user 'nobody' lacks a right: docs/operations.md (Users)" in refused.stderr
+    assert "pipeline" not in refused.stderr
 
 
 def test_damaged_keys_are_named_and_the_exit_code_is_1(
