@@ -15,7 +15,7 @@ from jobs.cli.options import Seconds, check_run, client, json_option, quiet_opti
 from jobs.cli.output import echo, print_json
 
 if TYPE_CHECKING:
-    from jobs import Client
+    from jobs import Client, JobError
     from jobs.cli.outcomes import Submitted
     from jobs.cli.requests import InvalidLine, Overrides, RequestLine
     from jobs.cli.row_files import RowFile
@@ -207,11 +207,13 @@ def submit(
                 last = one.job.id
                 if wait:
                     submitted.append(one)
-                elif as_json:
-                    print_json(one.facts(rows.unit))
                 else:
-                    echo(one.job.id)
-        except KeyboardInterrupt:
+                    _print_id(one, rows.unit, as_json)
+        except BaseException as error:
+            for one in submitted:  # nobody will wait for them
+                _print_id(one, rows.unit, as_json)
+            if not isinstance(error, KeyboardInterrupt):
+                raise
             raise Interrupted(
                 f"interrupted; {done} of {count} jobs are enqueued and go on"
             ) from None
@@ -230,6 +232,13 @@ def submit(
             _wait_for_rows(connected, sorted(named), quiet)
             if failed is not None:
                 raise failed
+
+
+def _print_id(one: Submitted, unit: str, as_json: bool) -> None:
+    if as_json:
+        print_json(one.facts(unit))
+    else:
+        echo(one.job.id)
 
 
 def _done_before(count: int, runs: set[str]) -> str:
@@ -303,6 +312,8 @@ def _check_taken(connected: Client, rows: RowFile, overrides: Overrides) -> None
 def _enqueue(
     connected: Client, rows: RowFile, overrides: Overrides, count: int
 ) -> Iterator[Submitted]:
+    """Enqueue the rows, and yield the job of each. Raises Failure or JobError with the first row
+    that is refused, after the jobs of the others that are read with it."""
     from jobs.cli.outcomes import Submitted
     from jobs.client.custom_ids import assign_rows, is_keyed
     from jobs.errors import JobError
@@ -313,28 +324,46 @@ def _enqueue(
         try:
             requests = [line.request for line in chunk]
             assign_rows(connected.redis, [one for one in requests if is_keyed(one)])
-            jobs = connected.submit_many(requests)
+            found = connected.enqueue(requests)
         except JobError as error:
-            where = f"{rows.unit}s {chunk[0].number} to {chunk[-1].number}"
-            message = (
-                f"{rows.name}, {where}: {error.message}; {done} requests before them are enqueued; "
-                "submitting the same file again enqueues the rest if its rows have a custom_id, an "
-                "id or a run"
-            )
-            if error.code == "invalid_request":
-                raise WrongInput(message) from None
-            raise JobError(error.code, message, error.param) from None
-        for line, job in zip(chunk, jobs, strict=True):
-            # Another handle: that of submit_many holds the request.
+            raise _stopped(rows, chunk[0].number, error, done, count) from None
+        refused: list[tuple[int, JobError]] = []
+        for line, job in zip(chunk, found, strict=True):
+            if isinstance(job, JobError):
+                refused.append((line.number, job))
+                continue
+            done += 1
             options = line.request.job
-            handle = connected.job(job.id)
             run = options.run or DEFAULT_RUN
             yield Submitted(
-                line.number, handle, options.custom_id, run, job.existed_before, job.ended_before
+                line.number,
+                connected.job(job.id),
+                options.custom_id,
+                run,
+                job.existed_before,
+                job.ended_before,
             )
-        done += len(chunk)
+        if refused:
+            raise _stopped(rows, *refused[0], done, count)
     if done < count:
         raise _changed(rows)
+
+
+def _stopped(rows: RowFile, number: int, error: JobError, done: int, count: int) -> Exception:
+    """The error of the first row that is refused, with how many are enqueued."""
+    from jobs.errors import JobError
+
+    enqueued = "nothing was enqueued"
+    if done:
+        are, ids = ("is", "its id is") if done == 1 else ("are", "their ids are")
+        enqueued = (
+            f"{done} of {counted(count, 'job')} {are} enqueued, and {ids} on stdout; submitting "
+            "the same file again enqueues the rest if its rows have a custom_id, an id or a run"
+        )
+    message = f"{rows.name}: {rows.unit} {number}: {error.message}; {enqueued}"
+    if error.code == "invalid_request":
+        return WrongInput(message)
+    return JobError(error.code, message, error.param)
 
 
 def _chunks(lines: Iterator[RequestLine]) -> Iterator[list[RequestLine]]:

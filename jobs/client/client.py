@@ -20,12 +20,14 @@ from jobs.client.connection import connect, connect_async, redis_failure
 from jobs.client.durable import DurableSubmit
 from jobs.client.eviction import EvictionCheck
 from jobs.client.follow import OnRestart, follow
+from jobs.client.refusals import first_refusal
 from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
 from jobs.client.session_opening import needed_model, open_session
 from jobs.client.state import Status, read_request, read_status
 from jobs.client.steps import Connection, iterate_sync, run_sync
 from jobs.client.submit import (
+    Enqueued,
     RequestInput,
     check_result_ttl,
     enqueue,
@@ -87,6 +89,16 @@ class Client:
             for window in windows(requests):
                 enqueued += self._enqueue(window, [None] * len(window), first=len(enqueued))
             return enqueued
+
+    def enqueue(self, requests: Sequence[ChatRequest]) -> list[Enqueued | JobError]:
+        """Enqueue checked requests: for each its job, or why it is refused. Raises JobError if
+        none is enqueued."""
+        self._eviction.require(self.redis)
+        found = enqueue(self.redis, requests, self._result_ttl)
+        if self.serving is not None:
+            models = zip(requests, found, strict=True)
+            self.serving.warn(request.model for request, one in models if isinstance(one, Enqueued))
+        return found
 
     def job(self, job_id: str) -> Job:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
@@ -184,10 +196,11 @@ class Client:
         self, requests: list[ChatRequest], kept: Sequence[ChatRequest | None], first: int = 0
     ) -> list[Job]:
         """`kept`: the requests that the jobs keep."""
-        self._eviction.require(self.redis)
-        enqueued = enqueue(self.redis, requests, self._result_ttl, first)
-        if self.serving is not None:
-            self.serving.warn(request.model for request in requests)
+        found = self.enqueue(requests)
+        refused = [(n, one) for n, one in enumerate(found) if isinstance(one, JobError)]
+        if refused:
+            raise first_refusal(refused, len(found), first)
+        enqueued = [one for one in found if isinstance(one, Enqueued)]
         return [
             Job(
                 self.connection,

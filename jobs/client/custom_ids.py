@@ -23,6 +23,12 @@ from jobs.errors import JobError
 
 ASSIGN = lua.load("jobs.client", "assign_row", TENANTS_LUA, ROWS_LUA)
 
+# What to do if the number of a line without custom_id is taken. A custom_id is no remedy in a run
+# whose rows were submitted without.
+OTHER_RUN = (
+    "submit these lines with another --run; in a new run, lines with a custom_id keep their rows "
+    "when the file changes"
+)
 
 # KEYS and ARGV of assign_row.lua, by name and in order.
 
@@ -141,7 +147,7 @@ def _refusal(
         return None
     if options.custom_id is not None:
         return custom_id_taken(job.run, options.custom_id, options.row)
-    return row_taken(job.run, options.row)
+    return row_taken(job.run, options.row, OTHER_RUN)
 
 
 def _with_row(request: ChatRequest, row: int | None) -> ChatRequest:

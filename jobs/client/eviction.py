@@ -48,5 +48,5 @@ class EvictionCheck:
             except ResponseError:  # this user may not read it: workers see it
                 reason = ""
             if reason:
-                raise JobError("unavailable", f"{reason}; nothing was enqueued")
+                raise JobError("unavailable", reason)
             self._next_look = now + CHECK_SECONDS

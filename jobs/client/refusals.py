@@ -20,11 +20,12 @@ def id_taken(job_id: str) -> JobError:
     )
 
 
-def row_taken(run: str, row: int | None) -> JobError:
+def row_taken(
+    run: str, row: int | None, remedy: str = "choose another job.run or job.row"
+) -> JobError:
     """Another request has the row."""
     return invalid(
-        f"job.row: row {row} of run {run!r} is taken by another request: choose another run or row",
-        "job.row",
+        f"job.row: row {row} of run {run!r} is taken by another request: {remedy}", "job.row"
     )
 
 

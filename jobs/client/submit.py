@@ -18,7 +18,6 @@ from jobs.api.request import ChatRequest
 from jobs.client.damage import is_damage, wrong_types
 from jobs.client.new_job import DIGEST_BYTES, ENQUEUE, NewJob, new_job
 from jobs.client.refusals import (
-    first_refusal,
     id_taken,
     queue_full,
     redis_full,
@@ -90,30 +89,24 @@ def check_result_ttl(seconds: int) -> int:
 
 
 def enqueue(
-    redis: Redis, requests: Sequence[ChatRequest], result_ttl: int | None = None, first: int = 0
-) -> list[Enqueued]:
-    """Put requests into their queues, in order. Returns their jobs. `result_ttl`: of requests that
-    have none. `first`: the number of the first one, which errors name.
+    redis: Redis, requests: Sequence[ChatRequest], result_ttl: int | None = None
+) -> list[Enqueued | JobError]:
+    """Put requests into their queues, in order. Returns their jobs, and why others are refused.
+    `result_ttl`: of requests that have none.
 
-    A request whose job is in Redis already, by its id or its row, gives that job. Raises JobError
-    for the first request that is refused; the others are enqueued.
+    A request whose job is in Redis already, by its id or its row, gives that job.
     """
     jobs = [new_job(request) for request in requests]  # all, before the first one is sent
     _check_sizes(jobs)
-    refused: list[tuple[int, JobError]] = []
-    enqueued: list[Enqueued] = []
+    found: list[Enqueued | JobError] = []
     for start in range(0, len(jobs), BATCH):
         batch = jobs[start : start + BATCH]
         replies = _send(redis, batch, [b""] * len(batch), result_ttl)
         _replace_abandoned(redis, batch, replies, result_ttl)
-        for number, (job, reply) in enumerate(zip(batch, replies, strict=True), start):
-            error = _refusal(redis, job, reply)
-            if error is not None:
-                refused.append((number, error))
-            enqueued.append(Enqueued(job.id, reply == [b"same"], reply == [b"ended"]))
-    if refused:
-        raise first_refusal(refused, len(jobs), first)
-    return enqueued
+        for job, reply in zip(batch, replies, strict=True):
+            enqueued = Enqueued(job.id, reply == [b"same"], reply == [b"ended"])
+            found.append(_refusal(redis, job, reply) or enqueued)
+    return found
 
 
 def _send(

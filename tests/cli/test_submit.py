@@ -194,11 +194,51 @@ def test_a_limit_says_how_many_rows_are_enqueued_and_the_file_can_be_sent_again(
     command = ("submit", "-", "-m", "m", "--redis", redis_url)
     result = run(*command, input=lines)
     assert result.exit_code == 1
-    assert f"{CHUNK} requests before them are enqueued" in result.stderr
+    assert result.stderr.splitlines()[-1].startswith(
+        f"error: <stdin>: line {CHUNK + 1}: the queue of model 'm' is full: "
+    )
+    assert f"; {CHUNK} of {CHUNK + 2} jobs are enqueued, and their ids are" in result.stderr
     assert len(result.stdout.splitlines()) == CHUNK
     assert run("limits", f"jobs={CHUNK + 2}", "--redis", redis_url).exit_code == 0
     again = run(*command, input=lines)
     assert again.stderr.endswith(f"2 jobs enqueued; {CHUNK} jobs existed before\n")
+
+
+@pytest.mark.parametrize("options", [(), ("--wait",), ("--json",), ("--wait", "--json")])
+def test_a_limit_inside_a_chunk_names_the_line_and_prints_the_ids_that_are_enqueued(
+    run: Run, redis_url: str, options: tuple[str, ...]
+) -> None:
+    assert run("limits", "jobs=1", "--redis", redis_url).exit_code == 0
+    lines = "\n" + "\n".join(json.dumps({"prompt": str(i), "custom_id": str(i)}) for i in range(3))
+    result = run("submit", "-", "-m", "m", *options, "--redis", redis_url, input=lines)
+    assert result.exit_code == 1
+    error = result.stderr.splitlines()[-1]
+    if "--json" in options:
+        error = json.loads(error)["error"]["message"]
+        (shown,) = [json.loads(line)["id"] for line in result.stdout.splitlines()]
+    else:
+        (shown,) = result.stdout.split()
+    assert "<stdin>: line 3: the queue of model 'm' is full" in error
+    assert "; 1 of 3 jobs is enqueued, and its id is on stdout; " in error
+    with Client(redis_url) as client:
+        assert client.job(shown).status() == "queued"
+
+
+def test_a_redis_that_may_evict_keys_enqueues_nothing_and_says_so_once(
+    run: Run, redis_url: str
+) -> None:
+    with Client(redis_url) as client:
+        client.redis.config_set("maxmemory-policy", "allkeys-lru")
+        client.redis.config_set("maxmemory", "1gb")
+    try:
+        result = run("submit", "-", "-m", "m", "--redis", redis_url, input='{"prompt": "a"}')
+    finally:
+        with Client(redis_url) as client:
+            client.redis.config_set("maxmemory", "0")
+            client.redis.config_set("maxmemory-policy", "noeviction")
+    assert (result.exit_code, result.stdout) == (3, "")
+    assert result.stderr.endswith("set maxmemory-policy to noeviction; nothing was enqueued\n")
+    assert result.stderr.count("enqueued") == 1
 
 
 def test_the_same_file_in_the_same_run_enqueues_nothing_twice(run: Run, redis_url: str) -> None:
@@ -210,7 +250,12 @@ def test_the_same_file_in_the_same_run_enqueues_nothing_twice(run: Run, redis_ur
     status = json.loads(run("status", "--json", "--redis", redis_url).stdout)
     assert [queue["queued"] for queue in status["queues"]] == [20]
     other = run(*command, input=json.dumps({"prompt": "other"}))
-    assert "row 0 of run 'r' is taken by another request: choose another run" in other.stderr
+    assert (
+        "row 0 of run 'r' is taken by another request: submit these lines with another --run"
+        in (other.stderr)
+    )
+    command[command.index("r")] = "other"
+    assert run(*command, input=json.dumps({"prompt": "other"})).exit_code == 0
 
 
 @pytest.fixture
