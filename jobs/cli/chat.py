@@ -41,7 +41,13 @@ UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this ti
 @click.argument("text", required=False)
 @click.option("-m", "--model", required=True, metavar="M", help="Model that answers.")
 @click.option("-s", "--system", metavar="TEXT", help="System message.")
-@fields_option({"model": "--model", "messages": "TEXT and --system"})
+@fields_option(
+    {
+        "model": "--model",
+        "messages": "TEXT and --system",
+        "priority": """-o 'job={"priority": "bulk"}'""",
+    }
+)
 @click.option(
     "--local",
     is_flag=True,

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable, Mapping
 from difflib import get_close_matches
 from functools import cache
+from shlex import quote
 from typing import Any
 
 import click
@@ -21,8 +22,12 @@ def fields_option(reserved: Mapping[str, str]) -> Callable[[FC], FC]:
             name, equals, value = pair.partition("=")
             if not equals:
                 raise click.BadParameter(f"{pair!r} is not KEY=VALUE")
-            if name in reserved:
-                raise click.BadParameter(f"{name} is set by {reserved[name]}")
+            field, _, inner = name.partition(".")
+            setter = reserved.get(name, reserved.get(field))
+            if setter is not None:
+                raise click.BadParameter(f"{name} is set by {setter}")
+            if inner and field in request_fields():
+                raise click.BadParameter(_as_json(field, inner, value))
             if name not in request_fields():
                 raise click.BadParameter(unknown_field(name, request_fields()))
             fields[name] = field_value(name, value)
@@ -37,6 +42,15 @@ def fields_option(reserved: Mapping[str, str]) -> Callable[[FC], FC]:
         metavar="KEY=VALUE",
         help="Field of the chat request, such as temperature=0 or max_tokens=64; repeatable.",
     )
+
+
+def _as_json(field: str, inner: str, value: str) -> str:
+    """The error of a name such as job.priority, with the option that gives the same value."""
+    data = field_value(inner, value)
+    for part in reversed(inner.split(".")):
+        data = {part: data}
+    option = quote(f"{field}={json.dumps(data)}")
+    return f"-o takes the names of whole fields: -o {option} gives {field}.{inner}"
 
 
 # Fields whose value is text, and the kinds of JSON that they may have beside it.

@@ -116,6 +116,8 @@ def _parse_names(
         "model": "--model",
         "messages": "FILE",
         "job": "--run, --priority, --tenant, --delay and FILE",
+        **{f"job.{name}": f"--{name}" for name in ("run", "priority", "tenant", "delay")},
+        "priority": "--priority",
     }
 )
 @click.option(

@@ -8,7 +8,9 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
+from jobs.client.rq_format import MAX_DATA
 from jobs.errors import JobError, invalid
+from jobs.sizes import size_text, size_texts
 
 
 def id_taken(job_id: str) -> JobError:
@@ -43,7 +45,8 @@ def queue_full(model: str, unit: str, used: int, limit: int) -> JobError:
     if unit == "jobs":
         have = f"{used} jobs that have not ended, and the limit is {limit}"
     else:
-        have = f"{used / 1e6:.1f} MB of requests, and the limit is {limit / 1e6:.1f} MB"
+        used_text, limit_text = size_texts(used, limit)
+        have = f"{used_text} of requests, and the limit is {limit_text}"
     return JobError(
         "queue_full",
         f"the queue of model {model!r} is full: it has {have}; submit again when some have ended, "
@@ -56,7 +59,7 @@ def redis_full(client: Redis) -> JobError:
     try:
         memory: Any = client.info("memory")
         used, limit = memory["used_memory"], memory["maxmemory"]
-        numbers = f"it uses {used / 1e6:.1f} MB, and maxmemory is {limit / 1e6:.1f} MB"
+        numbers = f"it uses {size_text(used)}, and maxmemory is {size_text(limit)}"
     except NoPermissionError:
         numbers = "this user may not read its numbers (INFO)"
     return JobError(
@@ -69,9 +72,11 @@ def redis_full(client: Redis) -> JobError:
 def too_large(name: str, size: int, limit: int) -> JobError:
     """The request exceeds the limit `name` ("request_bytes" or "message_bytes")."""
     what = "a message of the request" if name == "message_bytes" else "the request"
+    has, most = size_texts(size, limit)
+    can_be_raised = limit < MAX_DATA
+    remedy = f", or raise the limit (chatjobs limits {name}=N)" if can_be_raised else ""
     return invalid(
-        f"{what} has {size / 1e6:.1f} MB as JSON, and the limit ({name}) is {limit / 1e6:.1f} MB: "
-        "shorten it",
+        f"{what} has {has} as JSON, and the limit ({name}) is {most}: shorten it{remedy}",
         "messages",
     )
 

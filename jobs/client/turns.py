@@ -16,6 +16,7 @@ from jobs import keys, lua
 from jobs.api.conversation import Turn, messages_of
 from jobs.client.rq_format import TENANTS_LUA
 from jobs.errors import JobError, SessionBusy, invalid
+from jobs.sizes import size_texts
 
 # Prelude for scripts that have TENANTS_LUA in front.
 TURNS_LUA = lua.load("jobs.client", "rq_turns")
@@ -148,12 +149,13 @@ def refused(name: str, model: Any, reply: Sequence[Any]) -> JobError:
                 f"{values[1]}: send again when some have ended",
             )
         case _:
-            used, limit = (float(value) / 1e6 for value in values)
+            used, limit = size_texts(*map(float, values))
             of_system = reason == "message_bytes"
             what = "in its system message" if of_system else "of turns"
             return invalid(
-                f"session {name!r} has {used:.1f} MB {what}, and the limit ({reason}) is "
-                f"{limit:.1f} MB: shorten or undo them, reset it, or begin another one",
+                f"session {name!r} has {used} {what}, and the limit ({reason}) is {limit}: "
+                "shorten or undo them, reset it, or begin another one, or raise the limit "
+                f"(chatjobs limits {reason}=N)",
                 "job.session",
             )
 

@@ -142,3 +142,36 @@ def test_cancel_is_the_same_command_below_jobs(run: Run, redis_url: str) -> None
 def test_a_limit_of_state_files_without_a_folder_is_wrong_usage(run: Run) -> None:
     result = run("work", "-m", "demo", "--state-bytes", "5")
     assert result.exit_code == 2 and "--state-bytes needs --state-dir" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "setter"),
+    [
+        ("priority=bulk", "--priority"),
+        ("job.priority=bulk", "--priority"),
+        ("job.run=r", "--run"),
+        ("job.id=a", "--run, --priority, --tenant, --delay and FILE"),
+    ],
+)
+def test_a_field_of_the_job_names_the_option_of_submit(run: Run, option: str, setter: str) -> None:
+    done = run("submit", "-", "-m", "m", "-o", option, input='{"prompt": "a"}')
+    assert done.exit_code == 2
+    assert f"{option.partition('=')[0]} is set by {setter}" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "remedy"),
+    [
+        ("priority=bulk", 'job={"priority": "bulk"}'),
+        ("job.priority=bulk", 'job={"priority": "bulk"}'),
+        ("stream_options.include_usage=true", 'stream_options={"include_usage": true}'),
+    ],
+)
+def test_a_field_inside_a_field_is_told_the_option_that_chat_takes(
+    run: Run, option: str, remedy: str
+) -> None:
+    words = ("chat", "-m", "m", "Hi")
+    refused = run(*words, "-o", option)
+    assert refused.exit_code == 2
+    assert f"-o '{remedy}'" in " ".join(refused.stderr.split())
+    assert run(*words, "-o", remedy).exit_code == 3  # no Redis: the option is taken

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 
+from jobs.sizes import size_text
 from worker.queue.rq_presence import RQPresence
 from worker.queue.rq_store import RQStore
 
@@ -38,7 +39,7 @@ class Admission:
             if rows > BACKLOG_ROWS:
                 pause = f"more than {BACKLOG_ROWS} rows wait for Parquet"
             elif size > max_bytes:
-                pause = f"rows of more than {max_bytes / 1e6:g} MB (outbox_bytes) wait for Parquet"
+                pause = f"rows of more than {size_text(max_bytes)} (outbox_bytes) wait for Parquet"
         if pause and pause != self.pause:
             logger.warning("not claiming jobs: %s", pause)
         elif self.pause and not pause:

@@ -20,6 +20,7 @@ from jobs.client.turns import History
 from jobs.errors import JobError, invalid
 from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure
+from jobs.sizes import size_text, size_texts
 from worker.backend import Handle, ModelInfo, Outcome
 from worker.queue.publisher import StreamBuffer
 from worker.queue.rq_job import ClaimedJob, Lease
@@ -183,9 +184,11 @@ class SettlementBuilder(NamedTuple):
             entry["token_logprobs"] = []
             row = outbox.encode(entry)
         if len(row) > row_bytes:
+            size, most = size_texts(len(row), row_bytes)
             raise invalid(
-                f"the answer is too large for its row: {len(row) / 1e6:.1f} MB, and the limit "
-                f"(row_bytes) is {row_bytes / 1e6:.1f} MB: ask for fewer tokens or choices",
+                f"the answer is too large for its row: {size}, and the limit (row_bytes) is "
+                f"{most}: ask for fewer tokens or choices, or raise the limit (chatjobs limits "
+                "row_bytes=N)",
                 "max_tokens",
             )
         completion = content if outcome.completion is not None and error is None else None
@@ -236,9 +239,9 @@ def least_bytes_of_logprobs(answer: ChatCompletion) -> int:
 
 def _without_logprobs(answer: ChatCompletion, job: str, row_bytes: int) -> ChatCompletion:
     logger.warning(
-        "job %s: its row would exceed %.1f MB (row_bytes) and has no log-probabilities",
+        "job %s: its row would exceed %s (row_bytes) and has no log-probabilities",
         job,
-        row_bytes / 1e6,
+        size_text(row_bytes),
     )
     choices = [choice.model_copy(update={"logprobs": None}) for choice in answer.choices]
     return answer.model_copy(update={"choices": choices})

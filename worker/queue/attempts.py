@@ -17,6 +17,7 @@ import redis
 from jobs.api.job_options import DEFAULT_RETRIES
 from jobs.client.damage import is_damage
 from jobs.errors import JobError, failure_of
+from jobs.sizes import size_text
 from worker.backend import Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
@@ -195,7 +196,7 @@ class Attempts:
                 self._store.ping()
                 job, size = settlement.lease.job, len(settlement.row)
                 reason = JobError(
-                    "internal", f"Redis did not take the answer ({size / 1e6:.1f} MB): {error}"
+                    "internal", f"Redis did not take the answer ({size_text(size)}): {error}"
                 )
                 failed = self._settlements.for_error(settlement.claimed, reason)
                 try:

@@ -259,12 +259,12 @@ def test_the_limit_of_bytes_counts_jobs_until_they_end(site: Site) -> None:
     set_limit(site.redis, "bytes", 50_000)
     first, second = prompts(2, 40_000)
     site.submit(first)
-    with pytest.raises(JobError, match=r"MB of requests, and the limit is 0\.1 MB"):
+    with pytest.raises(JobError, match=r"kB of requests, and the limit is 50\.0 kB"):
         site.submit(second)
     site.burst()
     site.submit(second).cancel()
     job = site.submit(first)
-    with pytest.raises(JobError, match="MB of requests"):
+    with pytest.raises(JobError, match="kB of requests"):
         site.submit(second)
     # RQ's tools remove jobs without counting: an empty queue has no bytes.
     site.redis.delete(job_key(job.id), "rq:queue:chat:fake")

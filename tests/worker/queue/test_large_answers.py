@@ -78,7 +78,9 @@ def test_an_answer_that_is_too_large_fails_with_the_numbers(site: Site) -> None:
     set_limit(site.redis, "row_bytes", 8_000)
     large, small = site.submit(words=2000), site.submit()
     site.burst()
-    with pytest.raises(JobError, match=r"too large for its row: 0\.0 MB, and the limit"):
+    with pytest.raises(
+        JobError, match=r"too large for its row: \d+\.\d kB, and the limit \(row_bytes\) is 8\.0 kB"
+    ):
         large.result(timeout=5)
     assert small.result(timeout=5).text
     site.assert_settled([large, small])
@@ -134,7 +136,8 @@ def test_a_large_request_of_another_producer_is_refused_at_its_claim(
 ) -> None:
     large, other = site.submit("x" * 5000), site.submit("y")
     set_limit(site.redis, limit, 2000)
-    refusal = rf"{what} has 0\.0 MB as JSON, and the limit \({limit}\) is 0\.0 MB"
+    refusal = rf"{what} has 5\.\d kB as JSON, and the limit \({limit}\) is 2\.0 kB: "
+    refusal += rf"shorten it, or raise the limit \(chatjobs limits {limit}=N\)"
     with pytest.raises(JobError, match=refusal):
         site.submit("z" * 5000)
     site.burst()

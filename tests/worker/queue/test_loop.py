@@ -244,7 +244,7 @@ def test_a_backlog_of_rows_pauses_claiming(
         reason = "more than 3 rows wait for Parquet"
     else:
         set_limit(site.redis, "outbox_bytes", 100)
-        reason = "rows of more than 0.0001 MB (outbox_bytes) wait for Parquet"
+        reason = "rows of more than 100 bytes (outbox_bytes) wait for Parquet"
     site.redis.sadd(keys.OUTBOXES, "not a run")  # no recorder writes it
     for _ in range(4):
         site.redis.xadd(keys.outbox("not a run"), {"row": "x"})

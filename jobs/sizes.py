@@ -1,0 +1,21 @@
+"""Numbers of bytes as text, for messages."""
+
+from __future__ import annotations
+
+UNITS = ((1e6, "MB"), (1e3, "kB"))
+
+
+def size_text(count: float) -> str:
+    """A number of bytes in the unit that fits: 17.0 MB, 4.1 kB, 200 bytes."""
+    for factor, unit in UNITS:
+        if count >= factor:
+            return f"{count / factor:.1f} {unit}"
+    return f"{count:.0f} bytes"
+
+
+def size_texts(first: float, second: float) -> tuple[str, str]:
+    """Two numbers that are compared: with all their digits if they would look the same."""
+    texts = size_text(first), size_text(second)
+    if first != second and texts[0] == texts[1]:
+        return f"{first:.0f} bytes", f"{second:.0f} bytes"
+    return texts
