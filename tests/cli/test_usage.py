@@ -78,7 +78,7 @@ def error_of(stderr: str) -> dict[str, Any]:
         ("chat --json hi", 2, "invalid_request_error", "invalid_request"),
         ("statsu --json", 2, "invalid_request_error", "invalid_request"),
         ("models check ./nope --json", 3, "invalid_request_error", "model_not_found"),
-        ("results r2 --json --results /", 1, "invalid_request_error", "invalid_request"),
+        ("results r2 --json --results /", 2, "invalid_request_error", "invalid_request"),
     ],
 )
 def test_errors_are_json_with_json(run: Run, words: str, code: int, kind: str, name: str) -> None:
