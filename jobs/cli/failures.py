@@ -11,7 +11,15 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobs.cli.interrupts import INTERRUPTED
-from jobs.cli.output import echo, open_devnull, print_json, printable, report, show_log_lines
+from jobs.cli.output import (
+    echo,
+    encodable,
+    open_devnull,
+    print_json,
+    printable,
+    report,
+    show_log_lines,
+)
 
 if TYPE_CHECKING:
     from jobs.errors import JobError
@@ -106,8 +114,7 @@ def error_object(shown: click.ClickException) -> dict[str, Any]:
 def printable_error(error: click.ClickException) -> click.ClickException:
     """The error as click may print it: its message may quote what a user has typed, and click
     writes UTF-8 where the encoding is ASCII."""
-    encoding = sys.stderr.encoding or "utf-8"
-    text = printable(error.message, err=True).encode(encoding, "backslashreplace").decode(encoding)
+    text = encodable(printable(error.message, err=True), sys.stderr)
     vars(error)["message"] = text  # click declares it final
     return error
 
@@ -179,7 +186,7 @@ def to_failure(error: Exception) -> Failure:
     if redis is not None and isinstance(error, redis.RedisError):
         return Unavailable(f"Redis: {error}")
     if isinstance(error, OSError):
-        return Unavailable(str(error))
+        return Unavailable(str(error) if error.filename else error.strerror or str(error))
     message = f"unexpected {type(error).__name__}: {error} (CHATJOBS_DEBUG=1 shows the traceback)"
     return Failure(message, JobError("internal", message))
 

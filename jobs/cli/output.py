@@ -67,6 +67,12 @@ def printable(text: str, *, err: bool = False) -> str:
     return visible(text) if is_terminal(_stream(err)) else text
 
 
+def encodable(text: str, stream: TextIO) -> str:
+    """`text` with the characters that the encoding of `stream` lacks as escapes."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "backslashreplace").decode(encoding)
+
+
 def visible(text: str) -> str:
     """`text` with control characters as escapes, such as \\x1b; newlines and tabs stay."""
     return _CONTROLS.sub(_escape, text)
@@ -102,8 +108,16 @@ def _styled(text: str, stream: TextIO, **style: Any) -> str:
 
 
 def _write(text: str, stream: TextIO, *, nl: bool = True) -> None:
-    stream.write(f"{text}\n" if nl else text)
-    stream.flush()
+    try:
+        stream.write(f"{text}\n" if nl else text)
+        stream.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        if stream is not sys.stdout:
+            raise
+        sys.stdout = open_devnull()  # the interpreter flushes it at exit
+        raise OSError(error.errno, f"can't write to stdout: {error.strerror}") from None
 
 
 def _stream(err: bool) -> TextIO:

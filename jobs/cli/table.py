@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from jobs.cli.output import echo, is_terminal, printable
+from jobs.cli.output import echo, encodable, is_terminal, printable
 
 GAP = 2  # spaces between two columns, and before a line that goes on
 MIN_TEXT = 24  # columns of the terminal that free text is given on a line with others
@@ -49,6 +49,7 @@ def print_table(columns: Sequence[Column | str], rows: Sequence[Sequence[object]
         for index, column in enumerate(shown)
     ]
     limit = shutil.get_terminal_size().columns if is_terminal(sys.stdout) else sys.maxsize
+    more = "…" if encodable("…", sys.stdout) == "…" else "..."
     lines = list(_lines(shown, widths, limit))
 
     def line_of(row: Sequence[str], line: range) -> str:
@@ -57,7 +58,7 @@ def print_table(columns: Sequence[Column | str], rows: Sequence[Sequence[object]
             cell, width = row[index], widths[index]
             if shown[index].text and cell_len(text) + cell_len(cell) > limit:
                 width = limit - cell_len(text)
-                cell = set_cell_size(cell, width - 1).rstrip() + "…"
+                cell = set_cell_size(cell, width - cell_len(more)).rstrip() + more
             space = " " * (width - cell_len(cell))
             text += (space + cell if shown[index].right else cell + space) + " " * GAP
         return text.rstrip(" ")
@@ -73,7 +74,7 @@ def _cell(value: object, column: Column) -> str:
     text = str(value)
     if column.text:
         text = " ".join(text.split())
-    return printable(text.translate(_BREAKS))
+    return encodable(printable(text.translate(_BREAKS)), sys.stdout)  # its width is that of escapes
 
 
 def _lines(columns: Sequence[Column], widths: Sequence[int], limit: int) -> Iterator[range]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
     from jobs.client.steps import Connection
 
 PATIENCE_SECONDS = 1.5  # before the first notice, and between two looks
+REPEAT_SECONDS = 60.0  # between two notices that differ in their numbers alone
+_NUMBERS = re.compile(r"[0-9.]+")  # the age of rows, the place in a queue: they change all the time
 
 Item = TypeVar("Item")
 
@@ -29,7 +33,8 @@ class Rows:
 class WaitNotice:
     """Watches one job at a time, or rows, from a thread of its own; says nothing with `quiet`.
 
-    A notice is written when the reason of the wait has changed.
+    A notice is written when the reason of the wait has changed, and every minute while only
+    numbers in it change.
     """
 
     def __init__(
@@ -40,7 +45,7 @@ class WaitNotice:
         self._job: Job | Rows | None = None
         self._ended = threading.Event()
         self._lock = threading.Lock()  # `watch` returns when no notice is being written
-        self._last = ""
+        self._last, self._written_at = "", 0.0  # monotonic
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
@@ -76,9 +81,15 @@ class WaitNotice:
                 else:
                     text = reason(self._connection, job)
             with self._lock:
-                if text and text != self._last and self._job is job:
-                    self._last = text
+                if self._job is job and self._is_news(text):
+                    self._last, self._written_at = text, time.monotonic()
                     self._write(text)
+
+    def _is_news(self, text: str) -> bool:
+        if not text or text == self._last:
+            return False
+        another = _NUMBERS.sub("", text) != _NUMBERS.sub("", self._last)
+        return another or time.monotonic() - self._written_at >= REPEAT_SECONDS
 
 
 def reason_of_rows(connection: Connection, rows: Rows) -> str:

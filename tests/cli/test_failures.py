@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
+import re
 import signal
+import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from jobs import Client, JobError
+from jobs.cli import build
+from jobs.cli.failures import Failure
+from jobs.errors import ERROR_CODES
 from jobs.install import command_for
-from tests.cli.conftest import Run, Spawn
+from tests.cli.conftest import COMMAND, Run, Spawn
 from tests.jobs.conftest import StepwiseWorker
 
 
@@ -230,6 +237,39 @@ def test_a_request_that_a_worker_finds_invalid_exits_with_2(run: Run, redis_url:
     worker.redis.close()
     shown = run("follow", job.id, "--redis", redis_url)
     assert (shown.exit_code, shown.stderr) == (2, "error: no chat template\n")
+
+
+def test_the_page_lists_the_codes_of_the_command_line_with_their_exit_codes() -> None:
+    for command in commands(build()):
+        command.get_help(click.Context(command))  # loads its file
+    page = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| .+ \| (\d+) \|$", page, re.MULTILINE)
+    found = {
+        (one.code, str(one.exit_code)) for one in kinds(Failure) if one.code not in ERROR_CODES
+    }
+    assert sorted(rows) == sorted(found)
+
+
+def kinds(base: type[Failure]) -> Iterator[type[Failure]]:
+    yield base
+    for one in base.__subclasses__():
+        yield from kinds(one)
+
+
+def commands(group: click.Command) -> Iterator[click.Command]:
+    yield group
+    for one in group.commands.values() if isinstance(group, click.Group) else ():
+        yield from commands(one)
+
+
+def test_a_full_disk_behind_stdout_is_named(redis_url: str) -> None:
+    with Path("/dev/full").open("w") as full:
+        words = (COMMAND, "jobs", "list", "--redis", redis_url)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (
+        3,
+        "error: can't write to stdout: No space left on device\n",
+    )
 
 
 def test_debug_mode_raises_the_exception(

@@ -88,6 +88,27 @@ def test_answers_of_submit_are_whole_in_pipes(show: Show, redis_url: str, tmp_pa
     assert max(map(cell_len, narrow.splitlines())) <= 82  # the custom id alone has 80
 
 
+@pytest.mark.parametrize("terminal", [False, True])
+def test_columns_are_aligned_where_characters_are_escaped(
+    show: Show, busy: str, terminal: bool
+) -> None:
+    worker = StepwiseWorker(busy)
+    about = json.loads(worker.redis.get(keys.worker(WORKER)) or b"")
+    worker.redis.zadd(keys.WORKERS, {"wörker": 1e13})
+    worker.redis.set(
+        keys.worker("wörker"), json.dumps(about | {"name": "wörker", "models": ["漢"]})
+    )
+    worker.redis.close()
+    words = ("status", "--redis", busy)
+    lines = show(*words, encoding="ascii", columns=400, terminal=terminal).out.splitlines()
+    lines = [OURS.sub("", line) for line in lines]
+    assert "w\\xf6rker" in lines[2]
+    assert {line.index("cuda:0") for line in lines[1:3]} == {lines[0].index("device")}
+    narrow = show("jobs", "list", "--redis", busy, encoding="ascii", terminal=True).out
+    assert "..." in narrow
+    assert max(map(len, OURS.sub("", narrow).splitlines())) <= 80
+
+
 def test_the_worker_that_started_last_is_the_first_one(show: Show, busy: str) -> None:
     worker = StepwiseWorker(busy)
     about = json.loads(worker.redis.get(keys.worker(WORKER)) or b"")
