@@ -89,7 +89,11 @@ class Conversation:
             self._commands[name](rest.strip())
         elif name.startswith("/"):
             close = get_close_matches(name[1:], [known[1:] for known in self._commands], 1)
-            hint = f"did you mean /{close[0]}?" if close else ", ".join(self._commands)
+            hint = (
+                f"did you mean /{close[0]}?"
+                if close
+                else f"the commands are {', '.join(self._commands)}"
+            )
             _complain(f"there is no command {name}: {hint}")
         elif line:
             self._ask(line)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobs.cli.answer import counted
 from jobs.cli.changes import Outcome, changes_jobs, not_done
 from jobs.cli.options import JobId, client, json_option, redis_option
 from jobs.cli.output import echo, print_json
@@ -50,7 +51,7 @@ def list_jobs(chosen: dict[str, Any], limit: int, as_json: bool, redis_url: str)
         more = next(found, None) is not None
     _print_table(shown)
     if more:
-        echo(f"more than {limit} jobs: --limit N lists more", err=True)
+        echo(f"more than {counted(limit, 'job')}: --limit N lists more", err=True)
 
 
 @jobs_group.command()
@@ -70,12 +71,12 @@ def show(job_id: str, as_json: bool, redis_url: str) -> None:
         return
     error, failures = facts.pop("error"), facts.pop("failures")
     for name, value in facts.items():
-        echo(f"{name}: {value}")
+        echo(f"{name}: {_moment(value) if isinstance(value, datetime) else value}")
     if error is not None:
         echo(f"error: {error['message']} ({error['code']})")
     for one in failures:
         echo(
-            f"attempt {one['attempt']} failed at {one['at']:%Y-%m-%d %H:%M:%S}Z "
+            f"attempt {one['attempt']} failed at {_moment(one['at'])} "
             f"on {one['worker']}: {one['message']} ({one['code']})"
         )
     echo("request:")
@@ -134,6 +135,11 @@ def _facts(found: FoundJob) -> dict[str, Any]:
     }
 
 
+def _moment(time: datetime) -> str:
+    """A time of UTC, in ISO 8601."""
+    return f"{time:%Y-%m-%dT%H:%M:%SZ}"
+
+
 def _print_table(found: list[FoundJob]) -> None:
     if not found:
         echo("no jobs")
@@ -142,7 +148,12 @@ def _print_table(found: list[FoundJob]) -> None:
     for one in found:
         facts, error = _facts(one), one.state.error
         cells = [facts[name] for name in ("id", "status", "model", "run", "attempt")]
-        since = f"{facts['since']:%Y-%m-%dT%H:%M:%SZ}"
-        rows.append([*cells, since, f"{error.code}: {error.message}" if error is not None else ""])
+        rows.append(
+            [
+                *cells,
+                _moment(facts["since"]),
+                f"{error.code}: {error.message}" if error is not None else "",
+            ]
+        )
     columns = ("job", "status", "model", "run", number("attempt"), "since", free_text("error"))
     print_table(columns, rows)

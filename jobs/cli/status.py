@@ -73,7 +73,7 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
         waiting["errors"] = faults
         print_json({"workers": running, "queues": lengths, "rows": waiting, "damaged": found})
     else:
-        _print_tables(running, lengths)
+        _print_tables(running, lengths, host)
         _print_rows(rows, faults, recorded)
     if host is not None and not running:
         raise NotFound(f"no worker is running on host {host}")
@@ -88,7 +88,8 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
         )
     if damaged:
         raise Failure(
-            f"{len(damaged)} values in Redis can't be read", lines=[str(one) for one in damaged]
+            f"{counted(len(damaged), 'value')} in Redis can't be read",
+            lines=[str(one) for one in damaged],
         )
 
 
@@ -110,14 +111,16 @@ def _print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> N
         echo(f"{rows_wait(rows)}{why}", err=True)
 
 
-def _print_tables(workers: list[dict[str, Any]], queues: list[dict[str, Any]]) -> None:
+def _print_tables(
+    workers: list[dict[str, Any]], queues: list[dict[str, Any]], host: str | None
+) -> None:
     if workers:
         print_table(
             ("worker", "models", "device", *map(number, _WORKER_NUMBERS)),
             [_cells(worker) for worker in workers],
         )
     else:
-        echo("no workers")
+        echo("no workers" if host is None else f"no workers on host {host}")
     for worker in workers:
         if worker["paused"]:
             echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)

@@ -86,7 +86,8 @@ class DurableSubmit:
         if not found.append_only:
             raise invalid(
                 "durable: Redis keeps no append-only file, so a crash loses its jobs: set "
-                "appendonly yes, or submit without durable; nothing was enqueued",
+                "appendonly yes (a private Redis: chatjobs work --redis embedded:DIR), "
+                "or submit without durable; nothing was enqueued",
                 "durable",
             )
         if _appendfsync(client) == "no":

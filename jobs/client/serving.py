@@ -116,11 +116,17 @@ class ServingCheck:
                 return
             unserved = sorted(set(models) - self._served - self._warned)
             self._warned.update(unserved)
-            served = ", ".join(sorted(self._served)) or "none"
+            served = ", ".join(sorted(self._served))
+        other = (
+            f"{served}; chatjobs submit --model M submits to one of them, the rows of a run with "
+            "another --run"
+            if served
+            else "none"
+        )
         for model in unserved:
             warn_caller(
                 f"no worker serves {model!r}: its jobs wait until one does (chatjobs work --model "
-                f"{model}); models served now: {served}",
+                f"{model}); models served now: {other}",
                 NobodyServes,
             )
 

@@ -135,7 +135,7 @@ def test_a_file_is_submitted_for_a_tenant_and_later(
 def test_failed_attempts_are_shown(run: Run, client: Client, redis_url: str) -> None:
     submit(client, "a")
     client.redis.hset(job_key("a"), FAILURES, json.dumps([FAILURE, "nonsense"]))
-    line = "attempt 1 failed at 2023-11-14 22:13:20Z on w-1: it broke (internal)\n"
+    line = "attempt 1 failed at 2023-11-14T22:13:20Z on w-1: it broke (internal)\n"
     assert line in run("jobs", "show", "a", "--redis", redis_url).stdout
     found = json.loads(run("jobs", "show", "a", "--json", "--redis", redis_url).stdout)
     (failure,) = found["failures"]

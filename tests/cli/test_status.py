@@ -34,6 +34,12 @@ def test_a_user_without_rights_learns_what_to_do(
     assert "pipeline" not in refused.stderr
 
 
+def test_status_of_a_host_without_worker_says_so(run: Run, client: Client, redis_url: str) -> None:
+    shown = run("status", "--host", "foo", "--redis", redis_url)
+    assert shown.exit_code == 1
+    assert shown.stdout.splitlines()[0] == "no workers on host foo"
+
+
 def test_damaged_keys_are_named_and_the_exit_code_is_1(
     run: Run, client: Client, redis_url: str
 ) -> None:

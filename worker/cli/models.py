@@ -86,6 +86,7 @@ def check(
     type=click.Choice(KINDS, case_sensitive=False),
     default="Q4_K_M",
     show_default=True,
+    metavar=f"[{'|'.join(KINDS)}]",
     help="As llama.cpp names them: Q8_0 loses least, Q4_0 takes least memory.",
 )
 @click.option(

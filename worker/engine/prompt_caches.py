@@ -58,7 +58,7 @@ def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
     the engine's batch is. Must not run while the engine steps. Raises JobError."""
     count, stride = len(prompt), devices.limits(core.device).stride
     if count < BLOCK:
-        raise invalid(f"a prompt cache has at least {BLOCK} tokens, got {count}", "prompt")
+        raise invalid(f"a prompt cache needs at least {BLOCK} tokens, got {count}", "prompt")
     if count >= core.context_length:
         raise JobError(
             "context_length_exceeded",

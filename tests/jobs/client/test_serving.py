@@ -27,7 +27,8 @@ def test_the_warning_names_the_model_and_those_that_are_served(client: Client) -
     (warning,) = caught
     assert str(warning.message) == (
         "no worker serves 'other': its jobs wait until one does (chatjobs work --model other); "
-        "models served now: a/b, demo"
+        "models served now: a/b, demo; chatjobs submit --model M submits to one of them, the rows "
+        "of a run with another --run"
     )
     assert warning.filename == __file__
 
