@@ -72,7 +72,7 @@ UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this ti
     default=30,
     show_default=True,
     metavar="S",
-    help="Seconds to wait for a worker that serves the model.",
+    help="Seconds to wait for a worker that serves the model; a worker loads its models first.",
 )
 @timeout_option
 @click.option("--verbose", is_flag=True, help="Print token counts and speed on stderr.")
@@ -294,7 +294,8 @@ def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) ->
                 "model_not_found",
                 f"no worker served {model!r} within {seconds:g} s "
                 f"(models served now: {', '.join(served) or 'none'}); "
-                f"start a worker: chatjobs work --model {model}",
+                f"start a worker (chatjobs work --model {model}), or wait longer for one that "
+                "still loads its models (--wait S)",
                 "model",
             )
         time.sleep(0.1)

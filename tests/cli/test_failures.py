@@ -152,6 +152,7 @@ def test_a_model_without_worker_exits_with_1_and_cancels_the_job(run: Run, redis
     assert result.stdout == ""
     assert "model_not_found" in result.stderr
     assert "chatjobs work --model nowhere" in result.stderr
+    assert "(--wait S)" in result.stderr
     with Client(redis_url) as client:
         assert client.job("asked").status() == "cancelled"
 

@@ -74,7 +74,7 @@ def test_a_chat_template_replaces_that_of_the_model(run: Run, tmp_path: Path) ->
     path = tmp_path / "template.jinja"
     path.write_text("{{ raise_exception('mine') }}")
     done = run("chat", "--local", "--quiet", "--model", "demo", "--chat-template", str(path), "Hi")
-    assert done.exit_code == 1
+    assert done.exit_code == 2
     assert "mine" in done.output
 
 
