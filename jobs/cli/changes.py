@@ -44,8 +44,11 @@ def not_done(past: str, status: str) -> Outcome:
     return Outcome(f"not {past}, it is {status}", status, ok=False)
 
 
-def changes_jobs(past: str, default: tuple[str, ...]) -> Callable[..., Any]:
-    """The options of a command that changes jobs. `default`: the states that it selects."""
+def changes_jobs(
+    past: str, default: tuple[str, ...], other: str | None = None
+) -> Callable[..., Any]:
+    """The options of a command that changes jobs. `default`: the states that it selects without
+    --state. `other`: a state that it changes as well, but only with --state."""
 
     def decorate(change: Callable[[Client, str], Outcome]) -> Callable[..., Any]:
         @click.argument("job_ids", metavar="[JOB]...", nargs=-1, type=JobId())
@@ -76,6 +79,8 @@ def changes_jobs(past: str, default: tuple[str, ...]) -> Callable[..., Any]:
                     _print_each(outcomes, past, quiet)
                 else:
                     _print_counts(outcomes, past, quiet)
+                    if other is not None and chosen and "states" not in chosen and not quiet:
+                        _print_others(connected, chosen, other, past)
 
         return command
 
@@ -128,6 +133,17 @@ def _print_counts(outcomes: Iterator[tuple[str, Outcome]], past: str, quiet: boo
             echo(f"{counted(count, 'job')} {words}", err=True)
     failed = sum(count for (_, ok), count in counts.items() if not ok)
     _fail_if_any(failed, counts.total(), past)
+
+
+def _print_others(connected: Client, chosen: dict[str, Any], state: str, past: str) -> None:
+    """Say how many of the jobs have the state that only --state selects."""
+    count = sum(1 for _ in find(connected, chosen, (state,)))
+    if count:
+        were = "is" if count == 1 else "are"
+        echo(
+            f"{counted(count, 'job')} that {were} {state} {were} not {past}: add --state {state}",
+            err=True,
+        )
 
 
 def _fail_if_any(failed: int, count: int, past: str, lines: Sequence[str] = ()) -> None:

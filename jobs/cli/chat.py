@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from jobs.api.answer import Usage
     from jobs.cli.dialogue import LocalModel
 
+WITHOUT_REDIS = "answer in this process with --local"  # what chat can do then
 UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this time
 
 
@@ -132,7 +133,10 @@ def chat(
         )
         return
     request = _request(model, system, text, fields)
-    with client(redis_url) as connected, WaitNotice(connected.connection, quiet=quiet) as notice:
+    with (
+        client(redis_url, WITHOUT_REDIS) as connected,
+        WaitNotice(connected.connection, quiet=quiet) as notice,
+    ):
         started = time.monotonic()
         connected.serving = None  # the notice says it
         job = connected.submit(request)
@@ -226,7 +230,7 @@ def _converse(
 ) -> None:
     from jobs.errors import InvalidRequest
 
-    with client(redis_url) as connected:
+    with client(redis_url, WITHOUT_REDIS) as connected:
         connected.serving = None  # the notice says it
         try:
             session = connected.session(model=model, system=system, ttl=UNUSED_SECONDS, **fields)

@@ -84,9 +84,12 @@ def show(job_id: str, as_json: bool, redis_url: str) -> None:
 
 
 @jobs_group.command()
-@changes_jobs("requeued", ("failed",))
+@changes_jobs("requeued", ("failed",), "cancelled")
 def requeue(connected: Client, job_id: str) -> Outcome:
-    """Put failed or cancelled jobs back into their queues; each runs as a new attempt."""
+    """Put failed or cancelled jobs back into their queues; each runs as a new attempt.
+
+    Options such as --run select failed jobs alone, unless there is a --state.
+    """
     from jobs.client.dead_letters import requeue
     from jobs.client.steps import run_sync
 
@@ -107,9 +110,12 @@ def cancel(connected: Client, job_id: str) -> Outcome:
 
 
 @jobs_group.command()
-@changes_jobs("deleted", ("failed", "cancelled"))
+@changes_jobs("deleted", ("failed", "cancelled"), "finished")
 def purge(connected: Client, job_id: str) -> Outcome:
-    """Delete jobs that have ended from Redis. Their rows in Parquet are kept."""
+    """Delete jobs that have ended from Redis. Their rows in Parquet are kept.
+
+    Options such as --run select failed and cancelled jobs alone, unless there is a --state.
+    """
     from jobs.client.dead_letters import purge
     from jobs.client.steps import run_sync
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 from click.decorators import FC
 
 from jobs.cli.failures import Unavailable
@@ -26,11 +27,20 @@ def is_embedded(url: str) -> bool:
     return url == EMBEDDED or url.startswith(f"{EMBEDDED}:")
 
 
+def _redis_source() -> str:
+    """The option or the variable that selects the server, for errors."""
+    ctx = click.get_current_context()
+    if ctx.get_parameter_source("redis_url") is ParameterSource.ENVIRONMENT:
+        return "$CHATJOBS_REDIS_URL"
+    return "'--redis'"
+
+
 def _check_redis(ctx: click.Context, param: click.Parameter, value: str) -> str:
     if is_embedded(value):
         raise click.BadParameter(
-            "a private Redis would have no worker and end with this command: start chatjobs work "
-            "--model M --redis embedded, and give the URL that it prints"
+            param_hint=_redis_source(),
+            message="a private Redis would have no worker and end with this command: start "
+            "chatjobs work --model M --redis embedded, and give the URL that it prints",
         )
     return value
 
@@ -124,11 +134,11 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only erro
 
 
 @contextmanager
-def client(url: str) -> Iterator[Client]:
-    """Yield a client of the Redis at `url`."""
+def client(url: str, instead: str = "") -> Iterator[Client]:
+    """Yield a client of the Redis at `url`. `instead`: see `check_server`."""
     from jobs import Client
 
-    check_server(url)
+    check_server(url, instead)
     with interrupts_raise(), Client(url) as connected, _redis_errors(connected.redis):
         yield connected
 
@@ -158,8 +168,9 @@ def _redis_errors(redis: Redis) -> Iterator[None]:
         raise redis_failure(redis, error) from error
 
 
-def check_server(url: str) -> None:
-    """Raise with a hint for the user if no Redis answers at `url` soon."""
+def check_server(url: str, instead: str = "") -> None:
+    """Raise with a hint for the user if no Redis answers at `url` soon. `instead`: what this
+    command can do without that server."""
     import threading
 
     from redis import RedisError
@@ -177,7 +188,7 @@ def check_server(url: str) -> None:
     try:
         redis = connect(url)
     except JobError as error:
-        raise click.BadParameter(error.message, param_hint="'--redis'") from None
+        raise click.BadParameter(error.message, param_hint=_redis_source()) from None
     failed: list[RedisError] = []
 
     def ping() -> None:
@@ -205,6 +216,7 @@ def check_server(url: str) -> None:
                 "; start Redis (redis-server --appendonly yes, or: docker compose up -d redis) "
                 "or select another server with --redis URL"
             )
+            message += f", or {instead}" if instead else ""
         raise Unavailable(message) from None
 
 

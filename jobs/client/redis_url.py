@@ -128,6 +128,8 @@ def bad_url(url: str) -> JobError:
         return invalid(NO_CLUSTER.format("the URL"), "url")
     unknown = named and scheme not in SCHEMES
     what = f"has the unknown scheme {scheme!r}" if unknown else "is invalid"
+    if not separator:
+        what = "has no scheme"
     return invalid(f"the Redis URL {what}: {FORM}", "url")
 
 

@@ -175,3 +175,32 @@ def test_a_field_inside_a_field_is_told_the_option_that_chat_takes(
     assert refused.exit_code == 2
     assert f"-o '{remedy}'" in " ".join(refused.stderr.split())
     assert run(*words, "-o", remedy).exit_code == 3  # no Redis: the option is taken
+
+
+@pytest.mark.parametrize("words", ["status", "chat -m demo hi", "work -m demo"])
+def test_an_error_about_the_url_names_its_source(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: str
+) -> None:
+    given = " ".join(run(*words.split(), "--redis", "foo").stderr.split())
+    assert "Invalid value for '--redis': the Redis URL has no scheme: the form is redis://" in given
+    monkeypatch.setenv("CHATJOBS_REDIS_URL", "foo")
+    done = run(*words.split())
+    assert done.exit_code == 2
+    assert "Invalid value for $CHATJOBS_REDIS_URL: the Redis URL has no scheme" in done.stderr
+
+
+def test_a_private_redis_is_refused_with_its_source(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    typed = run("status", "--redis", "embedded")
+    assert "Invalid value for '--redis': a private Redis" in typed.stderr
+    monkeypatch.setenv("CHATJOBS_REDIS_URL", "embedded")
+    assert "Invalid value for $CHATJOBS_REDIS_URL: a private" in run("status").stderr
+
+
+def test_without_redis_a_command_names_what_works_without_it(run: Run) -> None:
+    work, chat, status = (run(*w.split()) for w in ("work -m demo", "chat -m demo hi", "status"))
+    assert work.exit_code == chat.exit_code == status.exit_code == 3
+    assert "or start a private one with --redis embedded" in work.stderr
+    assert "or answer in this process with --local" in chat.stderr
+    assert status.stderr.endswith("with --redis URL\n")

@@ -57,6 +57,18 @@ def private_redis(url: str, *, records: bool) -> Iterator[str]:
         raise Unavailable(fault)
 
 
+def private_redis_hint() -> str:
+    """What to do without a server, for an error; empty if no private one can be started."""
+    from jobs import JobError
+    from jobs.embedded import server_binary
+
+    try:
+        server_binary()
+    except JobError:
+        return ""
+    return f"start a private one with --redis {EMBEDDED}"
+
+
 def _keep_what_is_left(server: EmbeddedRedis, folder: str | None, records: bool) -> str:
     """Keep the rows and jobs that are left in the server, and say how to go on. Returns what is
     wrong, "" if nothing is lost or delayed."""

@@ -28,7 +28,7 @@ from worker.cli.options import (
     refusal,
     template_option,
 )
-from worker.cli.private_redis import private_redis
+from worker.cli.private_redis import private_redis, private_redis_hint
 from worker.cli.stderr import keep_writing
 
 
@@ -214,7 +214,7 @@ def work(
             echo(f"private Redis: --redis {url}, or in other shells:", err=True)
             echo(f"export {URL_VARIABLE}={quote(url)}", err=True)
         else:
-            check_server(redis_url)
+            check_server(redis_url, private_redis_hint())
             url = redis_url
         try:
             backend = EngineHost(
