@@ -112,7 +112,7 @@ def test_words_that_end_are_told_and_others_are_corrected(
     terminal.type("/histroy\r")
     terminal.expect("there is no command /histroy: did you mean /history?")
     terminal.type("/nope\r")
-    terminal.expect("there is no command /nope: /system, ")
+    terminal.expect("there is no command /nope: the commands are /system, ")
     terminal.type("/help\r")
     terminal.expect("/quit, /exit")
     terminal.type("/quit\r")
