@@ -131,6 +131,7 @@ def _of_parts(client: redis.Redis, damaged: set[str], queues: Iterable[str]) -> 
         if queue.startswith((keys.chat_queue(""), keys.bulk_queue(""))):
             yield from (key(queue) for key in _OF_QUEUE)
             yield keys.wake(queue)
+            yield from _of_tenants(client, queue)
     readers: Any = (
         (keys.OUTBOXES, client.smembers, (keys.outbox, keys.parts)),
         (keys.WORKERS, lambda key: client.zrange(key, 0, -1), (keys.started, keys.worker)),
@@ -138,6 +139,20 @@ def _of_parts(client: redis.Redis, damaged: set[str], queues: Iterable[str]) -> 
     for key, read, of_part in readers:
         for name in () if key in damaged else read(key):
             yield from (one(name.decode(errors="replace")) for one in of_part)
+
+
+def _of_tenants(client: redis.Redis, queue: str) -> Iterator[str]:
+    """The keys of the tenants that have jobs in a queue."""
+    try:
+        tenants: Any = client.zrange(keys.tenants(queue), 0, -1)
+    except redis.ResponseError as error:
+        if not is_damage(error):
+            raise
+        return  # the key itself is reported
+    for tenant in tenants:
+        if tenant:  # RQ's own list has the name ''
+            name = tenant.decode(errors="replace")
+            yield from (keys.tenant_queue(queue, name), keys.tenant_running(name))
 
 
 def _wrong_type(key: str, found: str) -> Damage:

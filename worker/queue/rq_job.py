@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from jobs import keys
@@ -123,12 +123,16 @@ def _intervals(value: bytes | None) -> tuple[float, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to run, end or return one attempt at a job: `member` in RQ's wip set."""
+    """The right to run, end or return one attempt at a job: `member` in RQ's wip set.
+
+    The execution identifies the attempt. Its number is also a field of the job's hash, which other
+    programs may change or delete while the job runs.
+    """
 
     job: str
     queue: str
     execution: str
-    attempt: int
+    attempt: int = field(compare=False)
 
     @property
     def member(self) -> str:
@@ -210,8 +214,8 @@ def read(
 
 def _unsupported(fields: Mapping[str, bytes | None]) -> JobError | None:
     """The error of a job with an option of RQ that would be ignored silently."""
-    for field, (option, reason) in UNSUPPORTED.items():
-        if fields[field] not in (None, b"", b"0", b"[]"):
+    for name, (option, reason) in UNSUPPORTED.items():
+        if fields[name] not in (None, b"", b"0", b"[]"):
             return invalid(f"the job has RQ's option {option}, but {reason}", option)
     return None
 

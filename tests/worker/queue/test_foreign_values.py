@@ -134,3 +134,24 @@ def test_a_foreign_key_of_the_bulk_queue_stops_no_interactive_job(site: Site, ke
     worker = site.worker()
     assert site.submit().result(timeout=60).text
     assert worker.alive
+
+
+@pytest.mark.parametrize("change", ["deleted", "of another type", "another attempt"])
+def test_a_running_job_whose_hash_is_changed_keeps_its_lease_and_gets_its_row(
+    site: Site, change: str
+) -> None:
+    """The worker looks at its own leases once a second here, several times while the job runs."""
+    worker = site.worker(delay=0.15)
+    job = site.submit("a", words=20, run="r")
+    wait_until(lambda: job.status() == "started")
+    key = job_key(job.id)
+    if change == "another attempt":
+        site.redis.hset(key, "chatjobs_attempt", 7)
+    else:
+        site.redis.delete(key)
+    if change == "of another type":
+        site.redis.set(key, "of another program")
+    wait_until(lambda: site.rows("r"))
+    assert [row["status"] for row in site.rows("r")] == ["ok"]
+    assert "lost the lease" not in worker.output
+    assert worker.stop() == 0

@@ -8,10 +8,11 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.client.client import Job
+from jobs.client.damage import find_damage
 from jobs.client.limits import set_limit
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.test_rq_store import claim, die, ended, store
-from tests.worker.site import Site
+from tests.worker.site import Site, wait_until
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_started import RQStarted
 from worker.queue.rq_store import RQStore
@@ -201,3 +202,22 @@ def test_a_claim_forgets_running_jobs_that_rq_has_deleted(site: Site, store: RQS
     (last,) = claim(store, 1)
     assert site.redis.smembers(keys.tenant_running("a")) == {last.lease.entry.encode()}
     assert site.redis.ttl(keys.tenant_running("a")) > 0
+
+
+@pytest.mark.parametrize("key", [keys.tenant_running("a"), keys.tenant_queue("chat:fake", "a")])
+def test_a_foreign_key_of_a_tenant_stops_that_tenant_alone(site: Site, key: str) -> None:
+    site.redis.hset(keys.LIMITS, "tenant_running", 2)
+    jobs = [submit(site, tenant, 2) for tenant in ("a", None, "b")]
+    if site.redis.exists(key):
+        site.redis.rename(key, "aside")
+    site.redis.set(key, "of another program")
+    worker = site.worker()
+    wait_until(lambda: all(job.status().over for of_tenant in jobs[1:] for job in of_tenant))
+    assert not any(job.status().over for job in jobs[0])
+    assert key in [damage.key for damage in find_damage(site.redis)]
+    if site.redis.exists("aside"):
+        site.redis.rename("aside", key)  # at once: a tenant without a list would leave its queue
+    else:
+        site.redis.delete(key)
+    wait_until(lambda: all(job.status().over for job in jobs[0]))
+    assert worker.stop() == 0

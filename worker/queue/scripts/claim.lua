@@ -81,6 +81,16 @@ local function is_type(key, kind)
   return found == 'none' or found == kind
 end
 
+-- A queue or a tenant that has a key of another type, which another program has written, is left alone:
+-- the jobs of the others are taken. The error is returned if no job is taken.
+local fault
+
+local function usable_by_claims(key, kind)
+  if is_type(key, kind) then return true end
+  fault = 'WRONGTYPE ' .. key .. ' is not a ' .. kind
+  return false
+end
+
 -- Removes jobs that RQ's tools have ended from a set of running jobs. Looks at `count` of them.
 local function forget_lost(running, count)
   for _, entry in ipairs(redis.call('SRANDMEMBER', running, count)) do
@@ -220,12 +230,14 @@ local function if_in_first_group(_, job)
   return group == first_group and 'take' or 'stop'
 end
 
--- Whether a tenant may have one more running job. Counts only leases that are held.
+-- Returns whether a tenant may have one more running job. Counts only leases that are held.
 local function may_run(tenant)
   local set = redis.call('HMGET', limits, 'tenant_running:' .. tenant, 'tenant_running')
   local limit = tonumber(set[1] or '') or tonumber(set[2] or '')
   local running = 'chatjobs:tenant-running:' .. tenant
-  if not limit or redis.call('SCARD', running) < limit then return true end
+  if not limit then return true end
+  if not usable_by_claims(running, 'set') then return false end
+  if redis.call('SCARD', running) < limit then return true end
   forget_lost(running, 8)
   return redis.call('SCARD', running) < limit
 end
@@ -250,11 +262,11 @@ local function take_round_robin(number, queue, wip)
     all_held = served[tenant] == #taken  -- all jobs that wait are left to other workers
     if all_held then break end
     served[tenant] = #taken
-    if tenant ~= '' and not may_run(tenant) then
+    local list = list_of(queue, tenant)
+    if tenant ~= '' and not (usable_by_claims(list, 'list') and may_run(tenant)) then
       park(queue, tenant)
     else
       last = move_to_end(queue, tenant, last)
-      local list = list_of(queue, tenant)
       take_one(list, number, queue, wip, unless_held, function()
         if tenant ~= '' then left_list(queue, tenant) end
       end)
@@ -274,10 +286,6 @@ local function forget_wakes(queue, quarantine)
   local wake = 'chatjobs:wake:' .. name_of(queue)
   if redis.call('TYPE', wake).ok == 'list' then redis.call('DEL', wake) end
 end
-
--- A queue that has a key of another type, which another program has written, is left alone: the jobs of
--- the others are taken. The error of such a queue is returned if no job is taken.
-local fault
 
 local function try(work, ...)
   local worked, reason = pcall(work, ...)
