@@ -19,6 +19,7 @@ from worker import Engine
 from worker.engine.host import EngineHost
 from worker.engine.prompt_caches import compute_state
 from worker.layers.batch import Batch, Span
+from worker.resident.process import computing
 
 FAMILIES = {
     "full": "llama",
@@ -75,7 +76,8 @@ def logits_after(engine: Engine, prompt: list[int], more: list[int]) -> torch.Te
         end = min(start + 64, len(prompt)) if start < len(prompt) else len(prompt) + len(more)
         ids = [*prompt, *more][start:end]
         span = Span(slot, start, ids, len(prompt) + len(more))
-        logits = core.model(Batch.prepare([span], core.device)[0], core.pool.layers)
+        with computing(core.info.weight_bytes):
+            logits = core.model(Batch.prepare([span], core.device)[0], core.pool.layers)
     core.pool.release(slot)
     return logits
 
