@@ -7,7 +7,9 @@ import re
 import shlex
 import signal
 import subprocess
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -119,24 +121,32 @@ def test_jobs_that_have_not_ended_are_kept_too(tmp_path: Path) -> None:
     assert again.stop() == 0
 
 
-def test_nothing_is_kept_if_nothing_is_left(tmp_path: Path) -> None:
+@pytest.fixture
+def short() -> Iterator[Path]:
+    """A folder whose path is short enough for the socket of a private server."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+
+
+def test_nothing_is_kept_if_nothing_is_left(tmp_path: Path, short: Path) -> None:
     results = tmp_path / "results"
-    work = Work(results, "--redis", "embedded", TMPDIR=str(tmp_path))
+    work = Work(results, "--redis", "embedded", TMPDIR=str(short))
+    assert list(short.glob("chatjobs-*"))
     with Client(work.url) as client:
         client.submit(REQUEST).result(timeout=60)
     assert work.stop() == 0
     assert "kept in" not in work.output
-    assert not list(tmp_path.glob("chatjobs-*"))
+    assert not list(short.glob("chatjobs-*"))
     assert Results(results).table("default").num_rows == 1
 
 
-def test_the_loss_is_said_if_nothing_can_be_kept(tmp_path: Path) -> None:
+def test_the_loss_is_said_if_nothing_can_be_kept(tmp_path: Path, short: Path) -> None:
     results = tmp_path / "results"
-    work = Work(results, "--redis", "embedded", TMPDIR=str(tmp_path))
+    work = Work(results, "--redis", "embedded", TMPDIR=str(short))
     (results / "r1").write_text("in the way")
     with Client(work.url) as client:
         client.submit({**REQUEST, "job": {"run": "r1", "row": 0}}).result(timeout=60)
-    (folder,) = tmp_path.glob("chatjobs-*")
+    (folder,) = short.glob("chatjobs-*")
     (folder / "appendonlydir").write_text("in the way")
     assert work.stop() == 3
     assert "1 row not written: lost with the private Redis, which can't be kept: " in work.output
