@@ -113,10 +113,13 @@ def follow_steps(
                     completion = yield from read_outcome(state)
                     break
                 except JobError:
+                    # Redis may have lost the end in a crash: the job runs again, or has ended again
+                    # since its state was read.
                     state = yield from read_state(job_id)
-                    if state.status.over:
-                        raise
-                    continue  # Redis has lost the end in a crash: the job runs again
+                    if not state.status.over:
+                        continue
+                    completion = yield from read_outcome(state)
+                    break
             if patience.left() <= 0:
                 why = yield from cause_of_wait(job_id)
                 raise WaitTimeout(

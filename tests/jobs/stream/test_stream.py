@@ -335,3 +335,22 @@ def test_leaving_a_stream_early_ends_its_subscription(client, worker):
     while worker.redis.pubsub_numsub(keys.live(job.id))[0][1]:
         assert time.monotonic() < deadline
         time.sleep(0.01)
+
+
+def test_an_end_that_redis_lost_and_that_came_again_is_read_again(client, worker, monkeypatch):
+    """A power cut takes back the end between the reads of a job's state and of its result."""
+    job = client.submit(REQUEST)
+    worker.start(job.id)
+    worker.write(job.id, 1, 1, "abc", finish_reason="stop")
+    worker.finish(job.id, "abc")
+    read, failed = follow.read_outcome, []
+
+    def lost_once(state, *more):
+        if not failed:
+            failed.append(state)
+            raise JobError("internal", "the job has finished, but its result has expired")
+        return (yield from read(state, *more))
+
+    monkeypatch.setattr(follow, "read_outcome", lost_once)
+    assert text_of(job.stream()) == "abc"
+    assert failed
