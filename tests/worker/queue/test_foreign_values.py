@@ -52,7 +52,8 @@ def test_a_stage_that_fails_is_named_and_works_again(site: Site) -> None:
     site.redis.rename("rq:scheduled:chat:fake", "elsewhere")
     assert site.submit().result(timeout=60).text
     assert worker.alive
-    assert worker.output.count("rq:scheduled:chat:fake in Redis is") == 1
+    # Once for claims, and once for the upkeep if that has looked at the queue meanwhile.
+    assert worker.output.count("rq:scheduled:chat:fake in Redis is") in (1, 2)
 
 
 def test_a_foreign_value_of_one_job_stops_no_upkeep(
