@@ -10,6 +10,7 @@ import pytest
 from jobs import JobError, StreamRestarted, keys
 from jobs.api.answer import ChoiceLogprobs, TokenLogprob
 from jobs.client import follow
+from jobs.client.state import read_outcome
 from jobs.errors import InvalidRequest
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
@@ -343,13 +344,13 @@ def test_an_end_that_redis_lost_and_that_came_again_is_read_again(client, worker
     worker.start(job.id)
     worker.write(job.id, 1, 1, "abc", finish_reason="stop")
     worker.finish(job.id, "abc")
-    read, failed = follow.read_outcome, []
+    failed = []
 
     def lost_once(state, *more):
         if not failed:
             failed.append(state)
             raise JobError("internal", "the job has finished, but its result has expired")
-        return (yield from read(state, *more))
+        return (yield from read_outcome(state, *more))
 
     monkeypatch.setattr(follow, "read_outcome", lost_once)
     assert text_of(job.stream()) == "abc"
