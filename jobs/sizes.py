@@ -1,8 +1,13 @@
-"""Numbers of bytes as text, for messages."""
+"""Counts and numbers of bytes as text, for messages."""
 
 from __future__ import annotations
 
 UNITS = ((1e6, "MB"), (1e3, "kB"))
+
+
+def counted(count: int, noun: str) -> str:
+    """A count with its noun: 1 row, 2 rows."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def size_text(count: float) -> str:

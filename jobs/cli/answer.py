@@ -21,11 +21,6 @@ CUT = (
 )
 
 
-def counted(count: int, noun: str) -> str:
-    """Return "1 row" or "2 rows"."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def print_job(
     job: Job, notice: WaitNotice, *, as_json: bool, quiet: bool, timeout: float | None = None
 ) -> ChatCompletion:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 
-from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, sentence
 from jobs.cli.options import JobId, client, json_option, quiet_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.cli.selection import find, selection_options
 from jobs.errors import JobError, invalid
+from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Client

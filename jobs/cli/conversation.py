@@ -11,11 +11,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.cli.answer import call_text, counted
+from jobs.cli.answer import call_text
 from jobs.cli.dialogue import Dialogue, Stopped
 from jobs.cli.failures import sentence
 from jobs.cli.output import echo, report
 from jobs.cli.spent import Spent
+from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession

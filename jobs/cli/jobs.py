@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import counted
 from jobs.cli.changes import Outcome, changes_jobs, not_done
 from jobs.cli.options import JobId, client, json_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.cli.selection import STATES, find_newest, selection_options
 from jobs.cli.table import free_text, number, print_table
+from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Client

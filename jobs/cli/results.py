@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, WrongInput
 from jobs.cli.options import (
     connection,
@@ -18,6 +17,7 @@ from jobs.cli.options import (
     results_option,
 )
 from jobs.cli.output import echo, print_json
+from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Results

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from jobs.cli.answer import counted
+from jobs.sizes import counted
 
 
 class Spent(NamedTuple):

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from jobs import keys
-from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, NotFound
 from jobs.cli.options import connection, json_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.cli.table import number, print_table
+from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from redis import Redis

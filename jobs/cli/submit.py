@@ -8,11 +8,11 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import counted
 from jobs.cli.failures import Failure, Interrupted, WrongInput
 from jobs.cli.fields import fields_option, request_fields, unknown_field
 from jobs.cli.options import Seconds, check_run, client, json_option, quiet_option, redis_option
 from jobs.cli.output import echo, print_json
+from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Client, JobError

@@ -1,10 +1,14 @@
-"""Numbers of bytes in messages."""
+"""Counts and numbers of bytes in messages."""
 
 from __future__ import annotations
 
 import pytest
 
-from jobs.sizes import size_text, size_texts
+from jobs.sizes import counted, size_text, size_texts
+
+
+def test_only_one_thing_is_singular() -> None:
+    assert [counted(count, "row") for count in (0, 1, 2)] == ["0 rows", "1 row", "2 rows"]
 
 
 @pytest.mark.parametrize(

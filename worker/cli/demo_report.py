@@ -10,10 +10,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from jobs.cli.answer import counted
 from jobs.cli.output import echo
 from jobs.cli.table import number, print_table
 from jobs.results.files import SAMPLES
+from jobs.sizes import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import click
 import pyarrow as pa
 
 from jobs import ChatRequest, Client, JobError, Results, keys
-from jobs.cli.answer import counted, print_stream
+from jobs.cli.answer import print_stream
 from jobs.cli.failures import Unavailable
 from jobs.cli.output import echo, print_json
 from jobs.cli.progress import RowProgress
@@ -27,6 +27,7 @@ from jobs.cli.status import queues
 from jobs.client.serving import read_workers
 from jobs.client.unwritten import recording_faults
 from jobs.embedded import EmbeddedRedis
+from jobs.sizes import counted
 from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
 from worker.cli.options import refusal

@@ -14,10 +14,10 @@ from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
 
-from jobs.cli.answer import counted
 from jobs.cli.failures import Unavailable
 from jobs.cli.options import EMBEDDED
 from jobs.cli.output import echo
+from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs.embedded import EmbeddedRedis
