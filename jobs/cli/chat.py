@@ -6,6 +6,7 @@ import codecs
 import io
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,12 @@ UNUSED_SECONDS = 86_400  # a conversation that nobody ends expires after this ti
     help="With --local: Jinja chat template to use instead of the model's own.",
 )
 @click.option(
+    "--add-bos/--no-add-bos",
+    default=None,
+    help="With --local: begin each prompt with the BOS token if the chat template does not write "
+    "it. [default: as a GGUF file says; not for others]",
+)
+@click.option(
     "--keep-quantised",
     is_flag=True,
     help="With --local: keep types of GGUF files that no kernel multiplies with as they are: takes "
@@ -87,6 +94,7 @@ def chat(
     fields: dict[str, Any],
     local: bool,
     chat_template: Path | None,
+    add_bos: bool | None,
     keep_quantised: bool,
     wait: float,
     timeout: float | None,
@@ -104,7 +112,8 @@ def chat(
     """
     from jobs.client.wait import GOES_ON
 
-    _check_options(local, chat_template, keep_quantised)
+    _check_options(local, chat_template, add_bos, keep_quantised)
+    load = partial(_load, model, chat_template, add_bos, keep_quantised)
     if text is None:
         if as_json or not is_terminal():
             raise click.UsageError(
@@ -112,8 +121,7 @@ def chat(
                 "needs a terminal, without --json)"
             )
         if local:
-            loaded = _load(model, chat_template, keep_quantised, quiet=False)
-            _converse_locally(loaded, system, fields)
+            _converse_locally(load(quiet=False), system, fields)
         else:
             _converse(redis_url, model, system, fields, wait)
         return
@@ -123,7 +131,7 @@ def chat(
         raise click.UsageError("the question is empty: give TEXT, or - to read it from stdin")
     if local:
         _request(model, system, text, fields)  # a wrong field is refused before the load
-        loaded = _load(model, chat_template, keep_quantised, quiet=quiet)
+        loaded = load(quiet=quiet)
         _answer_locally(
             loaded,
             _request(loaded.name, system, text, fields),
@@ -164,7 +172,9 @@ def chat(
             _print_timings(completion, time.monotonic() - started)
 
 
-def _check_options(local: bool, chat_template: Path | None, keep_quantised: bool) -> None:
+def _check_options(
+    local: bool, chat_template: Path | None, add_bos: bool | None, keep_quantised: bool
+) -> None:
     """Refuse options that belong to the other way of answering."""
     context = click.get_current_context()
     given = [
@@ -185,6 +195,9 @@ def _check_options(local: bool, chat_template: Path | None, keep_quantised: bool
         raise click.UsageError(
             "--chat-template needs --local; workers take theirs from chatjobs work --chat-template"
         )
+    if add_bos is not None and not local:
+        option = "--add-bos" if add_bos else "--no-add-bos"
+        raise click.UsageError(f"{option} needs --local; for workers give it to chatjobs work")
     if keep_quantised and not local:
         raise click.UsageError(
             "--keep-quantised needs --local; for workers give it to chatjobs work"
@@ -192,13 +205,20 @@ def _check_options(local: bool, chat_template: Path | None, keep_quantised: bool
 
 
 def _load(
-    reference: str, chat_template: Path | None, keep_quantised: bool, *, quiet: bool
+    reference: str,
+    chat_template: Path | None,
+    add_bos: bool | None,
+    keep_quantised: bool,
+    *,
+    quiet: bool,
 ) -> LocalModel:
     """Load a model in this process, by the worker package."""
     from importlib.metadata import entry_points
 
     (plugin,) = entry_points(group="chatjobs.local", name="load")
-    loaded: LocalModel = plugin.load()(reference, chat_template, keep_quantised, quiet=quiet)
+    loaded: LocalModel = plugin.load()(
+        reference, chat_template, add_bos, keep_quantised, quiet=quiet
+    )
     return loaded
 
 

@@ -60,6 +60,9 @@ def test_a_model_that_is_not_there_is_one_sentence(run: Run) -> None:
         (("--local", "--wait", "3"), "--wait is for a worker's answers"),
         (("--local", "--timeout", "3"), "--timeout is for a worker's answers"),
         (("--chat-template", __file__), "--chat-template needs --local"),
+        (("--keep-quantised",), "--keep-quantised needs --local"),
+        (("--add-bos",), "--add-bos needs --local; for workers give it to chatjobs work"),
+        (("--no-add-bos",), "--no-add-bos needs --local; for workers give it to chatjobs work"),
     ],
 )
 def test_options_of_the_other_way_are_refused(

@@ -23,7 +23,12 @@ if TYPE_CHECKING:
 
 
 def load(
-    reference: str, chat_template: Path | None, keep_quantised: bool, *, quiet: bool
+    reference: str,
+    chat_template: Path | None,
+    add_bos: bool | None,
+    keep_quantised: bool,
+    *,
+    quiet: bool,
 ) -> LocalModel:
     """Load a model. Raises a click exception with one sentence if it can't run here."""
     need_torch()
@@ -34,7 +39,9 @@ def load(
         echo(f"loading {reference} …", err=True, dim=True)
     started = time.monotonic()
     try:
-        engine = Engine.load(reference, chat_template=chat_template, keep_quantised=keep_quantised)
+        engine = Engine.load(
+            reference, chat_template=chat_template, add_bos=add_bos, keep_quantised=keep_quantised
+        )
     except JobError as error:
         raise refusal(error) from None
     if not quiet:

@@ -117,3 +117,14 @@ def test_saved_prompts_begin_as_those_of_the_worker(original: Path, tmp_path: Pa
         assert done.exit_code == 0, done.stderr
         counts.append(json.loads(done.stdout)["tokens"])
     assert counts[0] == counts[1] == counts[2] + 1
+
+
+def test_a_local_chat_begins_as_those_of_the_worker(original: Path, tmp_path: Path) -> None:
+    path = file(original, tmp_path, CHATML, add_bos_token=True)
+    counts = []
+    for options in ([], ["--add-bos"], ["--no-add-bos"]):
+        words = ["chat", "--local", "-m", str(path), "-o", "max_tokens=1", "--json", *options, "Hi"]
+        done = CliRunner().invoke(build(), words)
+        assert done.exit_code == 0, done.stderr
+        counts.append(json.loads(done.stdout.splitlines()[-1])["usage"]["prompt_tokens"])
+    assert counts[0] == counts[1] == counts[2] + 1
