@@ -12,7 +12,7 @@ ENTRYPOINT ["rq-dashboard", "--json"]
 # The CPU kernels, compiled: the worker image has no compiler. They exist for x86-64 only.
 FROM base AS kernels
 RUN apt-get update && apt-get install -y --no-install-recommends g++
-COPY worker/processes.py worker/
+COPY worker/processes worker/processes
 COPY worker/kernels worker/kernels
 RUN if [ "$(uname -m)" = x86_64 ]; then python -m worker.kernels.build; \
     else mkdir -p worker/kernels/prebuilt; fi

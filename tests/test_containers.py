@@ -181,7 +181,7 @@ def test_the_worker_image_has_compiled_kernels() -> None:
 def test_kernels_compile_without_the_rest_of_the_package(tmp_path: Path) -> None:
     """As in the image: with the standard library alone."""
     shutil.copytree(ROOT / "worker" / "kernels", tmp_path / "worker" / "kernels")
-    shutil.copy(ROOT / "worker" / "processes.py", tmp_path / "worker")
+    shutil.copytree(ROOT / "worker" / "processes", tmp_path / "worker" / "processes")
     code = "from worker.kernels import build; print(build.PREBUILT)"
     done = subprocess.run(
         [sys.executable, "-S", "-c", code],

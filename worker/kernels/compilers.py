@@ -15,7 +15,8 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from worker.processes import Activity, output_file
+from worker.processes.activity import Activity
+from worker.processes.output import output_file
 
 logger = logging.getLogger(__name__)
 

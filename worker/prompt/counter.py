@@ -21,7 +21,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from worker.loading.pages import trim_heap
-from worker.prompt.memory_limit import limit_memory
+from worker.processes.memory_limit import limit_memory
 
 PIECE = 16_384  # characters that are counted at once
 CUT = 32  # tokens that a cut through the text may add

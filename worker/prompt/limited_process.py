@@ -21,7 +21,9 @@ from contextlib import suppress
 from typing import Any
 
 from worker.backend import MachineError
-from worker.processes import Activity, address_space_advice, output_file
+from worker.processes.activity import Activity
+from worker.processes.memory_limit import address_space_advice
+from worker.processes.output import output_file
 
 logger = logging.getLogger(__name__)
 

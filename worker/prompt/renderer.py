@@ -35,7 +35,7 @@ from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace
 
-from worker.prompt.memory_limit import limit_memory
+from worker.processes.memory_limit import limit_memory
 
 MAX_CHARACTERS = 50_000_000  # of a rendered prompt
 OUT_OF_MEMORY = {"endless": "it takes too much memory"}

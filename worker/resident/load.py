@@ -24,7 +24,7 @@ from worker.loading.source import ModelSource, find
 from worker.loading.tokenizer import Tokenizer
 from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
-from worker.processes import address_space_advice
+from worker.processes.memory_limit import address_space_advice
 from worker.prompt.builder import Prompt, PromptBuilder
 from worker.prompt.template import ChatTemplate, chat_obstacle
 from worker.quantise.compression import compression_of

@@ -1,13 +1,8 @@
-"""Tools for child processes: whether they make progress, a file for their output, and advice for
-those that `ulimit -v` leaves without memory."""
+"""Tells whether a child process, or a group of them, makes progress."""
 
 from __future__ import annotations
 
-import os
-import resource
-import tempfile
 from pathlib import Path
-from typing import IO
 
 PROC = Path("/proc")
 
@@ -47,19 +42,3 @@ def _state(process: Path) -> list[str] | None:
         return None
     state, _, *rest = text.rpartition(")")[2].split()
     return [process.name, state, *rest]
-
-
-def output_file() -> IO[bytes]:
-    """A file for the output of a process, in memory where possible: a pipe that nobody reads would
-    block the process, and the disk of temporary files may be full."""
-    if hasattr(os, "memfd_create"):
-        return open(os.memfd_create("output"), "w+b", buffering=0)
-    return tempfile.TemporaryFile(buffering=0)
-
-
-def address_space_advice() -> str:
-    """What to do about a process without memory, if `ulimit -v` limits it; else empty."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-    if limit == resource.RLIM_INFINITY:
-        return ""
-    return f"; `ulimit -v` gives each process {limit >> 20} MiB: raise it"

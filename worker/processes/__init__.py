@@ -1,0 +1,1 @@
+"""Child processes: their progress, their output, and the limit of their memory."""
