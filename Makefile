@@ -41,6 +41,7 @@ tests: $(VENV)/.ready-to-test
 
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.decode
+	$(BIN)/python -m bench.curve
 	$(BIN)/python -m bench.families
 	$(BIN)/python -m bench.overhead
 	$(BIN)/python -m bench.priority
