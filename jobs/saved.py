@@ -7,10 +7,10 @@ import os
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jobs.api.conversation import Turn, check_turns, checked_system
-from jobs.encoding import to_json
+from jobs.encoding import parse_written, to_json
 from jobs.errors import JobError, invalid
 
 FORMAT, VERSION = "chatjobs.conversation", 1
@@ -55,11 +55,13 @@ def read_conversation(path: str | Path) -> Conversation:
     if not os.path.isfile(path):  # False also for a name that no file can have
         raise invalid(f"{path}: there is no such file", "path")
     try:
-        content: Any = json.loads(Path(path).read_text(encoding="utf-8"))
+        content, duplicate = parse_written(Path(path).read_text(encoding="utf-8"))
     except OSError as error:
         raise _refused(path, error.strerror or "it can't be read") from None
     except (ValueError, RecursionError):
         raise _refused(path, "it is no JSON") from None
+    if duplicate is not None:
+        raise _refused(path, str(duplicate))
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise _refused(path, f"its format is not {FORMAT}")
     if content.get("version") != VERSION:

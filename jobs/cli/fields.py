@@ -12,6 +12,8 @@ from typing import Any
 import click
 from click.decorators import FC
 
+from jobs.encoding import DuplicateKey, parse_written
+
 
 def fields_option(reserved: Mapping[str, str]) -> Callable[[FC], FC]:
     """Return the option. `reserved`: fields that it refuses, with what sets them instead."""
@@ -30,7 +32,10 @@ def fields_option(reserved: Mapping[str, str]) -> Callable[[FC], FC]:
                 raise click.BadParameter(_as_json(field, inner, value))
             if name not in request_fields():
                 raise click.BadParameter(unknown_field(name, request_fields()))
-            fields[name] = field_value(name, value)
+            try:
+                fields[name] = field_value(name, value)
+            except DuplicateKey as error:
+                raise click.BadParameter(error.at(name)) from None
         return fields
 
     return click.option(
@@ -46,12 +51,18 @@ def fields_option(reserved: Mapping[str, str]) -> Callable[[FC], FC]:
 
 def _as_json(field: str, inner: str, value: str) -> str:
     """The error of a name such as job.priority, with the option that gives the same value."""
-    data = field_value(inner, value)
+    try:
+        data = field_value(inner, value)
+    except DuplicateKey as error:
+        return error.at(f"{field}.{inner}")
     for part in reversed(inner.split(".")):
         data = {part: data}
     option = quote(f"{field}={json.dumps(data)}")
     return f"-o takes the names of whole fields: -o {option} gives {field}.{inner}"
 
+
+# A row of a file has one of these; an error distinguishes a null from a column that is missing.
+SOURCES = ("messages", "prompt", "text")
 
 # Fields whose value is text, and the kinds of JSON that they may have beside it.
 TEXT_FIELDS: dict[str, tuple[type, ...]] = {
@@ -63,12 +74,17 @@ TEXT_FIELDS: dict[str, tuple[type, ...]] = {
 
 
 def field_value(name: str, text: str) -> Any:
-    """Parse the value of a field as JSON; what is not valid JSON is taken as a string."""
+    """Parse the value of a field as JSON; what is not valid JSON is taken as a string. Raises
+    DuplicateKey."""
     try:
-        value = json.loads(text)
+        value, duplicate = parse_written(text)
     except (ValueError, RecursionError):
         return text
-    return value if isinstance(value, TEXT_FIELDS.get(name, object)) else text
+    if not isinstance(value, TEXT_FIELDS.get(name, object)):
+        return text
+    if duplicate is not None:
+        raise duplicate
+    return value
 
 
 @cache

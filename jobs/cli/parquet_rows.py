@@ -8,6 +8,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from jobs.cli.fields import SOURCES
 from jobs.errors import InvalidRequest, invalid
 
 BATCH_ROWS = 256  # in memory at once
@@ -16,8 +17,8 @@ BATCH_ROWS = 256  # in memory at once
 def parquet_rows(
     file: IO[bytes], columns: dict[str, None] | None = None
 ) -> Iterator[tuple[int, dict[str, Any] | InvalidRequest]]:
-    """Yield the rows, numbered from 1. Null is a field that is not given. `columns`: gets the names
-    of the columns."""
+    """Yield the rows, numbered from 1. Null is a field that is not given, unless it is one of
+    SOURCES. `columns`: gets the names of the columns."""
     try:
         source = pq.ParquetFile(file)
         names = source.schema_arrow.names
@@ -33,7 +34,10 @@ def parquet_rows(
                 number += 1
                 bad = next((value for value in values if isinstance(value, InvalidRequest)), None)
                 given = zip(names, values, strict=True)
-                yield number, bad or {name: value for name, value in given if value is not None}
+                yield (
+                    number,
+                    bad or {n: value for n, value in given if value is not None or n in SOURCES},
+                )
     except (pa.ArrowException, OSError) as error:
         raise invalid(f"not a Parquet file that can be read: {error}") from None
 
@@ -65,6 +69,10 @@ def _plain(value: Any, kind: Any) -> Any:
     if value is None:
         return None
     if pa.types.is_map(kind):
+        names = [name for name, _ in value]
+        if len(set(names)) < len(names):
+            twice = next(name for name in names if names.count(name) > 1)
+            raise ValueError(f"it has the key {twice!r} twice")
         items = ((name, _plain(item, kind.item_type)) for name, item in value)
         return {name: item for name, item in items if item is not None}
     if pa.types.is_struct(kind):

@@ -14,8 +14,8 @@ from typing import Any
 from jobs.api.fields import IGNORED_FIELDS, REFUSED_FIELDS
 from jobs.api.json_values import check_json
 from jobs.api.request import ChatRequest
-from jobs.cli.fields import request_fields
-from jobs.cli.row_files import SOURCES, Row
+from jobs.cli.fields import SOURCES, request_fields
+from jobs.cli.row_files import Row
 from jobs.client.custom_ids import content_id
 from jobs.client.rq_format import MAX_DATA
 from jobs.errors import InvalidRequest, invalid
@@ -289,10 +289,10 @@ def _without_messages(kept: Mapping[str, Any], unknown: Sequence[str]) -> Invali
 def _empty_source(name: str, names: Mapping[str, str], part: str) -> InvalidRequest:
     """The error of a row whose prompt is null or an empty cell. `names`: of --map."""
     column = next((old for old, new in names.items() if new == name), name)
-    where = f" ({part} {column!r})" if column != name else ""
+    mapped = f" ({name})" if column != name else ""
     return invalid(
-        f"a row needs messages, prompt or text, and its {name}{where} is empty: fill it in, or "
-        "remove the row",
+        f"a row needs messages, prompt or text, and its {part} {column!r}{mapped} is empty: fill "
+        "it in, or remove the row",
         column,
     )
 

@@ -11,20 +11,22 @@ import csv
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import IO, Any
 
 from jobs.api.wire import describe, not_json
 from jobs.cli.compressed import compression_of, decompressed
-from jobs.cli.fields import field_value, request_fields
+from jobs.cli.fields import SOURCES, field_value, request_fields
 from jobs.client.rq_format import MAX_DATA
+from jobs.encoding import DuplicateKey, parse_written
 from jobs.errors import InvalidRequest, invalid
+from jobs.sizes import counted
 
 Row = tuple[int, dict[str, Any] | InvalidRequest]  # number from 1; the error of a row without data
 
 HEAD_BYTES = 16
-SOURCES = ("messages", "prompt", "text")  # of which a row has one
 MAX_LINE = 2 * MAX_DATA  # bytes; a job holds MAX_DATA
 PARQUET = b"PAR1"
 PARQUET_SUFFIXES = (".parquet", ".pq")
@@ -114,15 +116,27 @@ def _copied(file: IO[bytes]) -> IO[bytes]:
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """The lines of a text file, however they end: LF, CR LF or CR."""
     number = 0
-    while line := file.readline(MAX_LINE + 1):
-        number += 1
-        if len(line) > MAX_LINE:
-            raise invalid(
-                f"line {number} has more than {MAX_LINE / 1e6:.0f} MB, and a job holds at most "
-                f"{MAX_DATA / 1e6:.1f} MB: write each row on a line of its own"
-            )
-        yield line
+    rest = b""  # a line whose end is not read yet
+    while chunk := file.readline(MAX_LINE + 1):
+        lines = (rest + chunk).splitlines(keepends=True)
+        rest = b"" if chunk.endswith(b"\n") else lines.pop()
+        for line in lines:
+            number += 1
+            _check_length(number, line)
+            yield line
+        _check_length(number + 1, rest)
+    if rest:
+        yield rest
+
+
+def _check_length(number: int, line: bytes) -> None:
+    if len(line) > MAX_LINE:
+        raise invalid(
+            f"line {number} has more than {MAX_LINE / 1e6:.0f} MB, and a job holds at most "
+            f"{MAX_DATA / 1e6:.1f} MB: write each row on a line of its own"
+        )
 
 
 def json_rows(lines: Iterable[bytes]) -> Iterator[Row]:
@@ -172,7 +186,7 @@ def _is_open(line: bytes) -> bool:
 
 def _object(line: bytes) -> dict[str, Any]:
     try:
-        data = json.loads(line.decode("utf-8-sig").rstrip())
+        data, duplicate = parse_written(line.decode("utf-8-sig").rstrip())
     except UnicodeDecodeError as error:
         raise _not_utf8(error) from None
     except (ValueError, RecursionError) as error:
@@ -181,6 +195,9 @@ def _object(line: bytes) -> dict[str, Any]:
         raise invalid("expected a JSON object, got an array: write each request on its own line")
     if not isinstance(data, dict):
         raise invalid(f"expected a JSON object, got {describe(data)}")
+    if duplicate is not None:
+        name = duplicate.path[0]
+        raise invalid(duplicate.at(f"field {name!r}", skipped=1), str(name))
     return data
 
 
@@ -192,15 +209,15 @@ def csv_rows(
     tabs: bool = False,
 ) -> Iterator[Row]:
     """Yield the rows of CSV in UTF-8 with a header; of TSV with `tabs`. An empty cell is a field
-    that is not given. `names`: fields of a row by the names of their columns. `columns`: gets the
-    names in the header.
+    that is not given, or null if it is one of SOURCES. `names`: fields of a row by the names of
+    their columns. `columns`: gets the names in the header.
 
     A cell of a request's field or of `body` is JSON, or else a string, like the values of -o. All
     other cells are text. Blank lines are skipped. The number of a row is that of its first line.
     """
     csv.field_size_limit(MAX_DATA)
     reader = csv.reader(_text_lines(lines), strict=True, delimiter="\t" if tabs else ",")
-    parsed = frozenset((*request_fields(), "body"))
+    found: list[str] = []  # names in the header
     header: list[str] | None = None
     while True:
         number = reader.line_num + 1
@@ -218,7 +235,7 @@ def csv_rows(
         if header is None:
             if not any(map(str.strip, cells)):
                 continue
-            header = [(names or {}).get(name, name) for name in cells]
+            found, header = cells, [(names or {}).get(name, name) for name in cells]
             fault = _wrong_header(cells, header, names or {}, tabs)
             if fault is not None:
                 yield number, fault
@@ -226,16 +243,30 @@ def csv_rows(
             if columns is not None:
                 columns.update(dict.fromkeys(cells))
         elif cells and len(cells) != len(header):
-            yield number, invalid(f"{len(cells)} cells, but the header has {len(header)}")
+            has = counted(len(cells), "cell")
+            yield number, invalid(f"{has}, but the header has {len(header)}")
         elif cells:
-            given = {name: cell for name, cell in zip(header, cells, strict=True) if cell}
-            yield (
-                number,
-                {
-                    name: field_value(name, cell) if name in parsed else cell
-                    for name, cell in given.items()
-                },
-            )
+            yield number, _fields(found, header, cells)
+
+
+def _fields(
+    columns: list[str], names: list[str], cells: list[str]
+) -> dict[str, Any] | InvalidRequest:
+    """A row of CSV. `names`: what the `columns` hold."""
+    fields: dict[str, Any] = {}
+    for column, name, cell in zip(columns, names, cells, strict=True):
+        try:
+            if cell or name in SOURCES:
+                parsed = name in _json_columns() and bool(cell)
+                fields[name] = field_value(name, cell) if parsed else cell or None
+        except DuplicateKey as error:
+            return invalid(error.at(f"column {column!r}"), column)
+    return fields
+
+
+@cache
+def _json_columns() -> frozenset[str]:
+    return frozenset((*request_fields(), "body"))
 
 
 def _wrong_header(
@@ -271,17 +302,13 @@ def parquet_rows(file: IO[bytes], columns: dict[str, None] | None = None) -> Ite
     return parquet_rows.parquet_rows(file, columns)
 
 
-def _text_lines(chunks: Iterable[bytes]) -> Iterator[str]:
-    """The lines of a text file, however they end: LF, CR LF or CR."""
+def _text_lines(lines: Iterable[bytes]) -> Iterator[str]:
     encoding = "utf-8-sig"
-    for chunk in chunks:
-        for line in chunk.splitlines(keepends=True):
-            yield line.decode(encoding)
-            encoding = "utf-8"
+    for line in lines:
+        yield line.decode(encoding)
+        encoding = "utf-8"
 
 
 def _not_utf8(error: UnicodeDecodeError) -> InvalidRequest:
-    if error.object.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
-        return invalid("not UTF-8 text: the file is UTF-16: save it as UTF-8")
     fact = f"{error.reason} at byte {error.start}"
     return invalid(f"not UTF-8 text: {fact}: save the file as UTF-8")

@@ -9,7 +9,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobs.cli.failures import Failure, Interrupted, WrongInput
-from jobs.cli.fields import fields_option, request_fields, unknown_field
+from jobs.cli.fields import SOURCES, fields_option, request_fields, unknown_field
 from jobs.cli.options import Seconds, check_run, client, json_option, quiet_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.sizes import counted
@@ -76,7 +76,6 @@ def _parse_names(
     ctx: click.Context, param: click.Parameter, pairs: tuple[str, ...]
 ) -> dict[str, str]:
     from jobs.cli.requests import ROW_FIELDS
-    from jobs.cli.row_files import SOURCES
 
     known = tuple(dict.fromkeys((*SOURCES, *ROW_FIELDS, *request_fields())))
     names: dict[str, str] = {}

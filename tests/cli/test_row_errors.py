@@ -166,6 +166,60 @@ def test_errors_name_the_file_the_row_and_the_column(
     assert "metadata" not in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("name", "row", "place"),
+    [
+        ("a.jsonl", '{"prompt": "a", "target": "b", "prompt": "c"}', "field 'prompt'"),
+        ("a.jsonl", '{"messages": [{"role": "user", "role": "user"}]}', "field 'messages'[0].role"),
+        ("a.jsonl", '{"body": {"model": "m", "model": "x"}}', "field 'body'.model"),
+        ("a.jsonl", '{"body": {"seed": [{"a": 1, "a": 2}], "seed": 1}}', "field 'body'.seed"),
+        ("a.jsonl", '{"prompt": "a", "x": {"a b": 1, "a b": 1}}', "field 'x'['a b']"),
+        ("a.csv", '"{""a"": {""b"": 1, ""b"": 2}}",a', "column 'more'.a.b"),
+        ("a.tsv", '"{""a"": 1, ""a"": 2}"\ta', "column 'more'.a"),
+    ],
+)
+def test_a_key_that_an_object_has_twice_is_named(
+    run: Run, tmp_path: Path, name: str, row: str, place: str
+) -> None:
+    path = tmp_path / name
+    first = {".csv": "more,prompt", ".tsv": "more\tprompt"}.get(path.suffix, '{"prompt": "a"}')
+    path.write_text(f"{first}\n{row}\n")
+    mapped = () if name == "a.jsonl" else ("--map", "more=metadata")
+    done = run("submit", str(path), "-m", "m", "--keep", "*", *mapped)
+    assert done.exit_code == 2
+    assert f"{path}: line 2: {place}: given twice in one object: keep one\n" in done.stderr
+
+
+def test_a_key_that_a_map_of_a_parquet_file_has_twice_is_named(run: Run, tmp_path: Path) -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    maps = pa.array([[("a", "1")], [("a", "1"), ("b", "2"), ("a", "3")]], kind)
+    pq.write_table(pa.table({"prompt": ["a", "b"], "metadata": maps}), tmp_path / "a.parquet")
+    done = run("submit", str(tmp_path / "a.parquet"), "-m", "m")
+    assert done.exit_code == 2
+    assert "row 2: column 'metadata': " in done.stderr
+    assert "can't be read: it has the key 'a' twice" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "place"),
+    [('metadata={"a": 1, "a": 2}', "metadata.a"), ('metadata.b={"a": 1, "a": 2}', "metadata.b.a")],
+)
+def test_a_key_that_an_option_has_twice_is_named(run: Run, option: str, place: str) -> None:
+    done = run("submit", "-", "-m", "m", "-o", option, input=b'{"prompt": "a"}')
+    assert done.exit_code == 2
+    assert f"{place}: given twice in one object: keep one" in " ".join(done.stderr.split())
+
+
+def test_objects_are_text_in_cells_and_options_that_hold_text(run: Run, redis_url: str) -> None:
+    user = '{"a": 1, "a": 2}'
+    words = ("submit", "-", "-m", "m", "--redis", redis_url, "-o", f"user={user}")
+    done = run(*words, input=json.dumps({"prompt": user}))
+    assert done.exit_code == 0, done.output
+    with Client(redis_url) as client:
+        request = client.job(done.stdout.strip()).request
+    assert request is not None and (request.user, request.messages[0].text) == (user, user)
+
+
 def test_a_target_that_is_nan_in_a_parquet_file_is_named(run: Run, tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pq.write_table(pa.table({"prompt": ["a", "b"], "answer": [1.0, float("nan")]}), path)
@@ -322,25 +376,46 @@ def test_a_map_of_a_column_that_the_file_lacks_is_refused_with_the_columns_that_
     assert run(*words, "--map", "gold=target").exit_code == 0
 
 
-@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.parquet"])
+@pytest.mark.parametrize("column", ["messages", "prompt", "text", "question"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv", "a.tsv", "a.parquet"])
 def test_a_prompt_that_is_empty_in_one_row_is_named_with_its_column(
-    run: Run, tmp_path: Path, name: str
+    run: Run, tmp_path: Path, name: str, column: str
 ) -> None:
     path = tmp_path / name
-    rows = [{"question": "a", "answer": "1"}, {"question": None, "answer": "2"}]
+    rows = [{column: "a", "answer": "1"}, {column: None, "answer": "2"}]
+    names = ("--map", "question=prompt") if column == "question" else ()
     match path.suffix:
         case ".jsonl":
             path.write_text("\n".join(map(json.dumps, rows)))
         case ".parquet":
             pq.write_table(pa.Table.from_pylist(rows), path)
-        case _:
-            path.write_text("question,answer\na,1\n,2\n")
-    words = ("submit", str(path), "-m", "m", "--map", "question=prompt", "--map", "answer=target")
-    done = run(*words)
+        case suffix:
+            tab = "\t" if suffix == ".tsv" else ","
+            path.write_text(f"{column}{tab}answer\na{tab}1\n{tab}2\n")
+    done = run("submit", str(path), "-m", "m", "--map", "answer=target", *names)
     part = "field" if name == "a.jsonl" else "column"
-    place = {"a.jsonl": "line 2", "a.csv": "line 3", "a.parquet": "row 2"}[name]
+    place = {"a.jsonl": "line 2", "a.parquet": "row 2"}.get(name, "line 3")
+    mapped = " (prompt)" if names else ""
     assert done.exit_code == 2
-    assert done.stderr.splitlines()[0] == (
-        f"{path}: {place}: a row needs messages, prompt or text, and its prompt ({part} "
-        "'question') is empty: fill it in, or remove the row"
-    )
+    assert (
+        f"{path}: {place}: a row needs messages, prompt or text, and its {part} {column!r}{mapped} "
+        "is empty: fill it in, or remove the row\n"
+    ) in done.stderr
+    assert "prompt or text, and this one" not in done.stderr
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_each_row_may_fill_another_one_of_the_columns_of_the_prompt(
+    run: Run, redis_url: str, tmp_path: Path, name: str
+) -> None:
+    path = tmp_path / name
+    rows = [{"prompt": "a", "text": None}, {"prompt": None, "text": "b"}]
+    if name == "a.parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("prompt,text\na,\n,b\n")
+    done = run("submit", str(path), "-m", "m", "--redis", redis_url)
+    assert done.exit_code == 0, done.output
+    with Client(redis_url) as client:
+        found = [client.job(job).request for job in done.stdout.split()]
+    assert [one.messages[0].text for one in found if one is not None] == ["a", "b"]

@@ -12,7 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from jobs.cli.row_files import RowFile, csv_rows
+from jobs.cli import row_files
+from jobs.cli.row_files import RowFile
 from jobs.errors import InvalidRequest
 
 
@@ -21,7 +22,7 @@ def csv_of(text: str | bytes) -> list[Any]:
     content = text.encode() if isinstance(text, str) else text
     return [
         (number, data.message if isinstance(data, InvalidRequest) else data)
-        for number, data in csv_rows(io.BytesIO(content))
+        for number, data in RowFile(io.BytesIO(content), "rows.csv")
     ]
 
 
@@ -48,6 +49,28 @@ def test_csv_takes_what_spreadsheets_write() -> None:
         (2, {"prompt": 'two\nlines, "quoted"', "target": "a"}),
         (5, {"prompt": "next", "target": "b"}),
     ]
+
+
+@pytest.mark.parametrize("end", ["\n", "\r\n", "\r"])
+def test_jsonl_takes_each_kind_of_line_end(end: str) -> None:
+    content = end.join(['{"prompt": "a"}', "", "{", '{"prompt": "b\\r"}'])
+    (first, second, third) = RowFile(io.BytesIO(content.encode()), "rows.jsonl")
+    assert (first, third) == ((1, {"prompt": "a"}), (4, {"prompt": "b\r"}))
+    assert second[0] == 3 and isinstance(second[1], InvalidRequest)
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_lines_are_too_long_and_not_files_whatever_ends_the_lines(
+    monkeypatch: pytest.MonkeyPatch, end: bytes
+) -> None:
+    monkeypatch.setattr(row_files, "MAX_LINE", 100)
+    line = b'{"prompt": "' + b"a" * 60 + b'"}'
+    rows = list(RowFile(io.BytesIO(end.join([line] * 3)), "rows.jsonl"))
+    assert [number for number, _ in rows] == [1, 2, 3]
+    assert not any(isinstance(data, InvalidRequest) for _, data in rows)
+    content = end.join([b"{}", b"a" * 101, b"{}"])
+    with pytest.raises(InvalidRequest, match="line 2 has more than"):
+        list(RowFile(io.BytesIO(content), "rows.jsonl"))
 
 
 def test_csv_takes_each_kind_of_line_end() -> None:
@@ -81,12 +104,11 @@ def test_csv_takes_long_cells() -> None:
 @pytest.mark.parametrize(
     ("text", "number", "message"),
     [
-        ("prompt,target\na\n", 2, "1 cells, but the header has 2"),
+        ("prompt,target\na\n", 2, "1 cell, but the header has 2"),
         ("prompt,prompt\na,b\n", 1, "the header has two columns 'prompt'"),
         ('prompt\n"a\n', 2, "not CSV: unexpected end of data"),
         (b"prompt\nok\n\xff\n", 3, "not UTF-8 text"),
         (b"prompt\nok\n\xff\n", 3, "save the file as UTF-8"),
-        ("prompt\na\n".encode("utf-16"), 1, "the file is UTF-16: save it as UTF-8"),
     ],
 )
 def test_csv_that_is_broken_is_named(text: str | bytes, number: int, message: str) -> None:

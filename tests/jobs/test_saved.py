@@ -56,6 +56,14 @@ def test_only_its_owner_may_read_a_conversation(tmp_path: Path) -> None:
     assert (tmp_path / "c").stat().st_mode & 0o777 == 0o600
 
 
+def test_a_key_that_an_object_has_twice_is_refused(tmp_path: Path) -> None:
+    write_conversation(tmp_path / "c", "m", "", [TURN])
+    text = (tmp_path / "c").read_text().replace('"role":"user"', '"role":"user","role":"user"')
+    (tmp_path / "c").write_text(text)
+    with pytest.raises(JobError, match=r"turns\[0\]\.\w+\[0\]\.role: given twice in one object"):
+        read_conversation(tmp_path / "c")
+
+
 def test_a_system_text_that_is_no_unicode_is_refused(tmp_path: Path) -> None:
     write_conversation(tmp_path / "c", "m", "Be brief.", [TURN])
     text = (tmp_path / "c").read_text().replace("Be brief.", "\\ud800")
