@@ -11,7 +11,7 @@ import pytest
 import redis
 
 from jobs import lua
-from jobs.client import cancel, custom_ids, dead_letters, new_job, session_scripts, turns
+from jobs.client import cancel, dead_letters, new_job, session_scripts, turns
 from jobs.client.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
@@ -38,8 +38,6 @@ CASES = [
     (new_job.ENQUEUE, "ARGV", new_job.EnqueueArgs),
     (cancel.CANCEL, "KEYS", cancel.CancelKeys),
     (cancel.CANCEL, "ARGV", cancel.CancelArgs),
-    (custom_ids.ASSIGN, "KEYS", custom_ids.AssignKeys),
-    (custom_ids.ASSIGN, "ARGV", custom_ids.AssignArgs),
     (dead_letters.REQUEUE, "KEYS", dead_letters.RequeueKeys),
     (dead_letters.REQUEUE, "ARGV", dead_letters.RequeueArgs),
     (dead_letters.PURGE, "KEYS", dead_letters.PurgeKeys),

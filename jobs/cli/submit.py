@@ -294,16 +294,17 @@ def _check_taken(connected: Client, rows: RowFile, overrides: Overrides) -> None
     """Raises WrongInput if another request has the id, the row or the custom_id of a row: nothing
     is enqueued then."""
     from jobs.cli.requests import InvalidLine
-    from jobs.client.custom_ids import find_taken
+    from jobs.client.custom_ids import FileRows
     from jobs.errors import invalid
 
     total = 0
     errors = _Errors()
+    places = FileRows(connected.redis)
     for chunk in _chunks(_valid(rows, overrides)):
         total += len(chunk)
         named = [line for line in chunk if line.request.job.id or line.request.job.row is not None]
-        taken = find_taken(connected.redis, [line.request for line in named])
-        for line, error in zip(named, taken, strict=True):
+        refused = places.give([line.request for line in named])
+        for line, error in zip(named, refused, strict=True):
             if error is not None:
                 errors.add(InvalidLine(line.number, invalid(error.message, error.param)))
     if errors.count:
@@ -316,16 +317,14 @@ def _enqueue(
     """Enqueue the rows, and yield the job of each. Raises Failure or JobError with the first row
     that is refused, after the jobs of the others that are read with it."""
     from jobs.cli.outcomes import Submitted
-    from jobs.client.custom_ids import assign_rows, is_keyed
+    from jobs.client.custom_ids import enqueue_rows
     from jobs.errors import JobError
     from jobs.results.outbox import DEFAULT_RUN
 
     done = 0
     for chunk in _chunks(islice(_valid(rows, overrides), count)):
         try:
-            requests = [line.request for line in chunk]
-            assign_rows(connected.redis, [one for one in requests if is_keyed(one)])
-            found = connected.enqueue(requests)
+            found = enqueue_rows(connected, [line.request for line in chunk])
         except JobError as error:
             raise _stopped(rows, chunk[0].number, error, done, count) from None
         refused: list[tuple[int, JobError]] = []

@@ -90,11 +90,13 @@ class Client:
                 enqueued += self._enqueue(window, [None] * len(window), first=len(enqueued))
             return enqueued
 
-    def enqueue(self, requests: Sequence[ChatRequest]) -> list[Enqueued | JobError]:
+    def enqueue(
+        self, requests: Sequence[ChatRequest], *, by_custom_id: bool = False
+    ) -> list[Enqueued | JobError]:
         """Enqueue checked requests: for each its job, or why it is refused. Raises JobError if
-        none is enqueued."""
+        none is enqueued. `by_custom_id`: custom_id identifies the rows of those that have one."""
         self._eviction.require(self.redis)
-        found = enqueue(self.redis, requests, self._result_ttl)
+        found = enqueue(self.redis, requests, self._result_ttl, by_custom_id=by_custom_id)
         if self.serving is not None:
             models = zip(requests, found, strict=True)
             self.serving.warn(request.model for request, one in models if isinstance(one, Enqueued))

@@ -1,27 +1,30 @@
 """Rows that `custom_id` identifies: a request of a run keeps its row wherever it is in a file.
 
-`chatjobs submit` calls this before it enqueues: `find_taken` names the requests that would be
-refused, and `assign_rows` gives the others their rows.
+`chatjobs submit` calls this: `FileRows` names the requests of a file that would be refused, without
+a change in Redis, and `enqueue_rows` enqueues them. rq_enqueue.lua decides who has a row, and notes
+it for the custom_id.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from redis import Redis
-from redis.exceptions import OutOfMemoryError
+from redis import Redis, ResponseError
 
-from jobs import keys, lua
+from jobs import keys
 from jobs.api.request import ChatRequest
-from jobs.client.new_job import DIGEST_BYTES, ROW_SECONDS, NewJob, new_job
-from jobs.client.refusals import custom_id_taken, id_taken, redis_full, row_taken
-from jobs.client.rq_format import DATA, ROWS_LUA, TENANTS_LUA, job_key
+from jobs.client.damage import is_damage, wrong_types
+from jobs.client.new_job import NewJob, custom_id_digest, is_keyed, is_unwritten, new_job
+from jobs.client.refusals import custom_id_taken, id_taken, row_taken
+from jobs.client.rq_format import DATA, job_key
 from jobs.encoding import to_json
 from jobs.errors import JobError
 
-ASSIGN = lua.load("jobs.client", "assign_row", TENANTS_LUA, ROWS_LUA)
+if TYPE_CHECKING:
+    from jobs.client.client import Client
+    from jobs.client.submit import Enqueued
 
 # What to do if the number of a line without custom_id is taken. A custom_id is no remedy in a run
 # whose rows were submitted without.
@@ -29,21 +32,9 @@ OTHER_RUN = (
     "submit these lines with another --run; in a new run, lines with a custom_id keep their rows "
     "when the file changes"
 )
-
-# KEYS and ARGV of assign_row.lua, by name and in order.
-
-
-class AssignKeys(NamedTuple):
-    ids: str
-    next_row: str
-
-
-class AssignArgs(NamedTuple):
-    custom_id: bytes
-    run: str
-    row: int
-    digest: bytes
-    seconds: int
+ROUNDS = 100  # in which requests get other rows, before an endless one ends
+KEYS_AT_ONCE = 10  # hashes of reservations that are read in one round trip
+ALL_ROWS = (1 << keys.ROWS_PER_KEY) - 1  # bits of the rows of one key
 
 
 def content_id(request: ChatRequest) -> str:
@@ -51,113 +42,183 @@ def content_id(request: ChatRequest) -> str:
     return hashlib.blake2b(to_json(request.to_dict()).encode(), digest_size=16).hexdigest()
 
 
-def is_keyed(request: ChatRequest) -> bool:
-    """Whether custom_id identifies the row of a request; its `job.row` is then a proposal."""
-    options = request.job
-    return options.run is not None and options.row is not None and options.custom_id is not None
+def enqueue_rows(client: Client, requests: Sequence[ChatRequest]) -> list[Enqueued | JobError]:
+    """Give requests of a file their rows, and enqueue them: for each its job, or why it is refused.
+    Raises JobError if none is enqueued, and redis.RedisError.
+
+    A custom_id that loses its row to another submit at the same time gets another one.
+    """
+    found: dict[int, Enqueued | JobError] = {}
+    left = list(range(len(requests)))
+    for _ in range(ROUNDS):
+        given = FileRows(client.redis, is_checked=True).give([requests[n] for n in left])
+        found |= {n: error for n, error in zip(left, given, strict=True) if error is not None}
+        ready = [n for n, error in zip(left, given, strict=True) if error is None]
+        sent = client.enqueue([requests[n] for n in ready], by_custom_id=True) if ready else []
+        found |= zip(ready, sent, strict=True)
+        left = [n for n in ready if _has_lost_row(found[n])]
+        if not left:
+            break
+    return [found[n] for n in range(len(requests))]
 
 
-def assign_rows(redis: Redis, requests: Sequence[ChatRequest]) -> None:
-    """Set `job.row` of the requests, all of which `is_keyed`. Raises JobError if Redis is full, and
-    redis.RedisError."""
-    script = redis.register_script(ASSIGN)
-    pipeline: Any = redis.pipeline(transaction=False)  # its stubs lack `scripts`
-    pipeline.scripts.add(script)
-    for request in requests:
-        job = new_job(request)
-        names = AssignKeys(_ids_of(request), keys.next_row(job.run))
-        args = AssignArgs(
-            custom_id=_digest(request),
-            run=job.run,
-            row=request.job.row or 0,
-            digest=job.digest,
-            seconds=ROW_SECONDS,
+def _has_lost_row(one: Enqueued | JobError) -> bool:
+    return isinstance(one, JobError) and one.param == "job.custom_id"
+
+
+class FileRows:
+    """The rows of the requests of a file: those that Redis has, and those that `give` has given to
+    the requests before. Changes nothing in Redis.
+
+    `is_checked`: the whole file was checked, and may be enqueued. A check gives no custom_id a row
+    behind those of a run that were all submitted without: that would repeat the work of the request
+    that has its proposed row.
+    """
+
+    def __init__(self, redis: Redis, *, is_checked: bool = False) -> None:
+        self._redis = redis
+        self._is_checked = is_checked
+        self._taken: dict[str, int] = {}  # bits of the rows of the requests before, by their key
+        self._stored: dict[str, int] = {}  # next_row of each run in Redis; 0 if it has none
+        self._next: dict[str, int] = {}  # and behind the rows of the requests before
+
+    def give(self, requests: Sequence[ChatRequest]) -> list[JobError | None]:
+        """Set `job.row` of the requests that custom_id identifies: the row that the custom_id has,
+        or else the proposed one, or, if another request has that, the first one behind all rows
+        that were given so. Returns why each request would be refused. Raises JobError for a key
+        that another program has written, and redis.RedisError."""
+        self._read_next(requests)
+        known = self._known_rows(requests)
+        jobs = [
+            new_job(_with_row(request, known.get(number, request.job.row)))
+            for number, request in enumerate(requests)
+        ]
+        held = self._held_by_others(jobs)
+        refused: dict[int, JobError] = {}
+        for number, (request, job) in enumerate(zip(requests, jobs, strict=True)):
+            row = job.request.job.row
+            if row is None:
+                continue
+            if number in held or self._is_taken(job.run, row):
+                has_place = self._is_checked or number not in held or self._stored.get(job.run)
+                if number in known or not is_keyed(request) or not has_place:
+                    refused[number] = _taken(job)
+                    continue
+                row = self._free_row(job.run, row + 1)
+            self._take(job.run, row)
+            if is_keyed(request):
+                self._next[job.run] = max(self._next[job.run], row + 1)
+                request.job.row = row
+        refused.update(self._taken_ids(requests))
+        return [refused.get(number) for number in range(len(requests))]
+
+    def _read_next(self, requests: Sequence[ChatRequest]) -> None:
+        """Read next_row of the runs that are new."""
+        runs = {one.job.run or "" for one in requests if is_keyed(one)} - self._stored.keys()
+        names = [keys.next_row(run) for run in runs]
+        for run, value in zip(runs, self._read([("get", name) for name in names]), strict=True):
+            self._stored[run] = self._next[run] = _number(value) or 0
+
+    def _known_rows(self, requests: Sequence[ChatRequest]) -> dict[int, int]:
+        """The rows that requests have by their custom_id, by their place in the list."""
+        keyed = [number for number, one in enumerate(requests) if is_keyed(one)]
+        options = [requests[number].job for number in keyed]
+        replies = self._read(
+            [
+                ("hget", keys.custom_ids(one.run or "", name), custom_id_digest(name))
+                for one in options
+                for name in [one.custom_id or ""]
+            ]
         )
-        pipeline.execute_command("EVALSHA", script.sha, len(names), *names, *args)
-    try:
-        rows = pipeline.execute()
-    except OutOfMemoryError:
-        raise redis_full(redis) from None
-    for request, row in zip(requests, rows, strict=True):
-        request.job.row = row
+        rows = zip(keyed, map(_number, replies), strict=True)
+        return {number: row for number, row in rows if row is not None}
 
-
-def find_taken(redis: Redis, requests: Sequence[ChatRequest]) -> list[JobError | None]:
-    """For each request, why it would be refused now: another one has its id, row or custom_id.
-    Changes nothing. Raises redis.RedisError."""
-    jobs = [
-        new_job(_with_row(request, row))
-        for request, row in zip(requests, _rows(redis, requests), strict=True)
-    ]
-    pipeline: Any = redis.pipeline(transaction=False)
-    for job in jobs:
-        row = job.request.job.row or 0
-        pipeline.hget(keys.rows(job.run, row), row % keys.ROWS_PER_KEY)
-        pipeline.hget(job_key(job.id), DATA if job.request.job.id else "")
-    replies = pipeline.execute()
-    reservations = [
-        reservation if _is_other(job, reservation) else b""
-        for job, reservation in zip(jobs, replies[::2], strict=True)
-    ]
-    for job, reservation in zip(jobs, reservations, strict=True):
-        pipeline.exists(job_key(job.job_of(reservation)))
-    return [
-        _refusal(job, data, reservation, is_there=bool(is_there))
-        for job, data, reservation, is_there in zip(
-            jobs, replies[1::2], reservations, pipeline.execute(), strict=True
+    def _held_by_others(self, jobs: Sequence[NewJob]) -> set[int]:
+        """The places in the list of the jobs whose row another request has reserved. The row of a
+        job that has left Redis without a row is free, as in rq_enqueue.lua."""
+        rows = [(n, job, job.request.job.row) for n, job in enumerate(jobs)]
+        with_row = [(n, job, row) for n, job, row in rows if row is not None]
+        replies = self._read(
+            [
+                ("hget", keys.rows(job.run, row), str(row % keys.ROWS_PER_KEY))
+                for _, job, row in with_row
+            ]
         )
-    ]
+        others = {
+            n: job_key(job.job_of(reservation)) if is_unwritten(reservation) else ""
+            for (n, job, _), reservation in zip(with_row, replies, strict=True)
+            if reservation and not reservation.startswith(job.digest)
+        }
+        unwritten = [n for n, name in others.items() if name]
+        exists = self._read([("exists", others[n]) for n in unwritten])
+        return others.keys() - {n for n, there in zip(unwritten, exists, strict=True) if not there}
+
+    def _taken_ids(self, requests: Sequence[ChatRequest]) -> dict[int, JobError]:
+        """The errors of requests whose own id another job has, by their place in the list."""
+        jobs = {n: new_job(one) for n, one in enumerate(requests) if one.job.id}
+        found = self._read([("hget", job_key(job.id), DATA) for job in jobs.values()])
+        return {
+            n: id_taken(job.id)
+            for (n, job), data in zip(jobs.items(), found, strict=True)
+            if data is not None and data != job.data
+        }
+
+    def _is_taken(self, run: str, row: int) -> bool:
+        return bool(self._taken.get(keys.rows(run, row), 0) >> row % keys.ROWS_PER_KEY & 1)
+
+    def _take(self, run: str, row: int) -> None:
+        name = keys.rows(run, row)
+        self._taken[name] = self._taken.get(name, 0) | 1 << row % keys.ROWS_PER_KEY
+
+    def _free_row(self, run: str, first: int) -> int:
+        """The first free row from `first` on, behind all that were given by custom_id."""
+        row = max(first, self._next[run])
+        while True:
+            starts = [row + n * keys.ROWS_PER_KEY for n in range(KEYS_AT_ONCE)]
+            names = [keys.rows(run, start) for start in starts]
+            fields = self._read([("hkeys", name) for name in names])
+            for name, reserved in zip(names, fields, strict=True):
+                bits = self._taken.get(name, 0) | _bits(reserved)
+                free = ALL_ROWS & ~bits & -1 << row % keys.ROWS_PER_KEY
+                if free:
+                    return row - row % keys.ROWS_PER_KEY + (free & -free).bit_length() - 1
+                row += keys.ROWS_PER_KEY - row % keys.ROWS_PER_KEY
+
+    def _read(self, commands: Sequence[tuple[str, ...] | tuple[str, str, bytes]]) -> list[Any]:
+        """The replies to commands of one key each, in one round trip."""
+        pipeline: Any = self._redis.pipeline(transaction=False)
+        for name, *args in commands:
+            getattr(pipeline, name)(*args)
+        try:
+            replies: list[Any] = pipeline.execute() if commands else []
+        except ResponseError as error:
+            names = [str(key) for _, key, *_ in commands]
+            if is_damage(error) and (damaged := wrong_types(self._redis, names)):
+                raise JobError("internal", f"the rows can't be enqueued: {damaged[0]}") from None
+            raise
+        return replies
 
 
-def _rows(redis: Redis, requests: Sequence[ChatRequest]) -> list[int | None]:
-    """The row that each request has by its custom_id, or has proposed. None: it gets a free one."""
-    pipeline: Any = redis.pipeline(transaction=False)
-    for request in requests:
-        pipeline.hget(_ids_of(request), _digest(request))
-        pipeline.exists(keys.next_row(request.job.run or ""))
-    replies = pipeline.execute()
-    rows: list[int | None] = []
-    for request, known, has_next in zip(requests, replies[::2], replies[1::2], strict=True):
-        if not is_keyed(request):
-            rows.append(request.job.row)
-        elif known is not None and known.isdigit():
-            rows.append(int(known))
-        else:
-            rows.append(None if has_next else request.job.row)
-    return rows
-
-
-def _is_other(job: NewJob, reservation: bytes | None) -> bool:
-    """Whether another request has reserved the job's row."""
-    if job.request.job.row is None or not reservation:
-        return False
-    return reservation[:DIGEST_BYTES] != job.digest
-
-
-def _refusal(
-    job: NewJob, data: bytes | None, reservation: bytes, *, is_there: bool
-) -> JobError | None:
-    """`data` of the job that has its id, `reservation` of its row by another request, and whether
-    the job of that is in Redis: without it, the row is taken over, as in rq_enqueue.lua."""
+def _taken(job: NewJob) -> JobError:
+    """The error of a job whose row another request has."""
     options = job.request.job
-    if data is not None and data != job.data:
-        return id_taken(job.id)
-    is_open = len(reservation) > DIGEST_BYTES
-    if not reservation or (is_open and not is_there):
-        return None
     if options.custom_id is not None:
         return custom_id_taken(job.run, options.custom_id, options.row)
     return row_taken(job.run, options.row, OTHER_RUN)
 
 
+def _number(value: bytes | None) -> int | None:
+    """The number of a row; None for a value that another program has written."""
+    return int(value) if value is not None and value.isdigit() and len(value) < 16 else None
+
+
+def _bits(fields: Sequence[bytes]) -> int:
+    """The bits of the rows in a hash of reservations."""
+    numbers = (_number(field) for field in fields)
+    return sum(
+        1 << number for number in set(numbers) if number is not None and number < keys.ROWS_PER_KEY
+    )
+
+
 def _with_row(request: ChatRequest, row: int | None) -> ChatRequest:
     return request.model_copy(update={"job": request.job.model_copy(update={"row": row})})
-
-
-def _ids_of(request: ChatRequest) -> str:
-    return keys.custom_ids(request.job.run or "", request.job.custom_id or "")
-
-
-def _digest(request: ChatRequest) -> bytes:
-    name = (request.job.custom_id or "").encode()
-    return hashlib.blake2b(name, digest_size=DIGEST_BYTES).digest()

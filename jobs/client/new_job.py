@@ -36,7 +36,7 @@ from jobs.results.outbox import run_of
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
 ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitted, and after its end
 
-DIGEST_BYTES = 8  # of a request with a row; as in rq_rows.lua
+DIGEST_BYTES = 8  # of a request with a row, as in rq_rows.lua, and of a custom_id
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -66,6 +66,8 @@ class EnqueueKeys(NamedTuple):
     rows: str
     deadlines: str
     abandoned_job: str
+    ids: str
+    next_row: str
 
 
 class EnqueueArgs(NamedTuple):
@@ -76,6 +78,8 @@ class EnqueueArgs(NamedTuple):
     message_bytes: int
     row: int | str
     digest: bytes
+    custom_id: bytes
+    row_number: int | str
     row_seconds: int
     abandoned: bytes
     at: int | str
@@ -98,15 +102,23 @@ class NewJob(NamedTuple):
     message_bytes: int
     data: bytes
     digest: bytes  # of the content, of a request with a row
+    by_custom_id: bool = False  # custom_id identifies the row
 
     def script_keys(self, abandoned: bytes = b"") -> EnqueueKeys:
         options = self.request.job
+        rows = keys.rows(self.run, options.row or 0)
+        ids, next_row = rows, rows
+        if self.by_custom_id:
+            ids = keys.custom_ids(self.run, options.custom_id or "")
+            next_row = keys.next_row(self.run)
         return _keys_of(self.request.model, options.priority)._replace(
             job=job_key(self.id),
             log=keys.log(self.id),
             results=results_key(self.id),
-            rows=keys.rows(self.run, options.row or 0),
+            rows=rows,
             abandoned_job=job_key(self.job_of(abandoned) if abandoned else self.id),
+            ids=ids,
+            next_row=next_row,
         )
 
     def job_of(self, reservation: bytes) -> str:
@@ -125,6 +137,8 @@ class NewJob(NamedTuple):
             message_bytes=self.message_bytes,
             row="" if options.row is None else options.row % keys.ROWS_PER_KEY,
             digest=self.digest,
+            custom_id=custom_id_digest(options.custom_id or "") if self.by_custom_id else b"",
+            row_number=(options.row or 0) if self.by_custom_id else "",
             row_seconds=ROW_SECONDS,
             abandoned=abandoned,
             at="" if options.at is None else round(1000 * options.at.timestamp()),
@@ -169,6 +183,8 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
         rows="",
         deadlines=keys.DEADLINES,
         abandoned_job="",
+        ids="",
+        next_row="",
     )
 
 
@@ -185,9 +201,27 @@ def _hash_fields(model: str, priority: str, now: str, result_ttl: int) -> tuple[
     return tuple(chain.from_iterable(fields.items()))
 
 
-def new_job(request: ChatRequest) -> NewJob:
+def is_keyed(request: ChatRequest) -> bool:
+    """Whether a row of a file can be identified by custom_id: `job.row` is then a proposal."""
+    options = request.job
+    return options.run is not None and options.row is not None and options.custom_id is not None
+
+
+def custom_id_digest(custom_id: str) -> bytes:
+    """The field of a custom_id in its hash of rows."""
+    return hashlib.blake2b(custom_id.encode(), digest_size=DIGEST_BYTES).digest()
+
+
+def is_unwritten(reservation: bytes) -> bool:
+    """Whether the row of a reservation is still to be written."""
+    return len(reservation) > DIGEST_BYTES
+
+
+def new_job(request: ChatRequest, *, by_custom_id: bool = False) -> NewJob:
+    """`by_custom_id`: custom_id identifies the row of a request that has one."""
     content = request.to_dict()
     run, row, job_id = run_of(content), request.job.row, request.job.id
+    keyed = by_custom_id and is_keyed(request)
     # All of it becomes JSON once: the sizes and the digest come from the text of the job.
     messages = [_to_json(message) for message in content.pop("messages")]
     content["job"] = content.pop("job")  # last, so that the id can be appended
@@ -202,7 +236,7 @@ def new_job(request: ChatRequest) -> NewJob:
     comma = "," if content["job"] else ""
     text = f'{text[:-2]}{comma}"id":"{job_id}"}}}}'
     call, data = encode_call(keys.TASK, "request", text)
-    return NewJob(job_id, request, run, len(call), max(map(len, messages)), data, digest)
+    return NewJob(job_id, request, run, len(call), max(map(len, messages)), data, digest, keyed)
 
 
 def _row_job(run: str, row: int, digest: bytes) -> str:

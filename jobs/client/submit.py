@@ -16,8 +16,9 @@ from redis.exceptions import OutOfMemoryError
 from jobs.api.params import RequestFields
 from jobs.api.request import ChatRequest
 from jobs.client.damage import is_damage, wrong_types
-from jobs.client.new_job import DIGEST_BYTES, ENQUEUE, NewJob, new_job
+from jobs.client.new_job import ENQUEUE, NewJob, is_unwritten, new_job
 from jobs.client.refusals import (
+    custom_id_taken,
     id_taken,
     queue_full,
     redis_full,
@@ -89,14 +90,20 @@ def check_result_ttl(seconds: int) -> int:
 
 
 def enqueue(
-    redis: Redis, requests: Sequence[ChatRequest], result_ttl: int | None = None
+    redis: Redis,
+    requests: Sequence[ChatRequest],
+    result_ttl: int | None = None,
+    *,
+    by_custom_id: bool = False,
 ) -> list[Enqueued | JobError]:
     """Put requests into their queues, in order. Returns their jobs, and why others are refused.
-    `result_ttl`: of requests that have none.
+    `result_ttl`: of requests that have none. `by_custom_id`: custom_id identifies the rows of those
+    that have one.
 
     A request whose job is in Redis already, by its id or its row, gives that job.
     """
-    jobs = [new_job(request) for request in requests]  # all, before the first one is sent
+    # All of them, before the first one is sent.
+    jobs = [new_job(request, by_custom_id=by_custom_id) for request in requests]
     _check_sizes(jobs)
     found: list[Enqueued | JobError] = []
     for start in range(0, len(jobs), BATCH):
@@ -134,7 +141,7 @@ def _replace_abandoned(
     held = {
         number: reply[1]
         for number, reply in enumerate(replies)
-        if isinstance(reply, list) and reply[0] == b"row" and len(reply[1]) > DIGEST_BYTES
+        if isinstance(reply, list) and reply[0] == b"row" and is_unwritten(reply[1])
     }
     if not held:
         return
@@ -172,6 +179,8 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
         raise reply
     if reply[0] == b"busy" or reply[0].startswith(b"session"):
         return refused(job.request.job.session or "", job.request.model, reply)
+    if job.by_custom_id and reply[0] in (b"row", b"row_moved"):
+        return custom_id_taken(job.run, job.request.job.custom_id or "", job.request.job.row)
     if reply[0] == b"row":  # with the other reservation
         return row_taken(job.run, job.request.job.row)
     reason, *numbers = [value.decode() for value in reply]

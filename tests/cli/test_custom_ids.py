@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs import Client, keys
 from jobs.client.rq_format import job_key
-from tests.cli.conftest import Run
+from tests.cli.conftest import Run, Spawn
 from tests.cli.test_jobs import client, worker
 from tests.jobs.conftest import StepwiseWorker
 
@@ -17,6 +19,7 @@ __all__ = ["client", "worker"]
 
 QUEUE = "rq:queue:bulk:m"
 NOTHING = "nothing was enqueued"
+PATIENCE = 120.0  # seconds
 
 
 def prompts(**contents: str) -> str:
@@ -176,6 +179,129 @@ def test_rows_with_and_without_a_custom_id_share_a_run(
     assert run(*words, input=mixed).stdout.split() == ids
     more = run(*words, input=prompts(d="four", e="five")).stdout.split()
     assert rows_of(client, more) == [3, 4]
+
+
+def removed(client: Client) -> None:
+    """As after `rq empty` of the queue."""
+    for name in client.redis.lrange(QUEUE, 0, -1):
+        client.redis.delete(job_key(name.decode()))
+    client.redis.delete(QUEUE)
+
+
+def test_a_line_without_a_custom_id_that_has_moved_refuses_the_whole_file(
+    run: Run, client: Client, command: list[str]
+) -> None:
+    words = [*command, "--run", "r"]
+    run(*words, input=f'{prompts(a="one")}\n{{"prompt": "two"}}')
+    moved = f'{prompts(z="new", a="one")}\n{{"prompt": "two"}}'
+    refused = run(*words, input=moved)
+    assert refused.exit_code == 2
+    assert "line 3: " in refused.stderr
+    assert "row 2 of run 'r'" in refused.stderr and "another --run" in refused.stderr
+    assert refused.stderr.endswith(f"1 of 3 lines is refused; {NOTHING}\n")
+    assert queued(client) == 2
+    assert run(*command, "--run", "s", input=moved).stderr.endswith("3 jobs enqueued\n")
+    appended = f'{prompts(a="one")}\n{{"prompt": "two"}}\n{prompts(z="new")}'
+    assert run(*words, input=appended).stderr.endswith("1 job enqueued; 2 jobs existed before\n")
+
+
+def test_a_run_whose_rows_have_custom_ids_takes_no_file_without(
+    run: Run, client: Client, command: list[str]
+) -> None:
+    words = [*command, "--run", "r"]
+    run(*words, input=prompts(a="one"))
+    without = '{"prompt": "one"}\n{"prompt": "two"}'
+    refused = run(*words, input=without)
+    assert refused.exit_code == 2
+    assert "line 1: " in refused.stderr and "row 0 of run 'r' is taken" in refused.stderr
+    assert NOTHING in refused.stderr and queued(client) == 1
+    assert run(*command, "--run", "s", input=without).stderr.endswith("2 jobs enqueued\n")
+
+
+def test_a_run_whose_rows_have_no_custom_ids_takes_no_file_with_them(
+    run: Run, client: Client, command: list[str], lines: Any
+) -> None:
+    words = [*command, "--run", "r"]
+    run(*words, input='{"prompt": "one"}')
+    refused = run(*words, input=lines(a="one", b="two"))
+    assert refused.exit_code == 2
+    assert "custom_id 'a': row 0 of run 'r' is that of another request" in refused.stderr
+    assert NOTHING in refused.stderr and queued(client) == 1
+    assert run(*command, "--run", "s", input=lines(a="one", b="two")).exit_code == 0
+
+
+def test_a_line_takes_no_row_that_a_custom_id_of_the_same_file_has(
+    run: Run, client: Client, command: list[str]
+) -> None:
+    """Its job was removed before it ran, so that the row alone is free for a corrected line."""
+    words = [*command, "--run", "r"]
+    run(*words, input=prompts(a="one"))
+    removed(client)
+    both = f'{{"prompt": "two"}}\n{prompts(a="one")}'
+    refused = run(*words, input=both)
+    assert refused.exit_code == 2 and NOTHING in refused.stderr
+    assert "line 2: " in refused.stderr
+    assert queued(client) == 0
+    assert run(*words, input=both.replace('"a"', '"b"')).exit_code == 0
+
+
+def test_two_lines_of_one_row_are_refused_unless_a_custom_id_moves(
+    run: Run, client: Client, command: list[str]
+) -> None:
+    first, second = (
+        json.dumps({"prompt": name, "job": {"run": "r", "row": 1}}) for name in ("one", "two")
+    )
+    refused = run(*command, input=f"{first}\n{second}")
+    assert refused.exit_code == 2
+    assert "line 2: " in refused.stderr and "row 1 of run 'r'" in refused.stderr
+    assert NOTHING in refused.stderr
+    assert queued(client, "rq:queue:chat:m") == 0
+    assert run(*command, "--run", "s", input=f"{first}\n{second}").exit_code == 0
+    second = json.dumps({"custom_id": "a", "prompt": "two", "job": {"run": "r"}})
+    both = run(*command, input=f"{first}\n{second}")
+    assert rows_of(client, both.stdout.split()) == [1, 2]
+    assert run(*command, input=f"{first}\n{second}").stdout == both.stdout
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_sequence_of_files_is_enqueued_whole_or_not_at_all(
+    run: Run, client: Client, command: list[str], seed: int
+) -> None:
+    chance = random.Random(seed)
+    words = [*command, "--run", "r"]
+    for _ in range(8):
+        names = chance.sample("abcdefgh", chance.randint(1, 6))
+        text = "\n".join(
+            json.dumps(
+                {"custom_id": name, "prompt": name} if chance.random() < 0.6 else {"prompt": name}
+            )
+            for name in names
+        )
+        before = queued(client)
+        found = run(*words, input=text)
+        if found.exit_code == 0:
+            rows = rows_of(client, found.stdout.split())
+            assert len(set(rows)) == len(names)
+        else:
+            assert found.exit_code == 2 and NOTHING in found.stderr, found.stderr
+            assert not found.stdout and queued(client) == before
+        if chance.random() < 0.3:
+            removed(client)
+
+
+def test_files_that_are_submitted_to_a_run_at_once_have_their_own_rows(
+    spawn: Spawn, client: Client, command: list[str], tmp_path: Path
+) -> None:
+    command.remove("-")
+    started = []
+    for name in ("a", "b"):
+        path = tmp_path / f"{name}.jsonl"
+        path.write_text(prompts(**{f"{name}{number}": "x" for number in range(700)}))
+        started.append(spawn(*command, "--run", "r", str(path)))
+    ends = [one.communicate(timeout=PATIENCE) for one in started]
+    assert [one.returncode for one in started] == [0, 0], ends
+    rows = rows_of(client, [name for out, _ in ends for name in out.split()])
+    assert len(set(rows)) == 1400
 
 
 def test_many_custom_ids_take_little_memory(run: Run, client: Client, command: list[str]) -> None:

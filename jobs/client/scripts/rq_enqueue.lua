@@ -19,12 +19,16 @@
 --       rows: hash of the reserved rows near this one, by the last part of their number
 --       deadlines: sorted set of the jobs with a time to live, scores in milliseconds
 --       abandoned_job: hash of the job of the reservation `abandoned`
+--       ids: hash of the rows of some custom_ids; rows if no custom_id identifies this row
+--       next_row: number behind all rows that were given by custom_id; rows if none identifies this row
 -- ARGV  job_id: id of the job
 --       model: name of the model, for limits of its own
 --       data: field of the hash; it tells this job from another one of this id
 --       request_bytes: bytes of the data, decompressed
 --       message_bytes: bytes of the largest message
 --       row, digest: last part of the row's number, and digest of the request; '' without a row
+--       custom_id, row_number: digest of the custom_id that identifies the row, and its number; '' if
+--       none does
 --       row_seconds: seconds until the reservation expires
 --       abandoned: reservation of the row by another request, to be replaced if that request's job is
 --       gone without a row; '' for none
@@ -36,8 +40,9 @@
 --       hash_fields…: field, value, … of the rest of the hash
 -- Returns {'enqueued'}; {'same'} if the job is there already; {'ended'} if its row is reserved by the
 --       same request, and the job has ended and left Redis; {'id'} if another job has the id; {'row',
---       reservation} if another request has the row; a refusal of join_session; or a limit that the job exceeds: {name, value, limit}. Nothing has changed unless
---       it returns 'enqueued', also after the error of a command.
+--       reservation} if another request has the row; {'row_moved'} if the custom_id has another row; a
+--       refusal of join_session; or a limit that the job exceeds: {name, value, limit}. No job or
+--       reservation has changed unless it returns 'enqueued', also after the error of a command.
 --
 -- Idempotent: the client library resends a script when the connection breaks before the reply.
 --
@@ -46,23 +51,23 @@
 -- the whole script: it has no flag allow-oom.
 local job, queue, wip, quarantine, scheduled, deferred, other_queue, other_wip, other_quarantine,
   other_scheduled, other_deferred, queues, log, results, open_bytes, limits, rows, deadlines,
-  abandoned_job = unpack(KEYS)
-local job_id, model, data, request_bytes, message_bytes, row, digest, row_seconds, abandoned, at,
-  delay, ttl, max_jobs, max_bytes, max_request_bytes, max_message_bytes, max_session_bytes, session,
-  session_waits = unpack(ARGV)
-local hash_fields = {unpack(ARGV, 20)}
+  abandoned_job, ids, next_row = unpack(KEYS)
+local job_id, model, data, request_bytes, message_bytes, row, digest, custom_id, row_number,
+  row_seconds, abandoned, at, delay, ttl, max_jobs, max_bytes, max_request_bytes, max_message_bytes,
+  max_session_bytes, session, session_waits = unpack(ARGV)
+local hash_fields = {unpack(ARGV, 22)}
 
+local refused = refuse_custom_id(ids, next_row, custom_id, row_number)
+if refused then return refused end
 if redis.call('EXISTS', job) == 1 then
-  return {redis.call('HGET', job, 'data') == data and 'same' or 'id'}
+  if redis.call('HGET', job, 'data') ~= data then return {'id'} end
+  keep_custom_id(ids, next_row, custom_id, row_number, row_seconds)
+  return {'same'}
 end
-if row ~= '' then
-  local reserved = redis.call('HGET', rows, row)
-  if reserved and reserved ~= '' then  -- '': given by assign_row.lua
-    local other, is_open = read_reservation(reserved)
-    local is_gone = reserved == abandoned and redis.call('EXISTS', abandoned_job) == 0
-    if other ~= digest and not is_gone then return {'row', reserved} end
-    if not is_open then return {'ended'} end
-  end
+refused = row ~= '' and refuse_row(rows, row, digest, abandoned, abandoned_job)
+if refused then
+  if refused[1] == 'ended' then keep_custom_id(ids, next_row, custom_id, row_number, row_seconds) end
+  return refused
 end
 
 local set = redis.call('HMGET', limits, 'jobs:' .. model, 'jobs', 'bytes:' .. model, 'bytes',
@@ -160,4 +165,5 @@ if failure then
   if session ~= '' then redis.pcall('LREM', open_key(session), -1, job_id) end
   return failure
 end
+keep_custom_id(ids, next_row, custom_id, row_number, row_seconds)
 return {'enqueued'}

@@ -4,7 +4,11 @@
 -- rows is a hash with the reservations of some rows (`rows` in jobs/keys.py), and field is the last part
 -- of a row's number. A reservation is the digest of the request that has the row, DIGEST bytes. OPEN
 -- follows it until the row is written: only such a reservation may lose its job to another program.
--- Older versions write no OPEN: their rows count as written.
+-- Older versions write no OPEN: their rows count as written. They write '' for a row that a custom_id has
+-- got and whose request was not enqueued: it is free.
+--
+-- `chatjobs submit` also identifies rows by custom_id: ids is a hash with the numbers of the rows of some
+-- custom_ids, by their digests, and next_row the number behind all rows that were given so.
 --
 -- Atomic as part of the script that calls these functions.
 local DIGEST = 8
@@ -18,6 +22,39 @@ end
 -- The digest of a reservation, and whether the row is still to be written.
 local function read_reservation(value)
   return string.sub(value, 1, DIGEST), #value > DIGEST
+end
+
+-- Why a request can't have a row: {'row', reservation} if another request has it, {'ended'} if the row of
+-- this request is written. nil if it can. abandoned: reservation of another request that loses the row
+-- if abandoned_job, the hash of its job, is gone.
+local function refuse_row(rows, field, digest, abandoned, abandoned_job)
+  local reserved = redis.call('HGET', rows, field)
+  if not reserved or reserved == '' then return nil end
+  local holder, is_open = read_reservation(reserved)
+  if holder == digest then return not is_open and {'ended'} or nil end
+  if reserved == abandoned and redis.call('EXISTS', abandoned_job) == 0 then return nil end
+  return {'row', reserved}
+end
+
+local function as_row(value)
+  return value and #value < 16 and string.find(value, '^%d+$') and tonumber(value) or nil
+end
+
+-- Whether a custom_id, '' for none, may have this row: nil, or {'row_moved'} if it has another one.
+local function refuse_custom_id(ids, next_row, custom_id, number)
+  if custom_id == '' then return nil end
+  check_type(next_row, 'string')
+  local known = as_row(redis.call('HGET', ids, custom_id))
+  return known and known ~= tonumber(number) and {'row_moved'} or nil
+end
+
+-- A custom_id has this row. Does nothing for '', a row that none identifies.
+local function keep_custom_id(ids, next_row, custom_id, number, seconds)
+  if custom_id == '' then return end
+  local behind = math.max(as_row(redis.call('GET', next_row)) or 0, number + 1)
+  redis.call('HSET', ids, custom_id, number)
+  redis.call('EXPIRE', ids, seconds)
+  redis.call('SET', next_row, string.format('%d', behind), 'EX', seconds)
 end
 
 -- The row of a job is in the outbox. Does nothing for a row that is not reserved.
