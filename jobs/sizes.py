@@ -15,12 +15,12 @@ def size_text(count: float) -> str:
     for factor, unit in UNITS:
         if count >= factor:
             return f"{count / factor:.1f} {unit}"
-    return f"{count:.0f} bytes"
+    return counted(round(count), "byte")
 
 
 def size_texts(first: float, second: float) -> tuple[str, str]:
     """Two numbers that are compared: with all their digits if they would look the same."""
     texts = size_text(first), size_text(second)
     if first != second and texts[0] == texts[1]:
-        return f"{first:.0f} bytes", f"{second:.0f} bytes"
+        return counted(round(first), "byte"), counted(round(second), "byte")
     return texts

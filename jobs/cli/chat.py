@@ -29,6 +29,7 @@ from jobs.cli.options import (
 from jobs.cli.output import echo
 from jobs.cli.waiting import WaitNotice
 from jobs.errors import StreamRestarted, WaitTimeout
+from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import ChatCompletion, ChatRequest, Client, Job
@@ -331,8 +332,8 @@ def _print_timings(completion: ChatCompletion, seconds: float) -> None:
         echo(f"{seconds:.2f} s", err=True)
         return
     echo(
-        f"{usage.prompt_tokens} tokens in, {usage.completion_tokens} out, {seconds:.2f} s, "
-        f"{usage.completion_tokens / seconds:.1f} tokens/s{_accepted(usage)}",
+        f"{counted(usage.prompt_tokens, 'token')} in, {usage.completion_tokens} out, "
+        f"{seconds:.2f} s, {usage.completion_tokens / seconds:.1f} tokens/s{_accepted(usage)}",
         err=True,
     )
 

@@ -13,6 +13,7 @@ from rich import progress
 from rich.console import Console
 
 from jobs.cli.output import echo, is_terminal, printable
+from jobs.sizes import counted
 
 PLAIN_LINE_SECONDS = 2.0
 
@@ -60,4 +61,4 @@ class RowProgress:
             return
         self._last_line = now
         left = (self._total - done) * (now - self._started) / done
-        echo(f"{done}/{self._total} rows{speed}, {left:.0f} s left", err=True)
+        echo(f"{done}/{counted(self._total, 'row')}{speed}, {left:.0f} s left", err=True)

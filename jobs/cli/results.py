@@ -128,7 +128,7 @@ def _unwritten(store: Results, url: str) -> Unwritten | None:
 
 
 def _wait(count: int) -> str:
-    rows = "1 row is" if count == 1 else f"{count} rows are"
+    rows = f"{counted(count, 'row')} {'is' if count == 1 else 'are'}"
     return f"{rows} in Redis (chatjobs status says why if they wait for more than a minute)"
 
 

@@ -26,6 +26,6 @@ class Spent(NamedTuple):
     def __str__(self) -> str:
         speed = self.completion / self.seconds if self.seconds else 0.0
         return (
-            f"{counted(self.answers, 'answer')}, {self.prompt} tokens in, {self.completion} out, "
-            f"{self.seconds:.2f} s, {speed:.1f} tokens/s"
+            f"{counted(self.answers, 'answer')}, {counted(self.prompt, 'token')} in, "
+            f"{self.completion} out, {self.seconds:.2f} s, {speed:.1f} tokens/s"
         )

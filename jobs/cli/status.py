@@ -97,9 +97,9 @@ def rows_wait(rows: Unwritten) -> str:
     """How many rows wait, and since when."""
     if not rows.count:
         return "none wait now"
-    wait = "row waits" if rows.count == 1 else "rows wait"
+    wait = f"{counted(rows.count, 'row')} {'waits' if rows.count == 1 else 'wait'}"
     where = f"of run {min(rows.runs)}" if len(rows.runs) == 1 else f"of {len(rows.runs)} runs"
-    return f"{rows.count} {wait} in Redis, {where}, the first one for {rows.oldest:.0f} s"
+    return f"{wait} in Redis, {where}, the first one for {rows.oldest:.0f} s"
 
 
 def _print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> None:

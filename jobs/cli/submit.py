@@ -215,9 +215,8 @@ def submit(
                 _print_id(one, rows.unit, as_json)
             if not isinstance(error, KeyboardInterrupt):
                 raise
-            raise Interrupted(
-                f"interrupted; {done} of {count} jobs are enqueued and go on"
-            ) from None
+            are = "is enqueued and goes on" if done == 1 else "are enqueued and go on"
+            raise Interrupted(f"interrupted; {done} of {counted(count, 'job')} {are}") from None
         if waiting is not None:
             waiting.wait([last])
         if not quiet:
@@ -404,8 +403,9 @@ def _wait(
         failed = outcomes.wait(connected.connection, quiet=quiet)
     except KeyboardInterrupt:
         left = outcomes.print_rest()
+        go = "goes on, its id is" if left == 1 else "go on, their ids are"
         raise Interrupted(
-            f"interrupted; {left} of {len(submitted)} jobs go on, their ids are on stdout: "
+            f"interrupted; {left} of {counted(len(submitted), 'job')} {go} on stdout: "
             "chatjobs follow JOB shows an answer, chatjobs cancel JOB... stops them"
         ) from None
     if not failed:

@@ -14,6 +14,7 @@ from jobs.client.serving import served_by, worker_keys
 from jobs.client.state import Status, read_state
 from jobs.client.steps import Steps, command, retry
 from jobs.client.turns import session_of
+from jobs.sizes import counted
 
 
 def cause_of_wait(job_id: str) -> Steps[str]:
@@ -40,7 +41,7 @@ def what_it_waits_for(job_id: str, name: str) -> Steps[str]:
             before = yield from retry(command("lpos", keys.open_turns(session), job_id))
             if not isinstance(before, int):
                 return f"{name} waits for other jobs"
-            turns = "1 other turn" if before == 1 else f"{before} other turns"
+            turns = counted(before, "other turn")
             return f"{name} waits for {turns} of session {session!r}"
         case Status.QUEUED:
             return (yield from _place(job_id, name, state.queue, state.request.get("job")))
@@ -78,5 +79,4 @@ def _place(job_id: str, name: str, queue: str, options: object) -> Steps[str]:
     whose = f" of tenant {tenant!r}" if tenant else ""
     if ahead == 0:
         return f"{name} is the next one{whose} for {model!r}"
-    jobs = "1 other job" if ahead == 1 else f"{ahead} other jobs"
-    return f"{name} is queued behind {jobs}{whose} for {model!r}"
+    return f"{name} is queued behind {counted(ahead, 'other job')}{whose} for {model!r}"

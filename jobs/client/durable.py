@@ -15,6 +15,7 @@ import redis
 
 from jobs import keys
 from jobs.errors import JobError, invalid
+from jobs.sizes import counted
 
 # With appendfsync everysec, Redis begins to sync what it has written within a second.
 SYNC_SECONDS = 2.0
@@ -146,7 +147,9 @@ def _wait_for_replicas(client: redis.Redis, deadline: float, stopped: Callable[[
         _, reached = pipeline.execute()
         if reached >= replicas:
             return
-        _pause(deadline, stopped, f"{replicas - reached} of {replicas} replicas lag behind")
+        behind = replicas - reached
+        lag = "lags" if behind == 1 else "lag"
+        _pause(deadline, stopped, f"{behind} of {counted(replicas, 'replica')} {lag} behind")
 
 
 def _pause(

@@ -10,7 +10,7 @@ from redis.exceptions import NoPermissionError
 
 from jobs.client.rq_format import MAX_DATA
 from jobs.errors import JobError, invalid
-from jobs.sizes import size_text, size_texts
+from jobs.sizes import counted, size_text, size_texts
 
 
 def id_taken(job_id: str) -> JobError:
@@ -43,7 +43,8 @@ def custom_id_taken(run: str, custom_id: str, row: int | None) -> JobError:
 def queue_full(model: str, unit: str, used: int, limit: int) -> JobError:
     """The model's queues have as many jobs as their limit `unit` ("jobs" or "bytes") allows."""
     if unit == "jobs":
-        have = f"{used} jobs that have not ended, and the limit is {limit}"
+        has = "has" if used == 1 else "have"
+        have = f"{counted(used, 'job')} that {has} not ended, and the limit is {limit}"
     else:
         used_text, limit_text = size_texts(used, limit)
         have = f"{used_text} of requests, and the limit is {limit_text}"
@@ -89,6 +90,7 @@ def first_refusal(refused: Sequence[tuple[int, JobError]], count: int, first: in
     if total == 1:
         return error
     more = f" (and {len(refused) - 1} more)" if len(refused) > 1 else ""
-    enqueued = f"{total - len(refused)} of {total} requests are enqueued"
-    message = f"request {number}{more}: {error.message}; {enqueued}"
+    enqueued = total - len(refused)
+    are = f"{'is' if enqueued == 1 else 'are'} enqueued"
+    message = f"request {number}{more}: {error.message}; {enqueued} of {total} requests {are}"
     return JobError.from_dict({**error.to_dict(), "message": message})

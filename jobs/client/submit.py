@@ -33,6 +33,7 @@ from jobs.client.rq_format import (
 )
 from jobs.client.turns import refused
 from jobs.errors import InvalidRequest, JobError, invalid
+from jobs.sizes import counted
 
 # Type checkers know the keys of a plain dict; at run time any mapping is taken, and checked.
 RequestInput: TypeAlias = ChatRequest | RequestFields
@@ -77,7 +78,8 @@ def windows(requests: Iterable[RequestInput]) -> Iterator[list[ChatRequest]]:
         try:
             parsed = parse_many(window, done)
         except InvalidRequest as error:
-            raise invalid(f"{error.message}; {done} requests are enqueued", error.param) from None
+            enqueued = f"{counted(done, 'request')} {'is' if done == 1 else 'are'} enqueued"
+            raise invalid(f"{error.message}; {enqueued}", error.param) from None
         yield parsed
         done += len(window)
 

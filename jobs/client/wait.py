@@ -84,8 +84,9 @@ class Ends:
                 f"job {job_id} has not ended after {self._timeout:g} s (status: "
                 f"{status.value}){why}{GOES_ON}"
             )
+        left = len(self._waiting)
         return WaitTimeout(
-            f"{len(self._waiting)} of {self._total} jobs have not ended after "
+            f"{left} of {self._total} jobs {'has' if left == 1 else 'have'} not ended after "
             f"{self._timeout:g} s (such as {job_id}; status: {status.value}){why}; they are not "
             "cancelled, and can be waited for again"
         )

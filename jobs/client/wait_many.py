@@ -18,6 +18,7 @@ from jobs.client.steps import Emit, Emitting, Steps, command, retry, sleep
 from jobs.client.wait import Ends
 from jobs.errors import JobError, WaitTimeout, invalid
 from jobs.results.outbox import DEFAULT_RUN, run_of
+from jobs.sizes import counted
 
 # Seconds between two looks at an outbox: first, and at most. Each pause is longer than the one
 # before by PAUSE_GROWTH, so that the end is seen late by at most about an eighth of the wait.
@@ -117,10 +118,11 @@ def wait_for_outbox(
             return
         if deadline is not None and time.monotonic() >= deadline:
             count = yield from retry(command("xlen", key), deadline)
+            are, them = ("is", "it") if count == 1 else ("are", "them")
             raise WaitTimeout(
-                f"the jobs have ended, but {count} rows of run {run!r} are not in Parquet after "
-                f"{timeout:g} s: they are in Redis until a worker writes them; chatjobs status "
-                "says why they wait",
+                f"the jobs have ended, but {counted(count, 'row')} of run {run!r} {are} not in "
+                f"Parquet after {timeout:g} s: Redis keeps {them} until a worker writes {them}; "
+                "chatjobs status says why",
             )
         yield sleep(pause)
         pause = min(PAUSE_GROWTH * pause, ROWS_SECONDS)

@@ -29,6 +29,7 @@ from jobs.api.message import ToolCall
 from jobs.api.request import ChatRequest
 from jobs.api.wire import describe, to_invalid_request
 from jobs.errors import JobError, failure_of
+from jobs.sizes import counted
 from jobs.stream.delta import Delta
 
 _WORD = re.compile(r"\s*\S+\s*|\s+")
@@ -179,7 +180,7 @@ class Plan:
         answers = [reply] * n if isinstance(reply, str | Answer) else list(reply)
         if len(answers) != n:
             raise AssertionError(
-                f"the FakeWorker has {len(answers)} choices for a request with n={n}"
+                f"the FakeWorker has {counted(len(answers), 'choice')} for a request with n={n}"
             )
         given = [Answer(one) if isinstance(one, str) else one for one in answers]
         self.error = next((one.error for one in given if one.error is not None), None)

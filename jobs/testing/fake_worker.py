@@ -17,6 +17,7 @@ from jobs.client.aio import AsyncClient
 from jobs.client.client import Client
 from jobs.results.outbox import DEFAULT_RUN
 from jobs.results.rows import Row, rows_of
+from jobs.sizes import counted
 from jobs.testing.answer import Answer, Reply, check_reply
 from jobs.testing.connections import (
     ScriptingRedis,
@@ -111,7 +112,7 @@ class FakeWorker:
         self.close()
 
     def __repr__(self) -> str:
-        return f"FakeWorker({len(self.requests)} requests)"
+        return f"FakeWorker({counted(len(self.requests), 'request')})"
 
     def _reply(self, request: ChatRequest) -> Reply:
         """The reply to the next request. Raises what a function of the test raises."""
@@ -124,7 +125,7 @@ class FakeWorker:
         number = len(self.requests)
         if number > len(answers):
             raise AssertionError(
-                f"the FakeWorker has {len(answers)} answers, and request {number} came: "
+                f"the FakeWorker has {counted(len(answers), 'answer')}, and request {number} came: "
                 f"{request.messages[-1].text[:200]!r}"
             )
         return answers[number - 1]

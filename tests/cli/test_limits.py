@@ -32,6 +32,14 @@ def test_producers_obey_a_limit_that_is_set(run: Run, redis_url: str) -> None:
         client.submit({"model": "one", "messages": MESSAGES})
 
 
+def test_a_limit_of_one_is_named_in_the_singular(run: Run, redis_url: str) -> None:
+    assert run("limits", "-m", "one", "jobs=1", "--redis", redis_url).exit_code == 0
+    with Client(redis_url) as client, pytest.raises(JobError) as caught:
+        client.submit_many([{"model": "one", "messages": MESSAGES}] * 2)
+    assert "it has 1 job that has not ended, and the limit is 1" in caught.value.message
+    assert caught.value.message.endswith("; 1 of 2 requests is enqueued")
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -13,7 +13,14 @@ def test_only_one_thing_is_singular() -> None:
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(0, "0 bytes"), (999, "999 bytes"), (2000, "2.0 kB"), (50_000, "50.0 kB"), (2**24, "16.8 MB")],
+    [
+        (0, "0 bytes"),
+        (1, "1 byte"),
+        (999, "999 bytes"),
+        (2000, "2.0 kB"),
+        (50_000, "50.0 kB"),
+        (2**24, "16.8 MB"),
+    ],
 )
 def test_a_size_has_the_unit_that_fits(count: int, text: str) -> None:
     assert size_text(count) == text

@@ -133,7 +133,8 @@ def _wait_for_rows(
                 best, deadline = ended, time.monotonic() + STALL_SECONDS
             if time.monotonic() > deadline:
                 raise Unavailable(
-                    f"stalled: {ended} of {count} jobs ended, none in the last {STALL_SECONDS:g} s"
+                    f"stalled: {ended} of {counted(count, 'job')} ended, none in the last "
+                    f"{STALL_SECONDS:g} s"
                 )
             time.sleep(POLL_SECONDS)
 

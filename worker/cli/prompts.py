@@ -9,6 +9,7 @@ import click
 from jobs.cli.failures import WrongInput
 from jobs.cli.options import json_option
 from jobs.cli.output import echo, print_json
+from jobs.sizes import counted
 from worker.cli.options import (
     bos_option,
     device_option,
@@ -106,4 +107,4 @@ def save(
     if as_json:
         print_json({"model": engine.info.name, "file": str(output), "tokens": count, "bytes": size})
     else:
-        echo(f"{output}: {count} tokens, {size / 2**20:.1f} MiB")
+        echo(f"{output}: {counted(count, 'token')}, {size / 2**20:.1f} MiB")

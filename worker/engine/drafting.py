@@ -9,6 +9,7 @@ from pathlib import Path
 import torch
 
 from jobs.errors import JobError, invalid
+from jobs.sizes import counted
 from worker.engine.draft_costs import DraftCosts
 from worker.engine.drafts import ModelDraft
 from worker.engine.guess import Draft
@@ -81,7 +82,7 @@ def drafting_of(
             + (f"at most {least - 1}" if least > 1 else "no draft"),
             "draft_tokens",
         )
-    logger.info("guesses for %s: %s, at most %d tokens", reference, draft, most)
+    logger.info("guesses for %s: %s, at most %s", reference, draft, counted(most, "token"))
     if draft == NGRAM:
         return Drafting(most)
     model = load_draft(draft, reference, device, dtype, download_dir, quantize, keep_quantised)

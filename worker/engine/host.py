@@ -13,6 +13,7 @@ from pathlib import Path
 
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
+from jobs.sizes import counted
 from worker.backend import Health, MemoryUse, ModelInfo, Sink
 from worker.engine.engine import EngineCore
 from worker.engine.preparer import Preparation, Preparer
@@ -197,7 +198,7 @@ class EngineHost:
         for path in self._prompt_caches:
             state = read_prompt_cache(engine, path)
             pin_prompt_cache(engine, state, path)
-            logger.info("loaded %s: a prompt of %d tokens", path, len(state.token_ids))
+            logger.info("loaded %s: a prompt of %s", path, counted(len(state.token_ids), "token"))
         if self._state_dir is not None:
             keep_sessions(engine, self._state_dir, self._state_bytes)
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from jobs.errors import JobError
+from jobs.sizes import counted
 from worker.engine.prefix_store import PrefixStore
 from worker.engine.shared_columns import SharedColumns
 from worker.engine.state_layout import StateLayout
@@ -139,8 +140,9 @@ class CachePool:
         beside = f", of which prompt caches have {pinned / 2**20:.0f} MiB" if pinned else ""
         return JobError(
             "out_of_memory",
-            f"a sequence of {tokens} tokens needs {need / 2**20:.0f} MiB of KV cache, the limit is "
-            f"{self.limit_bytes / 2**20:.0f} MiB{beside}: shorten the prompt or max_tokens",
+            f"a sequence of {counted(tokens, 'token')} needs {need / 2**20:.0f} MiB of KV cache, "
+            f"the limit is {self.limit_bytes / 2**20:.0f} MiB{beside}: shorten the prompt or "
+            "max_tokens",
         )
 
     def layout(self) -> StateLayout:

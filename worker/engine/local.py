@@ -19,6 +19,7 @@ from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import invalid
+from jobs.sizes import counted
 from jobs.stream.chunks import ChunkBuilder
 from worker.backend import Sink
 from worker.engine import prompt_caches
@@ -157,7 +158,8 @@ class Engine:
         """
         samplings = [sampling] * len(prompts) if isinstance(sampling, Sampling) else list(sampling)
         if len(samplings) != len(prompts):
-            raise invalid(f"got {len(prompts)} prompts and {len(samplings)} samplings", "sampling")
+            given = counted(len(prompts), "prompt"), counted(len(samplings), "sampling")
+            raise invalid(f"got {' and '.join(given)}", "sampling")
         events: list[list[TokenEvent]] = []
         sequences: list[Sequence] = []
         for prompt, options in zip(prompts, samplings, strict=True):

@@ -12,6 +12,7 @@ import torch
 from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
+from jobs.sizes import counted
 from worker.engine.engine import EngineCore
 from worker.engine.kv_pool import FIRST_COLUMNS
 from worker.engine.prefix_state import PrefixState
@@ -71,7 +72,9 @@ def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
     poisoned = True
     try:
         if not core.pool.reserve(slot, count):
-            raise JobError("out_of_memory", f"{count} tokens do not fit into the KV cache now")
+            raise JobError(
+                "out_of_memory", f"the KV cache has no room for {counted(count, 'token')} now"
+            )
         core.pool.reset(slot)
         for start in range(0, count, stride):
             end = min(count, start + stride)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from jobs.errors import JobError, failure_of
+from jobs.sizes import counted
 from worker.engine.sequence import Sequence
 from worker.resident import device as devices
 
@@ -48,7 +49,10 @@ def fail_unsure(sequences: Iterable[Sequence], failure: JobError | None) -> None
 def reason_of(error: BaseException, tokens: int) -> JobError:
     """Why a sequence of so many tokens fails, which was alone in a step that failed."""
     if devices.is_out_of_memory(error):
-        facts = f"{tokens} tokens do not fit: {(str(error).splitlines() or ['no memory'])[0]}"
-        return JobError("out_of_memory", f"{facts}; shorten the prompt or max_tokens")
+        fact = (str(error).splitlines() or ["out of memory"])[0]
+        return JobError(
+            "out_of_memory",
+            f"no memory for {counted(tokens, 'token')}: {fact}; shorten the prompt or max_tokens",
+        )
     logger.error("a sequence failed in the engine", exc_info=error)
     return JobError("internal", f"the engine failed: {failure_of(error).message}")

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError, invalid
+from jobs.sizes import counted
 from worker.loading.config import GenerationDefaults
 
 GREEDY_BELOW = 1e-5  # temperature, as vLLM; logits divided by much less are not finite
@@ -105,8 +106,8 @@ def plan_sampling(
     if room < 1:
         raise JobError(
             "context_length_exceeded",
-            f"the prompt has {prompt_length} tokens and the context holds {context_length}: "
-            "shorten the messages or use a model with a longer context",
+            f"the prompt has {counted(prompt_length, 'token')} and the context holds "
+            f"{context_length}: shorten the messages or use a model with a longer context",
             "messages",
         )
 
@@ -128,14 +129,15 @@ def plan_sampling(
         outside = [i for i in ids if i >= vocab_size]
         if outside:
             raise invalid(
-                f"{field}: the vocabulary has {vocab_size} tokens, got id {outside[0]}", field
+                f"{field}: the vocabulary has {vocab_size} tokens, got id {outside[0]}",
+                field,
             )
     least, most = REPETITION_PENALTIES
     max_tokens = room if sampling.max_tokens is None else min(sampling.max_tokens, room)
     if (sampling.min_tokens or 0) > max_tokens:
         raise invalid(
-            f"min_tokens is {sampling.min_tokens}, and the prompt of {prompt_length} tokens leaves "
-            f"{room} of the context of {context_length}",
+            f"min_tokens is {sampling.min_tokens}, and the prompt of "
+            f"{counted(prompt_length, 'token')} leaves {room} of the context of {context_length}",
             "min_tokens",
         )
     blocked = {ids[-1] for ids in bad_word_ids} | (stop_ids if sampling.min_tokens else set())

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from jobs.errors import JobError, invalid
+from jobs.sizes import counted
 from worker.engine.kv_pool import CachePool
 from worker.layers.batch import Batch, Span
 from worker.layers.device import read_back, to_device
@@ -64,7 +65,8 @@ class Scorer:
         try:
             if not self._pool.reserve(slot, len(ids)):
                 raise JobError(
-                    "out_of_memory", f"{len(ids)} tokens do not fit into the KV cache now"
+                    "out_of_memory",
+                    f"the KV cache has no room for {counted(len(ids), 'token')} now",
                 )
             self._pool.reset(slot)
             for start in range(0, len(ids), CHUNK_TOKENS):

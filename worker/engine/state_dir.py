@@ -20,6 +20,7 @@ from stat import S_ISREG
 import torch
 
 from jobs.errors import JobError, invalid
+from jobs.sizes import size_texts
 from worker.engine.key_chain import KeyChain
 from worker.engine.prefix_state import PrefixState
 from worker.engine.prefix_store import BLOCK, root_key
@@ -124,9 +125,8 @@ class StateDir:
         the limit. A file that can't be written is given up, with a line in the log."""
         if state.nbytes > self.limit_bytes:
             logger.info(
-                "the state of a session is given up: it has %d bytes, and all files may have %d",
-                state.nbytes,
-                self.limit_bytes,
+                "the state of a session is given up: it has %s, and all files may have %s",
+                *size_texts(state.nbytes, self.limit_bytes),
             )
             return
         path = self._folder / f"{name}{SUFFIX}"

@@ -24,6 +24,7 @@ import torch
 
 from jobs.disk import sync_folder
 from jobs.errors import invalid
+from jobs.sizes import counted
 from worker.engine.prefix_state import PrefixState
 from worker.engine.prefix_store import BLOCK
 from worker.engine.slot_copies import Copy
@@ -114,7 +115,7 @@ class StateFile:
         fits = all(0 < end <= count for end in self.ends)
         if count < BLOCK or not fits or bool(self.ends) != bool(layout.snapshot(count)):
             ends = f"snapshots after {[*self.ends]}"
-            raise Damaged(self.path, f"it holds {count} tokens and {ends}")
+            raise Damaged(self.path, f"it holds {counted(count, 'token')} and {ends}")
         wanted = {one.name: one for one in layout.blocks(count)}
         wanted |= {one.name: one for end in self.ends for one in layout.snapshot(end)}
         if wanted.keys() != self.tensors.keys():

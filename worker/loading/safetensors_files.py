@@ -22,6 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from jobs.errors import JobError
+from jobs.sizes import size_text
 from worker.loading.checkpoint import TensorHeader
 from worker.loading.dtypes import FROM_SAFETENSORS
 from worker.loading.files import present
@@ -213,10 +214,10 @@ def read_tensors(path: Path, broken: Broken) -> tuple[dict[str, TensorHeader], A
     with open(path, "rb") as file:
         start = file.read(8)
         if len(start) < 8:
-            raise broken(path, f"it has only {size} bytes")
+            raise broken(path, f"it has only {size_text(size)}")
         length = struct.unpack("<Q", start)[0]
         if length > min(size - 8, MAX_HEADER):
-            raise broken(path, f"its header has {length} bytes, the file {size}")
+            raise broken(path, f"its header has {size_text(length)}, the file {size_text(size)}")
         text = file.read(length)
     try:
         header = json.loads(text)

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from jobs.errors import JobError
+from jobs.sizes import counted
 from worker.layers.quantised import QuantisedTensor, Weight
 from worker.layers.weight import StackedPlace, WeightSlot
 from worker.loading.checkpoint import Checkpoint, Headers, TensorHeader
@@ -190,10 +191,9 @@ def load(
     ignored = sum(bool(IGNORED.match(name)) for name in checkpoint.tensors)
     if ignored:
         logger.info(
-            "%s: ignored %d tensor%s outside the text model (vision, multi-token prediction)",
+            "%s: ignored %s outside the text model (vision, multi-token prediction)",
             checkpoint.location,
-            ignored,
-            "" if ignored == 1 else "s",
+            counted(ignored, "tensor"),
         )
     dequantised = {source.name for source in found.values() if source.quantization is not None}
     if quantization is not None and dequantised:

@@ -8,6 +8,7 @@ panics on some texts. See counter.py for what that process does.
 from __future__ import annotations
 
 from jobs.errors import JobError
+from jobs.sizes import counted
 from worker.loading.tokenizer import Tokenizer, check_unicode, not_encodable
 from worker.prompt.limited_process import Ended, LimitedProcess
 
@@ -45,8 +46,8 @@ class PromptEncoder:
         most = self._context * self._tokenizer.longest_token
         if len(text) > most:
             raise _too_long(
-                f"the prompt has {len(text)} characters and the context of {self._context} tokens "
-                f"holds at most {most}"
+                f"the prompt has {len(text)} characters and the context of "
+                f"{counted(self._context, 'token')} holds at most {most}"
             )
         return self._encode(text, self._context)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 
+from jobs.sizes import counted
 from worker.backend import MachineError, Outcome
 
 logger = logging.getLogger(__name__)
@@ -83,8 +84,8 @@ class CircuitBreaker:
         if max(self._failures, len(self._failed)) >= OPEN_FAILURES:
             if not self.reason:
                 logger.error(
-                    "%d failures in a row: claiming no jobs until a single one works: %s",
-                    max(self._failures, len(self._failed)),
+                    "%s in a row: claiming no jobs until a single one works: %s",
+                    counted(max(self._failures, len(self._failed)), "failure"),
                     reason,
                 )
             self.reason = reason

@@ -15,6 +15,7 @@ import redis
 
 from jobs import clock, keys
 from jobs.errors import JobError
+from jobs.sizes import counted
 from worker.backend import Backend, ModelInfo
 from worker.queue.admission import Admission
 from worker.queue.attempts import Attempts
@@ -284,16 +285,16 @@ class WorkerLoop:
             elif leases:
                 self._store.give_back(leases)
             if leases:
-                logger.info("returned %d unfinished jobs to their queues", len(leases))
+                logger.info("returned to the queues: %s", counted(len(leases), "unfinished job"))
             self._keeper.stop()
             self._workers.leave()
             self._presence.death()
             self._waker.pass_on(())
         except redis.RedisError as error:
             logger.warning(
-                "Redis fails (%s): %d jobs go to other workers when this worker's lease expires",
+                "Redis fails (%s): other workers get %s when this worker's lease expires",
                 error,
-                unfinished,
+                counted(unfinished, "job"),
             )
         finally:
             self._keeper.stop()

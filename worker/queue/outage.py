@@ -6,6 +6,8 @@ import logging
 
 import redis
 
+from jobs.sizes import counted
+
 logger = logging.getLogger(__name__)
 
 RETRY_SECONDS = (0.1, 5.0)  # pause after an error: the first, the longest
@@ -20,7 +22,7 @@ class Outage:
     def failed(self, error: redis.RedisError, running: int) -> float:
         """Seconds to pause. `running`: number of jobs that are kept meanwhile."""
         if self._pause is None:
-            logger.warning("Redis fails (%s): keeping %d running jobs", error, running)
+            logger.warning("Redis fails (%s): keeping %s", error, counted(running, "running job"))
             self._pause = RETRY_SECONDS[0]
         pause, self._pause = self._pause, min(2 * self._pause, RETRY_SECONDS[1])
         return pause

@@ -160,7 +160,7 @@ def test_asyncio(client: Client, worker: StepwiseWorker, redis_url: str) -> None
             assert await aclient.gather() == []
             await aclient.wait_for_rows(jobs, timeout=30)
             record(client, "default")
-            with pytest.raises(JobError, match="1 rows of run 'default'"):
+            with pytest.raises(JobError, match="1 row of run 'default'"):
                 await aclient.wait_for_rows(jobs, timeout=0.2)
 
     asyncio.run(run())
@@ -183,7 +183,7 @@ def test_rows_are_waited_for_until_they_have_left_the_outbox(
     with pytest.raises(JobError) as caught:
         client.wait_for_rows([job], timeout=0.2)
     assert caught.value.code == "timeout"
-    assert "the jobs have ended, but 1 rows of run 'sums' are not in Parquet after 0.2 s" in str(
+    assert "the jobs have ended, but 1 row of run 'sums' is not in Parquet after 0.2 s" in str(
         caught.value
     )
 
@@ -200,7 +200,7 @@ def test_rows_are_waited_for_until_they_have_left_the_outbox(
 def test_jobs_that_have_not_ended_are_named_first(client: Client, worker: StepwiseWorker) -> None:
     jobs = submit(client, 2)
     end(worker, jobs[0], "x")
-    with pytest.raises(JobError, match=f"1 of 2 jobs have not ended .*such as {jobs[1].id}"):
+    with pytest.raises(JobError, match=f"1 of 2 jobs has not ended .*such as {jobs[1].id}"):
         client.wait_for_rows(jobs, timeout=0.1)
 
 

@@ -93,7 +93,7 @@ def test_more_tokens_than_the_context_are_refused() -> None:
 def test_a_full_cache_is_an_error_and_the_slot_is_free_again() -> None:
     scorer = make_scorer(NextNumber(), limit=300, slots=1)
     for _ in range(2):  # a slot that stayed in use would fail the second call otherwise
-        with pytest.raises(JobError, match="500 tokens do not fit") as caught:
+        with pytest.raises(JobError, match="no room for 500 tokens now") as caught:
             scorer.prompt_logits([1] * 500)
         assert caught.value.code == "out_of_memory"
     assert scorer.prompt_logits([1, 2]).shape == (2, VOCAB)

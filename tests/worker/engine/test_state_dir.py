@@ -49,7 +49,7 @@ def test_a_damaged_file_of_a_session_is_no_prompt_cache(
     (tmp_path / f"{'a' * 64}.state.safetensors").write_bytes(b"x")
     with caplog.at_level(logging.WARNING):
         make(path, tmp_path).close()
-    assert "it has only 1 bytes" in caplog.text and "prompt cache" not in caplog.text
+    assert "it has only 1 byte" in caplog.text and "prompt cache" not in caplog.text
 
 
 def test_a_file_that_is_replaced_while_it_is_read_is_no_damaged_one(

@@ -9,6 +9,7 @@ from pathlib import Path, PurePosixPath
 from stat import S_ISREG
 
 from jobs.errors import JobError
+from jobs.sizes import counted
 from worker.loading.gguf.header import MAX_HEADER, Header, Incomplete, StoredTensor, parse
 from worker.models.fields import Fields
 
@@ -132,7 +133,7 @@ def join(headers: Sequence[Header]) -> Header:
     if total != len(tensors):
         raise JobError(
             "unsupported_model",
-            f"{first.path} states {total} tensors, and its parts hold {len(tensors)}; download the "
-            "model again",
+            f"{first.path} states {counted(total, 'tensor')}, and its parts hold {len(tensors)}; "
+            "download the model again",
         )
     return Header(first.path, first.metadata, tensors)

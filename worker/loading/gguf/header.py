@@ -19,6 +19,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from jobs.errors import JobError
+from jobs.sizes import size_text
 from worker.loading.foreign import FIRST_BYTES, GGUF, foreign
 from worker.loading.gguf.types import READABLE
 
@@ -272,7 +273,7 @@ class _Parser:
     def _require(self, end: int, what: str) -> None:
         """Raise, because the buffer ends before `end`."""
         if end > self._size:
-            raise self._broken(f"it is truncated: {what} ends beyond its {self._size} bytes")
+            raise self._broken(f"it is truncated: {what} ends beyond its {size_text(self._size)}")
         if end > MAX_HEADER:
             raise self._broken(f"its header has more than {MAX_HEADER} bytes")
         raise Incomplete(end)
@@ -280,7 +281,8 @@ class _Parser:
     def _check_room(self, count: int, least: int, what: str) -> None:
         left = min(self._size, MAX_HEADER) - self._at
         if count * least > left:
-            raise self._broken(f"its header states {count} {what}, and has {max(left, 0)} bytes")
+            has = size_text(max(left, 0))
+            raise self._broken(f"its header states {count} {what}, and has {has}")
 
     def _broken(self, fact: str) -> JobError:
         return JobError(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from jobs.sizes import counted
 from worker.loading.gguf.metadata import Metadata
 from worker.loading.gguf.pre_tokenizers import PRE_TOKENIZERS
 from worker.loading.gguf.vocabulary import (
@@ -100,7 +101,8 @@ def _sentencepiece(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any]
     scores = metadata.numbers(SCORES)
     if len(scores) < len(vocabulary.tokens):
         raise metadata.error(
-            f"{SCORES} has {len(scores)} values for {len(vocabulary.tokens)} tokens"
+            f"{SCORES} has {counted(len(scores), 'value')} for "
+            f"{counted(len(vocabulary.tokens), 'token')}"
         )
     prefix = metadata.boolean(ADD_SPACE, True)
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE_MARK}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import cached_property
 
+from jobs.sizes import counted
 from worker.loading.gguf.metadata import Metadata
 
 TOKENS, TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
@@ -83,7 +84,8 @@ class Vocabulary:
                     raise metadata.error(f"{TOKENS} has {token!r} as {first} and as {index}")
         kinds = [int(kind) for kind in metadata.numbers(TYPES, [Kind.NORMAL] * len(tokens))]
         if len(kinds) < len(tokens):
-            raise metadata.error(f"{TYPES} has {len(kinds)} values for {len(tokens)} tokens")
+            has = counted(len(kinds), "value")
+            raise metadata.error(f"{TYPES} has {has} for {counted(len(tokens), 'token')}")
         sentencepiece = metadata.text(MODEL, "") == SENTENCEPIECE
         special = dict(SENTENCEPIECE_IDS) if sentencepiece else {}
         for name, key in KEYS.items():
