@@ -187,3 +187,8 @@ def gather_into(out: Tensor, table: Tensor, numbers: Tensor) -> None:
 def add_number_into(out: Tensor, x: Tensor, number: int) -> None:
     """out = x + number: int64, contiguous."""
     library.require().add_to_integers(x.data_ptr(), number, out.data_ptr(), x.numel())
+
+
+def multiply_into(out: Tensor, x: Tensor, factor: float) -> None:
+    """out = x * factor: contiguous, of one dtype."""
+    library.require().multiply(x.data_ptr(), factor, out.data_ptr(), x.numel(), TYPE_CODES[x.dtype])

@@ -27,6 +27,7 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 SIGNATURES = {
     "pack_rows": "ippll i",
     "quantised_linear": "plll i pipl plpi",
+    "unpack_rows": "ippp ll ii",
     "dense_linear": "plll ppl pl p ii",
     "rms_norm": "plppp plifi ii",
     "delta_convolve": "pppl pp lil ii",
@@ -43,6 +44,7 @@ SIGNATURES = {
     "group_by_expert": "pl ii ppp",
     "combine_experts": "ppp lii p ii",
     "add_to_integers": "plpl",
+    "multiply": "pfpli",
 }
 _KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
 PARAMETERS = {
@@ -57,6 +59,7 @@ class Library:
     pack_rows: Callable[..., None]
     packed_bytes: Callable[[int, int, int], int]
     quantised_linear: Callable[..., None]
+    unpack_rows: Callable[..., None]
     dense_linear: Callable[..., None]
     rms_norm: Callable[..., None]
     delta_convolve: Callable[..., None]
@@ -73,6 +76,7 @@ class Library:
     group_by_expert: Callable[..., None]
     combine_experts: Callable[..., None]
     add_to_integers: Callable[..., None]
+    multiply: Callable[..., None]
     call_all: Callable[[int, int], None]
 
     def __init__(self, level: Level) -> None:

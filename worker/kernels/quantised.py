@@ -1,4 +1,4 @@
-"""Products with quantised weights: `src/quantised.cpp`."""
+"""Quantised weights: products (`src/quantised.cpp`), rows of tables (`src/quantised_rows.cpp`)."""
 
 from __future__ import annotations
 
@@ -107,3 +107,23 @@ def linear(x: Tensor, weights: Matrices, counts: Tensor | None = None) -> Tensor
         torch.get_num_threads(),
     )
     return y
+
+
+def rows(
+    format_name: str, columns: int, blocks: Tensor, numbers: Tensor, dtype: torch.dtype
+) -> Tensor:
+    """The rows of a table of `columns`, in the file's blocks [n, bytes per row], that have these
+    numbers: int64 and in range → [len(numbers), columns] in float32 or bf16, rounded once."""
+    assert blocks.is_contiguous() and numbers.is_contiguous()
+    out = torch.empty(len(numbers), columns, dtype=dtype)
+    library.require().unpack_rows(
+        FORMATS[format_name][0],
+        blocks.data_ptr(),
+        numbers.data_ptr(),
+        out.data_ptr(),
+        len(numbers),
+        columns,
+        TYPE_CODES[dtype],
+        torch.get_num_threads(),
+    )
+    return out

@@ -24,6 +24,7 @@ from worker.kernels.library import PARAMETERS, Library
 aten = torch.ops.aten
 ALLOCATIONS = {aten.empty.memory_format, aten.empty_like.default, aten.new_empty.default}
 SUMS = {aten.add.Tensor, aten.add_.Tensor}
+PRODUCTS = {aten.mul.Tensor}
 GATHERS = {aten.embedding.default, aten.index_select.default}
 ALIGNMENT = 64  # bytes
 CHUNK_BYTES = 1 << 22
@@ -113,6 +114,10 @@ class Recording(TorchDispatchMode):
             out = self._arena.empty_like(args[0])
             elementwise.add_number_into(out, *args)
             return out
+        if not kwargs and func in PRODUCTS and _is_scaling(*args):
+            out = self._arena.empty_like(args[0])
+            elementwise.multiply_into(out, *args)
+            return out
         out = func(*args, **(kwargs or {}))
         if not kwargs and func in GATHERS:
             table, numbers = args[0], args[-1]
@@ -142,6 +147,11 @@ def _is_sum(a: Tensor, b: Any) -> bool:
 def _is_integer_sum(x: Tensor, number: Any) -> bool:
     """Whether the kernels add a number to x."""
     return isinstance(number, int) and x.is_cpu and x.dtype is torch.int64 and x.is_contiguous()
+
+
+def _is_scaling(x: Any, factor: Any) -> bool:
+    """Whether the kernels multiply x by a number."""
+    return isinstance(factor, float) and library.serves(x) and x.is_contiguous()
 
 
 def _is_gather(table: Tensor, numbers: Tensor, dimension: tuple[int, ...]) -> bool:

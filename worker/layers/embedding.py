@@ -7,6 +7,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import elementwise, library
+from worker.kernels import quantised as kernels
+from worker.kernels.library import TYPE_CODES
 from worker.layers.linear import Linear, LinearFactory
 from worker.layers.quantised import Compress, QuantisedTensor, Weight, place
 from worker.layers.weight import WeightSlot
@@ -37,15 +39,27 @@ class Embedding:
         self._table: Weight = torch.empty(0, dtype=dtype, device=device)
 
     @property
-    def gathers(self) -> bool:
-        """Whether a call only copies rows of the table."""
-        return not isinstance(self._table, QuantisedTensor)
+    def recordable(self) -> bool:
+        """Whether kernels compute a call, so that it can be recorded."""
+        return not isinstance(self._table, QuantisedTensor) or self._unpacks(self._table)
 
     def __call__(self, ids: Tensor) -> Tensor:
-        """ids [tokens] → [tokens, hidden]."""
-        if isinstance(self._table, QuantisedTensor):
-            return self._table[ids].dequantise(self._dtype)
-        return F.embedding(ids, self._table)
+        """ids [tokens], which are in range → [tokens, hidden]."""
+        table = self._table
+        if not isinstance(table, QuantisedTensor):
+            return F.embedding(ids, table)
+        if self._unpacks(table):
+            return kernels.rows(table.type.name, table.shape[1], table.blocks, ids, self._dtype)
+        return table[ids].dequantise(self._dtype)
+
+    def _unpacks(self, table: QuantisedTensor) -> bool:
+        """Whether a kernel reads rows of the table."""
+        return (
+            self._device.type == "cpu"
+            and self._dtype in TYPE_CODES
+            and table.blocks.is_contiguous()
+            and kernels.serves(table.type.name, table.shape[1])
+        )
 
     def slot(self, *also: WeightSlot) -> WeightSlot:
         """Slot of the table. The same tensor also fills the slots `also` (a tied head)."""

@@ -230,9 +230,9 @@ class Decoder:
         """What a step does not compute itself, so that it can be recorded. The tables of positions
         grow to what it needs."""
         sizes = tuple(rope.reserve(batch.longest + passes - 1) for rope in self._ropes)
-        gathers = self._embed.gathers and self._embed_scale is None
-        # Kernels don't check ids: torch refuses one beyond the table.
-        x = None if gathers and batch.highest < self.vocab_size else self._embedded(batch)
+        if batch.highest >= self.vocab_size:  # kernels don't check ids
+            raise IndexError(f"token {batch.highest} is beyond the {self.vocab_size} of the model")
+        x = None if self._embed.recordable else self._embedded(batch)
         return Inputs(batch, x, {} if all(sizes) else self._rotations(batch), sizes)
 
     def _embedded(self, batch: Batch) -> Tensor:

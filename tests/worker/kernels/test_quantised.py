@@ -167,6 +167,35 @@ def test_an_outlier_does_not_coarsen_other_rows_or_blocks(kernels: Library) -> N
     torch.testing.assert_close(y[1:], exact, rtol=0, atol=0.02 * float(exact.abs().max()))
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_rows_of_a_table_are_those_that_torch_dequantises(
+    kernels: Library, name: str, dtype: torch.dtype
+) -> None:
+    """Bit for bit: any number of times and in any order, and more than one thread computes."""
+    columns = 3 * FORMATS[name][1]
+    table = random_weight(name, 300, columns, seed=1)
+    for count in (1, 7, 1000):
+        numbers = torch.randint(300, (count,), generator=torch.Generator().manual_seed(count))
+        found = quantised.rows(name, columns, table.blocks, numbers, dtype)
+        assert torch.equal(found, table[numbers].dequantise(dtype))
+
+
+@pytest.mark.parametrize("name", sorted(FORMATS))
+def test_rows_with_extreme_scales(kernels: Library, name: str) -> None:
+    """Denormal, infinite and NaN scales, and all exponents of MXFP4."""
+    columns = FORMATS[name][1]
+    table = random_weight(name, 256, columns, seed=1)
+    for at in HALVES[name]:
+        table.blocks[:, at] = torch.arange(256, dtype=torch.uint8)
+        table.blocks[:, at + 1] = torch.tensor([0, 0x7C, 0xFC, 0x80], dtype=torch.uint8).repeat(64)
+    if name == "MXFP4":
+        table.blocks[:, 0] = torch.arange(256, dtype=torch.uint8)
+    found = quantised.rows(name, columns, table.blocks, torch.arange(256), torch.float32)
+    expected = table.dequantise(torch.float32)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True)
+
+
 def test_zeros_and_denormals_give_zero(kernels: Library) -> None:
     weight = pack(random_weight("Q4_0", 16, 64, seed=1))
     x = torch.zeros(2, 64)

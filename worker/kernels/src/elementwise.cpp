@@ -41,6 +41,14 @@ void add_rows(const T* a, const T* b, int64_t b_stride, T* out, int64_t rows, in
         add(a + row * size, b + row * b_stride, out + row * size, size);
 }
 
+template <typename T>
+void scale(const T* x, float factor, T* out, int64_t size) {
+    for (int64_t i = 0; i < size; i += LANES) {
+        const int n = (int)(size - i < LANES ? size - i : LANES);
+        store_up_to(out + i, load_up_to(x + i, n) * all(factor), n);
+    }
+}
+
 template <typename T, typename W>
 void normalise_rows(const T* x, int64_t stride, const T* delta, const W* weight, T* total, T* out,
                     int64_t rows, int size, float eps, int threads) {
@@ -280,6 +288,15 @@ EXPORT void gather_rows(const char* table, const int64_t* numbers, char* out, in
         memcpy(out + row * bytes, table + numbers[row] * bytes, bytes);
 }
 FROM_WORDS(gather_rows)
+
+// out [size] = x * factor.
+EXPORT void multiply(const void* x, float factor, void* out, int64_t size, int type) {
+    if (type == FLOAT32)
+        scale((const float*)x, factor, (float*)out, size);
+    else
+        scale((const bf16*)x, factor, (bf16*)out, size);
+}
+FROM_WORDS(multiply)
 
 // out [size] = x + number.
 EXPORT void add_to_integers(const int64_t* x, int64_t number, int64_t* out, int64_t size) {
