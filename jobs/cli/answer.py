@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from jobs.cli.output import echo, print_json
@@ -36,7 +36,7 @@ def print_job(
     stream = job.stream(timeout=timeout, on_restart="reset" if may_reset else "raise")
     chunks = notice.until_first(stream)
     try:
-        return print_answer(chunks, job.result, as_json=as_json, quiet=quiet)
+        return print_answer(chunks, job.result, job.request.n, as_json=as_json, quiet=quiet)
     except StreamRestarted:
         raise StreamRestarted(
             f"job {job.id} has started again, and its answer differs from the part that is "
@@ -48,22 +48,24 @@ def print_job(
 def print_answer(
     chunks: Iterable[ChatChunk],
     result: Callable[[], ChatCompletion],
+    n: int | None,
     *,
     as_json: bool,
     quiet: bool,
 ) -> ChatCompletion:
     """Print chunks until they end, and return the completion. With `as_json`: the chunks, then the
-    completion. `result` returns it after the chunks, or raises the JobError of the request."""
+    completion. `result` returns it after the chunks, or raises the JobError of the request. Each
+    of several choices (`n` of the request) has a line before it, on stdout as the choice is."""
     if as_json:
         for chunk in chunks:
             print_json(chunk.to_dict())
         completion = result()
         print_json(completion.to_dict())
     else:
-        print_stream(chunks, quiet=quiet)
+        print_stream(_labelled(chunks, n or 1), quiet=quiet)
         completion = result()
         print_calls(completion.choices[0].message.tool_calls or ())
-        print_other_choices(completion, quiet=quiet)
+        print_other_choices(completion)
         if not quiet and any(choice.finish_reason == "length" for choice in completion.choices):
             echo(CUT, err=True)
     return completion
@@ -108,17 +110,23 @@ def call_text(call: ToolCall | dict[str, Any]) -> str:
     return f"{function['name']}({function['arguments']})"
 
 
-def print_other_choices(completion: ChatCompletion, *, quiet: bool = False) -> None:
+def _labelled(chunks: Iterable[ChatChunk], count: int) -> Iterator[ChatChunk]:
+    """The chunks; the label of the first of several choices is printed before them."""
+    for number, chunk in enumerate(chunks):
+        if number == 0 and count > 1:
+            echo(_choice_label(1, count))
+        yield chunk
+
+
+def print_other_choices(completion: ChatCompletion) -> None:
     """Print all choices but the first, which `print_stream` prints."""
     for number, choice in enumerate(completion.choices[1:], start=2):
         echo()
-        if not quiet:
-            echo(choice_label(number, len(completion.choices)), err=True)
+        echo(_choice_label(number, len(completion.choices)))
         if choice.message.content or not choice.message.tool_calls:
             echo(choice.message.content or "")
         print_calls(choice.message.tool_calls or ())
 
 
-def choice_label(number: int, count: int) -> str:
-    """Say which of several choices follows."""
+def _choice_label(number: int, count: int) -> str:
     return f"choice {number} of {count}:"

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import choice_label, print_answer, print_job
+from jobs.cli.answer import print_answer, print_job
 from jobs.cli.conversation import Conversation, is_terminal
 from jobs.cli.dialogue import QueuedDialogue
 from jobs.cli.failures import Interrupted, WrongField, WrongInput
@@ -152,7 +152,6 @@ def chat(
         try:
             notice.watch(job)
             _wait_for_worker(connected, job, model, wait)
-            _label_first(request, quiet=quiet or as_json)
             completion = print_job(job, notice, as_json=as_json, quiet=quiet, timeout=timeout)
         except KeyboardInterrupt:
             if _cancel(job):
@@ -228,9 +227,8 @@ def _answer_locally(
 ) -> None:
     started = time.monotonic()
     with interrupts_raise():
-        _label_first(request, quiet=quiet or as_json)
         chunks, result = model.answer(request)
-        completion = print_answer(chunks, result, as_json=as_json, quiet=quiet)
+        completion = print_answer(chunks, result, request.n, as_json=as_json, quiet=quiet)
     if verbose:
         _print_timings(completion, time.monotonic() - started)
 
@@ -262,12 +260,6 @@ def _converse(
                 connected, session, lambda job: _wait_for_worker(connected, job, model, wait)
             )
         ).run()
-
-
-def _label_first(request: ChatRequest, *, quiet: bool) -> None:
-    """Say that the first of several choices follows."""
-    if request.n and request.n > 1 and not quiet:
-        echo(choice_label(1, request.n), err=True)
 
 
 def _stdin() -> str:

@@ -93,16 +93,16 @@ def test_tool_calls_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
             )
             notice = WaitNotice(client.connection, quiet=True)
             print_job(job, notice, as_json=False, quiet=False)
-            assert capsys.readouterr().out == f"{text}{calls}\n{text}{calls}"
+            assert capsys.readouterr().out == (
+                f"choice 1 of 2:\n{text}{calls}\nchoice 2 of 2:\n{text}{calls}"
+            )
 
 
-def test_each_further_choice_is_named_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+def test_each_further_choice_has_a_line_before_it(capsys: pytest.CaptureFixture[str]) -> None:
     choices = [
         Choice(index=index, message=AssistantMessage(content=text), finish_reason="stop")
         for index, text in enumerate("ab")
     ]
     completion = ChatCompletion(id="c", created=1, model="m", choices=choices)
     print_other_choices(completion)
-    assert tuple(capsys.readouterr()) == ("\nb\n", "choice 2 of 2:\n")
-    print_other_choices(completion, quiet=True)
-    assert tuple(capsys.readouterr()) == ("\nb\n", "")
+    assert tuple(capsys.readouterr()) == ("\nchoice 2 of 2:\nb\n", "")

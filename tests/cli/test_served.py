@@ -94,9 +94,12 @@ def test_json_prints_the_chunks_and_then_the_completion(run: Run, served: Served
     assert "".join(delta.get("content", "") for delta in deltas) == "42"
 
 
-def test_all_choices_are_printed(run: Run, served: Served) -> None:
-    result = run("chat", "-m", "demo", *GREEDY, "-o", "n=2", "-q", "--redis", served.url, QUESTION)
-    assert result.stdout.split() == ["42", "42"]
+@pytest.mark.parametrize("quiet", [(), ("-q",)])
+def test_each_of_several_choices_has_a_line_before_it_in_a_pipe(
+    run: Run, served: Served, quiet: tuple[str, ...]
+) -> None:
+    words = ("chat", "-m", "demo", *GREEDY, "-o", "n=2", *quiet, "--redis", served.url, QUESTION)
+    assert run(*words).stdout == "choice 1 of 2:\n42\n\nchoice 2 of 2:\n42\n"
 
 
 def test_a_failed_job_exits_with_1_and_its_error(run: Run, served: Served) -> None:
