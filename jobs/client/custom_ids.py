@@ -8,7 +8,7 @@ it for the custom_id.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from redis import Redis, ResponseError
@@ -18,7 +18,7 @@ from jobs.api.request import ChatRequest
 from jobs.client.damage import is_damage, wrong_types
 from jobs.client.new_job import NewJob, custom_id_digest, is_keyed, is_unwritten, new_job
 from jobs.client.refusals import custom_id_taken, id_taken, row_taken
-from jobs.client.rq_format import DATA, job_key
+from jobs.client.rq_format import DATA, job_key, queue_names
 from jobs.encoding import to_json
 from jobs.errors import JobError
 
@@ -34,6 +34,7 @@ OTHER_RUN = (
 )
 ROUNDS = 100  # in which requests get other rows, before an endless one ends
 KEYS_AT_ONCE = 10  # hashes of reservations that are read in one round trip
+MAX_COMPARED = 20  # refused requests of a file, which may differ in the model alone
 ALL_ROWS = (1 << keys.ROWS_PER_KEY) - 1  # bits of the rows of one key
 
 
@@ -81,6 +82,7 @@ class FileRows:
         self._taken: dict[str, int] = {}  # bits of the rows of the requests before, by their key
         self._stored: dict[str, int] = {}  # next_row of each run in Redis; 0 if it has none
         self._next: dict[str, int] = {}  # and behind the rows of the requests before
+        self._compared = 0  # refused requests, with the same ones for other models
 
     def give(self, requests: Sequence[ChatRequest]) -> list[JobError | None]:
         """Set `job.row` of the requests that custom_id identifies: the row that the custom_id has,
@@ -102,7 +104,7 @@ class FileRows:
             if number in held or self._is_taken(job.run, row):
                 has_place = self._is_checked or number not in held or self._stored.get(job.run)
                 if number in known or not is_keyed(request) or not has_place:
-                    refused[number] = _taken(job)
+                    refused[number] = self._row_taken(job, held.get(number))
                     continue
                 row = self._free_row(job.run, row + 1)
             self._take(job.run, row)
@@ -133,9 +135,9 @@ class FileRows:
         rows = zip(keyed, map(_number, replies), strict=True)
         return {number: row for number, row in rows if row is not None}
 
-    def _held_by_others(self, jobs: Sequence[NewJob]) -> set[int]:
-        """The places in the list of the jobs whose row another request has reserved. The row of a
-        job that has left Redis without a row is free, as in rq_enqueue.lua."""
+    def _held_by_others(self, jobs: Sequence[NewJob]) -> dict[int, bytes]:
+        """The reservations of the rows that another request has, by the place of the job in the
+        list. The row of a job that has left Redis without a row is free, as in rq_enqueue.lua."""
         rows = [(n, job, job.request.job.row) for n, job in enumerate(jobs)]
         with_row = [(n, job, row) for n, job, row in rows if row is not None]
         replies = self._read(
@@ -144,24 +146,50 @@ class FileRows:
                 for _, job, row in with_row
             ]
         )
-        others = {
-            n: job_key(job.job_of(reservation)) if is_unwritten(reservation) else ""
+        others: dict[int, bytes] = {
+            n: reservation
             for (n, job, _), reservation in zip(with_row, replies, strict=True)
             if reservation and not reservation.startswith(job.digest)
         }
-        unwritten = [n for n, name in others.items() if name]
-        exists = self._read([("exists", others[n]) for n in unwritten])
-        return others.keys() - {n for n, there in zip(unwritten, exists, strict=True) if not there}
+        unwritten = [n for n, reservation in others.items() if is_unwritten(reservation)]
+        exists = self._read([("exists", job_key(jobs[n].job_of(others[n]))) for n in unwritten])
+        free = {n for n, there in zip(unwritten, exists, strict=True) if not there}
+        return {n: reservation for n, reservation in others.items() if n not in free}
 
     def _taken_ids(self, requests: Sequence[ChatRequest]) -> dict[int, JobError]:
         """The errors of requests whose own id another job has, by their place in the list."""
         jobs = {n: new_job(one) for n, one in enumerate(requests) if one.job.id}
         found = self._read([("hget", job_key(job.id), DATA) for job in jobs.values()])
-        return {
-            n: id_taken(job.id)
+        others = {
+            n: data
             for (n, job), data in zip(jobs.items(), found, strict=True)
             if data is not None and data != job.data
         }
+        return {n: self._id_taken(jobs[n], data) for n, data in others.items()}
+
+    def _id_taken(self, job: NewJob, data: bytes) -> JobError:
+        """The error of a job whose id another one has."""
+        return id_taken(job.id, self._model_of_same(job, lambda one: one.data == data))
+
+    def _row_taken(self, job: NewJob, reservation: bytes | None) -> JobError:
+        """The error of a job whose row another request has; without a reservation, one of the same
+        file."""
+        options, model = job.request.job, None
+        if reservation:
+            model = self._model_of_same(job, lambda one: reservation.startswith(one.digest))
+        if options.custom_id is not None:
+            return custom_id_taken(job.run, options.custom_id, options.row, model)
+        return row_taken(job.run, options.row, OTHER_RUN, model)
+
+    def _model_of_same(self, job: NewJob, is_same: Callable[[NewJob], bool]) -> str | None:
+        """The other model for which the same request was submitted; None if there is none, and for
+        all but the first refused requests of a file."""
+        self._compared += 1
+        queues = queue_names(self._redis) if self._compared <= MAX_COMPARED else []
+        for model in sorted({queue.partition(":")[2] for queue in queues} - {job.request.model}):
+            if is_same(new_job(job.request.model_copy(update={"model": model}))):
+                return model
+        return None
 
     def _is_taken(self, run: str, row: int) -> bool:
         return bool(self._taken.get(keys.rows(run, row), 0) >> row % keys.ROWS_PER_KEY & 1)
@@ -197,14 +225,6 @@ class FileRows:
                 raise JobError("internal", f"the rows can't be enqueued: {damaged[0]}") from None
             raise
         return replies
-
-
-def _taken(job: NewJob) -> JobError:
-    """The error of a job whose row another request has."""
-    options = job.request.job
-    if options.custom_id is not None:
-        return custom_id_taken(job.run, options.custom_id, options.row)
-    return row_taken(job.run, options.row, OTHER_RUN)
 
 
 def _number(value: bytes | None) -> int | None:

@@ -13,31 +13,45 @@ from jobs.errors import JobError, invalid
 from jobs.sizes import counted, size_text, size_texts
 
 
-def id_taken(job_id: str) -> JobError:
-    """Another job has the id."""
+def id_taken(job_id: str, model: str | None = None) -> JobError:
+    """Another job has the id; `model`: that of a job with the same request but for the model."""
     return invalid(
-        f"job.id: {job_id!r} is taken by another job in Redis, which is unchanged: choose another "
-        "id, or none",
+        f"job.id: {job_id!r} is taken by {_another('job', model)} in Redis, which is unchanged: "
+        "choose another id, or none",
         "job.id",
     )
 
 
 def row_taken(
-    run: str, row: int | None, remedy: str = "choose another job.run or job.row"
+    run: str,
+    row: int | None,
+    remedy: str = "choose another job.run or job.row",
+    model: str | None = None,
 ) -> JobError:
-    """Another request has the row."""
+    """Another request has the row; `model`: that of the same request but for the model."""
     return invalid(
-        f"job.row: row {row} of run {run!r} is taken by another request: {remedy}", "job.row"
+        f"job.row: row {row} of run {run!r} is taken by {_another('request', model)}: {remedy}",
+        "job.row",
     )
 
 
-def custom_id_taken(run: str, custom_id: str, row: int | None) -> JobError:
-    """Another request has the custom_id, or its row."""
+def custom_id_taken(
+    run: str, custom_id: str, row: int | None, model: str | None = None
+) -> JobError:
+    """Another request has the custom_id, or its row; `model`: that of the same request but for the
+    model."""
     return invalid(
-        f"custom_id {custom_id!r}: row {row} of run {run!r} is that of another request, which is "
-        "unchanged: submit this one in another run, or with another custom_id",
+        f"custom_id {custom_id!r}: row {row} of run {run!r} is that of "
+        f"{_another('request', model)}, which is unchanged: submit this one in another run, or "
+        "with another custom_id",
         "job.custom_id",
     )
+
+
+def _another(what: str, model: str | None) -> str:
+    if model is None:
+        return f"another {what}"
+    return f"a {what} that differs only in its model, {model!r}"
 
 
 def queue_full(model: str, unit: str, used: int, limit: int) -> JobError:

@@ -127,6 +127,41 @@ def test_a_taken_id_or_row_refuses_the_whole_file(
     assert queued(client) == 1
 
 
+@pytest.mark.parametrize(
+    ("text", "taken"),
+    [
+        (prompts(a="one"), "row 0 of run 'r' is that of a request"),
+        (batch(a="one"), "row 0 of run 'r' is that of a request"),
+        ('{"prompt": "one"}', "row 0 of run 'r' is taken by a request"),
+        ('{"prompt": "one", "job": {"id": "a"}}', "'a' is taken by a job"),
+    ],
+)
+def test_a_file_that_was_submitted_for_another_model_is_told_so(
+    run: Run, client: Client, worker: StepwiseWorker, command: list[str], text: str, taken: str
+) -> None:
+    words = [*command, "--run", "r"]
+    assert run(*words, "-m", "other", input=text).exit_code == 0
+    refused = run(*words, input=text)
+    assert refused.exit_code == 2
+    assert f"{taken} that differs only in its model, 'other'" in refused.stderr
+    assert NOTHING in refused.stderr and queued(client) == 0
+    changed = run(*words, input=text.replace("one", "ONE"))
+    assert "differs only" not in changed.stderr and "another" in changed.stderr
+    assert run(*command, "--run", "s", input=text.replace('"a"', '"b"')).exit_code == 0
+
+
+def test_a_row_that_another_model_has_written_is_known_when_its_job_has_left_redis(
+    run: Run, client: Client, worker: StepwiseWorker, command: list[str]
+) -> None:
+    words = [*command, "--run", "r"]
+    (job,) = run(*words, input=prompts(a="one")).stdout.split()
+    worker.start(job)
+    worker.finish(job, "x")
+    client.redis.delete(job_key(job))
+    refused = run(*words, "-m", "other", input=prompts(a="one"))
+    assert "a request that differs only in its model, 'm'" in refused.stderr
+
+
 def test_a_custom_id_that_occurs_twice_in_a_run_is_refused(
     run: Run, client: Client, command: list[str]
 ) -> None:
