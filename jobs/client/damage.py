@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import redis
@@ -72,6 +72,14 @@ class Damage(NamedTuple):
         return f"the key {self.key} in Redis {self.problem}: {self.remedy}"
 
 
+class Damaged(Exception):
+    """Keys of another type prevent a change."""
+
+    def __init__(self, found: Sequence[Damage]) -> None:
+        super().__init__(*map(str, found))
+        self.found = list(found)
+
+
 class Reports:
     """Logs each damaged value once, until it is gone or has changed."""
 
@@ -92,6 +100,12 @@ def is_damage(error: BaseException) -> bool:
     """Whether a command failed because of the values in its keys: not because of the connection,
     the memory, the role or the permissions, which have classes of their own."""
     return type(error) is redis.ResponseError
+
+
+def named(error: BaseException) -> Damage | None:
+    """The key that a script has named in its error, see `check_type` in rq_tenants.lua."""
+    found = re.search(r"WRONGTYPE (.+?) is a (\w+), not a \w+", str(error))
+    return _wrong_type(found[1], found[2]) if found else None
 
 
 def type_of(key: str) -> str | None:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import redis
 
 from jobs.api.job_options import DEFAULT_RETRIES
-from jobs.client.damage import is_damage
+from jobs.client.damage import is_damage, named
 from jobs.errors import JobError, failure_of
 from jobs.sizes import size_text
 from worker.backend import Backend, MachineError, ModelInfo, Outcome
@@ -43,6 +43,14 @@ def retry_pause(retried: int) -> float:
     that failed together from returning together."""
     longest = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(retried, 20))
     return longest * random.uniform(0.5, 1.0)
+
+
+def _reason(error: redis.RedisError, size: int) -> str:
+    """Why a job fails that has an answer: Redis does not take its row of so many bytes."""
+    damage = named(error)
+    if damage is not None:
+        return f"the answer can't be kept: {damage}"
+    return f"Redis did not take the answer ({size_text(size)}): {error}"
 
 
 class Attempts:
@@ -194,10 +202,8 @@ class Attempts:
                 held += self._settle_alone(settlement)
             except redis.RedisError as error:
                 self._store.ping()
-                job, size = settlement.lease.job, len(settlement.row)
-                reason = JobError(
-                    "internal", f"Redis did not take the answer ({size_text(size)}): {error}"
-                )
+                job = settlement.lease.job
+                reason = JobError("internal", _reason(error, len(settlement.row)))
                 failed = self._settlements.for_error(settlement.claimed, reason)
                 try:
                     held += self._store.settle([failed])
@@ -206,7 +212,7 @@ class Attempts:
                         raise
                     held.append(second)
                 else:
-                    logger.error("Redis does not take the answer of job %s: %s", job, error)
+                    logger.error("job %s: %s", job, reason.message)
         self._failed = False
         return held
 

@@ -13,7 +13,7 @@ from contextlib import suppress
 
 import redis
 
-from jobs.client.damage import Damage, find_damage, is_damage
+from jobs.client.damage import Damage, find_damage, is_damage, named
 from jobs.errors import JobError
 
 logger = logging.getLogger(__name__)
@@ -56,8 +56,9 @@ class Faults:
             return
         damaged: list[Damage] = []
         if isinstance(error, redis.RedisError):
+            by_script = named(error)
             with suppress(ValueError):  # of names that are no text
-                damaged = find_damage(self._redis, self._queues)
+                damaged = [by_script] if by_script else find_damage(self._redis, self._queues)
         for one in damaged:
             logger.error("%s fails: %s", name, one)
         if not damaged:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -12,13 +11,11 @@ from redis import Redis
 
 from jobs import keys, lua
 from jobs.client import rq_format
-from jobs.client.damage import is_damage, wrong_types
+from jobs.client.damage import Damaged, is_damage, named, wrong_types
 from jobs.client.rq_format import TENANTS_LUA
 from jobs.client.turns import BEGIN, SESSION, TURNS_LUA, begin_script, read_history, session_of
 from jobs.errors import JobError, failure_of
 from worker.queue.rq_job import ClaimedJob
-
-logger = logging.getLogger(__name__)
 
 RELEASE = lua.load("worker.queue", "release_turn", TENANTS_LUA, TURNS_LUA)
 
@@ -83,21 +80,26 @@ class RQSessions:
             return failure_of(error)
         return JobError("internal", f"session {name!r} can't be read: {wrong[0]}")
 
-    def release(self, deferred: Sequence[bytes]) -> None:
-        """Queue those of the deferred jobs whose session is free or gone: RQ's own tools may have
-        removed the job before them, or they waited longer than the session was kept."""
-        ids = [name.decode(errors="replace") for name in deferred]
-        pipeline = self._redis.pipeline(transaction=False)
-        for job in ids:
-            pipeline.hget(rq_format.job_key(job), SESSION)
-        found = pipeline.execute(raise_on_error=False) if ids else []
-        for job, session in zip(ids, found, strict=True):
-            if isinstance(session, bytes):
-                name = session.decode(errors="replace")
-                names = ReleaseTurnKeys(rq_format.job_key(job), keys.open_turns(name))
-                try:
-                    self._release(keys=names, args=ReleaseTurnArgs(job, name))
-                except redis.ResponseError as error:
-                    if not is_damage(error):
-                        raise
-                    logger.error("job %s waits for session %s, whose keys are foreign", job, name)
+    def release(self, job: str, queue: str) -> None:
+        """Queue a deferred job whose session is free or gone: RQ's own tools may have removed the
+        job before it, or it waited longer than the session was kept. Raises Damaged for a key that
+        another program has written."""
+        key = rq_format.job_key(job)
+        session = self._redis.hget(key, SESSION)
+        if session is None:
+            return
+        name = session.decode(errors="replace")
+        try:
+            self._release(
+                keys=ReleaseTurnKeys(key, keys.open_turns(name)), args=ReleaseTurnArgs(job, name)
+            )
+        except redis.ResponseError as error:
+            if not is_damage(error):
+                raise
+            names = (keys.session(name), keys.turns(name), keys.open_turns(name))
+            found = wrong_types(self._redis, (*names, rq_format.queue_key(queue)))
+            if by_script := named(error):
+                found.append(by_script)
+            if not found:
+                raise
+            raise Damaged(list(dict.fromkeys(found))) from None

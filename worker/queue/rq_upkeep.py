@@ -19,7 +19,7 @@ from redis.exceptions import OutOfMemoryError
 from jobs import keys, lua
 from jobs.client import rq_format
 from jobs.client.cancel import end_waiting
-from jobs.client.damage import Damage, Reports, is_damage, wrong_types
+from jobs.client.damage import Damage, Damaged, Reports, is_damage, wrong_types
 from jobs.client.new_job import ROW_SECONDS
 from jobs.client.rq_format import (
     ATTEMPT,
@@ -144,6 +144,9 @@ class Upkeep:
         of other programs in Redis prevent it."""
         try:
             work()
+        except Damaged as error:
+            self._reports.update(key, error.found)
+            return False
         except Exception as error:
             if isinstance(error, redis.RedisError) and not is_damage(error):
                 raise
@@ -157,8 +160,8 @@ class Upkeep:
     def _release(self, queue: str) -> None:
         """Queue jobs whose session is free or gone."""
         for job in self._portion(rq_format.deferred_key(queue), self._redis.zrange):
-            name = rq_format.job_key(job.decode(errors="replace"))
-            self._apart(name, partial(self._sessions.release, [job]))
+            name = job.decode(errors="replace")
+            self._apart(rq_format.job_key(name), partial(self._sessions.release, name, queue))
 
     def _end_overdue(self) -> None:
         """Fail the jobs whose time to live has passed while they wait."""

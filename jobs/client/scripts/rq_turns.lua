@@ -116,10 +116,17 @@ local function join_session(session, job, model, may_wait, limit)
   return nil, running ~= nil
 end
 
+-- Raises the error of Redis if a turn can't be appended, since a key of its session has another type.
+-- turn is '' for a job that appends none. Scripts call it before they write.
+local function check_turn(session, turn)
+  if session == '' or turn == '' or redis.call('EXISTS', session_key(session)) == 0 then return end
+  check_type(session_key(session), 'hash')
+  check_type(turns_key(session), 'list')
+  check_type(open_key(session), 'list')
+end
+
 local function append_turn(session, turn, replaces)
   local key, turns = session_key(session), turns_key(session)
-  check_type(key, 'hash')
-  check_type(turns, 'list')
   local before = replaces == '1' and redis.call('RPOP', turns) or ''
   redis.call('RPUSH', turns, turn)
   local bytes = whole(redis.call('HGET', key, 'bytes'))
@@ -127,13 +134,15 @@ local function append_turn(session, turn, replaces)
   redis.call('HSET', key, 'bytes', string.format('%d', math.max(0, bytes)))
 end
 
--- A job of a session has ended: appends its turn, '' for none, and lets the next one run.
+-- A job of a session has ended: appends its turn, '' for none, and lets the next one run. With a turn,
+-- the script has called check_turn. Without, a key of another type is left alone: the workers' upkeep names
+-- it, and goes on when it is gone.
 -- replaces: '1' if the turn takes the place of the last one.
 local function end_turn(session, job, turn, replaces)
   if session == '' then return end
   if turn ~= '' and redis.call('EXISTS', session_key(session)) == 1
     and redis.call('LINDEX', open_key(session), 0) == job then
-    pcall(append_turn, session, turn, replaces)  -- it fails if a key has another type
+    append_turn(session, turn, replaces)
   end
   redis.call('LREM', open_key(session), 1, job)
   next_turn(session)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -111,6 +113,48 @@ def test_turns_of_another_type_delay_no_later_turn(site: Site) -> None:
     with pytest.raises(JobError, match=r"can't be read: .*RENAME 'chatjobs:\{") as caught:
         jobs[1].result(timeout=1)
     assert caught.value.code == "internal"
+
+
+class _Overwrites(FakeBackend):
+    """Overwrites a key of another type when a job begins."""
+
+    def __init__(self, site: Site, key: str, job: str) -> None:
+        super().__init__()
+        self._site, self._key, self._job = site, key, job
+
+    def submit(self, request: ChatRequest, sink: Sink) -> FakeHandle:
+        if request.job.id == self._job:
+            self._site.redis.rename(self._key, "aside")
+            self._site.redis.set(self._key, "x")
+        return super().submit(request, sink)
+
+
+@pytest.mark.parametrize("key_of", [keys.session, keys.turns, keys.open_turns])
+def test_a_turn_that_its_session_can_not_take_fails_with_the_key_and_the_next_one_goes_on(
+    site: Site, store: RQStore, caplog: pytest.LogCaptureFixture, key_of: Callable[[str], str]
+) -> None:
+    session, key = open_session(site, "s"), key_of("s")
+    run(site, session, "before")
+    first, second = (session.submit(name, wait=True) for name in ("a", "b"))
+    site.burst(_Overwrites(site, key, first.id))
+    with pytest.raises(JobError, match=f"RENAME '{re.escape(key)}'") as caught:
+        first.result(timeout=1)
+    assert caught.value.message.startswith("the answer can't be kept: ")
+    caplog.clear()
+    for _ in range(2):
+        store.upkeep.step()
+    waits = second.status() is Status.DEFERRED
+    assert waits == (key_of is keys.open_turns)
+    named = [one for one in caplog.records if f"RENAME '{key}'" in one.getMessage()]
+    assert len(named) == int(waits)
+    site.redis.delete(key)
+    site.redis.rename("aside", key)
+    store.upkeep.step()
+    site.burst()
+    assert second.status().over
+    run(site, session, "after")
+    said = [content for _, content in contents(session.history())[::2]]
+    assert said == ["before", *(["b"] if waits else []), "after"]
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,8 @@
 -- The jobs that depend on this one are queued here, since the reply may get lost.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
--- command fails. The lease is removed directly after the row is written, so the row is written once
+-- command fails, so the keys of the row and of the turn, which may have another type, come first: nothing
+-- has changed if one has. The lease is removed directly after the row is written, so the row is written once
 -- whatever happens to the commands that follow. A full Redis runs it: ended jobs make room.
 local job, wip, execution, executions, registry, results, outbox, outboxes, log, live, worker,
   started, workers, queue, open_bytes, deadlines, rows = unpack(KEYS)
@@ -69,6 +70,7 @@ if not redis.call('ZSCORE', wip, lease) then
   return 0
 end
 
+check_turn(session, turn)
 append_row(outbox, outboxes, run, row)
 redis.call('ZREM', wip, lease)
 redis.pcall('ZREM', started, entry)
