@@ -19,9 +19,9 @@ from jobs.stream.entries import END_LUA
 from worker.queue import (
     rights,
     rq_backlog,
+    rq_deferred,
     rq_presence,
     rq_scripts,
-    rq_sessions,
     rq_upkeep,
     rq_workers,
 )
@@ -50,8 +50,10 @@ CASES = [
     (session_scripts.REPLACE, "ARGV", session_scripts.ReplaceSessionArgs),
     (turns.BEGIN, "KEYS", turns.BeginKeys),
     (turns.BEGIN, "ARGV", turns.BeginArgs),
-    (rq_sessions.RELEASE, "KEYS", rq_sessions.ReleaseTurnKeys),
-    (rq_sessions.RELEASE, "ARGV", rq_sessions.ReleaseTurnArgs),
+    (rq_deferred.RELEASE_TURN, "KEYS", rq_deferred.ReleaseTurnKeys),
+    (rq_deferred.RELEASE_TURN, "ARGV", rq_deferred.ReleaseTurnArgs),
+    (rq_deferred.RELEASE_DEPENDENT, "KEYS", rq_deferred.ReleaseDependentKeys),
+    (rq_deferred.RELEASE_DEPENDENT, "ARGV", rq_deferred.ReleaseDependentArgs),
     (writer.APPEND, "ARGV", writer.AppendArgs),
     (rq_scripts.CLAIM, "KEYS", rq_scripts.ClaimKeys),
     (rq_scripts.CLAIM, "ARGV", rq_scripts.ClaimArgs),

@@ -32,6 +32,7 @@ _TYPES = (
     (r"rq:results:.*", "stream"),
     (r"rq:(queues|workers)", "set"),
     (r"rq:queue:.*", "list"),
+    (r"rq:job:.*:(dependents|dependencies)", "set"),
     (r"rq:(job|worker):.*", "hash"),
 )  # fmt: skip
 _SHARED = (

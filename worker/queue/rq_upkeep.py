@@ -37,7 +37,7 @@ from jobs.client.turns import TURNS_LUA
 from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
-from worker.queue.rq_sessions import RQSessions
+from worker.queue.rq_deferred import RQDeferred
 
 KEEP = lua.load("worker.queue", "keep")
 NEARER = lua.load("worker.queue", "nearer")
@@ -120,13 +120,14 @@ class Upkeep:
             *map(rq_format.queue_key, queues),
             *(rq_format.registry_key(queue, end) for queue in queues for end in ENDS),
         ]
-        self._sessions = RQSessions(redis)
+        self._deferred = RQDeferred(redis)
         self._reports = Reports()
         self._cursors: dict[str, int] = {}  # position of the next portion, by key
 
     def step(self) -> None:
         """End overdue jobs, write missing rows, keep queued hashes, queue jobs that wait for a
-        session which is free or gone, and see that none waits for a clock that was set back."""
+        session or for jobs although those are free, gone or ended, and see that none waits for a
+        clock that was set back."""
         if not self._redis.exists(*self._lists):
             return
         self._apart(keys.DEADLINES, self._end_overdue)
@@ -158,10 +159,10 @@ class Upkeep:
         return True
 
     def _release(self, queue: str) -> None:
-        """Queue jobs whose session is free or gone."""
+        """Queue jobs whose session is free or gone, or whose dependencies have ended."""
         for job in self._portion(rq_format.deferred_key(queue), self._redis.zrange):
             name = job.decode(errors="replace")
-            self._apart(rq_format.job_key(name), partial(self._sessions.release, name, queue))
+            self._apart(rq_format.job_key(name), partial(self._deferred.release, name, queue))
 
     def _end_overdue(self) -> None:
         """Fail the jobs whose time to live has passed while they wait."""

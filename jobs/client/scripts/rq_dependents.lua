@@ -1,29 +1,49 @@
--- Prelude for scripts that end a job: defines enqueue_dependents.
+-- Prelude for scripts that end a job, and for the upkeep of deferred jobs: queues jobs that wait for other
+-- jobs, by RQ's rules (rq/job.py, dependencies_are_met). Needs the functions of rq_tenants.lua.
 --
--- enqueue_dependents(job, job_id, status, now) queues the jobs that wait for this one and for no
--- other job that has not finished, by RQ's rules (rq/job.py, dependencies_are_met). job is the hash
--- of the job that has ended, status is RQ's, now is the time in RQ's format.
--- Returns nothing. Needs the functions of rq_tenants.lua. Atomic as part of the script that calls it.
-local function enqueue_dependent(job, job_id, status, now, id)
-  local dependent = 'rq:job:' .. id
-  local state, origin, allow_failures, at_front = unpack(redis.call('HMGET', dependent, 'status',
-    'origin', 'allow_dependency_failures', 'enqueue_at_front'))
-  local allowed = {finished = true, failed = allow_failures == '1'}
-  local met = state == 'deferred' and origin and allowed[status]
-  for _, parent in ipairs(met and redis.call('SMEMBERS', dependent .. ':dependencies') or {}) do
-    local other = parent ~= job_id and redis.call('HGET', 'rq:job:' .. parent, 'status')
-    met = met and (not other or allowed[other])
+-- Atomic as part of the script that calls these functions.
+
+-- The set of the jobs that a job waits for. RQ writes two colons.
+local function dependencies_of(id) return 'rq:job::' .. id .. ':dependencies' end
+
+-- Whether all jobs that a job waits for have ended as it allows. ended is the one that ends now, with its
+-- status: then the others may also be gone. nil for none: nobody knows how one that is gone has ended.
+local function are_met(id, allows_failures, ended, status)
+  local allowed = {finished = true, failed = allows_failures}
+  if ended and not allowed[status] then return false end
+  check_type(dependencies_of(id), 'set')
+  for _, other in ipairs(redis.call('SMEMBERS', dependencies_of(id))) do
+    if other ~= ended then
+      check_type('rq:job:' .. other, 'hash')
+      local its_status = redis.call('HGET', 'rq:job:' .. other, 'status')
+      if (its_status or not ended) and not allowed[its_status] then return false end
+    end
   end
-  if not met then return end
+  return true
+end
+
+-- Queues a deferred job if what it waits for has ended. now is the time in RQ's format. Changes nothing if
+-- it fails.
+local function enqueue_dependent(id, now, ended, status)
+  local job = 'rq:job:' .. id
+  local state, origin, allow_failures, at_front = unpack(redis.call('HMGET', job, 'status', 'origin',
+    'allow_dependency_failures', 'enqueue_at_front'))
+  if state ~= 'deferred' or not origin or not are_met(id, allow_failures == '1', ended, status) then
+    return
+  end
   push_job(at_front == '1' and 'LPUSH' or 'RPUSH', 'rq:queue:' .. origin, id)
-  redis.call('HSET', dependent, 'status', 'queued', 'enqueued_at', now)
-  redis.call('SREM', job .. ':dependents', id)
+  redis.call('HSET', job, 'status', 'queued', 'enqueued_at', now)
+  for _, other in ipairs(redis.call('SMEMBERS', dependencies_of(id))) do
+    redis.pcall('SREM', 'rq:job:' .. other .. ':dependents', id)
+  end
   redis.pcall('ZREM', 'rq:deferred:' .. origin, id)
 end
 
+-- Queues the jobs that wait for this one, which has ended, and for no other. If a key of another type
+-- prevents it, the upkeep of their queue does it later.
 local function enqueue_dependents(job, job_id, status, now)
   if status ~= 'finished' and status ~= 'failed' then return end
   for _, id in ipairs(redis.call('SMEMBERS', job .. ':dependents')) do
-    pcall(enqueue_dependent, job, job_id, status, now, id)  -- it fails if a key has another type
+    pcall(enqueue_dependent, id, now, job_id, status)
   end
 end

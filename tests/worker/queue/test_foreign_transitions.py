@@ -279,6 +279,61 @@ def test_a_dependent_job_that_can_not_be_queued_waits_and_holds_back_no_other(
     assert site.redis.lrange(f"rq:queue:{CHAT}", 0, -1) == [free.id.encode()]
 
 
+IN_THE_WAY: dict[str, Callable[[str, str, str], str]] = {
+    "its own": lambda child, parent, other: job_key(child),
+    "its dependencies": lambda child, parent, other: f"rq:job::{child}:dependencies",
+    "the dependents": lambda child, parent, other: f"{job_key(parent)}:dependents",
+    "another dependency": lambda child, parent, other: job_key(other),
+    "its queue": lambda child, parent, other: f"rq:queue:{CHAT}",
+    "all queues": lambda child, parent, other: "rq:queues",
+}
+
+
+@pytest.mark.parametrize("which", IN_THE_WAY)
+def test_a_dependent_job_goes_on_when_the_key_in_its_way_is_gone(
+    site: Site, store: RQStore, queue: Queue, caplog: pytest.LogCaptureFixture, which: str
+) -> None:
+    site.client.serving = None
+    parents = [site.submit(), site.submit()]
+    on = Dependency([fetch(site, one) for one in parents], allow_failure=True)
+    child = queue.enqueue("f", depends_on=on)
+    other, parent = claim(store), claim(store)
+    assert store.settle([failed(other)]) == [True]
+    key = IN_THE_WAY[which](child.id, parent.lease.job, other.lease.job)
+    overwrite(site, key)
+    assert store.settle([failed(parent)]) == [True]
+    for _ in range(2):
+        store.upkeep.step()
+    waits = which != "the dependents"  # which the upkeep does not need
+    named = [one for one in caplog.records if f"RENAME '{key}'" in one.getMessage()]
+    assert bool(named) == waits and len(named) <= 2  # of the list and of the job
+    restore(site, key, value=True)
+    store.upkeep.step()
+    assert child.get_status(refresh=True) == "queued"
+    assert site.redis.lrange(f"rq:queue:{CHAT}", 0, -1) == [child.id.encode()]
+    assert site.redis.zscore(f"rq:deferred:{CHAT}", child.id) is None
+
+
+def test_a_dependent_job_waits_for_those_that_have_not_ended_or_have_failed(
+    site: Site, store: RQStore, queue: Queue
+) -> None:
+    site.client.serving = None
+    first, second = (fetch(site, site.submit()) for _ in range(2))
+    held = queue.enqueue("f", depends_on=[first, second])
+    allows = queue.enqueue("f", depends_on=Dependency([first, second], allow_failure=True))
+    one, other = claim(store), claim(store)
+    store.upkeep.step()
+    assert store.settle([failed(one)]) == [True]
+    store.upkeep.step()
+    assert {job.get_status(refresh=True) for job in (held, allows)} == {"deferred"}
+    assert store.settle([failed(other)]) == [True]
+    store.upkeep.step()
+    assert allows.get_status(refresh=True) == "queued"
+    site.redis.delete(first.key, second.key)  # as when they have expired
+    store.upkeep.step()
+    assert held.get_status(refresh=True) == "deferred"
+
+
 CHANGES: dict[str, Callable[[Session], object]] = {
     "a turn": lambda session: session.submit("more"),
     "undo": lambda session: session.undo(),

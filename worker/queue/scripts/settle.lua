@@ -98,7 +98,7 @@ if redis.call('TYPE', job).ok == 'hash' then
     redis.pcall('COPY', results, results .. ':copy')
     redis.pcall('RENAME', results .. ':copy', results)
     if keep > 0 then
-      for _, key in ipairs({job, results, job .. ':dependents', job .. ':dependencies'}) do
+      for _, key in ipairs({job, results, job .. ':dependents', dependencies_of(job_id)}) do
         redis.call('EXPIRE', key, keep)
       end
     end
