@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -63,6 +63,7 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
     running.sort(key=_started_at, reverse=True)
     for queue in lengths:
         queue["workers"] = sum(queue["model"] in worker["names"] for worker in running)
+    served = {name for worker in running for name in worker["names"]}
     recorded = any_records(running)
     if host is not None:
         running = [worker for worker in running if worker["host"] == host]
@@ -73,7 +74,7 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
         waiting["errors"] = faults
         print_json({"workers": running, "queues": lengths, "rows": waiting, "damaged": found})
     else:
-        _print_tables(running, lengths, host)
+        _print_tables(running, lengths, served, host)
         _print_rows(rows, faults, recorded)
     if host is not None and not running:
         raise NotFound(f"no worker is running on host {host}")
@@ -112,8 +113,13 @@ def _print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> N
 
 
 def _print_tables(
-    workers: list[dict[str, Any]], queues: list[dict[str, Any]], host: str | None
+    workers: list[dict[str, Any]],
+    queues: list[dict[str, Any]],
+    served: Collection[str],
+    host: str | None,
 ) -> None:
+    from jobs.client.serving import nobody_serves
+
     if workers:
         print_table(
             ("worker", "models", "device", *map(number, _WORKER_NUMBERS)),
@@ -145,7 +151,7 @@ def _print_tables(
             if (one["queued"] or one["scheduled"] or one["deferred"]) and not one["workers"]
         }
     ):
-        echo(f"no worker serves {model!r}: its jobs wait (chatjobs work --model {model})", err=True)
+        echo(f"{nobody_serves(model, served)}: its jobs wait", err=True)
 
 
 def _started_at(worker: dict[str, Any]) -> float:

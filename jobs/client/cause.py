@@ -3,14 +3,13 @@ that time out."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from datetime import datetime
 
 from redis import RedisError
 
 from jobs import keys
 from jobs.client.rq_format import queue_key, scheduled_key
-from jobs.client.serving import served_by, worker_keys
+from jobs.client.serving import nobody_serves, served_by, worker_keys
 from jobs.client.state import Status, read_state
 from jobs.client.steps import Steps, command, retry
 from jobs.client.turns import session_of
@@ -47,14 +46,6 @@ def what_it_waits_for(job_id: str, name: str) -> Steps[str]:
             return (yield from _place(job_id, name, state.queue, state.request.get("job")))
         case _:
             return ""
-
-
-def nobody_serves(model: str, served: Sequence[str]) -> str:
-    """The clause about a model that no running worker serves."""
-    return (
-        f"no worker serves {model!r} (models served now: {', '.join(served) or 'none'}; "
-        f"chatjobs work --model {model} starts one)"
-    )
 
 
 def read_served() -> Steps[list[str]]:

@@ -21,6 +21,14 @@ class NobodyServes(UserWarning):
     """A job was submitted for a model that no running worker serves: it waits until one does."""
 
 
+def nobody_serves(model: str, served: Iterable[str]) -> str:
+    """The clause about a model that no running worker serves. `served`: models of the workers."""
+    return (
+        f"no worker serves {model!r} (models served now: {', '.join(sorted(served)) or 'none'}; "
+        f"chatjobs work --model {model} starts one)"
+    )
+
+
 def read_workers(redis: Redis) -> list[dict[str, Any]]:
     """The status that each running worker publishes, by worker name. What no worker has written is
     left out."""
@@ -116,19 +124,16 @@ class ServingCheck:
                 return
             unserved = sorted(set(models) - self._served - self._warned)
             self._warned.update(unserved)
-            served = ", ".join(sorted(self._served))
+            served = self._served
         other = (
-            f"{served}; chatjobs submit --model M submits to one of them, the rows of a run with "
+            "; chatjobs submit --model M submits to one that is served, the rows of a run with "
             "another --run"
             if served
-            else "none"
+            else ""
         )
         for model in unserved:
-            warn_caller(
-                f"no worker serves {model!r}: its jobs wait until one does (chatjobs work --model "
-                f"{model}); models served now: {other}",
-                NobodyServes,
-            )
+            message = f"{nobody_serves(model, served)}: its jobs wait until one does{other}"
+            warn_caller(message, NobodyServes)
 
     def _read(self) -> None:
         now = time.monotonic()

@@ -209,7 +209,7 @@ def test_without_a_worker_the_conversation_says_so_and_goes_on(
 ) -> None:
     terminal = start(site, opened, "--wait", "0.2")
     terminal.type("one\r")
-    terminal.expect("no worker served 'fake'")
+    terminal.expect("wait longer for one")
     worker = site.worker()
     wait_until(lambda: any("fake" in one["names"] for one in read_workers(site.redis)))
     terminal.type("two\r")

@@ -77,7 +77,8 @@ def test_a_limit_of_a_model_that_nobody_knows_is_set_with_a_warning(
     result = run("limits", "-m", "demoo", *words)
     assert json.loads(result.stdout)["jobs:demoo"] == 5
     assert result.stderr == (
-        "warning: no worker serves 'demoo', and it has no jobs; did you mean 'demo'?\n"
+        "warning: no worker serves 'demoo' (models served now: none; chatjobs work --model demoo "
+        "starts one), and it has no jobs; did you mean 'demo'?\n"
     )
 
 

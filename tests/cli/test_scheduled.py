@@ -55,7 +55,7 @@ def test_status_shows_scheduled_jobs_and_those_of_tenants(
     assert (queue["queued"], queue["scheduled"], queue["workers"]) == (2, 1, 0)
     shown = run("status", "--redis", redis_url)
     assert "scheduled" in shown.stdout
-    assert "no worker serves 'm': its jobs wait" in shown.stderr
+    assert "no worker serves 'm' (" in shown.stderr and "): its jobs wait\n" in shown.stderr
 
 
 def test_status_says_that_a_worker_is_paused_and_why(

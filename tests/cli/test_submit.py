@@ -143,13 +143,16 @@ def test_many_rows_are_submitted_in_their_order(run: Run, redis_url: str) -> Non
     assert [request.job.row for request in found] == list(range(count))
     warning, enqueued = result.stderr.splitlines()
     assert warning == (
-        "warning: no worker serves 'm': its jobs wait until one does (chatjobs work --model m); "
-        "models served now: none"
+        "warning: no worker serves 'm' (models served now: none; chatjobs work --model m starts "
+        "one): its jobs wait until one does"
     )
     assert enqueued == f"{count} jobs enqueued"
     assert run("submit", "-", "-m", "m", "-q", "--redis", redis_url, input=lines).stderr == ""
     status = run("status", "--redis", redis_url)
-    assert status.stderr == "no worker serves 'm': its jobs wait (chatjobs work --model m)\n"
+    assert status.stderr == (
+        "no worker serves 'm' (models served now: none; chatjobs work --model m starts one): its "
+        "jobs wait\n"
+    )
 
 
 def test_a_large_file_takes_little_memory(redis_url: str, tmp_path: Path) -> None:

@@ -26,9 +26,9 @@ def test_the_warning_names_the_model_and_those_that_are_served(client: Client) -
     assert job.status() == "queued"
     (warning,) = caught
     assert str(warning.message) == (
-        "no worker serves 'other': its jobs wait until one does (chatjobs work --model other); "
-        "models served now: a/b, demo; chatjobs submit --model M submits to one of them, the rows "
-        "of a run with another --run"
+        "no worker serves 'other' (models served now: a/b, demo; chatjobs work --model other "
+        "starts one): its jobs wait until one does; chatjobs submit --model M submits to one that "
+        "is served, the rows of a run with another --run"
     )
     assert warning.filename == __file__
 
