@@ -51,7 +51,7 @@ def model_of(queue: str) -> str:
 
 
 def is_bulk(queue: str) -> bool:
-    """Whether an RQ queue is that of a model's bulk jobs."""
+    """True if an RQ queue is that of a model's bulk jobs."""
     return queue.startswith(bulk_queue(""))
 
 
@@ -159,7 +159,7 @@ def parts(run: str) -> str:
 
 
 def worker(name: str) -> str:
-    """What a worker says about itself, as JSON: expires soon if it says nothing more."""
+    """The status of a worker, as JSON; expires soon if the worker does not renew it."""
     return f"chatjobs:worker:{name}"
 
 

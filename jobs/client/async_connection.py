@@ -1,5 +1,5 @@
-"""What all exchanges of one asyncio client share: a few connections for commands, which go in
-pipelines, and one for messages."""
+"""The connections of one asyncio client: a few for commands, which go in pipelines, and one for
+messages."""
 
 from __future__ import annotations
 

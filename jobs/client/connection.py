@@ -195,19 +195,19 @@ def user_name(client: Any) -> str:
 
 
 def uses_tls(client: Any) -> bool:
-    """Whether the connections of a client use TLS."""
+    """True if the connections of a client use TLS."""
     return issubclass(client.connection_pool.connection_class, SSLConnection | AsyncSSLConnection)
 
 
 def nothing_listens(client: Any, error: redis.RedisError) -> bool:
-    """Whether no server has the port or the unix socket of the URL."""
+    """True if no server has the port or the unix socket of the URL."""
     if "path" in client.connection_pool.connection_kwargs and _cause(error, FileNotFoundError):
         return True
     return _cause(error, ConnectionRefusedError)
 
 
 def _cause(error: BaseException, kind: type[BaseException]) -> bool:
-    """Whether an error of this kind led to `error`."""
+    """True if an error of this kind led to `error`."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, kind):
         seen = seen.__cause__ or seen.__context__

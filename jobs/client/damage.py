@@ -1,4 +1,4 @@
-"""Values in Redis that chatjobs has not written so: which key it is, and what to do.
+"""Detects Redis keys of an unexpected type or format and names the remedy.
 
 Other programs share the server. A value that cannot be read is reported, and affects what it
 belongs to alone: one job, one run, one queue, one worker.
@@ -98,8 +98,8 @@ class Reports:
 
 
 def is_damage(error: BaseException) -> bool:
-    """Whether a command failed because of the values in its keys: not because of the connection,
-    the memory, the role or the permissions, which have classes of their own."""
+    """True if a command failed because of the values in its keys. Errors of the connection, the
+    memory, the role and the permissions have classes of their own."""
     return type(error) is redis.ResponseError
 
 

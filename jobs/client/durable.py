@@ -25,12 +25,12 @@ SUBMIT_SECONDS = 60.0  # how long `submit(durable=True)` waits
 
 
 class NotDurable(Exception):
-    """What was written may still be lost. The message says what it waits for."""
+    """A write may still be lost. The message says what it waits for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Persistence:
-    """What INFO says about one server."""
+    """The persistence of one server, from INFO."""
 
     server: str  # a new value whenever the server starts, and on each replica
     append_only: bool  # whether it keeps an append-only file

@@ -46,7 +46,7 @@ OnRestart: TypeAlias = Literal["raise", "reset"]
 
 
 class _Patience:
-    """How long a follower waits for the next output: `seconds`, or for ever if they are None. The
+    """The time limit of a follower for the next output: `seconds`, or none if they are None. The
     time that its caller takes for a chunk does not count."""
 
     def __init__(self, seconds: float | None) -> None:

@@ -22,7 +22,7 @@ ID_BYTES = 100  # of the file, at most
 
 @dataclass(frozen=True, slots=True)
 class ResultsHome:
-    """What Redis holds about the folder: its id, and where the first worker had it.
+    """The folder's record in Redis: its id, and where the first worker had it.
 
     device: number of the file system on that host; None if an older version has written it.
     """

@@ -202,7 +202,7 @@ def _hash_fields(model: str, priority: str, now: str, result_ttl: int) -> tuple[
 
 
 def is_keyed(request: ChatRequest) -> bool:
-    """Whether a row of a file can be identified by custom_id: `job.row` is then a proposal."""
+    """True if custom_id identifies the row of the request; `job.row` is then a proposal."""
     options = request.job
     return options.run is not None and options.row is not None and options.custom_id is not None
 
@@ -213,7 +213,7 @@ def custom_id_digest(custom_id: str) -> bytes:
 
 
 def is_unwritten(reservation: bytes) -> bool:
-    """Whether the row of a reservation is still to be written."""
+    """True if the row of a reservation is still to be written."""
     return len(reservation) > DIGEST_BYTES
 
 

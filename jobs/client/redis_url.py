@@ -134,7 +134,7 @@ def bad_url(url: str) -> JobError:
 
 
 def _is_place(scheme: str, place: str) -> bool:
-    """Whether what stands before the options has the form of this scheme."""
+    """True if `place`, the part before the options, has the form of this scheme."""
     authority, slash, path = place.partition("/")
     login, at, host = authority.rpartition("@")
     if scheme == "unix":

@@ -283,12 +283,12 @@ def read_result(job_id: str, entry_id: bytes, fields: dict[bytes, bytes]) -> tup
 
 
 def is_abandoned(failure: str) -> bool:
-    """Whether RQ's clean-up failed the job because its worker died. `failure`: failure text."""
+    """True if RQ's clean-up failed the job because its worker died. `failure`: failure text."""
     return AbandonedJobError.__name__ in failure
 
 
 def _deeper_than(value: Any, limit: int) -> bool:
-    """Whether lists and objects are nested deeper than `limit` levels. Not recursive."""
+    """True if lists and objects are nested deeper than `limit` levels. Not recursive."""
     level = [value]
     for _ in range(limit):
         children: list[Any] = []

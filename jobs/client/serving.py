@@ -80,7 +80,7 @@ def _is_text(name: bytes) -> bool:
 
 
 def _read_status(value: bytes) -> dict[str, Any] | None:
-    """What a worker says about itself; None for anything else."""
+    """The status that a worker has published; None for any other value."""
     try:
         found = json.loads(value)
     except (ValueError, RecursionError):

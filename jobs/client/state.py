@@ -1,4 +1,4 @@
-"""What Redis knows about one job: its state, its request and its outcome, read from RQ's keys."""
+"""The state, the request and the outcome of one job, read from RQ's keys."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Status(StrEnum):
 
     @property
     def over(self) -> bool:
-        """Whether the job has ended."""
+        """True if the job has ended."""
         return self in (Status.FINISHED, Status.FAILED, Status.CANCELLED)
 
 

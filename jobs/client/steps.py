@@ -36,7 +36,7 @@ Command: TypeAlias = Sequence[Any]  # name of a method of a Redis client, and it
 
 
 class Connection(Protocol):
-    """What the exchanges of a client share. With asyncio, whatever waits returns an awaitable."""
+    """The operations that steps ask for. With asyncio, those that wait return an awaitable."""
 
     redis: Any
 
@@ -50,7 +50,7 @@ class Connection(Protocol):
         """A mailbox of these channels. Returns at once; `close` it."""
 
     def silence(self, seconds: float) -> float:
-        """How long to wait for a message before Redis is read again."""
+        """Seconds to wait for a message before Redis is read again."""
 
     def sleep(self, seconds: float) -> Any: ...
 
@@ -101,13 +101,13 @@ def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
 
 
 def run_sync(steps: Steps[T], connection: Connection) -> T:
-    """What the steps return. A Redis error ends them as a JobError."""
+    """Run the steps and return their value. A Redis error becomes a JobError."""
     (value,) = iterate_sync(_emit_returned(steps), connection)
     return value
 
 
 def iterate_sync(steps: Emitting[T], connection: Connection) -> Iterator[T]:
-    """What the steps emit. A Redis error ends them as a JobError."""
+    """Run the steps and yield the values that they emit. A Redis error becomes a JobError."""
     reply: Any = None
     failure: redis.RedisError | None = None
     try:

@@ -1,4 +1,4 @@
-"""What all exchanges of one sync client share: connections for commands, and one for messages."""
+"""The connections of one sync client: a pool for commands, and one for messages."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ class SyncConnection:
         return self._live.listen(channels, ends_only)
 
     def silence(self, seconds: float) -> float:
-        """How long to wait for a message before the state is read: about `seconds`, longer if
-        many jobs are waited for."""
+        """Seconds to wait for a message before the state is read: about `seconds`, longer if many
+        jobs are waited for."""
         return max(seconds, self._live.channels / READS_PER_SECOND) * random.uniform(0.75, 1.25)
 
     def sleep(self, seconds: float) -> None:

@@ -96,14 +96,14 @@ def without_secret(error: redis.ResponseError, connection: Any) -> redis.Respons
 
 
 def is_demoted(error: redis.ResponseError) -> bool:
-    """Whether the server said that it is not the primary."""
+    """True if the server said that it is not the primary."""
     if isinstance(error, ReadOnlyError | MasterDownError):
         return True
     return str(error).startswith(("UNBLOCKED", "WAIT cannot be used with replica"))
 
 
 def waiting_time(words: tuple[Any, ...]) -> float:
-    """How many seconds the server may wait before it replies to this command."""
+    """The seconds that the server may wait before it replies to this command."""
     name = str(words[0]).upper()
     if name in ("XREAD", "XREADGROUP"):
         names = [str(word).upper() if isinstance(word, str | bytes) else "" for word in words[:8]]

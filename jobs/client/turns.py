@@ -52,8 +52,8 @@ class BeginArgs(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What a session was when a job of it began. `replaces`: the job's turn takes the place of the
-    last one, which `messages` leave out."""
+    """The state of a session when a job of it began. `replaces`: the job's turn takes the place of
+    the last one, which `messages` leave out."""
 
     messages: list[dict[str, Any]]
     replaces: bool
@@ -74,7 +74,7 @@ def begin_script(job: str, job_key: str, request: Mapping[str, Any]) -> tuple[Be
 
 
 def _edits(request: Mapping[str, Any]) -> bool:
-    """Whether the turn of a request that has a session takes the place of the last one."""
+    """True if the turn of a request that has a session replaces the last turn."""
     options = request["job"].get("turn")
     return isinstance(options, dict) and bool(options.get("edit"))
 

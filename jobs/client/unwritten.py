@@ -57,5 +57,5 @@ def recording_faults(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
 
 
 def any_records(workers: Iterable[Mapping[str, Any]]) -> bool:
-    """Whether a worker has a results folder. One of an older version may have one."""
+    """True if a worker has a results folder, or is of an older version, which does not say so."""
     return any(worker.get("results", {}) is not None for worker in workers)

@@ -21,7 +21,7 @@ TAIL_SEQ = END_SEQ - 1  # cursor of the last text if a usage chunk follows it
 
 @dataclass(slots=True)
 class _Output:
-    """What one choice has generated so far."""
+    """The output of one choice so far."""
 
     content: str = ""
     reasoning: str = ""
@@ -52,8 +52,8 @@ class _Output:
         self.finish_reason = delta.finish_reason or self.finish_reason
 
     def begins(self, other: _Output) -> bool:
-        """Whether `other` is this output, or one that goes on from it. Log-probabilities may
-        differ a little between two computations of the same tokens."""
+        """True if `other` is this output, or continues it. Log-probabilities may differ a little
+        between two computations of the same tokens."""
         if self.finish_reason is not None and self.finish_reason != other.finish_reason:
             return False
         tokens = [one.token for one in self.logprobs]
@@ -65,8 +65,8 @@ class _Output:
         )
 
     def rest(self, index: int, held: _Output) -> Delta | None:
-        """What the choice of this index has generated beyond `held`, which begins it. None if that
-        is nothing."""
+        """The output of the choice of this index after `held`, its prefix, as a delta; None if
+        there is none."""
         delta = Delta(
             index,
             self.content[len(held.content) :],
@@ -105,7 +105,7 @@ class StreamCursor:
         self._repeated: _Outputs | None = None  # of an attempt that has not shown all of it yet
 
     def is_next(self, position: Position) -> bool:
-        """Whether no entry can be missing between the last one taken and this one."""
+        """True if no entry can be missing between the last one taken and this one."""
         attempt, seq = self.position
         return position == (attempt, seq + 1)
 
@@ -165,13 +165,13 @@ class StreamCursor:
         return [self._discard(entry.attempt), *self._advance(repeated, entry.id)]
 
     def _agrees(self, outputs: _Outputs) -> bool:
-        """Whether these outputs are what the follower holds, or go on from it."""
+        """True if these outputs are those that the follower holds, or continue them."""
         return self._held_is_known and all(
             held.begins(outputs.get(index, _Output())) for index, held in self._held.items()
         )
 
     def _advance(self, outputs: _Outputs, cursor: str) -> list[ChatChunk]:
-        """What the follower lacks of these outputs, as a chunk, unless that is nothing."""
+        """The part of these outputs that the follower lacks, as a chunk, if there is any."""
         rests = [
             output.rest(index, self._held.get(index, _Output()))
             for index, output in sorted(outputs.items())

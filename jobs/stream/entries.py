@@ -80,7 +80,7 @@ def parse_position(text: str) -> Position:
 
 
 def is_end_message(message: bytes) -> bool:
-    """Whether a published message is an end entry, without decoding it."""
+    """True if a published message is an end entry. It is not decoded."""
     return f'-{END_SEQ}"'.encode() in message[:48]
 
 

@@ -1,4 +1,4 @@
-"""What a `FakeWorker` answers: the replies that a test may give, and what the worker makes of one.
+"""The replies that a test may give a `FakeWorker`, and the steps that the worker makes of one.
 
 A token is a word with the white space after it, so that streams and token counts are the same in
 every run. A reply becomes a `Plan`: one group of deltas per step, and at the end a completion or an
@@ -144,7 +144,7 @@ class _Choice:
 
 
 class Plan:
-    """What one attempt at a job does, step by step."""
+    """The steps of one attempt at a job."""
 
     def __init__(self, request: ChatRequest, job_id: str, reply: Reply) -> None:
         self._request, self._job_id = request, job_id
@@ -165,7 +165,7 @@ class Plan:
         return self._completion(self._choices, self._usage)
 
     def partial(self, steps: int) -> ChatCompletion:
-        """What the job had generated after this many steps, for a job that fails or is stopped."""
+        """The completion after this many steps, for a job that fails or is stopped."""
         return self._completion([choice.first(steps) for choice in self._choices], None)
 
     def _read(self, reply: Reply) -> list[_Choice]:

@@ -170,7 +170,7 @@ class Attempts:
         return self._writer.write_many([entry])[0]
 
     def is_cancelled(self, attempt: Attempt) -> bool:
-        """Whether a client has asked to stop the job."""
+        """True if a client has asked to stop the job."""
         return bool(self._redis.hget(job_key(attempt.job), CANCEL))
 
     def requeue(self, attempt: Attempt, error: JobError | None = None) -> None:
@@ -313,7 +313,7 @@ class Attempts:
 
 
 def _publishes(request: dict[str, Any]) -> bool:
-    """Whether the tokens of a request are published, as `ChatRequest.publishes` says."""
+    """True if the tokens of a request are published, as `ChatRequest.publishes` says."""
     options, stream = request.get("job"), request.get("stream")
     bulk = isinstance(options, dict) and options.get("priority") == "bulk"
     return stream if isinstance(stream, bool) else not bulk
