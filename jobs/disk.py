@@ -1,4 +1,4 @@
-"""What makes changes of folders durable."""
+"""Functions that make changes of folders durable."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class EmbeddedRedis:
 
     @property
     def replies(self) -> bool:
-        """Whether a server replies on the socket."""
+        """True if a server replies on the socket."""
         with redis.Redis(unix_socket_path=str(self._socket()), retry=Retry(NoBackoff(), 0)) as one:
             try:
                 return bool(one.ping())
@@ -151,7 +151,7 @@ class EmbeddedRedis:
 
     @staticmethod
     def _rewrite(client: redis.Redis) -> str:
-        """Whether the append-only file has all data: ok, err, or "" if it is being written."""
+        """The state of the append-only file: "ok", "err", or "" while it is rewritten."""
         info: Any = client.info("persistence")
         if info["aof_rewrite_in_progress"] or info["aof_rewrite_scheduled"]:
             return ""

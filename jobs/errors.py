@@ -41,7 +41,7 @@ class JobError(Exception):
 
     @property
     def retryable(self) -> bool:
-        """Whether the same request may succeed if it is run again, or the same call is repeated."""
+        """True if the same request, or the same call, may succeed when it is repeated."""
         return self.code in RETRYABLE_CODES
 
     def to_dict(self) -> dict[str, Any]:

@@ -28,7 +28,7 @@ def command_for(extra: str) -> str:
 
 
 def _requirement(source: dict[str, Any], extra: str) -> str:
-    """What pip installs, from what it has recorded about the source."""
+    """The argument of pip install, from what pip has recorded about the source."""
     url = str(source.get("url", ""))
     parts = urlsplit(url)
     if parts.scheme == "file":

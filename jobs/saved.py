@@ -17,7 +17,7 @@ FORMAT, VERSION = "chatjobs.conversation", 1
 
 
 class Conversation(NamedTuple):
-    """What a file holds. `model`: the one that answered last."""
+    """The content of a file. `model`: the one that answered last."""
 
     model: str
     system: str

@@ -126,7 +126,7 @@ def drop_unsupported(data: dict[str, Any], ignored: list[str]) -> dict[str, Any]
 
 
 def is_empty(value: Any) -> bool:
-    """Whether a value says nothing: null, an empty string or list, an object of such values."""
+    """True for an empty value: null, an empty string or list, or an object of such values."""
     if isinstance(value, dict):
         return all(map(is_empty, value.values()))
     return value is None or (isinstance(value, str | list | tuple) and not value)

@@ -76,14 +76,15 @@ def _moment(value: Any) -> datetime:
 
 
 class TurnOptions(Wire):
-    """How a request joins its session."""
+    """Options of a request that is a turn of a session."""
 
     wait: StrictBool = False  # run after the turns that have not ended, instead of being refused
     edit: StrictBool = False  # replace the last turn
 
 
 class JobOptions(Wire):
-    """How the request is queued, and what is recorded with its result. All optional."""
+    """Options of the job: its queueing, and values that are recorded with its result. All
+    optional."""
 
     id: Annotated[Text, AfterValidator(_job_id)] | None = None
     run: Annotated[Text, AfterValidator(_run_id)] | None = None

@@ -32,14 +32,14 @@ MessageInput: TypeAlias = MessageFields | Mapping[str, object] | BaseModel
 
 
 class TurnFields(TypedDict, total=False):
-    """How a request joins its session."""
+    """Options of a request that is a turn of a session."""
 
     wait: bool
     edit: bool
 
 
 class JobFields(TypedDict, total=False):
-    """How the request is queued, and what is recorded with its result."""
+    """Options of the job: its queueing, and values that are recorded with its result."""
 
     id: str | None
     run: str | None

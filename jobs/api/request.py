@@ -232,7 +232,7 @@ class ChatRequest(Sampling):
 
     @property
     def publishes(self) -> bool:
-        """Whether the job's tokens are published to Redis as they are generated."""
+        """True if the job's tokens are published to Redis as they are generated."""
         return self.job.priority == "interactive" if self.stream is None else self.stream
 
     def sampling(self) -> Sampling:

@@ -12,7 +12,7 @@ BadWord = Annotated[Text, Field(min_length=1, max_length=256)]
 
 
 class Sampling(Checked):
-    """How tokens are sampled and when a completion ends.
+    """Sampling parameters and stop conditions of a completion.
 
     None stands for the value in the model's generation_config.json, else for OpenAI's default.
     `repetition_penalty` applies to the last 64 tokens, prompt included; `presence_penalty` and

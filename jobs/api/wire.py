@@ -110,7 +110,7 @@ def describe(value: Any) -> str:
 
 
 def _meant(path: str, location: Sequence[str | int], model: type[BaseModel]) -> str:
-    """What may be meant by the unknown field at `location` in a `model`."""
+    """A hint for the unknown field at `location` in a `model`: a similar field, or all fields."""
     name = str(location[-1])
     inside = path[: -len(name)]
     holder: type[BaseModel] | None = model
@@ -145,7 +145,7 @@ def _model_in(annotation: Any) -> type[BaseModel] | None:
 
 
 def not_json(error: Exception) -> str:
-    """What `json.loads` raised, in plain words."""
+    """The sentence for an exception of `json.loads`."""
     if isinstance(error, json.JSONDecodeError):
         line = f"line {error.lineno}, " if error.lineno > 1 else ""
         return f"not JSON: {error.msg} at {line}column {error.colno}"

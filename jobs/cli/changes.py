@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Outcome(NamedTuple):
-    """What happened to a job."""
+    """The result of a change to a job."""
 
     words: str  # after its id or a number of jobs: "cancelled"
     status: str | None  # of the job now; None if Redis has it no more

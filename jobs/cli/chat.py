@@ -329,7 +329,7 @@ def _print_timings(completion: ChatCompletion, seconds: float) -> None:
 
 
 def _accepted(usage: Usage) -> str:
-    """How well the draft did, if there was one that proposed tokens."""
+    """The tokens per step with a draft, as text; empty if no draft proposed tokens."""
     details = usage.completion_tokens_details
     if details is None or not details.prediction_steps:
         return ""

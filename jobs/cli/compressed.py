@@ -17,8 +17,8 @@ BZIP2_BLOCK = b"1AY&SY"  # after the level: text may begin with BZh
 
 
 def compression_of(head: bytes) -> str | None:
-    """How a file with these first bytes is compressed. Raises InvalidRequest for what is not
-    read."""
+    """The compression of a file with these first bytes. Raises InvalidRequest for one that is not
+    supported."""
     for magic, name in UNREAD.items():
         if head.startswith(magic) and (name != "bzip2" or head[4:10] == BZIP2_BLOCK):
             raise invalid(f"the file is compressed with {name}: decompress it, or use gzip or zstd")

@@ -169,7 +169,7 @@ class Conversation:
 
 
 def is_terminal() -> bool:
-    """Whether a person reads and writes."""
+    """True if stdin and stdout are terminals."""
     return sys.stdin.isatty() and sys.stdout.isatty()
 
 

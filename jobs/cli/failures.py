@@ -53,7 +53,7 @@ class Failure(click.ClickException):
 
 
 class NotFound(Failure):
-    """What was asked for does not exist."""
+    """The requested thing does not exist."""
 
     code = "not_found"
 

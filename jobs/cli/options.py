@@ -23,7 +23,7 @@ ANSWER_SECONDS = 3.5  # that a command waits for Redis: with its own start, 5 s
 
 
 def is_embedded(url: str) -> bool:
-    """Whether `--redis` selects a private server."""
+    """True if `--redis` selects a private server."""
     return url == EMBEDDED or url.startswith(f"{EMBEDDED}:")
 
 

@@ -79,7 +79,7 @@ def visible(text: str) -> str:
 
 
 def is_terminal(stream: TextIO) -> bool:
-    """Whether a person reads what is written to `stream`."""
+    """True if `stream` is a terminal."""
     return stream.isatty()
 
 

@@ -55,7 +55,7 @@ class InvalidLine:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """Values from the command line; each replaces the value in the row.
+    """Options of the command line; each replaces the value in the row.
 
     `keep`: columns that go to the request's metadata, and so to the results; "*": all unknown ones.
     """

@@ -173,7 +173,7 @@ def _not_json_lines(error: InvalidRequest, line: bytes, first: bool) -> InvalidR
 
 
 def _is_open(line: bytes) -> bool:
-    """Whether JSON begins in a line and does not end there."""
+    """True if JSON begins in a line and does not end there."""
     try:
         text = line.decode("utf-8-sig").strip()
         json.loads(text)

@@ -1,4 +1,4 @@
-"""What the answers of a conversation have taken."""
+"""The tokens and the time that the answers of a conversation have taken."""
 
 from __future__ import annotations
 

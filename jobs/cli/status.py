@@ -95,7 +95,7 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
 
 
 def rows_wait(rows: Unwritten) -> str:
-    """How many rows wait, and since when."""
+    """The number of unwritten rows, and the age of the first one."""
     if not rows.count:
         return "none wait now"
     wait = f"{counted(rows.count, 'row')} {'waits' if rows.count == 1 else 'wait'}"

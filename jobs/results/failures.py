@@ -15,7 +15,7 @@ MAX_TIME = 2**33  # seconds since the epoch: the year 2242
 
 
 class Failure(TypedDict):
-    """How one attempt failed. `at` is in seconds since the epoch, `code` is JobError's."""
+    """The failure of one attempt. `at` is in seconds since the epoch, `code` is JobError's."""
 
     attempt: int
     at: float
