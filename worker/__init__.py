@@ -15,7 +15,7 @@ _MODULES = {"ChatSession": "worker.engine.chat_session", "Engine": "worker.engin
 
 
 def advice() -> str:
-    """How to install what a machine that generates needs."""
+    """The command that installs the packages for generation."""
     from jobs.install import command_for
 
     return (

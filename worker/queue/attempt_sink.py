@@ -1,4 +1,4 @@
-"""What the engine's thread, and others, tell the worker's loop about the running attempts."""
+"""Events of running attempts, from the engine's thread and others to the worker's loop."""
 
 from __future__ import annotations
 

@@ -29,7 +29,7 @@ class Capacity:
 
     @property
     def everywhere(self) -> bool:
-        """Whether there is room for each model and priority."""
+        """True if there is room for each model and priority."""
         return all(left > 0 for left in self._left.values())
 
     @property

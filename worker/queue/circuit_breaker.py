@@ -39,11 +39,11 @@ class CircuitBreaker:
 
     @property
     def half_open(self) -> bool:
-        """Whether the next job is a probe."""
+        """True if the next job is a probe."""
         return self._failures > 0
 
     def may_claim(self) -> bool:
-        """Whether neither a pause nor a probe goes on."""
+        """True if there is neither a pause nor a running probe."""
         return not self._failures or (not self._probing and time.monotonic() >= self._until)
 
     def claimed(self) -> None:

@@ -22,7 +22,8 @@ class _Seen:
 
 
 class Deaths:
-    """What one worker knows of the others. A lease lasts `lease_seconds`."""
+    """The leases of the other workers, as one worker has seen them. A lease lasts
+    `lease_seconds`."""
 
     def __init__(self, name: str, lease_seconds: float) -> None:
         self._name, self._lease_seconds = name, lease_seconds

@@ -1,4 +1,4 @@
-"""What a worker publishes about itself: models, device, memory, speed."""
+"""The status that a worker publishes: models, device, memory, speed."""
 
 from __future__ import annotations
 

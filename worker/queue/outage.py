@@ -1,4 +1,4 @@
-"""How long the loop pauses after errors of Redis."""
+"""The pauses of the loop after errors of Redis."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class StreamBuffer:
         return was_empty
 
     def due(self, now: float) -> bool:
-        """Whether the next entry should be sent."""
+        """True if the next entry should be sent."""
         return bool(self._deltas) and not self.refused and now >= self._due
 
     def take(self, now: float) -> Entry:

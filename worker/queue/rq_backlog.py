@@ -1,5 +1,5 @@
-"""How many rows wait for Parquet. All workers count together: each one that asks counts a portion
-of the outboxes, and gets the last complete count."""
+"""The number of rows that wait for Parquet. All workers count together: each one that asks counts a
+portion of the outboxes, and gets the last complete count."""
 
 from __future__ import annotations
 

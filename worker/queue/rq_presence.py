@@ -105,11 +105,11 @@ class RQPresence:
             self._told_rq, self._tell_rq_at = current, now + self._lease_seconds
 
     def may_pause(self) -> bool:
-        """Whether `rq suspend` has suspended all workers, or rows wait for Parquet."""
+        """True if `rq suspend` has suspended all workers, or rows wait for Parquet."""
         return bool(self._redis.exists(WORKERS_SUSPENDED, keys.OUTBOXES))
 
     def suspended(self) -> bool:
-        """Whether `rq suspend` has suspended all workers."""
+        """True if `rq suspend` has suspended all workers."""
         return bool(self._redis.exists(WORKERS_SUSPENDED))  # RQ's is_suspended sends more
 
     def death(self) -> None:

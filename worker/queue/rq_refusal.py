@@ -1,4 +1,4 @@
-"""How a job function that a stock RQ worker runs gives its job back."""
+"""Returns a job to its queue when a stock RQ worker runs its function."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ RETRIES = 10**9  # RQ fails the job after so many; no job gets there
 
 
 def is_run_by_rq() -> bool:
-    """Whether a stock RQ worker runs the function that asks."""
+    """True if a stock RQ worker runs the calling function."""
     return get_current_job() is not None
 
 

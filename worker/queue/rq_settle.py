@@ -33,7 +33,7 @@ WORKER_COUNTERS = {"finished": "successful_job_count", "failed": "failed_job_cou
 
 @dataclass(frozen=True, slots=True)
 class Settlement:
-    """How a job ends: what is written to RQ's keys, the outbox and the token stream."""
+    """The end of a job: the values for RQ's keys, the outbox and the token stream."""
 
     claimed: ClaimedJob
     run: str
@@ -137,7 +137,7 @@ class Settler:
         self._settle(keys=script_keys, args=[*args, *result_fields], client=pipeline)
 
     def _is_full(self) -> bool:
-        """Whether Redis has used up its maxmemory."""
+        """True if Redis has used up its maxmemory."""
         if time.monotonic() >= self._full_until:
             memory = self._redis.info("memory")
             self._full = 0 < memory.get("maxmemory", 0) <= memory["used_memory"]

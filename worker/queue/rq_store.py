@@ -197,11 +197,11 @@ class RQStore:
     # --- reading ----------------------------------------------------------------------------------
 
     def any_waiting(self) -> bool:
-        """Whether a job waits in the queues or for its time, or a suspect."""
+        """True if a job waits in the queues, in quarantine or for its time."""
         return bool(self._redis.exists(*self._waiting_keys))
 
     def any_unsettled(self) -> bool:
-        """Whether any worker has claimed a job of the queues, or the last claim has left one to
+        """True if any worker has claimed a job of the queues, or the last claim has left one to
         another worker, a suspect waits, or a job is due within SOON seconds, as after an error."""
         if self.held_seconds < math.inf:
             return True

@@ -1,4 +1,4 @@
-"""What no claim or settlement does: jobs that are overdue, or ended by RQ's own tools.
+"""Periodic maintenance: expires overdue jobs and records jobs that RQ's own tools ended.
 
 Any worker may do it at any time, in small portions; each change is one script.
 """
@@ -269,8 +269,8 @@ class Upkeep:
         return getattr(self._redis, name)(*args, **options)
 
     def _run(self, steps: Steps[T]) -> T:
-        """What steps return that only run commands. A Redis error ends them at once, as it is: the
-        loop handles it."""
+        """Run steps that only run commands, and return their value. A Redis error is raised as it
+        is: the loop handles it."""
         connection: Any = self
         reply: Any = None
         while True:

@@ -115,7 +115,7 @@ class RQWorkers:
         return dict(one for one in read if not isinstance(one, Damage))
 
     def elect(self, key: str, seconds: float) -> bool:
-        """Whether this worker holds the leader lock `key`, for `seconds` from now."""
+        """True if this worker holds the leader lock `key`, for `seconds` from now."""
         args = ElectArgs(self.name, int(seconds * 1000))
         elected = bool(self._elect(keys=ElectKeys(key), args=args))
         if elected:
@@ -123,7 +123,7 @@ class RQWorkers:
         return elected
 
     def announced(self, name: str) -> bool:
-        """Whether a worker has announced its end; False if that can't be read."""
+        """True if a worker has announced its end; False if that can't be read."""
         wrong = wrong_types(self._redis, [keys.STOPPING])
         self._reports.update(keys.STOPPING, wrong)
         return not wrong and bool(self._redis.sismember(keys.STOPPING, name))
