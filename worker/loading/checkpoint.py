@@ -38,7 +38,7 @@ class Headers(Protocol):
 
     @property
     def described_by(self) -> str:
-        """What states the shapes of the tensors: "config.json"."""
+        """The source of the tensors' shapes: "config.json"."""
 
     @property
     def tensors(self) -> Mapping[str, TensorHeader]: ...

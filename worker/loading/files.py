@@ -11,7 +11,7 @@ from worker.loading.foreign import FIRST_BYTES, require_own
 
 
 def present(path: Path) -> bool:
-    """Whether the file exists. Raises JobError("model_not_found") for a broken symbolic link, which
+    """True if the file exists. Raises JobError("model_not_found") for a broken symbolic link, which
     must not pass for an optional file that is absent."""
     if path.is_symlink() and not path.exists():
         raise JobError(

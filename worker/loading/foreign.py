@@ -48,13 +48,13 @@ def is_gguf(path: Path) -> bool:
 
 
 def is_safetensors(start: bytes, size: int) -> bool:
-    """Whether a file of `size` bytes begins as the length of a JSON header and its first byte."""
+    """True if a file of `size` bytes begins with the length of a JSON header and its first byte."""
     return len(start) > 8 and start[8:9] == b"{" and 2 <= unpack_from("<Q", start)[0] <= size - 8
 
 
 def foreign(start: bytes) -> str | None:
-    """What a file is by its first bytes, with what to do, if it can't be part of a model; None if
-    it may be."""
+    """The kind of a file that can't be part of a model, by its first bytes, with the remedy; None
+    if it may be part of one."""
     head = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if not start:
         return f"is empty: its download failed; {AGAIN}"
@@ -95,7 +95,8 @@ def require_whole(path: Path) -> None:
 
 
 def adapter(config: Path | None = None) -> str:
-    """What a LoRA adapter is and what to do, with the base model that its configuration names."""
+    """The error of a LoRA adapter, with the remedy and the base model that its configuration
+    names."""
     base = None
     if config is not None:
         try:
@@ -115,7 +116,7 @@ def pickles_among(names: Iterable[str]) -> list[str]:
 
 
 def pickled(names: Iterable[str]) -> str:
-    """What a model is whose weights are pickled, and what to do."""
+    """The error of a model whose weights are pickled, with the remedy."""
     return f"there are PyTorch pickles ({_listed(names)}): {CONVERT}"
 
 

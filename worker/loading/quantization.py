@@ -45,10 +45,10 @@ class Quantization(Protocol):
         """The name of a tensor's scales among the tensors of its checkpoint."""
 
     def is_scale(self, name: str, names: Mapping[str, Any]) -> bool:
-        """Whether a tensor is part of the quantisation: scales of any kind."""
+        """True if a tensor is part of the quantisation: scales of any kind."""
 
     def fits(self, values: tuple[int, ...], scale: tuple[int, ...]) -> bool:
-        """Whether scales of this shape belong to values of this shape."""
+        """True if scales of this shape belong to values of this shape."""
 
     def weight_name(self, name: str) -> str:
         """The name that the weight has in an unquantised checkpoint."""

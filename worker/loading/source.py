@@ -53,7 +53,7 @@ class ModelSource(Protocol):
 
     @property
     def reference(self) -> str:
-        """What the user gave."""
+        """The model as the user has named it."""
 
     @property
     def revision(self) -> str | None: ...
@@ -76,7 +76,7 @@ class ModelSource(Protocol):
 
     @property
     def adds_bos(self) -> bool:
-        """Whether prompts begin with the BOS token even if the chat template doesn't write it."""
+        """True if prompts begin with the BOS token even if the chat template doesn't write it."""
 
     @property
     def chat_templates(self) -> Mapping[str, str]:
@@ -84,7 +84,7 @@ class ModelSource(Protocol):
 
     @property
     def needs_download(self) -> bool:
-        """Whether weights are missing that download_weights() would fetch."""
+        """True if weights are missing that download_weights() would fetch."""
 
     def download_weights(self) -> None:
         """Fetch the weights that are missing. Does nothing for a local model."""

@@ -118,7 +118,7 @@ class Tokenizer:
         return found
 
     def is_special(self, token_id: int) -> bool:
-        """Whether the id is a control token, which is left out of text."""
+        """True if the id is a control token, which is left out of text."""
         entry = self._added.get(token_id)
         return bool(entry and entry.get("special"))
 
@@ -159,7 +159,7 @@ class Tokenizer:
 
     @property
     def byte_level(self) -> bool:
-        """Whether tokens are byte sequences, which are concatenated and then decoded as UTF-8."""
+        """True if tokens are byte sequences, which are concatenated and then decoded as UTF-8."""
         return "ByteLevel" in self._kinds
 
     @cached_property
@@ -172,7 +172,7 @@ class Tokenizer:
 
     @cached_property
     def strips_first_space(self) -> bool:
-        """Whether the decoder drops one leading space of a text (Llama 2).
+        """True if the decoder drops one leading space of a text (Llama 2).
 
         The encoder of such a tokenizer prepends a space to every text, so a completion starts with
         the space that begins its first word.
@@ -232,13 +232,13 @@ def _steps(decoder: Any) -> Iterable[dict[str, Any]]:
 
 
 def _strips_before_fuse(steps: Sequence[dict[str, Any]]) -> bool:
-    """Whether Strip applies to every token instead of the whole text."""
+    """True if Strip applies to every token instead of the whole text."""
     kinds = [step.get("type") for step in steps]
     return "Strip" in kinds and "Fuse" not in kinds[: kinds.index("Strip")]
 
 
 def _replaces_space_mark(step: dict[str, Any]) -> bool:
-    """Whether a decoder step that inserts spaces replaces exactly ▁ with them."""
+    """True if a decoder step that inserts spaces replaces exactly ▁ with them."""
     if step.get("type") == "Replace":
         return step.get("pattern") == {"String": SPACE_MARK} and step.get("content") == " "
     return step.get("type") != "Metaspace" or step.get("replacement") == SPACE_MARK

@@ -235,7 +235,7 @@ def find_non_finite(checkpoint: Checkpoint, dtype: torch.dtype, seconds: float) 
 def is_tied(
     configured: bool, checkpoint: Headers, quantization: Quantization | None = None
 ) -> bool:
-    """Whether the head uses the embedding's weight. A head in the files takes precedence over the
+    """True if the head uses the embedding's weight. A head in the files takes precedence over the
     config, unless the config ties the two and they are equal. Headers alone can't be compared."""
     found = sources(checkpoint, quantization)
     if HEAD not in found:

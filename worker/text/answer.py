@@ -10,7 +10,7 @@ from worker.text.tool_parser import ToolParser
 
 
 class Part(NamedTuple):
-    """What a piece of text added to an answer."""
+    """The parts of an answer that one piece of text added."""
 
     content: str = ""
     reasoning: str = ""
@@ -28,11 +28,11 @@ class AnswerReader:
 
     @property
     def reasons(self) -> bool:
-        """Whether the text so far ends within the reasoning."""
+        """True if the text so far ends within the reasoning."""
         return self._splitter is not None and self._splitter.inside
 
     def steady(self, text: str) -> bool:
-        """Whether the reasoning neither begins nor ends within the next text."""
+        """True if the reasoning neither begins nor ends within the next text."""
         return self._splitter is None or self._splitter.steady(text)
 
     def push(self, text: str, *, last: bool) -> Part:

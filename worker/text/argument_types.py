@@ -28,7 +28,7 @@ _IMPLIED = {
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What a schema allows. None: it doesn't say."""
+    """The types and values that a schema allows. None: it doesn't restrict them."""
 
     types: frozenset[str] | None = None
     values: Mapping[str, Any] | None = None  # of enum and const, by their JSON text
@@ -102,7 +102,7 @@ class ArgumentTypes:
     def _through(
         self, schema: Any, own: Callable[[Mapping[str, Any]], Allowed], depth: int = MAX_DEPTH
     ) -> Allowed:
-        """What `own` finds in a schema and in those that it is combined of."""
+        """The types and values that a schema, and those that it is combined of, allow."""
         if not isinstance(schema, Mapping) or not depth or not self._left:
             return Allowed()
         self._left -= 1
@@ -134,7 +134,7 @@ class ArgumentTypes:
 
 
 def _stated(schema: Mapping[str, Any]) -> Allowed:
-    """What a schema itself says."""
+    """The types and values that a schema itself allows."""
     given = [one for one in _list(schema.get("type")) if isinstance(one, str) and one in _TYPES]
     types = frozenset[str]().union(*(_TYPES[one] for one in given)) if given else None
     if types is not None and schema.get("nullable") is True:  # OpenAPI 3.0

@@ -25,7 +25,7 @@ MAX_HEADER = 256  # characters; longer text is no header
 
 
 def writes_harmony(tokenizer: Tokenizer) -> bool:
-    """Whether a model has the tokens of the format."""
+    """True if a model has the tokens of the format."""
     return all(tokenizer.id_of(marker) is not None for marker in (START, CHANNEL, MESSAGE, END))
 
 
@@ -51,11 +51,11 @@ class HarmonySplitter:
 
     @property
     def inside(self) -> bool:
-        """Whether the text so far ends within reasoning."""
+        """True if the text so far ends within reasoning."""
         return self._reasons and not self._in_header
 
     def steady(self, text: str) -> bool:
-        """Whether `inside` stays as it is within the next text."""
+        """True if `inside` stays as it is within the next text."""
         held = self._held + text
         return not self._in_header and not any(mark in held for mark in ENDS)
 

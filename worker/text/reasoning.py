@@ -22,7 +22,7 @@ class ReasoningTags:
     closing: str
 
     def left_open(self, text: str) -> bool:
-        """Whether the last reasoning block of a text is not closed."""
+        """True if the last reasoning block of a text is not closed."""
         _, found, after = text.rpartition(self.opening)
         return bool(found) and self.closing not in after
 
@@ -70,7 +70,7 @@ class ReasoningSplitter:
 
     @property
     def inside(self) -> bool:
-        """Whether the text so far ends inside the reasoning block."""
+        """True if the text so far ends inside the reasoning block."""
         return self._state == "reasoning"
 
     def steady(self, text: str) -> bool:

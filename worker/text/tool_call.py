@@ -52,8 +52,8 @@ class Block:
 
 
 class Syntax(Protocol):
-    """How a model family writes tool calls. What is read must not depend on text after the end of
-    the calls, so that it doesn't matter how much of the answer has come."""
+    """The syntax in which a model family writes tool calls. The calls that are read must not depend
+    on the text after them, so that it doesn't matter how much of the answer has come."""
 
     @property
     def closings(self) -> tuple[str, ...]:
@@ -179,8 +179,8 @@ def after_short_blank(text: str, at: int) -> int | None:
 
 
 def object_opens(text: str, at: int) -> bool | None:
-    """Whether the object at a place in a text, where `{` is, begins as the JSON object of a call
-    does, by its first key. None: this depends on the text to come."""
+    """True if the object at a place in a text, where `{` is, begins as the JSON object of a call
+    does, by its first key. None if that depends on the text to come."""
     try:
         start = after_short_blank(text, at + 1)
     except Malformed:

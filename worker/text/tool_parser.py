@@ -92,7 +92,7 @@ class ToolParser:
         return "".join(shown), calls
 
     def flush(self) -> tuple[str, list[Call]]:
-        """What is still held back at the end of the completion."""
+        """The text and calls that are still held back at the end of the completion."""
         text, calls = self._scan(final=True)
         if not self._after_call:
             text += "".join(self._blank)

@@ -98,7 +98,7 @@ class Pythonic:
         return Block(calls, closed)
 
     def _opens(self, text: str, at: int) -> bool | None:
-        """Whether calls begin at a place in a text; None: this depends on the text to come."""
+        """True if calls begin at a place in a text; None if that depends on the text to come."""
         if text.startswith("[", at):
             try:
                 inner = after_short_blank(text, at + 1)
@@ -274,7 +274,7 @@ class _Reader:
         return blank.end()
 
     def _match(self, pattern: re.Pattern[str]) -> re.Match[str] | None:
-        """What matches after white space."""
+        """The match of a pattern after white space."""
         found = pattern.match(self._text, self._after_blank())
         if found is not None:
             self.at = found.end()

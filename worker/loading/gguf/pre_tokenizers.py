@@ -1,5 +1,5 @@
-"""How byte-level BPE tokenizers split a text before they merge: the kinds that llama.cpp names in
-`tokenizer.ggml.pre`, as regular expressions that are applied one after the other.
+"""Pre-tokenizers of byte-level BPE: the kinds that llama.cpp names in `tokenizer.ggml.pre`, as
+regular expressions that split a text one after the other.
 
 White space never matches a range of characters, also beyond ASCII, as in llama.cpp (`&&\\S`).
 

@@ -31,8 +31,8 @@ PHI3_KEEPING = ("<unk>", "<s>", "<|endoftext|>")
 
 
 def adds_bos(metadata: Metadata) -> bool:
-    """Whether llama.cpp puts the BOS token before a text: what the file states, else what is usual
-    for its tokenizer."""
+    """True if llama.cpp puts the BOS token before a text: the value in the file, else the default
+    of its tokenizer."""
     kind = PRE_TOKENIZERS.get(metadata.text(PRE, "default"))
     byte_level = metadata.text(MODEL, "") == BYTE_LEVEL
     usual = kind is not None and kind.adds_bos if byte_level else True
@@ -176,7 +176,8 @@ def _added_tokens(metadata: Metadata, vocabulary: Vocabulary) -> list[dict[str, 
 
 
 def _template(metadata: Metadata, vocabulary: Vocabulary) -> dict[str, Any] | None:
-    """What surrounds a text that is encoded with special tokens."""
+    """The post-processor that puts BOS and EOS around a text that is encoded with special
+    tokens."""
     ends = [("bos", adds_bos(metadata)), ("eos", metadata.boolean(ADD_EOS, False))]
     used = {
         name: vocabulary.special[name] for name, on in ends if on and name in vocabulary.special

@@ -115,7 +115,7 @@ class Vocabulary:
         return frozenset(found)
 
     def ends_by_text(self, index: int) -> bool:
-        """Whether a token ends a completion because of its text, which makes it a control token
+        """True if a token ends a completion because of its text, which makes it a control token
         even if the file says otherwise."""
         return index in self.ends and self.tokens[index] in ENDS
 
