@@ -71,8 +71,8 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """How a request ended. Exactly one of `completion` and `error` is set; `partial` holds what a
-    cancelled or failed request had generated."""
+    """The outcome of a request. Exactly one of `completion` and `error` is set; `partial` holds
+    what a cancelled or failed request had generated."""
 
     completion: ChatCompletion | None = None
     error: JobError | None = None

@@ -51,7 +51,7 @@ class Stored:
 
 
 def serves(q: Tensor, stored: Stored) -> bool:
-    """Whether the kernels compute this shape and type."""
+    """True if the kernels compute this shape and type."""
     heads, dim = q.shape[1:]
     group = heads // stored.keys.shape[1]
     return (

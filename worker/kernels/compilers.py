@@ -70,7 +70,7 @@ class _Command:
         )
 
     def runs(self) -> bool:
-        """Whether it has not ended. Raises CannotBuild if it has failed."""
+        """True while it runs. Raises CannotBuild if it has failed."""
         status = self._process.poll()
         if status:
             lines = self.output().splitlines()

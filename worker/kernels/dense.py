@@ -17,7 +17,7 @@ PADDING = 16  # columns in float32, see dense_linear in src/dense.cpp
 
 
 def serves(outputs: int, columns: int) -> bool:
-    """Whether the kernel multiplies with bf16 matrices of this shape."""
+    """True if the kernel multiplies with bf16 matrices of this shape."""
     return outputs >= UNIT and columns % STEP == 0 and library.active() is not None
 
 

@@ -145,8 +145,8 @@ def load() -> Library:
 
 @cache
 def multiplies_pairs() -> bool:
-    """Whether vectors multiply pairs of bf16 faster than float32: so it is on AMD (Zen 5), and not
-    on Intel (Emerald Rapids), see docs/optimisations.md."""
+    """True if vector units multiply pairs of bf16 faster than float32, as on AMD (Zen 5) and not on
+    Intel (Emerald Rapids): see docs/optimisations.md."""
     return build.vendor() == "AuthenticAMD"
 
 
@@ -159,5 +159,5 @@ def description() -> str:
 
 
 def serves(x: Tensor) -> bool:
-    """Whether the kernels can read `x`: a plain CPU tensor of a known type."""
+    """True if the kernels can read `x`: a plain CPU tensor of a known type."""
     return x.is_cpu and type(x) is Tensor and x.dtype in TYPE_CODES and active() is not None

@@ -44,7 +44,7 @@ class PackedBlocks:
 
 
 def serves(format_name: str, columns: int) -> bool:
-    """Whether the kernels multiply with matrices of this format and width."""
+    """True if the kernels multiply with matrices of this format and width."""
     return (
         format_name in FORMATS
         and columns % FORMATS[format_name][1] == 0

@@ -133,7 +133,7 @@ class Recording(TorchDispatchMode):
 
 
 def _is_sum(a: Tensor, b: Any) -> bool:
-    """Whether the kernels add b to a."""
+    """True if the kernels can add b to a."""
     return (
         isinstance(b, Tensor)
         and library.serves(a)
@@ -145,17 +145,17 @@ def _is_sum(a: Tensor, b: Any) -> bool:
 
 
 def _is_integer_sum(x: Tensor, number: Any) -> bool:
-    """Whether the kernels add a number to x."""
+    """True if the kernels can add a number to x."""
     return isinstance(number, int) and x.is_cpu and x.dtype is torch.int64 and x.is_contiguous()
 
 
 def _is_scaling(x: Any, factor: Any) -> bool:
-    """Whether the kernels multiply x by a number."""
+    """True if the kernels can multiply x by a number."""
     return isinstance(factor, float) and library.serves(x) and x.is_contiguous()
 
 
 def _is_gather(table: Tensor, numbers: Tensor, dimension: tuple[int, ...]) -> bool:
-    """Whether the kernels gather rows of the table, by their numbers."""
+    """True if the kernels can gather rows of the table by their numbers."""
     return (
         not any(dimension)
         and table.is_cpu
@@ -167,7 +167,7 @@ def _is_gather(table: Tensor, numbers: Tensor, dimension: tuple[int, ...]) -> bo
 
 
 def _is_view(func: Any, out: Any, args: Sequence[Any]) -> bool:
-    """Whether an operation has only returned views of its first argument. Some copy if they must,
+    """True if an operation has only returned views of its first argument. Some copy if they must,
     such as `contiguous` and `reshape`."""
     facts = [one.alias_info for one in func._schema.returns]
     if not facts or any(one is None or one.is_write for one in facts):

@@ -46,7 +46,7 @@ class Splitter(Protocol):
     def inside(self) -> bool: ...
 
     def steady(self, text: str) -> bool:
-        """Whether `inside` stays as it is within the next text."""
+        """True if `inside` stays as it is within the next text."""
 
     def push(self, text: str) -> tuple[str, str]: ...
 
@@ -74,7 +74,7 @@ class ReasoningSplitter:
         return self._state == "reasoning"
 
     def steady(self, text: str) -> bool:
-        """Whether `inside` stays as it is within the next text."""
+        """True if `inside` stays as it is within the next text."""
         if self._state == "reasoning":
             return self._tags.closing not in self._held + text
         return self._state == "content"
