@@ -1,4 +1,4 @@
-"""How well the drafts of one sequence have done, and how many tokens to draft for it next."""
+"""The acceptance rate of one sequence's drafts, and the number of tokens to draft for it next."""
 
 from __future__ import annotations
 

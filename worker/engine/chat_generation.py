@@ -44,7 +44,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass
 class ChoiceState:
-    """What one choice has generated so far."""
+    """The output of one choice so far."""
 
     index: int
     reader: AnswerReader

@@ -25,7 +25,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """What was generated after one prompt of token ids."""
+    """The tokens generated after one prompt of token ids."""
 
     token_ids: list[int]
     text: str

@@ -1,4 +1,4 @@
-"""Whether guesses save time at each size of the batch, measured while the engine runs."""
+"""Measures while the engine runs whether guesses save time, by batch size."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ LOOK = 8  # of so many steps of a pause, one is measured
 
 @dataclass(slots=True)
 class Size:
-    """What is known of batches of similar size."""
+    """Measurements of batches of similar size."""
 
     # Seconds of the last steps without guesses.
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
@@ -37,7 +37,7 @@ class Size:
         return fmean(sorted(self.plain)[1:-1])
 
     def rests(self) -> bool:
-        """Whether a step is one of a pause that is not measured."""
+        """True if a step belongs to a pause and is not measured."""
         if not self.rest:
             return False
         self.rest, self.left = self.rest - 1, max(0, self.left - 1)

@@ -1,4 +1,4 @@
-"""How an engine drafts, from the options that it is loaded with."""
+"""The options of drafting, checked and resolved when an engine is loaded."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ Tokens = Callable[[int, int], list[int]]  # the token ids at positions [start, e
 
 
 def salt_hash(salt: str) -> str:
-    """What keys and files hold of a salt; "" without one."""
+    """The digest of a salt, as keys and files hold it; "" without one."""
     text = salt.encode("utf-8", "surrogatepass")
     return hashlib.blake2b(text, digest_size=16).hexdigest() if salt else ""
 

@@ -130,8 +130,8 @@ class CachePool:
         return self._bytes(1, columns)
 
     def fits_alone(self, columns: int) -> bool:
-        """Whether a single sequence of `columns` tokens stays below the limit, beside what is
-        pinned."""
+        """True if a single sequence of `columns` tokens stays below the limit, beside the pinned
+        bytes."""
         return self.bytes_for_one(columns) <= self.limit_bytes - self.kept.pinned_bytes
 
     def too_large(self, tokens: int) -> JobError:

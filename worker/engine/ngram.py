@@ -19,7 +19,7 @@ class Lookup:
         self._indexed = 0  # leading tokens after which all runs are known
 
     def following(self, ids: SequenceOf[int], number: int) -> list[int]:
-        """What followed the longest known run at the end of `ids`, up to `number` tokens."""
+        """The tokens that followed the longest known run at the end of `ids`, up to `number`."""
         for end in range(self._indexed + 1, len(ids)):
             for size in range(SHORTEST, min(LONGEST, end) + 1):
                 self._ends[tuple(ids[end - size : end])] = end

@@ -1,4 +1,4 @@
-"""Sequences that begin on state which another one left.
+"""Prefix caching: a sequence starts from the cached state of its longest known prefix.
 
 Each sequence has a chain of keys, one per block of its tokens. When it is admitted, the longest
 kept prefix of its chain is copied into its slot. After each step of its prefill, and when it ends,
@@ -73,7 +73,7 @@ class PrefixCache:
         return count if edge is None else min(count, edge - start)
 
     def waits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
-        """Whether a running sequence computes a prefix of this one, and will have it no later than
+        """True if a running sequence computes a prefix of this one, and will have it no later than
         this one could. Running sequences are older, so they have the first claim on each step."""
         ahead = [one for one in running if one.computed < len(one.prompt_ids)]
         if self._state_of is None or not ahead:

@@ -26,7 +26,7 @@ MAX_PROVISIONAL = 16
 
 
 class State(Protocol):
-    """What a block or a snapshot holds."""
+    """The tensors of a block or a snapshot."""
 
     @property
     def nbytes(self) -> int: ...
@@ -92,11 +92,12 @@ class PrefixStore(Generic[Kept]):
         return self._blocks.get(key)
 
     def pinned(self, key: bytes) -> bool:
-        """Whether a block stays until the end. May be called by any thread."""
+        """True if a block is pinned, and stays until the end. May be called by any thread."""
         return key in self._pinned
 
     def known(self, keys: Sequence[bytes]) -> int:
-        """How many of the keys, which follow each other from the first block on, are here."""
+        """The number of these keys, which follow each other from the first block on, that are
+        stored."""
         return bisect_left(range(len(keys)), True, key=lambda at: keys[at] not in self._blocks)
 
     @contextmanager
@@ -143,8 +144,8 @@ class PrefixStore(Generic[Kept]):
             self._limit_snapshots()
 
     def room_for_provisional(self, nbytes: int, limit: int) -> bool:
-        """Whether `limit` allows a provisional snapshot of so many bytes; the least recently used
-        ones make room for it."""
+        """True if `limit` allows a provisional snapshot of so many bytes. The least recently used
+        ones are evicted for it."""
         if nbytes > limit:
             return False
         sizes = {key: self._snapshot_bytes(key) for key in self._provisional}

@@ -32,7 +32,7 @@ class PromptLogprobs:
         self.positions: list[list[TokenScore]] = []  # of tokens 1, 2, …
 
     def wants(self, start: int, count: int) -> bool:
-        """Whether logits of the tokens [start, start + count) are needed."""
+        """True if logits of the tokens [start, start + count) are needed."""
         return start + count > len(self.positions) < len(self._ids) - 1
 
     def add(self, start: int, logits: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""What remains of steps that fail, or are interrupted."""
+"""Restores scheduler and cache state after a failed or interrupted step."""
 
 from __future__ import annotations
 

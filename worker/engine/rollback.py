@@ -8,7 +8,8 @@ from worker.layers.cache import LayerCache
 
 
 class Undo:
-    """What the tokens [start, end) overwrite in one slot; made before they are computed."""
+    """A copy of the values that the tokens [start, end) overwrite in one slot; made before they are
+    computed."""
 
     def __init__(self, layers: Sequence[LayerCache], slot: int, start: int, end: int) -> None:
         self._slot, self._start, self._end = slot, start, end

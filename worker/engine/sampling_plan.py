@@ -18,7 +18,7 @@ REPETITION_WINDOW = 64  # tokens that repetition_penalty covers, as llama.cpp's 
 
 @dataclass(frozen=True, slots=True)
 class SamplingPlan:
-    """Values of all options; a disabled option has its neutral value."""
+    """The value of each sampling option; a disabled option has its neutral value."""
 
     temperature: float
     top_p: float
@@ -48,7 +48,7 @@ class SamplingPlan:
 
     @property
     def changes_logits(self) -> bool:
-        """Whether logits are modified before a token is drawn."""
+        """True if logits are modified before a token is drawn."""
         return bool(
             self.logit_bias
             or self.min_tokens

@@ -126,7 +126,7 @@ class Scheduler:
             self._fail(sequence, error)
 
     def _yields(self, sequence: Sequence) -> bool:
-        """Whether a sequence is paused or preempted for an interactive one."""
+        """True if a sequence may be paused or preempted for an interactive one."""
         return sequence.bulk and sequence is not self._pulled
 
     def _advance(
@@ -178,7 +178,7 @@ class Scheduler:
             budget -= 0 if sequence.ended else scheduled[-1][1]
 
     def _waits(self, sequence: Sequence) -> bool:
-        """Whether a sequence waits for what one that goes before it computes."""
+        """True if a sequence waits for a prefix that an earlier one computes."""
         if sequence.slot is not None:
             return False  # it was paused and has its state
         last = self._yields(sequence)
@@ -197,7 +197,7 @@ class Scheduler:
         return pulled is not None
 
     def _find_slot(self, sequence: Sequence, held: int) -> bool:
-        """Whether there is a slot for the next sequence, perhaps by pausing the newest bulk one."""
+        """True if there is a slot for the next sequence, perhaps by pausing the newest bulk one."""
         if len(self.running) + held < self._limit:
             return True
         if held:

@@ -17,7 +17,7 @@ from worker.text.stop_strings import StopStrings
 
 
 class TokenEvent(NamedTuple):
-    """What one token added to a sequence. The last event has a finish_reason or an error."""
+    """The addition of one token to a sequence. The last event has a finish_reason or an error."""
 
     sampled: Sampled | None  # None: no token, as when a waiting sequence is cancelled
     text: str = ""
@@ -96,7 +96,7 @@ class Sequence:
         return min(count, CHUNK_TOKENS) if self.scores_prompt(count) else count
 
     def scores_prompt(self, count: int) -> bool:
-        """Whether the next `count` tokens belong to a prompt whose log-probabilities are wanted."""
+        """True if the next `count` tokens belong to a prompt whose log-probabilities are wanted."""
         scores = self.prompt_logprobs
         return scores is not None and scores.wants(self.computed, count)
 

@@ -34,8 +34,8 @@ class SharedColumns:
         self._changed = True
 
     def extend(self, slot: int, known: Sequence[Block[Any]], new: Sequence[Block[Any]]) -> None:
-        """What a slot has after the blocks `known` was copied to `new` ones. It holds them, unless
-        it has computed the state of `known` on its own."""
+        """The state of a slot after the blocks `known` was copied to `new` blocks. It holds them,
+        unless it has computed the state of `known` on its own."""
         held = self._held.setdefault(slot, [])
         if held == _numbers(known):
             held += _numbers(new)  # which no other slot holds yet

@@ -53,7 +53,8 @@ class SlotCopies:
         return sum(one.bytes_for(1, tokens) for one in self._pool.layers if one.by_position)
 
     def blocks(self, slot: int, start: int, end: int) -> list[Copy]:
-        """What the tokens [start, end) added, a copy per BLOCK tokens; the last may be shorter."""
+        """Copies of the state that the tokens [start, end) added, one per BLOCK tokens; the last
+        may be shorter."""
         views = self._by_position(slot, start, end)
         if not views:
             return [Copy.of(()) for _ in range(start, end, BLOCK)]

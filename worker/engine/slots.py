@@ -1,4 +1,4 @@
-"""How the slots of a batch are shared by interactive and bulk sequences."""
+"""The shares of interactive and bulk sequences in the slots of a batch."""
 
 from __future__ import annotations
 

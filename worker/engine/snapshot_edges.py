@@ -56,7 +56,7 @@ def spaced_edges(begin: int, last: int, first: int) -> Iterator[int]:
 
 @dataclass(eq=False, slots=True)
 class Progress:
-    """What is known of one sequence: the keys of its blocks, and where its snapshots are taken."""
+    """The block keys of one sequence, and the positions of its snapshots."""
 
     chain: KeyChain
     edges: SnapshotEdges = field(default_factory=SnapshotEdges)

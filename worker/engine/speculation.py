@@ -114,7 +114,7 @@ class Speculation:
         self._draft = None
 
     def _rests(self, scheduled: SequenceOf[Scheduled]) -> bool:
-        """Whether nothing is guessed in a step because that would take longer."""
+        """True if a step has no guesses because they would make it slower."""
         if self._costs is None:
             return False
         if self._costs.rests(len(scheduled)):

@@ -102,7 +102,7 @@ class StateDir:
         return None
 
     def read(self, found: Found) -> PrefixState | None:
-        """What was found; None if it is gone, replaced, or damaged and then deleted."""
+        """The state that was found; None if it is gone, replaced, or damaged and then deleted."""
         file, end = found.file, found.end
         ends = [end] if end in file.ends else []
         try:
@@ -239,8 +239,8 @@ def _changed(path: Path) -> tuple[int, int] | None:
 
 
 def _ends(file: StateFile, number: int, *, snapshots: bool, grid: int) -> list[int]:
-    """How many tokens of a file can be used whose first `number` blocks are those of the prompt,
-    and no further ones: longest first."""
+    """The numbers of tokens that can be used of a file whose first `number` blocks alone are those
+    of the prompt, longest first."""
     if not snapshots:
         end = number * BLOCK
         return [end] if end % grid == 0 else []

@@ -49,8 +49,8 @@ Values = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Origin:
-    """What computed a state, and for whom. State is used where all but `model` is equal, and by
-    engines that need no `stride` whatever it is."""
+    """The model that computed a state, and its settings. State is used where all but `model` is
+    equal, and by engines that need no `stride` whatever it is."""
 
     model: str
     fingerprint: str  # of weights and configuration

@@ -31,7 +31,7 @@ class Part:
 
     @property
     def ready(self) -> bool:
-        """Whether the next token can be drawn after it."""
+        """True if the next token can be drawn after it."""
         return self.count == self.sequence.pending
 
     def span(self) -> Span:
@@ -53,7 +53,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """What a step drew after one part: nothing, or the guessed tokens that are right and one more.
+    """The tokens that a step drew after one part: none, or the accepted guesses and one more.
     `spoiled`: the slot may hold NaN after them."""
 
     part: Part

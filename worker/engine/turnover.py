@@ -1,4 +1,4 @@
-"""How many sequences ended a moment ago: as many may be needed before further jobs are claimed."""
+"""Counts recently finished sequences, to size the claim-ahead queue."""
 
 from __future__ import annotations
 
