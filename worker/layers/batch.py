@@ -144,7 +144,7 @@ class Batch:
 
     @property
     def small(self) -> bool:
-        """Whether no chunk is long."""
+        """True if no chunk is long."""
         return self.long is None
 
     def decode_mask(self, columns: int) -> Tensor:

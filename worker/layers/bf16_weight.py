@@ -16,7 +16,7 @@ MOST_ROWS = {"avx2": 32, "amx": 256}
 
 
 def served(weight: Tensor) -> bool:
-    """Whether the kernels multiply with this weight [out_features, in_features]."""
+    """True if the kernels multiply with this weight [out_features, in_features]."""
     rows, columns = max(len(weight), dense.UNIT), weight.shape[1]
     return weight.is_cpu and weight.dtype is torch.bfloat16 and dense.serves(rows, columns)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 
 def is_accelerator(device: torch.device) -> bool:
-    """Whether layers take the layouts and products for GPUs: on all devices but the CPU."""
+    """True if layers use the layouts and products for GPUs: on all devices but the CPU."""
     return device.type != "cpu"
 
 

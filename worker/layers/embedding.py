@@ -40,7 +40,7 @@ class Embedding:
 
     @property
     def recordable(self) -> bool:
-        """Whether kernels compute a call, so that it can be recorded."""
+        """True if kernels compute a call, so that it can be recorded."""
         return not isinstance(self._table, QuantisedTensor) or self._unpacks(self._table)
 
     def __call__(self, ids: Tensor) -> Tensor:
@@ -53,7 +53,7 @@ class Embedding:
         return table[ids].dequantise(self._dtype)
 
     def _unpacks(self, table: QuantisedTensor) -> bool:
-        """Whether a kernel reads rows of the table."""
+        """True if a kernel reads rows of the table."""
         return (
             self._device.type == "cpu"
             and self._dtype in TYPE_CODES

@@ -157,5 +157,5 @@ class ExpertFactory:
 
 
 def runs_grouped(device: torch.device) -> bool:
-    """Whether the grouped product is the faster layout."""
+    """True if the grouped product is the faster layout."""
     return is_accelerator(device)

@@ -26,7 +26,7 @@ Store = Callable[[Sequence[Weight]], LinearWeight]
 
 
 class Split(Enum):
-    """How a linear's weight [out_features, in_features] may be split across tensor-parallel ranks
+    """The split of a linear's weight [out_features, in_features] across tensor-parallel ranks
     (Shoeybi et al. 2019, "Megatron-LM")."""
 
     COLUMN = "column"  # output features, each merged part on its own

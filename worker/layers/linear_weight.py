@@ -54,7 +54,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 @cache
 def bf16_is_fast() -> bool:
-    """Whether torch multiplies bf16 by oneDNN."""
+    """True if torch multiplies bf16 with oneDNN."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 

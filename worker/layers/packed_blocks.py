@@ -17,7 +17,7 @@ from worker.layers.quantised import QuantisedTensor, Weight
 def served(
     parts: Sequence[Weight], dtype: torch.dtype, device: torch.device
 ) -> TypeGuard[Sequence[QuantisedTensor]]:
-    """Whether the kernels multiply with all of these merged tensors."""
+    """True if the kernels multiply with all of these merged tensors."""
     return (
         device.type == "cpu"
         and dtype in TYPE_CODES

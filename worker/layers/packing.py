@@ -20,7 +20,7 @@ ROUND_ROWS = 8
 
 
 def supports(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether weights of this dtype can be packed on this device."""
+    """True if weights of this dtype can be packed on this device."""
     return device.type == "cpu" and dtype is torch.bfloat16 and bf16_is_fast()
 
 

@@ -62,7 +62,7 @@ Compress = Callable[[Tensor], Weight]
 
 
 def stays_quantised(kind: GGMLQuantizationType, device: torch.device) -> bool:
-    """Whether blocks of this type are kept on the device. gguf dequantises some on the CPU only."""
+    """True if blocks of this type are kept on the device. gguf dequantises some on the CPU only."""
     return kind in FUNCTIONS or not is_accelerator(device)
 
 

@@ -20,7 +20,7 @@ CHUNK = 1 << 20  # values that are encoded at a time
 
 
 class Way(Enum):
-    """How a type of weights is multiplied with, for people."""
+    """The kinds of products with a type of weights, as shown to users."""
 
     INTEGERS = "integer products"
     TRITON = "Triton kernels"
@@ -30,8 +30,8 @@ class Way(Enum):
 
 
 def way(kind: Type, columns: int, dtype: torch.dtype, device: torch.device, keep: bool) -> Way:
-    """How a linear of `dtype` on the device multiplies with rows of `columns` values. `keep`:
-    blocks stay as they are where they can."""
+    """The kind of product of a linear of `dtype` on the device with rows of `columns` values.
+    `keep`: blocks stay as they are where they can."""
     kernels = _kernels(kind, columns, dtype, device)
     if kernels is not None:
         return kernels

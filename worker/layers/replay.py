@@ -34,10 +34,10 @@ Form = tuple[int, ...]
 
 @dataclass(frozen=True, slots=True)
 class Inputs:
-    """What differs between steps of one form: small batches, and what is computed of them before.
-    `x`: the embedded tokens [tokens, hidden]; None: the step embeds them. `rotations`: of all
-    ropes, or none if the step looks them up in their tables. `table_sizes`: positions in the table
-    of each rope; 0: it has none."""
+    """The inputs that differ between steps of one form: small batches, and values computed of them
+    in advance. `x`: the embedded tokens [tokens, hidden]; None: the step embeds them. `rotations`:
+    of all ropes, or none if the step looks them up in their tables. `table_sizes`: positions in the
+    table of each rope; 0: it has none."""
 
     batch: Batch
     x: Tensor | None = None
@@ -122,7 +122,7 @@ class Replay:
         passes: int = 1,
         kind: Form = (),
     ) -> Out:
-        """What `compute` returns, which takes one token more of each sequence in each pass but the
+        """The result of `compute`, which takes one token more of each sequence in each pass but the
         first. The next call overwrites it. `kind`: equal for calls that differ in `inputs` only."""
         batch = inputs.batch
         stored = _stored(batch, caches, passes) if self.enabled else None

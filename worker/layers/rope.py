@@ -54,7 +54,7 @@ class RopeConfig:
 
     @property
     def stretched(self) -> bool:
-        """Whether the config stretches the context beyond the positions of the pretraining."""
+        """True if the config stretches the context beyond the positions of the pretraining."""
         return self.kind != "default"
 
     @property
@@ -199,7 +199,7 @@ def _mscale(factor: float, weight: float) -> float:
 
 
 def longrope_factor(config: RopeConfig) -> float:
-    """What cos and sin are multiplied by."""
+    """The factor of cos and sin."""
     given = config.scaling.get("attention_factor")
     if given is not None:
         return float(given)

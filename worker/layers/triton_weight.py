@@ -35,12 +35,12 @@ def kernels() -> Any:
 
 
 def multiplies(kind: GGMLQuantizationType) -> bool:
-    """Whether the kernels multiply with blocks of this type."""
+    """True if the kernels multiply with blocks of this type."""
     return kernels() is not None and kind.name in kernels().FORMATS
 
 
 def served(parts: Sequence[Weight], device: torch.device) -> TypeGuard[Sequence[QuantisedTensor]]:
-    """Whether the kernels multiply with all of these merged tensors."""
+    """True if the kernels multiply with all of these merged tensors."""
     return device.type == "cuda" and all(
         isinstance(part, QuantisedTensor) and multiplies(part.type) for part in parts
     )

@@ -39,7 +39,7 @@ class WeightSlot:
 
     @property
     def quantised(self) -> bool:
-        """Whether quantised blocks are stored as they are."""
+        """True if quantised blocks are stored as they are."""
         return self.load_quantised is not None
 
     def fill(self, tensor: Weight) -> None:

@@ -201,7 +201,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _are_numbers(values: list[Any]) -> bool:
-    """Whether all are finite. Vocabularies have hundreds of thousands."""
+    """True if all values are finite numbers. Vocabularies have hundreds of thousands."""
     try:
         return set(map(type, values)) <= {int, float} and all(map(math.isfinite, values))
     except OverflowError:  # an integer that no float can hold

@@ -1,4 +1,4 @@
-"""What hybrid families share: layers of gated delta nets with full attention at intervals.
+"""The base of hybrid families: layers of gated delta nets with full attention at intervals.
 
 Zero-centred norms, gated attention, partial rotary embeddings. Used by Qwen3-Next and Qwen3.5.
 """

@@ -1,4 +1,4 @@
-"""What families with a mixture of experts share: its config fields and its sparse MLP."""
+"""The config fields and the sparse MLP of families with a mixture of experts."""
 
 from __future__ import annotations
 

@@ -227,8 +227,8 @@ class Decoder:
         return self._replay(compute, inputs, caches, passes=count, kind=(count, vocab_size))
 
     def _inputs(self, batch: Batch, passes: int) -> Inputs:
-        """What a step does not compute itself, so that it can be recorded. The tables of positions
-        grow to what it needs."""
+        """The inputs that are computed outside a step, so that the step can be recorded. The tables
+        of positions grow to what it needs."""
         sizes = tuple(rope.reserve(batch.longest + passes - 1) for rope in self._ropes)
         if batch.highest >= self.vocab_size:  # kernels don't check ids
             raise IndexError(f"token {batch.highest} is beyond the {self.vocab_size} of the model")

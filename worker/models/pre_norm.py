@@ -1,4 +1,4 @@
-"""What pre-norm families share: config fields, the windows of their layers, and the decoder.
+"""The base of pre-norm families: config fields, the windows of their layers, and the decoder.
 
 A family passes what it does differently: its attention, its MLP, the defaults of its fields.
 """

@@ -23,7 +23,7 @@ DEFAULTS: dict[str, Any] = {
 
 
 def read_rotary(fields: Fields) -> list[bool]:
-    """Whether each layer rotates: a 1 in no_rope_layers, by default three of four layers."""
+    """True for each layer that rotates: a 1 in no_rope_layers, by default three of four layers."""
     layers = fields.layers()
     interval = fields.integer("no_rope_layer_interval", 4)
     plan = [float((i + 1) % interval != 0) for i in range(layers)]

@@ -35,7 +35,7 @@ class Architecture:
 
 @dataclass(frozen=True)
 class Description:
-    """What a file says of its model."""
+    """The description of a model in its file."""
 
     architecture: Architecture
     keys: Keys

@@ -1,4 +1,4 @@
-"""Values → quantised blocks of one type.
+"""Quantises values to blocks of one type.
 
 The simple types are written as ggml writes them. The K-quants search the scale of each part of a
 block by least squares, without an importance matrix.

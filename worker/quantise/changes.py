@@ -1,4 +1,4 @@
-"""What the tensors of a model become in a GGUF file: rows in another order, norms with an offset,
+"""The changes of a model's tensors for a GGUF file: rows in another order, norms with an offset,
 delta nets in llama.cpp's layout."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Part:
 
 
 def parts_of(name: str, shape: Shape, description: Description) -> list[Part]:
-    """What becomes of a tensor of the model."""
+    """The tensors of the file that one tensor of the model becomes."""
     architecture, delta = description.architecture, description.delta
     net, rows = DELTA_NET.fullmatch(name), QUERY_OR_KEY.fullmatch(name)
     if net and delta is not None:

@@ -20,7 +20,7 @@ class Compression:
     kind: GGMLQuantizationType
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether rows of this shape consist of whole blocks."""
+        """True if rows of this shape consist of whole blocks."""
         return len(shape) == 2 and shape[-1] % GGML_QUANT_SIZES[self.kind][0] == 0
 
     def bytes_for(self, values: int) -> int:

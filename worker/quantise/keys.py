@@ -27,8 +27,8 @@ Keys = dict[str, Any]  # metadata, without the architecture's prefix
 
 @dataclass(frozen=True)
 class Facts:
-    """What a config.json says of a model. `longrope`: llama.cpp reads its factors for this
-    architecture; `delta`: the layout of its delta nets."""
+    """The values of a config.json that a GGUF file needs. `longrope`: llama.cpp reads its factors
+    for this architecture; `delta`: the layout of its delta nets."""
 
     keys: Keys
     attention: HeadShape
@@ -104,7 +104,7 @@ def rope_keys(facts: Facts) -> Keys:
 
 
 def rope_tensors(rope: RopeConfig) -> dict[str, Tensor]:
-    """What the frequency of each pair of channels is divided by, where that needs a tensor."""
+    """The divisors of the frequencies, one per pair of channels, where that needs a tensor."""
     scaling = rope.scaling
     if rope.kind == "longrope":
         long, short = (torch.tensor(scaling[f"{name}_factor"]) for name in ("long", "short"))

@@ -39,7 +39,7 @@ PLAIN = {
 
 @dataclass(frozen=True)
 class QuantisedFile:
-    """What was written."""
+    """The file that was written."""
 
     path: Path
     kind: str
