@@ -23,7 +23,7 @@ EXIT_ABORTED = 1
 
 
 class Stoppable(Protocol):
-    """What the signals stop."""
+    """The interface of a process that signals stop."""
 
     aborted: bool
 

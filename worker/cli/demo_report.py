@@ -18,7 +18,7 @@ from jobs.sizes import counted
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a run's rows contain. `tasks`: rows and right answers by task."""
+    """The totals of a run's rows. `tasks`: rows and right answers by task."""
 
     tasks: dict[str, tuple[int, int]]
     tokens: int

@@ -78,7 +78,7 @@ def demo_requests(count: int = 500, run_id: str = "demo", model: str = MODEL) ->
 
 @contextmanager
 def _model(name: str, kind: str | None) -> Iterator[str]:
-    """What the worker loads: the bundled model, or a file that is made from it."""
+    """The model that the worker loads: the bundled one, or a file that is made from it."""
     if kind is None:
         yield MODEL
         return

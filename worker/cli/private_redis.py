@@ -58,7 +58,7 @@ def private_redis(url: str, *, records: bool) -> Iterator[str]:
 
 
 def private_redis_hint() -> str:
-    """What to do without a server, for an error; empty if no private one can be started."""
+    """The remedy for a missing server, for an error; empty if no private one can be started."""
     from jobs import JobError
     from jobs.embedded import server_binary
 

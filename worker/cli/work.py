@@ -259,6 +259,6 @@ def _configure_logging(quiet: bool) -> None:
 
 
 def _is_given(option: str) -> bool:
-    """Whether the command line has an option, other than by its default."""
+    """True if an option is given, on the command line or in the environment."""
     source = click.get_current_context().get_parameter_source(option)
     return source not in (None, click.core.ParameterSource.DEFAULT)

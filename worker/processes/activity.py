@@ -20,7 +20,7 @@ class Activity:
         self._before: list[tuple[str, ...]] | None = None
 
     def works(self) -> bool:
-        """Whether any has worked since the last look, or this is the first one."""
+        """True if any process has worked since the last look, or if this is the first look."""
         states = [state for state in map(_state, self._folders()) if state is not None]
         if self._group is not None:
             states = [state for state in states if state[2] == str(self._group)]

@@ -14,7 +14,7 @@ def limit_memory(max_bytes: int) -> None:
 
 
 def address_space_advice() -> str:
-    """What to do about a process without memory, if `ulimit -v` limits it; else empty."""
+    """The remedy for a process without memory, if `ulimit -v` limits it; else empty."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     if limit == resource.RLIM_INFINITY:
         return ""

@@ -1,4 +1,4 @@
-"""What a chat template gets of a request: its messages and variables, in the form that templates
+"""The inputs of a chat template: messages and variables of a request, in the form that templates
 expect, and the place where a message that is continued ends.
 """
 

@@ -94,7 +94,7 @@ class ChatTemplate:
 
     @cached_property
     def takes_tools(self) -> bool:
-        """Whether tools change what the template renders. One that fails on the probe may take
+        """True if tools change the rendered text. A template that fails on the probe may take
         others, so it counts as taking them."""
         messages = [PROBE_QUESTION]
         try:
@@ -105,7 +105,7 @@ class ChatTemplate:
 
     @cached_property
     def calls_need_content(self) -> bool:
-        """Whether an answer of tool calls alone must have an empty content instead of none, as for
+        """True if an answer of tool calls alone must have an empty content instead of none, as for
         Qwen3's first template."""
         try:
             self.render([PROBE_QUESTION, PROBE_CALL], [PROBE_TOOL], add_generation_prompt=False)
@@ -150,11 +150,11 @@ class ChatTemplate:
         )
 
     def mentions(self, word: str) -> bool:
-        """Whether a word occurs in any of the templates."""
+        """True if a word occurs in any of the templates."""
         return any(word in source for source in self._sources.values())
 
     def _probe(self) -> bool:
-        """Whether the default template renders the texts of a list of content parts."""
+        """True if the default template renders the texts of a list of content parts."""
         parts = [{"type": "text", "text": text} for text in ("a7q", "b7q")]
         try:
             text = self.render([{"role": "user", "content": parts}])

@@ -25,7 +25,7 @@ _OF_THE_DISK = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE
 
 
 class FolderLost(OSError):
-    """What is at the path of the results folder is not the folder that the worker began with."""
+    """The path of the results folder does not lead to the folder that the worker began with."""
 
 
 def explain(error: OSError, root: Path) -> str:
@@ -42,10 +42,10 @@ def explain(error: OSError, root: Path) -> str:
 
 
 def is_full(error: OSError) -> bool:
-    """Whether the disk, or a limit of this process, has no room for the file now."""
+    """True if the disk, or a limit of this process, has no room for the file now."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def fails_all(error: OSError) -> bool:
-    """Whether no file of any run can be written, so that trying the next one is no use."""
+    """True if no file of any run can be written, so that trying the next one is useless."""
     return isinstance(error, FolderLost) or error.errno in _OF_THE_DISK

@@ -82,7 +82,7 @@ class ReleaseArgs(NamedTuple):
 
 
 class RecorderLock(IntEnum):
-    """Whether a recorder has got the lock to look at the outboxes."""
+    """The result of asking for the lock on the outboxes."""
 
     NO_OUTBOX = -1  # there is nothing to look at
     HELD = 0  # by a recorder that has looked, or looks
@@ -140,7 +140,7 @@ class PartPlans:
         return {run: one[0][0].decode() for run, one in zip(runs, found, strict=True) if one}
 
     def any_open(self) -> bool:
-        """Whether a part of any run is in progress."""
+        """True if a part of any run is in progress."""
         names = [keys.parts(run) for run in self.runs()]
         return any(set(found) - {b"cursor"} for found in self._read_each(names, "hkeys"))
 
@@ -227,7 +227,7 @@ class PartPlans:
         return [fields.get(outbox.FIELD.encode()) for _, fields in entries]
 
     def is_open(self, plan: Plan) -> bool:
-        """Whether no recorder has committed the plan yet."""
+        """True if no recorder has committed the plan yet."""
         return bool(self._redis.hexists(keys.parts(plan.run), plan.name))
 
     def commit(self, plan: Plan) -> bool:

@@ -206,8 +206,8 @@ class Recorder:
         return self._finishing.is_set() or time.monotonic() < self._soon_until
 
     def _may_look(self) -> bool:
-        """Whether to look at the outboxes now: always while this worker stops or has just become
-        idle."""
+        """True if it is time to read the outboxes: always while this worker stops or has just
+        become idle."""
         if self._soon():
             return True
         lock = self._plans.acquire_lock(LOCK_SECONDS)

@@ -1,4 +1,4 @@
-"""What the small files of a model say: everything but the weights."""
+"""The small files of a model: everything but the weights."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ CGROUP = Path("/sys/fs/cgroup")
 
 @dataclass(frozen=True, slots=True)
 class BatchLimits:
-    """How much runs together on a device."""
+    """The limits of a batch on a device."""
 
     max_batch: int  # sequences, by default
     step_tokens: int  # tokens of one step
@@ -124,7 +124,7 @@ def cache_share(free: int, device: torch.device) -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether torch failed to allocate memory, on CPU or CUDA."""
+    """True if torch failed to allocate memory, on CPU or CUDA."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     return isinstance(error, RuntimeError) and "DefaultCPUAllocator" in str(error)

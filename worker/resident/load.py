@@ -88,7 +88,7 @@ class ResidentModel:
         return lambda: AnswerReader(ReasoningSplitter(tags, inside=inside), make_parser())
 
     def state_of(self, prompt_length: int) -> StateFacts:
-        """What prompts must have in common to begin with the state of each other: model, dtype and
+        """The values that prompts must share to reuse the state of each other: model, dtype and
         rotation."""
         return self._identity, self.info.dtype, self.model.rotation(prompt_length)
 

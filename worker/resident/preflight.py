@@ -35,7 +35,7 @@ from worker.resident.description import ModelDescription
 
 @dataclass(frozen=True)
 class Products:
-    """How the matrices of one quantised type are multiplied with."""
+    """The kind of product with the matrices of one quantised type."""
 
     kind: str
     matrices: int
@@ -70,7 +70,7 @@ class Preflight:
 
     @property
     def formats(self) -> str:
-        """How the weights are held in memory: "bfloat16, Q4_K, Q6_K"."""
+        """The types of the weights in memory: "bfloat16, Q4_K, Q6_K"."""
         return ", ".join((self.dtype_name, *self.blocks))
 
     @property
@@ -90,7 +90,7 @@ class Preflight:
 
     @property
     def how(self) -> str | None:
-        """How the quantised matrices are multiplied with: "Q5_0 x120: integer products; …"."""
+        """The kinds of products with the quantised matrices: "Q5_0 x120: integer products; …"."""
         return "; ".join(map(str, self.products)) or None
 
     @property
@@ -253,7 +253,7 @@ def _bytes(
     device: torch.device,
     compression: Compression | None,
 ) -> int:
-    """What a slot's tensor takes in memory."""
+    """The bytes of a slot's tensor in memory."""
     values = prod(slot.shape)
     if slot.quantised and _stays_quantised(header, device):
         per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[header.dtype]]

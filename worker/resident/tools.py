@@ -88,7 +88,7 @@ def _after_question(text: str) -> str:
 
 
 def _rest(syntax: str, text: str) -> str | None:
-    """What a parser leaves of a text with the call of the probe, without white space; None if it
+    """The text that a parser leaves around the call of the probe, without white space; None if it
     doesn't find exactly this call."""
     function = PROBE_TOOL["function"]
     parser = ToolParser(SYNTAXES[syntax]({function["name"]: function["parameters"]}))
