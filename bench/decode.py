@@ -40,7 +40,7 @@ PROMPT, LONG_PROMPT = 64, 512
 
 
 def floor(device: torch.device, batch: int) -> Contestant:
-    """What a decode step of `batch` rows can't do without, DECODED times."""
+    """The least work of a decode step of `batch` rows: products and cache reads; DECODED times."""
     shape = QWEN3_06B
     linears = LinearFactory(torch.bfloat16, device)
     hidden, inner = shape["hidden_size"], shape["intermediate_size"]

@@ -1,4 +1,4 @@
-"""What a large fleet costs Redis: 200 workers of 192 jobs each, and 10,000 runs.
+"""Measures the load of a large fleet on Redis: 200 workers of 192 jobs each, and 10,000 runs.
 
     python -m bench.fleet [--workers 200] [--batch 192] [--runs 10000]
 
@@ -35,7 +35,7 @@ PATIENCE = 120.0
 
 @dataclass(frozen=True, slots=True)
 class Spent:
-    """What Redis has spent in some seconds. `calls`: commands, with those of scripts."""
+    """The work of Redis in some seconds. `calls`: commands, with those of scripts."""
 
     seconds: float
     cpu: float
@@ -165,7 +165,7 @@ class Fleet:
         self._note(f"{self._runs} runs with rows: calls/s, all", waiting.calls / waiting.seconds)
 
     def _rest(self) -> Spent:
-        """What the workers cost while nothing happens."""
+        """The cost of idle workers."""
         meter = Meter(self._server)
         time.sleep(REST_SECONDS)
         return meter.read()

@@ -26,7 +26,7 @@ BUSY_SECONDS = 0.1
 
 
 class Orders(NamedTuple):
-    """What the benchmark tells its workers."""
+    """Signals of the benchmark to its workers."""
 
     release: Event  # jobs may end
     stop: Event

@@ -71,7 +71,7 @@ class Hub:
         self._aliases[old] = new
 
     def fetched(self) -> Counter[str]:
-        """How often each file's content was requested, limited parts of it excepted."""
+        """The number of requests for each file's content, without those for limited parts."""
         paths = [
             FILE.match(path)
             for method, path, wanted in self.requests

@@ -91,7 +91,7 @@ def opened() -> Iterator[list[Terminal]]:
 
 
 class Shown(NamedTuple):
-    """What a command has written, as a terminal or a pipe of an encoding gets it."""
+    """The output of a command, as a terminal or a pipe of an encoding gets it."""
 
     code: int
     out: str

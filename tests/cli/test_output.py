@@ -1,4 +1,4 @@
-"""What commands write on terminals and in pipes, whatever the encoding and whatever the text."""
+"""Output of commands on terminals and in pipes, in any encoding and with any text."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from tests.worker.site import wait_until
 def notices(
     monkeypatch: pytest.MonkeyPatch, client: Client, repeat_seconds: float, last: str
 ) -> list[str]:
-    """What is written for rows that wait, until `last` is."""
+    """The output for rows that wait, until it contains `last`."""
     ages = itertools.count(1)
 
     def reason(*_: Any) -> str:

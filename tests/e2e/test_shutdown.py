@@ -30,7 +30,7 @@ def start(site: Site, jobs: list[Job], **options: object) -> WorkerProcess:
 
 
 def generates(site: Site, job: Job) -> bool:
-    """Whether a job's present attempt has published a token. A job that is only claimed goes back
+    """True if a job's present attempt has published a token. A job that is only claimed goes back
     without an announcement when the worker stops."""
     if job.status().value != "started":
         return False

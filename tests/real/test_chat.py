@@ -1,4 +1,4 @@
-"""What an instruct model is used for: templates, conversations, streams, drafts, logprobs."""
+"""The uses of an instruct model: templates, conversations, streams, drafts, logprobs."""
 
 from __future__ import annotations
 

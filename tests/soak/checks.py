@@ -1,4 +1,4 @@
-"""What must hold after a soak. Each check returns the sentences of what does not."""
+"""The invariants that hold after a soak. Each check returns a sentence for each violation."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def check_jobs(
 
 
 def may_be_lost(job: Submitted, losses: list[tuple[float, float]]) -> bool:
-    """Whether Redis may have forgotten a job: it was not durable when Redis lost writes. The reply
+    """True if Redis may have forgotten a job: it was not durable when Redis lost writes. The reply
     to a submit may arrive after the loss of what it confirms."""
     end = job.confirmed_at or 0.0
     return not job.durable and any(
@@ -100,7 +100,7 @@ def check_rows(results: Results, rows: dict[str, list[dict[str, Any]]]) -> Itera
 
 
 def older_rows(results: Results, rows: dict[str, list[dict[str, Any]]]) -> int:
-    """How many rows in the files `Results` drops, because they are of older attempts."""
+    """The number of rows in the files that `Results` drops, because they are of older attempts."""
     files = [file for run in results.runs() for file in results.files(run)]
     return sum(pq.read_metadata(file).num_rows for file in files) - sum(map(len, rows.values()))
 
@@ -127,14 +127,14 @@ def check_redis(client: Client, ledger: Ledger, counts: dict[str, Any]) -> Itera
 
 
 def _content(server: Any, name: str) -> str:
-    """What a key holds, without the request."""
+    """The value of a key, without the request."""
     if server.type(name) != b"hash":
         return str(server.type(name))
     return str({field: value for field, value in server.hgetall(name).items() if field != b"data"})
 
 
 def _is_empty(server: Any, name: str) -> bool:
-    """Whether a hash holds counts that are all 0, such as the bytes of the open requests."""
+    """True if a hash holds counts that are all 0, such as the bytes of the open requests."""
     return server.type(name) == b"hash" and {int(n) for n in server.hvals(name)} == {0}
 
 

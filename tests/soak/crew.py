@@ -56,7 +56,7 @@ class Crew:
         self._limit_files(resource.RLIM_INFINITY)
 
     def runs_suspects(self, client: Any, number: int) -> bool:
-        """Whether one more death of this worker would rightly be blamed on a job."""
+        """True if one more death of this worker would rightly be blamed on a job."""
         lost = [client.hget(job_key(job), LOST) for job in self.jobs_of(client, number)]
         return any(int(times or 0) >= SUSPECT_LOST for times in lost)
 
@@ -115,7 +115,7 @@ class Crew:
 
 
 def may_kill(crew: Crew, url: str, number: int) -> bool:
-    """Whether a fault of this worker blames no job. False while Redis is away."""
+    """True if a fault of this worker blames no job. False while Redis is away."""
     try:
         with redis.Redis.from_url(url) as client:
             return not crew.runs_suspects(client, number)

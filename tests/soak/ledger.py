@@ -1,4 +1,4 @@
-"""What the producers of a soak were promised, and what they have seen."""
+"""The ledger of a soak: the promises that producers got, and the outcomes that they saw."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Submitted:
 
     @property
     def texts(self) -> dict[int, str]:
-        """What the fake backend answers, by choice."""
+        """The answer of the fake backend, by choice."""
         return {i: text_of(self.request, i) for i in range(self.request.n or 1)}
 
     @property

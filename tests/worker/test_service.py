@@ -1,4 +1,4 @@
-"""What `serve` checks before it takes a job, and what it logs."""
+"""The checks of `serve` before it takes a job, and its log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a person reads about a request: help() in Python, names in an editor."""
+"""Help about requests: help() in Python, names in an editor."""
 
 from __future__ import annotations
 

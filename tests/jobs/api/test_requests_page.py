@@ -99,7 +99,7 @@ CASES = [
 
 
 def sent(fields: dict[str, Any]) -> dict[str, Any]:
-    """What is sent; a warning is an error."""
+    """The request that is sent; a warning is an error."""
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         return ChatRequest(**fields).to_dict()

@@ -1,4 +1,4 @@
-"""What other programs have written about one job is named, and fails only what reads it."""
+"""Foreign values in the keys of one job are named, and fail only their readers."""
 
 from __future__ import annotations
 

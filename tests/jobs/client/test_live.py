@@ -69,7 +69,7 @@ def received(client: Client) -> int:
 async def wait_for_all(
     client: Client, url: str, count: int, use: Callable[[AsyncJob], Any]
 ) -> list[Any]:
-    """What `use` returns for `count` jobs that end when all of them are waited for."""
+    """The result of `use` for `count` jobs that end when all of them are waited for."""
     ids = [job.id for job in client.submit_many([REQUEST] * count)]
     before, opened = connections(client), received(client)
     async with AsyncClient(url) as aclient:

@@ -1,4 +1,4 @@
-"""What a URL may contain, and that no error shows a part of a password."""
+"""Redis URLs: their parts and options. No error shows a part of a password."""
 
 from __future__ import annotations
 

@@ -186,7 +186,7 @@ OUTPUT = [
 
 
 def merged(chunks: list[ChatChunk]) -> dict[int, Any]:
-    """What a reader has, who appends each chunk and knows nothing of attempts."""
+    """The text of a reader that appends each chunk and knows nothing of attempts."""
     found: dict[int, Any] = {}
     for chunk in chunks:
         assert not chunk.reset

@@ -94,7 +94,7 @@ class FakeSequence(Sequence):
 
 
 def advance(scheduled: list[tuple[Sequence, int]]) -> None:
-    """What a step does with its schedule: compute the tokens, then sample where none is pending."""
+    """Execute a schedule as a step does: compute the tokens, then sample where none is pending."""
     for sequence, count in scheduled:
         sequence.computed += count
         if not sequence.pending:

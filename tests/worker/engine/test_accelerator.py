@@ -90,7 +90,7 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
 
 
 def kinds(batches: list[Batch]) -> set[str]:
-    """What the batches hold of decoded tokens and chunks."""
+    """The kinds of tokens in the batches: decoded ones and chunks."""
     found = set()
     for batch in batches:
         found |= {"later chunk" if chunk.start else "first chunk" for chunk in batch.chunks}

@@ -1,4 +1,4 @@
-"""How much is drafted, what is looked up, and what drafts do in an engine."""
+"""Drafts: their lengths, the n-gram lookup, and their effects in an engine."""
 
 from __future__ import annotations
 

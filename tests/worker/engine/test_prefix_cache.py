@@ -1,4 +1,4 @@
-"""What sequences reuse of each other, through the engine."""
+"""Prefix caching through the engine: the state that sequences reuse of each other."""
 
 from __future__ import annotations
 

@@ -146,7 +146,7 @@ def ids_of(events: list[TokenEvent]) -> list[int]:
 
 
 def check_store(core: EngineCore, roots: set[bytes]) -> None:
-    """What holds between two steps."""
+    """The invariants between two steps."""
     store = core.pool.kept
     assert core.pool.bytes_held <= core.pool.limit_bytes
     assert store.nbytes == sum(block.nbytes for block in store._blocks.values())

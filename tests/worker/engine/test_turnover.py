@@ -1,4 +1,4 @@
-"""How many further sequences a worker claims, by how many have ended lately."""
+"""The number of sequences that a worker claims ahead, by the number of recent ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the tokens of a step lie in its batch."""
+"""The places of a step's tokens in its batch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Values → blocks: the error beside llama.cpp's own quantiser, and special values."""
+"""Quantisation to blocks: the error beside llama.cpp's own quantiser, and special values."""
 
 from __future__ import annotations
 

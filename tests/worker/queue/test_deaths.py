@@ -16,7 +16,8 @@ def deaths() -> Deaths:
 
 
 def looks(deaths: Deaths, start: float, until: float, *, connection: int = 1) -> list[DeadWorker]:
-    """What the last of several looks, 3 s apart, finds. "other" does not renew its lease."""
+    """The dead workers that the last of several looks, 3 s apart, finds. "other" does not renew its
+    lease."""
     found: list[DeadWorker] = []
     while start <= until:
         found = deaths.look({"me": 7, "other": 7}, connection, start)

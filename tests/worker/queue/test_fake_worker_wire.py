@@ -1,4 +1,4 @@
-"""What `jobs.testing` writes to Redis is what a real worker writes."""
+"""`jobs.testing` writes to Redis as a real worker does."""
 
 from __future__ import annotations
 

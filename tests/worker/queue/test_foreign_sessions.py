@@ -1,4 +1,4 @@
-"""What another program writes into the keys of a session fails its turns and no other job."""
+"""Foreign values in the keys of a session fail its turns and no other job."""
 
 from __future__ import annotations
 

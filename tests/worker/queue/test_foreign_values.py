@@ -1,4 +1,4 @@
-"""Values that other programs have written into the keys of chatjobs affect what they belong to."""
+"""Foreign values in the keys of chatjobs affect only the job, run or queue that they belong to."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an idle worker costs Redis, and how it learns of new jobs."""
+"""The cost of an idle worker for Redis, and the way it learns of new jobs."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ def add_rows(site: Site, runs: int, rows: int = 1) -> None:
 
 
 def calls(site: Site) -> dict[str, int]:
-    """How often each command was called so far."""
+    """The number of calls of each command so far."""
     found: dict[str, Any] = site.redis.info("commandstats")
     return {name.removeprefix("cmdstat_"): int(one["calls"]) for name, one in found.items()}
 

@@ -1,4 +1,4 @@
-"""What sessions refuse, each with a typed error."""
+"""Refusals of sessions, each with a typed error."""
 
 from __future__ import annotations
 

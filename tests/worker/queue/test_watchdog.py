@@ -37,7 +37,7 @@ def watchdog(engine: Engine) -> Watchdog:
 
 
 def hangs(watchdog: Watchdog, at: float) -> bool:
-    """Whether the engine hangs; the loop does not."""
+    """True if the engine hangs; the loop does not."""
     watchdog._touched_at = at
     return watchdog.hang(at) is not None
 

@@ -1,4 +1,4 @@
-"""Values that other programs have written beside one run's rows stop no other run."""
+"""Foreign values beside one run's rows stop no other run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is said of types that no kernel multiplies with, what they cost, and how to keep them."""
+"""Types that no kernel multiplies with: messages about them, their cost, and the option to keep
+them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What llama.cpp's converter changes in the values of a model's tensors."""
+"""The changes of llama.cpp's converter to the values of a model's tensors."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TILED = ("qwen35", "qwen35moe")
 def changed(
     name: str, tensor: Tensor, architecture: str, config: dict[str, Any]
 ) -> dict[str, Tensor]:
-    """What the converter makes of one tensor of the model."""
+    """One tensor of the model after the conversion."""
     heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
     if architecture in PERMUTED and re.search(r"\.[qk]_proj\.", name):
         count = heads if ".q_proj." in name else kv_heads

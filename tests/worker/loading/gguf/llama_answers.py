@@ -1,5 +1,5 @@
-"""What llama.cpp answers: `python llama_answers.py TASKS ANSWERS`, in an environment that has
-llama-cpp-python and nothing else of this project.
+"""Writes the answers of llama.cpp: `python llama_answers.py TASKS ANSWERS`, in an environment that
+has llama-cpp-python and nothing else of this project.
 
 TASKS is JSON: `models`, {name: {file, prompt, count}}, and `vocabularies`, {name: file}, with
 `texts`. ANSWERS gets the greedy tokens and last logits of the prompt for each model, and the ids of
