@@ -40,9 +40,13 @@ def jobs_group() -> None:
 @redis_option
 def list_jobs(chosen: dict[str, Any], limit: int, as_json: bool, redis_url: str) -> None:
     """List the jobs in Redis, newest first: by the time of their end, or of their submit. Those
-    that ended long ago are not kept there."""
+    that ended long ago are not kept there.
+
+    Without --run, --tenant, --session, --code and --older, only 1,000 jobs (or --limit) of each
+    queue and state are compared: those that were queued last, or whose results are kept longest.
+    """
     with client(redis_url) as connected:
-        found = find_newest(connected, chosen, STATES)
+        found = find_newest(connected, chosen, STATES, limit + 1)  # one more tells if there are any
         if as_json:
             for one in islice(found, limit):
                 print_json(_facts(one))

@@ -70,12 +70,12 @@ def find(connected: Client, chosen: dict[str, Any], default: tuple[str, ...]) ->
 
 
 def find_newest(
-    connected: Client, chosen: dict[str, Any], default: tuple[str, ...]
+    connected: Client, chosen: dict[str, Any], default: tuple[str, ...], limit: int
 ) -> Iterator[FoundJob]:
-    """The same jobs, newest first."""
+    """The newest `limit` of the same jobs, newest first."""
     from jobs.client.dead_letters import newest_jobs
 
-    return newest_jobs(connected.redis, _selection(chosen, default))
+    return newest_jobs(connected.redis, _selection(chosen, default), limit)
 
 
 def _selection(chosen: dict[str, Any], default: tuple[str, ...]) -> Selection:

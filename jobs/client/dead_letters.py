@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import count, islice
 from typing import Any, NamedTuple
 
 from redis import Redis
@@ -38,6 +39,7 @@ from jobs.results.failures import Failure, parse_failures
 from jobs.results.outbox import run_of
 
 PAGE = 100  # jobs whose hashes are read at once
+NEWEST = 1000  # jobs of a queue in one state that are compared to find the newest
 TIMES = ("ended_at", "enqueued_at")
 FIELDS = (*CHANGING_FIELDS, *FIXED_FIELDS, "ended_at", FAILURES)
 
@@ -94,6 +96,12 @@ class Selection:
     code: str | None = None  # of the error
     older: float = 0.0  # seconds since the job ended, or was enqueued
 
+    @property
+    def takes_all(self) -> bool:
+        """True if every job of the states and the model is selected."""
+        others = (self.run, self.tenant, self.session, self.code)
+        return not self.older and all(value is None for value in others)
+
 
 class FoundJob(NamedTuple):
     """A job, and since when it has its state (seconds since the epoch)."""
@@ -126,18 +134,27 @@ class FoundJob(NamedTuple):
 def find_jobs(redis: Redis, wanted: Selection) -> Iterator[FoundJob]:
     """The jobs of all chatjobs queues that are selected, by queue and state."""
     now = time.time()
-    for status, page in _listed(redis, wanted):
+    for status, page in _listed(redis, wanted, None):
         for found in _read(redis, page):
             if found.state.status is status and _matches(found, wanted, now):
                 yield found
 
 
-def newest_jobs(redis: Redis, wanted: Selection) -> Iterator[FoundJob]:
-    """The same jobs, beginning with the one that ended, or was enqueued, last. The times of all are
-    read first, and then one page of jobs after the other."""
+def newest_jobs(redis: Redis, wanted: Selection, limit: int) -> Iterator[FoundJob]:
+    """`limit` of these jobs, beginning with the one that ended, or was enqueued, last. Their times
+    are read first, and then one page of jobs after the other.
+
+    If all jobs of some states are wanted, the times of at most NEWEST or `limit` jobs in each queue
+    and registry are read: of those that were queued last, or that are kept longest.
+    """
     now = time.time()
+    most = max(NEWEST, limit) if wanted.takes_all else None
+    return islice(_by_time(redis, wanted, now, most), limit)
+
+
+def _by_time(redis: Redis, wanted: Selection, now: float, most: int | None) -> Iterator[FoundJob]:
     since: dict[str, float] = {}
-    for _, page in _listed(redis, wanted):
+    for _, page in _listed(redis, wanted, most):
         since.update(zip(page, _times(redis, page), strict=True))
     ids = sorted(since, key=since.__getitem__, reverse=True)
     for start in range(0, len(ids), PAGE):
@@ -146,15 +163,17 @@ def newest_jobs(redis: Redis, wanted: Selection) -> Iterator[FoundJob]:
                 yield found
 
 
-def _listed(redis: Redis, wanted: Selection) -> Iterator[tuple[Status, list[str]]]:
-    """The ids in the queues and registries, in pages."""
+def _listed(
+    redis: Redis, wanted: Selection, most: int | None
+) -> Iterator[tuple[Status, list[str]]]:
+    """The ids in the queues and registries, in pages; with `most`, the last ones of each."""
     prefixes = (keys.chat_queue(""), keys.bulk_queue(""))
     for queue in queue_names(redis):
         model = queue.partition(":")[2]
         if not queue.startswith(prefixes) or wanted.model not in (None, model):
             continue
         for status in wanted.states:
-            for page in _pages(redis, queue, status):
+            for page in _pages(redis, queue, status, most):
                 yield status, page
 
 
@@ -233,38 +252,45 @@ def _existing(job_id: str) -> Steps[JobState]:
     return state
 
 
-def _pages(redis: Any, queue: str, status: Status) -> Iterator[list[str]]:
+def _pages(redis: Any, queue: str, status: Status, most: int | None) -> Iterator[list[str]]:
     """The ids of the jobs of a queue in this state. A job that moves meanwhile may be missed."""
     if status is Status.QUEUED:
-        yield from _pages_of(redis.lrange, queue_key(queue))
-        yield from _pages_of(redis.lrange, keys.quarantine(queue))
+        yield from _pages_of(redis.lrange, queue_key(queue), most)
+        yield from _pages_of(redis.lrange, keys.quarantine(queue), most)
         for tenant in redis.zrange(keys.tenants(queue), 0, -1):
             if tenant:
                 waiting = keys.tenant_queue(queue, tenant.decode(errors="replace"))
-                yield from _pages_of(redis.lrange, waiting)
+                yield from _pages_of(redis.lrange, waiting, most)
     elif status is Status.DEFERRED:
-        yield from _pages_of(redis.zrange, deferred_key(queue))
+        yield from _pages_of(redis.zrange, deferred_key(queue), most)
     elif status is Status.SCHEDULED:
-        yield from _pages_of(redis.zrange, scheduled_key(queue))
+        yield from _pages_of(redis.zrange, scheduled_key(queue), most)
     elif status is Status.STARTED:
-        yield from _pages_of(redis.zrange, wip_key(queue))
+        yield from _pages_of(redis.zrange, wip_key(queue), most)
     elif status is Status.FINISHED:
-        yield from _pages_of(redis.zrange, registry_key(queue, "finished"))
+        yield from _pages_of(redis.zrange, registry_key(queue, "finished"), most)
     elif status is Status.FAILED:
-        yield from _pages_of(redis.zrange, registry_key(queue, "failed"))
+        yield from _pages_of(redis.zrange, registry_key(queue, "failed"), most)
     else:
-        yield from _pages_of(redis.zrange, registry_key(queue, "canceled"))
+        yield from _pages_of(redis.zrange, registry_key(queue, "canceled"), most)
 
 
-def _pages_of(read: Callable[[str, int, int], list[bytes]], key: str) -> Iterator[list[str]]:
-    start = 0
-    while True:
-        found = read(key, start, start + PAGE - 1)
+def _pages_of(
+    read: Callable[[str, int, int], list[bytes]], key: str, most: int | None
+) -> Iterator[list[str]]:
+    """The ids in a list or a sorted set; with `most`, so many, from its end backwards."""
+    for start in count(0, PAGE):
+        size = PAGE if most is None else min(PAGE, most - start)
+        if size <= 0:
+            return
+        first = start if most is None else -start - size
+        found = read(key, first, first + size - 1)
+        if most is not None:
+            found.reverse()
         if found:
             yield [member.decode(errors="replace").partition(":")[0] for member in found]
-        if len(found) < PAGE:
+        if len(found) < size:
             return
-        start += PAGE
 
 
 def _read(redis: Redis, job_ids: list[str]) -> Iterator[FoundJob]:

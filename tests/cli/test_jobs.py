@@ -101,6 +101,26 @@ def test_jobs_are_listed_newest_first_over_all_queues_and_states(
     assert [line.split()[0] for line in lines[1:]] == names[:5]
 
 
+def hash_reads(client: Client) -> int:
+    found = client.redis.info("commandstats").get("cmdstat_hmget", {"calls": 0})
+    return int(found["calls"])
+
+
+def test_the_newest_of_many_jobs_are_found_without_a_read_of_all(
+    run: Run, client: Client, redis_url: str
+) -> None:
+    many = 3 * dead_letters.NEWEST
+    client.submit_many({**REQUEST, "job": {"id": f"j{number}"}} for number in range(many))
+    before = hash_reads(client)
+    assert listed(run, redis_url, "--limit", "3") == [f"j{many - n}" for n in (1, 2, 3)]
+    assert hash_reads(client) - before < many / 2
+    before = hash_reads(client)
+    assert listed(run, redis_url, "--run", "none") == []  # any of them may be of the run
+    assert hash_reads(client) - before >= many
+    limit = dead_letters.NEWEST + 500
+    assert len(listed(run, redis_url, "--limit", str(limit))) == limit
+
+
 @pytest.mark.usefixtures("five")
 def test_a_job_is_shown_with_its_error_and_request(run: Run, redis_url: str) -> None:
     shown = run("jobs", "show", "fails", "--redis", redis_url).stdout
