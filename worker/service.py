@@ -23,6 +23,7 @@ from worker.queue.attempts import Attempts
 from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.faults import Faults
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
+from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
@@ -71,8 +72,11 @@ def serve(
         _check_redis(client)
         check_rights(client)
         folder = None if results is None else claim_folder(client, results)
-        models = _load(backend, references)
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"
+        patience = lease_seconds / RENEWALS_PER_LEASE
+        lease = RQWorkers(redis_url, name, (), patience)
+        with Loading(client, lease, references, backend.memory(), lease_seconds):
+            models = _load(backend, references)
         recorder = folder and Recorder(
             connect(redis_url),
             folder,
@@ -86,7 +90,6 @@ def serve(
         named |= {model.name: model for model in models}
         store = RQStore(client, list(named), name, worker_key(name))
         presence = RQPresence(client, store.queues, name, lease_seconds)
-        patience = lease_seconds / RENEWALS_PER_LEASE
         workers = RQWorkers(redis_url, name, store.queues, patience)
         provenance = {name: asdict(model) for name, model in named.items()}
         settlements = SettlementBuilder(name, socket.gethostname(), provenance)

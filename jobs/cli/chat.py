@@ -299,17 +299,17 @@ def _request(model: str, system: str | None, text: str, fields: dict[str, Any]) 
 def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) -> None:
     """Return once a worker serves `model` or the job has started; raise after `seconds`."""
     from jobs import JobError
-    from jobs.client.serving import nobody_serves, served_models
+    from jobs.client.serving import nobody_serves, published
 
     deadline = time.monotonic() + seconds
     while job.status() in ("deferred", "scheduled", "queued"):
-        served = served_models(connected.redis)
-        if model in served:
+        workers = published(connected.redis)
+        if model in workers.served:
             return
         if time.monotonic() >= deadline:
             raise JobError(
                 "model_not_found",
-                f"{nobody_serves(model, served)} after {seconds:g} s: wait longer for one that "
+                f"{nobody_serves(model, workers)} after {seconds:g} s: wait longer for one that "
                 "still loads its models (--wait S)",
                 "model",
             )

@@ -65,15 +65,15 @@ def limits(
 def _warn_if_unknown(redis: Redis, model: str) -> None:
     """Warn about a model that no worker serves and that has no queue: it may be a typing error."""
     from jobs.client.rq_format import queue_names
-    from jobs.client.serving import nobody_serves, served_models
+    from jobs.client.serving import nobody_serves, published, who_loads
 
-    served = served_models(redis)
-    known = served | set(map(keys.model_of, queue_names(redis)))
-    if model in known:
+    workers = published(redis)
+    known = workers.served | set(map(keys.model_of, queue_names(redis)))
+    if model in known or who_loads(model, workers.loading):
         return
     close = get_close_matches(model, sorted(known), 1)
     hint = f"; did you mean {close[0]!r}?" if close else ""
-    show_warning(f"{nobody_serves(model, served)}, and it has no jobs{hint}")
+    show_warning(f"{nobody_serves(model, workers)}, and it has no jobs{hint}")
 
 
 def _parse(text: str) -> _Setting:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -17,6 +17,7 @@ from jobs.sizes import counted
 if TYPE_CHECKING:
     from redis import Redis
 
+    from jobs.client.serving import Published
     from jobs.client.unwritten import Unwritten
 
 
@@ -44,40 +45,59 @@ class Unhealthy(Failure):
 @json_option
 @redis_option
 def status(host: str | None, as_json: bool, redis_url: str) -> None:
-    """Show workers, their models and memory, queue lengths, and rows that wait for Parquet.
+    """Show workers, their models and memory, those that still load, queue lengths, rows that wait
+    for Parquet, and whether Redis may evict keys.
 
     Exit code 1 if a worker can't write rows, or if values in Redis can't be read.
     """
     from jobs.client.damage import find_damage
+    from jobs.client.eviction import read_eviction
     from jobs.client.rq_format import QUEUES_KEY
-    from jobs.client.serving import published
+    from jobs.client.serving import Published, published
     from jobs.client.unwritten import Unwritten, any_records, read_unwritten, recording_faults
 
     with connection(redis_url) as redis:
         damaged = find_damage(redis)
         wrong = {one.key for one in damaged}
-        running, unreadable = ([], []) if keys.WORKERS in wrong else published(redis)
+        workers = Published([], [], []) if keys.WORKERS in wrong else published(redis)
         lengths = [] if QUEUES_KEY in wrong else queues(redis)
         rows = Unwritten({}) if keys.OUTBOXES in wrong else read_unwritten(redis)
-        damaged += unreadable
+        eviction = read_eviction(redis)
+    damaged += workers.damaged
+    running, loading = workers.running, workers.loading
     running.sort(key=_started_at, reverse=True)
     for queue in lengths:
         queue["workers"] = sum(queue["model"] in worker["names"] for worker in running)
-    served = {name for worker in running for name in worker["names"]}
     recorded = any_records(running)
     if host is not None:
         running = [worker for worker in running if worker["host"] == host]
+        loading = [worker for worker in loading if worker["host"] == host]
     faults = recording_faults(running)
     if as_json:
         found = [one._asdict() for one in damaged]
         waiting = {"waiting": rows.count, "oldest_s": round(rows.oldest, 1), "runs": rows.runs}
         waiting["errors"] = faults
-        print_json({"workers": running, "queues": lengths, "rows": waiting, "damaged": found})
+        print_json(
+            {
+                "workers": running,
+                "loading": [_loader(worker) for worker in loading],
+                "queues": lengths,
+                "rows": waiting,
+                "damaged": found,
+                "eviction": eviction or None,
+            }
+        )
     else:
-        _print_tables(running, lengths, served, host)
+        _print_tables(running, loading, lengths, workers, host)
+        if eviction and not any(worker["paused"] == eviction for worker in running):
+            echo(f"{eviction}; until then, workers and submits are refused", err=True)
         _print_rows(rows, faults, recorded)
     if host is not None and not running:
-        raise NotFound(f"no worker is running on host {host}")
+        raise NotFound(
+            f"no worker on host {host} serves yet: {'; '.join(map(_loads, loading))}"
+            if loading
+            else f"no worker is running on host {host}"
+        )
     sick = [worker for worker in running if not worker.get("healthy", True)]
     if host is not None and len(sick) == len(running):
         why = "; ".join(sorted({worker["paused"] for worker in sick}))
@@ -112,10 +132,21 @@ def _print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> N
         echo(f"{rows_wait(rows)}{why}", err=True)
 
 
+def _loader(worker: dict[str, Any]) -> dict[str, Any]:
+    """A worker that loads, for JSON."""
+    facts = {name: worker.get(name) for name in ("name", "host", "pid", "started_at")}
+    return {**facts, "models": list(worker["loading"])}
+
+
+def _loads(worker: dict[str, Any]) -> str:
+    return f"worker {worker['name']} is loading {', '.join(worker['loading'])}"
+
+
 def _print_tables(
     workers: list[dict[str, Any]],
+    loading: list[dict[str, Any]],
     queues: list[dict[str, Any]],
-    served: Collection[str],
+    published: Published,
     host: str | None,
 ) -> None:
     from jobs.client.serving import nobody_serves
@@ -125,8 +156,10 @@ def _print_tables(
             ("worker", "models", "device", *map(number, _WORKER_NUMBERS)),
             [_cells(worker) for worker in workers],
         )
-    else:
+    elif not loading:
         echo("no workers" if host is None else f"no workers on host {host}")
+    for worker in loading:
+        echo(_loads(worker))
     for worker in workers:
         if worker["paused"]:
             echo(f"worker {worker['name']} claims no jobs: {worker['paused']}", err=True)
@@ -151,7 +184,7 @@ def _print_tables(
             if (one["queued"] or one["scheduled"] or one["deferred"]) and not one["workers"]
         }
     ):
-        echo(f"{nobody_serves(model, served)}: its jobs wait", err=True)
+        echo(f"{nobody_serves(model, published)}: its jobs wait", err=True)
 
 
 def _started_at(worker: dict[str, Any]) -> float:

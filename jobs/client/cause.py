@@ -9,7 +9,7 @@ from redis import RedisError
 
 from jobs import keys
 from jobs.client.rq_format import queue_key, scheduled_key
-from jobs.client.serving import nobody_serves, served_by, worker_keys
+from jobs.client.serving import Published, nobody_serves, read_values, worker_keys
 from jobs.client.state import Status, read_state
 from jobs.client.steps import Steps, command, retry
 from jobs.client.turns import session_of
@@ -48,20 +48,20 @@ def what_it_waits_for(job_id: str, name: str) -> Steps[str]:
             return ""
 
 
-def read_served() -> Steps[list[str]]:
-    """The names of the models that the running workers serve."""
+def _read_workers() -> Steps[Published]:
+    """The workers that run, and those that load their models."""
     names = yield from retry(command("zrange", keys.WORKERS, 0, -1))
     found = worker_keys(names)
     values = (yield from retry(command("mget", found))) if found else []
-    return sorted(served_by(values))
+    return read_values(values)
 
 
 def _place(job_id: str, name: str, queue: str, options: object) -> Steps[str]:
     """Where a queued job stands in its queue, unless nobody serves that."""
     model = queue.partition(":")[2]
-    served = yield from read_served()
-    if model not in served:
-        return nobody_serves(model, served)
+    workers = yield from _read_workers()
+    if model not in workers.served:
+        return nobody_serves(model, workers)
     tenant = options.get("tenant") if isinstance(options, dict) else None
     waiting = keys.tenant_queue(queue, tenant) if tenant else queue_key(queue)
     ahead = yield from retry(command("lpos", waiting, job_id))

@@ -28,6 +28,16 @@ def eviction(memory: Mapping[str, Any]) -> str:
     )
 
 
+def read_eviction(redis: Redis) -> str:
+    """`eviction` of a server; "" as well if this user may not read it, since workers see it.
+    Raises redis.RedisError."""
+    try:
+        memory: Any = redis.info("memory")
+    except ResponseError:
+        return ""
+    return eviction(memory)
+
+
 class EvictionCheck:
     """Refuses submits while Redis may evict keys. May be shared by threads."""
 
@@ -42,11 +52,6 @@ class EvictionCheck:
             now = time.monotonic()
             if now < self._next_look:
                 return
-            try:
-                memory: Any = redis.info("memory")
-                reason = eviction(memory)
-            except ResponseError:  # this user may not read it: workers see it
-                reason = ""
-            if reason:
+            if reason := read_eviction(redis):
                 raise JobError("unavailable", reason)
             self._next_look = now + CHECK_SECONDS

@@ -1,12 +1,13 @@
-"""Which workers run, and the warning about a job for a model that none of them serves."""
+"""The workers that run or load their models, and the warning about a job for a model that none of
+them serves."""
 
 from __future__ import annotations
 
 import json
 import threading
 import time
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
 
 from redis import Redis, RedisError
 
@@ -21,24 +22,42 @@ class NobodyServes(UserWarning):
     """A job was submitted for a model that no running worker serves: it waits until one does."""
 
 
-def nobody_serves(model: str, served: Iterable[str]) -> str:
-    """The clause about a model that no running worker serves. `served`: models of the workers."""
+class Published(NamedTuple):
+    """What workers say about themselves, by worker name."""
+
+    running: list[dict[str, Any]]
+    loading: list[dict[str, Any]]  # those that serve nothing yet, since they load their models
+    damaged: list[Damage]  # what no worker has written
+
+    @property
+    def served(self) -> set[str]:
+        """The names of the models that the running workers serve."""
+        return {name for worker in self.running for name in worker["names"]}
+
+
+def nobody_serves(model: str, workers: Published) -> str:
+    """The clause about a model that no running worker serves."""
+    if loader := who_loads(model, workers.loading):
+        return f"no worker serves {model!r} yet ({loader})"
+    served = ", ".join(sorted(workers.served)) or "none"
     return (
-        f"no worker serves {model!r} (models served now: {', '.join(sorted(served)) or 'none'}; "
-        f"chatjobs work --model {model} starts one)"
+        f"no worker serves {model!r} (models served now: {served}; chatjobs work --model {model} "
+        "starts one)"
     )
 
 
 def read_workers(redis: Redis) -> list[dict[str, Any]]:
     """The status that each running worker publishes, by worker name. What no worker has written is
     left out."""
-    return published(redis)[0]
+    return published(redis).running
 
 
-def published(redis: Redis) -> tuple[list[dict[str, Any]], list[Damage]]:
-    """The status of each running worker, by worker name, and the values that are none."""
+def published(redis: Redis) -> Published:
+    """The status of each worker, and the values that are none."""
     found: Any = redis.zrange(keys.WORKERS, 0, -1)
-    running, damaged = [], []
+    running: list[dict[str, Any]] = []
+    loading: list[dict[str, Any]] = []
+    damaged: list[Damage] = []
     for name in sorted(found):
         if not _is_text(name):
             problem = f"has the member {name!r}, which is no name of a worker"
@@ -48,16 +67,23 @@ def published(redis: Redis) -> tuple[list[dict[str, Any]], list[Damage]]:
     for name, value in zip(names, values, strict=True):
         status = _read_status(value) if value is not None else None
         if status is not None:
-            running.append(status)
+            (loading if _loads(status) else running).append(status)
         elif value is not None:
             problem = "does not hold what a worker says about itself"
             damaged.append(Damage(name, problem, "delete it (DEL)"))
-    return running, damaged
+    return Published(running, loading, damaged)
 
 
-def served_models(redis: Redis) -> set[str]:
-    """The names of the models that the running workers serve. Raises redis.RedisError."""
-    return {name for worker in read_workers(redis) for name in worker["names"]}
+def who_loads(model: str, loading: Iterable[Mapping[str, Any]]) -> str:
+    """A clause about the workers that load a model; "" if none does."""
+    names = [
+        worker["name"]
+        for worker in loading
+        if any(model in possible for possible in worker["loading"].values())
+    ]
+    if len(names) > 1:
+        return f"workers {', '.join(names[:-1])} and {names[-1]} are loading it"
+    return f"worker {names[0]} is loading it" if names else ""
 
 
 def worker_keys(members: Iterable[bytes]) -> list[str]:
@@ -65,10 +91,17 @@ def worker_keys(members: Iterable[bytes]) -> list[str]:
     return [keys.worker(name.decode()) for name in sorted(members) if _is_text(name)]
 
 
-def served_by(values: Iterable[bytes | None]) -> set[str]:
-    """The models that the workers serve which have written these values."""
+def read_values(values: Iterable[bytes | None]) -> Published:
+    """What the workers say that have written these values, without damage."""
     found = [_read_status(value) for value in values if value is not None]
-    return {name for status in found if status is not None for name in status["names"]}
+    known = [status for status in found if status is not None]
+    loading = [status for status in known if _loads(status)]
+    return Published([status for status in known if not _loads(status)], loading, [])
+
+
+def _loads(status: Mapping[str, Any]) -> bool:
+    """Whether a worker still loads its models; those of older versions do not say it."""
+    return bool(status.get("loading"))
 
 
 def _is_text(name: bytes) -> bool:
@@ -100,8 +133,17 @@ def _read_status(value: bytes) -> dict[str, Any] | None:
             status: dict[str, Any] = found
             counted = ("cached_tokens", "prompt_tokens", "clock_behind")
             counts = [status.get(name, 0) for name in counted]
-            return status if all(isinstance(one, int) for one in counts) else None
+            readable = all(isinstance(one, int) for one in counts)
+            return status if readable and _is_loading(status.get("loading", {})) else None
     return None
+
+
+def _is_loading(value: Any) -> bool:
+    """Whether a value holds the possible names of models, by their references."""
+    return isinstance(value, dict) and all(
+        isinstance(names, list) and all(isinstance(name, str) for name in names)
+        for names in value.values()
+    )
 
 
 class ServingCheck:
@@ -112,7 +154,7 @@ class ServingCheck:
         self._redis = redis
         self._lock = threading.Lock()
         self._next_read = 0.0
-        self._served: set[str] = set()
+        self._workers = Published([], [], [])
         self._warned: set[str] = set()
 
     def warn(self, models: Iterable[str]) -> None:
@@ -122,23 +164,23 @@ class ServingCheck:
                 self._read()
             except RedisError:  # the jobs are enqueued all the same
                 return
-            unserved = sorted(set(models) - self._served - self._warned)
+            workers = self._workers
+            unserved = sorted(set(models) - workers.served - self._warned)
             self._warned.update(unserved)
-            served = self._served
         other = (
             "; chatjobs submit --model M submits to one that is served, the rows of a run with "
             "another --run"
-            if served
+            if workers.served
             else ""
         )
         for model in unserved:
-            message = f"{nobody_serves(model, served)}: its jobs wait until one does{other}"
+            message = f"{nobody_serves(model, workers)}: its jobs wait until one does{other}"
             warn_caller(message, NobodyServes)
 
     def _read(self) -> None:
         now = time.monotonic()
         if now < self._next_read:
             return
-        self._served = served_models(self._redis)
+        self._workers = published(self._redis)
         self._warned = set()
         self._next_read = now + CHECK_SECONDS

@@ -10,6 +10,7 @@ import pytest
 
 from jobs import Client, keys
 from tests.cli.conftest import Run
+from tests.jobs.conftest import STATUS
 
 
 @pytest.fixture
@@ -60,3 +61,55 @@ def test_damaged_keys_are_named_and_the_exit_code_is_1(
     client.redis.delete(keys.WORKERS)
     client.redis.set(keys.WORKERS, "x")
     assert keys.WORKERS in run("status", "--redis", redis_url).stderr
+
+
+@pytest.fixture
+def evicts(client: Client) -> Iterator[str]:
+    """Redis may evict keys; the policy."""
+    redis: Any = client.redis
+    redis.config_set("maxmemory", "1gb")
+    redis.config_set("maxmemory-policy", "allkeys-lru")
+    yield "allkeys-lru"
+    redis.config_set("maxmemory-policy", "noeviction")
+    redis.config_set("maxmemory", "0")
+
+
+def test_a_policy_that_evicts_is_named_without_a_worker(
+    run: Run, redis_url: str, evicts: str
+) -> None:
+    shown = run("status", "--redis", redis_url)
+    assert shown.exit_code == 0
+    assert "no workers" in shown.stdout
+    assert shown.stderr.count(f"maxmemory-policy {evicts}") == 1
+    assert "set maxmemory-policy to noeviction" in shown.stderr
+    found = json.loads(run("status", "--json", "--redis", redis_url).stdout)
+    assert f"maxmemory-policy {evicts}" in found["eviction"]
+
+
+def test_the_remedy_for_a_policy_that_evicts_works(
+    run: Run, client: Client, redis_url: str, evicts: str
+) -> None:
+    client.redis.config_set("maxmemory-policy", "noeviction")
+    assert "evict" not in run("status", "--redis", redis_url).output
+    assert json.loads(run("status", "--json", "--redis", redis_url).stdout)["eviction"] is None
+
+
+def test_a_policy_that_evicts_is_named_once_with_a_worker(
+    run: Run, client: Client, redis_url: str, evicts: str
+) -> None:
+    client.redis.zadd(keys.WORKERS, {"w1": 1e13})
+    found = json.loads(run("status", "--json", "--redis", redis_url).stdout)
+    about = {**STATUS, "paused": found["eviction"]}
+    client.redis.set(keys.worker("w1"), json.dumps(about))
+    assert run("status", "--redis", redis_url).stderr.count("may evict keys") == 1
+
+
+def test_a_user_who_may_not_read_the_policy_sees_the_rest(
+    run: Run, client: Client, redis_url: str, evicts: str
+) -> None:
+    admin: Any = client.redis
+    admin.execute_command("ACL", "SETUSER", "reader", "on", ">word", "~*", "+@all", "-info")
+    url = redis_url.replace("unix://", "unix://reader:word@")
+    shown = run("status", "--redis", url)
+    admin.execute_command("ACL", "DELUSER", "reader")
+    assert (shown.exit_code, "no workers" in shown.stdout) == (0, True), shown.stderr

@@ -275,7 +275,7 @@ def test_a_second_signal_does_not_wait_for_redis(site: Site) -> None:
 
 def test_an_idle_worker_stops_at_once(site: Site) -> None:
     worker = site.worker(grace=3600.0)
-    wait_until(lambda: site.redis.zcard(keys.WORKERS))
+    site.wait_for_workers()
     assert worker.stop() == 0
 
 

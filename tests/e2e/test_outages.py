@@ -66,7 +66,7 @@ def test_a_death_during_an_outage_is_found(site: Site, server: EmbeddedRedis) ->
     doomed = site.worker(delay=0.02)
     wait_until(lambda: job.status().value == "started")
     other = site.worker(models=["other"])
-    wait_until(lambda: site.redis.zcard(keys.WORKERS) == 2)
+    site.wait_for_workers(2)
     doomed.kill()
     restart(server)
     wait_until(lambda: site.redis.llen("rq:queue:chat:fake") == 1)

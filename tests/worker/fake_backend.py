@@ -24,6 +24,7 @@ import signal
 import sys
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 from jobs import clock
@@ -141,7 +142,7 @@ class FakeHandle:
 class FakeBackend:
     """Loads any model. `delay`: seconds per step; `hangs`: its thread blocks after the first word
     of any request; `sick`: `submit` cannot fork; `broken`: its device fails each request before
-    the first word."""
+    the first word; `load_until`: loads end when this file exists."""
 
     def __init__(
         self,
@@ -150,9 +151,10 @@ class FakeBackend:
         hangs: bool = False,
         sick: bool = False,
         broken: bool = False,
+        load_until: str = "",
     ) -> None:
         self.max_batch, self._delay, self._hangs = max_batch, delay, hangs
-        self.sick, self.broken = sick, broken
+        self.sick, self.broken, self._load_until = sick, broken, load_until
         self.peak = 0  # maximum number of concurrent sequences
         self.begun: list[str] = []  # ids of submitted jobs, in order
         self.requests: list[ChatRequest] = []  # of these jobs
@@ -175,6 +177,8 @@ class FakeBackend:
         return MemoryUse("cpu", weights=1, cache=0, cache_limit=0, free=1)
 
     def load(self, reference: str) -> ModelInfo:
+        while self._load_until and not Path(self._load_until).exists():
+            time.sleep(0.01)
         if reference.startswith("broken"):
             raise JobError("unsupported_model", f"{reference} can't be loaded")
         info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "fake")

@@ -53,7 +53,7 @@ def make_real(script: list[list[int]] | None, files: dict[str, Any]) -> Backend:
 def main() -> int:
     options = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
-    names = ("max_batch", "delay", "hangs", "sick", "broken")
+    names = ("max_batch", "delay", "hangs", "sick", "broken", "load_until")
     given = {name: options.pop(name) for name in names if name in options}
     script = options.pop("script", None)
     files: dict[str, Any] = {

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 
 from jobs import Client, Results, keys
 from jobs.client.client import Job
+from jobs.client.serving import read_workers
 from tests.worker.fake_backend import FakeBackend
 from worker.service import serve
 
@@ -171,6 +172,10 @@ class Site:
         """Start a worker process, killed at the end of the test."""
         self._workers.append(WorkerProcess(self.url, self.folder, **options))
         return self._workers[-1]
+
+    def wait_for_workers(self, count: int = 1) -> None:
+        """Until so many serve: one that loads its models is listed before."""
+        wait_until(lambda: len(read_workers(self.redis)) >= count)
 
     def rows(self, run: str = "default") -> list[Any]:
         return self.results.table(run).to_pylist() if run in self.results.runs() else []

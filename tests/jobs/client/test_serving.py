@@ -13,7 +13,7 @@ from redis import Redis
 from jobs import AsyncClient, Client, NobodyServes, keys
 from jobs.api.params import RequestFields
 from jobs.client import serving
-from jobs.client.serving import read_workers
+from jobs.client.serving import published
 from tests.jobs.conftest import STATUS, publish_worker
 
 REQUEST: RequestFields = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
@@ -46,11 +46,11 @@ def test_the_workers_are_read_once_in_some_seconds(
     """But each model is named once, and so is each again after some seconds."""
     reads = []
 
-    def read(redis: Redis) -> list[Any]:
+    def read(redis: Redis) -> serving.Published:
         reads.append(redis)
-        return read_workers(redis)
+        return published(redis)
 
-    monkeypatch.setattr(serving, "read_workers", read)
+    monkeypatch.setattr(serving, "published", read)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for model in ("x", "y", "x", "y"):
@@ -84,6 +84,7 @@ def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str)
         json.dumps({**STATUS, "names": [3]}),
         json.dumps({**STATUS, "memory": {"weights": "x", "cache": 1}}),
         json.dumps({**STATUS, "cached_tokens": "x"}),
+        *(json.dumps({**STATUS, "loading": one}) for one in ("x", ["m"], {"m": "m"}, {"m": [3]})),
     ],
 )
 def test_a_foreign_value_of_a_worker_stops_no_submit(client: Client, value: Any) -> None:
@@ -92,6 +93,7 @@ def test_a_foreign_value_of_a_worker_stops_no_submit(client: Client, value: Any)
     client.redis.zadd(keys.WORKERS, foreign)
     client.redis.set(keys.worker("ww"), value)
     assert client.submit(REQUEST).status() == "queued"
-    running, damaged = serving.published(client.redis)
-    assert [one["name"] for one in running] == ["w1"]
-    assert {one.key for one in damaged} == {keys.WORKERS, keys.worker("ww")}
+    found = serving.published(client.redis)
+    assert [one["name"] for one in found.running] == ["w1"]
+    assert not found.loading
+    assert {one.key for one in found.damaged} == {keys.WORKERS, keys.worker("ww")}

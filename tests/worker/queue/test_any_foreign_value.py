@@ -84,7 +84,7 @@ def test_each_key_has_a_type() -> None:
 def test_values_of_the_right_type_stop_nobody(site: Site) -> None:
     """Junk in each key, of the type that the key has. Also in those that all jobs share."""
     worker = site.worker(models=["fake", "other"], lease_seconds=0.6)
-    wait_until(lambda: site.redis.zcard(keys.WORKERS))
+    site.wait_for_workers()
     site.client.serving = None
     for key in all_keys():
         if key != keys.LIMITS:  # a number there is a limit
@@ -98,7 +98,7 @@ def test_values_of_the_right_type_stop_nobody(site: Site) -> None:
 def test_keys_of_another_type_stop_nobody_else(site: Site) -> None:
     """All keys of another queue, run, session, tenant, job and worker have a wrong type at once."""
     worker = site.worker(models=["fake", "other"], lease_seconds=0.6)
-    wait_until(lambda: site.redis.zcard(keys.WORKERS))
+    site.wait_for_workers()
     site.client.serving = None
     kinds = itertools.cycle(WRITERS)
     damaged = [key for key, shared in all_keys().items() if not shared]
@@ -119,7 +119,7 @@ def test_keys_of_another_type_stop_nobody_else(site: Site) -> None:
 def test_shared_keys_of_another_type_end_no_worker(site: Site) -> None:
     """They may stop jobs, which is said with the key; jobs end when the keys are renamed."""
     worker = site.worker(lease_seconds=0.6)
-    wait_until(lambda: site.redis.zcard(keys.WORKERS))
+    site.wait_for_workers()
     site.client.serving = None
     shared = [key for key, is_shared in all_keys().items() if is_shared]
     for key in shared:

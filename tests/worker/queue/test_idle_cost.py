@@ -183,7 +183,7 @@ def test_the_tokens_of_jobs_that_nobody_waits_for_are_limited(site: Site) -> Non
 
 def test_a_job_that_another_producer_queued_is_found(site: Site) -> None:
     site.worker()
-    wait_until(lambda: site.redis.zcard(keys.WORKERS))
+    site.wait_for_workers()
     job = site.submit()
     job.result(timeout=60)
     other = site.submit("later")

@@ -278,7 +278,7 @@ def test_a_worker_that_is_stopped_logs_its_jobs_and_their_time(site: Site) -> No
 
 def test_the_worker_describes_itself(site: Site) -> None:
     worker = site.worker()
-    wait_until(lambda: list(site.redis.scan_iter(keys.worker("*"))))
+    site.wait_for_workers()
     (key,) = site.redis.scan_iter(keys.worker("*"))
     report = json.loads(site.redis.get(key))
     assert (report["models"], report["pid"], report["jobs"]) == (["fake"], worker.pid, 0)

@@ -112,7 +112,7 @@ def test_jobs_of_a_worker_that_announced_its_end_are_not_to_blame(
 def test_a_dead_worker_leaves_no_name(site: Site, reaper: Reaper) -> None:
     doomed = site.worker()
     wait_until(lambda: site.client.redis.exists("rq:workers:bulk:fake"))
-    wait_until(lambda: list(site.redis.scan_iter(keys.worker("*"))))
+    site.wait_for_workers()
     (name,) = [name.decode() for name in site.redis.zrange(keys.WORKERS, 0, -1)]
     doomed.kill()
     bury(site, reaper, name)

@@ -141,7 +141,7 @@ def test_a_producer_cannot_end_a_worker(server: EmbeddedRedis, tmp_path: Path) -
     site = Site(f"redis://producer:{IN_URL}@{at}", tmp_path / "results")
     as_worker = Site(f"redis://worker:{IN_URL}@{at}", tmp_path / "results")
     worker = as_worker.worker()
-    wait_until(lambda: site.redis.zcard(keys.WORKERS))
+    as_worker.wait_for_workers()
     (name,) = (found.decode() for found in site.redis.zrange(keys.WORKERS, 0, -1))
     with pytest.raises(redis.exceptions.NoPermissionError, match="channel"):
         send_shutdown_command(site.redis, name)

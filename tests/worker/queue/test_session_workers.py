@@ -14,7 +14,7 @@ import pytest
 from jobs import Session, keys
 from jobs.client.client import Job
 from tests.worker.queue.test_rq_store import claim, ended, store
-from tests.worker.site import Site, wait_until
+from tests.worker.site import Site
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_store import RQStore
 
@@ -172,9 +172,9 @@ def test_two_workers_keep_their_sessions(site: Site) -> None:
 def test_the_session_of_a_frozen_worker_goes_on(site: Site) -> None:
     holder, session = site.worker(lease_seconds=20.0), open_session(site)
     session.submit("one").result(timeout=60)
-    wait_until(lambda: site.redis.keys(keys.worker("*")))
+    site.wait_for_workers()
     site.worker(lease_seconds=20.0)
-    wait_until(lambda: len(site.redis.keys(keys.worker("*"))) == 2)
+    site.wait_for_workers(2)
     holder.freeze()
     try:
         job = session.submit("two")
