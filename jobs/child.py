@@ -60,6 +60,11 @@ class ChildProcess:
         """Exit code of the child, -N if signal N killed it; None while it runs."""
         return self._process.poll()
 
+    def wait(self) -> int:
+        """The exit code of the child, as `poll`, once it has ended. Blocks its thread; other
+        threads may poll and stop meanwhile."""
+        return self._process.wait()
+
     def stop(self, seconds: float) -> None:
         """Terminate the child and wait for it; kill it after `seconds`. Does nothing if it ended.
 

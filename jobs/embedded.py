@@ -7,6 +7,7 @@ with `stop()`, or when this process dies.
 from __future__ import annotations
 
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
@@ -103,6 +104,13 @@ class EmbeddedRedis:
                 return False
             except redis.RedisError:  # it loads its data
                 return True
+
+    def wait_for_end(self) -> str:
+        """How the server has ended, once it has: "SIGKILL" or "status 1". Blocks its thread."""
+        if self._server is None:
+            raise RuntimeError("the embedded Redis server is not running")
+        code = self._server.wait()
+        return signal.Signals(-code).name if code < 0 else f"status {code}"
 
     def start(self) -> Self:
         """Start the server and wait until it replies. Raises JobError (internal) if it doesn't."""

@@ -6,7 +6,7 @@ import os
 import sys
 import warnings
 from collections.abc import Sequence
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, NoReturn
 
 import click
 
@@ -173,6 +173,18 @@ class CommandGroup(click.Group):
             if os.environ.get("CHATJOBS_DEBUG") == "1":
                 raise
             raise to_failure(error) from None
+
+
+def end_process(failure: Failure, *, as_json: bool) -> NoReturn:
+    """Print a failure, and end the process at once with its exit code, without clean-up. For
+    threads other than the main one."""
+    try:
+        if as_json:
+            print_json(error_object(failure), err=True)
+        else:
+            failure.show()
+    finally:
+        os._exit(failure.exit_code)
 
 
 def to_failure(error: Exception) -> Failure:

@@ -18,6 +18,11 @@ from jobs.sizes import counted
 PLAIN_LINE_SECONDS = 2.0
 
 
+def show_cursor() -> None:
+    """Show the cursor of a terminal again, for a command that ends while it shows a bar."""
+    Console(stderr=True).show_cursor()
+
+
 class RowProgress:
     """A context manager; `update` may be called at any rate. With `quiet`, nothing is printed; no
     bar is shown if `stdout_busy`, on a terminal that also shows what is written to stdout."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -26,10 +27,18 @@ REQUEST: RequestFields = {
 }
 
 
-class Work:
-    """`chatjobs work` with a private Redis, as a process. Further words are options."""
+def server_of(client: Client) -> int:
+    """The process of the server."""
+    return int(client.redis.info("server")["process_id"])
 
-    def __init__(self, folder: Path, *words: str, **environment: str) -> None:
+
+class Work:
+    """`chatjobs work` with a private Redis, as a process. Further words are options. It has written
+    `until` then."""
+
+    def __init__(
+        self, folder: Path, *words: str, until: str = " serves demo", **environment: str
+    ) -> None:
         command = [str(COMMAND), "work", "-m", "demo", "--results", str(folder), *words]
         self.process = subprocess.Popen(
             command,
@@ -41,7 +50,7 @@ class Work:
         self.output = ""
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
-        wait_until(lambda: " serves demo" in self.output or self.process.poll() is not None)
+        wait_until(lambda: until in self.output or self.process.poll() is not None)
 
     @property
     def url(self) -> str:
@@ -156,10 +165,81 @@ def test_the_loss_is_said_if_nothing_can_be_kept(tmp_path: Path, short: Path) ->
 def test_the_loss_is_said_if_the_private_server_has_ended(tmp_path: Path) -> None:
     work = Work(tmp_path / "results", "--redis", "embedded", "--grace", "0", TMPDIR=str(tmp_path))
     with Client(work.url) as client:
-        pid = client.redis.info("server")["process_id"]
+        pid = server_of(client)
+    work.process.send_signal(signal.SIGSTOP)  # it sees the end of the server with SIGTERM
     os.kill(pid, signal.SIGKILL)
-    assert work.stop() == 3
-    assert "the private Redis has ended: the jobs and rows that it held are lost" in work.output
+    work.process.send_signal(signal.SIGTERM)
+    work.process.send_signal(signal.SIGCONT)
+    assert work.wait() == 3
+    assert "the private Redis has ended (SIGKILL): the jobs and rows" in work.output
+
+
+def test_a_worker_ends_with_its_private_server(tmp_path: Path) -> None:
+    work = Work(tmp_path / "results", "--redis", "embedded", TMPDIR=str(tmp_path))
+    with Client(work.url) as client:
+        client.submit({**REQUEST, "ignore_eos": True, "max_tokens": 400, "n": 4})
+        os.kill(server_of(client), signal.SIGKILL)
+    assert work.wait() == 3
+    assert work.output.splitlines()[-1] == (
+        "error: the private Redis has ended (SIGKILL): the jobs and rows that it held are lost; "
+        "start the command again, with --redis embedded:DIR to keep them on the disk"
+    )
+    assert "later" not in work.output
+    assert "Traceback" not in work.output
+
+
+def test_a_worker_that_ends_with_a_server_in_a_folder_names_the_command_that_goes_on(
+    tmp_path: Path, short: Path
+) -> None:
+    results = tmp_path / "results"
+    work = Work(results, "--redis", f"embedded:{short}")
+    with Client(work.url) as client:
+        job = client.submit({**REQUEST, "job": {"run": "r1", "row": 0, "delay": 1}})
+        os.kill(server_of(client), signal.SIGKILL)
+    assert work.wait() == 3
+    assert f"the jobs and rows that it has written to {short} are kept" in work.output
+    words = next_command(work.output)
+    again = Work(results, *words[words.index("--redis") :])
+    with Client(again.url) as client:
+        assert client.job(job.id).result(timeout=60).choices
+    assert again.stop() == 0
+    assert Results(results).table("r1").num_rows == 1
+
+
+def test_a_worker_that_loads_ends_with_its_private_server(tmp_path: Path) -> None:
+    words = ["--redis", "embedded"]
+    work = Work(tmp_path / "results", *words, until="private Redis:", TMPDIR=str(tmp_path))
+    with Client(work.url) as client:
+        os.kill(server_of(client), signal.SIGKILL)
+    assert work.wait() == 3
+    assert " serves demo" not in work.output
+    assert "the private Redis has ended (SIGKILL)" in work.output.splitlines()[-1]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_the_demo_ends_with_its_private_server(tmp_path: Path, short: Path, as_json: bool) -> None:
+    words = ["demo", "--results", str(tmp_path), *(["--json"] if as_json else [])]
+    demo = subprocess.Popen(
+        [COMMAND, *words],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(short)},
+    )
+    wait_until(lambda: list(short.glob("chatjobs-*/redis.sock")) or demo.poll() is not None)
+    (socket,) = short.glob("chatjobs-*/redis.sock")
+    with Client(f"unix://{socket}") as client:
+        wait_until(lambda: client.redis.exists("rq:queue:bulk:demo") or demo.poll() is not None)
+        os.kill(server_of(client), signal.SIGKILL)
+    out, err = demo.communicate(timeout=60)
+    assert (demo.returncode, out) == (3, ""), err
+    text = (
+        "the demo's private Redis has ended (SIGKILL), and the answers that it held are lost: run "
+        "the demo again"
+    )
+    last = err.splitlines()[-1]
+    assert (json.loads(last)["error"]["message"] if as_json else last) in (text, f"error: {text}")
+    assert "Traceback" not in err
 
 
 def test_a_folder_is_used_by_one_private_server(run: Run, tmp_path: Path) -> None:

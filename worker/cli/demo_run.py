@@ -31,6 +31,7 @@ from jobs.sizes import counted
 from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
 from worker.cli.options import refusal
+from worker.cli.private_redis import ends_with
 from worker.demo import DATASET
 
 MODEL = "demo"
@@ -49,7 +50,12 @@ def run_demo(
     results = Results(folder)
     if run_id in results.runs():
         raise click.UsageError(f"run {run_id} already exists in {folder}: choose another --run")
-    with _model(name, kind) as model, EmbeddedRedis() as server, Client(server.url) as client:
+    with (
+        _model(name, kind) as model,
+        EmbeddedRedis() as server,
+        ends_with(server, _lost),
+        Client(server.url) as client,
+    ):
         client.serving = None  # its worker starts after the jobs are enqueued
         client.submit_many(requests)
         echo(f"{counted(count, 'job')} enqueued for run {run_id}", err=True)
@@ -62,6 +68,13 @@ def run_demo(
             else:
                 print_report(report)
                 _stream_answer(client, name)
+
+
+def _lost(how: str) -> str:
+    return (
+        f"the demo's private Redis has ended ({how}), and the answers that it held are lost: run "
+        "the demo again"
+    )
 
 
 def demo_requests(count: int = 500, run_id: str = "demo", model: str = MODEL) -> list[ChatRequest]:

@@ -1,4 +1,4 @@
-"""The private Redis of `--redis embedded`: its start, and what is kept of its data at the end.
+"""The private Redis of `--redis embedded`: its start, its end, and what is kept of its data.
 
 `embedded:DIR` keeps its data in DIR, so that the next command with it goes on. Without DIR the data
 are in memory: what is left is saved in the server's temporary folder, which is then kept.
@@ -7,16 +7,20 @@ are in memory: what is left is saved in the server's temporary folder, which is 
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 from shlex import join
 from typing import TYPE_CHECKING
 
-from jobs.cli.failures import Unavailable
+import click
+
+from jobs.cli.failures import AS_JSON, Unavailable, end_process
 from jobs.cli.options import EMBEDDED
 from jobs.cli.output import echo
+from jobs.cli.progress import show_cursor
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -45,7 +49,8 @@ def private_redis(url: str, *, records: bool) -> Iterator[str]:
     failed = True
     try:
         try:
-            yield server.url
+            with ends_with(server, lambda how: _lost(how, folder)):
+                yield server.url
             failed = False
         finally:
             fault = _keep_what_is_left(server, folder, records)
@@ -55,6 +60,38 @@ def private_redis(url: str, *, records: bool) -> Iterator[str]:
         server.stop()
     if fault:
         raise Unavailable(fault)
+
+
+@contextmanager
+def ends_with(server: EmbeddedRedis, fault: Callable[[str], str]) -> Iterator[None]:
+    """If the server ends in this context, end the process at once with exit code 3 and `fault`, of
+    how it has ended. Nothing that the process could still do has an effect on what is lost."""
+    as_json, over = bool(click.get_current_context().meta.get(AS_JSON)), threading.Event()
+
+    def watch() -> None:
+        how = server.wait_for_end()
+        if not over.is_set():
+            show_cursor()  # a progress bar may have hidden it
+            end_process(Unavailable(fault(how)), as_json=as_json)
+
+    threading.Thread(target=watch, name="private Redis", daemon=True).start()
+    try:
+        yield
+    finally:
+        over.set()
+
+
+def _lost(how: str, folder: str | None) -> str:
+    """What the end of the server means. `folder`: the one that was given."""
+    if folder is None:
+        return (
+            f"the private Redis has ended ({how}): the jobs and rows that it held are lost; start "
+            "the command again, with --redis embedded:DIR to keep them on the disk"
+        )
+    return (
+        f"the private Redis has ended ({how}): the jobs and rows that it has written to {folder} "
+        f"are kept; go on with: {_again(f'{IN}{folder}')}"
+    )
 
 
 def private_redis_hint() -> str:
@@ -78,8 +115,7 @@ def _keep_what_is_left(server: EmbeddedRedis, folder: str | None, records: bool)
     from jobs.client.unwritten import read_unwritten
 
     if not server.replies:
-        where = f", except what it has written to {folder}" if folder else ""
-        return f"the private Redis has ended: the jobs and rows that it held are lost{where}"
+        return _lost(server.wait_for_end(), folder)
     with connect(server.url) as redis:
         rows = read_unwritten(redis).count
         jobs = sum(
