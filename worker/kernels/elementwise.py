@@ -6,6 +6,8 @@ rounding: intermediate values stay in float32.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -192,3 +194,19 @@ def add_number_into(out: Tensor, x: Tensor, number: int) -> None:
 def multiply_into(out: Tensor, x: Tensor, factor: float) -> None:
     """out = x * factor: contiguous, of one dtype."""
     library.require().multiply(x.data_ptr(), factor, out.data_ptr(), x.numel(), TYPE_CODES[x.dtype])
+
+
+def join_into(out: Tensor, parts: Sequence[Tensor]) -> None:
+    """out [rows, size] = the parts side by side, each [rows, n] with adjacent elements."""
+    start, size = out.data_ptr(), out.element_size()
+    for part in parts:
+        rows, columns = part.shape
+        library.require().copy_rows(
+            part.data_ptr(),
+            part.stride(0) * size,
+            start,
+            out.stride(0) * size,
+            rows,
+            columns * size,
+        )
+        start += columns * size

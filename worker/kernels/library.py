@@ -45,6 +45,7 @@ SIGNATURES = {
     "combine_experts": "ppp lii p ii",
     "add_to_integers": "plpl",
     "multiply": "pfpli",
+    "copy_rows": "plpl ll",
 }
 _KINDS: dict[str, Any] = {"p": c_void_p, "l": c_int64, "i": c_int, "f": c_float}
 PARAMETERS = {
@@ -77,6 +78,7 @@ class Library:
     combine_experts: Callable[..., None]
     add_to_integers: Callable[..., None]
     multiply: Callable[..., None]
+    copy_rows: Callable[..., None]
     call_all: Callable[[int, int], None]
 
     def __init__(self, level: Level) -> None:

@@ -125,6 +125,10 @@ class Recording(TorchDispatchMode):
                 out = self._arena.empty_like(out)
                 elementwise.gather_into(out, table, numbers)
                 return out
+        if not kwargs and func is aten.cat.default and _is_joining(*args):
+            out = self._arena.empty_like(out)
+            elementwise.join_into(out, args[0])
+            return out
         if func in ALLOCATIONS:
             return self._arena.empty_like(out)
         if not _is_view(func, out, args):
@@ -152,6 +156,17 @@ def _is_integer_sum(x: Tensor, number: Any) -> bool:
 def _is_scaling(x: Any, factor: Any) -> bool:
     """True if the kernels can multiply x by a number."""
     return isinstance(factor, float) and library.serves(x) and x.is_contiguous()
+
+
+def _is_joining(parts: Sequence[Tensor], dimension: int = 0) -> bool:
+    """True if the kernels put the parts side by side."""
+    return dimension == 1 and all(
+        library.serves(part)
+        and part.dtype is parts[0].dtype
+        and part.dim() == 2
+        and part.stride(1) == 1
+        for part in parts
+    )
 
 
 def _is_gather(table: Tensor, numbers: Tensor, dimension: tuple[int, ...]) -> bool:

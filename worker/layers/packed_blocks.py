@@ -3,29 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TypeGuard
 
-import torch
 from torch import Tensor
 
 from worker.kernels import quantised as kernels
-from worker.kernels.library import TYPE_CODES
 from worker.layers.linear_weight import GroupedLinear
-from worker.layers.quantised import QuantisedTensor, Weight
-
-
-def served(
-    parts: Sequence[Weight], dtype: torch.dtype, device: torch.device
-) -> TypeGuard[Sequence[QuantisedTensor]]:
-    """True if the kernels multiply with all of these merged tensors."""
-    return (
-        device.type == "cpu"
-        and dtype in TYPE_CODES
-        and all(
-            isinstance(part, QuantisedTensor) and kernels.serves(part.type.name, part.shape[1])
-            for part in parts
-        )
-    )
+from worker.layers.quantised import QuantisedTensor
 
 
 class PackedBlocksWeight:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker.layers.device import is_accelerator
 from worker.layers.linear_weight import linear
-from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.quantised import QuantisedTensor
 
 # Values of the weight that are dequantised for one product, on the CPU and elsewhere. Larger
 # products take more memory.
@@ -18,9 +18,9 @@ CHUNK, ACCELERATOR_CHUNK = 1 << 18, 1 << 24
 
 class QuantisedWeight:
     """[out_features, in_features] as the tensors that are merged along its rows, each in blocks of
-    its own type. Plain ones have the dtype and device of the layer."""
+    its own type."""
 
-    def __init__(self, parts: Sequence[Weight]) -> None:
+    def __init__(self, parts: Sequence[QuantisedTensor]) -> None:
         self._pieces = [piece for part in parts for piece in _pieces(part)]
         self._out_features = sum(part.shape[0] for part in parts)
 
@@ -29,16 +29,13 @@ class QuantisedWeight:
         start = 0
         for piece in self._pieces:
             end = start + piece.shape[0]
-            plain = piece.dequantise(x.dtype) if isinstance(piece, QuantisedTensor) else piece
-            y[:, start:end] = linear(x, plain)
+            y[:, start:end] = linear(x, piece.dequantise(x.dtype))
             start = end
         return y if bias is None else y.add_(bias)
 
 
-def _pieces(part: Weight) -> list[Weight]:
+def _pieces(part: QuantisedTensor) -> list[QuantisedTensor]:
     """`part` split by rows into views of at most CHUNK values."""
-    if not isinstance(part, QuantisedTensor):
-        return [part]
     rows, columns = part.shape
     chunk = ACCELERATOR_CHUNK if is_accelerator(part.device) else CHUNK
     step = max(1, chunk // columns)

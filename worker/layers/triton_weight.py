@@ -6,13 +6,12 @@ import logging
 from collections.abc import Sequence
 from functools import cache
 from importlib import import_module
-from typing import Any, TypeGuard
+from typing import Any
 
-import torch
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.quantised import QuantisedTensor
 
 logger = logging.getLogger(__name__)
 
@@ -37,13 +36,6 @@ def kernels() -> Any:
 def multiplies(kind: GGMLQuantizationType) -> bool:
     """True if the kernels multiply with blocks of this type."""
     return kernels() is not None and kind.name in kernels().FORMATS
-
-
-def served(parts: Sequence[Weight], device: torch.device) -> TypeGuard[Sequence[QuantisedTensor]]:
-    """True if the kernels multiply with all of these merged tensors."""
-    return device.type == "cuda" and all(
-        isinstance(part, QuantisedTensor) and multiplies(part.type) for part in parts
-    )
 
 
 class TritonWeight:

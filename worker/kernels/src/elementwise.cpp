@@ -289,6 +289,14 @@ EXPORT void gather_rows(const char* table, const int64_t* numbers, char* out, in
 }
 FROM_WORDS(gather_rows)
 
+// out = x: `rows` of `bytes`, with gaps between them in both.
+EXPORT void copy_rows(const char* x, int64_t stride, char* out, int64_t out_stride, int64_t rows,
+                      int64_t bytes) {
+    for (int64_t row = 0; row < rows; row++)
+        memcpy(out + row * out_stride, x + row * stride, bytes);
+}
+FROM_WORDS(copy_rows)
+
 // out [size] = x * factor.
 EXPORT void multiply(const void* x, float factor, void* out, int64_t size, int type) {
     if (type == FLOAT32)
