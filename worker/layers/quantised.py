@@ -55,6 +55,12 @@ class QuantisedTensor:
         return output.view(self.shape)
 
 
+def bytes_of(values: int, kind: GGMLQuantizationType) -> int:
+    """Bytes of so many values in blocks of this type."""
+    per_block, size = GGML_QUANT_SIZES[kind]
+    return values // per_block * size
+
+
 # What a checkpoint holds: plain floats or quantised blocks. Both can be indexed by rows.
 Weight = Tensor | QuantisedTensor
 # Stores a plain matrix in fewer bytes; returns it as it is if that is not possible.

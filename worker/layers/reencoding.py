@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from worker.kernels import quantised as cpu_kernels
 from worker.kernels.library import TYPE_CODES
 from worker.layers import triton_weight
-from worker.layers.quantised import QuantisedTensor, stays_quantised
+from worker.layers.quantised import QuantisedTensor, bytes_of, stays_quantised
 
 TARGET = Type.Q8_0  # its error is small beside that of the types with fewer bits
 CHUNK = 1 << 20  # values that are encoded at a time
@@ -49,16 +49,10 @@ def _kernels(kind: Type, columns: int, dtype: torch.dtype, device: torch.device)
     return None
 
 
-def bytes_for(values: int) -> int:
-    """Bytes of a re-encoded tensor with so many values."""
-    per_block, size = GGML_QUANT_SIZES[TARGET]
-    return values // per_block * size
-
-
 def reencode(weight: QuantisedTensor) -> QuantisedTensor:
     """A matrix in blocks of TARGET, with its values rounded once more."""
     rows, columns = weight.shape
-    blocks = torch.empty(rows, bytes_for(columns), dtype=torch.uint8)
+    blocks = torch.empty(rows, bytes_of(columns, TARGET), dtype=torch.uint8)
     step = max(1, CHUNK // columns)
     with np.errstate(all="ignore"):  # a damaged scale may be infinite or NaN
         for start in range(0, rows, step):

@@ -23,10 +23,6 @@ class Compression:
         """True if rows of this shape consist of whole blocks."""
         return len(shape) == 2 and shape[-1] % GGML_QUANT_SIZES[self.kind][0] == 0
 
-    def bytes_for(self, values: int) -> int:
-        per_block, size = GGML_QUANT_SIZES[self.kind]
-        return values // per_block * size
-
     def apply(self, tensor: Tensor) -> Weight:
         """Matrices that don't fit are returned as they are."""
         return quantise(tensor, self.kind) if self.fits(tensor.shape) else tensor

@@ -7,17 +7,17 @@ with the headers of the weight files. Of a hub model, the headers alone are fetc
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf import GGMLQuantizationType
 
 from jobs.errors import JobError
 from worker.layers import reencoding
 from worker.layers.kv_cache import WindowKVCache
-from worker.layers.quantised import stays_quantised
+from worker.layers.quantised import bytes_of, stays_quantised
 from worker.layers.reencoding import Way
 from worker.layers.weight import WeightSlot
 from worker.loading import weights
@@ -31,6 +31,8 @@ from worker.models.registry import FAMILIES
 from worker.quantise.compression import Compression
 from worker.resident import device as devices
 from worker.resident.description import ModelDescription
+
+Form = GGMLQuantizationType | None  # of a tensor in memory; None: plain values
 
 
 @dataclass(frozen=True)
@@ -153,38 +155,27 @@ def _preflight(
     parameters = sum(prod(slot.shape) for slot in slots.values())
     stored_as = {name: headers.tensors[found[name].name] for name in slots}
     ways = {
-        name: reencoding.way(
-            GGMLQuantizationType[header.dtype],
-            slots[name].shape[-1],
-            chosen,
-            device,
-            keep_quantised,
-        )
+        name: _way(name, slots[name], header, chosen, device, keep_quantised)
         for name, header in stored_as.items()
         # An embedding that is no head is only looked up.
         if slots[name].quantised and header.blocks and (tied or name != weights.EMBEDDING)
     }
-    again = {name for name, way in ways.items() if way is Way.REENCODED}
+    forms: dict[str, list[Form]] = {}
+    for name, slot in slots.items():
+        forms[name] = [_form(slot, stored_as[name], device, compression)]
+        if ways.get(name) is Way.REENCODED:
+            looked_up = forms[name] if name == weights.EMBEDDING else []
+            forms[name] = [*looked_up, reencoding.TARGET]
+        elif name == weights.EMBEDDING and tied and compression is not None:
+            # The head's blocks are packed: those of files are views for the embedding, others not.
+            form, columns = forms[name][0], slot.shape[-1]
+            if form is compression.kind and not stored_as[name].blocks:
+                packed = reencoding.way(form, columns, chosen, device, keep_quantised)
+                forms[name] *= 2 if packed is Way.INTEGERS else 1
     weight_bytes = sum(
-        reencoding.bytes_for(prod(slot.shape))
-        if name in again
-        else _bytes(slot, stored_as[name], chosen, device, compression)
-        for name, slot in slots.items()
+        _bytes(prod(slots[name].shape), form, chosen) for name in slots for form in forms[name]
     )
-    blocks = {
-        reencoding.TARGET.name if name in again else header.dtype
-        for name, header in stored_as.items()
-        if slots[name].quantised and (name in again or _stays_quantised(header, device))
-    }
-    if compression is not None:
-        blocks |= {
-            compression.kind.name
-            for name, slot in slots.items()
-            if slot.quantised
-            and compression.fits(slot.shape)
-            and name not in again
-            and not _stays_quantised(stored_as[name], device)
-        }
+    blocks = {form.name for held in forms.values() for form in held if form is not None}
     caches, free = shape.make_caches(), devices.free_bytes(device)
     cache_bytes = devices.cache_share(free - weight_bytes, device)
     return Preflight(
@@ -194,7 +185,7 @@ def _preflight(
         parameters=parameters,
         weight_bytes=weight_bytes,
         blocks=tuple(sorted(blocks)),
-        products=_products(slots, stored_as, ways),
+        products=_products(slots, stored_as, ways, forms),
         dtype=chosen,
         device=device,
         context_length=shape.context_length,
@@ -211,17 +202,34 @@ def _products(
     slots: Mapping[str, WeightSlot],
     stored_as: Mapping[str, TensorHeader],
     ways: Mapping[str, Way],
+    forms: Mapping[str, Sequence[Form]],
 ) -> tuple[Products, ...]:
     found: dict[tuple[str, Way], list[int]] = {}  # of each matrix what it takes beyond its blocks
     for name, way in ways.items():
-        kind, values = stored_as[name].dtype, prod(slots[name].shape)
-        per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
-        extra = reencoding.bytes_for(values) - values // per_block * size
-        found.setdefault((kind, way), []).append(extra if way is Way.REENCODED else 0)
+        kind, extra = GGMLQuantizationType[stored_as[name].dtype], 0
+        if way is Way.REENCODED:
+            values = prod(slots[name].shape)
+            extra = sum(bytes_of(values, form) for form in forms[name] if form is not None)
+            extra -= bytes_of(values, kind)
+        found.setdefault((kind.name, way), []).append(extra)
     return tuple(
         Products(kind, len(extra), way, sum(extra))
         for (kind, way), extra in sorted(found.items(), key=lambda one: one[0][0])
     )
+
+
+def _way(
+    name: str,
+    slot: WeightSlot,
+    header: TensorHeader,
+    dtype: torch.dtype,
+    device: torch.device,
+    keep_quantised: bool,
+) -> Way:
+    if name == weights.EMBEDDING and not _stays_quantised(header, device):
+        return Way.PLAIN  # a tied head has the embedding's values
+    kind = GGMLQuantizationType[header.dtype]
+    return reencoding.way(kind, slot.shape[-1], dtype, device, keep_quantised)
 
 
 def smallest_window(config: ModelConfig, device: torch.device) -> int | None:
@@ -246,18 +254,20 @@ def _stays_quantised(header: TensorHeader, device: torch.device) -> bool:
     return header.blocks and stays_quantised(GGMLQuantizationType[header.dtype], device)
 
 
-def _bytes(
+def _form(
     slot: WeightSlot,
     header: TensorHeader,
-    dtype: torch.dtype,
     device: torch.device,
     compression: Compression | None,
-) -> int:
-    """The bytes of a slot's tensor in memory."""
-    values = prod(slot.shape)
+) -> Form:
+    """The form of a slot's tensor that is not re-encoded."""
     if slot.quantised and _stays_quantised(header, device):
-        per_block, size = GGML_QUANT_SIZES[GGMLQuantizationType[header.dtype]]
-        return values // per_block * size
+        return GGMLQuantizationType[header.dtype]
     if slot.quantised and compression is not None and compression.fits(slot.shape):
-        return compression.bytes_for(values)
-    return values * dtype.itemsize
+        return compression.kind
+    return None
+
+
+def _bytes(values: int, form: Form, dtype: torch.dtype) -> int:
+    """Memory of so many values."""
+    return values * dtype.itemsize if form is None else bytes_of(values, form)

@@ -5,16 +5,23 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 from safetensors.torch import load_file
 
 from jobs import JobError
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.loading.folders import WEIGHTS, edit_json, edit_weights
+from tests.worker.loading.gguf.blocks import make_type_file
 from tests.worker.sources import open_folder
+from worker.kernels import library
+from worker.layers import triton_weight
+from worker.layers.reencoding import Way
 from worker.loading.checkpoint import Checkpoint
+from worker.loading.source import find
 from worker.quantise.compression import Compression, compression_of
 from worker.resident import device as devices
 from worker.resident.description import describe
@@ -68,6 +75,36 @@ def test_experts_that_a_gpu_holds_unquantised_count_so(tmp_path: Path) -> None:
     on_gpu = check(folder, "bf16", torch.device("meta"), compression).weight_bytes
     values = 3 * 3 * 4 * 64 * 32  # layers, projections, experts
     assert on_gpu - on_cpu == values * 2 - values // 32 * 34
+
+
+def test_a_tied_head_that_kernels_pack_counts_beside_the_embedding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if library.active() is None:
+        pytest.skip("this machine has no kernels")
+    folder = make_checkpoint(tmp_path / "model", "llama", tie_word_embeddings=True)
+    with_kernels = check(folder, "bf16", CPU, compression_of("q8"))
+    monkeypatch.setattr(library, "active", lambda: None)
+    shared = check(folder, "bf16", CPU, compression_of("q8"))
+    table = load_file(folder / WEIGHTS)["model.embed_tokens.weight"].numel()
+    assert with_kernels.tied
+    assert with_kernels.weight_bytes - shared.weight_bytes == table // 32 * 34
+
+
+def test_a_tied_head_whose_table_a_gpu_dequantises_is_not_reencoded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    folder = make_checkpoint(tmp_path / "tied", "llama", tie_word_embeddings=True, **sizes)
+    file = make_type_file(folder, tmp_path / "it.gguf", GGMLQuantizationType.IQ3_S)
+    monkeypatch.setattr(triton_weight, "multiplies", lambda kind: kind.name == "Q8_0")
+    monkeypatch.setattr(devices, "free_bytes", lambda device: 2**33)
+    source = find(str(file))
+    with source.weights() as headers:
+        checked = preflight(describe(source), torch.device("cuda"), "bf16", headers)
+    table, *others = sorted(checked.products, key=lambda one: one.matrices)
+    assert table.way is Way.PLAIN and table.matrices == 1
+    assert [one.way for one in others] == [Way.REENCODED]
 
 
 def test_no_weight_is_read(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:

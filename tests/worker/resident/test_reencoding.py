@@ -5,11 +5,14 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
+from typing import Any
 
 import pytest
 from gguf import GGMLQuantizationType as Type
+from gguf import GGUFReader
 
 from jobs import JobError
+from tests.worker.checkpoints import make_checkpoint
 from tests.worker.loading.gguf.blocks import make_type_file, make_wide
 from worker import Engine
 from worker.kernels import library
@@ -56,3 +59,19 @@ def test_what_does_not_fit_is_refused_with_the_numbers_and_the_remedy(
         Engine.load(str(file), device="cpu")
     assert caught.value.code == "out_of_memory"
     Engine.load(str(file), device="cpu", keep_quantised=True).close()
+
+
+def test_a_tied_head_counts_beside_the_blocks_of_its_embedding(tmp_path: Path) -> None:
+    if library.active() is None:
+        pytest.skip("this machine has no kernels")
+    sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
+    checkpoint = make_checkpoint(tmp_path / "tied", "llama", tie_word_embeddings=True, **sizes)
+    file = make_type_file(checkpoint, tmp_path / "it.gguf", Type.IQ3_S)
+    again, kept = (
+        Engine.load(str(file), device="cpu", keep_quantised=keep).info.weight_bytes
+        for keep in (False, True)
+    )
+    matrices = [one for one in GGUFReader(file).tensors if one.tensor_type == Type.IQ3_S]
+    others = sum(int(one.n_bytes) for one in matrices if one.name != "token_embd.weight")
+    assert others < sum(int(one.n_bytes) for one in matrices), "the head is tied"
+    assert again - kept == sum(int(one.n_elements) // 32 * 34 for one in matrices) - others
