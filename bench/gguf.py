@@ -1,9 +1,11 @@
-"""Speed of decode, prefill and loading beside llama.cpp and OpenVINO GenAI: bf16, Q8_0, Q4_K_M.
+"""Speed of decode, prefill and loading beside llama.cpp, OpenVINO GenAI and others: bf16, Q8_0,
+Q4_K_M.
 
     make bench-peers
     python -m bench.gguf [--rounds 5] [--format Q8_0] [--cell "decode 8"] [--folder /var/tmp/shapes]
-                         [--shape mixture]
+                         [--shape mixture] [--peer OpenVINO]
     python -m bench.gguf --file model.gguf     any GGUF file, beside llama.cpp
+    python -m bench.gguf --types [--type IQ4_XS]    weights of every type that can be read
 
 A Qwen3-0.6B shape with random weights, or a mixture of experts; our own quantiser makes the GGUF
 files, and llama.cpp reads the same files. OpenVINO's model is exported from the same checkpoint
@@ -17,46 +19,27 @@ is left out there. With --folder, files and exports are kept for further runs.
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import click
 import torch
+from gguf import GGMLQuantizationType as Type
 
-from bench.contestants import Generate, decode_rate, ours, prefill_rate, random_prompts
+from bench.cells import CELLS, Rates, beside, measure_cell
+from bench.contestants import ours
 from bench.harness import alternate, median, report, seconds
-from bench.peers.process import PeerFailed, PeerProcess, export_openvino
-from bench.shapes import QWEN3_06B, QWEN3_MOE, random_checkpoint
+from bench.models import FORMATS, PEERS, SHAPES, Model, checkpoint, peers_of
+from bench.peers.process import PeerFailed, PeerProcess
+from bench.quantised_types import NAMES, TYPE_CELLS, measure_types
 from worker import Engine
 
-PROMPT = 64
-SMALLEST_VOCABULARY = 1000  # token ids that every contestant has
-CELLS: dict[str, tuple[int, int, bool]] = {  # batch, prompt length, whether prefill is measured
-    **{f"decode {batch}": (batch, PROMPT, False) for batch in (1, 8, 16, 32)},
-    "prefill 16 x 64": (16, 64, True),
-    "prefill 1 x 512": (1, 512, True),
-}
-LOAD = "load"
-SHAPES = {  # family, fields, title
-    "dense": ("qwen3", QWEN3_06B, "Qwen3-0.6B shape"),
-    "mixture": ("qwen3_moe", QWEN3_MOE, "Qwen3-MoE shape, 128 experts"),
-}
-FORMATS = {"bf16": ("BF16", "fp16"), "Q8_0": ("Q8_0", "int8"), "Q4_K_M": ("Q4_K_M", "int4")}
-
-
-def quantise(source: Path, kind: str, target: Path) -> Path:
-    """A GGUF file made by `chatjobs models quantize`, or an earlier one."""
-    if target.exists():
-        return target
-    chatjobs = str(Path(sys.executable).with_name("chatjobs"))
-    command = [chatjobs, "models", "quantize", str(source), "--type", kind, "-o", str(target)]
-    subprocess.run(command, check=True)
-    return target
+LOAD, LOAD_RATIO = "load", "ours / llama.cpp, seconds"
+Row = dict[str, Any]
 
 
 @click.command()
@@ -65,6 +48,9 @@ def quantise(source: Path, kind: str, target: Path) -> Path:
 @click.option("--cell", "wanted", multiple=True, type=click.Choice([*CELLS, LOAD]))
 @click.option("--shape", type=click.Choice(list(SHAPES)), default="dense", show_default=True)
 @click.option("--file", "files", multiple=True, type=click.Path(exists=True, path_type=Path))
+@click.option("--types", is_flag=True, help="Compare all quantised types, in decode and prefill.")
+@click.option("--type", "kinds", multiple=True, type=click.Choice(NAMES), help="Only this type.")
+@click.option("--peer", "peers", multiple=True, type=click.Choice(list(PEERS)))
 @click.option("--folder", type=click.Path(path_type=Path), default=None)
 @click.option("--out", type=click.Path(path_type=Path), default=None, help="JSON file to write.")
 def main(
@@ -73,93 +59,95 @@ def main(
     wanted: tuple[str, ...],
     shape: str,
     files: tuple[Path, ...],
+    types: bool,
+    kinds: tuple[str, ...],
+    peers: tuple[str, ...],
     folder: Path | None,
     out: Path | None,
 ) -> None:
-    """Measure tokens per second: chatjobs, llama.cpp, OpenVINO GenAI."""
-    rows: list[dict[str, Any]] = []
-    loads: list[dict[str, Any]] = []
-    threads = torch.get_num_threads()
-    for file in files:
-        with PeerProcess("llama_cpp_peer.py", file, threads) as llama:
-            engine = Engine.load(str(file), max_batch=32, prefix_cache=False)
-            contestants = {"chatjobs": ours(engine), "llama.cpp": llama.seconds}
-            for cell in wanted or CELLS:
-                if cell != LOAD:
-                    rows.append(_row(file.name, cell, contestants, rounds))
-            engine.close()
-            if not wanted or LOAD in wanted:
-                loads.append({"format": file.name, **_load_row(file, llama, rounds)})
-    if files:
-        _report(f"{len(files)} files, {threads} threads", rows, loads, out)
-        return
+    """Measure tokens per second beside peers."""
     with tempfile.TemporaryDirectory() as temporary:
-        family, fields, title = SHAPES[shape]
-        base = (folder or Path(temporary)) / shape
-        source = base / "checkpoint"
-        if not source.exists():
-            random_checkpoint(source, family, fields)
-        for name in formats or FORMATS:
-            gguf_type, ov_format = FORMATS[name]
-            file = quantise(source, gguf_type, base / f"{gguf_type}.gguf")
-            exported = export_openvino(source, ov_format, base / ov_format)
-            with ExitStack() as stack:
-                path = source if name == "bf16" else file
-                engine = Engine.load(str(path), max_batch=32, prefix_cache=False)
-                llama = stack.enter_context(PeerProcess("llama_cpp_peer.py", file, threads))
-                openvino = stack.enter_context(PeerProcess("openvino_peer.py", exported, threads))
-                contestants = {
-                    "chatjobs": ours(engine),
-                    "llama.cpp": llama.seconds,
-                    "OpenVINO": openvino.seconds,
-                }
-                for cell in wanted or CELLS:
-                    if cell != LOAD:
-                        rows.append(_row(name, cell, contestants, rounds))
-                engine.close()
-                if name != "bf16" and (not wanted or LOAD in wanted):
-                    loads.append({"format": name, **_load_row(file, llama, rounds)})
-    _report(f"{title}, {threads} threads", rows, loads, out)
-
-
-def _report(
-    title: str, rows: list[dict[str, Any]], loads: list[dict[str, Any]], out: Path | None
-) -> None:
-    if rows:
-        report(f"{title}, tokens/s", rows, "cpu", out)
+        place, title = folder or Path(temporary), SHAPES[shape][2]
+        if files:
+            title, measured = "GGUF files", _of_files(files, wanted, rounds)
+        elif types or kinds:
+            title = f"All quantised types, {SHAPES['dense'][2]}"
+            chosen = [Type[name] for name in kinds or NAMES]
+            cells = [cell for cell in wanted if cell != LOAD] or TYPE_CELLS
+            source = checkpoint(place, "dense")
+            measured = measure_types(source, chosen, cells, rounds, keep=folder is not None)
+        else:
+            source = checkpoint(place, shape)
+            models = [Model(source, name) for name in formats or FORMATS]
+            measured = _of_formats(models, peers or tuple(PEERS), wanted, rounds)
+        rows = [*measured]
+    title = f"{title}, {torch.get_num_threads()} threads"
+    loads = [row for row in rows if LOAD_RATIO in row]
+    if speeds := [row for row in rows if LOAD_RATIO not in row]:
+        report(f"{title}, tokens/s", speeds, "cpu", out)
     if loads:
         report(f"{title}, seconds to load", loads, "cpu", out and out.with_stem("load"))
 
 
-def _load_row(file: Path, llama: PeerProcess, rounds: int) -> dict[str, Any]:
+def _of_files(files: Sequence[Path], wanted: Sequence[str], rounds: int) -> Iterator[Row]:
+    """Any GGUF files, beside llama.cpp."""
+    for file in files:
+        with PeerProcess("llama_cpp_peer", file, torch.get_num_threads()) as llama:
+            engine = Engine.load(str(file), max_batch=32, prefix_cache=False)
+            contestants = {"chatjobs": ours(engine), "llama.cpp": llama.seconds}
+            for cell in wanted or CELLS:
+                if cell != LOAD:
+                    yield _row(file.name, cell, measure_cell(cell, contestants, rounds))
+            engine.close()
+            if not wanted or LOAD in wanted:
+                yield _load_row(file.name, file, llama, rounds)
+
+
+def _of_formats(
+    models: Sequence[Model], peers: Sequence[str], wanted: Sequence[str], rounds: int
+) -> Iterator[Row]:
+    """A checkpoint in each format, beside its peers."""
+    for model in models:
+        with ExitStack() as stack:
+            running = peers_of(model, peers)
+            for process in running.values():
+                stack.enter_context(process)
+            engine = Engine.load(str(model.ours), max_batch=32, prefix_cache=False)
+            contestants = {"chatjobs": ours(engine)}
+            contestants |= {name: process.seconds for name, process in running.items()}
+            for cell in wanted or CELLS:
+                if cell != LOAD:
+                    rates = measure_cell(cell, contestants, rounds)
+                    yield _row(model.format, cell, dict.fromkeys(["chatjobs", *peers]) | {**rates})
+            engine.close()
+            measured = (not wanted or LOAD in wanted) and model.format != "bf16"
+            if measured and "llama.cpp" in running:
+                yield _load_row(model.format, model.gguf, running["llama.cpp"], rounds)
+
+
+def _load_row(name: str, file: Path, llama: PeerProcess, rounds: int) -> Row:
     def load() -> float:
         engines: list[Engine] = []
         taken = seconds(lambda: engines.append(Engine.load(str(file))))
         engines[0].close()
         return taken
 
-    times = alternate({"chatjobs": load, "llama.cpp": llama.load}, rounds)
-    chatjobs, llama_cpp = map(median, times.values())
-    return {"chatjobs": chatjobs, "llama.cpp": llama_cpp, "ours / llama.cpp": chatjobs / llama_cpp}
+    able = {"chatjobs": load}
+    try:
+        llama.load()
+    except PeerFailed as error:
+        print(f"  llama.cpp failed: {error}", file=sys.stderr)
+    else:
+        able["llama.cpp"] = llama.load
+    times = {who: median(values) for who, values in alternate(able, rounds).items()}
+    chatjobs, llama_cpp = times["chatjobs"], times.get("llama.cpp")
+    ratio = chatjobs / llama_cpp if llama_cpp else None
+    return {"format": name, "chatjobs": chatjobs, "llama.cpp": llama_cpp, LOAD_RATIO: ratio}
 
 
-def _row(name: str, cell: str, contestants: dict[str, Generate], rounds: int) -> dict[str, Any]:
-    """The medians of one cell; None for a peer that can't run it."""
-    batch, length, prefill = CELLS[cell]
-    prompts = random_prompts(batch, length, SMALLEST_VOCABULARY)
-    medians: dict[str, Any] = dict.fromkeys(contestants)
-    able = {}
-    for who, generate in contestants.items():
-        try:
-            generate(prompts, 1 if prefill else 2)
-        except PeerFailed as error:
-            print(f"  {who} failed: {error}", file=sys.stderr)
-        else:
-            able[who] = partial(prefill_rate if prefill else decode_rate, generate, prompts)
-    medians |= {who: median(values) for who, values in alternate(able, rounds).items()}
-    best = max(value or 0.0 for who, value in medians.items() if who != "chatjobs")
-    ratio = medians["chatjobs"] / best if best else None
-    return {"format": name, "cell": cell, **medians, "ours / better peer": ratio}
+def _row(name: str, cell: str, rates: Rates) -> Row:
+    ratio = beside(rates, [who for who in rates if who != "chatjobs"])
+    return {"format": name, "cell": cell, **rates, "ours / better peer": ratio}
 
 
 if __name__ == "__main__":

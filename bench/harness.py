@@ -17,6 +17,8 @@ import torch
 from rich.console import Console
 from rich.table import Table
 
+MIB = 2**20
+
 
 def alternate(
     contestants: Mapping[str, Callable[[], float]], rounds: int
@@ -49,6 +51,13 @@ def seconds(work: Callable[[], Any]) -> float:
 
 def median(figures: list[float]) -> float:
     return statistics.median(figures)
+
+
+def resident_bytes(pid: int) -> dict[str, int]:
+    """VmRSS and VmHWM of a process, in bytes."""
+    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
+    pairs = (line.split() for line in lines if line.startswith(("VmRSS", "VmHWM")))
+    return {name.rstrip(":"): int(size) * 1024 for name, size, _ in pairs}
 
 
 def environment(device: str) -> dict[str, str]:

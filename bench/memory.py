@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from bench.harness import report
+from bench.harness import MIB, report, resident_bytes
 from bench.shapes import QWEN3_06B, random_checkpoint
 from jobs import ChatRequest, Client
 from jobs.client.serving import read_workers
@@ -25,16 +25,8 @@ from jobs.embedded import EmbeddedRedis
 from worker.cli.demo_run import demo_requests
 from worker.demo import MODEL_DIR
 
-MIB = 2**20
 SECONDS = 300.0  # time limit of each step
 REST = 5.0  # seconds of idle time before a measurement
-
-
-def resident_bytes(pid: int) -> dict[str, int]:
-    """VmRSS and VmHWM of a process, in bytes."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines()
-    pairs = (line.split() for line in lines if line.startswith(("VmRSS", "VmHWM")))
-    return {name.rstrip(":"): int(size) * 1024 for name, size, _ in pairs}
 
 
 def measure(model: str, requests: list[ChatRequest], device: str) -> dict[str, int]:

@@ -31,8 +31,8 @@ import click
 import torch
 
 from bench.contestants import load_reference
-from bench.gguf import quantise
 from bench.harness import median, report, seconds
+from bench.models import quantise
 from bench.peers.process import PYTHON, PeerProcess
 from bench.prefix_rows import BATCH, SYSTEM, Rates, Rows, answer_of, make_rows
 from bench.shapes import QWEN3_06B, random_checkpoint
@@ -230,7 +230,7 @@ def main(device: str, count: int, rounds: int, parts: str, out: Path | None) -> 
             contestants = {"on": turn_of(on), "off": turn_of(engine(False))}
             if PYTHON.exists() and place.type == "cpu":
                 file = quantise(path, "BF16", Path(folder) / "shape.gguf")
-                peer = PeerProcess("llama_cpp_peer.py", file, torch.get_num_threads())
+                peer = PeerProcess("llama_cpp_peer", file, torch.get_num_threads())
                 contestants["llama.cpp"] = stack.enter_context(peer).turn
             turns = measure_turns(contestants, on.tokenizer.vocab_size, rounds)
             report(f"Conversation, {title}", turns, str(place), out and out.with_stem("turns"))

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import IO, Any, Self
 
 import click
 
+from bench.harness import resident_bytes
+from bench.peers.closed_loop import Request
+from bench.serving import Served
+
+ROOT = Path(__file__).parents[2]
 ENVIRONMENT = Path(".bench-peers")  # made by `make bench-peers`
 PYTHON = ENVIRONMENT / "bin" / "python"
-HERE = Path(__file__).parent
+OTHERS = {"chatjobs_peer": Path(sys.executable), "vllm_peer": ENVIRONMENT / "vllm/bin/python"}
 
 
 class PeerFailed(Exception):
@@ -20,14 +28,18 @@ class PeerFailed(Exception):
 
 
 class PeerProcess:
-    """Runs `python <script> <model> <threads>`; a context manager. The protocol: llama_cpp_peer.
-    The process is started when it is first asked, and again after it failed."""
+    """Runs the module `name` of this package with a model; a context manager. protocol.py has the
+    questions. The process is started when it is first asked, and again after it failed."""
 
-    def __init__(self, script: str, model: Path, threads: int) -> None:
-        if not PYTHON.exists():
-            raise click.ClickException(f"{ENVIRONMENT} is missing: run `make bench-peers` first")
-        self._command = [str(PYTHON), str(HERE / script), str(model), str(threads)]
+    def __init__(self, name: str, model: Path, threads: int) -> None:
+        python = OTHERS.get(name, PYTHON)
+        if not (ROOT / python).exists():
+            raise click.ClickException(f"{python} is missing: run `make bench-peers` first")
+        arguments = ["-m", f"bench.peers.{name}", str(model.absolute()), str(threads)]
+        self._command = [str(ROOT / python), *arguments]
+        self._threads = str(threads)
         self._process: subprocess.Popen[str] | None = None
+        self._errors: IO[str] | None = None
 
     def seconds(self, prompts: list[list[int]], tokens: int) -> float:
         """Seconds to prefill all prompts and to generate `tokens` tokens for each of them. Raises
@@ -46,14 +58,28 @@ class PeerProcess:
         found: float = self._ask({"load": True})["seconds"]
         return found
 
+    def serve(self, requests: list[Request], at_once: int) -> Served:
+        """Serve requests, of which `at_once` run at any time. Raises PeerFailed."""
+        reply = self._ask({"serve": requests, "at_once": at_once})
+        return Served(reply["submitted"], reply["arrivals"])
+
+    def peak_bytes(self) -> int:
+        """The largest resident set of the process so far, with pages of mapped files."""
+        assert self._process is not None
+        return resident_bytes(self._process.pid)["VmHWM"]
+
     def _ask(self, question: dict[str, Any]) -> dict[str, Any]:
         if self._process is None:
+            self._errors = tempfile.TemporaryFile("w+", errors="replace")  # noqa: SIM115
+            variables = ("OMP_NUM_THREADS", "RAYON_NUM_THREADS")
             self._process = subprocess.Popen(
                 self._command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                stderr=subprocess.DEVNULL,
+                stderr=self._errors,
                 text=True,
+                cwd=ROOT,
+                env={**os.environ, **dict.fromkeys(variables, self._threads)},
             )
             self._read(self._process)  # "ready"
         assert self._process.stdin is not None
@@ -64,17 +90,26 @@ class PeerProcess:
     def _read(self, process: subprocess.Popen[str]) -> dict[str, Any]:
         assert process.stdout is not None
         line = process.stdout.readline()
-        if not line.startswith("{"):
-            self._stop()
-            raise PeerFailed(line.strip() or "no output")
+        if not line:
+            status = self._stop()
+            raise PeerFailed(f"{self._last_words() or 'no output'} (exit status {status})")
         reply: dict[str, Any] = json.loads(line)
         return reply
 
-    def _stop(self) -> None:
-        if self._process is not None:
-            self._process.terminate()
-            self._process.wait()
-            self._process = None
+    def _last_words(self) -> str:
+        """The last line that the process wrote to stderr."""
+        assert self._errors is not None
+        self._errors.seek(0)
+        lines = [line.strip() for line in self._errors if line.strip()]
+        return lines[-1] if lines else ""
+
+    def _stop(self) -> int | None:
+        if self._process is None:
+            return None
+        self._process.terminate()
+        status = self._process.wait()
+        self._process = None
+        return status
 
     def __enter__(self) -> Self:
         return self
@@ -93,7 +128,7 @@ def export_openvino(source: Path, weight_format: str, target: Path) -> Path:
     earlier export is used again."""
     if (target / "openvino_model.bin").exists():
         return target
-    command = [str(ENVIRONMENT / "bin" / "optimum-cli"), "export", "openvino"]
+    command = [str(ROOT / ENVIRONMENT / "bin" / "optimum-cli"), "export", "openvino"]
     options = ["--task", "text-generation-with-past", "--weight-format", weight_format]
     done = subprocess.run(
         [*command, "--model", str(source), *options, str(target)], capture_output=True, text=True
