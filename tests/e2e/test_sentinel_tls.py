@@ -14,7 +14,7 @@ import trustme
 from jobs import AsyncClient, Client, JobError
 from jobs.embedded import EmbeddedRedis, server_binary
 from tests.servers import Sentinel
-from tests.worker.queue.test_secure_redis import TLSProxy
+from tests.worker.queue.test_secure_redis import tls_proxy
 
 REQUEST: Any = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
 NEVER = 10**9  # milliseconds: this Sentinel cannot speak TLS with the primary it names
@@ -28,11 +28,11 @@ def address(tmp_path: Path) -> Iterator[str]:
     certificate = authority.issue_cert("localhost", "127.0.0.1")
     with EmbeddedRedis(port=0) as server:
         assert server.port is not None
-        with closing(TLSProxy(server.port, certificate)) as primary:
+        with closing(tls_proxy(server.port, certificate)) as primary:
             sentinel = Sentinel(server_binary(), tmp_path / "sentinel", primary.port, NEVER)
             sentinel.start()
             try:
-                with closing(TLSProxy(sentinel.port, certificate)) as front:
+                with closing(tls_proxy(sentinel.port, certificate)) as front:
                     yield f"rediss+sentinel://localhost:{front.port}/main"
             finally:
                 sentinel.kill()

@@ -59,7 +59,9 @@ class StepwiseWorker:
     def finish(
         self, job_id: str, *texts: str, attempt: int = 1, reasoning: str | None = None
     ) -> None:
-        completion = completion_of(job_id, *texts, reasoning=reasoning)
+        self.complete(job_id, completion_of(job_id, *texts, reasoning=reasoning), attempt)
+
+    def complete(self, job_id: str, completion: ChatCompletion, attempt: int = 1) -> None:
         self.attempts.finish(self._started[job_id, attempt], completion)
         self._drop_rows()
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import socket
-import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -20,6 +19,7 @@ from redis.asyncio import connection as async_connection
 from jobs import AsyncClient, Client, JobError
 from jobs.cli import build
 from jobs.client.redis_url import OF_REPLIES, OPTIONS
+from tests.listener import Listener
 
 OF_CONNECTIONS = {
     name
@@ -155,39 +155,22 @@ def test_status_and_work_show_no_part_of_a_password() -> None:
         assert "cr@et" not in result.output and "user:12" not in result.output
 
 
-class Echo:
-    """A server that knows no command, as an old one or a proxy: its errors repeat the words."""
-
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                client, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
-
-    def _serve(self, client: socket.socket) -> None:
-        with suppress(OSError), closing(client):
-            while words := client.recv(65536).decode().split("\r\n"):
-                if words == [""]:
-                    return
-                said = " ".join(f"`{word}`," for word in words if word and word[0] not in "*$")
-                client.sendall(f"-ERR unknown command, with args: {said}\r\n".encode())
+def repeat_words(client: socket.socket) -> None:
+    """Serve as an old server or a proxy that knows no command: its errors repeat the words."""
+    while words := client.recv(65536).decode().split("\r\n"):
+        if words == [""]:
+            return
+        said = " ".join(f"`{word}`," for word in words if word and word[0] not in "*$")
+        client.sendall(f"-ERR unknown command, with args: {said}\r\n".encode())
 
 
 @pytest.fixture
-def echo() -> Iterator[Echo]:
-    with closing(Echo()) as server:
+def echo() -> Iterator[Listener]:
+    with closing(Listener(repeat_words)) as server:
         yield server
 
 
-def test_a_server_that_repeats_the_login_shows_no_password(echo: Echo, tmp_path: Path) -> None:
+def test_a_server_that_repeats_the_login_shows_no_password(echo: Listener, tmp_path: Path) -> None:
     url = f"redis://user:se%2Fcret@127.0.0.1:{echo.port}/0"
     with Client(url) as client, pytest.raises(JobError) as caught:
         client.job("x").status()

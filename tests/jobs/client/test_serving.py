@@ -8,12 +8,12 @@ import warnings
 from typing import Any
 
 import pytest
-from redis import Redis
+from click.testing import CliRunner
 
 from jobs import AsyncClient, Client, NobodyServes, keys
 from jobs.api.params import RequestFields
+from jobs.cli import build
 from jobs.client import serving
-from jobs.client.serving import published
 from tests.jobs.conftest import STATUS, publish_worker
 
 REQUEST: RequestFields = {"model": "other", "messages": [{"role": "user", "content": "hi"}]}
@@ -40,30 +40,31 @@ def test_a_model_that_is_served_gives_no_warning(client: Client) -> None:
         client.submit_many([REQUEST] * 3)
 
 
+def reads_of_workers(client: Client) -> int:
+    """The number of reads so far: one MGET each, since there is a worker."""
+    found = client.redis.info("commandstats").get("cmdstat_mget", {"calls": 0})
+    return int(found["calls"])
+
+
 def test_the_workers_are_read_once_in_some_seconds(
-    client: Client, monkeypatch: pytest.MonkeyPatch
+    client: Client, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But each model is named once, and so is each again after some seconds."""
-    reads = []
-
-    def read(redis: Redis) -> serving.Published:
-        reads.append(redis)
-        return published(redis)
-
-    monkeypatch.setattr(serving, "published", read)
+    publish_worker(client, "demo")
+    before = reads_of_workers(client)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for model in ("x", "y", "x", "y"):
             client.submit_many([{**REQUEST, "model": model}] * 10)
-        assert len(reads) == 1
+        assert reads_of_workers(client) == before + 1
         assert ["'x'" in str(one.message) for one in caught] == [True, False]
         monkeypatch.setattr(serving, "CHECK_SECONDS", 0.0)
-        client.serving = serving.ServingCheck(client.redis)
-        client.submit({**REQUEST, "model": "x"})
-        client.submit({**REQUEST, "model": "x"})
-    assert len(reads) == 3
+        with Client(redis_url) as later:
+            later.submit({**REQUEST, "model": "x"})
+            later.submit({**REQUEST, "model": "x"})
+    assert reads_of_workers(client) == before + 3
     assert len(caught) == 4
-    assert "models served now: none" in str(caught[3].message)
+    assert "models served now: demo" in str(caught[3].message)
 
 
 def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str) -> None:
@@ -87,13 +88,15 @@ def test_asyncio_warns_in_the_line_of_the_caller(client: Client, redis_url: str)
         *(json.dumps({**STATUS, "loading": one}) for one in ("x", ["m"], {"m": "m"}, {"m": [3]})),
     ],
 )
-def test_a_foreign_value_of_a_worker_stops_no_submit(client: Client, value: Any) -> None:
+def test_a_foreign_value_of_a_worker_stops_no_submit(
+    client: Client, redis_url: str, value: Any
+) -> None:
     publish_worker(client, "other")
     foreign: dict[Any, int] = {"ww": 3, b"\xff\xfe": 4}
     client.redis.zadd(keys.WORKERS, foreign)
     client.redis.set(keys.worker("ww"), value)
     assert client.submit(REQUEST).status() == "queued"
-    found = serving.published(client.redis)
-    assert [one["name"] for one in found.running] == ["w1"]
-    assert not found.loading
-    assert {one.key for one in found.damaged} == {keys.WORKERS, keys.worker("ww")}
+    shown = CliRunner().invoke(build(), ["status", "--json", "--redis", redis_url])
+    found = json.loads(shown.stdout)
+    assert [one["name"] for one in found["workers"]] == ["w1"]
+    assert {one["key"] for one in found["damaged"]} == {keys.WORKERS, keys.worker("ww")}

@@ -185,7 +185,7 @@ def test_several_choices_in_one_entry_are_one_chunk_with_a_delta_each(client, wo
     worker.writer.write_many([Entry(job.id, 1, 1, (Delta(0, "a"), Delta(1, "x"), last))])
     completion = completion_of(job.id, "ab", "xyz")
     completion.choices[0].logprobs = ChoiceLogprobs(content=[token])
-    worker.attempts.finish(worker._started[job.id, 1], completion)
+    worker.complete(job.id, completion)
     first, rest = job.stream()
     assert [(c.index, c.delta.content, c.finish_reason) for c in first.choices] == [
         (0, "ab", "stop"),

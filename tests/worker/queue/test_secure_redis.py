@@ -24,6 +24,7 @@ from jobs.client.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
 from jobs.client.turns import TURNS_LUA
 from jobs.embedded import EmbeddedRedis
 from jobs.stream.entries import END_LUA
+from tests.listener import Listener
 from tests.worker.fake_backend import text_of
 from tests.worker.site import ROOT, Site, wait_until
 from worker.queue.rights import COMMANDS
@@ -37,34 +38,20 @@ USERS = re.findall(
 )
 
 
-class TLSProxy:
+def tls_proxy(target: int, certificate: trustme.LeafCert) -> Listener:
     """Terminates TLS in front of a plain port, as stunnel does."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    certificate.configure_cert(context)
 
-    def __init__(self, target: int, certificate: trustme.LeafCert) -> None:
-        self._target = target
-        self._context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        certificate.configure_cert(self._context)
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
+    def serve(plain: socket.socket) -> None:
+        outside = context.wrap_socket(plain, server_side=True)
+        inside = socket.create_connection(("127.0.0.1", target))
+        back = threading.Thread(target=_pump, args=(inside, outside), daemon=True)
+        back.start()
+        _pump(outside, inside)
+        back.join()
 
-    def close(self) -> None:
-        self._listener.close()
-
-    def _accept(self) -> None:
-        with suppress(OSError):
-            while True:
-                plain, _ = self._listener.accept()
-                threading.Thread(target=self._serve, args=(plain,), daemon=True).start()
-
-    def _serve(self, plain: socket.socket) -> None:
-        with suppress(OSError), closing(plain):
-            outside = self._context.wrap_socket(plain, server_side=True)
-            inside = socket.create_connection(("127.0.0.1", self._target))
-            back = threading.Thread(target=_pump, args=(inside, outside), daemon=True)
-            back.start()
-            _pump(outside, inside)
-            back.join()
+    return Listener(serve)
 
 
 def _pump(source: socket.socket, target: socket.socket) -> None:
@@ -94,9 +81,9 @@ def server() -> Iterator[EmbeddedRedis]:
 
 
 @pytest.fixture
-def proxy(server: EmbeddedRedis, authority: trustme.CA) -> Iterator[TLSProxy]:
+def proxy(server: EmbeddedRedis, authority: trustme.CA) -> Iterator[Listener]:
     assert server.port is not None
-    with closing(TLSProxy(server.port, authority.issue_cert("localhost"))) as running:
+    with closing(tls_proxy(server.port, authority.issue_cert("localhost"))) as running:
         yield running
 
 
@@ -108,7 +95,7 @@ def trusted(authority: trustme.CA, tmp_path: Path) -> Path:
 
 
 def test_a_job_runs_over_tls_with_minimal_permissions(
-    proxy: TLSProxy, trusted: Path, tmp_path: Path
+    proxy: Listener, trusted: Path, tmp_path: Path
 ) -> None:
     at = f"localhost:{proxy.port}/0?ssl_ca_certs={trusted}"
     as_producer = f"rediss://producer:{IN_URL}@{at}"
@@ -210,7 +197,7 @@ def test_users_may_not_do_what_jobs_do_not_need(
 
 
 def test_a_connection_error_is_one_sentence(
-    proxy: TLSProxy, trusted: Path, server: EmbeddedRedis
+    proxy: Listener, trusted: Path, server: EmbeddedRedis
 ) -> None:
     ca = f"?ssl_ca_certs={trusted}"
     for url, reason in (
@@ -281,7 +268,7 @@ def test_every_command_of_the_scripts_of_workers_is_tried_at_start() -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_url_is_named_at_start(
-    proxy: TLSProxy, server: EmbeddedRedis, url: str, remedy: str, words: list[str]
+    proxy: Listener, server: EmbeddedRedis, url: str, remedy: str, words: list[str]
 ) -> None:
     url = url.format(password=IN_URL, plain=server.port, tls=proxy.port)
     result = CliRunner().invoke(build(), [*words, "--redis", url])
@@ -291,7 +278,7 @@ def test_what_is_wrong_with_a_url_is_named_at_start(
     assert "wrong@" not in result.output
 
 
-def test_a_certificate_that_is_not_trusted_gets_a_hint_about_tls(proxy: TLSProxy) -> None:
+def test_a_certificate_that_is_not_trusted_gets_a_hint_about_tls(proxy: Listener) -> None:
     url = f"rediss://producer:{IN_URL}@localhost:{proxy.port}/0"
     result = CliRunner().invoke(build(), ["status", "--redis", url])
     assert result.exit_code == 3
@@ -300,7 +287,7 @@ def test_a_certificate_that_is_not_trusted_gets_a_hint_about_tls(proxy: TLSProxy
     assert "start Redis" not in result.stderr
 
 
-def test_a_missing_file_of_an_authority_is_not_a_missing_server(proxy: TLSProxy) -> None:
+def test_a_missing_file_of_an_authority_is_not_a_missing_server(proxy: Listener) -> None:
     url = f"rediss://localhost:{proxy.port}/0?ssl_ca_certs=/nope.pem"
     result = CliRunner().invoke(build(), ["status", "--redis", url])
     assert result.exit_code == 3
