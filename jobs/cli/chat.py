@@ -22,6 +22,7 @@ from jobs.cli.options import (
     Seconds,
     client,
     json_option,
+    patience_of,
     quiet_option,
     redis_option,
     timeout_option,
@@ -111,6 +112,7 @@ def chat(
 
     With --json: the chunks and then the completion, one JSON object per line.
     """
+    from jobs import JobError
     from jobs.client.wait import GOES_ON
 
     _check_options(local, chat_template, add_bos, keep_quantised)
@@ -143,7 +145,7 @@ def chat(
         return
     request = _request(model, system, text, fields)
     with (
-        client(redis_url, WITHOUT_REDIS) as connected,
+        client(redis_url, WITHOUT_REDIS, quiet=quiet) as connected,
         WaitNotice(connected.connection, quiet=quiet) as notice,
     ):
         started = time.monotonic()
@@ -154,19 +156,19 @@ def chat(
             _wait_for_worker(connected, job, model, wait)
             completion = print_job(job, notice, as_json=as_json, quiet=quiet, timeout=timeout)
         except KeyboardInterrupt:
-            if _cancel(job):
+            if _cancel(connected, job):
                 raise Interrupted(f"interrupted; job {job.id} is cancelled") from None
-            raise Interrupted(
-                f"interrupted; job {job.id} may go on: chatjobs cancel {job.id} stops it"
-            ) from None
+            raise Interrupted(f"interrupted; {_may_go_on(job)}") from None
         except StreamRestarted:
             raise
         except WaitTimeout as error:
-            if not _cancel(job):
+            if not _cancel(connected, job):
                 raise
             raise WaitTimeout(f"{error.message.removesuffix(GOES_ON)}; it is cancelled") from None
-        except BaseException:
-            _cancel(job)
+        except BaseException as error:
+            cancelled = _cancel(connected, job)
+            if not cancelled and isinstance(error, JobError) and error.code == "unavailable":
+                raise JobError("unavailable", f"{error.message}; {_may_go_on(job)}") from error
             raise
         if verbose:
             _print_timings(completion, time.monotonic() - started)
@@ -274,10 +276,18 @@ def _stdin() -> str:
         ) from None
 
 
-def _cancel(job: Job) -> bool:
-    """Cancel the job. False if that fails: what ended the wait is reported instead."""
-    from jobs import JobError
+def _may_go_on(job: Job) -> str:
+    return f"job {job.id} may go on: chatjobs cancel {job.id} stops it"
 
+
+def _cancel(connected: Client, job: Job) -> bool:
+    """Cancel the job. False if that fails, as when Redis does not answer soon: what ended the wait
+    is reported instead."""
+    from jobs import JobError
+    from jobs.client.connection import limit_waits
+
+    limit_waits(connected.redis, patience_of(connected.redis))
+    connected.redis.connection_pool.disconnect(inuse_connections=False)
     try:
         job.cancel()
     except JobError:

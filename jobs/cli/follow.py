@@ -31,7 +31,10 @@ def follow(job_id: str, timeout: float | None, as_json: bool, quiet: bool, redis
 
     With --json: the chunks and then the completion, one JSON object per line.
     """
-    with client(redis_url) as connected, WaitNotice(connected.connection, quiet=quiet) as notice:
+    with (
+        client(redis_url, quiet=quiet) as connected,
+        WaitNotice(connected.connection, quiet=quiet) as notice,
+    ):
         try:
             print_job(connected.job(job_id), notice, as_json=as_json, quiet=quiet, timeout=timeout)
         except KeyboardInterrupt:

@@ -12,6 +12,7 @@ from click.decorators import FC
 
 from jobs.cli.failures import Unavailable
 from jobs.cli.interrupts import interrupts_raise
+from jobs.cli.redis_watch import RedisWatch
 
 if TYPE_CHECKING:
     from redis import Redis
@@ -134,12 +135,18 @@ quiet_option = click.option("-q", "--quiet", is_flag=True, help="Print only erro
 
 
 @contextmanager
-def client(url: str, instead: str = "") -> Iterator[Client]:
-    """Yield a client of the Redis at `url`. `instead`: see `check_server`."""
+def client(url: str, instead: str = "", *, quiet: bool = False) -> Iterator[Client]:
+    """Yield a client of the Redis at `url`. `instead`: see `check_server`. If the server does not
+    answer later, stderr says it, unless `quiet`."""
     from jobs import Client
 
     check_server(url, instead)
-    with interrupts_raise(), Client(url) as connected, _redis_errors(connected.redis):
+    with (
+        interrupts_raise(),
+        Client(url) as connected,
+        _redis_errors(connected.redis),
+        RedisWatch(url, patience_of(connected.redis), quiet=quiet),
+    ):
         yield connected
 
 

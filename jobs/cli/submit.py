@@ -189,7 +189,7 @@ def submit(
         raise WrongInput(f"{name}: {error.message}") from None
     overrides = Overrides(model, run, priority, fields, keep, tenant, delay, names)
     count = _check(rows, overrides)
-    with client(redis_url) as connected:
+    with client(redis_url, quiet=quiet) as connected:
         last = ""
         waiting = DurableSubmit(connected.redis) if durable else None
         if wait or quiet:
