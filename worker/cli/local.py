@@ -60,10 +60,11 @@ class LocalModel:
         self, request: ChatRequest
     ) -> tuple[Iterator[ChatChunk], Callable[[], ChatCompletion]]:
         """The chunks of an answer, and its completion after their end. Both raise JobError."""
-        from worker.engine.collect import CollectingSink
+        from worker.engine.collect import CollectingSink, streamed
 
         sink = CollectingSink()
-        return self._engine.stream(request, sink=sink), sink.completion
+        started = self._engine.submit(request, sink)
+        return streamed(request, started, sink, self._engine.step), sink.completion
 
     def dialogue(self, system: str | None, fields: dict[str, Any]) -> Dialogue:
         """A conversation in memory. Raises JobError for fields that are invalid."""

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 from jobs.api.answer import ChatCompletion, FinishReason
+from jobs.api.chunk import ChatChunk
+from jobs.api.request import ChatRequest
 from jobs.errors import JobError
+from jobs.stream.chunks import ChunkBuilder
 from jobs.stream.delta import Delta
 from worker.backend import Outcome
+from worker.engine.chat_generation import ChatGeneration
 from worker.engine.sequence import TokenEvent
 
 
@@ -62,6 +67,28 @@ class CollectingSink:
         if self.outcome.completion is None:
             raise self.outcome.error or JobError("internal", "the request ended with no completion")
         return self.outcome.completion
+
+
+def streamed(
+    request: ChatRequest,
+    started: ChatGeneration,
+    sink: CollectingSink,
+    step: Callable[[], object],
+) -> Iterator[ChatChunk]:
+    """Step the engine until a request has ended, and yield its chunks as they are generated. It is
+    cancelled if the iterator is closed before. `sink`: that of the request, which then has its
+    completion. Raises JobError if the request fails."""
+    chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
+    try:
+        while not started.done:
+            step()
+            yield from (chunks.chunk([delta]) for delta in sink.take())
+        yield from (chunks.chunk([delta]) for delta in sink.take())
+    finally:
+        started.cancel()
+    completion = sink.completion()
+    if request.stream_options is not None and request.stream_options.include_usage:
+        yield chunks.usage(completion)
 
 
 def generation(events: Sequence[TokenEvent]) -> Generation:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -20,11 +19,10 @@ from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import invalid
 from jobs.sizes import counted
-from jobs.stream.chunks import ChunkBuilder
 from worker.backend import Sink
 from worker.engine import prompt_caches
 from worker.engine.chat_generation import ChatGeneration
-from worker.engine.collect import CollectingSink, Generation, Token, generation
+from worker.engine.collect import CollectingSink, Generation, Token, generation, streamed
 from worker.engine.engine import EngineCore
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.scorer import token_ids
@@ -130,25 +128,12 @@ class Engine:
         self._run(lambda: chat.done, [chat])
         return sink.completion()
 
-    def stream(
-        self, request: ChatRequest | Mapping[str, Any], *, sink: CollectingSink | None = None
-    ) -> Iterator[ChatChunk]:
+    def stream(self, request: ChatRequest | Mapping[str, Any]) -> Iterator[ChatChunk]:
         """Run one request and yield its chunks as they are generated. Raises JobError, also while
-        iterating. `sink`, if given, has the completion after the last chunk."""
+        iterating."""
         request = ChatRequest.parse(request)
-        sink = sink or CollectingSink()
-        chat = self.submit(request, sink)
-        chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
-        try:
-            while not chat.done:
-                self.step()
-                yield from (chunks.chunk([delta]) for delta in sink.take())
-            yield from (chunks.chunk([delta]) for delta in sink.take())
-        finally:
-            chat.cancel()
-        completion = sink.completion()
-        if request.stream_options is not None and request.stream_options.include_usage:
-            yield chunks.usage(completion)
+        sink = CollectingSink()
+        yield from streamed(request, self.submit(request, sink), sink, self.step)
 
     def generate(
         self, prompts: SequenceOf[SequenceOf[int]], sampling: Sampling | SequenceOf[Sampling]
