@@ -113,7 +113,7 @@ def _unwritten(store: Results, url: str) -> Unwritten | None:
     from redis import RedisError
 
     from jobs.client.connection import connect, limit_waits
-    from jobs.client.home import read_home, read_id
+    from jobs.client.results_folder import read_id, read_record
     from jobs.client.unwritten import read_unwritten
     from jobs.errors import JobError
 
@@ -121,8 +121,8 @@ def _unwritten(store: Results, url: str) -> Unwritten | None:
         return None
     with connect(url) as redis, suppress(RedisError, JobError, OSError):
         limit_waits(redis, ASK_SECONDS)
-        home = read_home(redis)
-        if home is not None and home.id == read_id(store.root):
+        record = read_record(redis)
+        if record is not None and record.id == read_id(store.root):
             return read_unwritten(redis)
     return None
 

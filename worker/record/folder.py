@@ -18,7 +18,7 @@ from typing import NamedTuple
 import redis
 
 from jobs import keys, lua
-from jobs.client.home import ID_FILE, ResultsHome, read_home, read_id
+from jobs.client.results_folder import ID_FILE, FolderRecord, read_id, read_record
 from jobs.errors import JobError
 from worker.record.disk_faults import FolderLost, explain, is_full
 
@@ -81,7 +81,7 @@ def claim_folder(client: redis.Redis, root: Path) -> ResultsFolder:
     """Make `root` the results folder of this Redis. Raises JobError if it has another one, or if
     files can't be written there."""
     root = root.absolute()
-    theirs = read_home(client)
+    theirs = read_record(client)
     if theirs is not None:
         _refuse_another(theirs, root)
     try:
@@ -90,14 +90,14 @@ def claim_folder(client: redis.Redis, root: Path) -> ResultsFolder:
         device = root.stat().st_dev
     except OSError as error:
         raise _unusable(root, error) from None
-    mine = ResultsHome(folder_id, socket.gethostname(), str(root), device)
+    mine = FolderRecord(folder_id, socket.gethostname(), str(root), device)
     note = client.register_script(FOLDER)
     if theirs is not None:
         if mine != theirs and _is_same_place(mine, theirs):
             with suppress(redis.exceptions.OutOfMemoryError):  # the device has another number now
                 client.set(keys.RESULTS, mine.to_json())
     elif not note(keys=FolderKeys(keys.RESULTS), args=FolderArgs(mine.to_json())):
-        theirs = read_home(client)
+        theirs = read_record(client)
         if theirs is not None:
             _refuse_another(theirs, root)
     return ResultsFolder(root, folder_id)
@@ -123,7 +123,7 @@ def _probe(root: Path) -> None:
         file.unlink(missing_ok=True)
 
 
-def _refuse_another(theirs: ResultsHome, root: Path) -> None:
+def _refuse_another(theirs: FolderRecord, root: Path) -> None:
     """Raise JobError unless `root` is the folder of this Redis, or is at its place, on its disk,
     and has lost its id: somebody has deleted or moved it, and it can begin anew."""
     path, host = str(root), socket.gethostname()
@@ -134,7 +134,7 @@ def _refuse_another(theirs: ResultsHome, root: Path) -> None:
         raise _unusable(root, error) from None
     if mine == theirs.id:
         return
-    same_place = _is_same_place(theirs, ResultsHome("", host, path))
+    same_place = _is_same_place(theirs, FolderRecord("", host, path))
     change = f"stop all workers and delete the key {keys.RESULTS} in Redis"
     if mine is None and same_place:
         if device == theirs.device:
@@ -159,7 +159,7 @@ def _refuse_another(theirs: ResultsHome, root: Path) -> None:
     )
 
 
-def _is_same_place(one: ResultsHome, other: ResultsHome) -> bool:
+def _is_same_place(one: FolderRecord, other: FolderRecord) -> bool:
     return (one.host, one.path) == (other.host, other.path)
 
 

@@ -16,8 +16,8 @@ import rq
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.client.dead_letters import purge, requeue
-from jobs.client.home import ID_FILE
 from jobs.client.limits import set_limit
+from jobs.client.results_folder import ID_FILE
 from jobs.client.rq_format import job_key
 from jobs.client.steps import run_sync
 from jobs.results import outbox

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jobs import keys
-from jobs.client.home import ID_FILE
+from jobs.client.results_folder import ID_FILE
 from jobs.results.files import write_part
 from jobs.results.rows import rows_of
 from tests.worker.record.outboxes import RUN, files, fill, numbers, plan_next

@@ -21,7 +21,7 @@ ID_BYTES = 100  # of the file, at most
 
 
 @dataclass(frozen=True, slots=True)
-class ResultsHome:
+class FolderRecord:
     """The folder's record in Redis: its id, and where the first worker had it.
 
     device: number of the file system on that host; None if an older version has written it.
@@ -36,7 +36,7 @@ class ResultsHome:
         return json.dumps(asdict(self))
 
 
-def read_home(client: redis.Redis) -> ResultsHome | None:
+def read_record(client: redis.Redis) -> FolderRecord | None:
     """The results folder of this Redis; None if it has none yet. Raises JobError for a value that
     no worker has written."""
     record: Any
@@ -51,7 +51,7 @@ def read_home(client: redis.Redis) -> ResultsHome | None:
         return None
     if isinstance(record, dict) and isinstance(record.get("id"), str):
         device = record.get("device")
-        return ResultsHome(
+        return FolderRecord(
             record["id"],
             str(record.get("host")),
             str(record.get("path")),
