@@ -24,6 +24,7 @@ from redis.exceptions import (
 from redis.retry import Retry
 
 from jobs.client import transport
+from jobs.client.damage import named
 from jobs.client.redis_url import NO_CLUSTER, bad_url, check_url
 from jobs.client.sentinel_url import SentinelURL
 from jobs.errors import JobError, invalid
@@ -165,6 +166,8 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
         )
     if "compiling script" in reason and "'#'" in reason:
         return JobError("internal", TOO_OLD.format(server, ""))
+    if (damage := named(error)) is not None:
+        return JobError("internal", str(damage))
     hint = WRONG_TYPE if "WRONGTYPE" in reason else ""
     return JobError("internal", f"Redis at {server} refused a command: {reason}{hint}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 import redis
@@ -107,6 +108,17 @@ def named(error: BaseException) -> Damage | None:
     """The key that a script has named in its error, see `check_type` in rq_tenants.lua."""
     found = re.search(r"WRONGTYPE (.+?) is a (\w+), not a \w+", str(error))
     return _wrong_type(found[1], found[2]) if found else None
+
+
+def causes(client: redis.Redis, error: redis.RedisError, queues: Iterable[str]) -> list[Damage]:
+    """The keys of another type that an error may be about. `queues`: as in `find_damage`. Raises
+    redis.RedisError."""
+    if not is_damage(error):
+        return []
+    by_script = named(error)
+    with suppress(ValueError):  # of names that are no text
+        return [by_script] if by_script else find_damage(client, queues)
+    return []
 
 
 def type_of(key: str) -> str | None:

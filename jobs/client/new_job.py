@@ -121,6 +121,18 @@ class NewJob(NamedTuple):
             next_row=next_row,
         )
 
+    def all_keys(self) -> list[str]:
+        """Every key that the script reads or writes."""
+        options = self.request.job
+        queue = keys.queue(self.request.model, options.priority)
+        names = [*self.script_keys(), keys.TENANT_JOBS]
+        if options.tenant is not None:
+            names += (keys.tenants(queue), keys.tenant_queue(queue, options.tenant))
+        if options.session is not None:
+            session = options.session
+            names += (keys.session(session), keys.turns(session), keys.open_turns(session))
+        return names
+
     def job_of(self, reservation: bytes) -> str:
         """The id of the job that has a reservation of this row, unless its request chose an id."""
         return _row_job(self.run, self.request.job.row or 0, reservation[:DIGEST_BYTES])

@@ -23,7 +23,7 @@ from jobs.client.session_scripts import (
     ReplaceSessionArgs,
     ReplaceSessionKeys,
 )
-from jobs.client.steps import Steps, command, retry
+from jobs.client.steps import Steps, command, commands, retry
 from jobs.client.turns import (
     no_session,
     nothing_to_edit,
@@ -153,7 +153,7 @@ def run_command(name: str, *words: Any) -> Steps[Any]:
         if not is_damage(error):
             raise
         names = (keys.session(name), keys.turns(name), keys.open_turns(name))
-        found = yield from retry(lambda one: one.run_many([("type", key) for key in names]))
+        found = yield from retry(commands([("type", key) for key in names]))
         wrong = typed_wrongly(dict(zip(names, found, strict=True)))
         if not wrong:
             raise

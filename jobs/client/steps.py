@@ -11,13 +11,26 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import chain
 from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import redis
 
 from jobs.client.connection import redis_failure
+from jobs.client.damage import is_damage, type_of, typed_wrongly
 from jobs.client.live import Mailbox
+from jobs.errors import JobError
 
 T = TypeVar("T")
 
@@ -60,9 +73,42 @@ Steps = Generator[Call | Emit[Any], Any, T]  # returns a T
 Emitting = Generator[Call | Emit[T], Any, None]  # emits values of type T
 
 
+@dataclass(frozen=True, slots=True)
+class CommandCall:
+    """The call of one Redis command."""
+
+    name: str
+    args: tuple[Any, ...]
+    options: Mapping[str, Any]
+
+    def __call__(self, connection: Connection) -> Any:
+        return connection.run(self.name, *self.args, **self.options)
+
+    def words(self) -> Iterable[Any]:
+        return self.args
+
+
+@dataclass(frozen=True, slots=True)
+class CommandsCall:
+    """The call of some Redis commands in one round trip."""
+
+    commands: Sequence[Command]
+
+    def __call__(self, connection: Connection) -> Any:
+        return connection.run_many(self.commands)
+
+    def words(self) -> Iterable[Any]:
+        return chain.from_iterable(self.commands)
+
+
 def command(name: str, *args: Any, **options: Any) -> Call:
     """The call of one Redis command."""
-    return lambda connection: connection.run(name, *args, **options)
+    return CommandCall(name, args, options)
+
+
+def commands(some: Sequence[Command]) -> Call:
+    """The call of some Redis commands."""
+    return CommandsCall(some)
 
 
 def listen(channels: Sequence[str], *, ends_only: bool) -> Call:
@@ -110,6 +156,7 @@ def iterate_sync(steps: Emitting[T], connection: Connection) -> Iterator[T]:
     """Run the steps and yield the values that they emit. A Redis error becomes a JobError."""
     reply: Any = None
     failure: redis.RedisError | None = None
+    failed: Call | None = None
     try:
         while True:
             try:
@@ -123,9 +170,13 @@ def iterate_sync(steps: Emitting[T], connection: Connection) -> Iterator[T]:
             try:
                 reply = item(connection)
             except redis.RedisError as error:
-                failure = error
+                failure, failed = error, item
     except redis.RedisError as error:
-        raise redis_failure(connection.redis, error) from error
+        kinds: Any = []
+        if names := _suspects(failed, error):
+            with suppress(redis.RedisError):
+                kinds = connection.run_many([("type", name) for name in names])
+        raise _failure(connection, error, names, kinds) from error
     finally:
         steps.close()
 
@@ -140,6 +191,7 @@ async def iterate_async(steps: Emitting[T], connection: Connection) -> AsyncIter
     """`iterate_sync` for asyncio."""
     reply: Any = None
     failure: redis.RedisError | None = None
+    failed: Call | None = None
     try:
         while True:
             try:
@@ -155,11 +207,32 @@ async def iterate_async(steps: Emitting[T], connection: Connection) -> AsyncIter
                 if inspect.isawaitable(reply):
                     reply = await reply
             except redis.RedisError as error:
-                failure = error
+                failure, failed = error, item
     except redis.RedisError as error:
-        raise redis_failure(connection.redis, error) from error
+        kinds: Any = []
+        if names := _suspects(failed, error):
+            with suppress(redis.RedisError):
+                kinds = await connection.run_many([("type", name) for name in names])
+        raise _failure(connection, error, names, kinds) from error
     finally:
         steps.close()
+
+
+def _suspects(failed: Call | None, error: redis.RedisError) -> list[str]:
+    """The keys of the failed call, if another program may have written one of them."""
+    if not is_damage(error) or not isinstance(failed, CommandCall | CommandsCall):
+        return []
+    return [word for word in failed.words() if isinstance(word, str) and type_of(word)]
+
+
+def _failure(
+    connection: Connection, error: redis.RedisError, names: Sequence[str], kinds: Sequence[bytes]
+) -> JobError:
+    """The error of steps that Redis has refused. `kinds`: the types of the keys `names`."""
+    damaged = typed_wrongly(dict(zip(names, kinds, strict=False)))
+    return (
+        JobError("internal", str(damaged[0])) if damaged else redis_failure(connection.redis, error)
+    )
 
 
 def _emit_returned(steps: Steps[T]) -> Emitting[T]:

@@ -176,7 +176,7 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
         # The script may have run before Redis was full, and its reply was lost.
         return None if stored == job.data else redis_full(redis)
     if isinstance(reply, Exception):
-        if is_damage(reply) and (damaged := wrong_types(redis, job.script_keys())):
+        if is_damage(reply) and (damaged := wrong_types(redis, job.all_keys())):
             raise JobError("internal", f"the job can't be enqueued: {damaged[0]}")
         raise reply
     if reply[0] == b"busy" or reply[0].startswith(b"session"):

@@ -14,7 +14,7 @@ from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
 from jobs.client.rq_format import CHANGING_FIELDS, job_key
 from jobs.client.state import JobState, Status, parse_state, read_outcome, unknown
-from jobs.client.steps import Steps, listen, next_events, retry
+from jobs.client.steps import Steps, commands, listen, next_events, retry
 from jobs.errors import JobError, WaitTimeout, invalid
 
 SILENCE_SECONDS = 2.0  # without a message; then states are read, since RQ's tools publish nothing
@@ -64,8 +64,8 @@ class Ends:
 
     def _read(self, ids: list[str]) -> Steps[list[JobState]]:
         """Those of the jobs that have ended."""
-        commands = [("hmget", job_key(job_id), CHANGING_FIELDS) for job_id in ids]
-        replies = yield from retry(lambda connection: connection.run_many(commands), self.deadline)
+        reads = [("hmget", job_key(job_id), CHANGING_FIELDS) for job_id in ids]
+        replies = yield from retry(commands(reads), self.deadline)
         ended = []
         for job_id, values in zip(ids, replies, strict=True):
             state = parse_state(job_id, CHANGING_FIELDS, values)

@@ -9,11 +9,10 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 
 import redis
 
-from jobs.client.damage import Damage, find_damage, is_damage, named
+from jobs.client.damage import Damage, causes, is_damage
 from jobs.errors import JobError
 
 logger = logging.getLogger(__name__)
@@ -56,9 +55,7 @@ class Faults:
             return
         damaged: list[Damage] = []
         if isinstance(error, redis.RedisError):
-            by_script = named(error)
-            with suppress(ValueError):  # of names that are no text
-                damaged = [by_script] if by_script else find_damage(self._redis, self._queues)
+            damaged = causes(self._redis, error, self._queues)
         for one in damaged:
             logger.error("%s fails: %s", name, one)
         if not damaged:

@@ -21,7 +21,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from jobs.client.damage import is_damage
+from jobs.client.damage import causes, is_damage
 from jobs.client.durable import NotDurable, read_persistence, wait_until_durable
 from jobs.client.unwritten import read_unwritten
 from jobs.embedded import HASH_BYTES
@@ -168,7 +168,7 @@ class Recorder:
             except (NotDurable, redis.RedisError) as error:
                 if self._stop.is_set():
                     return
-                self._report(f"Redis: {error}")
+                self._report(self._explain(error))
                 pause = pause if isinstance(error, NotDurable) else RETRY_SECONDS
             except OSError as error:
                 self._report(explain(error, self._folder.root))
@@ -201,6 +201,13 @@ class Recorder:
             RETRY_SECONDS,
             exc_info=bug,
         )
+
+    def _explain(self, error: NotDurable | redis.RedisError) -> str:
+        """An error of Redis, or the key of another type that is its cause."""
+        with suppress(redis.RedisError):
+            if isinstance(error, redis.RedisError) and (found := causes(self._redis, error, ())):
+                return str(found[0])
+        return f"Redis: {error}"
 
     def _soon(self) -> bool:
         return self._finishing.is_set() or time.monotonic() < self._soon_until

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
+import re
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from jobs import Client, JobError, keys
+from jobs import AsyncClient, Client, Job, JobError, keys
 from jobs.client.dead_letters import Selection, find_jobs
 from jobs.client.rq_format import FAILURES, job_key, results_key
 from jobs.client.state import Status
@@ -64,3 +67,107 @@ def test_foreign_failures_and_errors_do_not_end_a_list_of_jobs(client: Client) -
     client.redis.hset(job_key(job.id), mapping={FAILURES: "x", "chatjobs_error": "[" * 100_000})
     (found,) = find_jobs(client.redis, Selection((Status.QUEUED,)))
     assert found.code == "internal"
+
+
+def overwrite(client: Client, key: str) -> str:
+    """Another program writes the key. Returns what an error must say."""
+    client.redis.delete(key)
+    client.redis.set(key, "x")
+    return f"RENAME '{re.escape(key)}'"
+
+
+OF_A_JOB: dict[str, Callable[[str], str]] = {
+    "hash": job_key,
+    "result": results_key,
+    "log": keys.log,
+}
+READERS: dict[str, Callable[[Job], object]] = {
+    "status": lambda job: job.status(),
+    "result": lambda job: job.result(timeout=5),
+    "request": lambda job: job.request,
+    "stream": lambda job: list(job.stream()),
+    "cancel": lambda job: job.cancel(),
+}
+
+
+@pytest.mark.parametrize(
+    ("key_of", "how"),
+    [
+        *(("hash", how) for how in READERS),
+        *(("result", how) for how in ("result", "stream")),
+        ("log", "stream"),
+    ],
+)
+def test_errors_about_a_job_name_the_key_of_another_type(
+    client: Client, worker: StepwiseWorker, key_of: str, how: str
+) -> None:
+    client.serving = None
+    submitted = client.submit(REQUEST)
+    worker.start(submitted.id)
+    worker.finish(submitted.id, "a")
+    sentence = overwrite(client, OF_A_JOB[key_of](submitted.id))
+    with pytest.raises(JobError, match=sentence) as caught:
+        READERS[how](client.job(submitted.id))
+    assert caught.value.code == "internal"
+
+
+@pytest.mark.parametrize("key_of", OF_A_JOB)
+def test_async_errors_about_a_job_name_the_key_of_another_type(
+    client: Client, worker: StepwiseWorker, redis_url: str, key_of: str
+) -> None:
+    client.serving = None
+    submitted = client.submit(REQUEST)
+    worker.start(submitted.id)
+    worker.finish(submitted.id, "a")
+    sentence = overwrite(client, OF_A_JOB[key_of](submitted.id))
+
+    async def read() -> None:
+        async with AsyncClient(redis_url) as other:
+            async for _ in other.job(submitted.id).stream():
+                pass
+
+    with pytest.raises(JobError, match=sentence):
+        asyncio.run(read())
+
+
+@pytest.mark.parametrize("key_of", [keys.outbox, lambda run: keys.OUTBOXES])
+def test_a_cancel_that_can_write_no_row_names_the_key(
+    client: Client, key_of: Callable[[str], str]
+) -> None:
+    client.serving = None
+    request: Any = {**REQUEST, "job": {"run": "r"}}
+    job = client.submit(request)
+    sentence = overwrite(client, key_of("r"))
+    with pytest.raises(JobError, match=sentence):
+        job.cancel()
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        keys.TENANT_JOBS,
+        keys.OPEN_BYTES,
+        keys.LIMITS,
+        keys.tenants("chat:demo"),
+        keys.tenant_queue("chat:demo", "t"),
+        keys.rows("r", 0),
+        "rq:queue:chat:demo",
+        "rq:queues",
+    ],
+)
+def test_a_submit_names_the_key_of_another_type(client: Client, key: str) -> None:
+    client.serving = None
+    request: Any = {**REQUEST, "job": {"run": "r", "row": 0, "tenant": "t"}}
+    sentence = overwrite(client, key)
+    with pytest.raises(JobError, match=sentence) as caught:
+        client.submit(request)
+    assert caught.value.message.startswith("the job can't be enqueued: ")
+
+
+@pytest.mark.parametrize("key_of", [keys.session, keys.open_turns])
+def test_a_turn_names_the_key_of_another_type(client: Client, key_of: Callable[[str], str]) -> None:
+    client.serving = None
+    session = client.session("s", model="demo")
+    sentence = overwrite(client, key_of("s"))
+    with pytest.raises(JobError, match=sentence):
+        session.submit("a")

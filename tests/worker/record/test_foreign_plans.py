@@ -72,3 +72,22 @@ def test_foreign_keys_beside_the_outboxes_stop_no_recorder(site: Site, make: Any
     wait_until(recorder._may_look)
     assert recorder._write_due_parts()
     assert numbers(site) == [0, 1]
+
+
+def test_outboxes_of_another_type_are_named_and_rows_are_written_when_they_are_mended(
+    site: Site,
+) -> None:
+    site.client.serving = None
+    worker = site.worker()
+    site.submit().result(timeout=60)
+    wait_until(site.rows)
+    site.redis.delete(keys.OUTBOXES)
+    site.redis.set(keys.OUTBOXES, "x")
+    job = site.submit()
+    named = f"rows can't be written and stay in Redis: the key {keys.OUTBOXES} in Redis is a string"
+    wait_until(lambda: named in worker.output)
+    assert f"RENAME '{keys.OUTBOXES}'" in worker.output
+    site.redis.rename(keys.OUTBOXES, "elsewhere")
+    assert job.result(timeout=60).text
+    site.client.wait_for_rows([job], timeout=60)
+    assert worker.alive
