@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from shlex import quote
 from typing import Any
 
 from redis import Redis
@@ -58,14 +59,14 @@ def queue_full(model: str, unit: str, used: int, limit: int) -> JobError:
     """The model's queues have as many jobs as their limit `unit` ("jobs" or "bytes") allows."""
     if unit == "jobs":
         has = "has" if used == 1 else "have"
-        have = f"{counted(used, 'job')} that {has} not ended, and the limit is {limit}"
+        have = f"{counted(used, 'job')} that {has} not ended, and the limit (jobs) is {limit}"
     else:
         used_text, limit_text = size_texts(used, limit)
-        have = f"{used_text} of requests, and the limit is {limit_text}"
+        have = f"{used_text} of requests, and the limit (bytes) is {limit_text}"
     return JobError(
         "queue_full",
         f"the queue of model {model!r} is full: it has {have}; submit again when some have ended, "
-        f"or raise the limit (chatjobs limits --model {model} {unit}=N)",
+        f"or raise the limit (chatjobs limits --model {quote(model)} {unit}=N)",
     )
 
 

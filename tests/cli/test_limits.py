@@ -36,7 +36,7 @@ def test_a_limit_of_one_is_named_in_the_singular(run: Run, redis_url: str) -> No
     assert run("limits", "-m", "one", "jobs=1", "--redis", redis_url).exit_code == 0
     with Client(redis_url) as client, pytest.raises(JobError) as caught:
         client.submit_many([{"model": "one", "messages": MESSAGES}] * 2)
-    assert "it has 1 job that has not ended, and the limit is 1" in caught.value.message
+    assert "it has 1 job that has not ended, and the limit (jobs) is 1" in caught.value.message
     assert caught.value.message.endswith("; 1 of 2 requests is enqueued")
 
 
@@ -95,7 +95,7 @@ def test_foreign_values_are_the_default(run: Run, redis_url: str) -> None:
             client.submit({"model": "one", "messages": MESSAGES})
         assert run("status", "--redis", redis_url).exit_code == 0
         client.redis.hset("chatjobs:limits", "jobs:one", 2)
-        with pytest.raises(JobError, match="2 jobs that have not ended, and the limit is 2"):
+        with pytest.raises(JobError, match=r"not ended, and the limit \(jobs\) is 2"):
             client.submit({"model": "one", "messages": MESSAGES})
         client.redis.hdel("chatjobs:limits", "jobs:one", "jobs:two")
     shown = json.loads(run("limits", "--json", "--redis", redis_url).stdout)

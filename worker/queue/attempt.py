@@ -23,7 +23,7 @@ from jobs.results.failures import Failure, add_failure, failure
 from jobs.sizes import size_text, size_texts
 from worker.backend import Handle, ModelInfo, Outcome
 from worker.queue.publisher import StreamBuffer
-from worker.queue.rq_job import ClaimedJob, Lease
+from worker.queue.rq_job import ClaimedJob, Lease, ran_too_long, waited_too_long
 from worker.queue.rq_settle import Settlement
 
 logger = logging.getLogger(__name__)
@@ -66,10 +66,13 @@ class Attempt:
         """The error of an attempt that has passed its deadline."""
         timeout = self.claimed.terms.timeout
         if timeout is not None and self.deadline == self.claimed.claimed_at + timeout:
-            return JobError("timeout", f"not done within RQ's timeout of {timeout} s", "timeout")
-        return JobError(
-            "timeout", f"not done within its ttl of {self.request.job.ttl:g} s", "job.ttl"
-        )
+            return JobError(
+                "timeout",
+                f"not done within RQ's timeout of {timeout} s (job_timeout): enqueue it again with "
+                "a longer one, or with job_timeout=-1",
+                "timeout",
+            )
+        return ran_too_long(self.request.job.ttl)
 
     @property
     def error(self) -> JobError | None:
@@ -110,7 +113,7 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
             left = claimed.enqueued_at + ttl - claimed.redis_ahead - claimed.claimed_at
         deadline = claimed.claimed_at + left
         if clock.now() >= deadline:
-            raise JobError("timeout", f"waited longer than its ttl of {ttl:g} s", "job.ttl")
+            raise waited_too_long(ttl)
     if terms.timeout is not None:
         end = claimed.claimed_at + terms.timeout
         deadline = end if deadline is None else min(deadline, end)

@@ -1,5 +1,6 @@
 """The number of rows that wait for Parquet. All workers count together: each one that asks counts a
-portion of the outboxes, and gets the last complete count."""
+portion of the outboxes, and gets the last complete count. For people, jobs/client/unwritten.py
+counts exactly, and by run."""
 
 from __future__ import annotations
 

@@ -71,6 +71,30 @@ TERMS = (
 )
 
 
+def waited_too_long(ttl: Any) -> JobError:
+    """The error of a job whose ttl, in seconds, has passed before a worker took it."""
+    return JobError(
+        "timeout",
+        f"waited longer than its ttl of {_number(ttl)} s (job.ttl): submit it again with a longer "
+        "one, or start more workers",
+        "job.ttl",
+    )
+
+
+def ran_too_long(ttl: Any) -> JobError:
+    """The error of a job whose ttl, in seconds, has passed while it ran."""
+    return JobError(
+        "timeout",
+        f"not done within its ttl of {_number(ttl)} s (job.ttl), which counts from when it was "
+        "queued: submit it again with a longer one, or start more workers",
+        "job.ttl",
+    )
+
+
+def _number(value: Any) -> str:
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
 @dataclass(frozen=True, slots=True)
 class Terms:
     """Time limits and retries of a job, from now on, and the attempts that have failed."""

@@ -38,6 +38,7 @@ from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.stream.entries import END_LUA, end_id, end_payload
 from worker.queue.rq_deferred import RQDeferred
+from worker.queue.rq_job import waited_too_long
 
 KEEP = lua.load("worker.queue", "keep")
 NEARER = lua.load("worker.queue", "nearer")
@@ -179,9 +180,8 @@ class Upkeep:
         state = self._run(read_state(job, full=True))
         options = state.request.get("job")
         ttl = options.get("ttl") if isinstance(options, dict) else None
-        error = JobError("timeout", f"waited longer than its ttl of {ttl} s", "job.ttl")
         if state.status in (Status.DEFERRED, Status.SCHEDULED, Status.QUEUED):
-            self._run(end_waiting(state, error, "failed"))
+            self._run(end_waiting(state, waited_too_long(ttl), "failed"))
         else:  # its worker watches the deadline of a running job
             self._redis.zrem(keys.DEADLINES, name)
 

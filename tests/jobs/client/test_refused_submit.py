@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 from jobs import Client, JobError, keys
+from jobs.cli import build
 from jobs.client.rq_format import job_key, queue_key
 
 QUEUE = keys.chat_queue("demo")
@@ -65,3 +69,23 @@ def test_a_job_is_enqueued_although_nobody_can_be_woken(client: Client) -> None:
     client.redis.set(keys.wake("chat:demo"), "x")
     client.submit(request())
     assert client.redis.lrange(LINE, 0, -1) == [b"mine"]
+
+
+@pytest.mark.parametrize("model", ["demo", "a model's"])
+@pytest.mark.parametrize(("limit", "enough"), [("jobs", "2"), ("bytes", "100000")])
+def test_a_full_queue_names_the_limit_and_the_command_that_raises_it(
+    client: Client, redis_url: str, limit: str, enough: str, model: str
+) -> None:
+    client.serving = None
+    client.redis.hset(keys.LIMITS, limit, 1 if limit == "jobs" else 300)
+    first: Any = {**request(id="one"), "model": model}
+    second: Any = {**request(id="two"), "model": model}
+    client.submit(first)
+    with pytest.raises(JobError, match=rf"the limit \({limit}\) is ") as caught:
+        client.submit(second)
+    assert caught.value.code == "queue_full" and repr(model) in str(caught.value)
+    found = re.search(r"\(chatjobs (limits .*)\)$", caught.value.message)
+    assert found is not None
+    words = shlex.split(found[1].replace("=N", f"={enough}"))
+    assert CliRunner().invoke(build(), [*words, "--redis", redis_url]).exit_code == 0
+    assert client.submit(second).status() == "queued"

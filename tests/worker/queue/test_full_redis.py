@@ -186,7 +186,7 @@ def test_the_limit_of_jobs_refuses_the_next_one(site: Site) -> None:
     with pytest.raises(JobError) as caught:
         site.submit("d")
     assert caught.value.code == "queue_full"
-    assert "3 jobs that have not ended, and the limit is 3" in caught.value.message
+    assert "3 jobs that have not ended, and the limit (jobs) is 3" in caught.value.message
     site.client.submit({"model": "other", "messages": [{"role": "user", "content": "x"}]})
 
 
@@ -198,7 +198,7 @@ def test_turns_that_wait_for_their_session_count_as_jobs(site: Site) -> None:
     session.submit("b", wait=True)
     session.submit("c", wait=True, job={"priority": "bulk"})
     for refused in (partial(session.submit, "d", wait=True), partial(site.submit, "d")):
-        with pytest.raises(JobError, match="3 jobs that have not ended, and the limit is 3"):
+        with pytest.raises(JobError, match=r"not ended, and the limit \(jobs\) is 3"):
             refused()
     site.burst()
     session.submit("d", wait=True)
@@ -208,7 +208,7 @@ def test_suspects_count_as_jobs_and_can_be_cancelled(site: Site) -> None:
     set_limit(site.redis, "jobs", 1)
     job = site.submit("a")
     site.redis.rpoplpush("rq:queue:chat:fake", keys.quarantine("chat:fake"))
-    with pytest.raises(JobError, match="the limit is 1"):
+    with pytest.raises(JobError, match=r"the limit \(jobs\) is 1"):
         site.submit("b")
     assert job.cancel()
     assert job.status() == "cancelled"
@@ -248,10 +248,10 @@ def test_a_model_may_have_limits_of_its_own(site: Site) -> None:
     set_limit(site.redis, "jobs", 0)
     set_limit(site.redis, "jobs", 1, model="fake")
     site.submit("a")
-    with pytest.raises(JobError, match="the limit is 1"):
+    with pytest.raises(JobError, match=r"the limit \(jobs\) is 1"):
         site.submit("b")
     set_limit(site.redis, "jobs", None, model="fake")
-    with pytest.raises(JobError, match="the limit is 0"):
+    with pytest.raises(JobError, match=r"the limit \(jobs\) is 0"):
         site.submit("b")
 
 
@@ -259,7 +259,7 @@ def test_the_limit_of_bytes_counts_jobs_until_they_end(site: Site) -> None:
     set_limit(site.redis, "bytes", 50_000)
     first, second = prompts(2, 40_000)
     site.submit(first)
-    with pytest.raises(JobError, match=r"kB of requests, and the limit is 50\.0 kB"):
+    with pytest.raises(JobError, match=r"kB of requests, and the limit \(bytes\) is 50\.0 kB"):
         site.submit(second)
     site.burst()
     site.submit(second).cancel()

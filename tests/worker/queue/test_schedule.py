@@ -81,7 +81,9 @@ def test_a_worker_runs_a_job_when_it_is_due(site: Site) -> None:
 def test_a_scheduled_job_counts_for_the_limit_of_a_model(site: Site) -> None:
     site.redis.hset(keys.LIMITS, "jobs", 1)
     site.submit(delay=60)
-    with pytest.raises(JobError, match="1 jobs that have not ended"):
+    with pytest.raises(
+        JobError, match=r"it has 1 job that has not ended, and the limit \(jobs\) is 1;"
+    ):
         site.submit()
 
 
