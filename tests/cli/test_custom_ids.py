@@ -339,6 +339,25 @@ def test_files_that_are_submitted_to_a_run_at_once_have_their_own_rows(
     assert len(set(rows)) == 1400
 
 
+def test_custom_ids_whose_rows_another_submit_takes_meanwhile_get_others(
+    run: Run, client: Client, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, enqueue, others = [*command, "--run", "r"], Client.enqueue, []
+
+    def enqueue_after_others(self: Client, *args: Any, **options: Any) -> Any:
+        if not others:
+            others.append(prompts(x="first", b="two", y="third"))
+            assert run(*words, input=others[0]).exit_code == 0
+        return enqueue(self, *args, **options)
+
+    monkeypatch.setattr(Client, "enqueue", enqueue_after_others)
+    found = run(*words, input=prompts(a="one", b="two", c="three"))
+    assert found.exit_code == 0, found.stderr
+    assert found.stderr.endswith("2 jobs enqueued; 1 job existed before\n")
+    assert rows_of(client, found.stdout.split()) == [3, 1, 4]
+    assert queued(client) == 5
+
+
 def test_many_custom_ids_take_little_memory(run: Run, client: Client, command: list[str]) -> None:
     count = 2000
     text = prompts(**{f"request-{number}": "x" for number in range(count)})
