@@ -38,6 +38,6 @@ def measure_cell(cell: str, contestants: Mapping[str, Generate], rounds: int) ->
 
 
 def beside(rates: Rates, others: Iterable[str]) -> float | None:
-    """How many times as fast as the best of the others chatjobs is; None if none of them ran."""
+    """The speed of chatjobs as a multiple of the best of the others; None if none of them ran."""
     ours, best = rates["chatjobs"], max((rates[who] or 0.0 for who in others), default=0.0)
     return ours / best if ours and best else None

@@ -106,7 +106,7 @@ class EmbeddedRedis:
                 return True
 
     def wait_for_end(self) -> str:
-        """How the server has ended, once it has: "SIGKILL" or "status 1". Blocks its thread."""
+        """The way the server has ended, once it has: "SIGKILL" or "status 1". Blocks its thread."""
         if self._server is None:
             raise RuntimeError("the embedded Redis server is not running")
         code = self._server.wait()

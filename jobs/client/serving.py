@@ -23,7 +23,7 @@ class NobodyServes(UserWarning):
 
 
 class Published(NamedTuple):
-    """What workers say about themselves, by worker name."""
+    """The statuses that workers publish, by worker name."""
 
     running: list[dict[str, Any]]
     loading: list[dict[str, Any]]  # those that serve nothing yet, since they load their models
@@ -92,7 +92,7 @@ def worker_keys(members: Iterable[bytes]) -> list[str]:
 
 
 def read_values(values: Iterable[bytes | None]) -> Published:
-    """What the workers say that have written these values, without damage."""
+    """The statuses in these values, without damage."""
     found = [_read_status(value) for value in values if value is not None]
     known = [status for status in found if status is not None]
     loading = [status for status in known if _loads(status)]
@@ -100,7 +100,7 @@ def read_values(values: Iterable[bytes | None]) -> Published:
 
 
 def _loads(status: Mapping[str, Any]) -> bool:
-    """Whether a worker still loads its models; those of older versions do not say it."""
+    """True if a worker still loads its models; those of older versions do not say it."""
     return bool(status.get("loading"))
 
 
@@ -139,7 +139,7 @@ def _read_status(value: bytes) -> dict[str, Any] | None:
 
 
 def _is_loading(value: Any) -> bool:
-    """Whether a value holds the possible names of models, by their references."""
+    """True if a value holds the possible names of models, by their references."""
     return isinstance(value, dict) and all(
         isinstance(names, list) and all(isinstance(name, str) for name in names)
         for names in value.values()

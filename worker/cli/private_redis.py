@@ -82,7 +82,7 @@ def ends_with(server: EmbeddedRedis, fault: Callable[[str], str]) -> Iterator[No
 
 
 def _lost(how: str, folder: str | None) -> str:
-    """What the end of the server means. `folder`: the one that was given."""
+    """The consequence of the end of the server. `folder`: the one that was given."""
     if folder is None:
         return (
             f"the private Redis has ended ({how}): the jobs and rows that it held are lost; start "
