@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from jobs.errors import JobError
 
 STDOUT_CLOSED = 141  # 128 + SIGPIPE
+NO_THREAD = "this process can't start more threads"
 AS_JSON = "chatjobs.as_json"  # in the context's meta: the command line contains --json
 
 
@@ -199,8 +200,22 @@ def to_failure(error: Exception) -> Failure:
         return Unavailable(f"Redis: {error}")
     if isinstance(error, OSError):
         return Unavailable(str(error) if error.filename else error.strerror or str(error))
+    if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
+        return Unavailable(f"{NO_THREAD}: {more_threads()}")
     message = f"unexpected {type(error).__name__}: {error} (CHATJOBS_DEBUG=1 shows the traceback)"
     return Failure(message, JobError("internal", message))
+
+
+def more_threads() -> str:
+    """Return what to do if no thread can be started."""
+    import resource
+
+    limit, _ = resource.getrlimit(resource.RLIMIT_NPROC)
+    given = "unlimited" if limit == resource.RLIM_INFINITY else f"{limit}"
+    return (
+        f"raise `ulimit -u` ({given} now, for all processes and threads of this user), the limit "
+        "of the container (docker run --pids-limit) or `ulimit -v`"
+    )
 
 
 def sentence(error: JobError) -> str:

@@ -12,6 +12,7 @@ import click
 from jobs.cli.failures import Failure, Unavailable, WrongInput, sentence
 from jobs.cli.options import make_redis_option
 from worker import advice
+from worker.cli.start_limits import start_fault
 
 if TYPE_CHECKING:
     from jobs import JobError
@@ -95,9 +96,11 @@ redis_option = make_redis_option(
 
 
 def need_torch() -> None:
-    """Raise with the command to install if torch is missing."""
+    """Raise if torch is missing, or if a limit of this process is too low for it."""
     if find_spec("torch") is None:
         raise Unavailable(f"this command needs torch: {advice()}")
+    if fault := start_fault():
+        raise Unavailable(fault)
 
 
 def refusal(error: JobError) -> Failure:
