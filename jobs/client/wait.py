@@ -6,12 +6,16 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import Any
+
+from redis import ResponseError
 
 from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
+from jobs.client.damage import is_damage, typed_wrongly
 from jobs.client.rq_format import CHANGING_FIELDS, job_key
 from jobs.client.state import JobState, Status, parse_state, read_outcome, unknown
 from jobs.client.steps import Steps, commands, listen, next_events, retry
@@ -64,17 +68,44 @@ class Ends:
 
     def _read(self, ids: list[str]) -> Steps[list[JobState]]:
         """Those of the jobs that have ended."""
-        reads = [("hmget", job_key(job_id), CHANGING_FIELDS) for job_id in ids]
-        replies = yield from retry(commands(reads), self.deadline)
+        states = yield from self._states(ids)
         ended = []
-        for job_id, values in zip(ids, replies, strict=True):
-            state = parse_state(job_id, CHANGING_FIELDS, values)
+        for job_id, state in states.items():
             if state.status.over or state.status is Status.UNKNOWN:
                 del self._waiting[job_id]
                 ended.append(state)
             else:
                 self._waiting[job_id] = state.status
         return ended
+
+    def _states(self, ids: list[str]) -> Steps[dict[str, JobState]]:
+        """The states of jobs. One whose key another program has written has failed, with the key,
+        so that the others can be waited for."""
+        try:
+            return (yield from self._read_states(ids))
+        except ResponseError as error:
+            if not is_damage(error):
+                raise
+            names = {job_key(job_id): job_id for job_id in ids}
+            kinds = yield from retry(commands([("type", name) for name in names]), self.deadline)
+            damaged = typed_wrongly(dict(zip(names, kinds, strict=True)))
+            if not damaged:
+                raise
+        unreadable = {names[one.key]: JobError("internal", str(one)) for one in damaged}
+        readable = [job_id for job_id in ids if job_id not in unreadable]
+        states = (yield from self._read_states(readable)) if readable else {}
+        for job_id, failure in unreadable.items():
+            state = parse_state(job_id, ("status",), (b"failed",))
+            states[job_id] = replace(state, error=failure)
+        return states
+
+    def _read_states(self, ids: list[str]) -> Steps[dict[str, JobState]]:
+        reads = [("hmget", job_key(job_id), CHANGING_FIELDS) for job_id in ids]
+        replies = yield from retry(commands(reads), self.deadline)
+        return {
+            job_id: parse_state(job_id, CHANGING_FIELDS, values)
+            for job_id, values in zip(ids, replies, strict=True)
+        }
 
     def _timed_out(self) -> Steps[JobError]:
         job_id, status = next(iter(self._waiting.items()))

@@ -171,3 +171,19 @@ def test_a_turn_names_the_key_of_another_type(client: Client, key_of: Callable[[
     sentence = overwrite(client, key_of("s"))
     with pytest.raises(JobError, match=sentence):
         session.submit("a")
+
+
+def test_a_job_that_can_not_be_read_holds_back_no_other_that_is_waited_for(
+    client: Client, worker: StepwiseWorker
+) -> None:
+    client.serving = None
+    good, bad = (client.submit(REQUEST) for _ in range(2))
+    worker.start(good.id)
+    worker.finish(good.id, "a")
+    sentence = overwrite(client, job_key(bad.id))
+    answer, error = client.gather([good, bad], timeout=5, return_exceptions=True)
+    assert not isinstance(answer, JobError) and answer.text == "a"
+    assert isinstance(error, JobError) and re.search(sentence, error.message)
+    assert {job.id for job in client.as_completed([bad, good], timeout=5)} == {good.id, bad.id}
+    with pytest.raises(JobError, match=sentence):
+        client.gather([bad, good], timeout=5)
