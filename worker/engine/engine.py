@@ -279,7 +279,7 @@ class EngineCore:
         self._scheduler.remove_cancelled()
 
     def _forward(self, batch: Batch) -> Tensor:
-        """Returns float32 logits [rows that need logits, vocab]."""
+        """Returns logits [rows that need logits, vocab], which the next step may overwrite."""
         self.pool.shared.update()
         return self.model(batch, self.pool.layers)
 

@@ -52,7 +52,9 @@ def uniform(seed: int, choice: int, position: int) -> float:
 
 
 def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-    """Draw one token per row. logits float32 [rows, vocab]; may be modified in place."""
+    """Draw one token per row of logits [rows, vocab]."""
+    if not all(draw.plan.takes_greatest for draw in draws):
+        logits = logits.to(torch.float32, copy=True)
     raw = logits
     adjusted = [row for row, draw in enumerate(draws) if draw.plan.changes_logits]
     if adjusted:

@@ -59,6 +59,11 @@ class SamplingPlan:
             or self.frequency_penalty
         )
 
+    @property
+    def takes_greatest(self) -> bool:
+        """True if the token of the greatest logit is drawn, and nothing else is read of them."""
+        return self.greedy and not self.logprobs and not self.changes_logits
+
     def as_sampling(self) -> Sampling:
         """The options as a wire object, for results."""
         # Not validated: a model's own defaults may be outside the range that requests allow.

@@ -74,7 +74,7 @@ class Scorer:
                 wanted = start + len(chunk) > first
                 span = Span(slot, start, chunk, len(ids), len(chunk) if wanted else 1)
                 batch, _ = Batch.prepare([span], self._device)
-                logits = self._model(batch, self._pool.layers)
+                logits = self._model(batch, self._pool.layers).to(torch.float32, copy=True)
                 if not read_back(logits.isfinite().all()):
                     poisoned = True
                     raise self.not_finite(start + len(chunk))

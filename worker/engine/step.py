@@ -82,7 +82,7 @@ def draw(logits: Tensor, parts: SequenceOf[Part]) -> list[Drawn]:
     for part in parts:
         sequence, scores = part.sequence, part.sequence.prompt_logprobs
         if scores is not None and sequence.scores_prompt(part.count):
-            scores.add(sequence.computed, logits[end : end + part.count])
+            scores.add(sequence.computed, logits[end : end + part.count].float())
             end += part.count
         else:
             end += 1 + len(part.guessed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, MutableSequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -20,7 +21,7 @@ MAX_STATE = 16_384  # query heads per key-value head · channels
 PLACES = (6, 7, 10, 14)  # arguments of attend_decode that say where a cache is, see `Stored.place`
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Stored:
     """The keys and values of a layer [slots, kv_heads, columns, head_dim]. The column of a position
     is position % window with a window, else the position.
@@ -34,7 +35,7 @@ class Stored:
     window: int | None
     shared: Tensor | None = None
 
-    @property
+    @cached_property
     def place(self) -> tuple[int, int, int, int]:
         """Addresses of keys, values and `shared` (0: none), and the number of columns."""
         shared = 0 if self.shared is None else self.shared.data_ptr()
@@ -44,10 +45,17 @@ class Stored:
         """Raise IndexError unless there are that many slots and positions: kernels trust their
         arguments."""
         columns = positions if self.window is None else min(positions, self.window)
-        if slots > self.keys.shape[0] or columns > self.keys.shape[2]:
+        most_slots, most_columns = self._room
+        if slots > most_slots or columns > most_columns:
             raise IndexError(
                 f"{slots} slots of {columns} columns, in a cache of {tuple(self.keys.shape)}"
             )
+
+    @cached_property
+    def _room(self) -> tuple[int, int]:
+        """Slots and columns."""
+        slots, _, columns, _ = self.keys.shape
+        return slots, columns
 
 
 def serves(q: Tensor, stored: Stored) -> bool:

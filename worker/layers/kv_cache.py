@@ -24,7 +24,8 @@ class KVCache(LayerCache, Protocol):
     window: int | None  # None: all positions are visible
 
     def stored(self) -> Stored:
-        """The storage, for kernels that append and attend in one pass."""
+        """The storage, for kernels that append and attend in one pass: the same object until it is
+        at another place."""
 
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         """Store k, v [size, kv_heads, head_dim] of the decode group; returns the keys and values
@@ -53,16 +54,17 @@ class FullKVCache:
         self._heads, self._dim = kv_heads, head_dim
         self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._values = torch.zeros_like(self._keys)
-        self._shared: Tensor | None = None
+        self._stored = Stored(self._keys, self._values, None)
 
     def share(self, table: Tensor) -> None:
         """Read the first columns of slots as `Stored.shared` says. Its values may change between
         steps, and say what is in this cache."""
-        self._shared = table
+        self._stored = Stored(self._keys, self._values, None, table)
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
         self._keys = resize_columns(self._keys, slots, columns, keep)
         self._values = resize_columns(self._values, slots, columns, keep)
+        self._stored = Stored(self._keys, self._values, None, self._stored.shared)
 
     def bytes_for(self, slots: int, columns: int) -> int:
         return 2 * slots * columns * self._heads * self._dim * self._keys.element_size()
@@ -82,7 +84,7 @@ class FullKVCache:
         """Nothing: columns beyond a sequence's last token are hidden."""
 
     def stored(self) -> Stored:
-        return Stored(self._keys, self._values, self.window, self._shared)
+        return self._stored
 
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode
@@ -116,10 +118,12 @@ class WindowKVCache:
         self.kind = f"window {self._size}"
         self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
         self._values = torch.zeros_like(self._keys)
+        self._stored = Stored(self._keys, self._values, window)
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
         self._keys = resize_columns(self._keys, slots, min(columns, self._size), keep)
         self._values = resize_columns(self._values, slots, min(columns, self._size), keep)
+        self._stored = Stored(self._keys, self._values, self._size)
 
     def bytes_for(self, slots: int, columns: int) -> int:
         columns = min(columns, self._size)
@@ -150,7 +154,7 @@ class WindowKVCache:
         return torch.arange(start, end, device=self._keys.device) % self._size
 
     def stored(self) -> Stored:
-        return Stored(self._keys, self._values, self.window)
+        return self._stored
 
     def append_decode(self, k: Tensor, v: Tensor, batch: Batch) -> tuple[Tensor, Tensor]:
         group = batch.decode

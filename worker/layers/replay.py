@@ -25,6 +25,7 @@ from worker.layers.rope import Rope, Rotation
 MOST_ROWS = 32  # of a step that is recorded: its tensors stay in memory
 MOST_STEPS = 64  # that are kept
 MOST_FORMS = 1024  # that are counted
+ATTENDED = (FullKVCache, WindowKVCache)  # caches that kernels read
 
 Out = TypeVar("Out")
 # What kind of computation it is, the sizes of the tables that it reads, numbers of threads, of rows
@@ -156,15 +157,16 @@ def _stored(batch: Batch, caches: Sequence[LayerCache], passes: int) -> list[Sto
     """The caches, of a step that may be recorded: its chunks are computed by kernels as well."""
     if len(batch.token_ids) > MOST_ROWS or not batch.small:
         return None
+    groups = [group for group in (batch.decode, batch.short) if group is not None]
+    slots = max(group.high for group in groups)
+    positions = max(group.longest for group in groups) + passes - 1
     found = []
     for cache in caches:
-        if not isinstance(cache, FullKVCache | WindowKVCache):
+        if not isinstance(cache, ATTENDED):
             return None
         stored = cache.stored()
         if not library.serves(stored.keys):
             return None
-        for group in (batch.decode, batch.short):
-            if group is not None:
-                stored.require(slots=group.high, positions=group.longest + passes - 1)
+        stored.require(slots=slots, positions=positions)
         found.append(stored)
     return found

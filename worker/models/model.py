@@ -68,8 +68,8 @@ class Model(Protocol):
     stretched: bool  # the config stretches its RoPE, which fixes context_length
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
-        """One forward pass. `caches` come from `make_caches`. Returns float32 logits
-        [batch.logits_rows, vocab_size]."""
+        """One forward pass. `caches` come from `make_caches`. Returns logits [batch.logits_rows,
+        vocab_size], in float32 or the model's dtype. The next call may overwrite them."""
 
     def guess(
         self, batch: Batch, caches: Sequence[LayerCache], count: int, vocab_size: int
@@ -204,11 +204,10 @@ class Decoder:
         logits = self._replay(
             lambda given: self._compute(given, caches), self._inputs(batch, 1), caches
         )
-        logits = logits.to(torch.float32, copy=True)
         if self._logit_divisor != 1.0:
-            logits = logits / self._logit_divisor
+            logits = logits.float() / self._logit_divisor
         if self._logit_cap is not None:
-            logits = torch.tanh(logits / self._logit_cap) * self._logit_cap
+            logits = torch.tanh(logits.float() / self._logit_cap) * self._logit_cap
         return logits
 
     def guess(

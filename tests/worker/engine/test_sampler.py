@@ -51,6 +51,26 @@ def draw(
 @pytest.mark.parametrize(
     "fields",
     [
+        {"temperature": 0},
+        {"temperature": 0, "presence_penalty": 1.0},
+        {"temperature": 0, "logprobs": True, "top_logprobs": 2},
+        {"temperature": 0.7, "seed": 1, "top_p": 0.9},
+    ],
+    ids=str,
+)
+def test_rows_in_bf16_are_drawn_as_in_float32_and_stay_as_they_are(fields: dict[str, Any]) -> None:
+    """They are in the memory of a recorded step. Each greatest logit comes several times."""
+    rows = torch.stack([logits(seed) for seed in range(3)]).bfloat16()
+    rows[:, 100::1000] = 50
+    draws = [Draw(plan(**fields), 0, (5, 6), (7, 7)) for _ in rows]
+    before = rows.clone()
+    assert sample(rows, draws) == sample(rows.float(), draws)
+    assert torch.equal(rows, before)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
         {"temperature": 0.7},
         {"temperature": 1.3, "top_k": 20},
         {"temperature": 1.0, "top_p": 0.9},
