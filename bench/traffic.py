@@ -9,7 +9,8 @@ those of public traces of chats are: prompts of 20 to 1,000 tokens (median 150),
 400 (median 110), the same for all contestants. A closed loop: whenever an answer ends, the next
 request is submitted. Prompts have nothing in common. The time to the first token begins at submit.
 Each contestant runs alone in a process of its own, and is stopped before the next one starts; peak
-RSS has the pages of mapped files. No HTTP server is between the requests and any of the engines.
+RSS has the pages of mapped files, and the KV cache that an engine reserves. No HTTP server is
+between the requests and any of the engines.
 """
 
 from __future__ import annotations

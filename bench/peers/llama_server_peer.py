@@ -18,7 +18,7 @@ import xllamacpp
 from bench.peers.closed_loop import threaded
 from bench.peers.protocol import Answer, run
 
-CONTEXT = 2048  # positions of each sequence
+CONTEXT = 24_576  # positions that all sequences share: enough for bench.traffic
 SEQUENCES = 32
 QUIET = -1
 
@@ -26,7 +26,7 @@ QUIET = -1
 def start(path: str, threads: int) -> tuple[str, dict[str, Answer]]:
     params = xllamacpp.CommonParams()
     params.model.path = path
-    params.n_ctx, params.n_parallel = SEQUENCES * CONTEXT, SEQUENCES
+    params.n_ctx, params.n_parallel, params.kv_unified = CONTEXT, SEQUENCES, True
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = threads
     params.verbosity, params.warmup = QUIET, False
     server = xllamacpp.Server(params)

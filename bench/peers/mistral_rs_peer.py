@@ -21,8 +21,10 @@ def start(path: str, threads: int) -> tuple[str, dict[str, Answer]]:
     )
 
     def measure(asked: dict[str, Any]) -> dict[str, Any]:
-        (prompt,), tokens = asked["prompts"], asked["tokens"]  # it takes one request at a time
-        text = runner.detokenize_text(prompt, False)
+        prompts, tokens = asked["prompts"], asked["tokens"]
+        if len(prompts) > 1:
+            raise RuntimeError("the Python package runs one request at a time")
+        text = runner.detokenize_text(prompts[0], False)
         options = {"temperature": 0.0, "max_tokens": tokens, "ignore_eos": True}
         request = mistralrs.CompletionRequest(prompt=text, model="default", **options)
         begin = time.perf_counter()
