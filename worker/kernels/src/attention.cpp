@@ -137,8 +137,10 @@ void attend_one(const Decode& a, const Unit& unit, const Unit* following) {
         int g = 0;
         for (; g + TOGETHER <= group; g += TOGETHER)
             softmax.template add_block<TOGETHER>(a, g, q, columns);
-        for (; g + 2 <= group; g += 2) softmax.template add_block<2>(a, g, q, columns);
-        if (g < group) softmax.template add_block<1>(a, g, q, columns);
+        const int left = group - g;
+        if (left == 3) softmax.template add_block<3>(a, g, q, columns);
+        if (left == 2) softmax.template add_block<2>(a, g, q, columns);
+        if (left == 1) softmax.template add_block<1>(a, g, q, columns);
     }
     T* out = (T*)a.out + (unit.row * a.heads + head) * dim;
     for (int g = 0; g < group; g++)

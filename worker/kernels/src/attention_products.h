@@ -7,6 +7,8 @@
 #include "attention.h"
 #include "work.h"
 
+#include <type_traits>
+
 namespace {
 
 constexpr int BLOCK = 32;         // columns whose scores are kept
@@ -17,20 +19,27 @@ constexpr int STEP = 32;          // channels that are read together
 // Floats per head of the weighted values.
 INLINE int padded(int dim) { return (dim + STEP - 1) / STEP * STEP; }
 
-// In float32, 16 channels at a time.
+// In float32, 16 channels at a time. Queries of bf16 are widened once for all columns.
 template <typename T>
 struct AsTheyAre {
     typedef T Element;
-    typedef T Query;
-    static constexpr int WIDENED = 1;
+    typedef float Query;
+    static constexpr int WIDENED = std::is_same_v<T, float> ? 1 : MAX_STATE;
     static int stride(int dim) { return dim; }
-    static const T* prepare(const T* queries, int, int, T*) { return queries; }
+    static const float* prepare(const T* queries, int heads, int dim, float* widened) {
+        if constexpr (std::is_same_v<T, float>) {
+            return queries;
+        } else {
+            for (int i = 0; i < heads * dim; i += LANES) store(widened + i, load(queries + i));
+            return widened;
+        }
+    }
 
     template <int G>
     struct Products {
         // out[g][column] = q · k
-        static void scores(const T* q, const T* keys, int count, int dim, float (*out)[BLOCK],
-                           Ahead& ahead) {
+        static void scores(const float* q, const T* keys, int count, int dim,
+                           float (*out)[BLOCK], Ahead& ahead) {
             for (int j = 0; j < count; j++) {
                 Floats partial[G];
                 for (int g = 0; g < G; g++) partial[g] = zeros();
