@@ -58,7 +58,7 @@ PEERS = {
     "llama.cpp": Peer("llama_cpp_peer", lambda model: model.gguf),
     "llama.cpp server": Peer("llama_server_peer", lambda model: model.gguf),
     "ik_llama.cpp": Peer("ik_llama_peer", lambda model: model.gguf),
-    "mistral.rs": Peer("mistral_rs_peer", lambda model: model.gguf),
+    "mistral.rs": Peer("mistral_rs_peer", lambda model: model.gguf, ("Q4_K_M",)),
     "OpenVINO": Peer("openvino_peer", lambda model: model.openvino),
     "vLLM": Peer("vllm_peer", lambda model: model.checkpoint, ("bf16",)),
 }
