@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -18,7 +19,10 @@ from worker.kernels.compilers import CannotBuild
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-PATIENCE = 10.0  # seconds
+PATIENCE = 60.0  # seconds
+
+# OpenMP's threads of several processes share the cores here: they sleep soon instead of spinning.
+os.environ.setdefault("GOMP_SPINCOUNT", "1000")
 
 
 def pytest_sessionstart() -> None:

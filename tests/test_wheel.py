@@ -283,9 +283,12 @@ def test_the_advice_to_install_torch_works_wherever_the_package_came_from(
     environment = Environment(tmp_path / "venv", [*requirements(), "setuptools"])
     build = ("--no-build-isolation",)
     if origin == "wheel":
-        command = [sys.executable, "-m", "build", "--no-isolation", "--wheel", str(clone)]
-        subprocess.run(command, check=True, capture_output=True)
-        environment.install(*(clone / "dist").glob("*.whl"))
+        command = [sys.executable, "-m", "build", "--no-isolation", "--wheel"]
+        wheels = tmp_path / "wheels"
+        subprocess.run(
+            [*command, "--outdir", str(wheels), str(clone)], check=True, capture_output=True
+        )
+        environment.install(*wheels.glob("*.whl"))
     else:
         environment.install(*build, *(["--editable"] if origin == "clone" else []), clone)
     if origin == "index":

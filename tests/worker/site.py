@@ -25,7 +25,7 @@ from worker.service import serve
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"lease_seconds": 1.0, "part_seconds": 0.2}
-PATIENCE = 60.0  # seconds after which wait_until fails
+PATIENCE = 180.0  # seconds after which wait_until fails
 
 
 def wait_until(condition: Callable[[], Any], failure: str = "") -> None:

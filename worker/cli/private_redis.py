@@ -20,7 +20,6 @@ import click
 from jobs.cli.failures import AS_JSON, Unavailable, end_process
 from jobs.cli.options import EMBEDDED
 from jobs.cli.output import echo
-from jobs.cli.progress import show_cursor
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -66,6 +65,8 @@ def private_redis(url: str, *, records: bool) -> Iterator[str]:
 def ends_with(server: EmbeddedRedis, fault: Callable[[str], str]) -> Iterator[None]:
     """If the server ends in this context, end the process at once with exit code 3 and `fault`, of
     how it has ended. Nothing that the process could still do has an effect on what is lost."""
+    from jobs.cli.progress import show_cursor
+
     as_json, over = bool(click.get_current_context().meta.get(AS_JSON)), threading.Event()
 
     def watch() -> None:

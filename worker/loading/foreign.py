@@ -57,7 +57,7 @@ def foreign(start: bytes) -> str | None:
     if it may be part of one."""
     head = start.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
     if not start:
-        return f"is empty: its download failed; {AGAIN}"
+        return "is empty: its download failed; download the model again"
     if start[8:9] == b"{":  # safetensors: the length of the header may look like anything
         return None
     if head.startswith(b"version https://git-lfs.github.com/spec/"):
@@ -70,7 +70,11 @@ def foreign(start: bytes) -> str | None:
             "is a web page, not the file itself (the page of the file, of a login or of an error): "
             f"{AGAIN}, from the link to the file (on the hub with /resolve/ in place of /blob/)"
         )
-    if start.startswith((b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")):
+    # A safetensors file that is cut within its first nine bytes may begin like a pickle.
+    is_cut_length = len(start) <= 8 and not start[2:].strip(b"\0")
+    if not is_cut_length and start.startswith(
+        (b"PK\x03\x04", b"\x80\x02", b"\x80\x03", b"\x80\x04", b"\x80\x05")
+    ):
         return f"is a PyTorch pickle or a zip archive: {CONVERT}"
     if start.startswith((b"\x1f\x8b", b"7z\xbc\xaf", b"Rar!", b"\xfd7zXZ", b"(\xb5/\xfd")):
         return "is a compressed archive: unpack it, and give what is in it"

@@ -55,7 +55,7 @@ def test_a_request_too_many_fails_the_test() -> None:
     client = FakeWorker(["a"]).client()
     client.submit(REQUEST).result(timeout=5)
     job = client.submit(REQUEST)
-    with pytest.raises(AssertionError, match="has 1 answers, and request 2 came: 'one two'"):
+    with pytest.raises(AssertionError, match="has 1 answer, and request 2 came: 'one two'"):
         job.result(timeout=5)
     assert job.status() is Status.FAILED
 

@@ -30,7 +30,7 @@ PAGE = b"\n<!DOCTYPE html>\n<html><head><title>Sign in</title></head></html>\n"
 FOREIGN = {
     "pointer": (POINTER, "is a git-lfs pointer, not the file itself: run 'git lfs pull' in its"),
     "page": (PAGE, "is a web page, not the file itself"),
-    "empty": (b"", "is empty: its download failed; download it again"),
+    "empty": (b"", "is empty: its download failed; download the model again"),
     "gzip": (b"\x1f\x8b\x08\x00" + b"x" * 99, "is a compressed archive: unpack it"),
 }
 
