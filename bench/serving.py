@@ -1,4 +1,4 @@
-"""What requests that are served one beside the other took: figures of the times at which they were
+"""Latency and throughput of requests that are served together, from the times at which they were
 submitted and at which their tokens came."""
 
 from __future__ import annotations

@@ -17,19 +17,20 @@ import uuid
 import warnings
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from jobs.disk import sync_folder
 from jobs.errors import invalid
 from jobs.keys import RUN_ID
-from jobs.results.newest import newest_attempts
 from jobs.results.replaced import without_replaced
 from jobs.results.rows import Row
 from jobs.results.schema import SCHEMA, leaves
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 RESULTS_VARIABLE = "CHATJOBS_RESULTS"
 DEFAULT_RESULTS = "results"
@@ -171,6 +172,10 @@ class Results:
         return without_replaced(sorted((folder / SAMPLES).glob("*.parquet")), folder)
 
     def _dataset(self, run: str, stacklevel: int) -> ds.Dataset:
+        import pyarrow.dataset as ds  # it imports pandas, which a worker need not wait for
+
+        from jobs.results.newest import newest_attempts
+
         files = self.files(run)
         faults = _check(files)
         for file, reason in faults.items():

@@ -57,3 +57,19 @@ def test_help_imports_nothing_heavy(words: str) -> None:
     heavy = {"pydantic", "redis", "rq", "rich", "pyarrow", "numpy", "torch", "jinja2", "asyncio"}
     assert "click" in done.stderr.split()
     assert not heavy & set(done.stderr.split())
+
+
+def test_a_worker_imports_nothing_that_delays_its_start() -> None:
+    """torch imports sympy for some functions of tensors without data, pyarrow's data sets import
+    pandas. A worker needs neither."""
+    code = (
+        "import sys\n"
+        "import worker.service\n"
+        "from worker import Engine\n"
+        "Engine.load('demo', device='cpu').close()\n"
+        "print(*sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = set(done.stdout.split())
+    assert {"torch", "pyarrow"} <= modules
+    assert not {"sympy", "pandas"} & modules

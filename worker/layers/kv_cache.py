@@ -53,7 +53,8 @@ class FullKVCache:
     ) -> None:
         self._heads, self._dim = kv_heads, head_dim
         self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
-        self._values = torch.zeros_like(self._keys)
+        # zeros_like of a meta tensor imports sympy, which takes a second.
+        self._values = self._keys.new_zeros(self._keys.shape)
         self._stored = Stored(self._keys, self._values, None)
 
     def share(self, table: Tensor) -> None:
@@ -117,7 +118,7 @@ class WindowKVCache:
         self._size, self._heads, self._dim = window, kv_heads, head_dim
         self.kind = f"window {self._size}"
         self._keys = torch.zeros(0, kv_heads, 0, head_dim, dtype=dtype, device=device)
-        self._values = torch.zeros_like(self._keys)
+        self._values = self._keys.new_zeros(self._keys.shape)
         self._stored = Stored(self._keys, self._values, window)
 
     def resize(self, slots: int, columns: int, *, keep: int) -> None:
