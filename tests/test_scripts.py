@@ -17,10 +17,10 @@ from jobs.client.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
 from worker.queue import (
-    rights,
     rq_backlog,
     rq_deferred,
     rq_presence,
+    rq_rights,
     rq_scripts,
     rq_upkeep,
     rq_workers,
@@ -67,7 +67,7 @@ CASES = [
     (rq_presence.BIRTH, "ARGV", rq_presence.BirthArgs),
     (rq_presence.REPORT, "KEYS", rq_presence.ReportKeys),
     (rq_presence.REPORT, "ARGV", rq_presence.ReportArgs),
-    (rights.PROBE, "KEYS", rights.ProbeKeys),
+    (rq_rights.PROBE, "KEYS", rq_rights.ProbeKeys),
     (rq_workers.ELECT, "KEYS", rq_workers.ElectKeys),
     (rq_workers.ELECT, "ARGV", rq_workers.ElectArgs),
     (rq_workers.RENEW, "KEYS", rq_workers.RenewKeys),

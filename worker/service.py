@@ -27,9 +27,9 @@ from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
-from worker.queue.rights import check_rights
 from worker.queue.rq_control import Control
 from worker.queue.rq_presence import RQPresence
+from worker.queue.rq_rights import check_rights
 from worker.queue.rq_started import RQStarted
 from worker.queue.rq_store import RQStore
 from worker.queue.rq_workers import RQWorkers, worker_key

@@ -6,6 +6,7 @@ import io
 import signal
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -35,7 +36,9 @@ def run(monkeypatch: pytest.MonkeyPatch) -> Run:
     monkeypatch.setenv("CHATJOBS_REDIS_URL", UNREACHABLE)
 
     def invoke(*words: str, input: str | bytes | None = None) -> Result:
-        return CliRunner().invoke(build(), words, input=input)
+        with warnings.catch_warnings():
+            warnings.simplefilter("default")  # as in a process of its own
+            return CliRunner().invoke(build(), words, input=input)
 
     return invoke
 
@@ -134,7 +137,8 @@ def show(monkeypatch: pytest.MonkeyPatch) -> Iterator[Show]:
             patch.setattr(sys, "argv", ["chatjobs", *words])
             patch.setattr(sys, "stdout", out)
             patch.setattr(sys, "stderr", err)
-            with pytest.raises(SystemExit) as ended:
+            with pytest.raises(SystemExit) as ended, warnings.catch_warnings():
+                warnings.simplefilter("default")
                 main()
         code = ended.value.code
         assert isinstance(code, int)

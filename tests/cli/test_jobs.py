@@ -197,7 +197,7 @@ def test_a_cancel_that_fails_names_the_key_and_works_when_it_is_renamed(
     client.redis.set(keys.OUTBOXES, "foreign")
     refused = run("cancel", "waits", "--redis", redis_url)
     assert refused.exit_code == 1
-    assert f"{keys.OUTBOXES} is a string, not a set" in refused.stderr
+    assert f"{keys.OUTBOXES} in Redis is a string instead of a set" in refused.stderr
     assert client.job("waits").status() == "queued"
     assert client.redis.lrange("rq:queue:chat:m", 0, -1) == [b"waits"]
     client.redis.rename(keys.OUTBOXES, "damaged")

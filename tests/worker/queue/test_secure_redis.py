@@ -27,7 +27,7 @@ from jobs.stream.entries import END_LUA
 from tests.listener import Listener
 from tests.worker.fake_backend import text_of
 from tests.worker.site import ROOT, Site, wait_until
-from worker.queue.rights import COMMANDS
+from worker.queue.rq_rights import COMMANDS
 
 PASSWORD = "p@ss/w:rd"
 IN_URL = "p%40ss%2Fw%3Ard"

@@ -220,7 +220,7 @@ def test_sampling_defaults(checkpoint: Path, tmp_path: Path) -> None:
         ({"qwen3__rope__scaling__type": "su"}, "unsupported qwen3.rope.scaling.type 'su'"),
         ({"qwen3__rope__dimension_count": 8}, "qwen3.rope.dimension_count is 8 and a head has 16"),
         ({"tokenizer__ggml__model": "t5"}, "unsupported tokenizer.ggml.model 't5'; supported: "),
-        ({"tokenizer__ggml__token_type": [1]}, "tokenizer.ggml.token_type has 1 values for"),
+        ({"tokenizer__ggml__token_type": [1]}, "tokenizer.ggml.token_type has 1 value for"),
         ({"tokenizer__ggml__tokens": ["a", "b", "a"]}, "tokens has 'a' as 0 and as 2"),
         ({"general__sampling__top_p": 1.5}, "field 'top_p' must be a number above 0"),
     ],
