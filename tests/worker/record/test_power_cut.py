@@ -15,7 +15,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from jobs import AsyncClient, JobError
+from jobs import AsyncClient, JobError, keys
 from jobs.client.durable import read_persistence
 from tests.servers import BINARIES, Server
 from tests.worker.record.outboxes import RUN
@@ -62,6 +62,8 @@ def test_a_power_cut_after_a_file_gives_no_job_two_rows(
     server.lose_power()
     server.start()
     wait_until(lambda: all(job.status().over for job in jobs))
+    # A worker that stops leaves what this slow server does not settle within seconds to others.
+    wait_until(lambda: not site.redis.exists(keys.OUTBOXES))
     assert worker.stop() == 0
     site.assert_settled(jobs, RUN)
     site.close()
