@@ -19,6 +19,9 @@ from worker.kernels.compilers import CannotBuild
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# Processes under test keep their bytecode, as installed ones do: to compile it takes them a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
 PATIENCE = 60.0  # seconds
 
 # OpenMP's threads of several processes share the cores here: they sleep soon instead of spinning.

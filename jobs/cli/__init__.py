@@ -47,6 +47,11 @@ def build() -> click.Group:
 def main() -> None:
     """Run the command line; the console script `chatjobs` calls this."""
     exit_on_interrupt()
+    import atexit
+    import gc
+
+    # Else the interpreter searches all of torch's objects for garbage before it ends: one second.
+    atexit.register(gc.freeze)
     from jobs.cli.output import open_streams
 
     open_streams()

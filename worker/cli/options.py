@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import re
 from importlib.util import find_spec
 from pathlib import Path
@@ -96,11 +97,17 @@ redis_option = make_redis_option(
 
 
 def need_torch() -> None:
-    """Raise if torch is missing, or if a limit of this process is too low for it."""
+    """Import torch. Raises if it is missing, or if a limit of this process is too low for it."""
     if find_spec("torch") is None:
         raise Unavailable(f"this command needs torch: {advice()}")
     if fault := start_fault():
         raise Unavailable(fault)
+    gc.disable()  # the import makes 170 000 objects that stay: to search them takes long
+    try:
+        import torch  # noqa: F401
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def refusal(error: JobError) -> Failure:

@@ -247,12 +247,12 @@ def work(
 
 def _configure_logging(quiet: bool) -> None:
     """Log to stderr: the worker from INFO, or with `quiet` from WARNING like all libraries."""
-    from huggingface_hub.utils.tqdm import disable_progress_bars
-
     handler = logging.StreamHandler()
     handler.setFormatter(LogFormatter("%(asctime)s %(levelname)s %(name)s: %(message)s"))
     logging.basicConfig(handlers=[handler])
     if quiet:
+        from huggingface_hub.utils.tqdm import disable_progress_bars
+
         disable_progress_bars()
     else:
         logging.getLogger("worker").setLevel(logging.INFO)

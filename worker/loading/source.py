@@ -32,9 +32,7 @@ from worker.loading.foreign import (
     require_whole,
 )
 from worker.loading.gguf.files import SUFFIX, parts_of, pick, stem_of
-from worker.loading.gguf.hub import GgufHubSource
 from worker.loading.gguf.source import GgufSource
-from worker.loading.hub import HubSource
 from worker.loading.safetensors_files import INDEX, SINGLE, weight_files
 from worker.loading.tokenizer import Tokenizer
 
@@ -131,6 +129,10 @@ def find(reference: str, download_dir: Path | None = None) -> ModelSource:
             f"no {what} '{reference}': give a model folder, a GGUF file, a hub repo id such as "
             "Qwen/Qwen3-0.6B or Qwen/Qwen3-0.6B-GGUF:Q8_0, or demo",
         )
+    # The hub library takes long to import, and local models don't need it.
+    from worker.loading.gguf.hub import GgufHubSource
+    from worker.loading.hub import HubSource
+
     source = None if repo["quantisation"] else HubSource.open(reference, download_dir)
     return source or GgufHubSource.open(reference, download_dir)
 
