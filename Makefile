@@ -66,7 +66,7 @@ oracle: $(VENV)/.ready-to-test .oracle/.ready
 
 # Gemma 3 270M comes under Gemma's terms of use, SmolLM2-135M-Instruct under Apache 2.0.
 real: $(VENV)/.ready-to-test .oracle/.ready .real/.ready
-	PYTHONPATH=.real/site $(BIN)/pytest -m real tests/real
+	PYTHONPATH=.real/site OMP_NUM_THREADS=$$(nproc) $(BIN)/pytest -m real tests/real
 
 # The kernels are compiled for this run: flags are part of the cache's key. Leaks are not reported:
 # the interpreter frees little at exit.

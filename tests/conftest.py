@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
@@ -24,8 +25,15 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 PATIENCE = 60.0  # seconds
 
+# The models of the tests are so small that a second thread costs more than it computes. The tests
+# of kernels use several (tests/worker/kernels/conftest.py).
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 # OpenMP's threads of several processes share the cores here: they sleep soon instead of spinning.
 os.environ.setdefault("GOMP_SPINCOUNT", "1000")
+
+# Without bytecode in files, every command and every process of xdist compiles all modules again.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 
 def pytest_sessionstart() -> None:

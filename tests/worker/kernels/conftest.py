@@ -28,6 +28,15 @@ def weights_in_checked_memory(monkeypatch: pytest.MonkeyPatch) -> None:
         )
 
 
+@pytest.fixture(autouse=True)
+def several_threads() -> Iterator[None]:
+    """Kernels divide their work among threads. Other tests use one."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(max(before, 2))
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(params=["amx", "avx512", "avx2"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Library]:
     """The library of one level, as the one that layers use."""
