@@ -1,6 +1,7 @@
 """Compiling and finding the kernels: cache, several processes, and machines without a compiler.
 
-No test limits the time of a compiler that works: the machine may be busy.
+Tests of the cache, of processes and of failures compile small sources. No test limits the time of a
+compiler that works: the machine may be busy.
 """
 
 from __future__ import annotations
@@ -13,15 +14,24 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.worker.site import wait_until
 from worker.kernels import build, compilers, library
-from worker.kernels.build import AMX, AVX2, AVX512
+from worker.kernels.build import AMX, AVX2, AVX512, Level
 from worker.kernels.compilers import CannotBuild
 
 compiles = pytest.mark.timeout(0)
 QUICK = "-O0"  # compiles in a fifth of the time
-REPORT = "from worker.kernels import library; print(library.description())"
+FUNCTION = 'extern "C" __attribute__((visibility("default"))) int {name}() {{ return 7; }}\n'
+# Builds the sources in a folder, loads the library and calls each function.
+BUILD = """
+import ctypes, pathlib, sys
+from worker.kernels import build
+build.SOURCES = pathlib.Path(sys.argv[1])
+library = ctypes.CDLL(str(build.library_path(build.AVX2)))
+print(*[getattr(library, path.stem)() for path in build.SOURCES.glob("*.cpp")])
+"""
 REAL = '#!/bin/sh\nexec {compiler} "$@"\n'
 # Prints its version, and hangs where it should compile, with a child as compilers have one.
 HANGING = """#!/bin/sh
@@ -37,6 +47,17 @@ wait
 def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def small_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Three files in the place of the kernels' sources, with a function each."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    for name in ("one", "two", "three"):
+        (folder / f"{name}.cpp").write_text(FUNCTION.format(name=name))
+    monkeypatch.setattr(build, "SOURCES", folder)
+    return folder
 
 
 def need_compiler() -> str:
@@ -118,47 +139,42 @@ def test_the_path_depends_on_flags_and_compiler(
 
 @compiles
 def test_of_several_processes_one_compiles_and_all_load(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+    empty_cache: Path, small_sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    need_kernels()
-    monkeypatch.setenv("CXXFLAGS", QUICK)
-    command = [sys.executable, "-c", REPORT]
+    calls = empty_cache / "calls"
+    count = f'case "$*" in *" -c "*) echo call >> {calls};; esac\nexec'
+    script = REAL.replace("exec", count).format(compiler=need_compiler())
+    monkeypatch.setenv("CXX", str(write_compiler(empty_cache, script)))
+    command = [sys.executable, "-c", BUILD, str(small_sources)]
     workers = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = [worker.communicate()[0] for worker in workers]
-    assert all(output.startswith("native, ") for output in outputs)
+    assert [worker.communicate()[0].split() for worker in workers] == [["7"] * 3] * 3
+    assert len(calls.read_text().split()) == 3
     files = sorted(path.name for path in build.cache_folder().rglob("*") if path.is_file())
-    assert files == [f"kernels-{build.usable_levels()[0].name}.so", "lock"]
+    assert files == ["kernels-avx2.so", "lock"]
 
 
-def test_without_a_compiler_torch_computes_and_one_line_says_so(empty_cache: Path) -> None:
-    script = (
-        "import logging; logging.basicConfig(level='WARNING')\n"
-        "import torch\n"
-        "from worker.kernels import library\n"
-        "assert not library.serves(torch.ones(2))\n"
-        "assert not library.serves(torch.ones(2))\n"
-        "print(library.description())\n"
-    )
-    environment = {**os.environ, "PATH": str(empty_cache / "nothing")}
-    environment.pop("CXX", None)
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_without_a_compiler_torch_computes_and_one_line_says_so(
+    empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     if not build.usable_levels():
         pytest.skip("this CPU has no kernels")
-    assert done.stdout.startswith("torch alone")
-    (line,) = [line for line in done.stderr.splitlines() if "worker.kernels" in line]
-    assert "there is no C++ compiler (g++, c++, clang++) on the PATH" in line
-    assert "twice as long" in line
+    monkeypatch.setenv("PATH", str(empty_cache / "nothing"))
+    monkeypatch.delenv("CXX", raising=False)
+    library.active.cache_clear()
+    try:
+        assert not library.serves(torch.ones(2))
+        assert not library.serves(torch.ones(2))
+        assert library.description().startswith("torch alone")
+    finally:
+        library.active.cache_clear()
+    (record,) = caplog.records
+    assert "there is no C++ compiler (g++, c++, clang++) on the PATH" in record.getMessage()
+    assert "twice as long" in record.getMessage()
 
 
 @compiles
 def test_sources_are_compiled_at_once_and_one_per_core(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
+    empty_cache: Path, small_sources: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each compiler waits for a second one, so one after the other would never end."""
     meet = (
@@ -172,7 +188,7 @@ def test_sources_are_compiled_at_once_and_one_per_core(
     monkeypatch.setattr(compilers, "_cores", lambda: 2)
     target = empty_cache / "out" / "kernels.so"
     build.compile_to(target, AVX2, str(fake), [QUICK])
-    assert len(list(folder.iterdir())) == len(list(build.SOURCES.glob("*.cpp")))
+    assert len(list(folder.iterdir())) == len(list(small_sources.iterdir()))
     assert [path.name for path in target.parent.iterdir()] == ["kernels.so"]
 
 
@@ -227,9 +243,8 @@ def test_compilers_end_with_the_process_that_waits_for_them(
     empty_cache: Path, number: signal.Signals
 ) -> None:
     """Ctrl-C ends a command that starts at once, without any clean-up."""
-    need_kernels()
     fake = write_compiler(empty_cache, HANGING.format(folder=empty_cache))
-    command = [sys.executable, "-c", REPORT]
+    command = [sys.executable, "-c", BUILD, str(build.SOURCES)]
     waiting = subprocess.Popen(
         command, env={**os.environ, "CXX": str(fake)}, stderr=subprocess.DEVNULL
     )
@@ -242,11 +257,9 @@ def test_compilers_end_with_the_process_that_waits_for_them(
 
 
 @compiles
-def test_what_a_killed_process_has_left_is_removed(
-    empty_cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("empty_cache", "small_sources")
+def test_what_a_killed_process_has_left_is_removed() -> None:
     need_compiler()
-    monkeypatch.setenv("CXXFLAGS", QUICK)
     left = build.library_path(AVX2).parent / f"{build.UNFINISHED}x"
     left.mkdir()
     (left / "a.o").write_text("")
@@ -319,12 +332,23 @@ def test_a_cache_that_can_not_be_written_is_reported(
 
 
 @compiles
+@pytest.mark.parametrize("level", build.LEVELS, ids=lambda level: level.name)
+def test_the_kernels_compile_for_every_level(level: Level, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Into the user's cache: once for each state of the sources. Levels of this CPU are compiled
+    before the tests."""
+    need_compiler()
+    if level not in build.usable_levels():
+        monkeypatch.setenv("CXXFLAGS", QUICK)
+    assert build.library_path(level).exists()
+
+
+@compiles
+@pytest.mark.usefixtures("small_sources")
 def test_the_package_is_built_for_every_level_and_preferred(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     need_compiler()
     monkeypatch.setattr(build, "PREBUILT", empty_cache / "prebuilt")
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, QUICK))
     paths = build.build_package()
     assert [build.library_path(level) for level in build.LEVELS] == paths
     monkeypatch.setattr(build, "_source_key", lambda: "0" * 64)  # other sources: compiled anew
@@ -332,15 +356,8 @@ def test_the_package_is_built_for_every_level_and_preferred(
     assert build.library_path(AVX2) not in paths
 
 
-@compiles
 def test_kernels_share_the_threads_of_torch() -> None:
     need_kernels()
-    script = (
-        "import torch, pathlib\n"
-        "from worker.kernels import library\n"
-        "assert library.active() is not None\n"
-        "maps = pathlib.Path('/proc/self/maps').read_text().splitlines()\n"
-        "print(len({line.split()[-1] for line in maps if 'libgomp' in line}))\n"
-    )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True)
-    assert done.stdout.strip() == b"1"
+    assert library.active() is not None
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    assert len({line.split()[-1] for line in maps if "libgomp" in line}) == 1

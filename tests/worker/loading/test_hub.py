@@ -1,15 +1,11 @@
-"""Models from a fake hub. Each download runs in its own process, since huggingface_hub reads its
-environment variables once, on import."""
+"""Models from a fake hub."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +13,7 @@ import pytest
 
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
+from tests.worker.loading.hub_process import HubProcess
 from worker.loading.safetensors_files import SafetensorsCheckpoint
 
 REPO, WEIGHTS = "org/tiny", "model.safetensors"
@@ -27,7 +24,7 @@ from worker.loading.source import find
 time.sleep = lambda seconds: None  # skip the delays between retries
 {before}
 try:
-    source = find(sys.argv[1])
+    source = find(sys.argv[0])
     source.download_weights()
     reply = dict(name=source.name, reference=source.reference, revision=source.revision,
                  folder=str(source.path))
@@ -55,26 +52,12 @@ class Site:
     model: Path
     cache: Path
     commit: str
-    settings: dict[str, str] = field(default_factory=dict)
+    process: HubProcess
 
     def download(self, reference: str, before: str = "", **settings: str) -> dict[str, Any]:
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
-            "HF_ENDPOINT": self.hub.endpoint,
-            "HF_HOME": str(self.cache),
-            "HF_HUB_DISABLE_XET": "1",
-            "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-            "HF_HUB_DISABLE_TELEMETRY": "1",
-            **settings,
-        }
+        settings = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **settings}
         code = FIND.format(before=before)
-        done = subprocess.run(
-            [sys.executable, "-c", code, reference],
-            env={name: value for name, value in environment.items() if value},
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        done = self.process.run(code, [reference], self.hub, self.cache, **settings)
         assert done.returncode == 0, done.stderr
         reply: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return reply
@@ -107,10 +90,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def site(original: Path, tmp_path: Path) -> Iterator[Site]:
+def site(original: Path, tmp_path: Path, hub_process: HubProcess) -> Iterator[Site]:
     model = Path(shutil.copytree(original, tmp_path / "published"))
     with Hub() as hub:
-        yield Site(hub, model, tmp_path / "cache", hub.publish(REPO, model))
+        commit = hub.publish(REPO, model)
+        yield Site(hub, model, tmp_path / "cache", commit, hub_process)
 
 
 def test_only_the_needed_files_of_a_repository_are_downloaded(

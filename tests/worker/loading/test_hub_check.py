@@ -4,7 +4,6 @@ request; nothing large is downloaded."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -15,10 +14,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.cli.conftest import COMMAND
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
 from tests.worker.loading.folders import WEIGHTS, edit_json, edit_weights
+from tests.worker.loading.hub_process import HubProcess
 
 REPO, HEAD = "org/tiny", "bytes=0-100000"
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -27,23 +26,13 @@ Q_PROJ = "model.layers.0.self_attn.q_proj"
 class Check:
     """`chatjobs models check org/tiny` against a local hub."""
 
-    def __init__(self, hub: Hub, folder: Path, cache: Path) -> None:
-        self.hub, self.folder, self._cache = hub, folder, cache
+    def __init__(self, process: HubProcess, hub: Hub, folder: Path, cache: Path) -> None:
+        self._process, self.hub, self.folder, self._cache = process, hub, folder, cache
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def run(self) -> subprocess.CompletedProcess[str]:
         self.hub.publish(REPO, self.folder)
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
-            **{"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self._cache)},
-            **{"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1"},
-        }
-        return subprocess.run(
-            [COMMAND, *(words or ("models", "check", REPO, "--device", "cpu"))],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        words = ("models", "check", REPO, "--device", "cpu")
+        return self._process.command(*words, hub=self.hub, home=self._cache)
 
     def refusal(self) -> str:
         done = self.run()
@@ -57,10 +46,10 @@ class Check:
 
 
 @pytest.fixture
-def check(original: Path, tmp_path: Path) -> Iterator[Check]:
+def check(original: Path, tmp_path: Path, hub_process: HubProcess) -> Iterator[Check]:
     folder = Path(shutil.copytree(original, tmp_path / "published"))
     with Hub() as hub:
-        yield Check(hub, folder, tmp_path / "cache")
+        yield Check(hub_process, hub, folder, tmp_path / "cache")
 
 
 def fp8(tensors: dict[str, Tensor]) -> None:

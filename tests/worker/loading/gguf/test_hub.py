@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -13,9 +12,9 @@ from typing import Any
 import pytest
 from gguf import GGMLQuantizationType as Type
 
-from tests.cli.conftest import COMMAND
 from tests.hub import Hub
 from tests.worker.loading.gguf.converter import convert
+from tests.worker.loading.hub_process import HubProcess
 
 REPO = "org/tiny-GGUF"
 
@@ -23,22 +22,15 @@ REPO = "org/tiny-GGUF"
 class Site:
     """Repositories with GGUF files, and the command that reads them."""
 
-    def __init__(self, hub: Hub, folder: Path, cache: Path) -> None:
-        self.hub, self.folder, self._cache = hub, folder, cache
+    def __init__(self, process: HubProcess, hub: Hub, folder: Path, cache: Path) -> None:
+        self._process, self.hub, self.folder, self._cache = process, hub, folder, cache
 
-    def run(self, *words: str, **settings: str) -> subprocess.CompletedProcess[str]:
-        environment = {
-            **{name: value for name, value in os.environ.items() if not name.startswith("HF_")},
-            **{"HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self._cache)},
-            **{"HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_TELEMETRY": "1", **settings},
-        }
-        return subprocess.run(
-            [COMMAND, *words], env=environment, capture_output=True, text=True, timeout=120
-        )
+    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
+        return self._process.command(*words, hub=self.hub, home=self._cache)
 
-    def check(self, reference: str, **settings: str) -> dict[str, Any]:
+    def check(self, reference: str) -> dict[str, Any]:
         words = ("models", "check", reference, "--device", "cpu", "--json")
-        done = self.run(*words, **settings)
+        done = self.run(*words)
         assert done.returncode == 0, done.stderr
         facts: dict[str, Any] = json.loads(done.stdout)
         return facts
@@ -52,29 +44,20 @@ class Site:
         """Loads the model in a process of its own and prints its name and revision."""
         code = (
             "import sys; from worker import Engine; "
-            "e = Engine.load(sys.argv[1], device='cpu'); print(e.info.name, e.info.revision)"
+            "e = Engine.load(sys.argv[0], device='cpu'); print(e.info.name, e.info.revision)"
         )
-        environment = {**os.environ, "HF_ENDPOINT": self.hub.endpoint, "HF_HOME": str(self._cache)}
-        environment |= {"HF_HUB_DISABLE_XET": "1", **settings}
-        python = str(Path(COMMAND).with_name("python"))
-        return subprocess.run(
-            [python, "-c", code, reference],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        return self._process.run(code, [reference], self.hub, self._cache, **settings)
 
 
 @pytest.fixture
-def site(checkpoint: Path, tmp_path: Path) -> Iterator[Site]:
+def site(checkpoint: Path, tmp_path: Path, hub_process: HubProcess) -> Iterator[Site]:
     folder = tmp_path / "published"
     convert(checkpoint, folder / "tiny-F16.gguf", Type.F16)
     convert(checkpoint, folder / "Q8_0" / "tiny-Q8_0.gguf", Type.Q8_0, split=6)
     (folder / "mmproj-tiny-F16.gguf").write_bytes(b"a vision tower")
     with Hub() as hub:
         hub.publish(REPO, folder)
-        yield Site(hub, folder, tmp_path / "cache")
+        yield Site(hub_process, hub, folder, tmp_path / "cache")
 
 
 def test_a_file_is_described_without_its_download(site: Site) -> None:
