@@ -18,12 +18,12 @@ FIELDS = {"model": "demo", "max_tokens": 4, "ignore_eos": True, "retries": 0}
 def renderers(worker: WorkerProcess) -> list[int]:
     """Process ids of a worker's helpers that render chat templates."""
     found = []
-    for process in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):
-            parent = (process / "stat").read_text().rpartition(")")[2].split()[1]
-            words = (process / "cmdline").read_bytes().split(b"\0")
-            if int(parent) == worker.pid and RENDERER.encode() in words:
-                found.append(int(process.name))
+    for children in Path(f"/proc/{worker.pid}/task").glob("*/children"):
+        with suppress(OSError):  # the thread or its child has ended
+            for pid in children.read_text().split():
+                words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+                if RENDERER.encode() in words:
+                    found.append(int(pid))
     return found
 
 

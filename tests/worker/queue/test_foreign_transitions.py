@@ -77,8 +77,11 @@ def restore(site: Site, key: str, *, value: bool) -> None:
 
 def dump(site: Site) -> dict[bytes, bytes]:
     wakes = (b"chatjobs:wake", b"aside:")  # a token without a job wakes a worker in vain
-    found = (key for key in site.redis.scan_iter("*") if not key.startswith(wakes))
-    return {key: site.redis.dump(key) for key in found}
+    found = [key for key in site.redis.scan_iter("*") if not key.startswith(wakes)]
+    pipeline = site.redis.pipeline(transaction=False)
+    for key in found:
+        pipeline.dump(key)
+    return dict(zip(found, pipeline.execute(), strict=True))
 
 
 def each_foreign_key(
@@ -217,9 +220,10 @@ def test_the_end_of_an_attempt(site: Site, store: RQStore, state: str, how: str)
 
     def start(number: int) -> Job:
         job = submit(site, number, state)
-        for other in started:  # those that were returned must not be claimed again
+        for other in started:  # one that was returned must not be claimed again
             if not site.client.job(other).status().over:
                 site.client.job(other).cancel()
+        started.clear()
         started[job.id] = claim(store)
         return job
 

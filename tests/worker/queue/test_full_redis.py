@@ -44,9 +44,9 @@ def room(site: Site, megabytes: float) -> Iterator[None]:
         yield
 
 
-def prompts(count: int, size: int = 20_000) -> list[str]:
+def prompts(count: int, size: int = 20_000) -> Iterator[str]:
     letters = random.Random(1)
-    return ["".join(letters.choices(string.printable, k=size)) for _ in range(count)]
+    return ("".join(letters.choices(string.printable, k=size)) for _ in range(count))
 
 
 def fill(site: Site, **fields: Any) -> tuple[int, JobError]:

@@ -10,7 +10,6 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 import redis
@@ -31,6 +30,7 @@ from worker.queue.rq_rights import COMMANDS
 
 PASSWORD = "p@ss/w:rd"
 IN_URL = "p%40ss%2Fw%3Ard"
+ALL = ("~*", "&*", "+@all")
 USERS = re.findall(
     r"^    ACL SETUSER (\S+) +on >\S+ (.+)$",
     (ROOT / "docs/operations.md").read_text(),
@@ -67,17 +67,25 @@ def authority() -> trustme.CA:
     return trustme.CA()
 
 
-@pytest.fixture
-def server() -> Iterator[EmbeddedRedis]:
+@pytest.fixture(scope="module")
+def locked() -> Iterator[EmbeddedRedis]:
     """A server without access for the default user."""
     with EmbeddedRedis(port=0) as started:
-        admin: Any = redis.Redis.from_url(started.url)
-        others = [("stranger", "~mine:* +@all"), ("admin", "~* &* +@all")]
-        for name, rights in [*USERS, *others]:
-            admin.execute_command("ACL", "SETUSER", name, "on", f">{PASSWORD}", *rights.split())
-        admin.execute_command("ACL", "SETUSER", "default", "off")
-        admin.close()
+        with redis.Redis.from_url(started.url) as default:
+            default.execute_command("ACL", "SETUSER", "admin", "on", f">{PASSWORD}", *ALL)
+            default.execute_command("ACL", "SETUSER", "default", "off")
         yield started
+
+
+@pytest.fixture
+def server(locked: EmbeddedRedis) -> EmbeddedRedis:
+    """That server, empty, with the documented users."""
+    with redis.Redis.from_url(locked.url, username="admin", password=PASSWORD) as admin:
+        admin.flushall()
+        for name, rights in [*USERS, ("stranger", "~mine:* +@all")]:
+            words = ("reset", "on", f">{PASSWORD}", *rights.split())
+            admin.execute_command("ACL", "SETUSER", name, *words)
+    return locked
 
 
 @pytest.fixture
