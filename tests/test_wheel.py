@@ -25,6 +25,7 @@ from packaging.requirements import Requirement
 from jobs import Client
 from jobs.client.serving import read_workers
 from tests.test_readme import README, blocks
+from tests.waiting import PATIENCE
 from worker.kernels import build
 
 pytestmark = pytest.mark.timeout(0)  # packages are built, on a machine that may be busy
@@ -174,7 +175,7 @@ def served(installed: Environment, redis_url: str, tmp_path: Path) -> Iterator[d
             time.sleep(0.1)
     yield variables
     worker.terminate()
-    assert worker.wait(timeout=60) == 0
+    assert worker.wait(timeout=PATIENCE) == 0
 
 
 def test_the_readme_as_one_script_passes_with_the_wheel(

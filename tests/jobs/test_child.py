@@ -8,7 +8,8 @@ import time
 from pathlib import Path
 
 from jobs.child import ChildProcess
-from tests.jobs.test_embedded import alive, wait_until
+from tests.jobs.test_embedded import alive
+from tests.waiting import wait_until
 
 # A child that ignores all signals that can be ignored.
 STUBBORN = ["sh", "-c", 'trap "" TERM INT HUP; echo ready; while :; do sleep 0.1; done']
@@ -20,7 +21,7 @@ def test_a_killed_owner_takes_its_child_and_the_temporary_folder_with_it(tmp_pat
     code = (
         "import sys, time; from pathlib import Path; from jobs.child import ChildProcess\n"
         f"child = ChildProcess({STUBBORN!r}, temporary=Path(sys.argv[1]))\n"
-        "print(child.pid, flush=True); time.sleep(60)"
+        "print(child.pid, flush=True); time.sleep(600)"
     )
     owner = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True
@@ -32,15 +33,15 @@ def test_a_killed_owner_takes_its_child_and_the_temporary_folder_with_it(tmp_pat
     owner.kill()
     owner.wait()
     owner.stdout.close()
-    assert wait_until(lambda: not alive(int(pid)))
-    assert wait_until(lambda: not folder.exists())
+    wait_until(lambda: not alive(int(pid)))
+    wait_until(lambda: not folder.exists())
 
 
 def test_stop_kills_a_child_that_ignores_termination(tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     command = ["sh", "-c", f'trap "" TERM; touch "{ready}"; while :; do sleep 0.1; done']
     child = ChildProcess(command, output=subprocess.DEVNULL)
-    assert wait_until(ready.exists)
+    wait_until(ready.exists)
     assert child.poll() is None
     started = time.monotonic()
     child.stop(0.3)

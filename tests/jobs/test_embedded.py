@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import redis
 
 from jobs.embedded import EmbeddedRedis
 from jobs.errors import JobError
+from tests.waiting import wait_until
 
 
 def alive(pid: int) -> bool:
@@ -22,15 +22,6 @@ def alive(pid: int) -> bool:
     except ProcessLookupError:
         return False
     return True
-
-
-def wait_until(condition, seconds: float = 5.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if condition():
-            return True
-        time.sleep(0.02)
-    return bool(condition())
 
 
 def test_the_server_listens_on_socket_and_port_until_stopped():
@@ -59,7 +50,7 @@ def test_a_restarted_server_has_the_data_from_before_the_crash(tmp_path):
 def test_the_server_ends_when_its_owner_is_killed():
     code = (
         "import time; from jobs.embedded import EmbeddedRedis\n"
-        "s = EmbeddedRedis().start(); print(s.pid, s.url, flush=True); time.sleep(60)"
+        "s = EmbeddedRedis().start(); print(s.pid, s.url, flush=True); time.sleep(600)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
     assert owner.stdout is not None
@@ -68,8 +59,8 @@ def test_the_server_ends_when_its_owner_is_killed():
     owner.wait()
     owner.stdout.close()
     folder = Path(url.removeprefix("unix://")).parent
-    assert wait_until(lambda: not alive(int(pid)))
-    assert wait_until(lambda: not folder.exists())
+    wait_until(lambda: not alive(int(pid)))
+    wait_until(lambda: not folder.exists())
 
 
 def test_without_a_binary_the_error_names_the_packages_to_install(monkeypatch):

@@ -8,10 +8,9 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -20,23 +19,17 @@ import pyarrow.parquet as pq
 from jobs import Client, Results, keys
 from jobs.client.client import Job
 from jobs.client.serving import read_workers
+from tests.waiting import PATIENCE as PATIENCE
+from tests.waiting import wait_until as wait_until
 from tests.worker.fake_backend import FakeBackend
 from worker.service import serve
 
 ROOT = Path(__file__).parents[2]
 QUICK = {"lease_seconds": 1.0, "part_seconds": 0.2}
-PATIENCE = 180.0  # seconds after which wait_until fails
 
 
-def wait_until(condition: Callable[[], Any], failure: str = "") -> None:
-    """Looks take at most a fifth of the time: those that run a command take much of a core."""
-    deadline = time.monotonic() + PATIENCE
-    begin = time.monotonic()
-    while not condition():
-        end = time.monotonic()
-        assert end < deadline, failure or "the condition did not become true"
-        time.sleep(max(0.02, 4 * (end - begin)))
-        begin = time.monotonic()
+def _bit(number: signal.Signals) -> int:
+    return 1 << (number - 1)
 
 
 class WorkerProcess:
@@ -63,7 +56,9 @@ class WorkerProcess:
         return self._process.poll() is None
 
     def send(self, number: signal.Signals) -> None:
+        """Returns when the process has it: a second one that comes before would be lost."""
         self._process.send_signal(number)
+        wait_until(lambda: not self._waits_for(number))
 
     def freeze(self) -> None:
         self.send(signal.SIGSTOP)
@@ -78,6 +73,8 @@ class WorkerProcess:
         return code
 
     def stop(self) -> int:
+        """SIGTERM, once the process handles it: it would end one that is still imported."""
+        wait_until(lambda: not self.alive or self._mask("SigCgt") & _bit(signal.SIGTERM))
         self.send(signal.SIGTERM)
         return self.wait()
 
@@ -86,6 +83,18 @@ class WorkerProcess:
             self.send(signal.SIGKILL)
             self.thaw()
         self.wait()
+
+    def _waits_for(self, number: signal.Signals) -> bool:
+        """True if the process runs and has not received a signal that was sent to it."""
+        return self.alive and bool(self._mask("ShdPnd") & ~self._mask("SigIgn") & _bit(number))
+
+    def _mask(self, name: str) -> int:
+        """A set of signals, as the kernel gives it; none if the process has ended."""
+        with suppress(OSError):
+            for line in Path(f"/proc/{self.pid}/status").read_text().splitlines():
+                if line.startswith(f"{name}:"):
+                    return int(line.split()[1], 16)
+        return 0
 
     def _read(self) -> None:
         assert self._process.stderr is not None

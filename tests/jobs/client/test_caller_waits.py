@@ -13,6 +13,7 @@ from jobs.client.cancel import cancel
 from jobs.client.steps import Steps, run_sync
 from jobs.testing import FakeWorker
 from tests.jobs.conftest import StepwiseWorker
+from tests.waiting import PATIENCE
 
 MESSAGES: Any = [{"role": "user", "content": "hi"}]
 
@@ -94,7 +95,7 @@ def test_jobs_and_lists_of_jobs_are_awaited() -> None:
         client = worker.client()
         jobs = client.submit_many([{"model": "m", "messages": MESSAGES}] * 3)
         assert [one.text for one in client.gather(jobs)] == ["x"] * 3
-        assert [one.text for one in client.gather(*jobs, timeout=5)] == ["x"] * 3
+        assert [one.text for one in client.gather(*jobs, timeout=PATIENCE)] == ["x"] * 3
         assert len(client.gather(iter(jobs), return_exceptions=True)) == 3
         assert client.gather([]) == client.gather() == []
         assert len(list(client.as_completed(jobs))) == 3
@@ -121,7 +122,7 @@ def test_an_async_client_awaits_lists_of_jobs() -> None:
     async def gather(client: AsyncClient) -> None:
         jobs = await client.submit_many([{"model": "m", "messages": MESSAGES}] * 2)
         assert [one.text for one in await client.gather(jobs)] == ["x", "x"]
-        assert [one.text for one in await client.gather(*jobs, timeout=5)] == ["x", "x"]
+        assert [one.text for one in await client.gather(*jobs, timeout=PATIENCE)] == ["x", "x"]
         with pytest.raises(JobError, match="a job or a list of jobs is needed here; got 5"):
             await client.gather(5)  # type: ignore[call-overload]
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -25,6 +24,7 @@ from jobs.client.chat_completions import AsyncChatStream
 from jobs.client.rq_format import queue_key
 from jobs.client.state import Status
 from tests.jobs.conftest import StepwiseWorker
+from tests.waiting import PATIENCE, wait_until
 
 MESSAGES: list[ChatCompletionMessageParam] = [{"role": "user", "content": "hi"}]
 # Attributes of openai's answers that have no meaning here.
@@ -47,11 +47,8 @@ def working(client: Client, worker: StepwiseWorker, work: Callable[[str], None])
     """A worker in the background that takes one job of the model `demo`."""
 
     def run() -> None:
-        deadline = time.monotonic() + 30
-        while not (ids := client.redis.lrange(queue_key("chat:demo"), 0, -1)):
-            assert time.monotonic() < deadline
-            time.sleep(0.005)
-        work(ids[0].decode())
+        wait_until(lambda: queued(client))
+        work(queued(client)[0])
 
     thread = threading.Thread(target=run)
     thread.start()
@@ -90,7 +87,7 @@ def test_the_arguments_are_those_of_openai(method: Any) -> None:
 def test_an_answer_reads_like_openais(client: Client, worker: StepwiseWorker) -> None:
     with working(client, worker, answering(worker, "forty-", "two")):
         answer = client.chat.completions.create(
-            model="demo", messages=MESSAGES, temperature=0, timeout=30
+            model="demo", messages=MESSAGES, temperature=0, timeout=PATIENCE
         )
     assert answer.choices[0].message.content == "forty-two"
     theirs = OpenAICompletion.model_validate(answer.model_dump())
@@ -108,7 +105,7 @@ def test_chunks_read_like_openais(client: Client, worker: StepwiseWorker) -> Non
             messages=MESSAGES,
             stream=True,
             stream_options={"include_usage": True},
-            timeout=30,
+            timeout=PATIENCE,
         )
         chunks = list(stream)
     texts = [choice.delta.content or "" for chunk in chunks for choice in chunk.choices]
@@ -146,7 +143,7 @@ def test_fields_beyond_openais_are_given_in_extra_body(
             model="demo",
             messages=MESSAGES,
             extra_body={"top_k": 5, "job": {"custom_id": "mine"}},
-            timeout=30,
+            timeout=PATIENCE,
         )
     (job_id,) = all_jobs(client)
     request = client.job(job_id).request
@@ -204,7 +201,7 @@ def test_arguments_of_the_transport_are_named_in_a_warning(
             messages=MESSAGES,
             extra_headers={"X-A": "b"},
             extra_query={"a": "b"},
-            timeout=30,
+            timeout=PATIENCE,
         )
     found = [one for one in caught if one.category is IgnoredFieldWarning]
     assert [(one.filename, one.lineno) for one in found] == [(__file__, line)]
@@ -275,7 +272,7 @@ def test_a_stream_without_chunks_times_out_and_cancels_its_job(client: Client) -
 
 def test_leaving_a_stream_early_cancels_its_job(client: Client, worker: StepwiseWorker) -> None:
     with client.chat.completions.create(
-        model="demo", messages=MESSAGES, stream=True, timeout=30
+        model="demo", messages=MESSAGES, stream=True, timeout=PATIENCE
     ) as stream:
         job_id = stream.job.id
         worker.write(job_id, worker.start(job_id), 1, "forty-")
@@ -287,7 +284,7 @@ def test_leaving_a_stream_early_cancels_its_job(client: Client, worker: Stepwise
 
 def test_a_stream_goes_on_when_its_job_starts_again(client: Client, worker: StepwiseWorker) -> None:
     stream = client.chat.completions.create(
-        model="demo", messages=MESSAGES, stream=True, timeout=30
+        model="demo", messages=MESSAGES, stream=True, timeout=PATIENCE
     )
     job_id = stream.job.id
     worker.write(job_id, worker.start(job_id), 1, "forty-")
@@ -305,7 +302,7 @@ def test_an_answer_that_starts_again_and_differs_is_an_error_once_a_part_was_rea
     client: Client, worker: StepwiseWorker
 ) -> None:
     stream = client.chat.completions.create(
-        model="demo", messages=MESSAGES, stream=True, timeout=30
+        model="demo", messages=MESSAGES, stream=True, timeout=PATIENCE
     )
     job_id = stream.job.id
     worker.write(job_id, worker.start(job_id), 1, "forty-")
@@ -327,7 +324,7 @@ def test_a_failed_job_raises_its_error(client: Client, worker: StepwiseWorker) -
     for stream in (False, True):
         with working(client, worker, fail), pytest.raises(JobError, match="too long"):
             answer = client.chat.completions.create(
-                model="demo", messages=MESSAGES, stream=stream, timeout=30
+                model="demo", messages=MESSAGES, stream=stream, timeout=PATIENCE
             )
             list(answer)
 
@@ -337,15 +334,17 @@ def test_the_asyncio_twin(client: Client, worker: StepwiseWorker, redis_url: str
         async with AsyncClient(redis_url) as aclient:
             create = aclient.chat.completions.create
             with working(client, worker, answering(worker, "forty-", "two")):
-                answer = await create(model="demo", messages=MESSAGES, timeout=30)
+                answer = await create(model="demo", messages=MESSAGES, timeout=PATIENCE)
             assert_same_attributes(answer, OpenAICompletion.model_validate(answer.model_dump()))
             with working(client, worker, answering(worker, "forty-", "two")):
-                stream = await create(model="demo", messages=MESSAGES, stream=True, timeout=30)
+                stream = await create(
+                    model="demo", messages=MESSAGES, stream=True, timeout=PATIENCE
+                )
                 texts = [chunk.text async for chunk in stream]
             assert "".join(texts) == "forty-two"
 
             async with await create(
-                model="demo", messages=MESSAGES, stream=True, timeout=30
+                model="demo", messages=MESSAGES, stream=True, timeout=PATIENCE
             ) as stream:
                 worker.write(stream.job.id, worker.start(stream.job.id), 1, "forty-")
                 assert (await anext(stream)).text == "forty-"

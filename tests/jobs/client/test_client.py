@@ -21,6 +21,7 @@ from jobs.client.connection import check_server, redis_failure
 from jobs.client.state import Status
 from jobs.testing import Answer, FakeWorker
 from tests.jobs.conftest import StepwiseWorker
+from tests.waiting import PATIENCE
 
 REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -82,7 +83,7 @@ def test_any_client_can_wait_for_a_result(client: Client, worker: StepwiseWorker
 
     thread = threading.Thread(target=work)
     thread.start()
-    assert client.job(job.id).result(timeout=20).text == "forty-two"
+    assert client.job(job.id).result(timeout=PATIENCE).text == "forty-two"
     thread.join()
     assert job.result().text == "forty-two"
     assert job.status() == Status.FINISHED
@@ -92,7 +93,7 @@ def test_a_failed_job_raises_its_own_error() -> None:
     error = JobError("context_length_exceeded", "too long", "messages")
     job = FakeWorker(error).client().submit(REQUEST)
     with pytest.raises(JobError, match="too long") as caught:
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
@@ -170,11 +171,11 @@ def test_the_asyncio_client_has_the_same_methods() -> None:
             assert await job.status() == Status.QUEUED
             chunks = [chunk async for chunk in client.job(job.id).stream()]
             assert "".join(chunk.text for chunk in chunks) == "forty-two"
-            assert (await job.result(timeout=5)).text == "forty-two"
+            assert (await job.result(timeout=PATIENCE)).text == "forty-two"
             other, third = await client.submit_many([REQUEST, REQUEST])
             assert await other.cancel()
             with pytest.raises(JobError, match="cancelled"):
-                await other.result(timeout=5)
+                await other.result(timeout=PATIENCE)
             with pytest.raises(JobError) as caught:
                 await third.result(timeout=0.1)
             assert caught.value.code == "timeout"

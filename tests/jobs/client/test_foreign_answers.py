@@ -15,6 +15,7 @@ from jobs.client.rq_format import FAILURES, job_key, results_key
 from jobs.client.state import Status
 from jobs.results.failures import parse_failures
 from tests.jobs.conftest import StepwiseWorker
+from tests.waiting import PATIENCE
 
 REQUEST: Any = {
     "model": "demo",
@@ -55,7 +56,7 @@ def test_a_foreign_result_is_named(client: Client, worker: StepwiseWorker, value
     worker.finish(job.id, "a")
     client.redis.xadd(results_key(job.id), {"type": "9", "return_value": value})
     with pytest.raises(JobError, match=r"result .*(another program|not a chat completion)"):
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
 
 
 def test_foreign_failures_and_errors_do_not_end_a_list_of_jobs(client: Client) -> None:
@@ -83,7 +84,7 @@ OF_A_JOB: dict[str, Callable[[str], str]] = {
 }
 READERS: dict[str, Callable[[Job], object]] = {
     "status": lambda job: job.status(),
-    "result": lambda job: job.result(timeout=5),
+    "result": lambda job: job.result(timeout=PATIENCE),
     "request": lambda job: job.request,
     "stream": lambda job: list(job.stream()),
     "cancel": lambda job: job.cancel(),
@@ -181,9 +182,12 @@ def test_a_job_that_can_not_be_read_holds_back_no_other_that_is_waited_for(
     worker.start(good.id)
     worker.finish(good.id, "a")
     sentence = overwrite(client, job_key(bad.id))
-    answer, error = client.gather([good, bad], timeout=5, return_exceptions=True)
+    answer, error = client.gather([good, bad], timeout=PATIENCE, return_exceptions=True)
     assert not isinstance(answer, JobError) and answer.text == "a"
     assert isinstance(error, JobError) and re.search(sentence, error.message)
-    assert {job.id for job in client.as_completed([bad, good], timeout=5)} == {good.id, bad.id}
+    assert {job.id for job in client.as_completed([bad, good], timeout=PATIENCE)} == {
+        good.id,
+        bad.id,
+    }
     with pytest.raises(JobError, match=sentence):
-        client.gather([bad, good], timeout=5)
+        client.gather([bad, good], timeout=PATIENCE)

@@ -18,6 +18,7 @@ from jobs.client.connection import connect_async
 from jobs.client.rq_format import job_key, result_fields, results_key
 from jobs.testing.attempts import END
 from tests.jobs.conftest import StepwiseWorker, completion_of
+from tests.waiting import PATIENCE, wait_until
 
 REQUEST: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 RESULTS, FOLLOWERS = 2_000, 1_000
@@ -38,18 +39,16 @@ def end_all(client: Client, job_ids: Sequence[str]) -> None:
         pipeline.execute()
 
 
-def until(condition: Callable[[], Any], seconds: float = 60) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-
-
 async def until_async(condition: Callable[[], Any], seconds: float = 500) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         await asyncio.sleep(0.05)
+
+
+def live_threads() -> set[threading.Thread]:
+    """Also those of clients that earlier tests have left to the garbage collector."""
+    return {one for one in threading.enumerate() if one.name == "chatjobs-live"}
 
 
 def subscriptions(client: Client) -> int:
@@ -110,12 +109,12 @@ def test_threads_share_one_subscription_connection(client: Client, worker: Stepw
     def wait_for(number: int) -> None:
         job = jobs[number]
         texts[job.id] = "".join(chunk.text for chunk in job.stream())
-        texts[job.id] += job.result(timeout=60).text
+        texts[job.id] += job.result(timeout=PATIENCE).text
 
     threads = [threading.Thread(target=wait_for, args=(number,)) for number in range(20)]
     for thread in threads:
         thread.start()
-    until(lambda: subscriptions(client) == 20)
+    wait_until(lambda: subscriptions(client) == 20)
     assert len(client.redis.client_list(_type="pubsub")) == 1
     for number, job in enumerate(jobs):
         worker.start(job.id)
@@ -128,6 +127,7 @@ def test_threads_share_one_subscription_connection(client: Client, worker: Stepw
 def test_the_connection_closes_when_nobody_listens(
     client: Client, worker: StepwiseWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = live_threads()
     monkeypatch.setattr(live, "IDLE_SECONDS", 0.05)
     for text in ("a", "b"):  # it opens again
         (job,) = client.submit_many([REQUEST])
@@ -137,17 +137,18 @@ def test_the_connection_closes_when_nobody_listens(
         next(chunks)
         thread = threading.Thread(target=lambda: list(chunks))  # noqa: B023
         thread.start()
-        until(lambda: subscriptions(client) == 1)
+        wait_until(lambda: subscriptions(client) == 1)
         worker.finish(job.id, text)
         thread.join()
-        until(lambda: not client.redis.client_list(_type="pubsub"))
-        until(lambda: not [one for one in threading.enumerate() if one.name == "chatjobs-live"])
+        wait_until(lambda: not client.redis.client_list(_type="pubsub"))
+        wait_until(lambda: live_threads() <= before)
 
 
 def test_closing_the_client_ends_its_thread(redis_url: str, worker: StepwiseWorker) -> None:
+    before = live_threads()
     with Client(redis_url) as client, pytest.raises(JobError, match="has not ended"):
         client.submit(REQUEST).result(timeout=0.01)
-    assert not [one for one in threading.enumerate() if one.name == "chatjobs-live"]
+    assert live_threads() <= before
 
 
 def test_a_connection_that_breaks_while_channels_change_is_opened_again(
@@ -163,7 +164,7 @@ def test_a_connection_that_breaks_while_channels_change_is_opened_again(
         for number in range(10):
             other = live.AsyncMailbox([f"other-{number}"], False, hub.remove)
             hub.add(other)
-            assert await other.get(30) == [live.Event(f"other-{number}", None)]
+            assert await other.get(PATIENCE) == [live.Event(f"other-{number}", None)]
             client.redis.client_kill_filter(_type="pubsub")
             other.close()
             await asyncio.sleep(0)
@@ -184,19 +185,19 @@ def test_a_lost_connection_is_opened_again(
     job = client.submit(REQUEST)
     worker.start(job.id)
     found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(job.result(timeout=60).text))
+    thread = threading.Thread(target=lambda: found.append(job.result(timeout=PATIENCE).text))
     thread.start()
-    until(lambda: subscriptions(client) == 1)
+    wait_until(lambda: subscriptions(client) == 1)
     for _ in range(3):
         (first,) = client.redis.client_list(_type="pubsub")
         worker.redis.client_kill_filter(_type="pubsub")
-        until(
+        wait_until(
             lambda: any(
                 one["id"] != first["id"]  # noqa: B023
                 for one in client.redis.client_list(_type="pubsub")
             )
         )
-        until(lambda: subscriptions(client) == 1)
+        wait_until(lambda: subscriptions(client) == 1)
     worker.finish(job.id, "whole")
     thread.join()
     assert found == ["whole"]
@@ -209,9 +210,9 @@ def test_an_end_while_the_connection_is_lost_is_found(
     job = client.submit(REQUEST)
     worker.start(job.id)
     found: list[str] = []
-    thread = threading.Thread(target=lambda: found.append(job.result(timeout=60).text))
+    thread = threading.Thread(target=lambda: found.append(job.result(timeout=PATIENCE).text))
     thread.start()
-    until(lambda: subscriptions(client) == 1)
+    wait_until(lambda: subscriptions(client) == 1)
     pipeline = worker.redis.pipeline()  # no message reaches the client
     pipeline.client_kill_filter(_type="pubsub")
     pipeline.execute()
@@ -247,16 +248,16 @@ def test_a_forked_process_has_a_connection_of_its_own(
     worker.start(job.id)
     with suppress(JobError):
         job.result(timeout=0.05)  # starts the thread
-    until(lambda: subscriptions(client) == 0)
+    wait_until(lambda: subscriptions(client) == 0)
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         try:
-            os.write(write, job.result(timeout=60).text.encode())
+            os.write(write, job.result(timeout=PATIENCE).text.encode())
         finally:
             os._exit(0)
     os.close(write)
-    until(lambda: subscriptions(client) == 1)
+    wait_until(lambda: subscriptions(client) == 1)
     worker.finish(job.id, "forked")
     with open(read, encoding="utf-8") as pipe:
         assert pipe.read() == "forked"

@@ -11,6 +11,7 @@ import pytest
 from jobs import Client, JobError, Session, keys
 from jobs.client import session_scripts, session_steps
 from jobs.client.steps import Steps
+from tests.waiting import PATIENCE
 
 PAIR = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
 
@@ -73,7 +74,7 @@ def test_of_two_undos_at_once_each_removes_a_turn(
         found = yield from read(name)
         if not hasattr(first, "done"):
             first.done = True
-            both.wait(timeout=60)
+            both.wait(timeout=PATIENCE)
         return found
 
     monkeypatch.setattr(session_steps, "_read_stored", together)

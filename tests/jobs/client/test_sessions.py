@@ -13,6 +13,7 @@ from jobs.api.conversation import Turn
 from jobs.client.session_opening import fork_session
 from jobs.client.steps import run_sync
 from jobs.testing import FakeWorker
+from tests.waiting import PATIENCE
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def stored(client: Client, session: Session) -> dict[str, str]:
 
 def test_a_fork_into_an_id_that_is_taken_is_refused(open_client: Client) -> None:
     session = open_client.session("s", model="m", system="Be brief.")
-    session.send("a", timeout=5)
+    session.send("a", timeout=PATIENCE)
     for name, its_system in (("one", None), ("two", "Be brief."), ("three", "Another.")):
         other = open_client.session(name, model="m", system=its_system)
         message = refused("invalid_request", session.fork, other.id)
@@ -127,7 +128,7 @@ def test_fields_of_two_names_are_kept_under_the_one_that_is_sent(open_client: Cl
 
 def test_a_session_that_streams_has_whole_answers_and_chunks(open_client: Client) -> None:
     session = open_client.session(model="m", stream=True)
-    assert session.send("a b", timeout=5).text == "A B"
+    assert session.send("a b", timeout=PATIENCE).text == "A B"
     assert [chunk.text for chunk in session.submit("c d").stream()] == ["C ", "D"]
 
 
@@ -144,7 +145,7 @@ def test_a_content_that_is_no_message_is_refused(open_client: Client, content: A
         message = refused("invalid_request", session.reset, history)
         assert message.startswith("a list of messages, or of turns, is needed here; got ")
     assert session.turns() == []
-    session.send("a", timeout=5)
+    session.send("a", timeout=PATIENCE)
 
 
 QUESTION: Any = [{"role": "user", "content": "q"}]
@@ -175,7 +176,7 @@ def test_a_reset_to_what_no_turn_could_use_is_refused(
         await (await worker.async_client().session(name)).reset(history, system=system)
 
     session = open_client.session(model="m", system="Yes.")
-    session.send("a", timeout=5)
+    session.send("a", timeout=PATIENCE)
     before = session.history()
     assert refused("invalid_request", session.reset, history, system=system).startswith(message)
     assert refused("invalid_request", asyncio.run, reset(session.id)).startswith(message)
@@ -195,7 +196,7 @@ def test_a_timeout_that_is_no_number_is_refused_before_the_turn(
         assert "timeout: a number of seconds" in refused(
             "invalid_request", wait, *given, timeout=seconds
         )
-    job.result(timeout=5)
+    job.result(timeout=PATIENCE)
 
 
 def test_an_empty_model_is_called_empty(open_client: Client) -> None:
@@ -232,13 +233,13 @@ def test_an_unknown_field_of_a_turn_is_named_with_what_is_possible(open_client: 
 
 def test_a_turn_can_be_durable(open_client: Client) -> None:
     session = open_client.session(model="m")
-    assert session.submit("a", durable=True).result(timeout=5).text == "A"
+    assert session.submit("a", durable=True).result(timeout=PATIENCE).text == "A"
 
 
 def test_a_turn_of_an_async_session_can_be_durable(worker: FakeWorker) -> None:
     async def send(client: AsyncClient) -> str:
         session = await client.session(model="m")
         job = await session.submit("a", durable=True)
-        return (await job.result(timeout=5)).text
+        return (await job.result(timeout=PATIENCE)).text
 
     assert asyncio.run(send(worker.async_client())) == "A"

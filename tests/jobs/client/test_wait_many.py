@@ -16,6 +16,7 @@ from jobs.client import wait
 from jobs.client.rq_format import job_key
 from jobs.client.sync_connection import SyncConnection
 from tests.jobs.conftest import StepwiseWorker
+from tests.waiting import PATIENCE
 
 REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 LOST = JobError("worker_lost", "three workers died")
@@ -44,7 +45,7 @@ def end(worker: StepwiseWorker, job: Job, text: str | JobError) -> None:
 def test_jobs_come_as_they_end(client: Client, worker: StepwiseWorker) -> None:
     jobs = submit(client, 4)
     end(worker, jobs[3], "early")
-    found = client.as_completed([*jobs, jobs[0]], timeout=30)
+    found = client.as_completed([*jobs, jobs[0]], timeout=PATIENCE)
     assert next(found) is jobs[3]
     end(worker, jobs[1], LOST)
     assert next(found) is jobs[1]
@@ -56,7 +57,7 @@ def test_jobs_come_as_they_end(client: Client, worker: StepwiseWorker) -> None:
 def test_a_job_ends_while_it_is_waited_for(client: Client, worker: StepwiseWorker) -> None:
     jobs = submit(client, 3)
     with in_background(lambda: end(worker, jobs[1], "b")):
-        assert next(iter(client.as_completed(jobs, timeout=30))) is jobs[1]
+        assert next(iter(client.as_completed(jobs, timeout=PATIENCE))) is jobs[1]
 
 
 def test_completions_are_gathered_in_order(client: Client, worker: StepwiseWorker) -> None:
@@ -67,7 +68,7 @@ def test_completions_are_gathered_in_order(client: Client, worker: StepwiseWorke
             end(worker, job, text)
 
     with in_background(work):
-        found = client.gather(*jobs, jobs[0], timeout=30)
+        found = client.gather(*jobs, jobs[0], timeout=PATIENCE)
     assert [one.text for one in found] == ["a", "b", "c", "a"]
     assert client.gather() == []
 
@@ -76,11 +77,11 @@ def test_an_error_is_raised_at_once_or_returned(client: Client, worker: Stepwise
     jobs = submit(client, 3)
     end(worker, jobs[1], LOST)
     with pytest.raises(JobError, match="three workers died"):
-        client.gather(*jobs, timeout=30)
+        client.gather(*jobs, timeout=PATIENCE)
     for job in (jobs[0], jobs[2]):
         end(worker, job, "fine")
     first, second, third, absent = client.gather(
-        *jobs, client.job("nobody"), timeout=30, return_exceptions=True
+        *jobs, client.job("nobody"), timeout=PATIENCE, return_exceptions=True
     )
     assert not isinstance(first, JobError) and not isinstance(third, JobError)
     assert first.text == third.text == "fine"
@@ -116,7 +117,7 @@ def test_an_end_that_is_not_published_is_found(
     monkeypatch.setattr(wait, "BATCH", 3)
     monkeypatch.setattr(wait, "SILENCE_SECONDS", 0.05)
     jobs = submit(client, 9)
-    found = client.as_completed(jobs, timeout=30)
+    found = client.as_completed(jobs, timeout=PATIENCE)
     end(worker, jobs[0], "first")
     assert next(found) is jobs[0]
     with in_background(lambda: client.redis.hset(job_key(jobs[8].id), "status", "failed")):
@@ -137,7 +138,7 @@ def test_many_jobs_are_waited_for_over_two_connections(
             end(worker, job, str(number))
 
     with in_background(work):
-        found = client.gather(*jobs, timeout=120)
+        found = client.gather(*jobs, timeout=PATIENCE)
     assert [one.text for one in found] == [str(number) for number in range(600)]
     # Those of the worker and of the messages.
     assert client.redis.info("stats")["total_connections_received"] <= before + 2
@@ -148,7 +149,7 @@ def test_asyncio(client: Client, worker: StepwiseWorker, redis_url: str) -> None
         async with AsyncClient(redis_url) as aclient:
             jobs = await aclient.submit_many([REQUEST, REQUEST])
             end(worker, client.job(jobs[1].id), "b")
-            found = aclient.as_completed(jobs, timeout=30)
+            found = aclient.as_completed(jobs, timeout=PATIENCE)
             assert await anext(found) is jobs[1]
             end(worker, client.job(jobs[0].id), LOST)
             assert [job async for job in found] == [jobs[0]]
@@ -158,7 +159,7 @@ def test_asyncio(client: Client, worker: StepwiseWorker, redis_url: str) -> None
             assert isinstance(error, JobError) and not isinstance(answer, JobError)
             assert answer.text == "b"
             assert await aclient.gather() == []
-            await aclient.wait_for_rows(jobs, timeout=30)
+            await aclient.wait_for_rows(jobs, timeout=PATIENCE)
             record(client, "default")
             with pytest.raises(JobError, match="1 row of run 'default'"):
                 await aclient.wait_for_rows(jobs, timeout=0.2)
@@ -193,7 +194,7 @@ def test_rows_are_waited_for_until_they_have_left_the_outbox(
         client.redis.xdel(keys.outbox("sums"), entry)
 
     monkeypatch.setattr(SyncConnection, "sleep", write)
-    client.wait_for_rows([job], timeout=30)
+    client.wait_for_rows([job], timeout=PATIENCE)
     assert client.redis.xlen(keys.outbox("sums")) == 1
 
 

@@ -145,7 +145,7 @@ def test_a_reader_sees_only_complete_files_while_parts_are_written(tmp_path):
     seen, stop = [], threading.Event()
 
     def read():
-        while not stop.is_set():
+        while not (seen and stop.is_set()):
             seen.append(ds.dataset(run / "samples").count_rows())
 
     reader = threading.Thread(target=read)

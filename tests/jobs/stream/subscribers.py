@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from typing import Any
 
 from jobs import Client, JobError, keys
 from jobs.api.chunk import ChatChunk
+from tests.waiting import PATIENCE, wait_until
 
 
 def text_of(chunks) -> str:
@@ -46,23 +45,11 @@ class Subscriber(threading.Thread):
         except JobError as error:
             self.error = error
 
-    def end(self, seconds: float = 20) -> list:
-        self.join(seconds)
+    def end(self) -> list:
+        self.join(PATIENCE)
         assert not self.is_alive(), "the stream did not end"
         return self.chunks
 
 
-def wait_for(condition: Callable[[], Any]) -> None:
-    deadline = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-
-
-def subscribed(worker, job_id: str, number: int = 1) -> bool:
-    deadline = time.monotonic() + 5
-    while time.monotonic() < deadline:
-        if worker.redis.pubsub_numsub(keys.live(job_id))[0][1] >= number:
-            return True
-        time.sleep(0.01)
-    return False
+def wait_for_subscriber(worker, job_id: str) -> None:
+    wait_until(lambda: worker.redis.pubsub_numsub(keys.live(job_id))[0][1])

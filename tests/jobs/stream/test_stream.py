@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 
@@ -15,7 +14,8 @@ from jobs.errors import InvalidRequest
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
 from tests.jobs.conftest import completion_of
-from tests.jobs.stream.subscribers import Subscriber, client_url, subscribed, text_of, wait_for
+from tests.jobs.stream.subscribers import Subscriber, client_url, text_of, wait_for_subscriber
+from tests.waiting import wait_until
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 WITH_USAGE = {**REQUEST, "stream_options": {"include_usage": True}}
@@ -42,7 +42,7 @@ def test_a_late_subscriber_sees_every_token_once(client, worker):
     for seq, text in enumerate("abc", 1):
         worker.write(job.id, 1, seq, text)
     late = Subscriber(client_url(client), job.id)
-    assert subscribed(worker, job.id)
+    wait_for_subscriber(worker, job.id)
     worker.write(job.id, 1, 4, "d", finish_reason="stop")
     worker.finish(job.id, "abcd")
     chunks = late.end()
@@ -106,7 +106,7 @@ def test_a_stream_goes_on_with_a_new_attempt_that_agrees(client, worker):
     job = client.submit(REQUEST)
     worker.start(job.id)
     live = Subscriber(client_url(client), job.id, plain=True)
-    assert subscribed(worker, job.id)
+    wait_for_subscriber(worker, job.id)
     worker.write(job.id, 1, 1, "half a ")
     worker.write(job.id, 1, 2, "sen")
     worker.requeue(job.id)
@@ -131,9 +131,9 @@ def test_a_new_attempt_that_differs_ends_a_plain_loop_with_an_error(client, work
     job = client.submit(REQUEST)
     worker.start(job.id)
     plain, live = (Subscriber(client_url(client), job.id, plain=plain) for plain in (True, False))
-    assert subscribed(worker, job.id)
+    wait_for_subscriber(worker, job.id)
     worker.write(job.id, 1, 1, "half a sen")
-    wait_for(lambda: plain.chunks and live.chunks)
+    wait_until(lambda: plain.chunks and live.chunks)
     worker.requeue(job.id)
     worker.start(job.id)
     worker.write(job.id, 2, 1, "ha")
@@ -157,10 +157,10 @@ def test_a_new_attempt_that_ends_without_output_in_the_log_is_compared(client, w
     job = client.submit(REQUEST)
     worker.start(job.id)
     live = Subscriber(client_url(client), job.id, plain=True)
-    assert subscribed(worker, job.id)
+    wait_for_subscriber(worker, job.id)
     for seq, text in enumerate(shown, 1):
         worker.write(job.id, 1, seq, text)
-    wait_for(lambda: len(live.chunks) == len(shown))
+    wait_until(lambda: len(live.chunks) == len(shown))
     worker.requeue(job.id)
     worker.start(job.id)
     worker.finish(job.id, "an answer", attempt=2)
@@ -201,7 +201,7 @@ def test_a_job_that_publishes_nothing_streams_its_answer_at_the_end(client, work
     job = client.submit({**REQUEST, "job": {"priority": "bulk"}})
     worker.start(job.id)
     live = Subscriber(client_url(client), job.id)
-    assert subscribed(worker, job.id)
+    wait_for_subscriber(worker, job.id)
     worker.finish(job.id, "all of it")
     (chunk,) = live.end()
     assert chunk.text == "all of it"
@@ -232,7 +232,7 @@ def test_a_trimmed_log_is_completed_from_the_result(client, worker):
         worker.write(job.id, 1, seq, text)
     worker.redis.xtrim(keys.log(job.id), maxlen=2, approximate=False)
     late = Subscriber(client_url(client), job.id)
-    assert subscribed(worker, job.id)
+    wait_for_subscriber(worker, job.id)
     worker.write(job.id, 1, 7, "g")
     worker.finish(job.id, "abcdefg")
     (chunk,) = late.end()
@@ -278,7 +278,7 @@ def test_a_job_requeued_after_its_failure_is_followed_to_its_second_end(client, 
     worker.fail(job.id, JobError("worker_lost", "gone"))
     worker.requeue(job.id)
     live = Subscriber(client_url(client), job.id)
-    assert subscribed(worker, job.id)
+    wait_for_subscriber(worker, job.id)
     worker.start(job.id)
     worker.write(job.id, 2, 1, "whole")
     worker.finish(job.id, "whole", attempt=2)
@@ -315,7 +315,7 @@ def test_a_stream_ends_even_if_every_message_is_lost(client, worker, monkeypatch
     job = client.submit(REQUEST)
     worker.start(job.id)
     live = Subscriber(client_url(client), job.id)
-    assert subscribed(worker, job.id)
+    wait_for_subscriber(worker, job.id)
     worker.redis.xadd(keys.log(job.id), {"d": '{"p":[{"i":0,"c":"a"}]}'}, id="1-1")
     worker.redis.publish = None
     worker.finish(job.id, "ab")
@@ -330,12 +330,9 @@ def test_leaving_a_stream_early_ends_its_subscription(client, worker):
     assert next(chunks).text == "a"  # from the log
     worker.write(job.id, 1, 2, "b")
     assert next(chunks).text == "b"
-    assert subscribed(worker, job.id)
+    wait_for_subscriber(worker, job.id)
     chunks.close()
-    deadline = time.monotonic() + 5
-    while worker.redis.pubsub_numsub(keys.live(job.id))[0][1]:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: not worker.redis.pubsub_numsub(keys.live(job.id))[0][1])
 
 
 def test_an_end_that_redis_lost_and_that_came_again_is_read_again(client, worker, monkeypatch):

@@ -14,6 +14,7 @@ from jobs.client import follow
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
 from jobs.stream.writer import APPEND, AppendArgs
+from tests.jobs.client.test_live import live_threads
 from tests.jobs.stream.subscribers import Subscriber, client_url, text_of
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -95,7 +96,7 @@ def test_every_subscriber_gets_the_whole_text_and_an_end_despite_faults(
 ):
     """If all attempts agree, in loops that know nothing of them."""
     monkeypatch.setattr(follow, "SILENCE_SECONDS", 0.3)
-    rng = random.Random(seed)
+    rng, before = random.Random(seed), live_threads()
     url = client_url(client)
     for round_number in range(5):
         job = client.submit(REQUEST)
@@ -119,7 +120,7 @@ def test_every_subscriber_gets_the_whole_text_and_an_end_despite_faults(
             assert cursors == sorted(set(cursors))
         for seen, rest in resumed:
             assert text_of(seen + rest.end()) == chaos.text
-    assert "chatjobs-live" not in {thread.name for thread in threading.enumerate()}
+    assert live_threads() <= before
 
 
 def position(chunk) -> tuple[int, int]:

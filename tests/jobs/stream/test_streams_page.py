@@ -18,6 +18,7 @@ import pytest
 from jobs import Client
 from tests.jobs.conftest import StepwiseWorker
 from tests.servers import free_port
+from tests.waiting import PATIENCE
 
 PAGE = (Path(__file__).parents[3] / "docs" / "streams.md").read_text(encoding="utf-8")
 REQUEST: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
@@ -43,12 +44,12 @@ class Browser:
         self.text = ""
         self._port, self._path = port, f"/jobs/{job}"
         self._last: str | None = None
-        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+        self._connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
 
     def connect(self) -> Iterator[Event]:
         """Closes the connection before, as a network does that changes."""
         self._connection.close()
-        self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
+        self._connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE)
         headers = {} if self._last is None else {"Last-Event-ID": self._last}
         self._connection.request("GET", self._path, headers=headers)
         response = self._connection.getresponse()
@@ -79,7 +80,7 @@ def port(redis_url: str) -> Iterator[int]:
     code = example("Server-sent events").replace("8000", str(port))
     environment = {**os.environ, "CHATJOBS_REDIS_URL": redis_url}
     server = subprocess.Popen([sys.executable, "-c", code], env=environment)
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE
     while True:
         try:
             http.client.HTTPConnection("127.0.0.1", port).connect()

@@ -16,6 +16,7 @@ from jobs.api.params import JobFields, RequestFields
 from jobs.client.state import Status
 from jobs.testing import Answer, Answers, FakeWorker
 from jobs.testing.attempts import Attempts
+from tests.waiting import PATIENCE
 
 REQUEST: RequestFields = {"model": "any", "messages": [{"role": "user", "content": "one two"}]}
 
@@ -28,14 +29,16 @@ def worker() -> Iterator[FakeWorker]:
 
 def texts_of(answers: Answers, count: int) -> list[str]:
     client = FakeWorker(answers).client()
-    return [job.result(timeout=5).text for job in client.submit_many([REQUEST] * count)]
+    return [job.result(timeout=PATIENCE).text for job in client.submit_many([REQUEST] * count)]
 
 
 def test_one_answer_goes_to_all_requests(worker: FakeWorker) -> None:
     client = worker.client()
     job = client.submit({**REQUEST, "job": {"id": "mine"}})
-    completion = job.result(timeout=5)
-    assert completion.text == client.submit(REQUEST).result(timeout=5).text == "Hello big world"
+    completion = job.result(timeout=PATIENCE)
+    assert (
+        completion.text == client.submit(REQUEST).result(timeout=PATIENCE).text == "Hello big world"
+    )
     assert (completion.id, completion.model) == ("chatcmpl-mine", "any")
     assert completion.choices[0].finish_reason == "stop"
     assert job.status() is Status.FINISHED
@@ -44,7 +47,7 @@ def test_one_answer_goes_to_all_requests(worker: FakeWorker) -> None:
 
 
 def test_durable_jobs_are_answered(worker: FakeWorker) -> None:
-    assert worker.client().submit(REQUEST, durable=True).result(timeout=5).text
+    assert worker.client().submit(REQUEST, durable=True).result(timeout=PATIENCE).text
 
 
 def test_a_list_has_one_answer_per_request() -> None:
@@ -53,10 +56,10 @@ def test_a_list_has_one_answer_per_request() -> None:
 
 def test_a_request_too_many_fails_the_test() -> None:
     client = FakeWorker(["a"]).client()
-    client.submit(REQUEST).result(timeout=5)
+    client.submit(REQUEST).result(timeout=PATIENCE)
     job = client.submit(REQUEST)
     with pytest.raises(AssertionError, match="has 1 answer, and request 2 came: 'one two'"):
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
     assert job.status() is Status.FAILED
 
 
@@ -67,9 +70,9 @@ def test_a_function_answers_each_request() -> None:
         return request.messages[-1].text.upper()
 
     client = FakeWorker(reply).client()
-    assert client.submit(REQUEST).result(timeout=5).text == "ONE TWO"
+    assert client.submit(REQUEST).result(timeout=PATIENCE).text == "ONE TWO"
     with pytest.raises(JobError, match="too long") as caught:
-        client.submit({**REQUEST, "temperature": 0}).result(timeout=5)
+        client.submit({**REQUEST, "temperature": 0}).result(timeout=PATIENCE)
     assert (caught.value.code, caught.value.param) == ("context_length_exceeded", "messages")
 
 
@@ -80,9 +83,9 @@ def test_a_mistake_in_the_function_is_raised_in_the_test() -> None:
 
     job = FakeWorker(reply).client().submit(REQUEST)
     with pytest.raises(AssertionError, match="must set temperature"):
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
     with pytest.raises(JobError, match="AssertionError: the application must set temperature"):
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
 
 
 def test_an_exception_is_the_error_of_the_job() -> None:
@@ -91,7 +94,7 @@ def test_an_exception_is_the_error_of_the_job() -> None:
     with pytest.raises(JobError, match="timeout: too slow"):
         list(first.stream())
     with pytest.raises(JobError, match="internal: ValueError: bad"):
-        second.result(timeout=5)
+        second.result(timeout=PATIENCE)
     assert first.status() is second.status() is Status.FAILED
 
 
@@ -100,7 +103,7 @@ def test_a_stream_has_one_chunk_per_word(worker: FakeWorker) -> None:
     *chunks, usage = job.stream()
     assert [chunk.text for chunk in chunks] == ["Hello ", "big ", "world"]
     assert [chunk.choices[0].finish_reason for chunk in chunks] == [None, None, "stop"]
-    assert usage.usage == job.result(timeout=5).usage
+    assert usage.usage == job.result(timeout=PATIENCE).usage
     assert usage.usage.model_dump(include={"prompt_tokens", "completion_tokens"}) == {
         "prompt_tokens": 2,
         "completion_tokens": 3,
@@ -114,7 +117,7 @@ def test_a_list_of_strings_is_the_chunks_of_the_stream() -> None:
     deltas = [chunk.choices[0].delta for chunk in job.stream()]
     assert [delta.reasoning_content for delta in deltas] == ["I ", "think", None, None]
     assert [delta.content for delta in deltas] == [None, None, "Hel", "lo"]
-    completion = job.result(timeout=5)
+    completion = job.result(timeout=PATIENCE)
     assert completion.choices[0].finish_reason == "length"
     assert completion.choices[0].message.reasoning_content == "I think"
     assert completion.usage.completion_tokens == 4
@@ -129,7 +132,7 @@ def test_a_bulk_job_gives_its_answer_in_one_chunk(worker: FakeWorker) -> None:
 def test_every_choice_gets_the_answer_or_one_of_its_own() -> None:
     client = FakeWorker(["same", ["a a", Answer("b")]]).client()
     request: RequestFields = {**REQUEST, "n": 2}
-    first, second = (job.result(timeout=5) for job in client.submit_many([request] * 2))
+    first, second = (job.result(timeout=PATIENCE) for job in client.submit_many([request] * 2))
     assert [choice.message.content for choice in first.choices] == ["same", "same"]
     assert [choice.message.content for choice in second.choices] == ["a a", "b"]
     assert second.usage.completion_tokens == 3
@@ -138,7 +141,7 @@ def test_every_choice_gets_the_answer_or_one_of_its_own() -> None:
 def test_the_number_of_choices_must_be_that_of_the_request() -> None:
     job = FakeWorker([["a", "b"]]).client().submit(REQUEST)
     with pytest.raises(AssertionError, match="2 choices for a request with n=1"):
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
 
 
 def test_tool_calls_reach_the_stream_and_the_result() -> None:
@@ -151,7 +154,7 @@ def test_tool_calls_reach_the_stream_and_the_result() -> None:
     assert delta.function is not None
     assert delta.function.model_dump() == call["function"]
     assert choice.finish_reason == "tool_calls"
-    message = job.result(timeout=5).choices[0].message
+    message = job.result(timeout=PATIENCE).choices[0].message
     assert message.content is None
     assert message.tool_calls is not None
     assert message.tool_calls[0].function.name == "add"
@@ -163,7 +166,7 @@ def test_a_completion_is_taken_with_its_usage() -> None:
     given = ChatCompletion(id="x", created=1, model="m", choices=[choice], usage=usage)
     job = FakeWorker(given).client().submit(REQUEST)
     assert "".join(chunk.text for chunk in job.stream()) == "a b"
-    completion = job.result(timeout=5)
+    completion = job.result(timeout=PATIENCE)
     assert (completion.choices, completion.usage) == ([choice], usage)
     assert completion.id == f"chatcmpl-{job.id}"
 
@@ -200,10 +203,10 @@ def test_a_job_is_queued_until_somebody_waits(worker: FakeWorker) -> None:
     assert worker.requests == []
     assert job.cancel()
     with pytest.raises(JobError, match="cancelled before it was run"):
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
     assert other.status() is Status.QUEUED
     assert worker.requests == []
-    assert other.result(timeout=5).text == "Hello big world"
+    assert other.result(timeout=PATIENCE).text == "Hello big world"
     assert len(worker.requests) == 1
 
 
@@ -258,7 +261,7 @@ def test_a_waiting_thread_notices_what_another_one_does() -> None:
     thread = threading.Thread(target=lambda: worker.client().job(job.id).cancel())
     thread.start()
     with pytest.raises(JobError, match="was cancelled"):
-        job.result(timeout=30)
+        job.result(timeout=PATIENCE)
     thread.join()
 
 
@@ -266,7 +269,7 @@ def test_threads_may_wait_side_by_side(worker: FakeWorker) -> None:
     client, received = worker.client(), []
 
     def ask() -> None:
-        received.append(client.submit(REQUEST).result(timeout=30).text)
+        received.append(client.submit(REQUEST).result(timeout=PATIENCE).text)
 
     threads = [threading.Thread(target=ask) for _ in range(8)]
     for thread in threads:
@@ -287,14 +290,14 @@ def test_rows_are_those_of_parquet(worker: FakeWorker, tmp_path: Path) -> None:
     table = Results(tmp_path).table(run="sums")
     assert table.column("text").to_pylist() == ["Hello big world"] * 2
     assert sorted(table.column("row_index").to_pylist()) == [0, 1]
-    worker.client().submit({**rows[0], "job": {**options, "row": 2}}).result(timeout=5)
+    worker.client().submit({**rows[0], "job": {**options, "row": 2}}).result(timeout=PATIENCE)
     worker.record(tmp_path)
     assert Results(tmp_path).table(run="sums").num_rows == 3
 
 
 def test_rows_leave_the_outbox_when_a_client_looks_for_them(worker: FakeWorker) -> None:
     client = worker.client()
-    client.submit(REQUEST).result(timeout=5)
+    client.submit(REQUEST).result(timeout=PATIENCE)
     assert client.submit(REQUEST).cancel()
     assert client.connection.run("xrevrange", keys.outbox("default"), count=1) == []
     assert [row["status"] for row in worker.rows()] == ["ok", "cancelled"]
@@ -312,7 +315,7 @@ def test_a_function_that_returns_no_reply_fails_with_what_is_possible() -> None:
     answers: Any = lambda request: 5  # noqa: E731
     job = FakeWorker(answers).client().submit(REQUEST)
     with pytest.raises(TypeError, match=r"a FakeWorker's answer must be .* got 5"):
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
 
 
 @pytest.mark.parametrize(

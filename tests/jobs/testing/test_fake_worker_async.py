@@ -11,6 +11,7 @@ from jobs import JobError
 from jobs.api.params import RequestFields
 from jobs.client.state import Status
 from jobs.testing import Answer, FakeWorker
+from tests.waiting import PATIENCE
 
 REQUEST: RequestFields = {"model": "any", "messages": [{"role": "user", "content": "one two"}]}
 
@@ -22,7 +23,7 @@ def test_a_stream_and_a_result() -> None:
             job = await client.submit(REQUEST)
             assert await job.status() is Status.QUEUED
             assert [chunk.text async for chunk in job.stream()] == ["Hello ", "big ", "world"]
-            assert (await job.result(timeout=5)).text == "Hello big world"
+            assert (await job.result(timeout=PATIENCE)).text == "Hello big world"
             assert await job.status() is Status.FINISHED
 
     asyncio.run(main())
@@ -37,7 +38,7 @@ def test_many_results_are_gathered() -> None:
         ]
         async with worker.async_client() as client:
             jobs = await client.submit_many(requests)
-            answers = await asyncio.gather(*[job.result(timeout=30) for job in jobs])
+            answers = await asyncio.gather(*[job.result(timeout=PATIENCE) for job in jobs])
         assert [answer.text for answer in answers] == [str(number) for number in range(20)]
 
     asyncio.run(main())
@@ -61,7 +62,7 @@ def test_waiting_does_not_block_the_event_loop() -> None:
     async def main() -> None:
         async with FakeWorker(Answer(delay=math.inf)).async_client() as client:
             job = await client.submit(REQUEST)
-            waiting = asyncio.create_task(job.result(timeout=30))
+            waiting = asyncio.create_task(job.result(timeout=PATIENCE))
             while await job.status() is not Status.STARTED:
                 pass
             assert await job.cancel()

@@ -7,6 +7,7 @@ from typing import Any
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
+from tests.waiting import PATIENCE
 from worker.backend import Outcome
 from worker.engine.collect import CollectingSink
 
@@ -31,5 +32,5 @@ class WaitingSink(CollectingSink):
         self._ended.set()
 
     def wait(self) -> ChatCompletion:
-        assert self._ended.wait(60)
+        assert self._ended.wait(PATIENCE)
         return self.completion()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from tests.worker.panics import TRIGGER, make_fragile
-from tests.worker.site import wait_until
+from tests.worker.site import PATIENCE, wait_until
 from worker.engine.collect import CollectingSink
 from worker.engine.engine import EngineCore
 from worker.engine.host import EngineHost
@@ -68,7 +69,7 @@ def test_many_threads_submit_and_one_thread_steps(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(PATIENCE)
     assert [texts[i] for i in range(8)] == expected
     health = host.health()
     assert health.alive and health.progress > 0 and not health.running
@@ -99,7 +100,16 @@ def test_a_loaded_model_is_spared_from_garbage_collection(host: EngineHost, path
     assert gc.get_freeze_count() == 0
 
 
-def test_closing_fails_running_requests_and_drops_the_models(host: EngineHost, path: Path) -> None:
+def test_closing_fails_running_requests_and_drops_the_models(
+    host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step = EngineCore.step
+
+    def slow(self: EngineCore) -> bool:
+        time.sleep(0.01)
+        return step(self)
+
+    monkeypatch.setattr(EngineCore, "step", slow)
     info = host.load(str(path))
     sink = WaitingSink()
     request = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
@@ -150,7 +160,7 @@ def test_a_request_that_is_still_prepared_takes_room_and_can_be_cancelled(
     build, release = PromptBuilder.build, threading.Event()
 
     def slow(self: PromptBuilder, request: ChatRequest) -> Prompt:
-        assert release.wait(60)
+        assert release.wait(PATIENCE)
         return build(self, request)
 
     monkeypatch.setattr(PromptBuilder, "build", slow)
@@ -179,8 +189,17 @@ def bulk(request: ChatRequest) -> ChatRequest:
 
 
 def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
-    host: EngineHost, path: Path
+    host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The engine stands still from when the batch is full until the request has come."""
+    step, submitted = EngineCore.step, threading.Event()
+
+    def waits(self: EngineCore) -> bool:
+        if self.running == 4:
+            assert submitted.wait(PATIENCE)
+        return step(self)
+
+    monkeypatch.setattr(EngineCore, "step", waits)
     info = host.load(str(path))
     long = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
     sinks = [WaitingSink() for _ in range(6)]
@@ -190,7 +209,11 @@ def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
     assert host.room(info.name, bulk=True) == 0
     assert host.room(info.name, bulk=False) == 6
     short = long.model_copy(update={"max_tokens": 2, "n": 3})
-    assert len(chat_choices(host, short)) == 3
+    interactive = WaitingSink()
+    host.submit(short, interactive)
+    wait_until(lambda: host.health().waiting == 5)
+    submitted.set()
+    assert len(interactive.wait().choices) == 3
     assert [sink.outcome for sink in sinks] == [None] * 6
     for sink in sinks:
         assert sink.wait().usage is not None
@@ -205,7 +228,7 @@ def test_interactive_prompts_are_prepared_before_bulk_prompts(
 
     def slow(self: PromptBuilder, request: ChatRequest) -> Prompt:
         built.append(request.job.priority)
-        assert release.wait(60)
+        assert release.wait(PATIENCE)
         return build(self, request)
 
     monkeypatch.setattr(PromptBuilder, "build", slow)
@@ -220,9 +243,3 @@ def test_interactive_prompts_are_prepared_before_bulk_prompts(
         sink.wait()
     chat = "interactive"
     assert built == ["bulk", *[chat] * 14, "bulk", chat, "bulk", chat, chat]
-
-
-def chat_choices(host: EngineHost, request: ChatRequest) -> list[str]:
-    sink = WaitingSink()
-    host.submit(request, sink)
-    return [choice.message.content or "" for choice in sink.wait().choices]

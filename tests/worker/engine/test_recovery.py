@@ -17,6 +17,7 @@ import pytest
 
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
+from tests.waiting import PATIENCE
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from worker import ChatSession, Engine
@@ -245,7 +246,7 @@ def test_a_stream_that_the_garbage_collector_closes_in_a_step_blocks_nothing(
         monkeypatch.setattr(EngineCore, "step", collect)
         done = threading.Thread(target=engine.generate, args=([[1, 2, 3]], GREEDY), daemon=True)
         done.start()
-        done.join(30)
+        done.join(PATIENCE)
         assert not done.is_alive()
     finally:
         gc.enable()

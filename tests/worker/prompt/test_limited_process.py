@@ -15,7 +15,7 @@ import pytest
 
 from jobs import JobError
 from tests.worker.prompt.test_encoder import LONG
-from tests.worker.site import wait_until
+from tests.worker.site import PATIENCE, wait_until
 from tests.worker.sources import read_tokenizer
 from tests.worker.tokenizers import save_tokenizer
 from worker.backend import MachineError
@@ -31,7 +31,7 @@ SHOUT = "{{ messages }}!"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited_process, "STALL_SECONDS", 0.75)
+    monkeypatch.setattr(limited_process, "STALL_SECONDS", 2.0)
 
 
 def stop(child: LimitedProcess) -> int:
@@ -70,7 +70,7 @@ def test_a_helper_that_is_stopped_while_it_works_is_replaced() -> None:
         slow = "{% for a in range(9999) %}{% for b in range(200) %}{% endfor %}{% endfor %}"
         running = pool.submit(tried.render, slow + SHOUT, HELLO)
         stop(tried._child)
-        assert running.result(60) == "Hello!!"
+        assert running.result(PATIENCE) == "Hello!!"
 
 
 def test_helpers_that_never_answer_are_the_machine_s_fault() -> None:
@@ -181,7 +181,8 @@ def test_a_limit_of_open_files_is_named() -> None:
     tried.check("a")
 
 
-def test_a_killed_helper_is_an_error_that_is_retried() -> None:
+def test_a_killed_helper_is_an_error_that_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sandbox, "MAX_SECONDS", 60.0)
     tried = Sandbox()
     tried.check("a")
     with ThreadPoolExecutor(1) as pool:
@@ -192,5 +193,5 @@ def test_a_killed_helper_is_an_error_that_is_retried() -> None:
         wait_until(lambda: Path(f"/proc/{pid}/stat").read_text().split()[2] == "R")
         tried._child.close()
         with pytest.raises(JobError, match="ended \\(-9\\): try again") as caught:
-            running.result(60)
+            running.result(PATIENCE)
         assert caught.value.retryable

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jobs import JobError
-from tests.worker.site import wait_until
+from tests.worker.site import PATIENCE, wait_until
 from worker.prompt import sandbox
 from worker.prompt.template import ChatTemplate
 
@@ -168,7 +168,9 @@ def test_a_renderer_exits_with_its_worker() -> None:
         "sandbox = Sandbox(); sandbox.check('a')\n"
         "print(sandbox._child.pid, flush=True); os.kill(os.getpid(), signal.SIGKILL)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
     process = Path(f"/proc/{int(done.stdout)}")
     wait_until(lambda: not process.exists() or "zombie" in (process / "status").read_text())
 
