@@ -5,14 +5,15 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 
 import pytest
 import redis
+from hypothesis import HealthCheck, settings
 
 from jobs.embedded import EmbeddedRedis
+from tests.waiting import wait_until
 from worker.kernels import build
 from worker.kernels.compilers import CannotBuild
 
@@ -20,10 +21,14 @@ from worker.kernels.compilers import CannotBuild
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# Processes under test keep their bytecode, as installed ones do: to compile it takes them a second.
-os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-
-PATIENCE = 60.0  # seconds
+# Examples are the same in each run, and a slow machine fails none.
+settings.register_profile(
+    "chatjobs",
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+settings.load_profile("chatjobs")
 
 # The models of the tests are so small that a second thread costs more than it computes. The tests
 # of kernels use several (tests/worker/kernels/conftest.py).
@@ -57,7 +62,4 @@ def redis_url(redis_server: EmbeddedRedis) -> Iterator[str]:
     with redis.Redis.from_url(redis_server.url) as client:
         client.flushall()
         yield redis_server.url
-        deadline = time.monotonic() + PATIENCE
-        while channels := client.pubsub_channels():
-            assert time.monotonic() < deadline, f"still subscribed: {channels}"
-            time.sleep(0.01)
+        wait_until(lambda: not client.pubsub_channels(), "a subscription is left")

@@ -4,9 +4,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.site import Site
+
+
+@pytest.fixture(autouse=True)
+def same_random_numbers() -> None:
+    """Each test draws the same values in each run, whichever tests ran before it."""
+    torch.manual_seed(0)
 
 
 @pytest.fixture

@@ -191,7 +191,7 @@ NAMES = sorted(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     request=st.fixed_dictionaries({}, optional=dict.fromkeys(NAMES, json_values)),
     overrides=st.fixed_dictionaries(

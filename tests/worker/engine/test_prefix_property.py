@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from jobs.api.sampling import Sampling
@@ -185,11 +185,7 @@ def check_shared(core: EngineCore) -> int:
     return columns
 
 
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=EXAMPLES)
 @given(actions=ACTIONS, pin=st.booleans())
 @example(actions=PRESSURE, pin=False)
 def test_tokens_are_those_of_each_sequence_alone_and_no_state_leaks(

@@ -138,7 +138,7 @@ def test_the_default_slots() -> None:
     assert Slots.share(1, None, True) == Slots(1, 0, False)  # strictly one after the other
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     batch=st.integers(1, 5),
     reserved=st.integers(0, 2),

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, example, given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tests.worker.checkpoints import KINDS, make_checkpoint
@@ -30,11 +30,7 @@ def pair(
     assert failed or (drafts.accepted_tokens > 100 and rejected > 100), (drafts.steps, rejected)
 
 
-@settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=EXAMPLES)
 @given(actions=ACTIONS, pin=st.booleans())
 @example(actions=LONG, pin=False)
 @example(actions=LONG, pin=True)

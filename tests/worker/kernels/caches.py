@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import HealthCheck, settings
+from hypothesis import settings
 from torch import Tensor
 
 from worker.layers.kv_cache import FullKVCache, KVCache, WindowKVCache
 
 CPU = torch.device("cpu")
-examples = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+examples = settings(max_examples=60)
 
 
 def random(*shape: int, seed: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -33,9 +33,7 @@ def make(shape: DeltaShape, dtype: torch.dtype) -> tuple[GatedDeltaNet, Recurren
     return net, cache
 
 
-@settings(
-    max_examples=50, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=50)
 @given(
     rows=st.integers(1, SLOTS),
     key_heads=st.integers(1, 3),

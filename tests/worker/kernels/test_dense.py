@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -12,9 +12,7 @@ from worker.kernels import dense, library
 from worker.kernels.library import Library
 from worker.layers.bf16_weight import Bf16Weight
 
-examples = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+examples = settings(max_examples=60)
 
 
 def random(seed: int, *shape: int) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
@@ -17,9 +17,7 @@ DTYPES = st.sampled_from([torch.float32, torch.bfloat16])
 ROWS, SIZES = st.integers(1, 40), st.integers(1, 200)
 SPECIAL = st.sampled_from([None, float("nan"), float("inf"), float("-inf")])
 
-examples = settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+examples = settings(max_examples=60)
 
 
 def random(*shape: int, dtype: torch.dtype = torch.float32, seed: int = 0) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -13,9 +13,7 @@ from worker.kernels import mixture, quantised
 from worker.kernels.library import Library
 from worker.layers.experts import combine, group
 
-examples = settings(
-    max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+examples = settings(max_examples=40)
 
 
 def random(seed: int, *shape: int) -> Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
@@ -16,9 +16,7 @@ from worker.kernels.quantised import FORMATS, WIDE_FROM
 from worker.layers.quantised import QuantisedTensor
 from worker.quantise.blocks import quantise
 
-examples = settings(
-    max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+examples = settings(max_examples=120)
 # Where the scales in fp16 of a block are.
 HALVES = {
     "Q4_0": (0,),

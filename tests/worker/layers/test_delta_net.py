@@ -34,7 +34,7 @@ def step_by_step(
     return out
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(length=st.integers(1, 200), seed=st.integers(0, 2**31), decay=st.floats(0.0, 20.0))
 def test_chunks_and_single_tokens_are_the_same_recurrence(
     length: int, seed: int, decay: float

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import JobError
@@ -81,11 +81,7 @@ def edit_header(file: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     file.write_bytes(struct.pack("<Q", len(raw)) + raw + content[8 + length :])
 
 
-@settings(
-    max_examples=120,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
+@settings(max_examples=120, deadline=None)
 @given(
     name=st.sampled_from(FILES),
     action=st.sampled_from(["replace", "replace", "remove", "add"]),
@@ -108,9 +104,7 @@ def test_a_mutated_file_is_refused_by_a_joberror_or_loads(
             assert error.message
 
 
-@settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
-)
+@settings(max_examples=60)
 @given(
     name=st.sampled_from(FILES),
     place=st.floats(0, 1, exclude_max=True),

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import JobError
-from tests.worker.site import wait_until
+from tests.worker.site import PATIENCE, wait_until
 from tests.worker.sources import read_tokenizer
 from tests.worker.tokenizers import CORPUS, STYLES, Style, make_tokenizer, save_tokenizer
 from worker.loading.tokenizer import Tokenizer
@@ -115,12 +115,12 @@ def test_closing_ends_the_tokenizing_of_a_prompt(tokenizer: Tokenizer) -> None:
         wait_until(lambda: tokenize._child.pid is not None)
         tokenize.close()
         with pytest.raises(JobError, match="tokenizes long prompts ended \\(-9\\): try again"):
-            running.result(60)
+            running.result(PATIENCE)
     assert tokenize.encode(LONG) == tokenizer.encode(LONG)
 
 
 @pytest.mark.parametrize("style", STYLES)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32), runs=st.integers(1, 40))
 def test_the_count_is_never_higher_than_the_number_of_tokens(
     style: Style, seed: int, runs: int

@@ -82,7 +82,7 @@ def streamed(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special: bool = T
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXT)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 def test_streamed_text_equals_the_decoded_text(
     tokenizers: dict[str, Tokenizer], kind: str, text: str
 ) -> None:
@@ -93,7 +93,7 @@ def test_streamed_text_equals_the_decoded_text(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_streamed_text_of_random_tokens_equals_the_decoded_text(
     tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
 ) -> None:
@@ -106,7 +106,7 @@ def test_streamed_text_of_random_tokens_equals_the_decoded_text(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_special_tokens_are_text_where_they_are_not_skipped(
     tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
 ) -> None:
