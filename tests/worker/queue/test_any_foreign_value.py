@@ -14,7 +14,7 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.client.damage import find_damage, type_of
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 
 # The parts of keys: those of other queues, runs, jobs, sessions, tenants
 # and workers than the ones whose jobs must end.
@@ -90,8 +90,8 @@ def test_values_of_the_right_type_stop_nobody(site: Site) -> None:
         if key != keys.LIMITS:  # a number there is a limit
             WRITERS[str(type_of(key))](site.redis, key)
     jobs = [site.submit(str(number), run=f"own-{number}") for number in range(3)]
-    assert all(job.result(timeout=60).text for job in jobs)
-    site.client.wait_for_rows(jobs, timeout=60)
+    assert all(job.result(timeout=PATIENCE).text for job in jobs)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     assert worker.alive, worker.output
 
 
@@ -109,8 +109,8 @@ def test_keys_of_another_type_stop_nobody_else(site: Site) -> None:
     site.redis.sadd("rq:queues", "rq:queue:bulk:other")
     site.redis.zadd(keys.WORKERS, {"n": 1})
     jobs = [site.submit(str(number), run=f"own-{number}") for number in range(3)]
-    assert all(job.result(timeout=60).text for job in jobs)
-    site.client.wait_for_rows(jobs, timeout=60)
+    assert all(job.result(timeout=PATIENCE).text for job in jobs)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     assert worker.alive, worker.output
     named = {one.key for one in find_damage(site.redis)}
     assert {keys.tenants("bulk:other"), keys.outbox("r"), keys.started("n")} <= named
@@ -132,6 +132,6 @@ def test_shared_keys_of_another_type_end_no_worker(site: Site) -> None:
     for key in shared:
         if site.redis.exists(key):
             site.redis.rename(key, f"damaged:{key}")
-    assert site.submit().result(timeout=60).text
+    assert site.submit().result(timeout=PATIENCE).text
     wait_until(site.rows)
     assert worker.alive, worker.output

@@ -45,8 +45,9 @@ class Recovering(FakeBackend):
 
 
 def test_jobs_of_a_sick_worker_wait_for_its_recovery(
-    site: Site, caplog: pytest.LogCaptureFixture
+    site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("worker.queue.rq_presence.FIGURES_SECONDS", 60.0)  # each check reads them
     caplog.set_level(logging.INFO)
     jobs = site.submit_many([f"q{i}" for i in range(40)])
     backend = Recovering(failures=4)
@@ -111,10 +112,12 @@ def test_a_worker_whose_device_fails_every_job_leaves_the_queue_to_others(site: 
     sick = site.worker(broken=True, max_batch=4)
     wait_until(lambda: " serves fake" in sick.output)
     jobs = site.submit_many([f"q{i}" for i in range(300)], retries=20, run="r")
-    wait_until(lambda: any(one["paused"] for one in read_workers(site.redis)))
-    (status,) = read_workers(site.redis)
-    assert status["paused"] == "jobs fail: the device failed, requested by the test"
-    assert not status["healthy"]
+    reason = "jobs fail: the device failed, requested by the test"
+    wait_until(
+        lambda: (
+            (reason, False) in [(one["paused"], one["healthy"]) for one in read_workers(site.redis)]
+        )
+    )
     site.burst()
     assert [job.result(timeout=1).text for job in jobs] == [text_of(job.request) for job in jobs]
     assert len(site.rows("r")) == len(jobs)

@@ -14,7 +14,7 @@ from jobs.client.state import Status
 from jobs.client.turns import TURNS_LUA
 from tests.worker.fake_backend import FakeBackend, FakeHandle
 from tests.worker.queue.session_turns import contents, open_session, run
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 from worker.backend import Sink
 from worker.queue.rq_store import RQStore
 
@@ -81,7 +81,7 @@ def test_many_turns_of_a_foreign_session_make_no_worker_sick(site: Site) -> None
     write(site, bad, "ttl", "1e30")
     worker = site.worker()
     wait_until(lambda: all(job.status() is Status.FAILED for job in turns))
-    assert site.submit("hello").result(timeout=60).text
+    assert site.submit("hello").result(timeout=PATIENCE).text
     assert worker.stop() == 0 and "in a row" not in worker.output
 
 

@@ -24,7 +24,7 @@ from jobs.client.rq_format import job_key
 from jobs.client.steps import run_sync
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.session_turns import open_session
-from tests.worker.site import Site
+from tests.worker.site import PATIENCE, Site
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_settle import Settlement
@@ -264,7 +264,7 @@ def test_the_next_turn_of_a_session(site: Site, store: RQStore, key: str) -> Non
     restore(site, key, value=True)
     store.upkeep.step()
     site.burst()
-    assert second.result(timeout=5).text
+    assert second.result(timeout=PATIENCE).text
 
 
 def test_a_dependent_job_that_can_not_be_queued_waits_and_holds_back_no_other(

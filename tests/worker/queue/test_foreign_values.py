@@ -10,7 +10,7 @@ import pytest
 from jobs import JobError, keys
 from jobs.client.rq_format import job_key
 from tests.worker.queue.rq_jobs import fetch
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 from worker.queue.rq_store import RQStore
 from worker.queue.rq_workers import RQWorkers
 
@@ -44,14 +44,14 @@ def test_a_foreign_backlog_is_counted_again(site: Site, store: RQStore, value: A
 
 def test_a_stage_that_fails_is_named_and_works_again(site: Site) -> None:
     worker = site.worker()
-    site.submit().result(timeout=60)
+    site.submit().result(timeout=PATIENCE)
     site.redis.set("rq:scheduled:chat:fake", "no sorted set")
     site.redis.rpush("rq:queue:chat:fake", "wakes the claim")
     named = "claiming jobs fails: the key rq:scheduled:chat:fake in Redis is"
     wait_until(lambda: named in worker.output)  # the upkeep names it for itself
     assert "RENAME" in worker.output
     site.redis.rename("rq:scheduled:chat:fake", "elsewhere")
-    assert site.submit().result(timeout=60).text
+    assert site.submit().result(timeout=PATIENCE).text
     assert worker.alive
     assert worker.output.count(named) == 1
 
@@ -96,11 +96,11 @@ def test_a_run_whose_outbox_is_foreign_holds_back_its_own_jobs_alone(site: Site)
     bad = site.submit("bad", run="bad")
     wait_until(lambda: f"{keys.outbox('bad')} in Redis is a string" in worker.output)
     others = site.submit_many(["a", "b", "c"], run="good")
-    assert all(job.result(timeout=60).text for job in others)
+    assert all(job.result(timeout=PATIENCE).text for job in others)
     assert not bad.status().over
     site.redis.rename(keys.outbox("bad"), "elsewhere")
-    assert bad.result(timeout=60).text
-    site.client.wait_for_rows([bad, *others], timeout=60)
+    assert bad.result(timeout=PATIENCE).text
+    site.client.wait_for_rows([bad, *others], timeout=PATIENCE)
 
 
 def test_a_job_whose_keys_are_overwritten_while_it_runs_stops_no_other(site: Site) -> None:
@@ -111,9 +111,9 @@ def test_a_job_whose_keys_are_overwritten_while_it_runs_stops_no_other(site: Sit
     for key in (job_key(bad.id), keys.log(bad.id)):
         site.redis.delete(key)
         site.redis.set(key, "x")
-    assert other.result(timeout=60).text
+    assert other.result(timeout=PATIENCE).text
     assert "".join(chunk.text for chunk in other.stream()) == other.result().text
-    assert site.submit().result(timeout=60).text
+    assert site.submit().result(timeout=PATIENCE).text
     assert worker.alive
 
 
@@ -122,7 +122,7 @@ def test_a_foreign_deadline_of_one_job_stops_no_claim(site: Site, deadline: str)
     bad, other = site.submit_many(["a", "b"], ttl=3600)
     site.redis.hset(job_key(bad.id), "chatjobs_deadline", deadline)
     site.burst()
-    assert bad.result(timeout=5).text and other.result(timeout=5).text
+    assert bad.result(timeout=PATIENCE).text and other.result(timeout=PATIENCE).text
 
 
 @pytest.mark.parametrize(
@@ -133,7 +133,7 @@ def test_a_foreign_key_of_the_bulk_queue_stops_no_interactive_job(site: Site, ke
     with pytest.raises(JobError, match=f"RENAME '{key}'"):
         site.submit("bulk", priority="bulk")
     worker = site.worker()
-    assert site.submit().result(timeout=60).text
+    assert site.submit().result(timeout=PATIENCE).text
     assert worker.alive
 
 

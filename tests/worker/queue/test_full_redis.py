@@ -26,7 +26,7 @@ from jobs.stream.entries import Entry
 from jobs.stream.writer import StreamWriter
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.test_rq_store import claim, ended
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_settle import SECONDS_WHEN_FULL, Settlement
 from worker.queue.rq_started import RQStarted, StartedJob
@@ -97,7 +97,7 @@ def test_the_first_worker_starts_on_a_redis_that_jobs_have_filled_and_drains_it(
         worker = site.worker()
         wait_until(lambda: len(site.rows()) == taken)
         (name,) = (found.decode() for found in site.redis.zrange(keys.WORKERS, 0, -1))
-        assert site.redis.exists(keys.worker(name))
+        wait_until(lambda: site.redis.exists(keys.worker(name)))
         assert [one.name for one in rq.Worker.all(connection=site.redis)] == [name]
         assert worker.stop() == 0
     assert "Redis is full" not in worker.output
@@ -121,7 +121,7 @@ def test_rows_are_waited_for_on_a_full_redis(site: Site) -> None:
     worker = site.worker()
     wait_until(lambda: all(job.status().over for job in jobs))
     with site.settings(maxmemory="1"):
-        site.client.wait_for_rows(jobs, timeout=60)
+        site.client.wait_for_rows(jobs, timeout=PATIENCE)
     assert len(site.rows("r")) == 2
     assert worker.stop() == 0
 
@@ -233,7 +233,7 @@ def test_a_requeued_job_has_its_limits_again(site: Site) -> None:
     assert site.redis.zcard(keys.DEADLINES) == 2
     wait_until(has_failed)  # it lives as long again
     site.burst()
-    assert kept.result(timeout=5).text
+    assert kept.result(timeout=PATIENCE).text
     assert not site.redis.exists(keys.OPEN_BYTES, keys.DEADLINES)
 
 

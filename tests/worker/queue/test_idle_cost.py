@@ -17,7 +17,7 @@ import redis
 from jobs import keys
 from jobs.client.connection import connect
 from tests.worker.fake_backend import FakeBackend, text_of
-from tests.worker.site import QUICK, ROOT, Site, wait_until
+from tests.worker.site import PATIENCE, QUICK, ROOT, Site, wait_until
 from worker.queue.capacity import Capacity
 from worker.queue.loop import LEASE_SECONDS
 from worker.queue.waker import Waker
@@ -35,7 +35,7 @@ def calls(site: Site) -> Counter[str]:
 
 def test_an_idle_worker_sends_few_commands(site: Site) -> None:
     worker = site.worker(lease_seconds=LEASE_SECONDS)
-    site.submit().result(timeout=60)
+    site.submit().result(timeout=PATIENCE)
     wait_until(lambda: site.rows())
     time.sleep(3.0)
     before, start = calls(site), time.monotonic()
@@ -112,9 +112,9 @@ def test_a_worker_that_has_no_room_any_more_passes_the_wake_up_on(
         if priority == "interactive":
             backend.interactive = 0
         later = site.submit("later", priority=priority)
-        wait_until(lambda: site.redis.llen(key) == 1)  # it was taken at once, and is put back
-        wait_until(lambda: waits(site) == (priority == "bulk"))  # which waits for other jobs then
-        assert site.redis.llen(key) == 1
+        # It was taken at once, and is put back by a worker which waits for other jobs then.
+        rests = (1, priority == "bulk")
+        wait_until(lambda: (site.redis.llen(key), waits(site)) == rests)
         assert later.status().value == "queued"
         if priority == "interactive":
             backend.interactive = backend.bulk = 2
@@ -130,7 +130,7 @@ def test_a_wake_up_is_passed_on_after_a_redis_error(
     waker = Waker(redis.Redis.from_url(site.url), client, OWN_KEY, woken.release)
     waker.arm([key])
     site.submit()
-    assert woken.acquire(timeout=5)
+    assert woken.acquire(timeout=PATIENCE)
 
     def fail(**_: Any) -> None:
         raise redis.ConnectionError("Connection refused")
@@ -185,10 +185,10 @@ def test_a_job_that_another_producer_queued_is_found(site: Site) -> None:
     site.worker()
     site.wait_for_workers()
     job = site.submit()
-    job.result(timeout=60)
+    job.result(timeout=PATIENCE)
     other = site.submit("later")
     site.redis.delete(keys.wake("chat:fake"))  # as if RQ's own Queue had enqueued it
-    assert other.result(timeout=60).text == text_of(other.request)
+    assert other.result(timeout=PATIENCE).text == text_of(other.request)
 
 
 def test_a_waker_survives_redis_errors(site: Site) -> None:
@@ -238,10 +238,10 @@ def test_a_worker_that_waits_for_some_jobs_can_wait_for_others(site: Site) -> No
     waker.arm([interactive])  # the batch is full of bulk jobs
     wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
     waker.arm([interactive, bulk])  # they have ended
-    assert woken.acquire(timeout=5)
+    assert woken.acquire(timeout=PATIENCE)
     waker.arm([interactive, bulk])
     site.submit(priority="bulk")
-    assert woken.acquire(timeout=5)
+    assert woken.acquire(timeout=PATIENCE)
     assert not site.redis.exists(bulk)
     waker.close()
 
@@ -254,7 +254,7 @@ def test_a_foreign_value_at_its_own_key_does_not_stop_a_worker(site: Site) -> No
     site.redis.set(OWN_KEY, "not a list")
     waker.arm([keys.wake("bulk:fake")])
     waker.look(lambda: True)
-    assert woken.acquire(timeout=5)
+    assert woken.acquire(timeout=PATIENCE)
     waker.close()
 
 
@@ -267,8 +267,7 @@ def test_a_closed_waker_leaves_the_tokens_to_others(site: Site) -> None:
         time.sleep(0.0001 * (number % 30))  # `close` meets each step of the thread
         waker.close()
         connection.close()
-    blocked = [one for one in site.redis.client_list() if one["cmd"] == "blpop"]
-    assert blocked == []
+    wait_until(lambda: "blpop" not in [one["cmd"] for one in site.redis.client_list()])
     site.redis.rpush(key, *range(100))
     assert site.redis.llen(key) == 100
 
@@ -279,7 +278,7 @@ def test_a_worker_that_stops_passes_on_the_token_that_has_woken_it(site: Site) -
     waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, woken.release)
     waker.arm([key])
     site.redis.rpush(key, 1)
-    assert woken.acquire(timeout=60)
+    assert woken.acquire(timeout=PATIENCE)
     assert not site.redis.exists(key)
     waker.close()
     waker.pass_on(())

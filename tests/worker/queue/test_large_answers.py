@@ -15,7 +15,7 @@ from jobs.api.params import RequestFields
 from jobs.client.limits import DEFAULTS, set_limit
 from tests.worker.fake_backend import FakeBackend, FakeHandle, text_of
 from tests.worker.queue.rq_jobs import QUEUE
-from tests.worker.site import Site
+from tests.worker.site import PATIENCE, Site
 from worker.queue.rq_settle import Settler
 
 LIMIT = 20_000  # bytes
@@ -57,7 +57,7 @@ def test_a_row_that_is_too_large_loses_its_logprobs_first(
     set_limit(site.redis, "row_bytes", LIMIT)
     job = site.submit()
     site.burst()
-    answer = job.result(timeout=5)
+    answer = job.result(timeout=PATIENCE)
     assert answer.text == text_of(job.request)
     assert answer.choices[0].logprobs is None
     assert site.row(job)["top_logprobs"] is None
@@ -70,7 +70,7 @@ def test_a_row_within_the_limit_keeps_its_logprobs(
     set_limit(site.redis, "row_bytes", LIMIT)
     job = site.submit()
     site.burst()
-    logprobs = job.result(timeout=5).choices[0].logprobs
+    logprobs = job.result(timeout=PATIENCE).choices[0].logprobs
     assert logprobs is not None and len(logprobs.content or ()) == 20
 
 
@@ -81,8 +81,8 @@ def test_an_answer_that_is_too_large_fails_with_the_numbers(site: Site) -> None:
     with pytest.raises(
         JobError, match=r"too large for its row: \d+\.\d kB, and the limit \(row_bytes\) is 8\.0 kB"
     ):
-        large.result(timeout=5)
-    assert small.result(timeout=5).text
+        large.result(timeout=PATIENCE)
+    assert small.result(timeout=PATIENCE).text
     site.assert_settled([large, small])
 
 
@@ -100,9 +100,9 @@ def test_an_answer_that_redis_does_not_take_fails_alone(
 
     monkeypatch.setattr(Settler, "send", send_or_fail)
     site.burst(FakeBackend())
-    assert jobs[0].result(timeout=5).text and jobs[2].result(timeout=5).text
+    assert jobs[0].result(timeout=PATIENCE).text and jobs[2].result(timeout=PATIENCE).text
     with pytest.raises(JobError, match="Redis did not take the answer"):
-        jobs[1].result(timeout=5)
+        jobs[1].result(timeout=PATIENCE)
     site.assert_settled(jobs)
 
 
@@ -123,7 +123,9 @@ def test_an_answer_does_not_fail_if_redis_comes_back_while_it_is_settled(
     monkeypatch.setattr(Settler, "send", send_or_fail)
     site.burst(FakeBackend())
     assert failures == 0
-    assert [job.result(timeout=5).text for job in jobs] == [text_of(job.request) for job in jobs]
+    assert [job.result(timeout=PATIENCE).text for job in jobs] == [
+        text_of(job.request) for job in jobs
+    ]
     site.assert_settled(jobs)
 
 
@@ -142,8 +144,8 @@ def test_a_large_request_of_another_producer_is_refused_at_its_claim(
         site.submit("z" * 5000)
     site.burst()
     with pytest.raises(JobError, match=refusal):
-        large.result(timeout=5)
-    assert other.result(timeout=5).text
+        large.result(timeout=PATIENCE)
+    assert other.result(timeout=PATIENCE).text
 
 
 @pytest.mark.parametrize(
@@ -169,4 +171,4 @@ def test_the_default_limits_refuse_a_large_prompt(
     foreign = site.client.job(queue.enqueue(keys.TASK, request=request).id)
     site.burst()
     with pytest.raises(JobError, match=refusal):
-        foreign.result(timeout=5)
+        foreign.result(timeout=PATIENCE)

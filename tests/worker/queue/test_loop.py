@@ -132,7 +132,7 @@ def test_a_job_that_waited_too_long_is_not_run(site: Site) -> None:
 
 
 def test_a_job_that_runs_too_long_is_stopped(site: Site) -> None:
-    job, other = site.submit(ttl=0.5, words=100_000), site.submit(words=3)
+    job, other = site.submit(ttl=4, words=100_000), site.submit(words=3)
     site.burst()
     with pytest.raises(JobError, match="not done within") as failure:
         job.result(timeout=1)
@@ -225,9 +225,9 @@ def test_a_dead_engine_returns_its_jobs(site: Site) -> None:
 
 def test_a_worker_whose_engine_hangs_ends_and_loses_its_jobs(site: Site) -> None:
     jobs = site.submit_many(["a", "b"])
-    hung = site.worker(hangs=True, hang_seconds=0.5)
+    hung = site.worker(hangs=True, hang_seconds=3.0)
     assert hung.wait() == EXIT_HUNG
-    assert "the engine has work but made no progress for 0.5 s" in hung.output
+    assert "the engine has work but made no progress for 3 s" in hung.output
     assert "in _loop" in hung.output  # the stacks of all threads
     site.worker()
     wait_until(lambda: all(job.status().over for job in jobs))
@@ -249,21 +249,22 @@ def test_a_backlog_of_rows_pauses_claiming(
     for _ in range(4):
         site.redis.xadd(keys.outbox("not a run"), {"row": "x"})
 
+    def messages() -> list[str]:
+        return [record.getMessage() for record in caplog.records]
+
     class Emptied(FakeBackend):
         def memory(self):
             """Called at each check."""
-            if time.monotonic() > emptied:
+            if paused in messages():
                 site.redis.delete(keys.outbox("not a run"))
             return super().memory()
 
-    emptied = time.monotonic() + 0.8
+    paused = f"not claiming jobs: {reason}"
     job = site.submit()
     backend = Emptied()
     site.burst(backend)
     assert backend.begun == [job.id]
-    messages = [record.getMessage() for record in caplog.records]
-    paused = messages.index(f"not claiming jobs: {reason}")
-    assert "claiming jobs again" in messages[paused:]
+    assert "claiming jobs again" in messages()[messages().index(paused) :]
 
 
 def test_a_worker_that_is_stopped_logs_its_jobs_and_their_time(site: Site) -> None:
@@ -277,20 +278,19 @@ def test_a_worker_that_is_stopped_logs_its_jobs_and_their_time(site: Site) -> No
 
 
 def test_the_worker_describes_itself(site: Site) -> None:
-    worker = site.worker()
+    worker = site.worker(lease_seconds=60.0)
     site.wait_for_workers()
     (key,) = site.redis.scan_iter(keys.worker("*"))
     report = json.loads(site.redis.get(key))
     assert (report["models"], report["pid"], report["jobs"]) == (["fake"], worker.pid, 0)
     assert {"host", "memory", "running", "tokens_per_second", "started_at"} <= report.keys()
-    assert 0 < site.redis.pttl(key) <= 500
+    assert 0 < site.redis.pttl(key) <= 30_000
 
 
 def test_a_killed_worker_leaves_the_status_before_its_lease_ends(site: Site) -> None:
     doomed = site.worker(lease_seconds=12.0)
     wait_until(lambda: read_workers(site.redis))
     doomed.kill()
+    ((name, lease),) = site.redis.zrange(keys.WORKERS, 0, -1, withscores=True)
+    assert site.redis.pexpiretime(keys.worker(name.decode())) < lease
     wait_until(lambda: not read_workers(site.redis))
-    ((_, lease),) = site.redis.zrange(keys.WORKERS, 0, -1, withscores=True)
-    seconds, _ = site.redis.time()
-    assert lease / 1000 > seconds

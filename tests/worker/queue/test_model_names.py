@@ -13,7 +13,7 @@ from rq.serializers import JSONSerializer
 from jobs import ChatRequest, JobError
 from jobs.cli import build
 from tests.worker.fake_backend import text_of
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 
 NAMES = [
     "my model",
@@ -35,7 +35,7 @@ def test_a_model_of_any_name_is_served(site: Site, name: str) -> None:
     assert stopped.cancel()
     site.burst(models=[name])
     for job in (chat, bulk):
-        assert job.result(timeout=10).text == text_of(job.request)
+        assert job.result(timeout=PATIENCE).text == text_of(job.request)
         assert site.row(job)["model"] == name
     assert "".join(chunk.text for chunk in chat.stream()) == text_of(chat.request)
     site.assert_settled([chat, bulk, stopped])
@@ -51,7 +51,7 @@ def test_the_jobs_of_a_killed_worker_return_to_queues_of_any_name(site: Site) ->
     site.burst(models=NAMES)
     for job in jobs:
         with pytest.raises(JobError, match="cancelled"):
-            job.result(timeout=10)
+            job.result(timeout=PATIENCE)
     site.assert_settled(jobs)
 
 

@@ -10,7 +10,7 @@ from jobs import JobError
 from jobs.client.rq_format import FAILURES
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.queue.test_rq_store import claim
-from tests.worker.site import Site
+from tests.worker.site import PATIENCE, Site
 from worker.queue import attempts
 from worker.queue.attempts import MAX_RETRY_SECONDS, RETRY_SECONDS, retry_pause
 from worker.queue.rq_store import RQStore
@@ -26,7 +26,7 @@ def test_an_infrastructure_error_is_retried_by_default(site: Site) -> None:
     job = site.submit(fail="out_of_memory", words=3)
     site.burst()
     with pytest.raises(JobError) as caught:
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
     assert (caught.value.code, caught.value.retryable) == ("out_of_memory", True)
     row = site.row(job)
     assert row["attempt"] == 3

@@ -37,6 +37,7 @@ def test_the_rows_and_bytes_of_all_outboxes_are_counted(site: Site) -> None:
 def test_workers_count_once_for_all_and_again_later(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(rq_backlog, "PAUSE_MILLISECONDS", 600_000)
     add_rows(site, runs=2)
     one, other = BacklogCounter(site.redis), BacklogCounter(site.redis)
     assert one.read().rows == 2
@@ -44,11 +45,15 @@ def test_workers_count_once_for_all_and_again_later(
     before = calls(site).get("xlen", 0)
     assert other.read().rows == 2
     assert calls(site).get("xlen", 0) == before
-    monkeypatch.setattr(rq_backlog, "PAUSE_MILLISECONDS", 100)
+    monkeypatch.setattr(rq_backlog, "PAUSE_MILLISECONDS", 0)
     wait_until(lambda: other.read().rows == 5)
 
 
-def test_a_call_counts_a_portion_and_the_next_worker_goes_on(site: Site) -> None:
+def test_a_call_counts_a_portion_and_the_next_worker_goes_on(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rq_backlog, "PAUSE_MILLISECONDS", 600_000)
+    monkeypatch.setattr(rq_backlog, "EXPIRE_MILLISECONDS", 900_000)
     runs = 5 * rq_backlog.PORTION
     add_rows(site, runs)
     counters = [BacklogCounter(site.redis) for _ in range(10)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 import time
@@ -21,10 +20,11 @@ from rq.suspension import resume, suspend
 
 from jobs.client.client import Job
 from jobs.client.dead_letters import requeue
+from jobs.client.serving import read_workers
 from jobs.client.steps import run_sync
 from tests.worker.fake_backend import text_of
 from tests.worker.queue.rq_jobs import QUEUE, fetch
-from tests.worker.site import ROOT, Site, wait_until
+from tests.worker.site import PATIENCE, ROOT, Site, wait_until
 
 RQ = Path(sys.executable).parent / "rq"
 
@@ -76,7 +76,9 @@ def test_what_a_stock_worker_does_with_a_chat_job(site: Site, kind: str) -> None
     status, command = STOCK_WORKERS[kind]
     job = site.submit()
     words = [*command, "-u", site.url, "--max-jobs", "1", QUEUE]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=120)
+    done = subprocess.run(
+        words, cwd=ROOT, capture_output=True, text=True, check=True, timeout=PATIENCE
+    )
     assert job.status() == status
     if status == "queued":
         assert "serve the jobs with chatjobs work --model fake" in done.stderr
@@ -85,7 +87,7 @@ def test_what_a_stock_worker_does_with_a_chat_job(site: Site, kind: str) -> None
         assert site.row(job)["status"] == "error"
         assert run_sync(requeue(job.id), site.client.connection)
     site.burst()
-    assert job.result(timeout=5).text
+    assert job.result(timeout=PATIENCE).text
 
 
 def test_rq_sees_the_worker_busy_idle_and_gone(busy: tuple[Site, list[Job]]) -> None:
@@ -112,14 +114,9 @@ def test_rq_stops_one_of_eight_jobs(busy: tuple[Site, list[Job]]) -> None:
 def test_a_job_cancelled_with_rq_is_dropped_without_a_result(busy: tuple[Site, list[Job]]) -> None:
     site, jobs = busy
     cancel_job(jobs[0].id, connection=site.redis, serializer=JSONSerializer)
-    wait_until(lambda: json.loads(_lease(site))["jobs"] == 7)
+    wait_until(lambda: [one["jobs"] for one in read_workers(site.redis)] == [7])
     assert fetch(site, jobs[0]).is_canceled
     assert fetch(site, jobs[0]).latest_result() is None
-
-
-def _lease(site: Site) -> bytes:
-    (key,) = site.redis.scan_iter("chatjobs:worker:*")
-    return site.redis.get(key) or b'{"jobs": null}'
 
 
 def test_a_suspended_worker_claims_nothing(site: Site) -> None:
@@ -130,4 +127,4 @@ def test_a_suspended_worker_claims_nothing(site: Site) -> None:
     time.sleep(0.5)
     assert job.status().value == "queued"
     resume(site.redis)
-    assert job.result(timeout=30).text == text_of(job.request)
+    assert job.result(timeout=PATIENCE).text == text_of(job.request)

@@ -16,7 +16,7 @@ from jobs.client.rq_format import job_key
 from jobs.client.steps import run_sync
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.test_rq_store import claim, ended
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 from worker import tasks
 from worker.queue.rq_store import RQStore
 
@@ -45,7 +45,7 @@ def test_a_scheduled_job_is_queued_when_its_time_has_come(
     assert now.get_status().value == "queued"
     assert later.get_status().value == "scheduled"
     site.burst()
-    assert site.client.job(now.id).result(timeout=5).text
+    assert site.client.job(now.id).result(timeout=PATIENCE).text
 
 
 def test_cancelling_a_scheduled_job_ends_it(site: Site, store: RQStore, queue: Queue) -> None:
@@ -65,7 +65,7 @@ def test_a_job_that_rq_has_cancelled_gets_its_row_once(site: Site, store: RQStor
     store.upkeep.step()
     assert rows_in_outbox(site) == 1
     with pytest.raises(JobError, match="cancelled with RQ's own tools"):
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
     assert site.redis.ttl(job_key(job.id)) > 0
     site.burst()
     assert site.row(job)["status"] == "cancelled"
@@ -100,7 +100,7 @@ def test_a_stock_worker_returns_the_job_with_a_sentence(
     assert job.status() == "queued"
     assert waiting(site) == [job.id]
     site.burst()
-    assert job.result(timeout=5).text
+    assert job.result(timeout=PATIENCE).text
     site.assert_settled([job])
 
 
@@ -135,14 +135,14 @@ def test_a_ttl_passes_in_the_queue_by_the_clock_of_redis(site: Site, store: RQSt
 
     wait_until(has_failed)
     with pytest.raises(JobError) as caught:
-        brief.result(timeout=5)
+        brief.result(timeout=PATIENCE)
     assert caught.value.code == "timeout"
     assert rows_in_outbox(site) == 1
     assert long.status() == "queued"
     assert site.redis.zcard(keys.DEADLINES) == 1
     site.redis.hset(job_key(long.id), "enqueued_at", "2001-01-01T00:00:00.000000Z")
     site.burst()
-    assert long.result(timeout=5).text  # whatever the clock of its producer said
+    assert long.result(timeout=PATIENCE).text  # whatever the clock of its producer said
     assert not site.redis.exists(keys.DEADLINES)
 
 
@@ -151,7 +151,7 @@ def test_the_timeout_of_rq_ends_an_attempt(site: Site, queue: Queue) -> None:
     job = queue.enqueue(keys.TASK, request=request, job_timeout=1)
     site.burst()
     with pytest.raises(JobError, match=r"RQ's timeout of 1 s \(job_timeout\): enqueue it"):
-        site.client.job(job.id).result(timeout=5)
+        site.client.job(job.id).result(timeout=PATIENCE)
 
 
 def test_dependents_are_queued_even_if_the_reply_is_lost(
@@ -162,7 +162,7 @@ def test_dependents_are_queued_even_if_the_reply_is_lost(
     both = queue.enqueue(keys.TASK, request=REQUEST, depends_on=parents)
     site.burst()  # its settlements alone: no further call for the dependents
     for job in (*parents, child, both):
-        assert site.client.job(job.id).result(timeout=5).text
+        assert site.client.job(job.id).result(timeout=PATIENCE).text
     assert not site.redis.exists("rq:deferred:chat:fake")
 
 
@@ -173,7 +173,7 @@ def test_a_foreign_value_in_the_hash_stops_nobody(site: Site, store: RQStore, fi
         site.redis.hset(job_key(one.id), field, b"x\xff")
     assert cancelled.cancel()
     site.burst()
-    assert job.result(timeout=5).text
+    assert job.result(timeout=PATIENCE).text
     assert "".join(chunk.text for chunk in job.stream())
     site.assert_settled([job, cancelled])
 
@@ -206,4 +206,4 @@ def test_a_foreign_attempt_of_a_claimed_job_stops_no_return(
     store.give_back([claimed.lease], undo_attempt=True)
     assert waiting(site) == [job.id]
     site.burst()
-    assert job.result(timeout=5).text
+    assert job.result(timeout=PATIENCE).text

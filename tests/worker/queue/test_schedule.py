@@ -13,7 +13,7 @@ from jobs import JobError, keys
 from jobs.client.client import Job
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.test_rq_store import claim
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 from worker.queue.rq_store import RQStore
 
 SCHEDULED = f"rq:scheduled:{QUEUE}"
@@ -62,7 +62,7 @@ def test_cancelling_a_scheduled_job_works(site: Site, store: RQStore) -> None:
     assert not site.redis.exists(SCHEDULED) and not site.redis.exists(keys.DEADLINES)
     assert job.cancel() is False
     with pytest.raises(JobError, match="cancelled before it was run"):
-        job.result(timeout=5)
+        job.result(timeout=PATIENCE)
 
 
 def test_the_time_to_live_of_a_delayed_job_begins_after_the_delay(site: Site) -> None:

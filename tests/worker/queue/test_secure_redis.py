@@ -25,7 +25,7 @@ from jobs.embedded import EmbeddedRedis
 from jobs.stream.entries import END_LUA
 from tests.listener import Listener
 from tests.worker.fake_backend import text_of
-from tests.worker.site import ROOT, Site, wait_until
+from tests.worker.site import PATIENCE, ROOT, Site, wait_until
 from worker.queue.rq_rights import COMMANDS
 
 PASSWORD = "p@ss/w:rd"
@@ -122,7 +122,7 @@ def test_a_job_runs_over_tls_with_minimal_permissions(
 
     assert asyncio.run(follow()) == text_of(jobs[0].request)
     with pytest.raises(JobError) as caught:
-        doomed.result(timeout=60)
+        doomed.result(timeout=PATIENCE)
     assert caught.value.code == "cancelled"
     assert worker.stop() == 0
     assert PASSWORD not in worker.output
@@ -140,7 +140,7 @@ def test_a_producer_cannot_end_a_worker(server: EmbeddedRedis, tmp_path: Path) -
     (name,) = (found.decode() for found in site.redis.zrange(keys.WORKERS, 0, -1))
     with pytest.raises(redis.exceptions.NoPermissionError, match="channel"):
         send_shutdown_command(site.redis, name)
-    assert site.submit("hello").result(timeout=60).text
+    assert site.submit("hello").result(timeout=PATIENCE).text
     send_shutdown_command(as_worker.redis, name)
     assert worker.wait() == 0
     site.close()
@@ -162,7 +162,7 @@ def test_a_tenant_s_user_runs_its_jobs_and_reads_no_content_of_others(
     doomed = tenant.submit("two", id="acme-2", words=100_000, run="acme-r", first_row=2)
     worker = as_worker.worker(part_seconds=3600.0)
     assert "".join(chunk.text for chunk in ours.stream()) == text_of(ours.request)
-    assert ours.result(timeout=60).text == text_of(ours.request)
+    assert ours.result(timeout=PATIENCE).text == text_of(ours.request)
     wait_until(lambda: doomed.status().value == "started")
     doomed.cancel()
     wait_until(lambda: doomed.status().over and theirs.status().over)

@@ -15,7 +15,7 @@ from jobs.client.state import Status
 from jobs.client.steps import run_sync
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.session_turns import USER, answer_to, open_session, run
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 from worker.queue.rq_store import RQStore
 
 
@@ -48,7 +48,7 @@ def test_a_stopped_answer_is_kept_as_far_as_it_got(site: Site) -> None:
     assert turn.finish_reason == "cancelled"
     assert turn.answer["content"].startswith(seen)
     assert answer_to("long", 5000).startswith(turn.answer["content"])
-    session.send("next", timeout=30)
+    session.send("next", timeout=PATIENCE)
     assert len(session.history()) == 4
     assert worker.stop() == 0
 
@@ -64,10 +64,10 @@ def test_a_stream_that_is_never_begun_runs_no_job(site: Site) -> None:
 def test_an_answer_that_exceeds_its_time_is_kept_as_far_as_it_got(site: Site) -> None:
     session = open_session(site)
     worker = site.worker(delay=0.02)
-    session.send("first", timeout=60)  # the worker runs now
+    session.send("first", timeout=PATIENCE)  # the worker runs now
     job = session.submit("long", metadata={"words": "100000"}, job={"ttl": 4})
     with pytest.raises(JobError, match="ttl"):
-        job.result(timeout=60)
+        job.result(timeout=PATIENCE)
     _, turn = session.turns()
     assert turn.finish_reason == "cancelled" and turn.answer["content"]
     worker.kill()
@@ -76,7 +76,7 @@ def test_an_answer_that_exceeds_its_time_is_kept_as_far_as_it_got(site: Site) ->
 def test_a_frozen_worker_that_comes_back_appends_nothing(site: Site) -> None:
     session = open_session(site)
     frozen = site.worker(delay=0.02)
-    job = session.submit("a", metadata={"words": "60"})
+    job = session.submit("a", metadata={"words": "400"})
     wait_until(lambda: job.status() is Status.STARTED)
     frozen.freeze()
     other = site.worker()
@@ -84,7 +84,7 @@ def test_a_frozen_worker_that_comes_back_appends_nothing(site: Site) -> None:
     frozen.thaw()
     assert frozen.stop() == 0 and other.stop() == 0
     (turn,) = session.turns()
-    assert turn.answer["content"] == answer_to("a", 60)
+    assert turn.answer["content"] == answer_to("a", 400)
     (row,) = site.rows()
     assert row["attempt"] == 2
 
@@ -92,7 +92,7 @@ def test_a_frozen_worker_that_comes_back_appends_nothing(site: Site) -> None:
 def test_a_requeued_turn_replaces_its_first_answer(site: Site) -> None:
     session = open_session(site)
     worker = site.worker(delay=0.02)
-    job = session.submit("long", metadata={"words": "200"})
+    job = session.submit("long", metadata={"words": "600"})
     next(job.stream())
     job.cancel()
     wait_until(lambda: session.turns())
@@ -101,7 +101,7 @@ def test_a_requeued_turn_replaces_its_first_answer(site: Site) -> None:
     assert run_sync(requeue(job.id), site.client.connection)
     site.burst()
     (turn,) = session.turns()
-    assert turn.finish_reason == "stop" and turn.answer["content"] == answer_to("long", 200)
+    assert turn.finish_reason == "stop" and turn.answer["content"] == answer_to("long", 600)
 
 
 def requeued(site: Site, job: Job) -> None:
@@ -151,14 +151,14 @@ def test_a_requeued_edit_that_was_stopped_replaces_its_own_answer(site: Site) ->
     session = open_session(site)
     run(site, session, "a")
     worker = site.worker(delay=0.02)
-    job = session.submit("long", edit=True, metadata={"words": "200"})
+    job = session.submit("long", edit=True, metadata={"words": "600"})
     next(job.stream())
     job.cancel()
     wait_until(lambda: questions(session) == ["long"])
     worker.kill()
     requeued(site, job)
     (turn,) = session.turns()
-    assert turn.finish_reason == "stop" and turn.answer["content"] == answer_to("long", 200)
+    assert turn.finish_reason == "stop" and turn.answer["content"] == answer_to("long", 600)
 
 
 def test_an_edit_that_a_killed_worker_had_begun_replaces_its_turn(site: Site) -> None:

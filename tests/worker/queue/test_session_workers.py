@@ -14,7 +14,7 @@ import pytest
 from jobs import Session, keys
 from jobs.client.client import Job
 from tests.worker.queue.test_rq_store import claim, ended, store
-from tests.worker.site import Site
+from tests.worker.site import PATIENCE, Site
 from worker.queue.rq_job import ClaimedJob
 from worker.queue.rq_store import RQStore
 
@@ -110,7 +110,7 @@ def test_a_foreign_time_holds_no_turn(site: Site, until: str) -> None:
     site.redis.hset(f"rq:job:{job.id}", "chatjobs_held", until)
     b = store(site, "b")
     claimed = claim(b) or claim(b)
-    time.sleep(HELD)
+    time.sleep(HELD + 0.01)
     assert ids_of(claimed or claim(b)) == [job.id]
 
 
@@ -151,34 +151,36 @@ def test_other_tenants_do_not_wait_for_a_turn_that_is_left(site: Site) -> None:
 
 
 def test_two_workers_keep_their_sessions(site: Site) -> None:
-    workers = [site.worker(lease_seconds=4.0), site.worker(lease_seconds=4.0)]
+    workers = [site.worker(lease_seconds=60.0), site.worker(lease_seconds=60.0)]
+    site.wait_for_workers(2)
     sessions = [open_session(site, f"s{number}") for number in range(6)]
     turns: list[list[Job]] = []
     for turn in range(5):
         turns.append([session.submit(f"turn {turn}") for session in sessions])
         for job in turns[-1]:
-            job.result(timeout=60)
+            job.result(timeout=PATIENCE)
     for worker in workers:
         assert worker.stop() == 0
-    names = {row["job_id"]: row["worker_id"] for row in site.rows()}
-    stayed = [
-        names[before.id] == names[after.id]
+    rows = {row["job_id"]: row for row in site.rows()}
+    moved = [
+        rows[after.id]["queue_s"]
         for pair in pairwise(turns)
         for before, after in zip(*pair, strict=True)
+        if rows[before.id]["worker_id"] != rows[after.id]["worker_id"]
     ]
-    assert sum(stayed) >= 20  # of 24; half of them by chance, and a busy host may delay a worker
+    assert all(seconds > HELD - 0.05 for seconds in moved)  # a busy host has delayed their worker
 
 
 def test_the_session_of_a_frozen_worker_goes_on(site: Site) -> None:
-    holder, session = site.worker(lease_seconds=20.0), open_session(site)
-    session.submit("one").result(timeout=60)
+    holder, session = site.worker(lease_seconds=240.0), open_session(site)
+    session.submit("one").result(timeout=PATIENCE)
     site.wait_for_workers()
-    site.worker(lease_seconds=20.0)
+    site.worker(lease_seconds=240.0)
     site.wait_for_workers(2)
     holder.freeze()
     try:
         job = session.submit("two")
-        job.result(timeout=15)  # the frozen worker's lease has not ended
+        job.result(timeout=100)  # the frozen worker's lease has not ended
     finally:
         holder.thaw()
     assert len(session.history()) == 4

@@ -11,7 +11,7 @@ from jobs.client.rq_format import queue_key
 from jobs.client.state import Status
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.queue.session_turns import USER, answer_to, contents, open_session, run
-from tests.worker.site import Site
+from tests.worker.site import PATIENCE, Site
 
 
 def test_a_turn_is_run_with_the_whole_history(site: Site) -> None:
@@ -159,11 +159,11 @@ def test_sessions_with_asyncio(site: Site) -> None:
         async with AsyncClient(site.url) as client:
             client._producer.serving = None
             session = await client.session(model="fake", system="Be brief.")
-            first = await session.send("one", timeout=30)
+            first = await session.send("one", timeout=PATIENCE)
             assert first.text == answer_to("one")
             text = "".join([chunk.text async for chunk in session.stream("two")])
             assert text == answer_to("two")
-            assert (await session.edit("three", timeout=30)).text == answer_to("three")
+            assert (await session.edit("three", timeout=PATIENCE)).text == answer_to("three")
             branch = await session.fork()
             assert (await session.undo()).messages[0]["content"] == "three"
             assert len(await branch.history()) == 5 and len(await session.turns()) == 1

@@ -14,7 +14,7 @@ from jobs.client import durable
 from jobs.client.durable import NotDurable, wait_until_durable
 from jobs.embedded import EmbeddedRedis
 from tests.worker.record.outboxes import RUN, fill, numbers, plan_next
-from tests.worker.site import Site
+from tests.worker.site import PATIENCE, Site
 
 
 class Redis:
@@ -60,7 +60,7 @@ def test_a_write_is_durable_when_the_sync_after_it_has_ended(
     monkeypatch.setattr(durable, "SYNC_SECONDS", 0.01)
     monkeypatch.setattr(durable, "_wait_for_replicas", lambda *_: None)
     server = Redis(states, policy)
-    wait_until_durable(server, 5.0)  # type: ignore[arg-type]
+    wait_until_durable(server, PATIENCE)  # type: ignore[arg-type]
     assert server.looks == looks
 
 
@@ -78,8 +78,9 @@ def test_a_write_that_is_not_durable(
 ) -> None:
     monkeypatch.setattr(durable, "SYNC_SECONDS", 0.01)
     monkeypatch.setattr(durable, "_wait_for_replicas", lambda *_: None)
+    seconds = 0.2 if reason == "has not synced" else PATIENCE
     with pytest.raises(NotDurable, match=reason):
-        wait_until_durable(Redis(states), 0.2)  # type: ignore[arg-type]
+        wait_until_durable(Redis(states), seconds)  # type: ignore[arg-type]
 
 
 def test_rows_are_written_with_an_append_only_file(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from jobs import keys
 from tests.worker.record.outboxes import fill, numbers
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 
 
 @pytest.mark.parametrize("field", ["part-x", "cursor", "part-1-0-2-0", "part-../../x-1-0-2-0"])
@@ -79,7 +79,7 @@ def test_outboxes_of_another_type_are_named_and_rows_are_written_when_they_are_m
 ) -> None:
     site.client.serving = None
     worker = site.worker()
-    site.submit().result(timeout=60)
+    site.submit().result(timeout=PATIENCE)
     wait_until(site.rows)
     site.redis.delete(keys.OUTBOXES)
     site.redis.set(keys.OUTBOXES, "x")
@@ -88,6 +88,6 @@ def test_outboxes_of_another_type_are_named_and_rows_are_written_when_they_are_m
     wait_until(lambda: named in worker.output)
     assert f"RENAME '{keys.OUTBOXES}'" in worker.output
     site.redis.rename(keys.OUTBOXES, "elsewhere")
-    assert job.result(timeout=60).text
-    site.client.wait_for_rows([job], timeout=60)
+    assert job.result(timeout=PATIENCE).text
+    site.client.wait_for_rows([job], timeout=PATIENCE)
     assert worker.alive

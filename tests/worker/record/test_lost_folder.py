@@ -15,7 +15,7 @@ from jobs.client.results_folder import ID_FILE
 from tests.disks import Disk
 from tests.worker.record.outboxes import RUN, fill
 from tests.worker.record.status import assert_rows_wait, status, write_one
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 from worker.record import recorder as module
 
 
@@ -23,12 +23,12 @@ def test_rows_wait_while_the_disk_is_unmounted(site: Site, make_disk: Callable[.
     disk = make_disk(site.folder)
     worker = site.worker()
     jobs = [write_one(site, 0)]
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     disk.take_away()
     jobs.append(assert_rows_wait(site, 1, ID_FILE))
     assert os.listdir(site.folder) == []
     disk.put_back()
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     site.assert_settled(jobs, RUN)
     wait_until(lambda: status(site).exit_code == 0)
     assert worker.stop() == 0
@@ -39,19 +39,19 @@ def test_rows_wait_while_the_disk_is_unmounted(site: Site, make_disk: Callable[.
 def test_rows_wait_while_the_folder_is_moved_aside(site: Site, tmp_path: Path) -> None:
     site.worker()
     jobs = [write_one(site, 0)]
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     site.folder.rename(tmp_path / "aside")
     jobs.append(assert_rows_wait(site, 1, "put the folder back"))
     assert not site.folder.exists()
     (tmp_path / "aside").rename(site.folder)
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     site.assert_settled(jobs, RUN)
 
 
 def test_another_folder_at_the_path_gets_no_row(site: Site, tmp_path: Path) -> None:
     site.worker()
     jobs = [write_one(site, 0)]
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     site.folder.rename(tmp_path / "aside")
     site.folder.mkdir()
     (site.folder / ID_FILE).write_text("other\n")
@@ -64,7 +64,7 @@ def test_a_copy_on_another_disk_gets_no_row_until_a_restart(
 ) -> None:
     worker = site.worker()
     jobs = [write_one(site, 0)]
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     copy = site.folder.parent / "copy"
     shutil.copytree(site.folder, copy)
     for number in range(5):  # so that the copied file has another number
@@ -79,23 +79,23 @@ def test_a_copy_on_another_disk_gets_no_row_until_a_restart(
     jobs.append(assert_rows_wait(site, 1, "copy"))
     worker.stop()
     site.worker()
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     site.assert_settled(jobs, RUN)
 
 
 def test_after_a_deletion_a_restarted_worker_begins_anew_for_all(site: Site) -> None:
     """As the error advises. The id is that of before, so that workers which wait go on."""
     waiting = site.worker()
-    site.client.wait_for_rows([write_one(site, 0)], timeout=60)
+    site.client.wait_for_rows([write_one(site, 0)], timeout=PATIENCE)
     shutil.rmtree(site.folder)
     job = assert_rows_wait(site, 1, "if it was deleted for good, restart one worker")
     new = site.worker(models=["other"])
-    site.client.wait_for_rows([job], timeout=60)
+    site.client.wait_for_rows([job], timeout=PATIENCE)
     assert [row["job_id"] for row in site.rows(RUN)] == [job.id]
     assert new.stop() == 0
     assert "begins anew" in new.output
     last = write_one(site, 2)
-    site.client.wait_for_rows([last], timeout=60)
+    site.client.wait_for_rows([last], timeout=PATIENCE)
     assert waiting.stop() == 0
     assert len(site.rows(RUN)) == 2
 

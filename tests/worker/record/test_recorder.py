@@ -17,7 +17,7 @@ from jobs.client.results_folder import ID_FILE
 from jobs.results.files import write_part
 from jobs.results.rows import rows_of
 from tests.worker.record.outboxes import RUN, files, fill, numbers, plan_next
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 from worker.record import recorder as module
 
 # --- parts ----------------------------------------------------------------------------------------
@@ -39,11 +39,12 @@ def test_a_part_is_due_by_rows_or_by_age(site: Site, make: Any) -> None:
 def test_an_idle_worker_writes_earlier(
     site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "IDLE_SECONDS", 0.3)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 600.0)
     idle = make("idle", idle=lambda: True, part_seconds=600.0)
     fill(site, 3)
     assert not idle._write_due_parts()
-    time.sleep(0.4)
+    monkeypatch.setattr(module, "IDLE_SECONDS", 0.1)
+    time.sleep(0.2)
     assert not make("busy", idle=lambda: False, part_seconds=600.0)._write_due_parts()
     assert idle._write_due_parts()
 
@@ -63,7 +64,7 @@ def test_rows_that_somebody_waits_for_are_written_at_once(site: Site, make: Any)
     jobs = site.submit_many(["a", "b"], run=RUN)
     site.burst(results=None)
     fill(site, 1, run="other")
-    waiting = threading.Thread(target=site.client.wait_for_rows, args=(jobs, 60.0))
+    waiting = threading.Thread(target=site.client.wait_for_rows, args=(jobs, PATIENCE))
     waiting.start()
     wait_until(lambda: site.redis.sismember(keys.WANTED, RUN))
     assert a._write_due_parts()
@@ -108,17 +109,25 @@ def test_two_recorders_share_the_parts(site: Site, make: Any) -> None:
     assert [sorted(rows) for rows in files(site).values()] == [[0, 1, 2, 3], [4, 5, 6, 7]]
 
 
-def test_of_all_recorders_one_looks_at_the_outboxes_at_a_time(site: Site, make: Any) -> None:
+def test_of_all_recorders_one_looks_at_the_outboxes_at_a_time(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOCK_SECONDS", 600.0)
     a, b = make("a"), make("b")
     assert not a._may_look()  # there are none
     fill(site, 1)
     assert a._may_look()
     assert not a._may_look() and not b._may_look()
-    wait_until(b._may_look)
+    assert site.redis.delete(keys.RECORDER)  # as when the time has passed
+    assert b._may_look()
     assert not a._may_look()
 
 
-def test_a_recorder_whose_worker_became_idle_looks_at_once_and_often(site: Site, make: Any) -> None:
+def test_a_recorder_whose_worker_became_idle_looks_at_once_and_often(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LOCK_SECONDS", 600.0)
+    monkeypatch.setattr(module, "SOON_SECONDS", 600.0)
     a, b = make("a"), make("b")
     fill(site, 1)
     assert a._may_look()

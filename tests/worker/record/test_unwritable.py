@@ -18,7 +18,7 @@ from jobs import keys
 from tests.disks import Disk
 from tests.worker.record.outboxes import RUN, fill, numbers
 from tests.worker.record.status import assert_rows_wait, errors, status, write_one
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 from worker.record import recorder as module
 from worker.record.disk_faults import explain
 
@@ -32,14 +32,14 @@ def test_rows_wait_on_a_disk_that_takes_no_file(
     disk = make_disk(site.folder, size="1m")
     worker = site.worker()
     jobs = [write_one(site, 0)]
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     if fault == "full":
         disk.fill()
     else:
         disk.remount("ro")
     jobs.append(assert_rows_wait(site, 1, ADVICE[fault]))
     disk.remount("size=10m" if fault == "full" else "rw")
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     wait_until(lambda: status(site).exit_code == 0)
     site.assert_settled(jobs, RUN)
     assert worker.stop() == 0
@@ -67,9 +67,9 @@ def test_a_run_that_can_not_be_written_delays_no_other(site: Site, place: str) -
     blocked.write_text("in the way")
     jobs = [assert_rows_wait(site, 0, f"{blocked}: ")]
     others = site.submit_many(["a", "b"], run="z")  # after r1 in each look at the runs
-    site.client.wait_for_rows(others, timeout=60)
+    site.client.wait_for_rows(others, timeout=PATIENCE)
     blocked.unlink()
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     site.assert_settled(jobs, RUN)
     wait_until(lambda: not errors(site))
 
@@ -82,14 +82,15 @@ def test_a_worker_that_alone_can_not_write_is_named_and_others_write(site: Site)
     jobs = [write_one(site, 0)]
     wait_until(lambda: errors(site))
     good = site.worker()
-    site.client.wait_for_rows(jobs, timeout=60)
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     site.assert_settled(jobs, RUN)
-    found = json.loads(status(site, "--json").stdout)
-    (name,) = found["rows"]["errors"]
-    assert f"-{bad.pid}-" in name
-    assert "ulimit -f" in found["rows"]["errors"][name]
-    assert status(site).exit_code == 1
-    assert "none wait now" in status(site).stderr
+
+    def is_named() -> bool:
+        found = json.loads(status(site, "--json").stdout)["rows"]["errors"]
+        return [f"-{bad.pid}-" in name and "ulimit -f" in found[name] for name in found] == [True]
+
+    wait_until(is_named)
+    wait_until(lambda: (found := status(site)).exit_code == 1 and "none wait now" in found.stderr)
     resource.prlimit(bad.pid, resource.RLIMIT_FSIZE, before)
     wait_until(lambda: status(site).exit_code == 0)
     assert good.stop() == bad.stop() == 0
@@ -132,7 +133,7 @@ def test_a_folder_that_this_user_may_not_write_is_named(site: Site) -> None:
         job = assert_rows_wait(site, 1, "give this user write permission")
     finally:
         subprocess.run(["chattr", "-i", samples], check=True)
-    site.client.wait_for_rows([job], timeout=60)
+    site.client.wait_for_rows([job], timeout=PATIENCE)
     assert len(site.rows(RUN)) == 2
 
 
