@@ -7,22 +7,30 @@ import re
 import signal
 import subprocess
 import threading
+from pathlib import Path
 
 from tests.cli.conftest import COMMAND
-from tests.worker.site import wait_until
+from tests.waiting import PATIENCE, wait_until
 
 PROMPT_BEGINS = "\x1b[?2004h"  # the editor takes pasted text from now on
+PROMPT_ENDS = "\x1b[?2004l"  # it has taken a line
 CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
 
 
 class Terminal:
-    """A command whose terminal this test reads and types into."""
+    """A command whose terminal this test reads and types into. `nice`: lowers its priority below
+    that of the test, which must not come too late for it."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, nice: int = 0) -> None:
         self._end, side = os.openpty()
+
+        def begin() -> None:
+            os.login_tty(side)
+            os.nice(nice)
+
         self._process = subprocess.Popen(
             [COMMAND, *words],
-            preexec_fn=lambda: os.login_tty(side),
+            preexec_fn=begin,
             pass_fds=(side,),
             env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "200"},
         )
@@ -39,6 +47,23 @@ class Terminal:
             lambda: self._text.count(PROMPT_BEGINS) >= self._prompts, f"no prompt: {self._text!r}"
         )
         os.write(self._end, keys.encode(errors="surrogateescape"))
+
+    def type_and_wait(self, keys: str) -> None:
+        """Type a line, and return when the command has it and waits for a reply to it."""
+        self.type(keys)
+        wait_until(lambda: self._text.count(PROMPT_ENDS) >= self._prompts)
+        self.wait_until_blocked()
+
+    def wait_until_blocked(self) -> None:
+        """Until the command sleeps for a while: on a busy machine, one that runs is not asleep."""
+        looks: list[str] = []
+
+        def sleeps() -> bool:
+            stat = Path(f"/proc/{self._process.pid}/stat").read_text()
+            looks.append(stat.rpartition(")")[2].split()[0])
+            return looks[-20:] == ["S"] * 20
+
+        wait_until(sleeps)
 
     def expect(self, text: str) -> str:
         """Wait until `text` is printed after what was expected before. Returns what precedes it."""
@@ -60,8 +85,8 @@ class Terminal:
         os.write(self._end, b"\x03")
 
     def wait(self) -> int:
-        code = self._process.wait(timeout=30)
-        self._reader.join(timeout=5)
+        code = self._process.wait(timeout=PATIENCE)
+        self._reader.join(timeout=PATIENCE)
         return code
 
     def close(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -150,12 +149,10 @@ def test_ctrl_c_while_a_question_is_submitted_leaves_no_job(
     terminal.interrupt()
     terminal.expect("(stopped)")
     with site.paused_server():
-        terminal.type("long\r")
-        time.sleep(0.5)
+        terminal.type_and_wait("long\r")
         terminal.interrupt()
-        time.sleep(0.3)
     terminal.expect("(stopped)")
-    wait_until(lambda: not any(one["running"] for one in read_workers(site.redis)))
+    wait_until(lambda: [one["running"] for one in read_workers(site.redis)] == [0])
     terminal.type("/reset\r")  # refused while a job runs
     terminal.expect("begins again")
     terminal.type("\x04")
@@ -171,10 +168,9 @@ def test_ctrl_c_again_leaves_no_job(site: Site, opened: list[Terminal]) -> None:
     terminal.interrupt()
     terminal.expect("(stopped)")
     with site.paused_server():
-        terminal.type("long\r")
-        time.sleep(0.5)
+        terminal.type_and_wait("long\r")
         terminal.interrupt()  # the submit
-        time.sleep(0.5)
+        terminal.wait_until_blocked()
         terminal.interrupt()  # the cancel
         terminal.expect("(Ctrl-D ends)")
     wait_until(lambda: len(list(site.redis.scan_iter("rq:job:*"))) == 2)
@@ -210,7 +206,7 @@ def test_without_a_worker_the_conversation_says_so_and_goes_on(
     terminal = start(site, opened, "--wait", "0.2")
     terminal.type("one\r")
     terminal.expect("wait longer for one")
-    worker = site.worker()
+    worker = site.worker(lease_seconds=60.0)
     wait_until(lambda: any("fake" in one["names"] for one in read_workers(site.redis)))
     terminal.type("two\r")
     terminal.expect(answer_to("two"))

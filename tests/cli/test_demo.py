@@ -13,6 +13,7 @@ from pathlib import Path
 from jobs import Results
 from tests.cli.conftest import Run, Spawn
 from tests.cli.test_json import documented
+from tests.waiting import PATIENCE
 
 
 def test_the_demo_replaces_a_killed_worker(spawn: Spawn, tmp_path: Path) -> None:
@@ -27,7 +28,7 @@ def test_the_demo_replaces_a_killed_worker(spawn: Spawn, tmp_path: Path) -> None
             time.sleep(0.5)  # so that jobs are running
             os.kill(worker, signal.SIGKILL)
             break
-    out, err = demo.communicate(timeout=120)
+    out, err = demo.communicate(timeout=2 * PATIENCE)
     assert demo.returncode == 0, err
     assert "SIGKILL" in err
     rows = Results(tmp_path).table("r1").to_pylist()
@@ -48,7 +49,7 @@ def test_an_existing_run_is_refused(run: Run, finished_run: Path) -> None:
 def test_the_model_can_be_quantised_first(spawn: Spawn, tmp_path: Path) -> None:
     words = ("--model", "demo:q8_0", "--rows", "20", "--run", "r", "--results", str(tmp_path))
     demo = spawn("demo", *words, "--json")
-    out, err = demo.communicate(timeout=120)
+    out, err = demo.communicate(timeout=2 * PATIENCE)
     assert demo.returncode == 0, err
     assert "demo-Q8_0.gguf: 8.6 bits per weight" in err
     assert "serves demo-Q8_0 on" in err

@@ -21,6 +21,7 @@ from jobs.errors import ERROR_CODES
 from jobs.install import command_for
 from tests.cli.conftest import COMMAND, Run, Spawn
 from tests.jobs.conftest import StepwiseWorker
+from tests.waiting import PATIENCE
 
 
 @pytest.mark.parametrize(
@@ -208,7 +209,7 @@ def test_ctrl_c_cancels_the_job_and_exits_with_130(spawn: Spawn, redis_url: str)
         while client.job("mine").status() != "queued":
             time.sleep(0.05)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out) == (130, "")
         assert "Traceback" not in err
         assert client.job("mine").status() == "cancelled"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import COMMAND, Run
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 
 
 @pytest.fixture
@@ -77,14 +77,21 @@ def test_a_command_that_waits_says_that_redis_hangs_and_goes_on(words: str, site
     site.worker()
     assert command.end() == 0, command.err
     assert command.err.count("does not answer") == 1
-    same = site.submit("hello").result(timeout=60)
+    same = site.submit("hello").result(timeout=PATIENCE)
     assert str(same.text).split()[0] in command.out
+
+
+def both_wait(site: Site) -> bool:
+    """True if two commands have subscribed to messages for a second: they wait for these alone."""
+    waiting = [one for one in site.redis.client_list(_type="pubsub") if int(one["idle"]) >= 1]
+    return len(waiting) == 2
 
 
 def test_a_quiet_command_goes_on_without_a_word(site: Site) -> None:
     site.submit("hello", id="j")
     loud, quiet = (Command(site, "follow", "j", *words) for words in ([], ["-q"]))
     wait_until(lambda: loud.says("no worker serves 'fake'"))
+    wait_until(lambda: both_wait(site))
     with site.paused_server():
         wait_until(lambda: loud.says("does not answer"))
     site.worker()

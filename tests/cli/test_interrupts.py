@@ -12,6 +12,7 @@ import pytest
 
 from jobs import Client
 from tests.cli.conftest import Spawn
+from tests.waiting import PATIENCE
 from worker.demo import DATASET
 
 ROOT = Path(__file__).parents[2]
@@ -36,7 +37,7 @@ def test_nothing_is_imported_before_ctrl_c_is_handled() -> None:
         "from jobs.cli import main; print(*sorted(set(sys.modules) - before))"
     )
     words = [sys.executable, "-S", "-c", code]  # -S: an editable install imports modules of its own
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.stdout.split() == ["__future__", "jobs", "jobs.cli", "jobs.cli.interrupts"]
 
 
@@ -57,7 +58,9 @@ def test_nothing_is_imported_before_ctrl_c_is_handled() -> None:
 )
 def test_ctrl_c_while_modules_are_imported(target: str, words: str) -> None:
     code = IMPORTING.format(target=target, words=words.split())
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.splitlines()[-1] == "interrupted"
     assert "Traceback" not in done.stderr
@@ -77,7 +80,9 @@ def test_ctrl_c_while_a_model_is_loaded(redis_url: str, tmp_path: Path) -> None:
         f"sys.argv = ['chatjobs', *{words!r}]\n"
         "from jobs.cli import main; main()\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
+    )
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == "interrupted"
@@ -100,7 +105,7 @@ def test_a_child_of_a_dead_worker_prints_no_traceback(module: str) -> None:
     process.stdin.write(b"".join(json.dumps(request).encode() + b"\n" for request in requests))
     process.stdin.close()
     assert process.stderr.read() == b""
-    assert process.wait(timeout=30) == 1
+    assert process.wait(timeout=PATIENCE) == 1
 
 
 def test_follow_says_what_it_waits_for_and_that_the_job_goes_on(
@@ -112,7 +117,7 @@ def test_follow_says_what_it_waits_for_and_that_the_job_goes_on(
         assert process.stderr is not None
         assert "no worker serves 'm'" in process.stderr.readline()
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=20)
+        out, err = process.communicate(timeout=PATIENCE)
         assert (process.returncode, out) == (130, "")
         assert err == (
             f"interrupted; job {job.id} goes on: chatjobs follow {job.id} shows its answer, "
@@ -128,7 +133,7 @@ def test_chat_says_what_it_waits_for_and_that_the_job_is_cancelled(
     assert process.stderr is not None
     assert "no worker serves 'm'" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=20)
+    _, err = process.communicate(timeout=PATIENCE)
     assert (process.returncode, err) == (130, "interrupted; job mine is cancelled\n")
     with Client(redis_url) as client:
         assert client.job("mine").status() == "cancelled"

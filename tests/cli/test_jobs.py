@@ -13,6 +13,7 @@ from jobs.client import dead_letters
 from jobs.client.rq_format import encode_call
 from tests.cli.conftest import Run
 from tests.jobs.conftest import StepwiseWorker
+from tests.waiting import PATIENCE
 
 REQUEST: RequestFields = {"model": "m", "messages": [{"role": "user", "content": "hi"}]}
 LOST = JobError("worker_lost", "three workers died")
@@ -149,7 +150,7 @@ def test_a_failed_job_is_requeued_and_runs_again(
         assert attempt == 2
         worker.write(job.id, attempt, 1, "well")
         worker.finish(job.id, "well", attempt=attempt)
-        assert job.result(timeout=5).text == "well"
+        assert job.result(timeout=PATIENCE).text == "well"
         assert "".join(chunk.text for chunk in job.stream()) == "well"
     again = run("jobs", "requeue", "a", "--redis", redis_url)
     assert again.exit_code == 1

@@ -13,7 +13,7 @@ import pytest
 
 from jobs import keys
 from tests.cli.conftest import Run
-from tests.worker.site import Site, WorkerProcess, wait_until
+from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 
 HOST = socket.gethostname()
 MODEL = "org/slow"  # the fake backend calls it "slow"
@@ -33,9 +33,12 @@ def loaded(tmp_path: Path) -> Path:
     return tmp_path / "loaded"
 
 
-def start(site: Site, loaded: Path, *models: str) -> tuple[WorkerProcess, str]:
+def start(
+    site: Site, loaded: Path, *models: str, lease_seconds: float = 60.0
+) -> tuple[WorkerProcess, str]:
     """A worker that is listed, and its name."""
-    worker = site.worker(models=list(models), load_until=str(loaded))
+    options = {"load_until": str(loaded), "lease_seconds": lease_seconds}
+    worker = site.worker(models=list(models), **options)
     wait_until(lambda: site.redis.keys(keys.worker("*")) or not worker.alive)
     assert worker.alive, worker.output
     (name,) = site.redis.zrange(keys.WORKERS, 0, -1)
@@ -96,7 +99,7 @@ def test_chat_and_submit_name_it(run: Run, site: Site, loaded: Path, model: str)
     limited = run("limits", "jobs=5", *to)
     assert "no worker serves" not in limited.stderr
     loaded.touch()
-    answered = run("chat", *to, "--wait", "60", "hi")  # what the error says
+    answered = run("chat", *to, "--wait", str(PATIENCE), "hi")  # what the error says
     assert answered.exit_code == 0, answered.stderr
 
 
@@ -108,7 +111,7 @@ def test_a_wait_that_times_out_names_it(site: Site, loaded: Path) -> None:
 
 def test_two_workers_that_load_a_model_are_both_named(run: Run, site: Site, loaded: Path) -> None:
     for _ in range(2):
-        site.worker(models=[MODEL], load_until=str(loaded))
+        site.worker(models=[MODEL], load_until=str(loaded), lease_seconds=60.0)
     wait_until(lambda: len(site.redis.keys(keys.worker("*"))) == 2)
     names = " and ".join(sorted(one.decode() for one in site.redis.zrange(keys.WORKERS, 0, -1)))
     submitted = run("submit", "-", "-m", "slow", "--redis", site.url, input='{"prompt": "hi"}')
@@ -116,14 +119,14 @@ def test_two_workers_that_load_a_model_are_both_named(run: Run, site: Site, load
 
 
 def test_it_stays_listed_for_as_long_as_it_loads(run: Run, site: Site, loaded: Path) -> None:
-    _, name = start(site, loaded, MODEL)
+    _, name = start(site, loaded, MODEL, lease_seconds=1.0)
 
     def lease() -> float:
         return float(site.redis.zscore(keys.WORKERS, name))
 
     first = lease()
     wait_until(lambda: lease() > first + 3000)  # three leases later
-    assert name in run("status", "--redis", site.url).stdout
+    wait_until(lambda: name in run("status", "--redis", site.url).stdout)
 
 
 def test_a_load_that_fails_removes_the_worker(site: Site, loaded: Path) -> None:
@@ -136,7 +139,7 @@ def test_a_load_that_fails_removes_the_worker(site: Site, loaded: Path) -> None:
 def test_a_worker_that_is_killed_while_it_loads_is_soon_not_listed(
     run: Run, site: Site, loaded: Path
 ) -> None:
-    worker, name = start(site, loaded, MODEL)
+    worker, name = start(site, loaded, MODEL, lease_seconds=1.0)
     worker.send(signal.SIGKILL)
     worker.wait()
     wait_until(lambda: name not in run("status", "--redis", site.url).stdout)

@@ -110,7 +110,8 @@ def test_a_conversation_keeps_its_turns_in_memory(opened: list[Terminal], tmp_pa
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_it(opened: list[Terminal], tmp_path: Path) -> None:
-    opened.append(Terminal(*LOCAL, "-o", "ignore_eos=true", "-o", "max_tokens=400"))
+    long = ("-o", "ignore_eos=true", "-o", "max_tokens=400")
+    opened.append(Terminal(*LOCAL, *long, nice=19))
     (terminal,) = opened
     terminal.expect("/help lists the commands")
     terminal.type("What is 2 + 3?\r")

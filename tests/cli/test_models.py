@@ -13,6 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from tests.cli.conftest import COMMAND, Run
 from tests.cli.test_json import documented
 from tests.hub import Hub
+from tests.waiting import PATIENCE
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from tests.worker.loading.gguf.blocks import make_type_file, make_wide
 from worker.kernels import library
@@ -145,7 +146,7 @@ def test_only_the_small_files_of_a_repository_are_downloaded(folder: Path, tmp_p
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
         assert done.returncode == 0, done.stderr
         facts = json.loads(done.stdout)
@@ -172,7 +173,7 @@ def test_the_output_of_a_worker_that_downloads(quiet: bool, folder: Path, tmp_pa
             env=environment,
             capture_output=True,
             text=True,
-            timeout=120,
+            timeout=PATIENCE,
         )
     assert done.returncode == 0, done.stderr
     assert ("Fetching" in done.stderr) is not quiet

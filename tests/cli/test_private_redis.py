@@ -17,7 +17,7 @@ import pytest
 
 from jobs import Client, RequestFields, Results
 from tests.cli.conftest import COMMAND, Run
-from tests.worker.site import wait_until
+from tests.worker.site import PATIENCE, wait_until
 
 REQUEST: RequestFields = {
     "model": "demo",
@@ -63,7 +63,7 @@ class Work:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.process.wait(timeout=60)
+        code = self.process.wait(timeout=PATIENCE)
         self._reader.join(60)
         return code
 
@@ -87,7 +87,7 @@ def test_rows_that_can_not_be_written_are_kept_with_a_command_that_goes_on(tmp_p
     (results / "r1").write_text("in the way")
     with Client(work.url) as client:
         jobs = client.submit_many({**REQUEST, "job": {"run": "r1", "row": n}} for n in range(3))
-        client.gather(jobs, timeout=60)
+        client.gather(jobs, timeout=PATIENCE)
     assert work.stop() == 3
     assert "3 rows not written: kept in " in work.output
     assert str(results / "r1") in work.output  # the reason, in the log
@@ -107,7 +107,7 @@ def test_kept_rows_can_go_to_another_folder(tmp_path: Path) -> None:
     work = Work(first, "--redis", "embedded", TMPDIR=str(tmp_path))
     (first / "r1").write_text("in the way")
     with Client(work.url) as client:
-        client.submit({**REQUEST, "job": {"run": "r1", "row": 0}}).result(timeout=60)
+        client.submit({**REQUEST, "job": {"run": "r1", "row": 0}}).result(timeout=PATIENCE)
     assert work.stop() == 3
     words = next_command(work.output)
     assert Work(second, *words[words.index("--redis") :], "--burst").wait() == 0
@@ -142,7 +142,7 @@ def test_nothing_is_kept_if_nothing_is_left(tmp_path: Path, short: Path) -> None
     work = Work(results, "--redis", "embedded", TMPDIR=str(short))
     assert list(short.glob("chatjobs-*"))
     with Client(work.url) as client:
-        client.submit(REQUEST).result(timeout=60)
+        client.submit(REQUEST).result(timeout=PATIENCE)
     assert work.stop() == 0
     assert "kept in" not in work.output
     assert not list(short.glob("chatjobs-*"))
@@ -154,7 +154,7 @@ def test_the_loss_is_said_if_nothing_can_be_kept(tmp_path: Path, short: Path) ->
     work = Work(results, "--redis", "embedded", TMPDIR=str(short))
     (results / "r1").write_text("in the way")
     with Client(work.url) as client:
-        client.submit({**REQUEST, "job": {"run": "r1", "row": 0}}).result(timeout=60)
+        client.submit({**REQUEST, "job": {"run": "r1", "row": 0}}).result(timeout=PATIENCE)
     (folder,) = short.glob("chatjobs-*")
     (folder / "appendonlydir").write_text("in the way")
     assert work.stop() == 3
@@ -201,7 +201,7 @@ def test_a_worker_that_ends_with_a_server_in_a_folder_names_the_command_that_goe
     words = next_command(work.output)
     again = Work(results, *words[words.index("--redis") :])
     with Client(again.url) as client:
-        assert client.job(job.id).result(timeout=60).choices
+        assert client.job(job.id).result(timeout=PATIENCE).choices
     assert again.stop() == 0
     assert Results(results).table("r1").num_rows == 1
 
@@ -231,7 +231,7 @@ def test_the_demo_ends_with_its_private_server(tmp_path: Path, short: Path, as_j
     with Client(f"unix://{socket}") as client:
         wait_until(lambda: client.redis.exists("rq:queue:bulk:demo") or demo.poll() is not None)
         os.kill(server_of(client), signal.SIGKILL)
-    out, err = demo.communicate(timeout=60)
+    out, err = demo.communicate(timeout=PATIENCE)
     assert (demo.returncode, out) == (3, ""), err
     text = (
         "the demo's private Redis has ended (SIGKILL), and the answers that it held are lost: run "

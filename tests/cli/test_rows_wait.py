@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.conftest import Run, Spawn
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 
 REQUESTS = "\n".join(f'{{"prompt": "{number}"}}' for number in range(30))
 
@@ -62,7 +62,7 @@ def test_wait_says_why_rows_are_not_written_and_ends_when_they_are(
     lines = iter(process.stderr.readline, "")
     assert any(f"{site.folder / 'r1'}: " in line for line in lines)
     (site.folder / "r1").unlink()
-    process.communicate(timeout=60)
+    process.communicate(timeout=PATIENCE)
     assert process.returncode == 0
     assert len(site.rows("r1")) == 1
 
@@ -79,7 +79,7 @@ def test_wait_says_that_no_worker_writes_rows_and_can_be_interrupted(
     lines = iter(process.stderr.readline, "")
     assert any("no running worker writes rows" in line for line in lines)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "all jobs have ended, but rows of r1 are not written yet" in err
 

@@ -22,7 +22,7 @@ from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from tests.cli.conftest import Run, Spawn
 from tests.jobs.conftest import publish_worker
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 
 
 def requests_of(result: Any, redis_url: str) -> list[Any]:
@@ -317,7 +317,7 @@ def test_wait_says_what_it_waits_for_and_what_goes_on(
     assert process.stderr.readline() == "3 jobs enqueued\n"
     assert "no worker serves 'none'" in process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert "interrupted; 3 of 3 jobs go on" in err
     assert "Traceback" not in err
@@ -326,7 +326,7 @@ def test_wait_says_what_it_waits_for_and_what_goes_on(
 
 
 def test_a_job_behind_others_says_how_many(spawn: Spawn, site: Site) -> None:
-    site.worker()
+    site.worker(lease_seconds=60.0)
     site.submit_many(["long"] * 40, words=100_000)
     last = site.submit("last")
     wait_until(lambda: any(read_workers(site.redis)))
@@ -334,7 +334,7 @@ def test_a_job_behind_others_says_how_many(spawn: Spawn, site: Site) -> None:
     assert process.stderr is not None
     notice = process.stderr.readline()
     process.send_signal(signal.SIGINT)
-    process.communicate(timeout=20)
+    process.communicate(timeout=PATIENCE)
     assert re.search(rf"job {last.id} is queued behind \d+ other jobs? for 'fake'", notice)
 
 

@@ -14,6 +14,7 @@ from jobs.client.rq_format import job_key
 from tests.cli.conftest import Run
 from tests.cli.test_jobs import client, worker
 from tests.jobs.conftest import StepwiseWorker
+from tests.waiting import PATIENCE
 from worker.queue.rq_upkeep import Upkeep
 
 __all__ = ["client", "worker"]
@@ -95,7 +96,7 @@ def test_rows_whose_jobs_were_removed_before_they_ran_are_enqueued_again(
     assert again.stderr.endswith("1 job enqueued; 1 was done before: its row is in run r\n")
     worker.start(waiting)
     worker.finish(waiting, "y")
-    assert client.job(waiting).result(timeout=5).text == "y"
+    assert client.job(waiting).result(timeout=PATIENCE).text == "y"
     client.redis.delete(job_key(waiting))
     last = run(*command, input=LINES)
     assert last.stderr.endswith("0 jobs enqueued; 2 were done before: their rows are in run r\n")
