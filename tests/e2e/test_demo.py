@@ -9,14 +9,12 @@ import time
 from collections import Counter
 from pathlib import Path
 
-import pytest
-
 from jobs import Client, Results
 from jobs.embedded import EmbeddedRedis
 from worker.cli.demo_run import demo_requests
 
 COMMAND = Path(sys.executable).with_name("chatjobs")
-SECONDS = 120.0
+SECONDS = 180.0
 
 
 def start_worker(url: str, results: Path) -> subprocess.Popen[bytes]:
@@ -28,13 +26,12 @@ def finished(results: Results, run: str) -> int:
     return results.dataset(run).count_rows() if run in results.runs() else 0
 
 
-@pytest.mark.timeout(300)
 def test_a_killed_worker_neither_loses_nor_duplicates_rows(tmp_path: Path) -> None:
     count, results = 160, Results(tmp_path)
     with EmbeddedRedis() as redis, Client(redis.url) as client:
         jobs = client.submit_many(demo_requests(count, "killed"))
         worker = start_worker(redis.url, tmp_path)
-        jobs[count // 4].result(timeout=SECONDS)
+        jobs[count // 16].result(timeout=SECONDS)
         worker.kill()
         worker.wait()
         left = [job for job in jobs if job.status() != "finished"]
@@ -47,7 +44,7 @@ def test_a_killed_worker_neither_loses_nor_duplicates_rows(tmp_path: Path) -> No
                 time.sleep(0.1)
         finally:
             worker.terminate()
-            assert worker.wait(timeout=60) == 0
+            assert worker.wait(timeout=SECONDS) == 0
     rows = results.table(run="killed").to_pylist()
     assert Counter(row["row_index"] for row in rows) == Counter(range(count))
     by_job = {row["job_id"]: row["text"] for row in rows}
@@ -57,7 +54,6 @@ def test_a_killed_worker_neither_loses_nor_duplicates_rows(tmp_path: Path) -> No
     assert {row["status"] for row in rows} == {"ok"}
 
 
-@pytest.mark.timeout(300)
 def test_the_demo_prints_an_accuracy_table_and_a_correct_answer(tmp_path: Path) -> None:
     words = ("demo", "--rows", "60", "--run", "tour", "--results", str(tmp_path))
     done = subprocess.run([COMMAND, *words], capture_output=True, text=True, timeout=SECONDS)

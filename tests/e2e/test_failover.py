@@ -25,20 +25,22 @@ from tests.worker.site import PATIENCE, Site, wait_until
 from worker.service import serve
 
 REQUEST: Any = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
+NEVER = 10**9  # milliseconds
 FILLER_BYTES = 64 * 2**20  # more than the buffers of a TCP connection
 Start = Callable[..., Server]
 
 
 @pytest.fixture(params=BINARIES, ids=lambda binary: Path(binary).name)
 def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
-    """`start(appendonly="yes")`: a server; `start(sentinel_of=primary)`: a Sentinel."""
+    """`start(appendonly="yes")`: a server; `start(sentinel_of=primary)`: a Sentinel, which fails
+    over after `down_after` milliseconds without a reply."""
     running: list[Server] = []
 
-    def start(sentinel_of: Server | None = None, **options: str) -> Server:
+    def start(sentinel_of: Server | None = None, down_after: int = NEVER, **options: str) -> Server:
         folder = tmp_path / f"redis{len(running)}"
         if sentinel_of is not None:
             folder.mkdir()
-            running.append(Sentinel(request.param, folder, sentinel_of.port))
+            running.append(Sentinel(request.param, folder, sentinel_of.port, down_after))
         else:
             running.append(Server(request.param, folder, **options))
         return running[-1].start()
@@ -48,27 +50,34 @@ def start(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Start]:
         server.kill()
 
 
+def offset(server: Server) -> int:
+    """How far a server has come in what its primary writes."""
+    info = server.client.info("replication")
+    return int(info.get("slave_repl_offset", info["master_repl_offset"]))
+
+
 def test_clients_and_workers_leave_a_server_that_was_demoted(start: Start, tmp_path: Path) -> None:
     primary = start()
     replica = start().replicate(primary)
     address = Address(primary)
     site = Site(address.url, tmp_path / "results")
     worker = site.worker()
-    site.submit("before").result(timeout=30)
+    site.submit("before").result(timeout=PATIENCE)
 
     async def wait_and_submit() -> str:
         async with AsyncClient(address.url) as client:
             first = await client.submit(REQUEST)
-            await first.result(timeout=30)
+            await first.result(timeout=PATIENCE)
+            wait_until(lambda: offset(replica) >= offset(primary))
             replica.client.execute_command("REPLICAOF", "NO", "ONE")
             address.move(replica)
             primary.client.execute_command("REPLICAOF", "127.0.0.1", str(replica.port))
-            return (await (await client.submit(REQUEST)).result(timeout=30)).text
+            return (await (await client.submit(REQUEST)).result(timeout=PATIENCE)).text
 
     assert asyncio.run(wait_and_submit())
     jobs = site.submit_many(["one", "two", "three"])
     for job in jobs:
-        assert job.result(timeout=30).text
+        assert job.result(timeout=PATIENCE).text
         assert job.cancel() is False
     assert worker.stop() == 0
     assert len(site.rows()) == 6
@@ -79,9 +88,11 @@ def test_clients_and_workers_leave_a_server_that_was_demoted(start: Start, tmp_p
 def test_a_replica_that_lagged_and_was_promoted_gives_no_job_two_rows(
     start: Start, tmp_path: Path
 ) -> None:
-    primary = start()
-    replica = start().replicate(primary)
-    sentinel = start(sentinel_of=primary)
+    # However long the worker takes to start, the primary waits for the replica that has stopped.
+    patient = {"repl_timeout": "3600", "client_output_buffer_limit": "replica 0 0 0"}
+    primary = start(**patient)
+    replica = start(**patient).replicate(primary)
+    sentinel = start(sentinel_of=primary, down_after=5000)
     wait_until(lambda: sentinel.client.sentinel_slaves("main"))
     site = Site(sentinel.url, tmp_path / "results")
     jobs = site.submit_many([f"q{number}" for number in range(8)], run="r1")
@@ -132,16 +143,20 @@ def test_every_client_finds_the_primary_through_sentinel(start: Start, tmp_path:
     site = Site(sentinel.url, tmp_path / "results")
     worker = site.worker()
     job = site.submit("hello")
-    assert "".join(chunk.text for chunk in job.stream()) == job.result(timeout=30).text
+    assert "".join(chunk.text for chunk in job.stream()) == job.result(timeout=PATIENCE).text
 
     async def follow() -> str:
         async with AsyncClient(sentinel.url) as client:
             return "".join([chunk.text async for chunk in client.job(job.id).stream()])
 
     assert asyncio.run(follow()) == job.result().text
-    result = CliRunner().invoke(build(), ["status", "--redis", sentinel.url])
-    assert result.exit_code == 0, result.output
-    assert "fake" in result.output
+
+    def status() -> str:
+        result = CliRunner().invoke(build(), ["status", "--redis", sentinel.url])
+        assert result.exit_code == 0, result.output
+        return result.output
+
+    wait_until(lambda: "fake" in status())
     assert worker.stop() == 0
     assert len(site.rows()) == 1
     site.close()
@@ -162,15 +177,15 @@ def test_a_cluster_is_refused_in_one_sentence(start: Start, tmp_path: Path) -> N
 
 def test_a_short_socket_timeout_does_not_end_waiting(start: Start, tmp_path: Path) -> None:
     server = start()
-    url = f"{server.url}?socket_timeout=0.3"
+    url = f"{server.url}?socket_timeout=2"
     site = Site(url, tmp_path / "results")
     job = site.submit("hello", words=100)
-    worker = site.worker(delay=0.03)
-    assert job.result(timeout=30).text
+    worker = site.worker(delay=0.05)
+    assert job.result(timeout=PATIENCE).text
 
     async def wait() -> str:
         async with AsyncClient(url) as client:
-            return (await (await client.submit(REQUEST)).result(timeout=30)).text
+            return (await (await client.submit(REQUEST)).result(timeout=PATIENCE)).text
 
     assert asyncio.run(wait())
     assert worker.stop() == 0

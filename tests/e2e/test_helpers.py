@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 
+LONG_LEASE = {"lease_seconds": 60.0}  # none of the workers dies, however slow the machine is
 RENDERER = "worker.prompt.renderer"
 FIELDS = {"model": "demo", "max_tokens": 4, "ignore_eos": True, "retries": 0}
 
@@ -53,7 +54,7 @@ def all_stopped(worker: WorkerProcess) -> Iterator[None]:
 
 
 def start(site: Site) -> WorkerProcess:
-    worker = site.worker(real=True, models=["demo"])
+    worker = site.worker(real=True, models=["demo"], **LONG_LEASE)
     wait_until(lambda: " serves " in worker.output)
     return worker
 
@@ -75,7 +76,7 @@ def test_a_worker_whose_renderers_never_answer_leaves_its_jobs_to_others(site: S
     with all_stopped(sick):
         job = site.submit("a", **FIELDS)
         wait_until(lambda: "does not answer" in sick.output)
-        healthy = site.worker(models=["demo"])
+        healthy = site.worker(models=["demo"], **LONG_LEASE)
         assert job.result(timeout=PATIENCE).text
     assert [sick.stop(), healthy.stop()] == [0, 0]
     (row,) = site.rows()

@@ -1,4 +1,4 @@
-"""Prompts that are costly to tokenize, on real workers with short leases."""
+"""Prompts that are costly to tokenize, on real workers with leases that are shorter."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ DIGITS = 6_000_000  # more than 5 s of work if they are tokenized as a whole
 def test_prompts_that_overload_the_tokenizer_fail_alone(site: Site, tmp_path: Path) -> None:
     folder = make_checkpoint(tmp_path / "m", max_position_embeddings=CONTEXT)
     make_fragile(folder)
-    options = {"real": True, "models": [str(folder)], "lease_seconds": 1.0}
+    options = {"real": True, "models": [str(folder)], "lease_seconds": 4.0}
     workers = [site.worker(**options), site.worker(**options)]
     fields = {"model": "m", "max_tokens": 100, "ignore_eos": True, "retries": 0}
     before = site.submit_many(["a", "b"], **fields)

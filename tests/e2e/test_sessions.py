@@ -13,7 +13,7 @@ from jobs import ChatRequest, Session
 from jobs.client.client import Job
 from jobs.embedded import EmbeddedRedis
 from tests.worker.fake_backend import text_of
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 
 
 def answer_to(content: str, words: int) -> str:
@@ -121,7 +121,7 @@ def test_two_clients_that_send_at_once_never_interleave(site: Site) -> None:
     def converse(name: str) -> None:
         session = site.client.session("s")
         for number in range(5):
-            session.send(f"{name} {number}", wait=True, timeout=60)
+            session.send(f"{name} {number}", wait=True, timeout=PATIENCE)
 
     threads = [threading.Thread(target=converse, args=(name,)) for name in "abcd"]
     for thread in threads:

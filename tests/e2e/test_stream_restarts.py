@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from jobs import AsyncClient, Client, StreamRestarted
+from jobs import AsyncClient, Client, StreamRestarted, keys
 from tests.cli.conftest import COMMAND
-from tests.worker.site import PATIENCE, Site, wait_until
+from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 
 # A long answer: the worker is killed while it generates.
 LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True}
@@ -100,11 +100,18 @@ class FollowCommand:
 
     def end(self) -> tuple[int, str, str]:
         """Exit code, stdout and stderr."""
-        output, problems = self._process.communicate(timeout=5 * PATIENCE)
+        output, problems = self._process.communicate(timeout=PATIENCE * PATIENCE)
         return self._process.returncode, (self._first + output).decode(), problems.decode()
 
 
-def kill_in_the_middle(site: Site, worker: Any, job: str, readers: list[Reader]) -> None:
+def freeze_in_the_middle(site: Site, worker: WorkerProcess, job: str) -> None:
+    """So that the answer does not end before all readers have begun."""
+    wait_until(lambda: site.redis.exists(keys.log(job)))
+    worker.freeze()
+    assert site.client.job(job).status() == "started"
+
+
+def kill_in_the_middle(site: Site, worker: WorkerProcess, job: str, readers: list[Reader]) -> None:
     wait_until(lambda: all(reader.text for reader in readers))
     worker.kill()
     assert site.client.job(job).status() == "started"
@@ -120,11 +127,12 @@ def test_a_killed_worker_repeats_no_part_of_a_greedy_answer(
     caller = make(site.client, found, temperature=0, **({} if make is session_loop else LONG))
     wait_until(lambda: found)
     job = found[0]
+    freeze_in_the_middle(site, worker, job)
     readers = [caller, sync_loop(site.url, job), async_loop(site.url, job)]
     command = FollowCommand(site.url, job).begin()
     kill_in_the_middle(site, worker, job, readers)
     texts = [reader.end() for reader in readers]
-    answer = site.client.job(job).result(timeout=5 * PATIENCE).text
+    answer = site.client.job(job).result(timeout=PATIENCE * PATIENCE).text
     assert [reader.error for reader in readers] == [None] * 3
     assert texts == [answer] * 3
     assert command.end()[:2] == (0, f"{answer}\n")
@@ -137,6 +145,7 @@ def test_a_killed_worker_whose_answer_is_another_one_ends_plain_loops_with_an_er
     """Sampled without a seed: each attempt has another answer."""
     worker = site.worker(**WORKER)
     job = site.submit("Tell me a long story", model="demo", temperature=1.5, **LONG).id
+    freeze_in_the_middle(site, worker, job)
     plain = [sync_loop(site.url, job), async_loop(site.url, job)]
     aware = sync_loop(site.url, job, on_restart="reset")
     command, as_json = FollowCommand(site.url, job), FollowCommand(site.url, job, "--json")
@@ -147,7 +156,7 @@ def test_a_killed_worker_whose_answer_is_another_one_ends_plain_loops_with_an_er
         reader.end()
         assert isinstance(reader.error, StreamRestarted), reader.error
         assert reader.error.job_id == job
-    answer = site.client.job(job).result(timeout=5 * PATIENCE).text
+    answer = site.client.job(job).result(timeout=PATIENCE * PATIENCE).text
     assert aware.end() == answer and aware.error is None
     assert sync_loop(site.url, job).end() == answer  # as the error says
     code, _, problems = command.end()

@@ -96,7 +96,7 @@ def test_a_template_from_a_file_makes_a_worker_take_tools(site: Site, tmp_path: 
         if jobs is taken:
             taken.append(site.submit("1 + 2?", model="m", tools=[TOOL], max_tokens=2))
         done = subprocess.run(
-            [COMMAND, *words, *options, "--burst"], capture_output=True, text=True, timeout=120
+            [COMMAND, *words, *options, "--burst"], capture_output=True, text=True, timeout=PATIENCE
         )
         assert done.returncode == 0, done.stderr
     wait_until(lambda: all(job.status().over for job in (refused, *taken)))
