@@ -8,6 +8,8 @@ the recorder after which the process kills itself: planned, durable, written (no
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import logging
 import os
@@ -51,6 +53,7 @@ def make_real(script: list[list[int]] | None, files: dict[str, Any]) -> Backend:
 
 
 def main() -> int:
+    atexit.register(gc.freeze)  # as the command does
     options = json.loads(sys.argv[1])
     logging.basicConfig(level=logging.INFO, format="%(process)d %(levelname)s %(message)s")
     names = ("max_batch", "delay", "hangs", "sick", "broken", "load_until")

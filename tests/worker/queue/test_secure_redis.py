@@ -232,6 +232,7 @@ LACKING = [
 ]
 
 
+@pytest.mark.filterwarnings("ignore:CLIENT LIST")  # of RQ, which a producer may not send
 @pytest.mark.parametrize(("user", "changes", "rights"), LACKING)
 def test_a_worker_names_the_rights_that_its_user_lacks_at_start(
     server: EmbeddedRedis, tmp_path: Path, user: str, changes: str, rights: str
@@ -239,19 +240,25 @@ def test_a_worker_names_the_rights_that_its_user_lacks_at_start(
     with redis.Redis.from_url(server.url, username="admin", password=PASSWORD) as admin:
         admin.execute_command("ACL", "SETUSER", user, *changes.split())
         site = Site(f"redis://{user}:{IN_URL}@127.0.0.1:{server.port}/0", tmp_path / "results")
-        refused = site.worker()
-        assert refused.wait() == 3
-        assert (
-            f"the Redis user '{user}' lacks rights that a worker needs ({rights})" in refused.output
-        )
-        assert "serves" not in refused.output
-        assert PASSWORD not in refused.output
-        remedy = re.search(r"\(ACL (SETUSER .+?)\), or", refused.output)
+        with pytest.raises(JobError) as caught:
+            site.burst()
+        message = caught.value.message
+        assert f"the Redis user '{user}' lacks rights that a worker needs ({rights})" in message
+        assert PASSWORD not in message
+        remedy = re.search(r"\(ACL (SETUSER .+?)\), or", message)
         assert remedy is not None
         admin.execute_command("ACL", *remedy[1].split())
-    worker = site.worker()
-    wait_until(lambda: "serves" in worker.output)
-    assert worker.stop() == 0
+    site.burst()
+    site.close()
+
+
+def test_a_worker_without_its_rights_ends(server: EmbeddedRedis, tmp_path: Path) -> None:
+    site = Site(f"redis://producer:{IN_URL}@127.0.0.1:{server.port}/0", tmp_path / "results")
+    refused = site.worker()
+    assert refused.wait() == 3
+    assert "the Redis user 'producer' lacks rights that a worker needs (&rq:*)" in refused.output
+    assert "serves" not in refused.output
+    assert PASSWORD not in refused.output
     site.close()
 
 
