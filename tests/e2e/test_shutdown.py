@@ -8,11 +8,14 @@ import time
 from functools import partial
 from pathlib import Path
 
-from jobs import keys
+import pytest
+
+from jobs import JobError, keys
 from jobs.client.client import Job
 from jobs.embedded import EmbeddedRedis
 from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 from worker.queue.lease_keeper import EXIT_HUNG
+from worker.record import last_rows
 from worker.record.last_rows import ROWS_SECONDS
 from worker.service import GRACE_SECONDS
 from worker.signals import EXIT_ABORTED
@@ -177,11 +180,14 @@ def test_a_worker_whose_rows_can_not_be_written_stops_and_says_so(site: Site) ->
     assert len(site.rows()) == 1
 
 
-def test_a_burst_whose_rows_can_not_be_written_fails(site: Site) -> None:
+def test_a_burst_whose_rows_can_not_be_written_fails(
+    site: Site, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(last_rows, "FINISH_SECONDS", 2.0)
     site.folder.mkdir()
     (site.folder / "default").write_text("in the way")
     site.submit("one")
-    worker = site.worker(burst=True)
-    assert worker.wait() == 3
-    assert "all jobs have ended, but rows are not written: " in worker.output
-    assert str(site.folder / "default") in worker.output
+    with pytest.raises(JobError) as caught:
+        site.burst()
+    assert "all jobs have ended, but rows are not written: " in caught.value.message
+    assert str(site.folder / "default") in caught.value.message

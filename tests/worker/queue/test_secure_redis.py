@@ -270,7 +270,6 @@ def test_every_command_of_the_scripts_of_workers_is_tried_at_start() -> None:
     assert sent - tried == set()
 
 
-@pytest.mark.parametrize("words", [["status"], ["work", "--model", "demo"], ["jobs", "list"]])
 @pytest.mark.parametrize(
     ("url", "remedy"),
     [
@@ -283,12 +282,24 @@ def test_every_command_of_the_scripts_of_workers_is_tried_at_start() -> None:
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_url_is_named_at_start(
-    proxy: Listener, server: EmbeddedRedis, url: str, remedy: str, words: list[str]
+    proxy: Listener, server: EmbeddedRedis, url: str, remedy: str
 ) -> None:
     url = url.format(password=IN_URL, plain=server.port, tls=proxy.port)
-    result = CliRunner().invoke(build(), [*words, "--redis", url])
+    result = CliRunner().invoke(build(), ["status", "--redis", url])
     assert result.exit_code == 3
     assert remedy in result.stderr
+    assert result.stderr.count("\n") == 1
+    assert "wrong@" not in result.output
+
+
+@pytest.mark.parametrize("words", [["work", "--model", "demo"], ["jobs", "list"]])
+def test_each_command_says_what_is_wrong_with_a_url(
+    server: EmbeddedRedis, words: list[str]
+) -> None:
+    url = f"redis://producer:wrong@localhost:{server.port}/0"
+    result = CliRunner().invoke(build(), [*words, "--redis", url])
+    assert result.exit_code == 3
+    assert "check the user and the password" in result.stderr
     assert result.stderr.count("\n") == 1
     assert "wrong@" not in result.output
 
