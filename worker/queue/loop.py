@@ -117,6 +117,8 @@ class WorkerLoop:
                     run("looking for jobs", lambda: self._waker.look(self._store.any_waiting))
                     if not run("claiming jobs", self._claim):
                         self._next_poll = 0.0
+                    if self._outage.lasts:
+                        self._presence.may_pause()  # one command: the round may have sent none
                 except redis.RedisError as error:
                     self._next_poll = 0.0  # the claim that failed is repeated
                     self._wait(self._outage.failed(error, len(self._attempts)))

@@ -27,6 +27,11 @@ class Outage:
         pause, self._pause = self._pause, min(2 * self._pause, RETRY_SECONDS[1])
         return pause
 
+    @property
+    def lasts(self) -> bool:
+        """True from the first error on, until `ended` is called."""
+        return self._pause is not None
+
     def ended(self) -> None:
         """Redis works."""
         if self._pause is not None:

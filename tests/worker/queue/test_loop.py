@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import redis
 
 from jobs import JobError, keys
 from jobs.client.limits import set_limit
@@ -17,6 +20,8 @@ from jobs.stream.entries import END_SEQ, is_end_message
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 from worker.queue.lease_keeper import EXIT_HUNG
+from worker.queue.rq_control import Control
+from worker.queue.rq_presence import RQPresence
 
 
 def test_a_job_ends_with_its_result_its_stream_and_its_row(site: Site) -> None:
@@ -204,6 +209,35 @@ def test_the_worker_waits_while_redis_is_down(tmp_path: Path) -> None:
     finally:
         site.close()
         server.stop()
+
+
+def test_redis_is_back_when_it_has_replied(
+    site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A round of the loop that sends no command says nothing about Redis."""
+    caplog.set_level(logging.INFO)
+    commands, may_pause, rounds = Control.commands, RQPresence.may_pause, itertools.count()
+    down: list[str] = []
+
+    def read(control: Control) -> Any:
+        if next(rounds) == 20:
+            down.extend("abc")
+            raise redis.ConnectionError("requested by the test")
+        return commands(control)
+
+    def ask(presence: RQPresence) -> bool:
+        if down:
+            raise redis.ConnectionError(f"requested by the test: {down.pop()}")
+        return may_pause(presence)
+
+    monkeypatch.setattr(Control, "commands", read)
+    monkeypatch.setattr(RQPresence, "may_pause", ask)
+    job = site.submit(words=200)
+    site.burst(FakeBackend(delay=0.01))
+    assert job.status().value == "finished" and not down
+    messages = [record.getMessage() for record in caplog.records]
+    assert len([one for one in messages if one.startswith("Redis fails")]) == 1
+    assert messages.count("Redis is back") == 1
 
 
 def test_a_dead_engine_returns_its_jobs(site: Site) -> None:
