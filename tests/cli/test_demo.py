@@ -6,33 +6,45 @@ import json
 import os
 import re
 import signal
-import time
+import tempfile
 from collections import Counter
 from pathlib import Path
 
-from jobs import Results
+import pytest
+
+from jobs import Client, Results
 from tests.cli.conftest import Run, Spawn
 from tests.cli.test_json import documented
-from tests.waiting import PATIENCE
+from tests.waiting import PATIENCE, wait_until
 
 
-def test_the_demo_replaces_a_killed_worker(spawn: Spawn, tmp_path: Path) -> None:
-    count = 500
-    demo = spawn("demo", "--rows", str(count), "--run", "r1", "--results", str(tmp_path))
-    assert demo.stderr is not None
-    worker = 0
-    for line in demo.stderr:
-        if found := re.match(r"worker: process (\d+)", line):
-            worker = int(found[1])
-        if " serves demo" in line:
-            time.sleep(0.5)  # so that jobs are running
+def test_the_demo_replaces_a_killed_worker(
+    spawn: Spawn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 120
+    with tempfile.TemporaryDirectory(prefix="t-") as short:  # than the limit of a socket's path
+        monkeypatch.setenv("TMPDIR", short)
+        demo = spawn("demo", "--rows", str(count), "--run", "r1", "--results", str(tmp_path))
+        assert demo.stderr is not None
+        worker = 0
+        for line in demo.stderr:
+            if found := re.match(r"worker: process (\d+)", line):
+                worker = int(found[1])
+            if " serves demo" in line:
+                break
+        (socket,) = Path(short).glob("chatjobs-*/redis.sock")
+        with Client(f"unix://{socket}") as client:
+            wait_until(lambda: client.redis.llen("rq:queue:bulk:demo") < count)  # jobs are running
             os.kill(worker, signal.SIGKILL)
-            break
-    out, err = demo.communicate(timeout=2 * PATIENCE)
+        out, err = demo.communicate(timeout=2 * PATIENCE)
     assert demo.returncode == 0, err
     assert "SIGKILL" in err
     rows = Results(tmp_path).table("r1").to_pylist()
     assert Counter(row["row_index"] for row in rows) == Counter(range(count))
+    assert {row["status"] for row in rows} == {"ok"}
+    assert sum(row["text"].strip() == row["target"] for row in rows) >= 0.85 * count
+    assert {json.loads(row["metadata"])["task"] for row in rows} > {"addition"}
+    assert "accuracy" in out
     assert re.search(rf"^all +{count} ", out, re.M)
     assert re.search(r"tokens/s$", out, re.M)
     assert re.search(r"^draft: [\d,]+ of [\d,]+ tokens accepted$", out, re.M)

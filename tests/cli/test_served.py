@@ -17,7 +17,7 @@ from jobs import Client
 from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from jobs.install import command_for
-from tests.cli.conftest import COMMAND, Run, Spawn
+from tests.cli.conftest import COMMAND, Run, Show, Spawn
 from tests.waiting import PATIENCE, wait_until
 
 QUESTION = "What is 17 + 25?"
@@ -204,10 +204,9 @@ def test_wrong_chat_options_of_work_exit_with_2(
     ],
 )
 def test_work_with_a_missing_device_or_model_exits_with_3(
-    spawn: Spawn, served: Served, words: tuple[str, ...], message: str
+    show: Show, served: Served, words: tuple[str, ...], message: str
 ) -> None:
-    process = spawn("work", *words, "--redis", served.url, "--results", str(served.results))
-    out, err = process.communicate(timeout=PATIENCE)
-    assert (process.returncode, out) == (3, "")
-    assert message in err
-    assert "Traceback" not in err
+    shown = show("work", *words, "--redis", served.url, "--results", str(served.results))
+    assert (shown.code, shown.out) == (3, "")
+    assert message in shown.err
+    assert "Traceback" not in shown.err
