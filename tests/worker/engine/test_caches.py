@@ -9,13 +9,15 @@ import pytest
 
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
-from tests.worker.checkpoints import FAMILIES, make_checkpoint
+from tests.worker.checkpoints import KINDS, make_checkpoint
 from worker import Engine
 from worker.engine.collect import CollectingSink
 from worker.engine.engine import EngineCore
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 
+# A family of each kind of cache, and those whose attention or recurrence is computed in other ways.
+FAMILIES = (*KINDS.values(), "gpt_oss", "qwen3_next")
 TOKENS = 290
 GREEDY = Sampling(temperature=0, max_tokens=TOKENS, ignore_eos=True)
 PROMPTS = [[5 + i, 6, 7] for i in range(4)]

@@ -27,7 +27,7 @@ from worker.text.detokenizer import Detokenizer
 WORDS = ([7] * 9, [8, 9] * 8, [10 + i for i in range(23)], [40])  # prompts are made of these
 PINNED = [*WORDS[1], *WORDS[2]]  # a prompt cache, of two blocks and a shorter one
 LONGEST = 200  # tokens of a prompt and its answer
-EXAMPLES = 120
+EXAMPLES = 40
 
 Prompt = tuple[int, ...]
 
@@ -66,6 +66,7 @@ ACTIONS = st.lists(
     max_size=40,
 )
 # Of the first ones two or three outgrow the cache together; the others compute their prompt once.
+# They alone evict, share and reuse as much as the fixture asks for.
 PRESSURE: list[Ask | Cancel | Steps] = [
     *(Ask((*WORDS[i % 2], *WORDS[2] * 10), 150, 1, "ab"[i % 2]) for i in range(12)),
     Steps(2000),

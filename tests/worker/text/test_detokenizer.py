@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -67,6 +68,17 @@ def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tokenizer]
     return made
 
 
+@cache
+def drawn_ids(tokenizer: Tokenizer) -> tuple[st.SearchStrategy[int], ...]:
+    """Any token, those of one byte, and special ones."""
+    every = range(tokenizer.vocab_size)
+    return (
+        st.sampled_from(every),
+        st.sampled_from([i for i in every if len(tokenizer.token_bytes(i)) == 1]),
+        st.sampled_from([i for i in every if tokenizer.is_special(i)]),
+    )
+
+
 def change_decoder(folder: Path, decoder: object) -> None:
     file = folder / "tokenizer.json"
     values = json.loads(file.read_text(encoding="utf-8"))
@@ -82,7 +94,7 @@ def streamed(tokenizer: Tokenizer, ids: Sequence[int], *, skip_special: bool = T
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=TEXT)
-@settings(max_examples=150)
+@settings(max_examples=60)
 def test_streamed_text_equals_the_decoded_text(
     tokenizers: dict[str, Tokenizer], kind: str, text: str
 ) -> None:
@@ -93,27 +105,25 @@ def test_streamed_text_equals_the_decoded_text(
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=300)
+@settings(max_examples=100)
 def test_streamed_text_of_random_tokens_equals_the_decoded_text(
     tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
 ) -> None:
     tokenizer = tokenizers[kind]
-    any_id = st.integers(0, tokenizer.vocab_size - 1)
-    byte = any_id.filter(lambda i: len(tokenizer.token_bytes(i)) == 1)
-    ids = data.draw(st.lists(st.one_of(any_id, byte), max_size=30))
+    every, byte, _ = drawn_ids(tokenizer)
+    ids = data.draw(st.lists(st.one_of(every, byte), max_size=30))
     assert "".join(streamed(tokenizer, ids)) == tokenizer.decode(ids)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @given(data=st.data())
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_special_tokens_are_text_where_they_are_not_skipped(
     tokenizers: dict[str, Tokenizer], kind: str, data: st.DataObject
 ) -> None:
     tokenizer = tokenizers[kind]
-    every = range(tokenizer.vocab_size)
-    special = st.sampled_from([i for i in every if tokenizer.is_special(i)])
-    ids = data.draw(st.lists(st.one_of(st.sampled_from(every), special), max_size=20))
+    every, _, special = drawn_ids(tokenizer)
+    ids = data.draw(st.lists(st.one_of(every, special), max_size=20))
     shown = "".join(streamed(tokenizer, ids, skip_special=False))
     assert shown == tokenizer.decode(ids, skip_special_tokens=False)
 
