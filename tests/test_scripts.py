@@ -33,7 +33,7 @@ SCRIPTS = sorted(
 )
 
 # The text of each script, a table that it unpacks, and the names that Python gives its elements.
-CASES = [
+CASES: list[tuple[str, str, Any]] = [
     (new_job.ENQUEUE, "KEYS", new_job.EnqueueKeys),
     (new_job.ENQUEUE, "ARGV", new_job.EnqueueArgs),
     (cancel.CANCEL, "KEYS", cancel.CancelKeys),
@@ -91,7 +91,6 @@ CASES = [
     (part_plans.RELEASE, "KEYS", part_plans.ReleaseKeys),
     (part_plans.RELEASE, "ARGV", part_plans.ReleaseArgs),
 ]
-NAMES = [names.__name__ for _, _, names in CASES]
 
 
 def header_of(text: str) -> str:
@@ -109,51 +108,55 @@ def test_scripts_are_found() -> None:
     assert {"rq_enqueue", "rq_cancel"} <= {path.stem for path in SCRIPTS}
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_opens_with_a_header_that_describes_it(path: Path) -> None:
-    text = path.read_text()
-    header = header_of(text)
-    if header.startswith("-- Prelude"):  # defines functions for other scripts
-        assert not re.search(r"\b(KEYS|ARGV)\b", text)
-        return
-    _, _, description = header.partition("\n--\n")
-    parts = re.findall(r"^-- (KEYS  |ARGV  |Returns |Atomic: )", description, re.MULTILINE)
-    assert parts == ["KEYS  ", "ARGV  ", "Returns ", "Atomic: "]
+def test_each_script_opens_with_a_header_that_describes_it() -> None:
+    for path in SCRIPTS:
+        text = path.read_text()
+        header = header_of(text)
+        if header.startswith("-- Prelude"):  # defines functions for other scripts
+            assert not re.search(r"\b(KEYS|ARGV)\b", text), path
+            continue
+        _, _, description = header.partition("\n--\n")
+        parts = re.findall(r"^-- (KEYS  |ARGV  |Returns |Atomic: )", description, re.MULTILINE)
+        assert parts == ["KEYS  ", "ARGV  ", "Returns ", "Atomic: "], path
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_compiles(path: Path, redis_url: str) -> None:
+def test_each_script_compiles(redis_url: str) -> None:
+    preludes = END_LUA + DEPENDENTS_LUA + TURNS_LUA + ROWS_LUA
     with redis.Redis.from_url(redis_url) as client:
-        flags, body = lua.split_flags(path.read_text())
-        preludes = END_LUA + DEPENDENTS_LUA + TURNS_LUA + ROWS_LUA
-        client.script_load(flags + preludes + body)
+        for path in SCRIPTS:
+            flags, body = lua.split_flags(path.read_text())
+            try:
+                client.script_load(flags + preludes + body)
+            except redis.ResponseError as error:
+                pytest.fail(f"{path.name}: {error}")
 
 
-@pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_each_unpacked_table_has_names_in_python(path: Path) -> None:
-    _, text = lua.split_flags(path.read_text())
-    tables = {table for table in ("KEYS", "ARGV") if unpacked(text, table)}
-    assert tables == {table for script, table, _ in CASES if script.endswith(text)}
+def test_each_unpacked_table_has_names_in_python() -> None:
+    for path in SCRIPTS:
+        _, text = lua.split_flags(path.read_text())
+        tables = {table for table in ("KEYS", "ARGV") if unpacked(text, table)}
+        named = {table for script, table, _ in CASES if script.endswith(text)}
+        assert tables == named, path
 
 
-@pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
-def test_a_script_takes_what_python_passes(script: str, table: str, names: Any) -> None:
-    assert unpacked(script, table) == [names._fields]
+def test_each_script_takes_what_python_passes() -> None:
+    for script, table, names in CASES:
+        assert unpacked(script, table) == [names._fields], names
 
 
-@pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
-def test_the_variable_tail_follows_the_named_elements(script: str, table: str, names: Any) -> None:
-    for name, first in re.findall(rf"(\w+) = \{{unpack\({table}, (\d+)\)\}}", script):
-        assert int(first) == len(names._fields) + 1
-        assert f"{name}…: " in script
-    assert script.count(f"({table}, ") == script.count(f"= {{unpack({table}, ")
+def test_the_variable_tail_follows_the_named_elements() -> None:
+    for script, table, names in CASES:
+        for name, first in re.findall(rf"(\w+) = \{{unpack\({table}, (\d+)\)\}}", script):
+            assert int(first) == len(names._fields) + 1, names
+            assert f"{name}…: " in script, names
+        assert script.count(f"({table}, ") == script.count(f"= {{unpack({table}, "), names
 
 
-@pytest.mark.parametrize(("script", "table", "names"), CASES, ids=NAMES)
-def test_the_header_lists_the_names_in_order(script: str, table: str, names: Any) -> None:
-    _, body = lua.split_flags(script)
-    for prelude in (END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA, ROWS_LUA):
-        body = body.removeprefix(prelude)
-    (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
-    listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)
-    assert tuple(", ".join(listed).split(", ")) == names._fields
+def test_the_headers_list_the_names_in_order() -> None:
+    for script, table, names in CASES:
+        _, body = lua.split_flags(script)
+        for prelude in (END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA, ROWS_LUA):
+            body = body.removeprefix(prelude)
+        (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
+        listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)
+        assert tuple(", ".join(listed).split(", ")) == names._fields, names
