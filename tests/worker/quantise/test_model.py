@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from gguf import GGUFReader, GGUFWriter
+from gguf import GGML_QUANT_SIZES, GGUFReader, GGUFWriter
 
 from jobs import JobError, Sampling
 from tests.worker.checkpoints import make_checkpoint
@@ -18,6 +18,7 @@ from tests.worker.tokenizers import save_tokenizer
 from worker import Engine
 from worker.layers.quantised import Weight
 from worker.loading.source import find
+from worker.quantise import blocks
 from worker.quantise.mix import KINDS
 from worker.quantise.model import quantise_model
 
@@ -38,20 +39,36 @@ def quiet(done: int, total: int) -> None:
 
 @pytest.mark.oracle
 @pytest.mark.parametrize("name", FILES)
-def test_llama_cpp_answers_the_same_to_our_files(name: str, tmp_path: Path) -> None:
+def test_llama_cpp_answers_the_same_to_our_files(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """llama.cpp's answers are recorded, for files with the same bytes, if weights are plain: it
     rounds activations to 8 bits otherwise. Then it chooses the same type for each tensor."""
-    file, recorded = write(name, tmp_path), ANSWERS[name]
+    recorded = ANSWERS[name]
     if "types" in recorded:
-        types = {tensor.name: tensor.tensor_type.name for tensor in GGUFReader(file).tensors}
+        without_values(monkeypatch)
+        reader = GGUFReader(write(name, tmp_path))
+        types = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
         assert types == recorded["types"]
         return
+    file = write(name, tmp_path)
     assert digest(file) == recorded["file"], "record llama.cpp's answers again"
     options = Sampling(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     for reference in (file, tmp_path / "model"):
         engine = Engine.load(str(reference), device="cpu", dtype="fp32")
         (answer,) = engine.generate([PROMPT], options)
         assert list(answer.token_ids) == recorded["tokens"], reference
+
+
+def without_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write zeros in place of quantised values."""
+    for kind in blocks.FUNCTIONS:
+        size = GGML_QUANT_SIZES[kind][1]
+
+        def zeros(groups: torch.Tensor, size: int = size) -> torch.Tensor:
+            return torch.zeros(len(groups), size, dtype=torch.uint8)
+
+        monkeypatch.setitem(blocks.FUNCTIONS, kind, zeros)
 
 
 @pytest.mark.parametrize("kind", KINDS)
