@@ -13,6 +13,7 @@ import redis
 from hypothesis import HealthCheck, settings
 
 from jobs.embedded import EmbeddedRedis
+from tests.forked import SERVER, fork_processes
 from tests.waiting import wait_until
 from worker.kernels import build
 from worker.kernels.compilers import CannotBuild
@@ -47,6 +48,11 @@ def pytest_sessionstart() -> None:
     for level in build.usable_levels():
         with suppress(CannotBuild):
             build.library_path(level)
+    fork_processes()
+
+
+def pytest_sessionfinish() -> None:
+    SERVER.close()
 
 
 @pytest.fixture(scope="session")

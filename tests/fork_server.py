@@ -1,0 +1,115 @@
+"""A process that has imported torch and this package, and forks the processes of the tests.
+
+`python -m tests.fork_server FD`: the socket FD brings a JSON object (`argv`, `env`, `cwd`,
+`new_session`) with stdin, stdout and stderr as descriptors; the answer is the process id. Each
+process is orphaned at birth, so that the test, a subreaper at that moment, becomes its parent.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import io
+import json
+import os
+import runpy
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+from importlib import import_module
+from typing import Any
+
+# Nothing here starts a thread: a fork keeps only the thread that forks.
+PRELOADED = (
+    "pyarrow.parquet",
+    "rich.live",
+    "worker.cli.work",
+    "worker.service",
+    "worker.engine.host",
+)
+
+
+def serve(connection: socket.socket) -> dict[str, Any]:
+    """Return in each new process, with its order."""
+    while True:
+        message, descriptors, *_ = socket.recv_fds(connection, 1 << 20, 3)
+        if not message:
+            os._exit(0)
+        reader, writer = os.pipe()
+        if (helper := os.fork()) == 0:
+            if (child := os.fork()) != 0:
+                os.write(writer, str(child).encode())
+                os._exit(0)
+            for descriptor in (reader, writer, connection.detach()):
+                os.close(descriptor)
+            for number, descriptor in enumerate(descriptors):
+                os.dup2(descriptor, number)
+                os.close(descriptor)
+            order: dict[str, Any] = json.loads(message)
+            return order
+        os.waitpid(helper, 0)  # from here on the test is the parent
+        connection.send(os.read(reader, 32))
+        for descriptor in (reader, writer, *descriptors):
+            os.close(descriptor)
+
+
+def become(order: dict[str, Any]) -> None:
+    """Take the place of a Python that was started with these words."""
+    if order["new_session"]:
+        os.setsid()
+    os.chdir(order["cwd"])
+    os.environ.clear()
+    os.environ.update(order["env"])
+    tempfile.tempdir = None  # TMPDIR may be another
+    time.tzset()
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        old = getattr(sys, name)
+        raw = io.FileIO(old.fileno(), mode, closefd=False)
+        buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
+        stream = io.TextIOWrapper(
+            buffer,
+            old.encoding,
+            old.errors,
+            newline=None if mode == "r" else "\n",
+            line_buffering=name == "stderr" or (mode == "w" and raw.isatty()),
+        )
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    sys.argv = order["argv"]
+
+
+def run() -> None:
+    """Run the command or `-m module` of `sys.argv`."""
+    if sys.argv[0] == "-m":
+        del sys.argv[0]
+        runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+    else:
+        sys.path[0] = os.path.dirname(sys.argv[0])
+        runpy.run_path(sys.argv[0], run_name="__main__")
+
+
+def leave(code: Any) -> None:
+    """Exit as the interpreter does, but free no memory: that takes half a second."""
+    if code is None or isinstance(code, int):
+        threading._shutdown()  # type: ignore[attr-defined]
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code or 0)
+
+
+if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the tests end this process
+    for module in PRELOADED:
+        import_module(module)
+    gc.freeze()
+    become(serve(socket.socket(fileno=int(sys.argv[1]))))
+    try:
+        run()
+    except SystemExit as exit:
+        leave(exit.code)
+        raise
