@@ -36,9 +36,9 @@ lint: $(VENV)/.ready-to-test
 types: $(VENV)/.ready-to-test
 	$(BIN)/mypy
 
-# Many tests wait for processes: three at a time need half of the time, also on two cores.
+# Many tests wait for processes: four at a time keep two cores busy.
 tests: $(VENV)/.ready-to-test
-	$(BIN)/pytest -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
 
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.decode

@@ -68,6 +68,7 @@ def become(order: dict[str, Any]) -> None:
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         old = getattr(sys, name)
         raw = io.FileIO(old.fileno(), mode, closefd=False)
+        raw.name = f"<{name}>"
         buffer = io.BufferedReader(raw) if mode == "r" else io.BufferedWriter(raw)
         stream = io.TextIOWrapper(
             buffer,
