@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import os
 import signal
 import sys
@@ -53,6 +55,8 @@ def pytest_sessionstart() -> None:
 
 def pytest_sessionfinish() -> None:
     SERVER.close()
+    # Commands that tests call register it: duckdb then reports what it takes for leaks.
+    atexit.unregister(gc.freeze)
 
 
 @pytest.fixture(scope="session")
