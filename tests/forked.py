@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = str(Path(sys.executable).with_name("chatjobs"))
-MODULES = ("tests.worker.fake_worker",)
+MODULES = ("tests.worker.fake_worker", "tests.run_code")
 # Python and the libraries read these when they start.
 AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "ASAN_"),

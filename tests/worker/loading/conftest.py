@@ -3,19 +3,11 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.worker.checkpoints import split
-from tests.worker.loading.hub_process import HubProcess
-
-
-@pytest.fixture(scope="session")
-def hub_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[HubProcess]:
-    with HubProcess(tmp_path_factory.mktemp("outputs")) as process:
-        yield process
 
 
 @pytest.fixture(scope="module")

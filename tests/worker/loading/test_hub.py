@@ -13,7 +13,7 @@ import pytest
 
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
-from tests.worker.loading.hub_process import HubProcess
+from tests.worker.loading.hub_client import run_code
 from worker.loading.safetensors_files import SafetensorsCheckpoint
 
 REPO, WEIGHTS = "org/tiny", "model.safetensors"
@@ -52,12 +52,11 @@ class Site:
     model: Path
     cache: Path
     commit: str
-    process: HubProcess
 
     def download(self, reference: str, before: str = "", **settings: str) -> dict[str, Any]:
         settings = {"HF_HUB_DISABLE_PROGRESS_BARS": "1", **settings}
         code = FIND.format(before=before)
-        done = self.process.run(code, [reference], self.hub, self.cache, **settings)
+        done = run_code(code, [reference], self.hub, self.cache, **settings)
         assert done.returncode == 0, done.stderr
         reply: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         return reply
@@ -90,11 +89,11 @@ def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def site(original: Path, tmp_path: Path, hub_process: HubProcess) -> Iterator[Site]:
+def site(original: Path, tmp_path: Path) -> Iterator[Site]:
     model = Path(shutil.copytree(original, tmp_path / "published"))
     with Hub() as hub:
         commit = hub.publish(REPO, model)
-        yield Site(hub, model, tmp_path / "cache", commit, hub_process)
+        yield Site(hub, model, tmp_path / "cache", commit)
 
 
 def test_only_the_needed_files_of_a_repository_are_downloaded(

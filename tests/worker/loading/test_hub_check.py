@@ -17,7 +17,7 @@ from torch import Tensor
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
 from tests.worker.loading.folders import WEIGHTS, edit_json, edit_weights
-from tests.worker.loading.hub_process import HubProcess
+from tests.worker.loading.hub_client import run_command
 
 REPO, HEAD = "org/tiny", "bytes=0-100000"
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -26,13 +26,13 @@ Q_PROJ = "model.layers.0.self_attn.q_proj"
 class Check:
     """`chatjobs models check org/tiny` against a local hub."""
 
-    def __init__(self, process: HubProcess, hub: Hub, folder: Path, cache: Path) -> None:
-        self._process, self.hub, self.folder, self._cache = process, hub, folder, cache
+    def __init__(self, hub: Hub, folder: Path, cache: Path) -> None:
+        self.hub, self.folder, self._cache = hub, folder, cache
 
     def run(self) -> subprocess.CompletedProcess[str]:
         self.hub.publish(REPO, self.folder)
         words = ("models", "check", REPO, "--device", "cpu")
-        return self._process.command(*words, hub=self.hub, home=self._cache)
+        return run_command(*words, hub=self.hub, home=self._cache)
 
     def refusal(self) -> str:
         done = self.run()
@@ -46,10 +46,10 @@ class Check:
 
 
 @pytest.fixture
-def check(original: Path, tmp_path: Path, hub_process: HubProcess) -> Iterator[Check]:
+def check(original: Path, tmp_path: Path) -> Iterator[Check]:
     folder = Path(shutil.copytree(original, tmp_path / "published"))
     with Hub() as hub:
-        yield Check(hub_process, hub, folder, tmp_path / "cache")
+        yield Check(hub, folder, tmp_path / "cache")
 
 
 def fp8(tensors: dict[str, Tensor]) -> None:

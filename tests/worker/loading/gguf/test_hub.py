@@ -14,7 +14,7 @@ from gguf import GGMLQuantizationType as Type
 
 from tests.hub import Hub
 from tests.worker.loading.gguf.converter import convert
-from tests.worker.loading.hub_process import HubProcess
+from tests.worker.loading.hub_client import run_code, run_command
 
 REPO = "org/tiny-GGUF"
 
@@ -22,11 +22,11 @@ REPO = "org/tiny-GGUF"
 class Site:
     """Repositories with GGUF files, and the command that reads them."""
 
-    def __init__(self, process: HubProcess, hub: Hub, folder: Path, cache: Path) -> None:
-        self._process, self.hub, self.folder, self._cache = process, hub, folder, cache
+    def __init__(self, hub: Hub, folder: Path, cache: Path) -> None:
+        self.hub, self.folder, self._cache = hub, folder, cache
 
     def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        return self._process.command(*words, hub=self.hub, home=self._cache)
+        return run_command(*words, hub=self.hub, home=self._cache)
 
     def check(self, reference: str) -> dict[str, Any]:
         words = ("models", "check", reference, "--device", "cpu", "--json")
@@ -46,18 +46,18 @@ class Site:
             "import sys; from worker import Engine; "
             "e = Engine.load(sys.argv[0], device='cpu'); print(e.info.name, e.info.revision)"
         )
-        return self._process.run(code, [reference], self.hub, self._cache, **settings)
+        return run_code(code, [reference], self.hub, self._cache, **settings)
 
 
 @pytest.fixture
-def site(checkpoint: Path, tmp_path: Path, hub_process: HubProcess) -> Iterator[Site]:
+def site(checkpoint: Path, tmp_path: Path) -> Iterator[Site]:
     folder = tmp_path / "published"
     convert(checkpoint, folder / "tiny-F16.gguf", Type.F16)
     convert(checkpoint, folder / "Q8_0" / "tiny-Q8_0.gguf", Type.Q8_0, split=6)
     (folder / "mmproj-tiny-F16.gguf").write_bytes(b"a vision tower")
     with Hub() as hub:
         hub.publish(REPO, folder)
-        yield Site(hub_process, hub, folder, tmp_path / "cache")
+        yield Site(hub, folder, tmp_path / "cache")
 
 
 def test_a_file_is_described_without_its_download(site: Site) -> None:
