@@ -12,11 +12,20 @@ from bench.peers.process import PeerFailed
 
 PROMPT = 64
 SMALLEST_VOCABULARY = 1000  # token ids that every contestant has
+BATCHES = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 CELLS: dict[str, tuple[int, int, bool]] = {  # batch, prompt length, whether prefill is measured
-    **{f"decode {batch}": (batch, PROMPT, False) for batch in (1, 8, 16, 32)},
+    **{f"decode {batch}": (batch, PROMPT, False) for batch in BATCHES},
     "prefill 16 x 64": (16, 64, True),
     "prefill 1 x 512": (1, 512, True),
 }
+# Between these batches the products of bf16 weights change their way of computing.
+ONLY_BF16 = tuple(f"decode {batch}" for batch in (2, 4, 6, 12, 24))
+
+
+def cells_of(format_name: str) -> list[str]:
+    """The cells of the table of a format, unless others are asked for."""
+    return [cell for cell in CELLS if format_name == "bf16" or cell not in ONLY_BF16]
+
 
 Rates = Mapping[str, float | None]  # tokens per second by contestant; None: it can't run
 

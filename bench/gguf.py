@@ -30,7 +30,7 @@ import click
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from bench.cells import CELLS, Rates, beside, measure_cell
+from bench.cells import CELLS, Rates, beside, cells_of, measure_cell
 from bench.contestants import ours
 from bench.harness import alternate, median, report, seconds
 from bench.models import FORMATS, PEERS, SHAPES, Model, checkpoint, peers_of
@@ -95,7 +95,7 @@ def _of_files(files: Sequence[Path], wanted: Sequence[str], rounds: int) -> Iter
         with PeerProcess("llama_cpp_peer", file, torch.get_num_threads()) as llama:
             engine = Engine.load(str(file), max_batch=32, prefix_cache=False)
             contestants = {"chatjobs": ours(engine), "llama.cpp": llama.seconds}
-            for cell in wanted or CELLS:
+            for cell in wanted or cells_of("GGUF"):
                 if cell != LOAD:
                     yield _row(file.name, cell, measure_cell(cell, contestants, rounds))
             engine.close()
@@ -115,7 +115,7 @@ def _of_formats(
             engine = Engine.load(str(model.ours), max_batch=32, prefix_cache=False)
             contestants = {"chatjobs": ours(engine)}
             contestants |= {name: process.seconds for name, process in running.items()}
-            for cell in wanted or CELLS:
+            for cell in wanted or cells_of(model.format):
                 if cell != LOAD:
                     rates = measure_cell(cell, contestants, rounds)
                     yield _row(model.format, cell, dict.fromkeys(["chatjobs", *peers]) | {**rates})
