@@ -24,6 +24,7 @@ from worker.queue import (
     rq_scripts,
     rq_upkeep,
     rq_workers,
+    waker,
 )
 from worker.record import folder, part_plans
 
@@ -80,6 +81,8 @@ CASES: list[tuple[str, str, Any]] = [
     (rq_upkeep.NEARER, "ARGV", rq_upkeep.NearerArgs),
     (rq_upkeep.RECORD, "KEYS", rq_upkeep.RecordKeys),
     (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
+    (waker.WAKE, "KEYS", waker.WakeKeys),
+    (waker.WAKE, "ARGV", waker.WakeArgs),
     (folder.FOLDER, "KEYS", folder.FolderKeys),
     (folder.FOLDER, "ARGV", folder.FolderArgs),
     (part_plans.LOCK, "KEYS", part_plans.LockKeys),

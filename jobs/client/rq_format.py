@@ -17,7 +17,7 @@ from typing import Any, Literal
 from redis import Redis
 from rq import Queue
 from rq.exceptions import AbandonedJobError
-from rq.job import Job, JobStatus
+from rq.job import Job
 from rq.registry import (
     BaseRegistry,
     CanceledJobRegistry,
@@ -180,13 +180,13 @@ def read_status(value: bytes | None) -> StatusName:
 def queued_fields(
     *, now: str, queue: str, description: str, result_ttl: int, failure_ttl: int
 ) -> dict[str, str | int]:
-    """Fields of the hash of a job that is queued at `now`, beside DATA. RQ's time limit is off."""
+    """Fields of the hash of a job that is enqueued at `now`, beside DATA and the status, which the
+    script of its transition writes. RQ's time limit is off."""
     return {
         "created_at": now,
         "enqueued_at": now,
         "origin": queue,
         "description": description,
-        "status": JobStatus.QUEUED.value,
         "timeout": NO_TIMEOUT,
         "result_ttl": result_ttl,
         "failure_ttl": failure_ttl,

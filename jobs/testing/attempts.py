@@ -60,7 +60,7 @@ from jobs.stream.writer import StreamWriter
 WORKER = "fake-worker"
 END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1')"
 END_TURN = TENANTS_LUA + TURNS_LUA + "\nend_turn(ARGV[1], ARGV[2], ARGV[3], ARGV[4])"
-PUSH = TENANTS_LUA + "\npush_job('RPUSH', KEYS[1], ARGV[1])"
+PUSH = TENANTS_LUA + "\nqueue_job('RPUSH', KEYS[1], ARGV[1])"
 WRITE_ROW = (
     TENANTS_LUA
     + ROWS_LUA
@@ -181,7 +181,6 @@ class Attempts:
             pipeline.hset(
                 job_key(attempt.job), FAILURES, json.dumps(self._failures(attempt, error))
             )
-        pipeline.hset(job_key(attempt.job), "status", "queued")
         pipeline.hdel(job_key(attempt.job), "worker_name", "started_at")
         pipeline.execute()
 

@@ -9,16 +9,31 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from jobs import lua
+from jobs.client.rq_format import TENANTS_LUA
+
+WAKE = lua.load("worker.queue", "wake", TENANTS_LUA)
+
 WAIT_SECONDS = 10.0  # of one command that waits for a push
-LAST_ELEMENT = 31  # index of the last element that a list keeps, as in rq_enqueue.lua
 CLOSE_SECONDS = 2.0  # that the end of the thread is waited for: it may just open a connection
 LOOK_SECONDS = 1.0  # between two looks at the queues; also the pause after a Redis error
+
+
+# KEYS and ARGV of wake.lua, by name and in order.
+
+
+class WakeKeys(NamedTuple):
+    list: str
+
+
+class WakeArgs(NamedTuple):
+    milliseconds: int | str
 
 
 class Waker:
@@ -37,7 +52,7 @@ class Waker:
     ) -> None:
         waiting.set_retry(Retry(NoBackoff(), 0))  # else `close` would only make it connect again
         self._waiting: Any = waiting
-        self._redis: Any = client
+        self._wake_script: Any = client.register_script(WAKE)
         self._own_key, self._on_wake = own_key, on_wake
         self._lock = threading.Lock()  # held for the next three
         self._wake_keys: list[str] = []  # that producers push to
@@ -60,11 +75,7 @@ class Waker:
             waits_for_others = self._waits_for not in (None, self._wake_keys)
         self._armed.set()
         if waits_for_others:
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.lpush(self._own_key, 1)
-            pipeline.ltrim(self._own_key, 0, 0)
-            pipeline.expire(self._own_key, int(WAIT_SECONDS))
-            pipeline.execute(raise_on_error=False)  # a foreign value at the key: `look` still works
+            self._wake_script(keys=WakeKeys(self._own_key), args=WakeArgs(int(1000 * WAIT_SECONDS)))
 
     def pass_on(self, wake_keys: Sequence[str]) -> None:
         """Let another worker wake if this one has no room any more for the job that has woken it.
@@ -75,10 +86,7 @@ class Waker:
         with self._lock:
             taken = self._taken
         if taken is not None and taken not in wake_keys:
-            pipeline = self._redis.pipeline(transaction=False)
-            pipeline.lpush(taken, 1)
-            pipeline.ltrim(taken, 0, LAST_ELEMENT)
-            pipeline.execute(raise_on_error=False)
+            self._wake_script(keys=WakeKeys(taken), args=WakeArgs(""))
         with self._lock:
             if self._taken is taken:
                 self._taken = None

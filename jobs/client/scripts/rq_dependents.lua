@@ -31,12 +31,11 @@ local function enqueue_dependent(id, now, ended, status)
   if state ~= 'deferred' or not origin or not are_met(id, allow_failures == '1', ended, status) then
     return
   end
-  push_job(at_front == '1' and 'LPUSH' or 'RPUSH', 'rq:queue:' .. origin, id)
-  redis.call('HSET', job, 'status', 'queued', 'enqueued_at', now)
+  local push = at_front == '1' and 'LPUSH' or 'RPUSH'
+  queue_job(push, 'rq:queue:' .. origin, id, now, 'rq:deferred:' .. origin)
   for _, other in ipairs(redis.call('SMEMBERS', dependencies_of(id))) do
     redis.pcall('SREM', 'rq:job:' .. other .. ':dependents', id)
   end
-  redis.pcall('ZREM', 'rq:deferred:' .. origin, id)
 end
 
 -- Queues the jobs that wait for this one, which has ended, and for no other. If a key of another type

@@ -151,7 +151,7 @@ elseif due > now then
   if at == '' then redis.call('HSET', job, 'chatjobs_delay', delay) end
   try('ZADD', scheduled, string.format('%.3f', due / 1000), job_id)
 else
-  try_function(push_job, 'RPUSH', queue, job_id)
+  try_function(queue_job, 'RPUSH', queue, job_id)
 end
 
 if failure then

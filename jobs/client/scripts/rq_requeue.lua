@@ -23,8 +23,7 @@ local status, queued_at = unpack(redis.call('HMGET', job, 'status', 'enqueued_at
 if status == 'queued' and queued_at == enqueued_at then return 1 end
 if status ~= 'failed' and status ~= 'canceled' and status ~= 'stopped' then return 0 end
 for _, key in ipairs({failed, canceled, deadlines}) do check_type(key, 'zset') end
-push_job('RPUSH', queue, job_id)
-redis.call('HSET', job, 'status', 'queued', 'enqueued_at', enqueued_at)
+queue_job('RPUSH', queue, job_id, enqueued_at)
 redis.call('HDEL', job, 'started_at', 'ended_at', 'worker_name', 'chatjobs_error',
   'chatjobs_cancel', 'chatjobs_lost', 'chatjobs_lost_at', 'chatjobs_group', 'chatjobs_retried',
   'chatjobs_machine_errors')

@@ -55,16 +55,20 @@ local function check_type(key, kind)
   end
 end
 
--- Wakes a worker that waits for jobs of a queue: the list keeps the newest 32 elements.
-local function wake_worker(queue)
-  local wake = 'chatjobs:wake:' .. name_of(queue)
-  redis.pcall('LPUSH', wake, 1)
-  redis.pcall('LTRIM', wake, 0, 31)
+-- Wakes a worker that waits on a list of wakes. A list of a queue keeps the newest 32 elements; that of
+-- one worker keeps one, for `milliseconds`. A list of another type wakes nobody: the workers also look at
+-- the queues.
+local function wake(list, milliseconds)
+  redis.pcall('LPUSH', list, 1)
+  redis.pcall('LTRIM', list, 0, milliseconds and 0 or 31)
+  if milliseconds then redis.pcall('PEXPIRE', list, milliseconds) end
 end
 
--- Puts a job into its list and wakes a worker. push is 'LPUSH' for the front and 'RPUSH' for the end.
+-- The only way into a queue: puts a job into its list, wakes a worker, and gives the job its status. push
+-- is 'LPUSH' for the front and 'RPUSH' for the end. enqueued_at is the time in RQ's format; nil leaves
+-- the job's own. registry is the sorted set of RQ in which the job has waited so far; nil for none.
 -- Changes nothing if it fails.
-local function push_job(push, queue, id)
+local function queue_job(push, queue, id, enqueued_at, registry)
   local tenant = tenant_of(id)
   local list = list_of(queue, tenant)
   check_type('rq:queues', 'set')
@@ -78,7 +82,11 @@ local function push_job(push, queue, id)
   end
   redis.call('SADD', 'rq:queues', queue)
   redis.call(push, list, id)
-  wake_worker(queue)
+  local job = 'rq:job:' .. id
+  redis.call('HSET', job, 'status', 'queued')
+  if enqueued_at then redis.call('HSET', job, 'enqueued_at', enqueued_at) end
+  if registry then redis.pcall('ZREM', registry, id) end
+  wake('chatjobs:wake:' .. name_of(queue))
 end
 
 -- A job has left the list of a tenant. A count that another program has written is left alone.

@@ -72,13 +72,12 @@ local function refuse_size(limits, system_bytes, max_message_bytes, turns_bytes,
   return nil
 end
 
--- Puts a deferred job into its queue. Changes nothing if it fails.
+-- Puts a deferred job into its queue: its time in the queue counts from its submission. Changes nothing if
+-- it fails.
 local function queue_deferred(job)
   local origin = redis.call('HGET', 'rq:job:' .. job, 'origin')
   if not origin then return end
-  push_job('RPUSH', 'rq:queue:' .. origin, job)
-  redis.call('HSET', 'rq:job:' .. job, 'status', 'queued')
-  redis.pcall('ZREM', 'rq:deferred:' .. origin, job)
+  queue_job('RPUSH', 'rq:queue:' .. origin, job, nil, 'rq:deferred:' .. origin)
 end
 
 -- Lets the next job run, if the one before it has ended. Returns the job that runs; nil if there is none.

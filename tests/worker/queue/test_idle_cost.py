@@ -132,11 +132,11 @@ def test_a_wake_up_is_passed_on_after_a_redis_error(
     site.submit()
     assert woken.acquire(timeout=PATIENCE)
 
-    def fail(**_: Any) -> None:
+    def fail(*_: Any, **__: Any) -> None:
         raise redis.ConnectionError("Connection refused")
 
     with monkeypatch.context() as broken:
-        broken.setattr(client, "pipeline", fail)
+        broken.setattr(client, "execute_command", fail)
         with pytest.raises(redis.ConnectionError):
             waker.pass_on([])
     waker.pass_on([])

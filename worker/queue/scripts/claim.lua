@@ -151,10 +151,7 @@ local function is_held(id, job, queue)
     if not (left > 0 and left <= HOLD_MS) then return false end  -- also of a foreign value
   else
     redis.call('HSET', job, 'chatjobs_held', string.format('%d', now_ms + HOLD_MS))
-    local wake = 'chatjobs:wake-worker:' .. holder
-    redis.pcall('LPUSH', wake, 1)
-    redis.pcall('LTRIM', wake, 0, 0)
-    redis.pcall('PEXPIRE', wake, HOLD_MS)
+    wake('chatjobs:wake-worker:' .. holder, HOLD_MS)
   end
   held[id] = true
   held_ms = held_ms < 0 and left or math.min(held_ms, left)
@@ -299,8 +296,7 @@ local function queue_due(queue, scheduled)
     try(function()  -- it fails if a key of its tenant has another type
       local job = 'rq:job:' .. id
       if redis.call('TYPE', job).ok == 'hash' and redis.call('HGET', job, 'status') == 'scheduled' then
-        push_job('RPUSH', queue, id)
-        redis.call('HSET', job, 'status', 'queued', 'enqueued_at', now_text)
+        queue_job('RPUSH', queue, id, now_text)
       end
       redis.call('ZREM', scheduled, id)
     end)

@@ -51,23 +51,21 @@ if redis.call('TYPE', job).ok == 'hash' then
   local forgets_group = counter == 'chatjobs_retried'
   local is_suspect = group ~= ''
     or not forgets_group and redis.call('HEXISTS', job, 'chatjobs_group') == 1
-  local status = 'queued'
   if is_suspect then
     redis.call(push, quarantine, job_id)
+    redis.call('HSET', job, 'status', 'queued')
   elseif delay ~= '' then
     local time = redis.call('TIME')
     local due = time[1] + time[2] / 1e6 + delay / 1000
     redis.call('ZADD', scheduled, string.format('%.3f', due), job_id)
-    status = 'scheduled'
+    redis.call('HSET', job, 'status', 'scheduled', 'chatjobs_delay', delay)
   else
-    push_job(push, queue, job_id)
+    queue_job(push, queue, job_id)
   end
   if counter ~= '' then redis.call('HSET', job, counter, used + 1) end
   if forgets_group then
     redis.call('HDEL', job, 'chatjobs_group', 'chatjobs_lost', 'chatjobs_lost_at')
   end
-  redis.call('HSET', job, 'status', status)
-  if status == 'scheduled' then redis.call('HSET', job, 'chatjobs_delay', delay) end
   redis.call('HDEL', job, 'worker_name', 'started_at')
   if undo_attempt == '1' then redis.pcall('HINCRBY', job, 'chatjobs_attempt', -1) end
   if lost ~= '' then
