@@ -11,9 +11,10 @@ if TYPE_CHECKING:
     from jobs.api.params import RequestFields
     from jobs.api.request import ChatRequest, IgnoredFieldWarning
     from jobs.api.sampling import Sampling
-    from jobs.client.aio import AsyncClient, AsyncJob
+    from jobs.client.aio import AsyncClient
     from jobs.client.aio_session import AsyncSession
-    from jobs.client.client import Client, Job
+    from jobs.client.client import Client
+    from jobs.client.job import AsyncJob, Job
     from jobs.client.serving import NobodyServes
     from jobs.client.session import Session
     from jobs.errors import JobError, SessionBusy, StreamRestarted, WaitTimeout
@@ -42,14 +43,14 @@ __all__ = [
 
 _LAZY = {
     "AsyncClient": "jobs.client.aio",
-    "AsyncJob": "jobs.client.aio",
+    "AsyncJob": "jobs.client.job",
     "AsyncSession": "jobs.client.aio_session",
     "ChatChunk": "jobs.api.chunk",
     "ChatCompletion": "jobs.api.answer",
     "ChatRequest": "jobs.api.request",
     "Client": "jobs.client.client",
     "IgnoredFieldWarning": "jobs.api.request",
-    "Job": "jobs.client.client",
+    "Job": "jobs.client.job",
     "JobError": "jobs.errors",
     "NobodyServes": "jobs.client.serving",
     "RequestFields": "jobs.api.params",

@@ -12,6 +12,7 @@ from jobs.cli.failures import Failure, NotFound
 from jobs.cli.options import connection, json_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.cli.table import number, print_table
+from jobs.cli.waiting import rows_wait
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -112,15 +113,6 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
             f"{counted(len(damaged), 'value')} in Redis can't be read",
             lines=[str(one) for one in damaged],
         )
-
-
-def rows_wait(rows: Unwritten) -> str:
-    """The number of unwritten rows, and the age of the first one."""
-    if not rows.count:
-        return "none wait now"
-    wait = f"{counted(rows.count, 'row')} {'waits' if rows.count == 1 else 'wait'}"
-    where = f"of run {min(rows.runs)}" if len(rows.runs) == 1 else f"of {len(rows.runs)} runs"
-    return f"{wait} in Redis, {where}, the first one for {rows.oldest:.0f} s"
 
 
 def _print_rows(rows: Unwritten, faults: Mapping[str, str], recorded: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import IO, TYPE_CHECKING, Any
 
@@ -320,10 +321,11 @@ def _enqueue(
     from jobs.errors import JobError
     from jobs.results.outbox import DEFAULT_RUN
 
+    enqueue = partial(connected.enqueue, by_custom_id=True)
     done = 0
     for chunk in _chunks(islice(_valid(rows, overrides), count)):
         try:
-            found = enqueue_rows(connected, [line.request for line in chunk])
+            found = enqueue_rows(connected.redis, enqueue, [line.request for line in chunk])
         except JobError as error:
             raise _stopped(rows, chunk[0].number, error, done, count) from None
         refused: list[tuple[int, JobError]] = []

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self, TypeVar
 
 from jobs.cli.output import echo
+from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Job
     from jobs.client.steps import Connection
+    from jobs.client.unwritten import Unwritten
 
 PATIENCE_SECONDS = 1.5  # before the first notice, and between two looks
 REPEAT_SECONDS = 60.0  # between two notices that differ in their numbers alone
@@ -94,7 +96,6 @@ class WaitNotice:
 
 def reason_of_rows(connection: Connection, rows: Rows) -> str:
     """Return why rows are not written yet; "" if they are."""
-    from jobs.cli.status import rows_wait
     from jobs.client.serving import read_workers
     from jobs.client.unwritten import any_records, read_unwritten, recording_faults
 
@@ -108,6 +109,15 @@ def reason_of_rows(connection: Connection, rows: Rows) -> str:
     if faults:
         return f"{rows_wait(waiting)}: {'; '.join(sorted(set(faults.values())))}"
     return f"the rows of {', '.join(waiting.runs)} are being written"
+
+
+def rows_wait(rows: Unwritten) -> str:
+    """The number of unwritten rows, and the age of the first one."""
+    if not rows.count:
+        return "none wait now"
+    wait = f"{counted(rows.count, 'row')} {'waits' if rows.count == 1 else 'wait'}"
+    where = f"of run {min(rows.runs)}" if len(rows.runs) == 1 else f"of {len(rows.runs)} runs"
+    return f"{wait} in Redis, {where}, the first one for {rows.oldest:.0f} s"
 
 
 def reason(connection: Connection, job: Job) -> str:

@@ -1,9 +1,9 @@
-"""The API for asyncio: `Client` and `Job` with `await` and `async for`."""
+"""The API for asyncio: `Client` with `await` and `async for`."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Coroutine, Iterable
-from functools import partial
+from collections.abc import AsyncIterator, Iterable
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
@@ -11,21 +11,16 @@ import redis.asyncio
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.caller import run_in_thread
-from jobs.api.chunk import ChatChunk
 from jobs.api.params import SessionFields
-from jobs.api.request import ChatRequest
 from jobs.client.aio_session import AsyncSession
 from jobs.client.async_connection import AsyncConnection
-from jobs.client.cancel import cancel
 from jobs.client.chat_completions import AsyncChat
-from jobs.client.client import Client, check_id
+from jobs.client.client import Client
 from jobs.client.connection import connect_async
-from jobs.client.follow import OnRestart, follow_async
+from jobs.client.job import AsyncJob, for_asyncio, kept_requests
 from jobs.client.session_opening import needed_model, open_session
-from jobs.client.state import Status, read_request, read_status
-from jobs.client.steps import Connection, iterate_async, run_async
+from jobs.client.steps import iterate_async, run_async
 from jobs.client.submit import RequestInput
-from jobs.client.wait import wait_for_result
 from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
 from jobs.errors import JobError
 
@@ -40,7 +35,11 @@ class AsyncClient:
         # Enqueueing blocks, so it runs in a thread.
         self._producer = Client(url, result_ttl=result_ttl)
         self.connection = AsyncConnection(connect_async(url))
-        self.chat = AsyncChat(self)  # await client.chat.completions.create(...)
+
+    @cached_property
+    def chat(self) -> AsyncChat:
+        """`await client.chat.completions.create(...)`."""
+        return AsyncChat(self.submit, self.connection)
 
     @property
     def redis(self) -> redis.asyncio.Redis:
@@ -51,29 +50,14 @@ class AsyncClient:
     async def submit(self, request: RequestInput, *, durable: bool = False) -> AsyncJob:
         """Enqueue one request. When this returns, the job is in Redis, see `Client.submit`."""
         job = await run_in_thread(partial(self._producer.submit, durable=durable), request)
-        return AsyncJob(
-            self.connection,
-            job.id,
-            job.request,
-            existed_before=job.existed_before,
-            ended_before=job.ended_before,
-        )
+        return for_asyncio(job, self.connection)
 
     async def submit_many(
         self, requests: Iterable[RequestInput], *, durable: bool = False
     ) -> list[AsyncJob]:
         """Enqueue many requests in few round trips, see `Client.submit_many`."""
         jobs = await run_in_thread(partial(self._producer.submit_many, durable=durable), requests)
-        return [
-            AsyncJob(
-                self.connection,
-                job.id,
-                job.request,
-                existed_before=job.existed_before,
-                ended_before=job.ended_before,
-            )
-            for job in jobs
-        ]
+        return [for_asyncio(job, self.connection) for job in jobs]
 
     def job(self, job_id: str) -> AsyncJob:
         """The handle to a job, by its id, whoever submitted it. Sends nothing to Redis."""
@@ -90,7 +74,8 @@ class AsyncClient:
     ) -> AsyncSession:
         """Open a conversation, see `Client.session`."""
         steps = open_session(id, needed_model(id, model), system, ttl, dict(fields))
-        return AsyncSession(self, await run_async(steps, self.connection))
+        state = await run_async(steps, self.connection)
+        return AsyncSession(self.submit, self.connection, state)
 
     async def as_completed(
         self, jobs: Iterable[AsyncJob], timeout: float | None = None
@@ -126,7 +111,7 @@ class AsyncClient:
 
     async def wait_for_rows(self, jobs: Iterable[AsyncJob], timeout: float | None = None) -> None:
         """Wait until the rows of all jobs are in Parquet, see `Client.wait_for_rows`."""
-        requests = {job.id: job._request for job in jobs_in(jobs, AsyncJob)}
+        requests = kept_requests(jobs_in(jobs, AsyncJob))
         await run_async(wait_for_rows(requests, timeout), self.connection)
 
     async def close(self) -> None:
@@ -143,58 +128,3 @@ class AsyncClient:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
-
-
-class AsyncJob:
-    """The handle to one submitted job, see `Job`. All methods raise JobError."""
-
-    def __init__(
-        self,
-        connection: Connection,
-        job_id: str,
-        request: ChatRequest | None = None,
-        *,
-        existed_before: bool = False,
-        ended_before: bool = False,
-    ) -> None:
-        self.id = check_id(job_id)
-        self.existed_before, self.ended_before = existed_before, ended_before
-        self._connection = connection
-        self._request = request
-
-    def stream(
-        self,
-        after: str | None = None,
-        *,
-        timeout: float | None = None,
-        on_restart: OnRestart = "raise",
-    ) -> AsyncIterator[ChatChunk]:
-        """The chunks of the answer as they are generated, see `Job.stream`."""
-        return follow_async(
-            self._connection, self.id, after, timeout=timeout, on_restart=on_restart
-        )
-
-    async def result(self, timeout: float | None = None) -> ChatCompletion:
-        """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout)."""
-        return await run_async(wait_for_result(self.id, timeout), self._connection)
-
-    async def status(self) -> Status:
-        """The state of the job now."""
-        return await run_async(read_status(self.id), self._connection)
-
-    async def cancel(self) -> bool:
-        """Stop the job; one that is running stops soon after. False if it had already ended."""
-        return await run_async(cancel(self.id), self._connection)
-
-    @property
-    def request(self) -> Coroutine[Any, Any, ChatRequest]:
-        """The request as it was submitted: `await job.request`."""
-        return self._read_request()
-
-    async def _read_request(self) -> ChatRequest:
-        if self._request is None:
-            self._request = await run_async(read_request(self.id), self._connection)
-        return self._request
-
-    def __repr__(self) -> str:
-        return f"AsyncJob({self.id!r})"

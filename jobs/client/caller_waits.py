@@ -1,10 +1,9 @@
-"""Waits of callers for whom a job is run: it is cancelled when they stop waiting."""
+"""Waits that cancel the job when the caller stops waiting."""
 
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
-from typing import TYPE_CHECKING
 
 from redis import RedisError
 
@@ -12,13 +11,9 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.client.cancel import cancel
 from jobs.client.follow import OnRestart, follow_steps
-from jobs.client.steps import Emitting, Steps, run_async, run_sync
+from jobs.client.steps import Connection, Emitting, Steps, run_async, run_sync
 from jobs.client.wait import GOES_ON, wait_for_result
 from jobs.errors import JobError, StreamRestarted, WaitTimeout
-
-if TYPE_CHECKING:
-    from jobs.client.aio import AsyncJob
-    from jobs.client.client import Job
 
 
 def wait_or_cancel(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:
@@ -75,20 +70,22 @@ def _given_up(late: WaitTimeout) -> WaitTimeout:
     )
 
 
-def answer_of(job: Job, timeout: float | None) -> ChatCompletion:
+def answer_of(job_id: str, connection: Connection, timeout: float | None) -> ChatCompletion:
     """`wait_or_cancel` for a caller who may be interrupted."""
-    with cancelling(job):
-        return run_sync(wait_or_cancel(job.id, timeout), job._connection)
+    with cancelling(job_id, connection):
+        return run_sync(wait_or_cancel(job_id, timeout), connection)
 
 
-async def answer_of_async(job: AsyncJob, timeout: float | None) -> ChatCompletion:
+async def answer_of_async(
+    job_id: str, connection: Connection, timeout: float | None
+) -> ChatCompletion:
     """`answer_of` for asyncio."""
-    async with cancelling_async(job):
-        return await run_async(wait_or_cancel(job.id, timeout), job._connection)
+    async with cancelling_async(job_id, connection):
+        return await run_async(wait_or_cancel(job_id, timeout), connection)
 
 
 @contextmanager
-def cancelling(job: Job) -> Iterator[None]:
+def cancelling(job_id: str, connection: Connection) -> Iterator[None]:
     """Cancels the job if the block is left early: by Ctrl-C, or since a generator is closed. A
     JobError is an end of the job."""
     try:
@@ -97,12 +94,12 @@ def cancelling(job: Job) -> Iterator[None]:
         raise
     except BaseException:
         with suppress(JobError):
-            job.cancel()
+            run_sync(cancel(job_id), connection)
         raise
 
 
 @asynccontextmanager
-async def cancelling_async(job: AsyncJob) -> AsyncIterator[None]:
+async def cancelling_async(job_id: str, connection: Connection) -> AsyncIterator[None]:
     """`cancelling` for asyncio, where a cancelled task leaves the block early."""
     try:
         yield
@@ -110,5 +107,5 @@ async def cancelling_async(job: AsyncJob) -> AsyncIterator[None]:
         raise
     except BaseException:
         with suppress(JobError):
-            await job.cancel()
+            await run_async(cancel(job_id), connection)
         raise

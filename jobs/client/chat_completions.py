@@ -6,10 +6,10 @@ on an answer that nobody reads.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import suppress
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, Unpack, overload
+from typing import Any, Literal, NamedTuple, Self, Unpack, overload
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.caller import warn_caller
@@ -17,26 +17,23 @@ from jobs.api.chunk import ChatChunk
 from jobs.api.params import CompletionFields
 from jobs.api.request import ChatRequest, IgnoredFieldWarning
 from jobs.client.caller_waits import answer_of, answer_of_async, follow_or_cancel
-from jobs.client.steps import iterate_async, iterate_sync
+from jobs.client.job import AsyncJob, Job
+from jobs.client.steps import Connection, iterate_async, iterate_sync
 from jobs.errors import JobError
-
-if TYPE_CHECKING:
-    from jobs.client.aio import AsyncClient, AsyncJob
-    from jobs.client.client import Client, Job
 
 
 class Chat:
     """`client.chat`: the attribute `completions`."""
 
-    def __init__(self, client: Client) -> None:
-        self.completions = Completions(client)
+    def __init__(self, submit: Callable[[ChatRequest], Job], connection: Connection) -> None:
+        self.completions = Completions(submit, connection)
 
 
 class Completions:
     """`client.chat.completions`: the method `create`."""
 
-    def __init__(self, client: Client) -> None:
-        self._client = client
+    def __init__(self, submit: Callable[[ChatRequest], Job], connection: Connection) -> None:
+        self._submit, self._connection = submit, connection
 
     @overload
     def create(
@@ -59,11 +56,11 @@ class Completions:
         Raises JobError.
         """
         call = _read_call(bool(stream), fields)
-        job = self._client.submit(call.request)
+        job = self._submit(call.request)
         if stream:
             steps = follow_or_cancel(job.id, call.timeout)
-            return ChatStream(job, iterate_sync(steps, self._client.connection))
-        return answer_of(job, call.timeout)
+            return ChatStream(job, iterate_sync(steps, self._connection))
+        return answer_of(job.id, self._connection, call.timeout)
 
 
 class ChatStream:
@@ -114,15 +111,19 @@ class ChatStream:
 class AsyncChat:
     """`client.chat` of an AsyncClient: the attribute `completions`."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self.completions = AsyncCompletions(client)
+    def __init__(
+        self, submit: Callable[[ChatRequest], Awaitable[AsyncJob]], connection: Connection
+    ) -> None:
+        self.completions = AsyncCompletions(submit, connection)
 
 
 class AsyncCompletions:
     """`client.chat.completions` of an AsyncClient: the method `create`."""
 
-    def __init__(self, client: AsyncClient) -> None:
-        self._client = client
+    def __init__(
+        self, submit: Callable[[ChatRequest], Awaitable[AsyncJob]], connection: Connection
+    ) -> None:
+        self._submit, self._connection = submit, connection
 
     @overload
     async def create(
@@ -141,11 +142,11 @@ class AsyncCompletions:
     ) -> ChatCompletion | AsyncChatStream:
         """Run one request, see `Completions.create`."""
         call = _read_call(bool(stream), fields)
-        job = await self._client.submit(call.request)
+        job = await self._submit(call.request)
         if stream:
             steps = follow_or_cancel(job.id, call.timeout)
-            return AsyncChatStream(job, iterate_async(steps, self._client.connection))
-        return await answer_of_async(job, call.timeout)
+            return AsyncChatStream(job, iterate_async(steps, self._connection))
+        return await answer_of_async(job.id, self._connection, call.timeout)
 
 
 class AsyncChatStream:

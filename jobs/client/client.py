@@ -1,31 +1,28 @@
-"""The blocking API: a `Client` submits requests, a `Job` is the handle to one submitted job."""
+"""The blocking API: a `Client` submits requests and returns the handles to their jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import cached_property, partial
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack, overload
 
 from redis import Redis, RedisError
 
 from jobs.api.answer import ChatCompletion
-from jobs.api.chunk import ChatChunk
 from jobs.api.params import SessionFields
 from jobs.api.request import ChatRequest
-from jobs.client.cancel import cancel
 from jobs.client.chat_completions import Chat
 from jobs.client.connection import connect, connect_async, redis_failure
 from jobs.client.durable import DurableSubmit
 from jobs.client.eviction import EvictionCheck
-from jobs.client.follow import OnRestart, follow
+from jobs.client.job import Job, kept_requests
 from jobs.client.refusals import first_refusal
 from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
 from jobs.client.session_opening import needed_model, open_session
-from jobs.client.state import Status, read_request, read_status
-from jobs.client.steps import Connection, iterate_sync, run_sync
+from jobs.client.steps import iterate_sync, run_sync
 from jobs.client.submit import (
     Enqueued,
     RequestInput,
@@ -35,10 +32,8 @@ from jobs.client.submit import (
     windows,
 )
 from jobs.client.sync_connection import SyncConnection
-from jobs.client.wait import wait_for_result
 from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
-from jobs.errors import JobError, invalid
-from jobs.keys import JOB_ID
+from jobs.errors import JobError
 
 
 class Client:
@@ -55,7 +50,11 @@ class Client:
         self.connection = SyncConnection(connect(url), partial(connect_async, url))
         self._eviction = EvictionCheck()
         self.serving: ServingCheck | None = ServingCheck(self.redis)
-        self.chat = Chat(self)  # client.chat.completions.create(...), as in the openai package
+
+    @cached_property
+    def chat(self) -> Chat:
+        """`client.chat.completions.create(...)`, as in the openai package."""
+        return Chat(self.submit, self.connection)
 
     @property
     def redis(self) -> Redis:
@@ -122,7 +121,7 @@ class Client:
         session: other ones than it was created with raise InvalidRequest.
         """
         steps = open_session(id, needed_model(id, model), system, ttl, dict(fields))
-        return Session(self, run_sync(steps, self.connection))
+        return Session(self.submit, self.connection, run_sync(steps, self.connection))
 
     def as_completed(self, jobs: Iterable[Job], timeout: float | None = None) -> Iterator[Job]:
         """The jobs as they end, each once, also those that fail: `job.result()` has the outcome.
@@ -165,7 +164,7 @@ class Client:
         Failed and cancelled jobs have a row too. Raises WaitTimeout, which says whether jobs
         have not ended or rows are not written yet.
         """
-        requests = {job.id: job._request for job in jobs_in(jobs, Job)}
+        requests = kept_requests(jobs_in(jobs, Job))
         run_sync(wait_for_rows(requests, timeout), self.connection)
 
     def close(self) -> None:
@@ -213,77 +212,3 @@ class Client:
             )
             for one, request in zip(enqueued, kept, strict=True)
         ]
-
-
-class Job:
-    """The handle to one submitted job: an id and a connection. All methods raise JobError.
-
-    existed_before: nothing was enqueued, since the same id or row was submitted before, and its job
-    is in Redis. ended_before: the same, but its job has ended and left Redis: its answer is in the
-    results.
-    """
-
-    def __init__(
-        self,
-        connection: Connection,
-        job_id: str,
-        request: ChatRequest | None = None,
-        *,
-        existed_before: bool = False,
-        ended_before: bool = False,
-    ) -> None:
-        self.id = check_id(job_id)
-        self.existed_before, self.ended_before = existed_before, ended_before
-        self._connection = connection
-        self._request = request
-
-    def stream(
-        self,
-        after: str | None = None,
-        *,
-        timeout: float | None = None,
-        on_restart: OnRestart = "raise",
-    ) -> Iterator[ChatChunk]:
-        """The chunks of the answer, from the start to the end, as they are generated: each part of
-        it once, also if the job starts again on another worker.
-
-        `after` is the `cursor` of an earlier chunk: the stream resumes after it. `timeout`: seconds
-        from one chunk to the next, the wait for a worker included; then WaitTimeout is raised, and
-        the job goes on. `on_restart` says what happens if the job has started again and its answer
-        differs from the part that was read: "raise" raises StreamRestarted; with "reset" a chunk
-        whose `reset` is True says to discard all chunks before it, and the new answer follows. Any
-        number of readers may follow a job. A job that doesn't stream gives its whole answer at the
-        end.
-        """
-        return follow(self._connection, self.id, after, timeout=timeout, on_restart=on_restart)
-
-    def result(self, timeout: float | None = None) -> ChatCompletion:
-        """Wait for the whole answer, up to `timeout` seconds (then WaitTimeout)."""
-        return run_sync(wait_for_result(self.id, timeout), self._connection)
-
-    def status(self) -> Status:
-        """The state of the job now."""
-        return run_sync(read_status(self.id), self._connection)
-
-    def cancel(self) -> bool:
-        """Stop the job; one that is running stops soon after. False if it had already ended."""
-        return run_sync(cancel(self.id), self._connection)
-
-    @property
-    def request(self) -> ChatRequest:
-        """The request as it was submitted."""
-        if self._request is None:
-            self._request = run_sync(read_request(self.id), self._connection)
-        return self._request
-
-    def __repr__(self) -> str:
-        return f"Job({self.id!r})"
-
-
-def check_id(job_id: str) -> str:
-    """`job_id`, if it is a valid one. Raises InvalidRequest."""
-    if not isinstance(job_id, str) or not JOB_ID.fullmatch(job_id):
-        raise invalid(
-            f"a job id consists of letters, digits, '_' and '-', up to 200; got {job_id!r}", "id"
-        )
-    return job_id

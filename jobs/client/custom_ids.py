@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from redis import Redis, ResponseError
 
@@ -19,12 +19,9 @@ from jobs.client.damage import is_damage, wrong_types
 from jobs.client.new_job import NewJob, custom_id_digest, is_keyed, is_unwritten, new_job
 from jobs.client.refusals import custom_id_taken, id_taken, row_taken
 from jobs.client.rq_format import DATA, job_key, queue_names
+from jobs.client.submit import Enqueued
 from jobs.encoding import to_json
 from jobs.errors import JobError
-
-if TYPE_CHECKING:
-    from jobs.client.client import Client
-    from jobs.client.submit import Enqueued
 
 # What to do if the number of a line without custom_id is taken. A custom_id is no remedy in a run
 # whose rows were submitted without.
@@ -43,19 +40,24 @@ def content_id(request: ChatRequest) -> str:
     return hashlib.blake2b(to_json(request.to_dict()).encode(), digest_size=16).hexdigest()
 
 
-def enqueue_rows(client: Client, requests: Sequence[ChatRequest]) -> list[Enqueued | JobError]:
+def enqueue_rows(
+    redis: Redis,
+    enqueue: Callable[[list[ChatRequest]], list[Enqueued | JobError]],
+    requests: Sequence[ChatRequest],
+) -> list[Enqueued | JobError]:
     """Give requests of a file their rows, and enqueue them: for each its job, or why it is refused.
-    Raises JobError if none is enqueued, and redis.RedisError.
+    `enqueue` is `Client.enqueue` with `by_custom_id`. Raises JobError if none is enqueued, and
+    redis.RedisError.
 
     A custom_id that loses its row to another submit at the same time gets another one.
     """
     found: dict[int, Enqueued | JobError] = {}
     left = list(range(len(requests)))
     for _ in range(ROUNDS):
-        given = FileRows(client.redis, is_checked=True).give([requests[n] for n in left])
+        given = FileRows(redis, is_checked=True).give([requests[n] for n in left])
         found |= {n: error for n, error in zip(left, given, strict=True) if error is not None}
         ready = [n for n, error in zip(left, given, strict=True) if error is None]
-        sent = client.enqueue([requests[n] for n in ready], by_custom_id=True) if ready else []
+        sent = enqueue([requests[n] for n in ready]) if ready else []
         found |= zip(ready, sent, strict=True)
         left = [n for n in ready if _has_lost_row(found[n])]
         if not left:

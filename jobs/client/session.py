@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Unpack
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Unpack
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
@@ -11,6 +11,7 @@ from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput, SessionTurnFields
 from jobs.client.caller_waits import answer_of, cancelling, follow_or_cancel
 from jobs.client.follow import OnRestart, check_stream
+from jobs.client.job import Job
 from jobs.client.session_opening import fork_session
 from jobs.client.session_steps import (
     SessionState,
@@ -21,11 +22,8 @@ from jobs.client.session_steps import (
     turn_request,
     undo_turn,
 )
-from jobs.client.steps import iterate_sync, run_sync
+from jobs.client.steps import Connection, iterate_sync, run_sync
 from jobs.client.wait import check_timeout
-
-if TYPE_CHECKING:
-    from jobs.client.client import Client, Job
 
 
 class Session:
@@ -37,9 +35,11 @@ class Session:
     `temperature` or `tools`, may be given when it is opened, or for one turn.
     """
 
-    def __init__(self, client: Client, state: SessionState) -> None:
+    def __init__(
+        self, submit: Callable[..., Job], connection: Connection, state: SessionState
+    ) -> None:
         self.id, self.model = state.id, state.model
-        self._client, self._state = client, state
+        self._submit, self._connection, self._state = submit, connection, state
 
     def submit(
         self,
@@ -57,7 +57,7 @@ class Session:
         room for all; they stay in the history. `durable`: see `Client.submit`.
         """
         request = turn_request(self._state, content, wait=wait, edit=edit, fields=dict(fields))
-        return self._client.submit(request, durable=durable)
+        return self._submit(request, durable=durable)
 
     def send(
         self,
@@ -71,7 +71,8 @@ class Session:
         """Run the next turn, see `submit`. If the wait is given up, the answer is stopped, and kept
         as far as it got."""
         check_timeout(timeout)
-        return answer_of(self.submit(content, wait=wait, edit=edit, **fields), timeout)
+        job = self.submit(content, wait=wait, edit=edit, **fields)
+        return answer_of(job.id, self._connection, timeout)
 
     def stream(
         self,
@@ -90,8 +91,8 @@ class Session:
         fields.setdefault("stream", True)
         job = self.submit(content, wait=wait, edit=edit, **fields)
         steps = follow_or_cancel(job.id, timeout, on_restart)
-        with cancelling(job):
-            yield from iterate_sync(steps, self._client.connection)
+        with cancelling(job.id, self._connection):
+            yield from iterate_sync(steps, self._connection)
 
     def edit(
         self,
@@ -106,21 +107,21 @@ class Session:
 
     def undo(self) -> Turn:
         """Remove the last turn, and return it."""
-        return run_sync(undo_turn(self.id), self._client.connection)
+        return run_sync(undo_turn(self.id), self._connection)
 
     def turns(self) -> list[Turn]:
         """The turns: their messages, answer and finish_reason."""
-        return run_sync(read_turns(self.id), self._client.connection)[1]
+        return run_sync(read_turns(self.id), self._connection)[1]
 
     def history(self) -> list[dict[str, Any]]:
         """All messages, the system message first, as dicts in OpenAI's form."""
-        return messages_of(*run_sync(read_turns(self.id), self._client.connection))
+        return messages_of(*run_sync(read_turns(self.id), self._connection))
 
     def fork(self, id: str | None = None, *, model: str | None = None) -> Session:
         """A new session with the same history, fields and time to live, by default of the same
         model. Raises InvalidRequest if the id is taken."""
         steps = fork_session(self._state, id, model)
-        return Session(self._client, run_sync(steps, self._client.connection))
+        return Session(self._submit, self._connection, run_sync(steps, self._connection))
 
     def reset(
         self, history: Iterable[MessageInput | Turn] = (), *, system: str | None = None
@@ -129,15 +130,15 @@ class Session:
         session's, as `system` does."""
         its_system, turns = split_turns(history)
         steps = replace_turns(self.id, its_system or system, turns)
-        run_sync(steps, self._client.connection)
+        run_sync(steps, self._connection)
 
     def delete(self) -> None:
         """Delete the history. A deleted session can't be continued."""
-        run_sync(delete_session(self.id), self._client.connection)
+        run_sync(delete_session(self.id), self._connection)
 
     def ttl(self) -> int:
         """Seconds until the session expires, unless it is used before."""
-        return run_sync(read_ttl(self.id), self._client.connection)
+        return run_sync(read_ttl(self.id), self._connection)
 
     def __repr__(self) -> str:
         return f"Session({self.id!r}, model={self.model!r})"

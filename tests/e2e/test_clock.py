@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from jobs import keys
 from jobs.cli import build
-from jobs.client.client import Job
+from jobs.client.job import Job
 from tests.servers import BINARIES, Server, clock_variables, set_clock
 from tests.worker.site import PATIENCE, QUICK, Site, wait_until
 

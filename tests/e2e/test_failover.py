@@ -16,7 +16,7 @@ from click.testing import CliRunner
 
 from jobs import AsyncClient, Client, JobError
 from jobs.cli import build
-from jobs.client.client import Job
+from jobs.client.job import Job
 from jobs.client.rq_format import job_key
 from tests.address import Address
 from tests.servers import BINARIES, Sentinel, Server, free_port

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs import Client, JobError, keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from jobs.client.rq_format import results_key
 from jobs.embedded import EmbeddedRedis
 from jobs.stream.entries import END_SEQ

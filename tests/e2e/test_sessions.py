@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs import ChatRequest, Session
-from jobs.client.client import Job
+from jobs.client.job import Job
 from jobs.embedded import EmbeddedRedis
 from tests.worker.fake_backend import text_of
 from tests.worker.site import PATIENCE, Site, wait_until

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from jobs import JobError, keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from jobs.embedded import EmbeddedRedis
 from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 from worker.queue.lease_keeper import EXIT_HUNG

@@ -21,7 +21,7 @@ from pathlib import Path
 import click
 
 from jobs import ChatRequest, Client, Session
-from jobs.client.client import Job
+from jobs.client.job import Job
 from jobs.embedded import server_binary
 from tests.servers import Server
 from tests.soak.crew import Crew

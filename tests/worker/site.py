@@ -17,7 +17,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from jobs import Client, Results, keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from jobs.client.serving import read_workers
 from tests.waiting import PATIENCE as PATIENCE
 from tests.waiting import wait_until as wait_until

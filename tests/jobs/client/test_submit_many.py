@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from jobs import ChatRequest, Client, JobError
+from jobs import AsyncClient, AsyncJob, ChatRequest, Client, JobError
 from jobs.api.params import RequestFields
 from jobs.client.rq_format import BULK_RESULT_SECONDS, RESULT_SECONDS, job_key
 from jobs.client.submit import BATCH
@@ -54,6 +55,23 @@ def test_a_refused_request_of_an_iterator_says_how_many_are_enqueued(client: Cli
         client.submit_many(iter(requests))
     assert caught.value.message.endswith(f"{2 * BATCH - 1} of {2 * BATCH} requests are enqueued")
     assert queued(client) == 2 * BATCH  # with the first one
+
+
+def test_an_async_client_reads_no_request_of_an_iterator_back(
+    redis_url: str, client: Client
+) -> None:
+    async def submit() -> list[AsyncJob]:
+        async with AsyncClient(redis_url) as submitting:
+            return await submitting.submit_many(iter([REQUEST] * BATCH))
+
+    def reads() -> int:
+        return int(client.redis.info("commandstats").get("cmdstat_hmget", {"calls": 0})["calls"])
+
+    before = reads()
+    client.submit_many(iter([REQUEST] * BATCH))
+    needed = reads() - before
+    assert len(asyncio.run(submit())) == BATCH
+    assert reads() == before + 2 * needed
 
 
 def test_results_are_kept_as_the_job_else_the_client_says(redis_url: str) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
-from jobs.client.client import Job
+from jobs.client.job import Job
 from tests.worker.site import Site
 
 QUEUE = "chat:fake"

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from jobs import JobError, keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from jobs.results import outbox
 from jobs.results.rows import rows_of
 from jobs.stream.delta import Delta

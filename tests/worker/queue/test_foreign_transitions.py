@@ -18,8 +18,8 @@ from rq.job import Dependency
 from rq.serializers import JSONSerializer
 
 from jobs import JobError, Session, keys
-from jobs.client.client import Job
 from jobs.client.dead_letters import purge, requeue
+from jobs.client.job import Job
 from jobs.client.rq_format import job_key
 from jobs.client.steps import run_sync
 from tests.worker.queue.rq_jobs import fetch

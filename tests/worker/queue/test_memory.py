@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jobs import keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from tests.worker.site import Site
 
 MAX_BYTES = 2500  # per ended job, with all that Redis needs for its keys

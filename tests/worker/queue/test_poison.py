@@ -13,7 +13,7 @@ from rq import Queue
 from rq.serializers import JSONSerializer
 
 from jobs import JobError, keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.panics import panic
 from tests.worker.site import Site

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jobs import keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 

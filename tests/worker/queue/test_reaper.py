@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from jobs import JobError, keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from tests.worker.site import Site, wait_until
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.reaper import MAX_LOST, Reaper

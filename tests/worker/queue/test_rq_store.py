@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs import JobError, keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from jobs.client.rq_format import results_key
 from tests.worker.site import Site
 from worker.queue.attempt import SettlementBuilder

@@ -18,8 +18,8 @@ from rq.registry import (
 from rq.serializers import JSONSerializer
 from rq.suspension import resume, suspend
 
-from jobs.client.client import Job
 from jobs.client.dead_letters import requeue
+from jobs.client.job import Job
 from jobs.client.serving import read_workers
 from jobs.client.steps import run_sync
 from tests.worker.fake_backend import text_of

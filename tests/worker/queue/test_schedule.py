@@ -10,7 +10,7 @@ from rq import Queue
 from rq.registry import ScheduledJobRegistry
 
 from jobs import JobError, keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.test_rq_store import claim
 from tests.worker.site import PATIENCE, Site, wait_until

@@ -8,8 +8,8 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import JobError, Session, keys
-from jobs.client.client import Job
 from jobs.client.dead_letters import purge, requeue
+from jobs.client.job import Job
 from jobs.client.rq_format import job_key
 from jobs.client.state import Status
 from jobs.client.steps import run_sync

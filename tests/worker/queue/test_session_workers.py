@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jobs import Session, keys
-from jobs.client.client import Job
+from jobs.client.job import Job
 from tests.worker.queue.test_rq_store import claim, ended, store
 from tests.worker.site import PATIENCE, Site
 from worker.queue.rq_job import ClaimedJob

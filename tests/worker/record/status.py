@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from jobs.cli import build
-from jobs.client.client import Job
+from jobs.client.job import Job
 from jobs.errors import WaitTimeout
 from tests.worker.record.outboxes import RUN
 from tests.worker.site import PATIENCE, Site, wait_until
