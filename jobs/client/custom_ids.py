@@ -91,13 +91,13 @@ class FileRows:
         or else the proposed one, or, if another request has that, the first one behind all rows
         that were given so. Returns why each request would be refused. Raises JobError for a key
         that another program has written, and redis.RedisError."""
-        self._read_next(requests)
         known = self._known_rows(requests)
         jobs = [
             new_job(_with_row(request, known.get(number, request.job.row)))
             for number, request in enumerate(requests)
         ]
         held = self._held_by_others(jobs)
+        self._read_next(requests)  # after the reservations: a submit at the same time writes both
         refused: dict[int, JobError] = {}
         for number, (request, job) in enumerate(zip(requests, jobs, strict=True)):
             row = job.request.job.row
@@ -117,11 +117,13 @@ class FileRows:
         return [refused.get(number) for number in range(len(requests))]
 
     def _read_next(self, requests: Sequence[ChatRequest]) -> None:
-        """Read next_row of the runs that are new."""
-        runs = {one.job.run or "" for one in requests if is_keyed(one)} - self._stored.keys()
+        """Read next_row of the runs that had none so far."""
+        runs = {one.job.run or "" for one in requests if is_keyed(one)}
+        runs -= {run for run, stored in self._stored.items() if stored}
         names = [keys.next_row(run) for run in runs]
         for run, value in zip(runs, self._read([("get", name) for name in names]), strict=True):
-            self._stored[run] = self._next[run] = _number(value) or 0
+            self._stored[run] = _number(value) or 0
+            self._next[run] = max(self._next.get(run, 0), self._stored[run])
 
     def _known_rows(self, requests: Sequence[ChatRequest]) -> dict[int, int]:
         """The rows that requests have by their custom_id, by their place in the list."""

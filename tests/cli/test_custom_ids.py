@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jobs import Client, keys
+from jobs.client.custom_ids import FileRows
 from jobs.client.rq_format import job_key
 from tests.cli.conftest import Run, Spawn
 from tests.cli.test_jobs import client, worker
@@ -337,6 +338,24 @@ def test_files_that_are_submitted_to_a_run_at_once_have_their_own_rows(
     assert [one.returncode for one in started] == [0, 0], ends
     rows = rows_of(client, [name for out, _ in ends for name in out.split()])
     assert len(set(rows)) == 1400
+
+
+def test_rows_that_another_submit_takes_during_the_check_are_passed_over(
+    run: Run, client: Client, command: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words, give, others = [*command, "--run", "r"], FileRows.give, []
+
+    def give_before_others(self: FileRows, requests: Any) -> Any:
+        found = give(self, requests)
+        if not others:
+            others.append(prompts(**{f"b{number}": "x" for number in range(700)}))
+            assert run(*words, input=others[0]).exit_code == 0
+        return found
+
+    monkeypatch.setattr(FileRows, "give", give_before_others)
+    found = run(*words, input=prompts(**{f"a{number}": "x" for number in range(700)}))
+    assert found.exit_code == 0, found.stderr
+    assert set(rows_of(client, found.stdout.split())) == set(range(700, 1400))
 
 
 def test_custom_ids_whose_rows_another_submit_takes_meanwhile_get_others(
