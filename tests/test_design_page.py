@@ -1,4 +1,4 @@
-"""Documentation names only files and tests that exist; docs/design.md lists every module."""
+"""Documentation names only files, folders and tests that exist; guarantees name tests."""
 
 from __future__ import annotations
 
@@ -8,38 +8,11 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-PAGES = sorted((ROOT / "docs").glob("*.md"))
-FOLDER = re.compile(r"    ((?:jobs|worker)/(?:\w+/)*)( .*)?")
-MODULE = re.compile(r"      (\w+\.py) .*")
+DOCS = ROOT / "docs"
+PAGES = sorted(DOCS.rglob("*.md"))
 TOP = "jobs|worker|tests|bench|training|docs"
 REFERENCE = re.compile(rf"\b((?:{TOP})/[\w/-]+\.\w+)(?:::(\w+))?")
-
-
-def modules_on_the_page() -> set[str]:
-    """Paths from the tree in docs/design.md."""
-    folder, paths = "", set()
-    for line in (ROOT / "docs" / "design.md").read_text(encoding="utf-8").splitlines():
-        if found := FOLDER.fullmatch(line):
-            folder = found[1]
-        elif found := MODULE.fullmatch(line):
-            paths.add(folder + found[1])
-    return paths
-
-
-def modules_in_the_tree() -> set[str]:
-    """Paths of all modules of `jobs` and `worker`; packages' own files are left out."""
-    return {
-        path.relative_to(ROOT).as_posix()
-        for package in ("jobs", "worker")
-        for path in (ROOT / package).rglob("*.py")
-        if path.name != "__init__.py"
-    }
-
-
-def test_the_design_page_lists_every_module() -> None:
-    page, tree = modules_on_the_page(), modules_in_the_tree()
-    assert sorted(page - tree) == [], "listed, but missing from the tree"
-    assert sorted(tree - page) == [], "in the tree, but not listed"
+FOLDER = re.compile(rf"`((?:{TOP})/(?:[\w-]+/)*)`")
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -54,8 +27,25 @@ def test_files_and_tests_named_in_the_documentation_exist(page: Path) -> None:
     assert wrong == []
 
 
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_folders_named_in_the_documentation_exist(page: Path) -> None:
+    named = FOLDER.findall(page.read_text(encoding="utf-8"))
+    assert [path for path in named if not (ROOT / path).is_dir()] == []
+
+
+def test_every_page_is_in_an_index() -> None:
+    """The README names the pages of docs/, docs/decisions/README.md those beside it."""
+    for index, folder in (
+        (ROOT / "README.md", DOCS),
+        (DOCS / "decisions" / "README.md", DOCS / "decisions"),
+    ):
+        links = set(re.findall(r"\]\(([\w./-]+)", index.read_text(encoding="utf-8")))
+        linked = {(index.parent / link).resolve() for link in links}
+        assert [page.name for page in folder.glob("*.md") if page not in {*linked, index}] == []
+
+
 def test_every_guarantee_names_a_test() -> None:
-    page = (ROOT / "docs" / "design.md").read_text(encoding="utf-8")
+    page = (DOCS / "design.md").read_text(encoding="utf-8")
     section = page.partition("\n## Guarantees\n")[2].partition("\n## ")[0]
     guarantees = re.findall(r"^- (?:.|\n(?!\n|- ))+", section, re.MULTILINE)
     assert guarantees
