@@ -1,4 +1,4 @@
-"""The names of all queues, keys and channels of chatjobs in Redis. RQ's are in client/rq_format.py.
+"""The names of all queues, keys and channels of chatjobs in Redis. RQ's are in store/rq_format.py.
 
 The names of one job, or one session, have its id in braces, so that they can be told from those of
 a model, a run or a worker.

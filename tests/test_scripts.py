@@ -11,9 +11,9 @@ import pytest
 import redis
 
 from jobs import lua
-from jobs.client import cancel, dead_letters, new_job, session_scripts, turns
-from jobs.client.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
-from jobs.client.turns import TURNS_LUA
+from jobs.store import cancel, dead_letters, new_job, session_scripts, turns
+from jobs.store.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
+from jobs.store.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
 from worker.queue import (

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import redis
 
-from jobs.client.connection import check_server, connect, redis_failure
-from jobs.client.eviction import eviction
 from jobs.errors import JobError, invalid
+from jobs.store.connection import check_server, connect, redis_failure
+from jobs.store.eviction import eviction
 from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
 from worker.queue.attempt import SettlementBuilder

@@ -109,8 +109,8 @@ class QueuedDialogue:
         self._stop(CANCELS)
 
     def read(self) -> tuple[str, Sequence[Turn]]:
-        from jobs.client.session_steps import read_turns
-        from jobs.client.steps import run_sync
+        from jobs.store.session_steps import read_turns
+        from jobs.store.steps import run_sync
 
         return run_sync(read_turns(self._session.id), self._client.connection)
 

@@ -39,8 +39,8 @@ def limits(
 
     They are kept in Redis. Producers and workers obey them at once.
     """
-    from jobs.client.limits import check_limit, read_limits, read_own_limits, set_limit
     from jobs.errors import InvalidRequest
+    from jobs.store.limits import check_limit, read_limits, read_own_limits, set_limit
 
     parsed = [_parse(text) for text in settings]
     for setting in parsed:
@@ -64,8 +64,8 @@ def limits(
 
 def _warn_if_unknown(redis: Redis, model: str) -> None:
     """Warn about a model that no worker serves and that has no queue: it may be a typing error."""
-    from jobs.client.rq_format import queue_names
     from jobs.client.serving import nobody_serves, published, who_loads
+    from jobs.store.rq_format import queue_names
 
     workers = published(redis)
     known = workers.served | set(map(keys.model_of, queue_names(redis)))

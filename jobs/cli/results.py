@@ -21,7 +21,7 @@ from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Results
-    from jobs.client.unwritten import Unwritten
+    from jobs.store.unwritten import Unwritten
 
 ASK_SECONDS = 1.0  # how long Redis may take to say what is not written yet
 STATES = ("ok", "error", "cancelled")
@@ -112,10 +112,10 @@ def _unwritten(store: Results, url: str) -> Unwritten | None:
     reached, or its workers write to another folder."""
     from redis import RedisError
 
-    from jobs.client.connection import connect, limit_waits
-    from jobs.client.results_folder import read_id, read_record
-    from jobs.client.unwritten import read_unwritten
     from jobs.errors import JobError
+    from jobs.store.connection import connect, limit_waits
+    from jobs.store.results_folder import read_id, read_record
+    from jobs.store.unwritten import read_unwritten
 
     if is_embedded(url):
         return None

@@ -19,10 +19,10 @@ from typing import IO, Any
 from jobs.api.wire import describe, not_json
 from jobs.cli.compressed import compression_of, decompressed
 from jobs.cli.fields import SOURCES, field_value, request_fields
-from jobs.client.rq_format import MAX_DATA
 from jobs.encoding import DuplicateKey, parse_written
 from jobs.errors import InvalidRequest, invalid
 from jobs.sizes import counted
+from jobs.store.rq_format import MAX_DATA
 
 Row = tuple[int, dict[str, Any] | InvalidRequest]  # number from 1; the error of a row without data
 

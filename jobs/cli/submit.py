@@ -179,9 +179,9 @@ def submit(
     """
     from jobs.cli.requests import Overrides
     from jobs.cli.row_files import RowFile
-    from jobs.client.durable import DurableSubmit
     from jobs.errors import InvalidRequest
     from jobs.results.outbox import DEFAULT_RUN
+    from jobs.store.durable import DurableSubmit
 
     name = getattr(file, "name", "<stdin>")
     try:
@@ -420,8 +420,8 @@ def _wait(
 def _wait_for_rows(connected: Client, runs: Sequence[str], quiet: bool) -> None:
     """Return when the rows that the runs have now are in Parquet."""
     from jobs.cli.waiting import Rows, WaitNotice
-    from jobs.client.steps import run_sync
     from jobs.client.wait_many import wait_for_outbox
+    from jobs.store.steps import run_sync
 
     with WaitNotice(connected.connection, quiet=quiet) as notice:
         notice.watch(Rows(tuple(runs)))

@@ -1,1 +1,1 @@
-"""Submitting, following, waiting for and cancelling jobs."""
+"""The API for callers: submits, follows, waits for and cancels jobs."""

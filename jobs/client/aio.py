@@ -13,16 +13,16 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.caller import run_in_thread
 from jobs.api.params import SessionFields
 from jobs.client.aio_session import AsyncSession
-from jobs.client.async_connection import AsyncConnection
 from jobs.client.chat_completions import AsyncChat
 from jobs.client.client import Client
-from jobs.client.connection import connect_async
 from jobs.client.job import AsyncJob, for_asyncio, kept_requests
-from jobs.client.session_opening import needed_model, open_session
-from jobs.client.steps import iterate_async, run_async
-from jobs.client.submit import RequestInput
 from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
 from jobs.errors import JobError
+from jobs.store.async_connection import AsyncConnection
+from jobs.store.connection import connect_async
+from jobs.store.session_opening import needed_model, open_session
+from jobs.store.steps import iterate_async, run_async
+from jobs.store.submit import RequestInput
 
 
 class AsyncClient:

@@ -12,8 +12,9 @@ from jobs.api.params import MessageInput, SessionTurnFields
 from jobs.client.caller_waits import answer_of_async, cancelling_async, follow_or_cancel
 from jobs.client.follow import OnRestart, check_stream
 from jobs.client.job import AsyncJob
-from jobs.client.session_opening import fork_session
-from jobs.client.session_steps import (
+from jobs.client.wait import check_timeout
+from jobs.store.session_opening import fork_session
+from jobs.store.session_steps import (
     SessionState,
     delete_session,
     read_ttl,
@@ -22,8 +23,7 @@ from jobs.client.session_steps import (
     turn_request,
     undo_turn,
 )
-from jobs.client.steps import Connection, iterate_async, run_async
-from jobs.client.wait import check_timeout
+from jobs.store.steps import Connection, iterate_async, run_async
 
 
 class AsyncSession:

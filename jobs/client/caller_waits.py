@@ -9,11 +9,11 @@ from redis import RedisError
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
-from jobs.client.cancel import cancel
 from jobs.client.follow import OnRestart, follow_steps
-from jobs.client.steps import Connection, Emitting, Steps, run_async, run_sync
 from jobs.client.wait import GOES_ON, wait_for_result
 from jobs.errors import JobError, StreamRestarted, WaitTimeout
+from jobs.store.cancel import cancel
+from jobs.store.steps import Connection, Emitting, Steps, run_async, run_sync
 
 
 def wait_or_cancel(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:

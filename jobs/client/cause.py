@@ -8,12 +8,12 @@ from datetime import datetime
 from redis import RedisError
 
 from jobs import keys
-from jobs.client.rq_format import queue_key, scheduled_key
 from jobs.client.serving import Published, nobody_serves, read_values, worker_keys
-from jobs.client.state import Status, read_state
-from jobs.client.steps import Steps, command, retry
-from jobs.client.turns import session_of
 from jobs.sizes import counted
+from jobs.store.rq_format import queue_key, scheduled_key
+from jobs.store.state import Status, read_state
+from jobs.store.steps import Steps, command, retry
+from jobs.store.turns import session_of
 
 
 def cause_of_wait(job_id: str) -> Steps[str]:

@@ -14,16 +14,18 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.params import SessionFields
 from jobs.api.request import ChatRequest
 from jobs.client.chat_completions import Chat
-from jobs.client.connection import connect, connect_async, redis_failure
-from jobs.client.durable import DurableSubmit
-from jobs.client.eviction import EvictionCheck
 from jobs.client.job import Job, kept_requests
-from jobs.client.refusals import first_refusal
 from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
-from jobs.client.session_opening import needed_model, open_session
-from jobs.client.steps import iterate_sync, run_sync
-from jobs.client.submit import (
+from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
+from jobs.errors import JobError
+from jobs.store.connection import connect, connect_async, redis_failure
+from jobs.store.durable import DurableSubmit
+from jobs.store.eviction import EvictionCheck
+from jobs.store.refusals import first_refusal
+from jobs.store.session_opening import needed_model, open_session
+from jobs.store.steps import iterate_sync, run_sync
+from jobs.store.submit import (
     Enqueued,
     RequestInput,
     check_result_ttl,
@@ -31,9 +33,7 @@ from jobs.client.submit import (
     parse_many,
     windows,
 )
-from jobs.client.sync_connection import SyncConnection
-from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
-from jobs.errors import JobError
+from jobs.store.sync_connection import SyncConnection
 
 
 class Client:

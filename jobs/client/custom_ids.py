@@ -15,13 +15,13 @@ from redis import Redis, ResponseError
 
 from jobs import keys
 from jobs.api.request import ChatRequest
-from jobs.client.damage import is_damage, wrong_types
-from jobs.client.new_job import NewJob, custom_id_digest, is_keyed, is_unwritten, new_job
-from jobs.client.refusals import custom_id_taken, id_taken, row_taken
-from jobs.client.rq_format import DATA, job_key, queue_names
-from jobs.client.submit import Enqueued
 from jobs.encoding import to_json
 from jobs.errors import JobError
+from jobs.store.damage import is_damage, wrong_types
+from jobs.store.new_job import NewJob, custom_id_digest, is_keyed, is_unwritten, new_job
+from jobs.store.refusals import custom_id_taken, id_taken, row_taken
+from jobs.store.rq_format import DATA, job_key, queue_names
+from jobs.store.submit import Enqueued
 
 # What to do if the number of a line without custom_id is taken. A custom_id is no remedy in a run
 # whose rows were submitted without.

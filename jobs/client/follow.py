@@ -19,8 +19,10 @@ from jobs import keys
 from jobs.api.chunk import ChatChunk
 from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
-from jobs.client.state import JobState, Status, read_outcome, read_state, unknown
-from jobs.client.steps import (
+from jobs.client.wait import GOES_ON, check_timeout
+from jobs.errors import JobError, StreamRestarted, WaitTimeout, invalid
+from jobs.store.state import JobState, Status, read_outcome, read_state, unknown
+from jobs.store.steps import (
     Connection,
     Emit,
     Emitting,
@@ -32,8 +34,6 @@ from jobs.client.steps import (
     next_events,
     retry,
 )
-from jobs.client.wait import GOES_ON, check_timeout
-from jobs.errors import JobError, StreamRestarted, WaitTimeout, invalid
 from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
 

@@ -12,13 +12,13 @@ from typing import Any
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.request import ChatRequest
-from jobs.client.cancel import cancel
 from jobs.client.follow import OnRestart, follow, follow_async
-from jobs.client.state import Status, read_request, read_status
-from jobs.client.steps import Connection, run_async, run_sync
 from jobs.client.wait import wait_for_result
 from jobs.errors import invalid
 from jobs.keys import JOB_ID
+from jobs.store.cancel import cancel
+from jobs.store.state import Status, read_request, read_status
+from jobs.store.steps import Connection, run_async, run_sync
 
 
 class Job:

@@ -13,7 +13,7 @@ from redis import Redis, RedisError
 
 from jobs import keys
 from jobs.api.caller import warn_caller
-from jobs.client.damage import Damage
+from jobs.store.damage import Damage
 
 CHECK_SECONDS = 5.0  # between two reads of the workers, by one client
 

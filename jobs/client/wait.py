@@ -15,11 +15,11 @@ from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
-from jobs.client.damage import is_damage, typed_wrongly
-from jobs.client.rq_format import CHANGING_FIELDS, job_key
-from jobs.client.state import JobState, Status, parse_state, read_outcome, unknown
-from jobs.client.steps import Steps, commands, listen, next_events, retry
 from jobs.errors import JobError, WaitTimeout, invalid
+from jobs.store.damage import is_damage, typed_wrongly
+from jobs.store.rq_format import CHANGING_FIELDS, job_key
+from jobs.store.state import JobState, Status, parse_state, read_outcome, unknown
+from jobs.store.steps import Steps, commands, listen, next_events, retry
 
 SILENCE_SECONDS = 2.0  # without a message; then states are read, since RQ's tools publish nothing
 BATCH = 500  # jobs whose states are read at once

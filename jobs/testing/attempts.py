@@ -18,8 +18,11 @@ from redis import Redis
 from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.conversation import ended_turn
-from jobs.client.new_job import ROW_SECONDS
-from jobs.client.rq_format import (
+from jobs.errors import JobError
+from jobs.results import outbox
+from jobs.results.failures import Failure, add_failure, failure, parse_failures
+from jobs.store.new_job import ROW_SECONDS
+from jobs.store.rq_format import (
     ATTEMPT,
     CANCEL,
     ERROR,
@@ -42,7 +45,7 @@ from jobs.client.rq_format import (
     results_key,
     scheduled_key,
 )
-from jobs.client.turns import (
+from jobs.store.turns import (
     BEGIN,
     TURNS_LUA,
     History,
@@ -50,9 +53,6 @@ from jobs.client.turns import (
     read_history,
     session_of,
 )
-from jobs.errors import JobError
-from jobs.results import outbox
-from jobs.results.failures import Failure, add_failure, failure, parse_failures
 from jobs.stream.delta import Delta
 from jobs.stream.entries import END_LUA, EndReason, Entry, end_id, end_payload
 from jobs.stream.writer import StreamWriter

@@ -15,13 +15,13 @@ import fakeredis
 
 from jobs import keys, lua
 from jobs.client.aio import AsyncClient
-from jobs.client.async_connection import AsyncConnection
 from jobs.client.client import Client
-from jobs.client.connection import DEFAULT_URL
-from jobs.client.live import Event
-from jobs.client.rq_format import CHANGING_FIELDS
-from jobs.client.steps import Command
-from jobs.client.sync_connection import SyncConnection
+from jobs.store.async_connection import AsyncConnection
+from jobs.store.connection import DEFAULT_URL
+from jobs.store.live import Event
+from jobs.store.rq_format import CHANGING_FIELDS
+from jobs.store.steps import Command
+from jobs.store.sync_connection import SyncConnection
 from jobs.testing.stepper import Stepper
 
 OUTBOX = keys.outbox("")  # a client reads the newest entry to wait until it is in Parquet

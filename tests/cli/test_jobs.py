@@ -9,8 +9,8 @@ import pytest
 
 from jobs import Client, Job, JobError, keys
 from jobs.api.params import RequestFields
-from jobs.client import dead_letters
-from jobs.client.rq_format import encode_call
+from jobs.store import dead_letters
+from jobs.store.rq_format import encode_call
 from tests.cli.conftest import Run
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE

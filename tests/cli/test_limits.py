@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jobs import Client, JobError
-from jobs.client.limits import DEFAULTS
+from jobs.store.limits import DEFAULTS
 from tests.cli.conftest import Run
 
 MESSAGES = [{"role": "user", "content": "Hi"}]

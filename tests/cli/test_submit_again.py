@@ -10,7 +10,7 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError
-from jobs.client.rq_format import job_key
+from jobs.store.rq_format import job_key
 from tests.cli.conftest import Run
 from tests.cli.test_jobs import client, worker
 from tests.jobs.conftest import StepwiseWorker

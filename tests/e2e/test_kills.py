@@ -12,8 +12,8 @@ import pytest
 
 from jobs import Client, JobError, keys
 from jobs.client.job import Job
-from jobs.client.rq_format import results_key
 from jobs.embedded import EmbeddedRedis
+from jobs.store.rq_format import results_key
 from jobs.stream.entries import END_SEQ
 from tests.worker.fake_backend import text_of
 from tests.worker.site import PATIENCE, Site, wait_until

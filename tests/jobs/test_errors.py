@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 
 from jobs import AsyncClient, Client, JobError, WaitTimeout
-from jobs.client import steps
 from jobs.errors import ERROR_CODES, InvalidRequest, invalid
+from jobs.store import steps
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
 UNREACHABLE = "redis://127.0.0.1:1/0"

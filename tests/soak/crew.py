@@ -13,7 +13,7 @@ from typing import Any
 import redis
 
 from jobs import keys
-from jobs.client.rq_format import job_key
+from jobs.store.rq_format import job_key
 from tests.soak.plan import LEASE_SECONDS, WORKERS
 from tests.soak.producers import MODELS
 from tests.worker.site import WorkerProcess

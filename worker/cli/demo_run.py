@@ -25,9 +25,9 @@ from jobs.cli.requests import InvalidLine, Overrides, read_requests
 from jobs.cli.row_files import json_rows
 from jobs.cli.status import queues
 from jobs.client.serving import read_workers
-from jobs.client.unwritten import recording_faults
 from jobs.embedded import EmbeddedRedis
 from jobs.sizes import counted
+from jobs.store.unwritten import recording_faults
 from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
 from worker.cli.options import refusal

@@ -203,7 +203,7 @@ def work(
     keep_writing()
     need_torch()
     from jobs import JobError
-    from jobs.client.connection import URL_VARIABLE
+    from jobs.store.connection import URL_VARIABLE
     from worker.engine.host import EngineHost
     from worker.service import serve
 

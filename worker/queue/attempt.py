@@ -15,12 +15,12 @@ from jobs import clock, keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.conversation import Turn, ended_turn
 from jobs.api.request import ChatRequest
-from jobs.client.rq_format import request_of
-from jobs.client.turns import History
 from jobs.errors import JobError, invalid
 from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure
 from jobs.sizes import size_text, size_texts
+from jobs.store.rq_format import request_of
+from jobs.store.turns import History
 from worker.backend import Handle, ModelInfo, Outcome
 from worker.queue.publisher import StreamBuffer
 from worker.queue.rq_job import ClaimedJob, Lease, ran_too_long, waited_too_long

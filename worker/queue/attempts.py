@@ -15,9 +15,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import redis
 
 from jobs.api.job_options import DEFAULT_RETRIES
-from jobs.client.damage import is_damage, named
 from jobs.errors import JobError, failure_of
 from jobs.sizes import size_text
+from jobs.store.damage import is_damage, named
 from worker.backend import Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken

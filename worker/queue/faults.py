@@ -12,8 +12,8 @@ from collections.abc import Callable, Sequence
 
 import redis
 
-from jobs.client.damage import Damage, causes, is_damage
 from jobs.errors import JobError
+from jobs.store.damage import Damage, causes, is_damage
 
 logger = logging.getLogger(__name__)
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 import redis
 
 from jobs import keys
-from jobs.client.damage import is_damage
 from jobs.errors import JobError
 from jobs.results.failures import Failure, add_failure, failure
+from jobs.store.damage import is_damage
 from worker.queue.attempt import SettlementBuilder, worker_lost
 from worker.queue.deaths import Deaths
 from worker.queue.rq_job import Lease

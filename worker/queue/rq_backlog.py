@@ -1,5 +1,5 @@
 """The number of rows that wait for Parquet. All workers count together: each one that asks counts a
-portion of the outboxes, and gets the last complete count. For people, jobs/client/unwritten.py
+portion of the outboxes, and gets the last complete count. For people, jobs/store/unwritten.py
 counts exactly, and by run."""
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from jobs import keys, lua
-from jobs.client.limits import read_limits
+from jobs.store.limits import read_limits
 
 COUNT = lua.load("worker.queue", "count")
 

@@ -13,10 +13,10 @@ import redis
 from redis import Redis
 
 from jobs import keys, lua
-from jobs.client import rq_format
-from jobs.client.damage import Damaged, is_damage, named, wrong_types
-from jobs.client.rq_format import DEPENDENTS_LUA, TENANTS_LUA
-from jobs.client.turns import SESSION, TURNS_LUA
+from jobs.store import rq_format
+from jobs.store.damage import Damaged, is_damage, named, wrong_types
+from jobs.store.rq_format import DEPENDENTS_LUA, TENANTS_LUA
+from jobs.store.turns import SESSION, TURNS_LUA
 
 RELEASE_TURN = lua.load("worker.queue", "release_turn", TENANTS_LUA, TURNS_LUA)
 RELEASE_DEPENDENT = lua.load("worker.queue", "release_dependent", DEPENDENTS_LUA)

@@ -12,9 +12,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs import keys
-from jobs.client.limits import Limits
-from jobs.client.refusals import too_large
-from jobs.client.rq_format import (
+from jobs.encoding import to_json
+from jobs.errors import JobError, invalid
+from jobs.results.failures import Failure, parse_failures
+from jobs.store.limits import Limits
+from jobs.store.refusals import too_large
+from jobs.store.rq_format import (
     CANCEL,
     DEADLINE,
     FAILURE_SECONDS,
@@ -25,10 +28,7 @@ from jobs.client.rq_format import (
     parse_time,
     request_of,
 )
-from jobs.client.turns import History
-from jobs.encoding import to_json
-from jobs.errors import JobError, invalid
-from jobs.results.failures import Failure, parse_failures
+from jobs.store.turns import History
 
 # Fields of the job hash:
 LOST = "chatjobs_lost"  # workers that died while they ran it

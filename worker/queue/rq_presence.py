@@ -19,7 +19,7 @@ from rq.worker.base import WorkerStatus
 from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 
 from jobs import keys, lua
-from jobs.client import rq_format
+from jobs.store import rq_format
 from worker.queue.redis_clock import RedisClock
 
 BIRTH = lua.load("worker.queue", "rq_birth")

@@ -17,8 +17,8 @@ from redis.exceptions import NoPermissionError
 from rq.command import PUBSUB_CHANNEL_TEMPLATE
 
 from jobs import keys, lua
-from jobs.client.connection import user_name
 from jobs.errors import JobError
+from jobs.store.connection import user_name
 
 PROBE = lua.load("worker.queue", "probe")
 

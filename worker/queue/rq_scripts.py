@@ -14,9 +14,9 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jobs import keys, lua
-from jobs.client import rq_format
-from jobs.client.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
-from jobs.client.turns import TURNS_LUA
+from jobs.store import rq_format
+from jobs.store.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
+from jobs.store.turns import TURNS_LUA
 from jobs.stream.entries import END_LUA
 from worker.queue.rq_job import Lease
 

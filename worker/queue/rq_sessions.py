@@ -10,10 +10,10 @@ import redis
 from redis import Redis
 
 from jobs import keys
-from jobs.client import rq_format
-from jobs.client.damage import is_damage, wrong_types
-from jobs.client.turns import BEGIN, begin_script, read_history, session_of
 from jobs.errors import JobError, failure_of
+from jobs.store import rq_format
+from jobs.store.damage import is_damage, wrong_types
+from jobs.store.turns import BEGIN, begin_script, read_history, session_of
 from worker.queue.rq_job import ClaimedJob
 
 

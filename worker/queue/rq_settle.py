@@ -13,12 +13,12 @@ from redis.client import Pipeline
 
 from jobs import clock, keys
 from jobs.api.conversation import Turn
-from jobs.client import rq_format
-from jobs.client.new_job import ROW_SECONDS
-from jobs.client.turns import session_of
 from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.results.failures import Failure
+from jobs.store import rq_format
+from jobs.store.new_job import ROW_SECONDS
+from jobs.store.turns import session_of
 from jobs.stream.entries import end_id, end_payload
 from worker.queue import rq_scripts
 from worker.queue.rq_job import ClaimedJob, Lease

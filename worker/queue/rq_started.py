@@ -12,10 +12,10 @@ from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
-from jobs.client import rq_format
-from jobs.client.damage import is_damage
-from jobs.client.rq_format import ATTEMPT, FAILURES
 from jobs.results.failures import Failure, parse_failures
+from jobs.store import rq_format
+from jobs.store.damage import is_damage
+from jobs.store.rq_format import ATTEMPT, FAILURES
 from worker.queue import rq_scripts
 from worker.queue.rq_job import LOST, LOST_AT, Lease
 from worker.queue.rq_scripts import ReturnArgs, return_keys

@@ -18,12 +18,12 @@ from redis import Redis
 from redis.client import Pipeline
 
 from jobs import clock, keys
-from jobs.client import rq_format
-from jobs.client.damage import is_damage
-from jobs.client.eviction import eviction
-from jobs.client.limits import DEFAULTS, Limits, parse_limits
-from jobs.client.rq_format import CANCEL
 from jobs.results.failures import Failure
+from jobs.store import rq_format
+from jobs.store.damage import is_damage
+from jobs.store.eviction import eviction
+from jobs.store.limits import DEFAULTS, Limits, parse_limits
+from jobs.store.rq_format import CANCEL
 from worker.queue import rq_scripts
 from worker.queue.rq_backlog import Backlog, BacklogCounter
 from worker.queue.rq_job import (

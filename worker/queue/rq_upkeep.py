@@ -17,11 +17,13 @@ from redis import Redis
 from redis.exceptions import OutOfMemoryError
 
 from jobs import keys, lua
-from jobs.client import rq_format
-from jobs.client.cancel import end_waiting
-from jobs.client.damage import Damage, Damaged, Reports, is_damage, wrong_types
-from jobs.client.new_job import ROW_SECONDS
-from jobs.client.rq_format import (
+from jobs.errors import JobError
+from jobs.results import outbox
+from jobs.store import rq_format
+from jobs.store.cancel import end_waiting
+from jobs.store.damage import Damage, Damaged, Reports, is_damage, wrong_types
+from jobs.store.new_job import ROW_SECONDS
+from jobs.store.rq_format import (
     ATTEMPT,
     DEADLINE,
     DELAY,
@@ -31,11 +33,9 @@ from jobs.client.rq_format import (
     ROWS_LUA,
     TTL,
 )
-from jobs.client.state import JobState, Status, read_outcome, read_state
-from jobs.client.steps import Steps
-from jobs.client.turns import TURNS_LUA
-from jobs.errors import JobError
-from jobs.results import outbox
+from jobs.store.state import JobState, Status, read_outcome, read_state
+from jobs.store.steps import Steps
+from jobs.store.turns import TURNS_LUA
 from jobs.stream.entries import END_LUA, end_id, end_payload
 from worker.queue.rq_deferred import RQDeferred
 from worker.queue.rq_job import waited_too_long

@@ -17,8 +17,8 @@ from redis.retry import Retry
 from rq.worker import BaseWorker
 
 from jobs import keys, lua
-from jobs.client.connection import connect
-from jobs.client.damage import Damage, Reports, wrong_types
+from jobs.store.connection import connect
+from jobs.store.damage import Damage, Reports, wrong_types
 
 RENEW = lua.load("worker.queue", "renew")
 LEAVE = lua.load("worker.queue", "rq_leave")

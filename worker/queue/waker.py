@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from jobs import lua
-from jobs.client.rq_format import TENANTS_LUA
+from jobs.store.rq_format import TENANTS_LUA
 
 WAKE = lua.load("worker.queue", "wake", TENANTS_LUA)
 

@@ -18,8 +18,8 @@ from typing import NamedTuple
 import redis
 
 from jobs import keys, lua
-from jobs.client.results_folder import ID_FILE, FolderRecord, read_id, read_record
 from jobs.errors import JobError
+from jobs.store.results_folder import ID_FILE, FolderRecord, read_id, read_record
 from worker.record.disk_faults import FolderLost, explain, is_full
 
 logger = logging.getLogger(__name__)

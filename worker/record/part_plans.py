@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from redis import Redis
 
 from jobs import keys, lua
-from jobs.client.damage import Damage, Reports, is_damage, wrong_types
 from jobs.results import outbox
+from jobs.store.damage import Damage, Reports, is_damage, wrong_types
 
 LOCK = lua.load("worker.record", "lock")
 PLAN = lua.load("worker.record", "plan")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from jobs import AsyncClient, Client, Job, JobError, keys
-from jobs.client.dead_letters import Selection, find_jobs
-from jobs.client.rq_format import FAILURES, job_key, results_key
-from jobs.client.state import Status
 from jobs.results.failures import parse_failures
+from jobs.store.dead_letters import Selection, find_jobs
+from jobs.store.rq_format import FAILURES, job_key, results_key
+from jobs.store.state import Status
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jobs import Client, JobError, Session, keys
-from jobs.client import session_scripts, session_steps
-from jobs.client.steps import Steps
+from jobs.store import session_scripts, session_steps
+from jobs.store.steps import Steps
 from tests.waiting import PATIENCE
 
 PAIR = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]

@@ -10,9 +10,9 @@ import pytest
 
 from jobs import AsyncClient, AsyncJob, ChatRequest, Client, JobError
 from jobs.api.params import RequestFields
-from jobs.client.rq_format import BULK_RESULT_SECONDS, RESULT_SECONDS, job_key
-from jobs.client.submit import BATCH
 from jobs.errors import InvalidRequest
+from jobs.store.rq_format import BULK_RESULT_SECONDS, RESULT_SECONDS, job_key
+from jobs.store.submit import BATCH
 
 REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 

@@ -13,8 +13,8 @@ import pytest
 from jobs import AsyncClient, Client, Job, JobError, keys
 from jobs.api.params import RequestFields
 from jobs.client import wait
-from jobs.client.rq_format import job_key
-from jobs.client.sync_connection import SyncConnection
+from jobs.store.rq_format import job_key
+from jobs.store.sync_connection import SyncConnection
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE
 

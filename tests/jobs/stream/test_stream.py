@@ -9,8 +9,8 @@ import pytest
 from jobs import JobError, StreamRestarted, keys
 from jobs.api.answer import ChoiceLogprobs, TokenLogprob
 from jobs.client import follow
-from jobs.client.state import read_outcome
 from jobs.errors import InvalidRequest
+from jobs.store.state import read_outcome
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
 from tests.jobs.conftest import completion_of

@@ -14,7 +14,7 @@ from jobs.client import follow
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
 from jobs.stream.writer import APPEND, AppendArgs
-from tests.jobs.client.test_live import live_threads
+from tests.jobs.store.test_live import live_threads
 from tests.jobs.stream.subscribers import Subscriber, client_url, text_of
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}

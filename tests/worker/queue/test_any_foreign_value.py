@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from jobs import JobError, keys
-from jobs.client.damage import find_damage, type_of
+from jobs.store.damage import find_damage, type_of
 from tests.worker.site import PATIENCE, Site, wait_until
 
 # The parts of keys: those of other queues, runs, jobs, sessions, tenants

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from jobs import ChatRequest, JobError, Session, keys
-from jobs.client.rq_format import job_key
-from jobs.client.state import Status
-from jobs.client.turns import TURNS_LUA
+from jobs.store.rq_format import job_key
+from jobs.store.state import Status
+from jobs.store.turns import TURNS_LUA
 from tests.worker.fake_backend import FakeBackend, FakeHandle
 from tests.worker.queue.session_turns import contents, open_session, run
 from tests.worker.site import PATIENCE, Site, wait_until

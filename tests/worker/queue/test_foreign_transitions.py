@@ -18,10 +18,10 @@ from rq.job import Dependency
 from rq.serializers import JSONSerializer
 
 from jobs import JobError, Session, keys
-from jobs.client.dead_letters import purge, requeue
 from jobs.client.job import Job
-from jobs.client.rq_format import job_key
-from jobs.client.steps import run_sync
+from jobs.store.dead_letters import purge, requeue
+from jobs.store.rq_format import job_key
+from jobs.store.steps import run_sync
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.session_turns import open_session
 from tests.worker.site import PATIENCE, Site

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs import JobError, keys
-from jobs.client.rq_format import job_key
+from jobs.store.rq_format import job_key
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import PATIENCE, Site, wait_until
 from worker.queue.rq_store import RQStore

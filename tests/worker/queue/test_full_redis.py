@@ -15,12 +15,12 @@ import rq
 
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
-from jobs.client.dead_letters import purge, requeue
-from jobs.client.limits import set_limit
-from jobs.client.results_folder import ID_FILE
-from jobs.client.rq_format import job_key
-from jobs.client.steps import run_sync
 from jobs.results import outbox
+from jobs.store.dead_letters import purge, requeue
+from jobs.store.limits import set_limit
+from jobs.store.results_folder import ID_FILE
+from jobs.store.rq_format import job_key
+from jobs.store.steps import run_sync
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
 from jobs.stream.writer import StreamWriter

@@ -13,9 +13,9 @@ import pytest
 import redis
 
 from jobs import JobError, keys
-from jobs.client.limits import set_limit
 from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
+from jobs.store.limits import set_limit
 from jobs.stream.entries import END_SEQ, is_end_message
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until

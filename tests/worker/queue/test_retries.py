@@ -7,7 +7,7 @@ import json
 import pytest
 
 from jobs import JobError
-from jobs.client.rq_format import FAILURES
+from jobs.store.rq_format import FAILURES
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.queue.test_rq_store import claim
 from tests.worker.site import PATIENCE, Site

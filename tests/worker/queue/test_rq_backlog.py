@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs import keys
-from jobs.client.limits import DEFAULTS
+from jobs.store.limits import DEFAULTS
 from tests.worker.site import Site, wait_until
 from worker.queue import rq_backlog
 from worker.queue.rq_backlog import Backlog, BacklogCounter

@@ -20,7 +20,7 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import now
 
-from jobs.client.rq_format import results_key
+from jobs.store.rq_format import results_key
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import Site

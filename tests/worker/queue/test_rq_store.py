@@ -8,7 +8,7 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.client.job import Job
-from jobs.client.rq_format import results_key
+from jobs.store.rq_format import results_key
 from tests.worker.site import Site
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.rq_job import ClaimedJob

@@ -18,10 +18,10 @@ from rq.registry import (
 from rq.serializers import JSONSerializer
 from rq.suspension import resume, suspend
 
-from jobs.client.dead_letters import requeue
 from jobs.client.job import Job
 from jobs.client.serving import read_workers
-from jobs.client.steps import run_sync
+from jobs.store.dead_letters import requeue
+from jobs.store.steps import run_sync
 from tests.worker.fake_backend import text_of
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.site import PATIENCE, ROOT, Site, wait_until

@@ -11,9 +11,9 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import JobError, keys
-from jobs.client.dead_letters import requeue
-from jobs.client.rq_format import job_key
-from jobs.client.steps import run_sync
+from jobs.store.dead_letters import requeue
+from jobs.store.rq_format import job_key
+from jobs.store.steps import run_sync
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.test_rq_store import claim, ended
 from tests.worker.site import PATIENCE, Site, wait_until

@@ -19,9 +19,9 @@ from rq.command import send_shutdown_command
 
 from jobs import AsyncClient, Client, JobError, keys
 from jobs.cli import build
-from jobs.client.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
-from jobs.client.turns import TURNS_LUA
 from jobs.embedded import EmbeddedRedis
+from jobs.store.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
+from jobs.store.turns import TURNS_LUA
 from jobs.stream.entries import END_LUA
 from tests.listener import Listener
 from tests.worker.fake_backend import text_of

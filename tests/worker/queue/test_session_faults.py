@@ -8,11 +8,11 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import JobError, Session, keys
-from jobs.client.dead_letters import purge, requeue
 from jobs.client.job import Job
-from jobs.client.rq_format import job_key
-from jobs.client.state import Status
-from jobs.client.steps import run_sync
+from jobs.store.dead_letters import purge, requeue
+from jobs.store.rq_format import job_key
+from jobs.store.state import Status
+from jobs.store.steps import run_sync
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.session_turns import USER, answer_to, open_session, run
 from tests.worker.site import PATIENCE, Site, wait_until

@@ -7,9 +7,9 @@ from collections import Counter
 import pytest
 
 from jobs import JobError, keys
-from jobs.client.damage import find_damage
 from jobs.client.job import Job
-from jobs.client.limits import set_limit
+from jobs.store.damage import find_damage
+from jobs.store.limits import set_limit
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.test_rq_store import claim, die, ended, store
 from tests.worker.site import Site, wait_until

@@ -10,9 +10,9 @@ import pytest
 import redis
 
 from jobs import keys
-from jobs.client import durable
-from jobs.client.durable import NotDurable, wait_until_durable
 from jobs.embedded import EmbeddedRedis
+from jobs.store import durable
+from jobs.store.durable import NotDurable, wait_until_durable
 from tests.worker.record.outboxes import RUN, fill, numbers, plan_next
 from tests.worker.site import PATIENCE, Site
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from jobs import JobError, keys
-from jobs.client.results_folder import ID_FILE, read_id
+from jobs.store.results_folder import ID_FILE, read_id
 from tests.worker.site import Site
 from worker.record.folder import claim_folder
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs import JobError, keys
-from jobs.client.results_folder import ID_FILE
+from jobs.store.results_folder import ID_FILE
 from tests.disks import Disk
 from tests.worker.record.outboxes import RUN, fill
 from tests.worker.record.status import assert_rows_wait, status, write_one

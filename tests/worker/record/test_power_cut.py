@@ -16,7 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from jobs import AsyncClient, JobError, keys
-from jobs.client.durable import read_persistence
+from jobs.store.durable import read_persistence
 from tests.servers import BINARIES, Server
 from tests.worker.record.outboxes import RUN
 from tests.worker.site import Site, wait_until

@@ -23,18 +23,18 @@ from redis.exceptions import (
 )
 from redis.retry import Retry
 
-from jobs.client import transport
-from jobs.client.damage import named
-from jobs.client.redis_url import NO_CLUSTER, bad_url, check_url
-from jobs.client.sentinel_url import SentinelURL
 from jobs.errors import JobError, invalid
+from jobs.store import transport
+from jobs.store.damage import named
+from jobs.store.redis_url import NO_CLUSTER, bad_url, check_url
+from jobs.store.sentinel_url import SentinelURL
 
 URL_VARIABLE = "CHATJOBS_REDIS_URL"
 DEFAULT_URL = "redis://localhost:6379/0"
 
 SOCKET_SECONDS = 10.0  # without a reply the connection is dead; longer than any blocking command
 CONNECT_SECONDS = 5.0
-RETRIES = 3  # of one command, within about a second; `jobs.client.steps.retry` goes on longer
+RETRIES = 3  # of one command, within about a second; `jobs.store.steps.retry` goes on longer
 MAX_CONNECTIONS = 10_000  # each waiting `result` and each followed stream uses one
 
 WRONG_TYPE = "; another program has written a key of chatjobs, which chatjobs status may name"

@@ -18,8 +18,8 @@ from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError, keys
 from jobs.api.params import RequestFields
-from jobs.client import rq_format
-from jobs.client.state import Status
+from jobs.store import rq_format
+from jobs.store.state import Status
 
 REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 

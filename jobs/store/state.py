@@ -12,8 +12,9 @@ from pydantic import ValidationError
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
-from jobs.client import rq_format
-from jobs.client.rq_format import (
+from jobs.errors import ErrorCode, JobError
+from jobs.store import rq_format
+from jobs.store.rq_format import (
     ATTEMPT,
     CHANGING_FIELDS,
     ERROR,
@@ -22,8 +23,7 @@ from jobs.client.rq_format import (
     integer,
     parse_time,
 )
-from jobs.client.steps import Steps, command, retry
-from jobs.errors import ErrorCode, JobError
+from jobs.store.steps import Steps, command, retry
 
 
 class Status(StrEnum):

@@ -12,8 +12,9 @@ from typing import Any, NamedTuple
 
 from jobs import keys, lua
 from jobs.api.request import ChatRequest
-from jobs.client.limits import DEFAULTS
-from jobs.client.rq_format import (
+from jobs.results.outbox import run_of
+from jobs.store.limits import DEFAULTS
+from jobs.store.rq_format import (
     BULK_RESULT_SECONDS,
     FAILURE_SECONDS,
     QUEUES_KEY,
@@ -30,8 +31,7 @@ from jobs.client.rq_format import (
     scheduled_key,
     wip_key,
 )
-from jobs.client.turns import TURNS_LUA
-from jobs.results.outbox import run_of
+from jobs.store.turns import TURNS_LUA
 
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
 ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitted, and after its end
@@ -40,7 +40,7 @@ DIGEST_BYTES = 8  # of a request with a row, as in rq_rows.lua, and of a custom_
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode
 
-ENQUEUE = lua.load("jobs.client", "rq_enqueue", TENANTS_LUA, TURNS_LUA, ROWS_LUA)
+ENQUEUE = lua.load("jobs.store", "rq_enqueue", TENANTS_LUA, TURNS_LUA, ROWS_LUA)
 
 
 # KEYS and ARGV of rq_enqueue.lua, by name and in order.

@@ -27,10 +27,10 @@ from typing import Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import redis
 
-from jobs.client.connection import redis_failure
-from jobs.client.damage import is_damage, type_of, typed_wrongly
-from jobs.client.live import Mailbox
 from jobs.errors import JobError
+from jobs.store.connection import redis_failure
+from jobs.store.damage import is_damage, type_of, typed_wrongly
+from jobs.store.live import Mailbox
 
 T = TypeVar("T")
 
@@ -112,7 +112,7 @@ def commands(some: Sequence[Command]) -> Call:
 
 
 def listen(channels: Sequence[str], *, ends_only: bool) -> Call:
-    """The call that opens a mailbox, see `jobs.client.live`."""
+    """The call that opens a mailbox, see `jobs.store.live`."""
     return lambda connection: connection.listen(channels, ends_only)
 
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Literal, NamedTuple
 
 from jobs import lua
-from jobs.client.rq_format import TENANTS_LUA
-from jobs.client.turns import TURNS_LUA
+from jobs.store.rq_format import TENANTS_LUA
+from jobs.store.turns import TURNS_LUA
 
-CREATE = lua.load("jobs.client", "session_create", TENANTS_LUA, TURNS_LUA)
-CUT = lua.load("jobs.client", "session_cut", TENANTS_LUA, TURNS_LUA)
-REPLACE = lua.load("jobs.client", "session_replace", TENANTS_LUA, TURNS_LUA)
+CREATE = lua.load("jobs.store", "session_create", TENANTS_LUA, TURNS_LUA)
+CUT = lua.load("jobs.store", "session_cut", TENANTS_LUA, TURNS_LUA)
+REPLACE = lua.load("jobs.store", "session_replace", TENANTS_LUA, TURNS_LUA)
 
 
 # KEYS and ARGV of the scripts, by name and in order.

@@ -14,13 +14,13 @@ from typing import Any, NamedTuple
 
 from jobs import keys, lua
 from jobs.api.conversation import Turn, messages_of
-from jobs.client.rq_format import TENANTS_LUA
 from jobs.errors import JobError, SessionBusy, invalid
 from jobs.sizes import size_texts
+from jobs.store.rq_format import TENANTS_LUA
 
 # Prelude for scripts that have TENANTS_LUA in front.
-TURNS_LUA = lua.load("jobs.client", "rq_turns")
-BEGIN = lua.load("jobs.client", "begin_turn", TENANTS_LUA, TURNS_LUA)
+TURNS_LUA = lua.load("jobs.store", "rq_turns")
+BEGIN = lua.load("jobs.store", "begin_turn", TENANTS_LUA, TURNS_LUA)
 
 SESSION = "chatjobs_session"  # field of a job's hash: its session
 

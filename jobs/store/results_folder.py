@@ -13,8 +13,8 @@ from typing import Any
 import redis
 
 from jobs import keys
-from jobs.client.damage import is_damage
 from jobs.errors import JobError
+from jobs.store.damage import is_damage
 
 ID_FILE = ".chatjobs-id"
 ID_BYTES = 100  # of the file, at most

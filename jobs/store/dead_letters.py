@@ -15,7 +15,9 @@ from redis import Redis
 
 from jobs import keys, lua
 from jobs.api.job_options import MAX_SECONDS
-from jobs.client.rq_format import (
+from jobs.results.failures import Failure, parse_failures
+from jobs.results.outbox import run_of
+from jobs.store.rq_format import (
     CHANGING_FIELDS,
     FAILURES,
     FIXED_FIELDS,
@@ -33,18 +35,16 @@ from jobs.client.rq_format import (
     scheduled_key,
     wip_key,
 )
-from jobs.client.state import JobState, Status, parse_state, read_state, unknown
-from jobs.client.steps import Steps, command, retry
-from jobs.results.failures import Failure, parse_failures
-from jobs.results.outbox import run_of
+from jobs.store.state import JobState, Status, parse_state, read_state, unknown
+from jobs.store.steps import Steps, command, retry
 
 PAGE = 100  # jobs whose hashes are read at once
 NEWEST = 1000  # jobs of a queue in one state that are compared to find the newest
 TIMES = ("ended_at", "enqueued_at")
 FIELDS = (*CHANGING_FIELDS, *FIXED_FIELDS, "ended_at", FAILURES)
 
-REQUEUE = lua.load("jobs.client", "rq_requeue", TENANTS_LUA)
-PURGE = lua.load("jobs.client", "rq_purge", TENANTS_LUA, ROWS_LUA)
+REQUEUE = lua.load("jobs.store", "rq_requeue", TENANTS_LUA)
+PURGE = lua.load("jobs.store", "rq_purge", TENANTS_LUA, ROWS_LUA)
 
 
 # KEYS and ARGV of the scripts, by name and in order.

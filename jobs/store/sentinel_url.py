@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from redis.connection import parse_url
 
-from jobs.client.redis_url import SENTINEL_PREFIX
+from jobs.store.redis_url import SENTINEL_PREFIX
 
 SENTINEL_PORT = 26379
 

@@ -11,9 +11,9 @@ from typing import Any
 import redis
 import redis.asyncio
 
-from jobs.client.live import SyncMailbox
-from jobs.client.live_thread import LiveThread
-from jobs.client.steps import READS_PER_SECOND, Command
+from jobs.store.live import SyncMailbox
+from jobs.store.live_thread import LiveThread
+from jobs.store.steps import READS_PER_SECOND, Command
 
 COMMANDS = 32  # at the same time, each on a connection of its own
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import redis.asyncio
 
-from jobs.client.live import Hub, Mailbox, SyncMailbox
+from jobs.store.live import Hub, Mailbox, SyncMailbox
 
 CLOSE_SECONDS = 5.0  # limit for the end of the thread
 

@@ -10,8 +10,10 @@ import time
 from typing import NamedTuple
 
 from jobs import keys, lua
-from jobs.client.new_job import ROW_SECONDS
-from jobs.client.rq_format import (
+from jobs.errors import JobError
+from jobs.results import outbox
+from jobs.store.new_job import ROW_SECONDS
+from jobs.store.rq_format import (
     DEPENDENTS_LUA,
     FAILURE_SECONDS,
     ROWS_LUA,
@@ -25,14 +27,12 @@ from jobs.client.rq_format import (
     results_key,
     scheduled_key,
 )
-from jobs.client.state import JobState, Status, read_state, unknown
-from jobs.client.steps import Steps, command, retry
-from jobs.client.turns import TURNS_LUA
-from jobs.errors import JobError
-from jobs.results import outbox
+from jobs.store.state import JobState, Status, read_state, unknown
+from jobs.store.steps import Steps, command, retry
+from jobs.store.turns import TURNS_LUA
 from jobs.stream.entries import END_LUA, end_id, end_payload
 
-CANCEL = lua.load("jobs.client", "rq_cancel", END_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA)
+CANCEL = lua.load("jobs.store", "rq_cancel", END_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA)
 
 
 # KEYS and ARGV of rq_cancel.lua, by name and in order.

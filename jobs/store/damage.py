@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import redis
 
 from jobs import keys
-from jobs.client import rq_format
+from jobs.store import rq_format
 
 logger = logging.getLogger(__name__)
 

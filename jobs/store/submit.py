@@ -15,9 +15,11 @@ from redis.exceptions import OutOfMemoryError
 
 from jobs.api.params import RequestFields
 from jobs.api.request import ChatRequest
-from jobs.client.damage import is_damage, wrong_types
-from jobs.client.new_job import ENQUEUE, NewJob, is_unwritten, new_job
-from jobs.client.refusals import (
+from jobs.errors import InvalidRequest, JobError, invalid
+from jobs.sizes import counted
+from jobs.store.damage import is_damage, wrong_types
+from jobs.store.new_job import ENQUEUE, NewJob, is_unwritten, new_job
+from jobs.store.refusals import (
     custom_id_taken,
     id_taken,
     queue_full,
@@ -25,15 +27,13 @@ from jobs.client.refusals import (
     row_taken,
     too_large,
 )
-from jobs.client.rq_format import (
+from jobs.store.rq_format import (
     DATA,
     MAX_DATA,
     format_time,
     job_key,
 )
-from jobs.client.turns import refused
-from jobs.errors import InvalidRequest, JobError, invalid
-from jobs.sizes import counted
+from jobs.store.turns import refused
 
 # Type checkers know the keys of a plain dict; at run time any mapping is taken, and checked.
 RequestInput: TypeAlias = ChatRequest | RequestFields

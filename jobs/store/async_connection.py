@@ -12,8 +12,8 @@ from typing import Any
 
 import redis.asyncio
 
-from jobs.client.live import AsyncMailbox, Hub
-from jobs.client.steps import READS_PER_SECOND, Command
+from jobs.store.live import AsyncMailbox, Hub
+from jobs.store.steps import READS_PER_SECOND, Command
 
 PIPELINES = 4  # at the same time, each on a connection of its own
 BATCH = 200  # commands in one pipeline

@@ -9,9 +9,9 @@ from typing import Any
 from redis import Redis
 from redis.exceptions import NoPermissionError
 
-from jobs.client.rq_format import MAX_DATA
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted, size_text, size_texts
+from jobs.store.rq_format import MAX_DATA
 
 
 def id_taken(job_id: str, model: str | None = None) -> JobError:

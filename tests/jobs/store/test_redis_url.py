@@ -18,7 +18,7 @@ from redis.asyncio import connection as async_connection
 
 from jobs import AsyncClient, Client, JobError
 from jobs.cli import build
-from jobs.client.redis_url import OF_REPLIES, OPTIONS
+from jobs.store.redis_url import OF_REPLIES, OPTIONS
 from tests.listener import Listener
 
 OF_CONNECTIONS = {

@@ -13,9 +13,11 @@ from jobs import keys
 from jobs.api.conversation import Turn, TurnInput, checked_system, new_messages
 from jobs.api.request import ChatRequest
 from jobs.api.session_fields import check_turn_fields
-from jobs.client.damage import is_damage, typed_wrongly
-from jobs.client.limits import DEFAULTS
-from jobs.client.session_scripts import (
+from jobs.encoding import to_json
+from jobs.errors import JobError, invalid
+from jobs.store.damage import is_damage, typed_wrongly
+from jobs.store.limits import DEFAULTS
+from jobs.store.session_scripts import (
     CUT,
     REPLACE,
     CutSessionArgs,
@@ -23,16 +25,14 @@ from jobs.client.session_scripts import (
     ReplaceSessionArgs,
     ReplaceSessionKeys,
 )
-from jobs.client.steps import Steps, command, commands, retry
-from jobs.client.turns import (
+from jobs.store.steps import Steps, command, commands, retry
+from jobs.store.turns import (
     no_session,
     nothing_to_edit,
     parse_turns,
     refused,
     stored_text,
 )
-from jobs.encoding import to_json
-from jobs.errors import JobError, invalid
 
 
 class SessionState(NamedTuple):

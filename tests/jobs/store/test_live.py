@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from jobs import AsyncClient, AsyncJob, ChatCompletion, Client, JobError, keys
-from jobs.client import follow, live, wait
-from jobs.client.connection import connect_async
-from jobs.client.rq_format import job_key, result_fields, results_key
+from jobs.client import follow, wait
+from jobs.store import live
+from jobs.store.connection import connect_async
+from jobs.store.rq_format import job_key, result_fields, results_key
 from jobs.testing.attempts import END
 from tests.jobs.conftest import StepwiseWorker, completion_of
 from tests.waiting import PATIENCE, wait_until

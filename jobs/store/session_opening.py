@@ -15,12 +15,12 @@ from jobs.api.conversation import Turn
 from jobs.api.request import ChatRequest
 from jobs.api.session_fields import OWN_FIELDS, check_session_fields
 from jobs.api.wire import describe
-from jobs.client.session_scripts import CREATE, CreateSessionArgs, CreateSessionKeys
-from jobs.client.session_steps import SessionState, contents, read_turns, run_command
-from jobs.client.steps import Steps
-from jobs.client.turns import foreign_field, other_model, refused, stored_text
 from jobs.errors import JobError, invalid
 from jobs.keys import SESSION_ID
+from jobs.store.session_scripts import CREATE, CreateSessionArgs, CreateSessionKeys
+from jobs.store.session_steps import SessionState, contents, read_turns, run_command
+from jobs.store.steps import Steps
+from jobs.store.turns import foreign_field, other_model, refused, stored_text
 
 SESSION_SECONDS = 7 * 86_400  # after its last change, a session expires
 

@@ -39,9 +39,9 @@ UNCOMPRESSED = 512  # bytes up to which compression takes longer than all else, 
 
 # Preludes: the lists of waiting jobs; with `enqueue_dependents` behind, for scripts that end a job;
 # the reserved rows of a run and the bytes of a queue, which a job holds until it ends.
-TENANTS_LUA = lua.load("jobs.client", "rq_tenants")
-DEPENDENTS_LUA = lua.load("jobs.client", "rq_dependents", TENANTS_LUA)
-ROWS_LUA = lua.load("jobs.client", "rq_rows")
+TENANTS_LUA = lua.load("jobs.store", "rq_tenants")
+DEPENDENTS_LUA = lua.load("jobs.store", "rq_dependents", TENANTS_LUA)
+ROWS_LUA = lua.load("jobs.store", "rq_rows")
 
 # Fields that chatjobs adds to RQ's job hash.
 ERROR = "chatjobs_error"  # JobError.to_dict() as JSON, of a failed or cancelled job
