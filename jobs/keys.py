@@ -14,7 +14,10 @@ JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 SESSION_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,200}")
 
-TASK = "worker.tasks.chat_completion"  # function name of every chatjobs job
+TASK = "worker.tasks.chat_completion"  # function name of every chat job
+# Function names of the jobs of any version: a worker leaves those that it does not run to others.
+TASKS = re.compile(r"worker\.tasks\.[a-z][a-z_]{0,49}")
+_QUEUE = re.compile(rf"(chat|bulk):(.*?)(?: ({TASKS.pattern}))?", re.DOTALL)
 
 CONTROL = "chatjobs:control"  # pub/sub: cancel
 OUTBOXES = "chatjobs:outboxes"  # set: runs that have an outbox
@@ -45,14 +48,32 @@ def bulk_queue(model: str) -> str:
     return f"bulk:{model}"
 
 
+def is_queue(queue: str) -> bool:
+    """True if an RQ queue is one of a model."""
+    return _QUEUE.fullmatch(queue) is not None
+
+
 def model_of(queue: str) -> str:
-    """The model of an RQ queue that `chat_queue` or `bulk_queue` names."""
-    return queue.partition(":")[2]
+    """The model of an RQ queue."""
+    found = _QUEUE.fullmatch(queue)
+    return found[2] if found else ""
 
 
 def is_bulk(queue: str) -> bool:
     """True if an RQ queue is that of a model's bulk jobs."""
     return queue.startswith(bulk_queue(""))
+
+
+def func_of(queue: str) -> str:
+    """The function of the jobs that belong into an RQ queue."""
+    found = _QUEUE.fullmatch(queue)
+    return (found[3] if found else None) or TASK
+
+
+def queue_for(func: str, queue: str) -> str:
+    """RQ queue for the jobs of another function than TASK: that of the same model and priority, for
+    them alone. Workers that do not run `func` do not look there."""
+    return f"{queue} {func}"
 
 
 def queue(model: str, priority: str) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from jobs import keys
 from jobs.cli.changes import Outcome, changes_jobs, not_done
 from jobs.cli.options import JobId, client, json_option, redis_option
 from jobs.cli.output import echo, print_json
@@ -133,7 +134,7 @@ def _facts(found: FoundJob) -> dict[str, Any]:
     return {
         "id": state.id,
         "status": state.status.value,
-        "model": state.queue.partition(":")[2],
+        "model": keys.model_of(state.queue),
         "queue": state.queue,
         "run": found.run,
         "attempt": state.attempt,

@@ -68,7 +68,7 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
     running, loading = workers.running, workers.loading
     running.sort(key=_started_at, reverse=True)
     for queue in lengths:
-        queue["workers"] = sum(queue["model"] in worker["names"] for worker in running)
+        queue["workers"] = workers.serve(queue["name"])
     recorded = any_records(running)
     if host is not None:
         running = [worker for worker in running if worker["host"] == host]
@@ -141,7 +141,7 @@ def _print_tables(
     published: Published,
     host: str | None,
 ) -> None:
-    from jobs.client.serving import nobody_serves
+    from jobs.client.serving import nobody_takes
 
     if workers:
         print_table(
@@ -169,14 +169,14 @@ def _print_tables(
         )
     else:
         echo("no queues")
-    for model in sorted(
+    for clause in sorted(
         {
-            one["model"]
+            nobody_takes(one["name"], published)
             for one in queues
             if (one["queued"] or one["scheduled"] or one["deferred"]) and not one["workers"]
         }
     ):
-        echo(f"{nobody_serves(model, published)}: its jobs wait", err=True)
+        echo(f"{clause}: its jobs wait", err=True)
 
 
 def _started_at(worker: dict[str, Any]) -> float:
@@ -227,8 +227,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
         wip_key,
     )
 
-    prefixes = (keys.chat_queue(""), keys.bulk_queue(""))
-    names = [name for name in queue_names(redis) if name.startswith(prefixes)]
+    names = [name for name in queue_names(redis) if keys.is_queue(name)]
     with redis.pipeline(transaction=False) as pipe:
         for name in names:
             pipe.llen(queue_key(name))
@@ -243,7 +242,8 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
     return [
         {
             "name": name,
-            "model": name.partition(":")[2],
+            "model": keys.model_of(name),
+            "func": keys.func_of(name),
             "queued": next(depths) + next(depths) + next(depths),
             "deferred": next(depths),
             "scheduled": next(depths),

@@ -8,7 +8,7 @@ from datetime import datetime
 from redis import RedisError
 
 from jobs import keys
-from jobs.client.serving import Published, nobody_serves, read_values, worker_keys
+from jobs.client.serving import Published, nobody_takes, read_values, worker_keys
 from jobs.sizes import counted
 from jobs.store.rq_format import queue_key, scheduled_key
 from jobs.store.state import Status, read_state
@@ -58,10 +58,10 @@ def _read_workers() -> Steps[Published]:
 
 def _place(job_id: str, name: str, queue: str, options: object) -> Steps[str]:
     """Where a queued job stands in its queue, unless nobody serves that."""
-    model = queue.partition(":")[2]
+    model = keys.model_of(queue)
     workers = yield from _read_workers()
-    if model not in workers.served:
-        return nobody_serves(model, workers)
+    if not workers.serve(queue):
+        return nobody_takes(queue, workers)
     tenant = options.get("tenant") if isinstance(options, dict) else None
     waiting = keys.tenant_queue(queue, tenant) if tenant else queue_key(queue)
     ahead = yield from retry(command("lpos", waiting, job_id))

@@ -190,7 +190,8 @@ class FileRows:
         all but the first refused requests of a file."""
         self._compared += 1
         queues = queue_names(self._redis) if self._compared <= MAX_COMPARED else []
-        for model in sorted({queue.partition(":")[2] for queue in queues} - {job.request.model}):
+        models = {keys.model_of(queue) for queue in queues if keys.is_queue(queue)}
+        for model in sorted(models - {job.request.model}):
             if is_same(new_job(job.request.model_copy(update={"model": model}))):
                 return model
         return None

@@ -34,6 +34,23 @@ class Published(NamedTuple):
         """The names of the models that the running workers serve."""
         return {name for worker in self.running for name in worker["names"]}
 
+    def serve(self, queue: str) -> int:
+        """Number of running workers that take the jobs of an RQ queue."""
+        model, func = keys.model_of(queue), keys.func_of(queue)
+        return sum(model in one["names"] and func in _funcs(one) for one in self.running)
+
+
+def nobody_takes(queue: str, workers: Published) -> str:
+    """The clause about an RQ queue whose jobs no running worker takes."""
+    model, func = keys.model_of(queue), keys.func_of(queue)
+    if func == keys.TASK:
+        return nobody_serves(model, workers)
+    run = ", ".join(sorted({one for worker in workers.running for one in _funcs(worker)}))
+    return (
+        f"no worker runs {func} for {model!r} (functions run now: {run or 'none'}; start a worker "
+        "of a version of chatjobs that does, or end the jobs with chatjobs jobs cancel)"
+    )
+
 
 def nobody_serves(model: str, workers: Published) -> str:
     """The clause about a model that no running worker serves."""
@@ -72,6 +89,12 @@ def published(redis: Redis) -> Published:
             problem = "does not hold what a worker says about itself"
             damaged.append(Damage(name, problem, "delete it (DEL)"))
     return Published(running, loading, damaged)
+
+
+def _funcs(worker: Mapping[str, Any]) -> list[str]:
+    """The functions whose jobs a worker runs; those of older versions do not say it."""
+    funcs: list[str] = worker.get("funcs", [keys.TASK])
+    return funcs
 
 
 def who_loads(model: str, loading: Iterable[Mapping[str, Any]]) -> str:
@@ -133,17 +156,20 @@ def _read_status(value: bytes) -> dict[str, Any] | None:
             status: dict[str, Any] = found
             counted = ("cached_tokens", "prompt_tokens", "clock_behind")
             counts = [status.get(name, 0) for name in counted]
-            readable = all(isinstance(one, int) for one in counts)
+            readable = all(isinstance(one, int) for one in counts) and _are_texts(
+                status.get("funcs", [])
+            )
             return status if readable and _is_loading(status.get("loading", {})) else None
     return None
 
 
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
 def _is_loading(value: Any) -> bool:
     """True if a value holds the possible names of models, by their references."""
-    return isinstance(value, dict) and all(
-        isinstance(names, list) and all(isinstance(name, str) for name in names)
-        for names in value.values()
-    )
+    return isinstance(value, dict) and all(map(_are_texts, value.values()))
 
 
 class ServingCheck:

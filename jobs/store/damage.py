@@ -155,7 +155,7 @@ def find_damage(client: redis.Redis, queues: Iterable[str] = ()) -> list[Damage]
 def _of_parts(client: redis.Redis, damaged: set[str], queues: Iterable[str]) -> Iterator[str]:
     known = [] if rq_format.QUEUES_KEY in damaged else rq_format.queue_names(client)
     for queue in [*known, *queues]:
-        if queue.startswith((keys.chat_queue(""), keys.bulk_queue(""))):
+        if keys.is_queue(queue):
             yield from (key(queue) for key in _OF_QUEUE)
             yield keys.wake(queue)
             yield from _of_tenants(client, queue)

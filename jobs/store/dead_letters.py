@@ -167,10 +167,8 @@ def _listed(
     redis: Redis, wanted: Selection, most: int | None
 ) -> Iterator[tuple[Status, list[str]]]:
     """The ids in the queues and registries, in pages; with `most`, the last ones of each."""
-    prefixes = (keys.chat_queue(""), keys.bulk_queue(""))
     for queue in queue_names(redis):
-        model = queue.partition(":")[2]
-        if not queue.startswith(prefixes) or wanted.model not in (None, model):
+        if not keys.is_queue(queue) or wanted.model not in (None, keys.model_of(queue)):
             continue
         for status in wanted.states:
             for page in _pages(redis, queue, status, most):

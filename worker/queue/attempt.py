@@ -87,6 +87,8 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
     """Check a claimed job, whoever submitted it, and make an attempt of it. Raises JobError."""
     if claimed.fault is not None:
         raise claimed.fault
+    if claimed.cancelled:
+        raise JobError("cancelled", f"job {claimed.lease.job} was cancelled")
     if claimed.func != keys.TASK:
         raise invalid(f"this queue runs only {keys.TASK}, the job names {claimed.func!r}", "func")
     content = request_of(claimed.kwargs)
@@ -94,8 +96,6 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
         raise invalid(
             f"{keys.TASK} takes one keyword argument, request, which is a JSON object", "request"
         )
-    if claimed.cancelled:
-        raise JobError("cancelled", f"job {claimed.lease.job} was cancelled")
     request = ChatRequest.parse(_with_history(content, claimed.history))
     request.job.id = claimed.lease.job
     if request.model not in models:

@@ -10,6 +10,7 @@ from typing import Any
 from jobs import keys
 from jobs.errors import JobError
 from worker.backend import Backend
+from worker.queue.rq_job import FUNCS
 
 
 class Figures:
@@ -27,7 +28,11 @@ class Figures:
     ) -> None:
         self._backend, self._results = backend, results
         self._model_of = dict(models)
-        self._names = {"models": sorted(set(models.values())), "names": sorted(models)}
+        self._names = {
+            "models": sorted(set(models.values())),
+            "names": sorted(models),
+            "funcs": sorted(FUNCS),
+        }
         self._started_at = time.time()
         self._tokens, self._read_at = 0, time.monotonic()
 

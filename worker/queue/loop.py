@@ -192,7 +192,9 @@ class WorkerLoop:
         if not capacity.any:
             return
         self._woken = False  # before the claim: it may be set while that runs
-        claimed = self._store.claim(capacity.of, suspects=idle)
+        found = self._store.claim(capacity.of, suspects=idle)
+        claimed = [job for job in found if not job.belongs_to_others]
+        others = [job for job in found if job.belongs_to_others]
         self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []
         generation = self._breaker.generation
@@ -208,7 +210,9 @@ class WorkerLoop:
                 surplus.append(job.lease)
         if surplus:
             self._store.give_back(surplus, undo_attempt=True)
-        if claimed:
+        if others:
+            self._store.hand_on(others)
+        if claimed or others:
             self._drained, self._next_poll = False, 0.0
         else:
             # A job that another worker has started comes back if that worker dies.

@@ -30,6 +30,8 @@ from jobs.store.rq_format import (
 )
 from jobs.store.turns import History
 
+FUNCS = (keys.TASK,)  # functions whose jobs workers run
+
 # Fields of the job hash:
 LOST = "chatjobs_lost"  # workers that died while they ran it
 LOST_AT = "chatjobs_lost_at"  # seconds since the epoch: the last of these deaths
@@ -193,6 +195,13 @@ class ClaimedJob:
     def request(self) -> dict[str, Any]:
         """The request as submitted; {} if the call has none."""
         return request_of(self.kwargs) or {}
+
+    @property
+    def belongs_to_others(self) -> bool:
+        """True if only workers of another version run its function. One that was cancelled ends
+        here: no worker of that version may come."""
+        is_task = self.func is not None and keys.TASKS.fullmatch(self.func) is not None
+        return is_task and self.func not in FUNCS and not self.cancelled
 
 
 def read(

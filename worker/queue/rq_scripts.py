@@ -101,6 +101,8 @@ class ReturnKeys(NamedTuple):
     scheduled: str
     started: str
     workers: str
+    open_bytes: str
+    old_queue: str
 
 
 class ReturnArgs(NamedTuple):
@@ -118,18 +120,23 @@ class ReturnArgs(NamedTuple):
     group: str = ""
     delay: int | str = ""
     failures: str = ""
+    origin: str = ""
 
 
-def return_keys(lease: Lease, worker: str) -> ReturnKeys:
-    """The keys to return a job that `worker` has started."""
+def return_keys(lease: Lease, worker: str, target: str | None = None) -> ReturnKeys:
+    """The keys to return a job that `worker` has started. `target`: the queue that it moves to, if
+    that is another one."""
+    target = target or lease.queue
     return ReturnKeys(
         job=rq_format.job_key(lease.job),
         wip=rq_format.wip_key(lease.queue),
         execution=rq_format.execution_key(lease.job, lease.execution),
         executions=rq_format.executions_key(lease.job),
-        queue=rq_format.queue_key(lease.queue),
-        quarantine=keys.quarantine(lease.queue),
-        scheduled=rq_format.scheduled_key(lease.queue),
+        queue=rq_format.queue_key(target),
+        quarantine=keys.quarantine(target),
+        scheduled=rq_format.scheduled_key(target),
         started=keys.started(worker),
         workers=keys.WORKERS,
+        open_bytes=keys.OPEN_BYTES,
+        old_queue=rq_format.queue_key(lease.queue),
     )

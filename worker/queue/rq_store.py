@@ -153,6 +153,18 @@ class RQStore:
             self._return_one(lease, "LPUSH", undo_attempt=int(undo_attempt), client=pipeline)
         pipeline.execute()
 
+    def hand_on(self, jobs: Sequence[ClaimedJob]) -> None:
+        """Move jobs of functions that this worker does not run to the queues of those functions,
+        for workers that run them. These attempts do not count."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for job in jobs:
+            assert job.func is not None
+            target = keys.queue_for(job.func, job.lease.queue)
+            self._return_one(
+                job.lease, "RPUSH", target, undo_attempt=1, origin=target, client=pipeline
+            )
+        pipeline.execute()
+
     def retry(
         self,
         lease: Lease,
@@ -257,10 +269,16 @@ class RQStore:
     # --- scripts ----------------------------------------------------------------------------------
 
     def _return_one(
-        self, lease: Lease, push: str, *, client: Pipeline | None = None, **more: Any
+        self,
+        lease: Lease,
+        push: str,
+        target: str | None = None,
+        *,
+        client: Pipeline | None = None,
+        **more: Any,
     ) -> Any:
         args = ReturnArgs(lease.job, lease.execution, lease.entry, "", 0, push, **more)
-        return self._return(keys=return_keys(lease, self._worker), args=args, client=client)
+        return self._return(keys=return_keys(lease, self._worker, target), args=args, client=client)
 
 
 def _readable(pipeline: Any, unreadable: Any = None) -> list[Any]:

@@ -20,6 +20,7 @@ from tests.worker.site import PATIENCE, Site, wait_until
 # and workers than the ones whose jobs must end.
 PARTS: dict[str, Any] = {
     "queue": "bulk:other",
+    "func": "worker.tasks.other",
     "queues": ["bulk:other"],
     "model": "other",
     "tenant": "t",

@@ -81,6 +81,10 @@ def test_pickle_is_refused_and_never_loaded(site: Site, bomb: bytes, tmp_path: P
         (b"[]", "invalid_request", "list of four"),
         (b"[1, 2, 3, 4]", "invalid_request", "plain function"),
         (call(GOOD, func="os.system"), "invalid_request", "'os.system'"),
+        (call(GOOD, func="os.worker.tasks.score"), "invalid_request", "worker.tasks.score'"),
+        (call(GOOD, func="worker.tasks.Score"), "invalid_request", "'worker.tasks.Score'"),
+        (call(GOOD, func="worker.tasks.a.b"), "invalid_request", "'worker.tasks.a.b'"),
+        (call(GOOD, func="worker.tasks.score\n"), "invalid_request", "runs only"),
         (call(GOOD, func=None), "invalid_request", "None"),  # type: ignore[arg-type]
         (call(GOOD, args=[1]), "invalid_request", "one keyword argument"),
         (call(GOOD, timeout=3), "invalid_request", "one keyword argument"),

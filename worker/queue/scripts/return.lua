@@ -1,16 +1,19 @@
 #!lua flags=allow-oom
 -- Returns a started job to its queue, or to the quarantine of its queue if it is in a group of
--- suspects. The caller loads this script behind the functions of rq_tenants.lua.
+-- suspects; or moves it to another queue. The caller loads this script behind the functions of
+-- rq_tenants.lua.
 --
 -- KEYS  job: hash of the job
 --       wip: sorted set of the started jobs of its queue
 --       execution: hash of this execution
 --       executions: sorted set of the executions of the job
---       queue: list of the ids that wait
+--       queue: list of the ids that wait, of the queue that the job moves to if it moves
 --       quarantine: list of the suspects that wait
 --       scheduled: RQ's registry of jobs that wait for their time, scores in seconds
 --       started: sorted set of the jobs that its worker has started
 --       workers: sorted set of the workers, scores are the ends of their leases
+--       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
+--       old_queue: key of the queue that it was taken from
 -- ARGV  job_id, execution_id: their member in wip is the lease of this attempt
 --       entry: the job's member of started
 --       dead: name of the dead worker whose job this is; '' if it is the caller's own
@@ -25,16 +28,17 @@
 --       group: group of suspects that the job joins; '' for none
 --       delay: milliseconds that the job waits before it is queued; '' for none
 --       failures: the failed attempts so far, as JSON; '' to leave them
+--       origin: name of the queue that the job moves to; '' to leave it in its own
 -- Returns 0 if the lease is lost or the worker is alive, 1 if the job waits again, 2 if the counter
 --       is at its limit. The job has not changed after 0 and 2.
 --
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
 -- command fails, so the job is queued first, and nothing changes if that fails. The lease is removed
 -- last, so the job is always in its queue or held. A full Redis runs it.
-local job, wip, execution, executions, queue, quarantine, scheduled, started,
-  workers = unpack(KEYS)
+local job, wip, execution, executions, queue, quarantine, scheduled, started, workers, open_bytes,
+  old_queue = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, push, counter, limit, undo_attempt, lost, lost_at,
-  group, delay, failures = unpack(ARGV)
+  group, delay, failures, origin = unpack(ARGV)
 
 local lease = job_id .. ':' .. execution_id
 if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
@@ -73,6 +77,15 @@ if redis.call('TYPE', job).ok == 'hash' then
   end
   if group ~= '' then redis.call('HSET', job, 'chatjobs_group', group) end
   if failures ~= '' then redis.call('HSET', job, 'chatjobs_failures', failures) end
+  if origin ~= '' then
+    redis.call('HSET', job, 'origin', origin)
+    local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
+    if bytes then  -- another program may have written open_bytes
+      local left = redis.pcall('HINCRBY', open_bytes, old_queue, -bytes)
+      if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, old_queue) end
+      redis.pcall('HINCRBY', open_bytes, queue, bytes)
+    end
+  end
   pcall(left_running, job_id, entry)
 end
 redis.call('ZREM', wip, lease)
