@@ -53,6 +53,15 @@ def pytest_sessionstart() -> None:
     fork_processes()
 
 
+def pytest_collection() -> None:
+    """Nothing becomes garbage while modules are imported, and looking for it takes seconds."""
+    gc.disable()
+
+
+def pytest_collection_finish() -> None:
+    gc.enable()
+
+
 def pytest_sessionfinish() -> None:
     SERVER.close()
     # Commands that tests call register it: duckdb then reports what it takes for leaks.

@@ -15,7 +15,7 @@ from tests.cli.conftest import COMMAND
 from tests.worker.site import PATIENCE, Site, WorkerProcess, wait_until
 
 # A long answer: the worker is killed while it generates.
-LONG: dict[str, Any] = {"max_tokens": 900, "ignore_eos": True}
+LONG: dict[str, Any] = {"max_tokens": 500, "ignore_eos": True}
 WORKER = {"real": True, "models": ["demo"], "max_batch": 1}
 MESSAGES: Any = [{"role": "user", "content": "Tell me a long story"}]
 
@@ -65,7 +65,11 @@ def openai_loop(client: Client, found: list[str], **fields: Any) -> Reader:
 
     def loop(reader: Reader) -> None:
         stream = client.chat.completions.create(
-            model="demo", messages=MESSAGES, stream=True, max_tokens=900, extra_body=fields
+            model="demo",
+            messages=MESSAGES,
+            stream=True,
+            max_tokens=LONG["max_tokens"],
+            extra_body=fields,
         )
         found.append(stream.job.id)
         for chunk in stream:

@@ -24,7 +24,7 @@ from worker.kernels import library
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 
-REQUESTS, FEWER, IN_BF16 = 120, 30, 40  # with the draft that is mostly right and full caches; else
+REQUESTS, FEWER, IN_BF16 = 60, 30, 16  # with the draft that is mostly right and full caches; else
 # Checkpoints whose products are computed by kernels.
 WIDE: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96}
 SERVED: dict[str, dict[str, Any]] = {
