@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import BaseModel
 
 # Serializers and parsers have limits of their own beyond these.
-MAX_DEPTH = 64  # levels of nested lists and objects in one field
+MAX_FIELD_DEPTH = 64  # levels of nested lists and objects in one field
 MAX_BITS = 1024  # of an integer
 
 # Requests have many values, and exact types are found faster than abstract ones.
@@ -28,14 +28,14 @@ def as_list(value: Any) -> Any:
     return list(value) if other else value
 
 
-def check_json(value: Any, field: str, depth: int = MAX_DEPTH) -> None:
+def check_json(value: Any, field: str, depth: int = MAX_FIELD_DEPTH) -> None:
     """Raises ValueError for more than `depth` levels of nesting, a huge integer, or a number that
     is not finite."""
     if type(value) in _UNLIMITED:
         return
     if isinstance(value, _CONTAINERS):
         if not depth:
-            raise ValueError(f"{field} is nested deeper than {MAX_DEPTH} levels")
+            raise ValueError(f"{field} is nested deeper than {MAX_FIELD_DEPTH} levels")
         for item in value.values() if isinstance(value, dict) else value:
             if type(item) not in _UNLIMITED:  # a call takes longer than the look
                 check_json(item, field, depth - 1)

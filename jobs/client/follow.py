@@ -19,7 +19,7 @@ from jobs import keys
 from jobs.api.chunk import ChatChunk
 from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
-from jobs.client.wait import GOES_ON, check_timeout
+from jobs.client.wait import GOES_ON, SILENCE_SECONDS, check_timeout
 from jobs.errors import JobError, StreamRestarted, WaitTimeout, invalid
 from jobs.store.state import JobState, Status, read_outcome, read_state, unknown
 from jobs.store.steps import (
@@ -37,7 +37,6 @@ from jobs.store.steps import (
 from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
 
-SILENCE_SECONDS = 2.0  # without a message; then the job's state and the log are read again
 PAGE = 500  # log entries per read
 # What an entry that no worker has written raises.
 UNREADABLE = (ValueError, KeyError, TypeError, AttributeError, RecursionError)

@@ -21,8 +21,9 @@ from jobs.store.rq_format import CHANGING_FIELDS, job_key
 from jobs.store.state import JobState, Status, parse_state, read_outcome, unknown
 from jobs.store.steps import Steps, commands, listen, next_events, retry
 
-SILENCE_SECONDS = 2.0  # without a message; then states are read, since RQ's tools publish nothing
-BATCH = 500  # jobs whose states are read at once
+# Without a message. Then Redis is read again: messages may be lost, and RQ's tools publish none.
+SILENCE_SECONDS = 2.0
+STATES_AT_ONCE = 500  # jobs whose states are read at once
 GOES_ON = "; it is not cancelled, and can be waited for again"  # after the error of a wait
 
 
@@ -46,7 +47,7 @@ class Ends:
         """
         while self._waiting:
             while self._due:
-                ids = [self._due.popleft() for _ in range(min(BATCH, len(self._due)))]
+                ids = [self._due.popleft() for _ in range(min(STATES_AT_ONCE, len(self._due)))]
                 ended = yield from self._read([one for one in ids if one in self._waiting])
                 if ended:
                     return ended

@@ -16,7 +16,7 @@ from jobs.store.live import AsyncMailbox, Hub
 from jobs.store.steps import READS_PER_SECOND, Command
 
 PIPELINES = 4  # at the same time, each on a connection of its own
-BATCH = 200  # commands in one pipeline
+PIPELINE_COMMANDS = 200  # commands in one pipeline
 
 
 class AsyncConnection:
@@ -74,7 +74,9 @@ class AsyncConnection:
     async def _send(self) -> None:
         """Send commands until none waits."""
         while self._commands:
-            some = [self._commands.popleft() for _ in range(min(BATCH, len(self._commands)))]
+            some = [
+                self._commands.popleft() for _ in range(min(PIPELINE_COMMANDS, len(self._commands)))
+            ]
             some = [one for one in some if not one[0].done()]  # the others were cancelled
             pipeline = self.redis.pipeline(transaction=False)
             for _, name, args, options in some:

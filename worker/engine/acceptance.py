@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 WEIGHT = 0.1  # of one drafted token in the rate
 WORTH = 0.4  # probability of acceptance from which on a token is drafted
-FIRST_PAUSE, LONGEST_PAUSE = 16, 256  # steps until drafting is tried again
-TRIED = 2  # tokens that are drafted then
+FIRST_SEQUENCE_PAUSE, LONGEST_SEQUENCE_PAUSE = 16, 256  # steps until the next probe
+PROBE_TOKENS = 2  # drafted in a probe
 
 
 @dataclass(slots=True)
@@ -20,7 +20,7 @@ class Acceptance:
     drafted: int = 0
     accepted: int = 0
     off: bool = False  # the draft has failed, or does not have one of the tokens
-    _pause: int = FIRST_PAUSE
+    _pause: int = FIRST_SEQUENCE_PAUSE
     _left: int = 0  # steps of the pause that are left
 
     def length(self, most: int, start: float) -> int:
@@ -31,13 +31,13 @@ class Acceptance:
             self.rate = start
         if self._left:
             self._left -= 1
-            return 0 if self._left else min(TRIED, most)
+            return 0 if self._left else min(PROBE_TOKENS, most)
         number, probability = 0, self.rate
         while number < most and probability >= WORTH:
             number += 1
             probability *= self.rate
         if not number:
-            self._left, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+            self._left, self._pause = self._pause, min(2 * self._pause, LONGEST_SEQUENCE_PAUSE)
         return number
 
     def add(self, drafted: int, accepted: int) -> None:
@@ -48,7 +48,7 @@ class Acceptance:
         assert self.rate is not None
         self.rate = updated(self.rate, drafted, accepted, WEIGHT)
         if self.rate >= WORTH:
-            self._pause = FIRST_PAUSE
+            self._pause = FIRST_SEQUENCE_PAUSE
 
 
 def updated(rate: float, drafted: int, accepted: int, weight: float) -> float:

@@ -8,14 +8,14 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-SHARE = 0.005  # of the time, that guesses may lose
-SAVED = 120.0  # seconds whose share can be saved up for later losses
-SAMPLES = 5  # the last ones count
+SHARE = 0.005  # of the engine's time, that guesses may lose
+SAVED = 120.0  # seconds of engine time whose share can be saved up for later losses
+SAMPLES = 5  # measured steps that count: the last ones
 ENOUGH = 3  # steps without guesses before the first with them
-TRIED = 3  # steps with guesses until they may pause
+PROBE_STEPS = 3  # steps with guesses in a probe
 REFRESH = 128  # steps with guesses until one without them is measured again
-FIRST_PAUSE, LONGEST_PAUSE = 16, 2048  # steps until guesses are tried again
-LOOK = 8  # of so many steps of a pause, one is measured
+FIRST_PAUSE, LONGEST_PAUSE = 16, 2048  # steps from a probe that lost time to the next one
+PROBE_INTERVAL = 8  # measure one step in eight during a pause
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ class Size:
         """Pause if most of the last steps lost time."""
         self.gains.append(seconds)
         self.age += 1
-        if len(self.gains) >= TRIED and median(self.gains) < 0:
+        if len(self.gains) >= PROBE_STEPS and median(self.gains) < 0:
             self.stop()
         elif len(self.gains) == SAMPLES:
             self.pause = FIRST_PAUSE
@@ -65,49 +65,51 @@ class Size:
 class DraftCosts:
     """Compares the time of steps that have guesses with what their tokens take without.
 
-    Sizes of batches are taken together by powers of two, and known as long as the engine lives. At
-    each of them guesses are tried in TRIED steps; they go on while most steps gain, and pause when
-    most lose. An account bounds what is lost: it gets SHARE of the time of all steps and what
-    guesses gain, and pays what they lose and the time in which none was found. While it is
-    overdrawn, no trial begins; by as much as REFRESH steps take, what goes on pauses, too. So what
-    a draft computes of prompts may pay later, and guesses that never pay take SHARE of the time,
-    and once what a trial takes. In steps that compute prompts as well, nothing is guessed: what
-    guesses gain or lose beside prompts can't be told. `clock` is in seconds.
+    Batch sizes are grouped by powers of two, and measured as long as the engine lives. In each
+    group, a probe of PROBE_STEPS steps uses guesses. Guesses go on while most steps gain time, and
+    pause when most lose it.
+
+    An account bounds the losses. Its income is SHARE of the time of all steps, and the gains. It
+    pays the losses, and the time of drafts that found no guess. While the account is overdrawn, no
+    probe starts. Once the debt exceeds the cost of REFRESH steps, active guessing pauses as well.
+    Guesses that never pay cost SHARE of the time, plus one initial probe.
+
+    Steps that also compute prompts have no guesses, since their gain could not be measured. `clock`
+    is in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._sizes: defaultdict[int, Size] = defaultdict(Size)
-        self.tries = False  # whether it is not known yet if guesses gain in this step
+        self.tries = False  # this step belongs to a probe
         self._account = 0.0  # seconds
         self._began, self._spent, self._drawing = 0.0, 0.0, 0
-        self._measured = False  # whether this step is
+        self._measured = False  # this step is measured
 
     def rests(self, sequences: int) -> bool:
-        """A step of so many sequences begins. Returns whether only its time is noted, because
-        guesses pause."""
+        """Begin a step of so many sequences. True if it belongs to a pause and is not measured."""
         self._began, self._measured = self._clock(), False
         return self._sizes[sequences.bit_length()].rests()
 
     def begin(self, drawing: int, *, whole: bool) -> bool:
-        """A step does not rest; so many sequences draw a token in it, and `whole`: there are no
-        others. Returns whether they guess."""
+        """Continue a step that `rests` did not skip. `drawing`: its sequences that draw a token;
+        `whole`: it has no others. True if they guess."""
         self._spent, self._drawing, self._measured = 0.0, drawing, whole
         size = self._sizes[drawing.bit_length()]
         if not drawing or not whole or len(size.plain) < ENOUGH or size.age >= REFRESH:
             return False
-        self.tries = len(size.gains) < TRIED
+        self.tries = len(size.gains) < PROBE_STEPS
         if size.left or (self._account < 0 and not size.gains):
-            size.rest = LOOK - 1
+            size.rest = PROBE_INTERVAL - 1
             return False
         return True
 
     def looked(self) -> None:
-        """The guesses of the step are there, or none was found."""
+        """The draft has ended, with guesses or with none."""
         self._spent = self._clock() - self._began
 
     def end(self, guessed: int, accepted: int) -> None:
-        """The step ends; it computed so many guessed tokens, of which some were right."""
+        """End a step that computed so many guessed tokens, of which `accepted` were right."""
         seconds = self._clock() - self._began
         self._account = min(self._account + SHARE * seconds, SHARE * SAVED)
         if not self._measured:

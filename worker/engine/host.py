@@ -25,7 +25,7 @@ from worker.resident.process import freeze_gc_heap, tune, unfreeze_gc_heap
 logger = logging.getLogger(__name__)
 
 STATE_BYTES = 8 * 2**30  # in a state folder, by default
-IDLE_SECONDS = 0.5  # maximum sleep of the engine thread between two looks for work
+LONGEST_SLEEP_SECONDS = 0.5  # maximum sleep of the engine thread between two looks for work
 IDLE_SLEEPS = 4  # consecutive sleeps after which free memory is returned to the system
 
 Command = tuple[Callable[[], ModelInfo], Future[ModelInfo]]
@@ -170,7 +170,7 @@ class EngineHost:
         future: Future[ModelInfo] = Future()
         self._commands.append((command, future))
         self._work.set()
-        while not wait((future,), IDLE_SECONDS).done:
+        while not wait((future,), LONGEST_SLEEP_SECONDS).done:
             if not self._thread.is_alive():
                 raise JobError("internal", f"the engine thread has ended: {self._error}")
         return future.result()
@@ -212,7 +212,7 @@ class EngineHost:
                     _run(*self._commands.popleft())
                 if any([engine.step() for engine in self._engines.values()]):
                     sleeps = 0
-                elif not self._work.wait(IDLE_SECONDS):
+                elif not self._work.wait(LONGEST_SLEEP_SECONDS):
                     sleeps += 1
                     if sleeps == IDLE_SLEEPS:
                         for engine in self._engines.values():

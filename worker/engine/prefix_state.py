@@ -9,7 +9,7 @@ from worker.engine.key_chain import KeyChain
 from worker.engine.prefix_store import BLOCK, Block, PrefixStore
 from worker.engine.slot_copies import Copy
 
-MAX_SNAPSHOTS = 2  # taken from a path: the newest ones
+NEWEST_SNAPSHOTS = 2  # taken from a path: the newest ones
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ def take(
             found[end] = block.snapshot
     if snapshots:
         end = max(found, default=0)
-    newest = sorted(found)[-MAX_SNAPSHOTS:]
+    newest = sorted(found)[-NEWEST_SNAPSHOTS:]
     return (
         PrefixState(
             list(token_ids[:end]), blocks[: -(-end // BLOCK)], {at: found[at] for at in newest}

@@ -55,14 +55,14 @@ class Preparation:
                 self._generation.cancel()
 
 
-PATIENCE = 16  # interactive preparations that a bulk one lets go first
+PREPARATIONS_PER_BULK = 16  # interactive preparations that a bulk one lets go first
 
 Place = tuple[float, int, Preparation | None]  # in the queue: lowest first; None ends the thread
 
 
 class Preparer:
-    """Runs preparations in the order of their submission, but up to PATIENCE interactive ones
-    before a bulk one that was submitted earlier."""
+    """Runs preparations in the order of their submission. Up to PREPARATIONS_PER_BULK interactive
+    ones pass a bulk one that was submitted earlier."""
 
     def __init__(self) -> None:
         self.prepared = 0  # requests
@@ -90,7 +90,7 @@ class Preparer:
             self._waiting[preparation] = None
             self._submitted += 1
             number = self._submitted
-        self._queue.put((number + PATIENCE * preparation.bulk, number, preparation))
+        self._queue.put((number + PREPARATIONS_PER_BULK * preparation.bulk, number, preparation))
         return preparation
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker.layers.device import read_back, to_device
 
-CHUNK_TOKENS = 256  # of such a prompt per step, which bounds the logits held in memory
+CHUNK_TOKENS = 256  # tokens per forward pass, which bounds the logits held in memory
 
 
 @dataclass(frozen=True, slots=True)

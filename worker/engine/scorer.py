@@ -11,11 +11,10 @@ from torch import Tensor
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker.engine.kv_pool import CachePool
+from worker.engine.prompt_logprobs import CHUNK_TOKENS
 from worker.layers.batch import Batch, Span
 from worker.layers.device import read_back, to_device
 from worker.models.model import Model
-
-CHUNK_TOKENS = 256  # tokens per forward pass, which bounds the logits held in memory
 
 
 class Scorer:

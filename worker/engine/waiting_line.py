@@ -1,8 +1,7 @@
 """The line of the sequences that wait for a slot: interactive ones before bulk ones, each in their
 order of arrival.
 
-A bulk sequence does not starve: after PATIENCE interactive ones have been taken while no bulk
-sequence ran, the first bulk sequence is next.
+If no bulk sequence is running, one is admitted after ADMISSIONS_PER_BULK interactive admissions.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from collections.abc import Iterable, Iterator
 
 from worker.engine.sequence import Sequence
 
-PATIENCE = 16
+ADMISSIONS_PER_BULK = 16  # interactive admissions before a bulk one
 
 
 class WaitingLine:
@@ -61,7 +60,7 @@ class WaitingLine:
 
     def pull_bulk(self) -> Sequence | None:
         """Move the first bulk sequence to the front if its turn has come, and return it."""
-        if not self.bulk or self._overtaken < PATIENCE:
+        if not self.bulk or self._overtaken < ADMISSIONS_PER_BULK:
             return None
         self._overtaken = 0
         sequence = self.bulk.popleft()

@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 LEASE_SECONDS = 12.0  # a worker that does not renew its lease for this long loses its jobs
 CHECKS_PER_LEASE = 3
 BURST_SECONDS = 0.1  # pause between polls of empty queues if the worker ends when all is done
-IDLE_SECONDS = 1.0  # longest wait for an event if no job runs; commands are read after it
+IDLE_WAIT_SECONDS = 1.0  # longest wait for an event if no job runs; commands are read after it
 BUSY_SECONDS = 0.005  # wait for the engine's next event while jobs run
 
 
@@ -235,7 +235,7 @@ class WorkerLoop:
         due = self._next_check
         if not self._admission.pause and self._breaker.may_claim():
             due = min(due, self._next_poll)
-        return min(max(BUSY_SECONDS, due - time.monotonic()), IDLE_SECONDS)
+        return min(max(BUSY_SECONDS, due - time.monotonic()), IDLE_WAIT_SECONDS)
 
     def _make_room_for_suspects(self) -> None:
         """Suspects are taken by idle workers. If a busy one sees them wait at two checks, no worker

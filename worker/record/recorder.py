@@ -40,7 +40,7 @@ PART_BYTES = 64 * 2**20  # bytes of their JSON, at most
 # Age of the oldest entry at which a smaller part is written: while jobs run, and when none does. It
 # is written at once for `wait_for_rows`, and when the worker stops.
 PART_SECONDS = 30.0
-IDLE_SECONDS = 5.0
+IDLE_PART_SECONDS = 5.0
 PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
 POLL_SECONDS = 0.5  # pause between polls of the outboxes
 LOCK_SECONDS = 0.4  # between two polls by any recorder; less than its own pause
@@ -54,7 +54,7 @@ RETRY_SECONDS = 5.0  # pause after a failed write
 FINISH_PAUSE_SECONDS = 1.0  # the same while the worker stops
 STOP_SECONDS = 0.5  # how long the thread may take to give up
 LOG_SECONDS = 60.0  # between two log lines about the same fault
-HANG_SECONDS = 60.0  # a disk that takes longer for one file is reported
+SLOW_FILE_SECONDS = 60.0  # a disk that takes longer for one file is reported
 
 RUN_CARD_FIELDS = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
 
@@ -101,7 +101,7 @@ class Recorder:
         """The results folder, and why rows can't be written to it now ("" if they can)."""
         since, root = self._file_since, self._folder.root
         fault = self._fault
-        if since is not None and (seconds := time.monotonic() - since) > HANG_SECONDS:
+        if since is not None and (seconds := time.monotonic() - since) > SLOW_FILE_SECONDS:
             fault = f"{root}: the disk has not answered for {seconds:.0f} s: see if it hangs"
         return {"path": str(root), "error": fault}
 
@@ -268,7 +268,7 @@ class Recorder:
     def _plan(self, runs: Sequence[str], wanted: Collection[str] = ()) -> list[Plan]:
         """Plan the next part of each of these runs that has one due. `wanted`: those whose rows
         somebody waits for."""
-        age = min(IDLE_SECONDS, self._part_seconds) if self._idle() else self._part_seconds
+        age = min(IDLE_PART_SECONDS, self._part_seconds) if self._idle() else self._part_seconds
         last = self._last_entries
         looks = [
             Look(run, 1, 0.0, last[run])

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
 
-from worker.text.tool_call import MAX_DEPTH, Malformed, parse_json
+from worker.text.tool_call import MAX_ARGUMENT_DEPTH, Malformed, parse_json
 from worker.text.tool_python import parse_literal
 
 MAX_SCHEMAS = 1000  # that are read for one parameter: references may form a cycle or a large tree
@@ -100,7 +100,10 @@ class ArgumentTypes:
         return self._through(schema.get("additionalProperties"), _stated)
 
     def _through(
-        self, schema: Any, own: Callable[[Mapping[str, Any]], Allowed], depth: int = MAX_DEPTH
+        self,
+        schema: Any,
+        own: Callable[[Mapping[str, Any]], Allowed],
+        depth: int = MAX_ARGUMENT_DEPTH,
     ) -> Allowed:
         """The types and values that a schema, and those that it is combined of, allow."""
         if not isinstance(schema, Mapping) or not depth or not self._left:

@@ -16,7 +16,7 @@ Functions = Mapping[str, Mapping[str, Any]]
 WHITESPACE = " \t\r\n"
 LONGEST_TOKEN = 6  # of JSON, cut by the end of the text: \u12ab
 MAX_BLANK = 64  # characters of white space between the opening of a call and its first word
-MAX_DEPTH = 64  # levels of nested lists and objects in the arguments of a call
+MAX_ARGUMENT_DEPTH = 64  # levels of nested lists and objects in the arguments of a call
 _CALL_KEYS = frozenset(("name", "type", "id", "parameters", "arguments"))
 _LONGEST_KEY = max(map(len, _CALL_KEYS))
 _BLANK = re.compile(r"[ \t\r\n]*")
@@ -85,7 +85,7 @@ def to_call(name: Any, arguments: Any) -> Call:
         arguments = parse_json(arguments)
     if not isinstance(name, str) or not name or not isinstance(arguments, dict):
         raise Malformed
-    if _deeper_than(MAX_DEPTH, arguments):
+    if _deeper_than(MAX_ARGUMENT_DEPTH, arguments):
         raise Malformed
     try:
         text = json.dumps(arguments, ensure_ascii=False, allow_nan=False)

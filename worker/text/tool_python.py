@@ -12,7 +12,7 @@ import re
 from typing import Any
 
 from worker.text.tool_call import (
-    MAX_DEPTH,
+    MAX_ARGUMENT_DEPTH,
     Block,
     Call,
     Functions,
@@ -165,7 +165,7 @@ class _Reader:
             self._take(";")
         return tuple(found)
 
-    def value(self, depth: int = MAX_DEPTH) -> Any:
+    def value(self, depth: int = MAX_ARGUMENT_DEPTH) -> Any:
         if not depth:
             raise Malformed
         if self._take("["):

@@ -114,7 +114,7 @@ def test_an_end_that_is_not_published_is_found(
     client: Client, worker: StepwiseWorker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """RQ's tools end jobs without a message. There are more jobs than one pipeline reads."""
-    monkeypatch.setattr(wait, "BATCH", 3)
+    monkeypatch.setattr(wait, "STATES_AT_ONCE", 3)
     monkeypatch.setattr(wait, "SILENCE_SECONDS", 0.05)
     jobs = submit(client, 9)
     found = client.as_completed(jobs, timeout=PATIENCE)

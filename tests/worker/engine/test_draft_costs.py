@@ -14,10 +14,10 @@ from worker import Engine
 from worker.engine.draft_costs import (
     ENOUGH,
     LONGEST_PAUSE,
+    PROBE_STEPS,
     REFRESH,
     SAVED,
     SHARE,
-    TRIED,
     DraftCosts,
 )
 
@@ -72,8 +72,8 @@ def test_guesses_that_never_pay_take_a_share_of_the_time(token: float, found: fl
         )
         if count in (100, 1000, 20_000):
             # Each size may have one trial that has begun.
-            assert steps.lost <= SHARE * steps.now + 3 * TRIED * most
-    assert steps.lost <= 2 * SHARE * steps.now + TRIED * most
+            assert steps.lost <= SHARE * steps.now + 3 * PROBE_STEPS * most
+    assert steps.lost <= 2 * SHARE * steps.now + PROBE_STEPS * most
     assert steps.looks < 0.3 * 20_000  # most steps do nothing for it
 
 
@@ -85,7 +85,7 @@ def test_guesses_that_begin_to_lose_take_no_more_than_was_saved_up() -> None:
     assert gained > 1000
     for _ in range(2000):
         steps.step(1, plain=1.0, token=0.5, right=1)
-    assert steps.lost + gained <= SHARE * (steps.now - began + SAVED) + TRIED * 3.0
+    assert steps.lost + gained <= SHARE * (steps.now - began + SAVED) + PROBE_STEPS * 3.0
 
 
 def test_looking_that_finds_nothing_takes_a_share_of_the_time() -> None:
@@ -98,12 +98,12 @@ def test_looking_that_finds_nothing_takes_a_share_of_the_time() -> None:
 def test_guesses_go_on_where_they_gain_and_pause_where_they_lose() -> None:
     steps = Steps()
     for batch in (1, 16):
-        for _ in range(ENOUGH + TRIED):
+        for _ in range(ENOUGH + PROBE_STEPS):
             steps.step(batch, plain=1.0, token=0.1, right=3)
     alone = [steps.step(1, plain=1.0, token=0.1, right=3) for _ in range(REFRESH // 2)]
     many = [steps.step(16, plain=1.0, token=0.1, right=3) for _ in range(REFRESH // 2)]
     assert set(alone) == {True}
-    assert many.count(True) <= TRIED
+    assert many.count(True) <= PROBE_STEPS
 
 
 def test_a_draft_that_computes_prompts_in_its_first_step_is_not_judged_by_it() -> None:
@@ -132,7 +132,7 @@ def test_nothing_is_guessed_in_steps_that_compute_prompts() -> None:
     steps = Steps()
     for _ in range(100):
         assert not steps.step(8, plain=1.0, token=0.01, right=3, whole=False)
-    for _ in range(ENOUGH + TRIED):
+    for _ in range(ENOUGH + PROBE_STEPS):
         steps.step(8, plain=1.0, token=0.01, right=3)
     assert not steps.step(8, plain=1.0, token=0.01, right=3, whole=False)
     assert steps.step(8, plain=1.0, token=0.01, right=3)
@@ -166,4 +166,4 @@ def test_an_engine_whose_guesses_cost_too_much_seldom_asks_the_draft(
     for _ in range(3):
         engine.generate(prompts, sampling)
     assert core.steps > 500
-    assert 0 < len(asked) <= 3 * TRIED
+    assert 0 < len(asked) <= 3 * PROBE_STEPS

@@ -15,7 +15,7 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.drafted import perturbed
 from worker import Engine
-from worker.engine.acceptance import LONGEST_PAUSE, Acceptance
+from worker.engine.acceptance import LONGEST_SEQUENCE_PAUSE, Acceptance
 from worker.engine.guess import Guess
 from worker.engine.ngram import Lookup
 from worker.engine.sequence import Sequence
@@ -77,7 +77,7 @@ def test_a_draft_that_is_always_wrong_is_tried_less_and_less() -> None:
             tried.append(step)
     pauses = [later - earlier for earlier, later in pairwise(tried[10:])]
     assert pauses == sorted(pauses)
-    assert max(pauses) > LONGEST_PAUSE // 2
+    assert max(pauses) > LONGEST_SEQUENCE_PAUSE // 2
     assert len(tried) < 25
 
 

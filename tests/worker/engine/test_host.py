@@ -39,7 +39,7 @@ def chat(host: EngineHost, request: ChatRequest) -> str:
 def test_an_idle_engine_frees_the_storage_of_its_cache(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engine.host.IDLE_SECONDS", 0.01)
+    monkeypatch.setattr("worker.engine.host.LONGEST_SLEEP_SECONDS", 0.01)
     name = host.load(str(path)).name
     chat(host, ask("question").model_copy(update={"model": name}))
     wait_until(lambda: host.memory().cache == host._engines[name].pool.kept.nbytes > 0)

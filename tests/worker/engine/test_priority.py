@@ -11,7 +11,7 @@ from tests.worker.engine.fakes import FakeSequence, advance, make_pool
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
-from worker.engine.waiting_line import PATIENCE
+from worker.engine.waiting_line import ADMISSIONS_PER_BULK
 
 
 def make_scheduler(slots: Slots, *, limit: int = 1 << 30, step_tokens: int = 1000) -> Scheduler:
@@ -215,4 +215,4 @@ def test_bulk_does_not_starve_while_interactive_sequences_never_end_to_come(
         if all(one.ended for one in bulk):
             break
     assert all(one.ended for one in bulk)
-    assert ended >= PATIENCE  # interactive ones were served meanwhile
+    assert ended >= ADMISSIONS_PER_BULK  # interactive ones were served meanwhile

@@ -10,7 +10,8 @@ from torch import Tensor
 
 from jobs.errors import JobError
 from tests.worker.engine.fakes import CONTEXT, make_pool
-from worker.engine.scorer import CHUNK_TOKENS, Scorer, token_ids
+from worker.engine.prompt_logprobs import CHUNK_TOKENS
+from worker.engine.scorer import Scorer, token_ids
 from worker.layers.batch import Batch
 
 VOCAB = 8

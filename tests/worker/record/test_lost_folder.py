@@ -134,7 +134,7 @@ def test_a_disk_that_does_not_answer_is_reported(
     site: Site, make: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As an NFS server that is away: here a pipe stands for the file that is read."""
-    monkeypatch.setattr(module, "HANG_SECONDS", 0.2)
+    monkeypatch.setattr(module, "SLOW_FILE_SECONDS", 0.2)
     recorder = make("a")
     found = (site.folder / ID_FILE).read_text()
     (site.folder / ID_FILE).unlink()

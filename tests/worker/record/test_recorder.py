@@ -39,11 +39,11 @@ def test_a_part_is_due_by_rows_or_by_age(site: Site, make: Any) -> None:
 def test_an_idle_worker_writes_earlier(
     site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "IDLE_SECONDS", 600.0)
+    monkeypatch.setattr(module, "IDLE_PART_SECONDS", 600.0)
     idle = make("idle", idle=lambda: True, part_seconds=600.0)
     fill(site, 3)
     assert not idle._write_due_parts()
-    monkeypatch.setattr(module, "IDLE_SECONDS", 0.1)
+    monkeypatch.setattr(module, "IDLE_PART_SECONDS", 0.1)
     time.sleep(0.2)
     assert not make("busy", idle=lambda: False, part_seconds=600.0)._write_due_parts()
     assert idle._write_due_parts()
