@@ -1,4 +1,4 @@
-"""The time of day that never jumps: what it was when this process began, and what has passed since.
+"""A clock that never jumps: the time of day at the start of this process plus the seconds since.
 
 Durations are differences of these times, so setting the clock of the machine changes none of them.
 """

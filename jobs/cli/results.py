@@ -171,7 +171,7 @@ def _list_runs(store: Results, as_json: bool, unwritten: Unwritten | None) -> No
 
 
 def _written_at(store: Results, run: str) -> float:
-    """When a file was last added to a run."""
+    """The time at which a file was last added to a run."""
     from jobs.results.files import SAMPLES
 
     samples = store.path(run) / SAMPLES

@@ -1,4 +1,4 @@
-"""The tokens and the time that the answers of a conversation have taken."""
+"""Counts the tokens and the seconds of a conversation's answers."""
 
 from __future__ import annotations
 

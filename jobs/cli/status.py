@@ -180,7 +180,7 @@ def _print_tables(
 
 
 def _started_at(worker: dict[str, Any]) -> float:
-    """When a worker started; 0 for one that does not say it in seconds."""
+    """The start of a worker in seconds since the epoch; 0 if the worker does not publish it."""
     found = worker.get("started_at")
     return float(found) if isinstance(found, int | float) else 0.0
 
@@ -206,7 +206,7 @@ def _share(part: int, whole: int) -> str:
 
 
 def _accepted(worker: dict[str, Any]) -> str:
-    """Which share of the drafts was right, and how many tokens of each; a dash without drafts."""
+    """The share of accepted draft tokens, and their number per step; a dash without drafts."""
     accepted, steps = worker.get("accepted_tokens", 0), worker.get("draft_steps", 0)
     if not steps:
         return "-"

@@ -57,7 +57,7 @@ def _read_workers() -> Steps[Published]:
 
 
 def _place(job_id: str, name: str, queue: str, options: object) -> Steps[str]:
-    """Where a queued job stands in its queue, unless nobody serves that."""
+    """The place of a queued job in its queue, or that no worker serves the queue."""
     model = keys.model_of(queue)
     workers = yield from _read_workers()
     if not workers.serve(queue):

@@ -68,7 +68,7 @@ class Ends:
             self._mailbox = None
 
     def _read(self, ids: list[str]) -> Steps[list[JobState]]:
-        """Those of the jobs that have ended."""
+        """The jobs of `ids` that have ended."""
         states = yield from self._states(ids)
         ended = []
         for job_id, state in states.items():

@@ -1,4 +1,4 @@
-"""The note of a run about files that `compact` has replaced by one, and what readers make of it."""
+"""The note in a run that names the files which `compact` has replaced; readers skip these."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ NOTE = "_compacted.json"  # new file: the files that it replaces
 
 
 def read_note(run_dir: Path) -> dict[str, list[str]]:
-    """By the name of a new file, the names of the files that it replaces."""
+    """The names of the replaced files, by the name of the file that replaces them."""
     try:
         note: dict[str, list[str]] = json.loads((run_dir / NOTE).read_text("utf-8"))
     except FileNotFoundError:

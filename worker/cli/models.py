@@ -140,7 +140,7 @@ def quantize(
 
 
 def _obstacle(found: Preflight) -> str | None:
-    """Why a worker could not answer chat requests with the model; None if it could."""
+    """The reason for which a worker can't answer chat requests with the model; None if it can."""
     from worker.prompt.template import chat_obstacle
 
     lacks = chat_obstacle(found.model.template)

@@ -63,8 +63,9 @@ def private_redis(url: str, *, records: bool) -> Iterator[str]:
 
 @contextmanager
 def ends_with(server: EmbeddedRedis, fault: Callable[[str], str]) -> Iterator[None]:
-    """If the server ends in this context, end the process at once with exit code 3 and `fault`, of
-    how it has ended. Nothing that the process could still do has an effect on what is lost."""
+    """End the process at once, with exit code 3 and `fault`, if the server ends in this context.
+    `fault` makes its message of how the server has ended. Nothing that the process could still do
+    would save data."""
     from jobs.cli.progress import show_cursor
 
     as_json, over = bool(click.get_current_context().meta.get(AS_JSON)), threading.Event()

@@ -33,7 +33,7 @@ class Size:
 
     @property
     def seconds(self) -> float:
-        """Of a step without guesses: the mean without the least and the greatest."""
+        """The mean time of a step without guesses, without the least and the greatest one."""
         return fmean(sorted(self.plain)[1:-1])
 
     def rests(self) -> bool:

@@ -31,7 +31,8 @@ DRAFT_TOKENS, MOST_TOKENS = 4, 32
 
 @dataclass(frozen=True, slots=True)
 class Drafting:
-    """With a model, or without one by looking up n-grams. `tokens`: most tokens of a guess."""
+    """The options: a draft model, or None for the lookup of n-grams. `tokens`: the limit of tokens
+    per guess."""
 
     tokens: int
     resident: ResidentModel | None = None

@@ -234,15 +234,16 @@ class EngineCore:
 
     @contextmanager
     def changing(self) -> Iterator[None]:
-        """Around what uses slots or changes kept state between steps. Raises JobError if the engine
-        is closed."""
+        """A context for what uses slots or changes kept state between steps. Raises JobError if the
+        engine is closed."""
         self.require_open()
         with self._computing(), self._changes.begin():
             yield
 
     @property
     def chat_obstacle(self) -> str | None:
-        """Why chat requests fail, and what to do; None if the model has a chat template."""
+        """The reason for which chat requests fail, with the remedy; None if the model has a chat
+        template."""
         return self._resident.chat_obstacle
 
     def require_open(self) -> None:
@@ -308,7 +309,7 @@ class EngineCore:
         self.speculation.end()
 
     def _recover(self, error: BaseException) -> None:
-        """After a failed step: run its sequences one at a time; fail one that ran alone. Raises an
+        """Run the sequences of a failed step one at a time; fail one that ran alone. Raises an
         interrupt, and an error of none of them."""
         failure = failure_of(error)  # raises an interrupt
         concerned = self._scheduler.concerned

@@ -1,4 +1,4 @@
-"""Drafts without a model: what followed the last tokens of a sequence earlier in it."""
+"""Drafts without a model: proposes the tokens that followed the same tokens earlier in the text."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ LONGEST, SHORTEST = 3, 2  # tokens that are looked up
 
 
 class Lookup:
-    """Where each run of tokens of one sequence ended last."""
+    """The last position of each run of tokens in one sequence."""
 
     def __init__(self) -> None:
         self._ends: dict[tuple[int, ...], int] = {}

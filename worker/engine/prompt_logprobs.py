@@ -22,7 +22,8 @@ class TokenScore:
 
 
 class PromptLogprobs:
-    """Of each token after the first one, and of the `top` most probable tokens at its position.
+    """Log-probabilities of each token after the first one, and of the `top` most probable tokens at
+    its position.
 
     A sequence that was preempted computes its prompt again; positions that are here are skipped.
     """

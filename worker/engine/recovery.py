@@ -47,7 +47,7 @@ def fail_unsure(sequences: Iterable[Sequence], failure: JobError | None) -> None
 
 
 def reason_of(error: BaseException, tokens: int) -> JobError:
-    """Why a sequence of so many tokens fails, which was alone in a step that failed."""
+    """The error of a sequence with so many tokens that was alone in a failed step."""
     if devices.is_out_of_memory(error):
         fact = (str(error).splitlines() or ["out of memory"])[0]
         return JobError(

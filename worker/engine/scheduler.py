@@ -4,7 +4,8 @@ Prefill and decode are not distinguished: a sequence has pending tokens that are
 yet (the whole prompt, or the one token sampled last), and each step spends a token budget on them,
 interactive sequences before bulk ones, oldest first. Interactive ones without a slot pause bulk
 ones. When the KV cache is full, the newest sequences are preempted and recomputed later. A sequence
-whose beginning an older one computes waits for it; others may pass it, but not take its place.
+waits while an older one computes their common prefix. Later sequences may be admitted before it,
+but not into its reserved slot.
 """
 
 from __future__ import annotations
@@ -96,7 +97,7 @@ class Scheduler:
         return [one for one in dict.fromkeys((*self.running, self.admitting)) if one is not None]
 
     def isolate(self, sequences: SequenceOf[Sequence], failure: JobError) -> None:
-        """After a failed step: compute all sequences anew, and these one at a time."""
+        """Compute all sequences anew after a failed step, and these one at a time."""
         self.reset(failure)
         self.isolated = [*sequences]
 

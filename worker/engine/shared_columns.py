@@ -1,4 +1,4 @@
-"""Which slots begin with the same state, so that attention reads it from one of them.
+"""Finds slots that begin with the same state, so that attention reads it from one of them.
 
 A batch of sequences with a common beginning then reads that from memory once per step, not once per
 sequence. The slots hold copies of the same blocks, so this changes no bit of the results.

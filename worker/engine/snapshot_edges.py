@@ -1,4 +1,4 @@
-"""Where snapshots of a prompt are taken while it is computed, and what is known of it beside."""
+"""Chooses the prompt positions at which state snapshots are taken during prefill."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ class SnapshotEdges:
     def plan(
         cls, begin: int, last: int, parting: Iterable[int], *, grid: int, spacing: int
     ) -> SnapshotEdges:
-        """Those of a prompt that begins after `begin` kept tokens: `last`, where it is `parting`
-        from others, and beyond these places spaced ones. Multiples of `grid`."""
+        """The positions in a prompt of which `begin` tokens are kept: `last`, the positions
+        `parting` at which other prompts part from it, and spaced ones after these. All are
+        multiples of `grid`."""
         known = {min(end, last) // grid * grid for end in parting}
         wanted = {end for end in known | {last} if end > begin}
         spaced = {*spaced_edges(max({begin, *known}), last, spacing)} - wanted

@@ -1,4 +1,4 @@
-"""Which sequences of a step compute guessed tokens after their pending one, and how many.
+"""Chooses the sequences that compute guessed tokens in a step, and the number of tokens.
 
 The model computes guesses like known tokens and draws what follows each of them. A guess is
 accepted if it is the token that was drawn before it, with the same random number as without a

@@ -1,4 +1,4 @@
-"""Why a state file can't be used."""
+"""Errors of state files that can't be used."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tensors the state of a model's caches has in a file, by name."""
+"""The tensors of a state file: one name per view of each layer's cache."""
 
 from __future__ import annotations
 

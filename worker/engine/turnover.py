@@ -11,7 +11,7 @@ MOST = 4  # half batches that are counted: what is claimed here, no other worker
 
 
 class Turnover:
-    """Counted by the thread that steps the engine, read by any."""
+    """A counter. The engine thread counts, any thread may read."""
 
     def __init__(self, batch: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock

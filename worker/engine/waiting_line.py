@@ -1,5 +1,4 @@
-"""The line of the sequences that wait for a slot: interactive ones before bulk ones, each in their
-order of arrival.
+"""The sequences that wait for a slot: interactive ones before bulk ones, each in order of arrival.
 
 If no bulk sequence is running, one is admitted after ADMISSIONS_PER_BULK interactive admissions.
 """

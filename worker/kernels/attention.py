@@ -147,7 +147,7 @@ def attend_chunks(
 
 
 def _new(*tensors: Tensor) -> Iterator[int]:
-    """Where the rows of each tensor are, and the elements between them."""
+    """The address of each tensor's rows, and the number of elements between two rows."""
     for x in tensors:
         yield from (x.data_ptr(), x.stride(0))
 

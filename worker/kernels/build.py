@@ -85,7 +85,7 @@ def usable_levels(cpuinfo: Path = Path("/proc/cpuinfo")) -> list[Level]:
 
 
 def vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
-    """As the CPU names it, such as GenuineIntel; empty if that is not known."""
+    """The vendor of the CPU, such as GenuineIntel; empty if unknown."""
     return _cpu_fact("vendor_id", cpuinfo)
 
 
@@ -118,7 +118,8 @@ def library_path(level: Level) -> Path:
 
 @contextmanager
 def _one_at_a_time(target: Path) -> Iterator[None]:
-    """Other processes that need the same library wait for it instead of compiling it, too."""
+    """Other processes that need the same library wait for this one instead of compiling it as
+    well."""
     folder = target.parent
     try:
         folder.mkdir(parents=True, exist_ok=True)

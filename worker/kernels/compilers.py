@@ -30,7 +30,7 @@ GUARD = "read _; kill -KILL 0"
 
 
 class CannotBuild(Exception):
-    """Why there are no kernels, as part of a sentence."""
+    """The kernels can't be compiled. The message is a clause of a sentence."""
 
 
 def run(

@@ -153,7 +153,7 @@ def multiplies_pairs() -> bool:
 
 
 def description() -> str:
-    """Which way CPUs compute, for people."""
+    """Describes for people how CPUs compute here."""
     library = active()
     if library is None:
         return "torch alone (the log says why): decoding takes up to twice as long"

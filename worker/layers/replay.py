@@ -1,4 +1,4 @@
-"""Small steps by the kernel calls of an earlier step of the same form.
+"""Replays small steps: repeats the kernel calls of an earlier step of the same shape.
 
 Most of the time of a small step outside of the kernels is Python. The calls of a step depend on how
 many tokens each sequence advances by, and on where the caches are; what differs otherwise are the

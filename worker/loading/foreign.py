@@ -125,8 +125,8 @@ def pickled(names: Iterable[str]) -> str:
 
 
 def why_without(folder: Path, usual: str, *, weights: bool = False) -> str:
-    """Why a folder may lack a file of a model, or all its `weights`, and what to do: `usual` if
-    nothing shows it."""
+    """The likely reason for which a folder lacks a file of a model, or all its `weights`, with the
+    remedy; `usual` if nothing points to one."""
     try:
         names = sorted(path.name for path in folder.iterdir())
         below = folder / DOWNLOADS

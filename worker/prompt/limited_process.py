@@ -118,7 +118,7 @@ class LimitedProcess:
         return child, greeting.encode() + b"\n" if greeting else b""
 
     def _failure(self, status: int | None, last_words: str) -> Exception:
-        """Why a child has ended. One that exits by itself was not able to start."""
+        """The error of a child that has ended. A child that exits by itself could not start."""
         if status is None or status < 0:
             return Ended(self._title, status)
         fact = f"{self._title} can't be started: {last_words or f'it exits with {status}'}"

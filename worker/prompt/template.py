@@ -166,7 +166,8 @@ class ChatTemplate:
 
 
 def chat_obstacle(template: ChatTemplate | None) -> str | None:
-    """Why chat requests fail with the templates of a model, and what to do; None: they don't."""
+    """The reason for which chat requests fail with the templates of a model, with the remedy; None
+    if they don't."""
     if template is None:
         return NO_TEMPLATE
     return None if template.has_default else template.no_default

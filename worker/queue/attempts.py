@@ -46,7 +46,8 @@ def retry_pause(retried: int) -> float:
 
 
 def _reason(error: redis.RedisError, size: int) -> str:
-    """Why a job fails that has an answer: Redis does not take its row of so many bytes."""
+    """The reason for which a job with an answer fails: Redis does not take its row of `size`
+    bytes."""
     damage = named(error)
     if damage is not None:
         return f"the answer can't be kept: {damage}"

@@ -155,8 +155,9 @@ class WorkerLoop:
                 self.request_stop()
 
     def _check(self) -> None:
-        """When it is due: report to Redis, drop the jobs that other workers have taken over, return
-        those of dead workers, and see whether jobs may be claimed."""
+        """Do the periodic checks, if they are due: report to Redis, drop the jobs that other
+        workers have taken over, return those of dead workers, and decide whether jobs may be
+        claimed."""
         now = time.monotonic()
         if now < self._next_check:
             return
@@ -250,7 +251,7 @@ class WorkerLoop:
         self._suspects = waiting
 
     def _wake(self) -> None:
-        """A job may wait. Called by the waker's thread, which sets nothing else here."""
+        """Note that a job may wait. Called by the waker's thread, which sets nothing else here."""
         self._woken = True
         self._attempts.wake()
 

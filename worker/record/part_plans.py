@@ -90,8 +90,8 @@ class RecorderLock(IntEnum):
 
 
 class Look(NamedTuple):
-    """When a part of a run is due: from `rows` on, or when the oldest row is `seconds` old. `till`:
-    id of the last entry that it may have."""
+    """The condition of a part of a run: it is due from `rows` rows on, or when the oldest row is
+    `seconds` old. `till`: id of the last entry that it may have."""
 
     run: str
     rows: int

@@ -63,7 +63,7 @@ class ResidentModel:
 
     @property
     def chat_obstacle(self) -> str | None:
-        """Why chat requests fail, and what to do; None if they don't."""
+        """The reason for which chat requests fail, with the remedy; None if they don't."""
         return chat_obstacle(self.template)
 
     def prompts(self, context: int) -> PromptBuilder:
@@ -179,7 +179,8 @@ def _bos(source: ModelSource, tokenizer: Tokenizer, wanted: bool | None) -> str:
 
 @contextmanager
 def memory_named(reference: str, device: torch.device) -> Iterator[None]:
-    """Around what loads a model: raise JobError("out_of_memory") if there is no memory for it."""
+    """A context for loading a model: raises JobError("out_of_memory") if there is no memory for
+    it."""
     try:
         yield
     except BaseException as error:

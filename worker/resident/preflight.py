@@ -77,7 +77,8 @@ class Preflight:
 
     @property
     def obstacle(self) -> str | None:
-        """Why the weights don't fit on the device, and what to do; None if they fit."""
+        """The reason for which the weights don't fit on the device, with the remedy; None if they
+        fit."""
         if self.weight_bytes <= self.free_bytes:
             return None
         need, free = self.weight_bytes / 2**30, self.free_bytes / 2**30

@@ -60,10 +60,10 @@ def _set_allocator(parameter: int, value: int) -> None:
 
 @contextmanager
 def computing(weight_bytes: int) -> Iterator[None]:
-    """Around what a model computes on the CPU: a small one computes on one thread, others on as
-    many as torch has. In the short steps of a small model, threads spend more time waiting for each
-    other than computing as soon as cores are contended. Other models and the caller's own torch
-    keep their threads."""
+    """A context for what a model computes on the CPU: a small one uses one thread, others all of
+    torch's. In the short steps of a small model, threads spend more time waiting for each other
+    than computing as soon as cores are contended. Other models and the caller's own torch keep
+    their threads."""
     threads = torch.get_num_threads()
     if weight_bytes >= SMALL_BYTES or threads == 1:
         yield

@@ -68,10 +68,10 @@ class Syntax(Protocol):
         """Texts of special tokens that the syntax needs to see."""
 
     def find(self, text: str, at: int, blank: str | None) -> tuple[int, bool]:
-        """Where a call may begin at or after a place in a text, and whether it does: False if this
-        depends on the text to come. The length of the text if no call begins in it. `blank`:
-        characters that may precede a call at the start of the answer; None if content came before.
-        """
+        """The position at or after a place in a text where a call may begin, and whether it does:
+        False if this depends on the text to come. The length of the text if no call begins in it.
+        `blank`: characters that may precede a call at the start of the answer; None if content came
+        before."""
 
     def read(self, text: str, at: int, *, final: bool) -> Block:
         """The calls at a place that `find` found; `final`: no text follows. Raises Malformed or

@@ -108,7 +108,7 @@ def _parameters(
 
 
 def _value_end(text: str, at: int, *, wrapped: bool, final: bool) -> tuple[int, int]:
-    """Where the value at a place in a text ends, and where the next tag of its call is.
+    """The end of the value at a place in a text, and the position of the next tag of its call.
 
     A tag belongs to the value if what follows it shows that the call goes on: a value may be code
     or text about such calls. `wrapped`: nothing but tags follows the end of the call.

@@ -82,7 +82,7 @@ class GgufCheckpoint(GgufHeaders):
         return self._pieces[name].read(self._map(header.file))
 
     def fingerprint(self) -> str:
-        """From each tensor's name, type, shape and first 64 KiB."""
+        """A hash of each tensor's name, type, shape and first 64 KiB."""
         digest = hashlib.sha256()
         for name, stored in sorted(self._stored.items()):
             digest.update(f"{name}|{stored.type.name}|{stored.shape}|".encode())

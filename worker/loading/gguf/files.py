@@ -1,5 +1,5 @@
-"""Which GGUF files make up a model: the parts of a split file, and the choice among several files
-by the name of their quantisation."""
+"""Finds the GGUF files of a model: the parts of a split file, and one of several files by the name
+of its quantisation."""
 
 from __future__ import annotations
 
