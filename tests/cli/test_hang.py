@@ -70,7 +70,7 @@ def test_every_command_says_that_redis_does_not_answer(
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            env={"CHATJOBS_REDIS_URL": url, "CHATJOBS_RESULTS": str(tmp_path), "PATH": "/usr/bin"},
+            env={**os.environ, "CHATJOBS_REDIS_URL": url, "CHATJOBS_RESULTS": str(tmp_path)},
             text=True,
         )
         for words in commands

@@ -26,7 +26,7 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\x9b31m\u202eb\u2066\x7f😀é"
 SHOWN = "\\x1b]0;owned\\x07\\x1b[2J\\x9b31m\\u202eb\\u2066\\x7f😀é"
 OURS = re.compile(r"\x1b\[[0-9;?]*[a-zA-Z]|\r")  # colours, and the cursor of progress bars
 CONTROL = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u202a-\u202e\u2066-\u2069]")
-ENCODINGS = ("latin-1", "cp1252", "ascii", "utf-8")
+ENCODINGS = ("latin-1", "cp1252", "ascii")
 
 
 @pytest.fixture
@@ -164,24 +164,24 @@ def test_a_progress_bar_on_the_terminal_keeps_the_output_in_its_file(
 
 
 @pytest.mark.parametrize("terminal", [False, True])
-@pytest.mark.parametrize("encoding", ENCODINGS)
 def test_no_command_fails_on_the_encoding_of_its_output(
-    show: Show, world: dict[str, tuple[str, ...]], encoding: str, terminal: bool
+    show: Show, world: dict[str, tuple[str, ...]], terminal: bool
 ) -> None:
     for name, words in world.items():
-        plain, shown = (
-            show(*words, encoding=one, terminal=terminal) for one in ("utf-8", encoding)
-        )
-        assert shown.code == plain.code, (name, shown)
-        assert "Unicode" not in shown.err, (name, shown)
-        for stream in ("out", "err"):
-            before, now = (
-                [one for line in getattr(text, stream).splitlines() if (one := parsed(line))]
-                for text in (plain, shown)
-            )
-            assert len(before) == len(now), (name, shown)
+        plain = show(*words, encoding="utf-8", terminal=terminal)
+        assert "Unicode" not in plain.err, (name, plain)
+        for encoding in ENCODINGS:
+            shown = show(*words, encoding=encoding, terminal=terminal)
+            assert shown.code == plain.code, (name, shown)
+            assert "Unicode" not in shown.err, (name, shown)
+            for stream in ("out", "err"):
+                before, now = (
+                    [one for line in getattr(text, stream).splitlines() if (one := parsed(line))]
+                    for text in (plain, shown)
+                )
+                assert len(before) == len(now), (name, shown)
             for line in (shown.out + shown.err).splitlines():
-                assert encoding == "utf-8" or not parsed(line) or line.isascii(), (name, line)
+                assert not parsed(line) or line.isascii(), (name, line)
 
 
 def test_characters_that_an_encoding_lacks_are_escapes(

@@ -113,7 +113,7 @@ def check_faults(site: Site, seed: int, count: int, seconds: float) -> None:
 
 
 def test_kills_and_freezes_lose_nothing_and_repeat_nothing(site: Site) -> None:
-    check_faults(site, seed=1, count=800, seconds=8.0)
+    check_faults(site, seed=1, count=500, seconds=5.0)
 
 
 @pytest.mark.soak

@@ -162,6 +162,7 @@ class FakeBackend:
         self._lock = threading.Lock()
         self._steps = self._tokens = 0
         self._closing = threading.Event()
+        self._begin = threading.Event()  # there are requests, or it closes
         self._thread = threading.Thread(target=self._loop, name="engine", daemon=True)
         self._thread.start()
 
@@ -208,22 +209,27 @@ class FakeBackend:
         handle.broken = self.broken
         with self._lock:
             self._handles.append(handle)
+            self._begin.set()
             self.peak = max(self.peak, self._sequences())
         self.begun.append(str(request.job.id))
         self.requests.append(request)
         return handle
 
     def close(self) -> None:
-        self._closing.set()
+        with self._lock:
+            self._closing.set()
+            self._begin.set()
         self._thread.join(timeout=1)
 
     def _sequences(self) -> int:
         return sum(handle.n for handle in self._handles)
 
     def _loop(self) -> None:
-        while not self._closing.wait(self._delay):
+        while self._begin.wait() and not self._closing.wait(self._delay):
             with self._lock:
                 handles = list(self._handles)
+                if not (handles or self._closing.is_set()):
+                    self._begin.clear()
             if any(handle.control.get("die") for handle in handles):
                 return
             for handle in handles:

@@ -151,11 +151,11 @@ def test_a_large_request_of_another_producer_is_refused_at_its_claim(
 @pytest.mark.parametrize(
     ("prompts", "limit"),
     [
-        (["x" * 60 * MIB], "request_bytes"),
+        (["x" * 20 * MIB], "request_bytes"),
         (["x" * 7 * MIB] * 3, "request_bytes"),
         (["x" * 9 * MIB], "message_bytes"),
     ],
-    ids=["60-mib", "three-messages", "one-message"],
+    ids=["20-mib", "three-messages", "one-message"],
 )
 def test_the_default_limits_refuse_a_large_prompt(
     site: Site, queue: Queue, prompts: list[str], limit: str
