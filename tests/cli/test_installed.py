@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tomllib
 from importlib.metadata import version
+from pathlib import Path
 
 import pytest
 
 from tests.cli.conftest import COMMAND
 
+ROOT = Path(__file__).parents[2]
+
 
 def test_the_version_is_that_of_the_distribution() -> None:
     printed = subprocess.check_output([COMMAND, "--version"], text=True)
     assert printed == f"chatjobs, version {version('chatjobs')}\n"
+
+
+def test_the_changelog_and_the_images_have_the_version_of_the_project() -> None:
+    number = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    assert f"\n## [{number}] - " in (ROOT / "CHANGELOG.md").read_text()
+    images = re.findall(r"image: chatjobs\S*:(\S+)", (ROOT / "docker-compose.yml").read_text())
+    assert images == [number, number]
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
