@@ -9,7 +9,7 @@ from typing import Any
 from jobs.errors import JobError
 from worker.queue.rq_refusal import back_to_queue, is_run_by_rq
 
-PAUSE_SECONDS = 2.0  # before the job goes back: a stock worker would take it again at once
+RETURN_SECONDS = 2.0  # before the job goes back: a stock worker would take it again at once
 
 logger = logging.getLogger("rq.worker")
 
@@ -24,5 +24,5 @@ def chat_completion(request: dict[str, Any]) -> Any:
     if not is_run_by_rq():
         raise JobError("internal", refusal)
     logger.error("%s; the job goes back to its queue", refusal)
-    time.sleep(PAUSE_SECONDS)
+    time.sleep(RETURN_SECONDS)
     return back_to_queue()

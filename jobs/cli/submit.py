@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 MAX_REPORTED = 20  # different errors
 MAX_NUMBERS = 5  # rows that are named for an error
 MAX_COLUMNS = 20  # that are named for a wrong --map
-CHUNK = 500  # requests in memory at once
+REQUESTS_AT_ONCE = 500  # requests in memory at once
 CHUNK_BYTES = 8 * 2**20  # and their size as JSON
 
 
@@ -373,7 +373,7 @@ def _chunks(lines: Iterator[RequestLine]) -> Iterator[list[RequestLine]]:
     for line in lines:
         chunk.append(line)
         size += line.size
-        if len(chunk) == CHUNK or size > CHUNK_BYTES:
+        if len(chunk) == REQUESTS_AT_ONCE or size > CHUNK_BYTES:
             yield chunk
             chunk, size = [], 0
     if chunk:

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Client
-from jobs.cli.submit import CHUNK
+from jobs.cli.submit import REQUESTS_AT_ONCE
 from jobs.cli.waiting import reason
 from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
@@ -135,7 +135,7 @@ def test_errors_in_the_data_are_json_with_json(run: Run) -> None:
 
 
 def test_many_rows_are_submitted_in_their_order(run: Run, redis_url: str) -> None:
-    count = 2 * CHUNK + 7
+    count = 2 * REQUESTS_AT_ONCE + 7
     lines = "\n".join(json.dumps({"prompt": str(i)}) for i in range(count))
     result = run("submit", "-", "-m", "m", "--run", "r", "--redis", redis_url, input=lines)
     found = requests_of(result, redis_url)
@@ -177,7 +177,7 @@ def test_a_taken_id_behind_many_rows_refuses_the_whole_file(run: Run, redis_url:
     with Client(redis_url) as client:
         message = {"role": "user", "content": "Hi"}
         client.submit({"model": "m", "messages": [message], "job": {"id": "mine"}})
-    rows: list[Any] = [{"prompt": str(i)} for i in range(CHUNK)]
+    rows: list[Any] = [{"prompt": str(i)} for i in range(REQUESTS_AT_ONCE)]
     rows.append({"prompt": "last", "job": {"id": "mine"}})
     lines = "\n".join(map(json.dumps, rows))
     result = run("submit", "-", "-m", "m", "--redis", redis_url, input=lines)
@@ -190,21 +190,24 @@ def test_a_taken_id_behind_many_rows_refuses_the_whole_file(run: Run, redis_url:
 def test_a_limit_says_how_many_rows_are_enqueued_and_the_file_can_be_sent_again(
     run: Run, redis_url: str
 ) -> None:
-    limit = ("limits", f"jobs={CHUNK}", "--redis", redis_url)
+    limit = ("limits", f"jobs={REQUESTS_AT_ONCE}", "--redis", redis_url)
     assert run(*limit).exit_code == 0
-    rows = [{"prompt": str(i), "custom_id": str(i)} for i in range(CHUNK + 2)]
+    rows = [{"prompt": str(i), "custom_id": str(i)} for i in range(REQUESTS_AT_ONCE + 2)]
     lines = "\n".join(map(json.dumps, rows))
     command = ("submit", "-", "-m", "m", "--redis", redis_url)
     result = run(*command, input=lines)
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1].startswith(
-        f"error: <stdin>: line {CHUNK + 1}: the queue of model 'm' is full: "
+        f"error: <stdin>: line {REQUESTS_AT_ONCE + 1}: the queue of model 'm' is full: "
     )
-    assert f"; {CHUNK} of {CHUNK + 2} jobs are enqueued, and their ids are" in result.stderr
-    assert len(result.stdout.splitlines()) == CHUNK
-    assert run("limits", f"jobs={CHUNK + 2}", "--redis", redis_url).exit_code == 0
+    assert (
+        f"; {REQUESTS_AT_ONCE} of {REQUESTS_AT_ONCE + 2} jobs are enqueued, and their ids are"
+        in result.stderr
+    )
+    assert len(result.stdout.splitlines()) == REQUESTS_AT_ONCE
+    assert run("limits", f"jobs={REQUESTS_AT_ONCE + 2}", "--redis", redis_url).exit_code == 0
     again = run(*command, input=lines)
-    assert again.stderr.endswith(f"2 jobs enqueued; {CHUNK} jobs existed before\n")
+    assert again.stderr.endswith(f"2 jobs enqueued; {REQUESTS_AT_ONCE} jobs existed before\n")
 
 
 @pytest.mark.parametrize("options", [(), ("--wait",), ("--json",), ("--wait", "--json")])

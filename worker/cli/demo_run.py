@@ -37,7 +37,7 @@ from worker.demo import DATASET
 MODEL = "demo"
 QUESTION = "What is 17 + 25?"
 POLL_SECONDS = 0.1
-STALL_SECONDS = 120.0  # the demo fails after this long without a finished job
+DEMO_STALL_SECONDS = 120.0  # the demo fails after this long without a finished job
 
 
 def run_demo(
@@ -120,7 +120,7 @@ def _wait_for_rows(
     client: Client, worker: WorkerProcess, results: Results, run_id: str, count: int
 ) -> pa.Table:
     """Return the run's rows, once all of them are in Parquet."""
-    best, deadline = 0, time.monotonic() + STALL_SECONDS
+    best, deadline = 0, time.monotonic() + DEMO_STALL_SECONDS
     with RowProgress(count) as progress:
         while True:
             worker.check()
@@ -143,11 +143,11 @@ def _wait_for_rows(
                 if table.num_rows >= count:
                     return table
             if ended > best:
-                best, deadline = ended, time.monotonic() + STALL_SECONDS
+                best, deadline = ended, time.monotonic() + DEMO_STALL_SECONDS
             if time.monotonic() > deadline:
                 raise Unavailable(
                     f"stalled: {ended} of {counted(count, 'job')} ended, none in the last "
-                    f"{STALL_SECONDS:g} s"
+                    f"{DEMO_STALL_SECONDS:g} s"
                 )
             time.sleep(POLL_SECONDS)
 

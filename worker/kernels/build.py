@@ -134,7 +134,7 @@ def _one_at_a_time(target: Path) -> Iterator[None]:
             if notice and waited >= compilers.NOTICE_SECONDS:
                 logger.warning(notice)
                 notice = ""
-            if waited >= compilers.MAX_SECONDS:
+            if waited >= compilers.MAX_COMPILE_SECONDS:
                 raise CannotBuild(f"another process compiles them for more than {waited:.0f} s")
             time.sleep(WAIT_SECONDS)
         yield

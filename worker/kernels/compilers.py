@@ -20,8 +20,8 @@ from worker.processes.output import output_file
 
 logger = logging.getLogger(__name__)
 
-STALL_SECONDS = 60.0  # compilers that neither run nor use CPU time for so long hang
-MAX_SECONDS = 1200.0  # for the commands of one call: a busy machine may need minutes
+COMPILER_STALL_SECONDS = 60.0  # compilers that neither run nor use CPU time for so long hang
+MAX_COMPILE_SECONDS = 1200.0  # for the commands of one call: a busy machine may need minutes
 NOTICE_SECONDS = 3.0  # after which the log says what takes so long
 WAIT_SECONDS = 0.02  # between two looks at whether commands have ended
 LOOK_SECONDS = 1.0  # between two looks at whether they work
@@ -98,14 +98,14 @@ class _Watch:
         if self._notice and now - self._begin >= NOTICE_SECONDS:
             logger.warning(self._notice)
             self._notice = ""
-        if now - self._begin >= MAX_SECONDS:
-            raise CannotBuild(f"{name} took more than {MAX_SECONDS:.0f} s")
+        if now - self._begin >= MAX_COMPILE_SECONDS:
+            raise CannotBuild(f"{name} took more than {MAX_COMPILE_SECONDS:.0f} s")
         if now - self._looked < LOOK_SECONDS:
             return
         self._looked = now
         self._idle = 0.0 if self._activity.works() else self._idle + LOOK_SECONDS
-        if self._idle >= STALL_SECONDS:
-            raise CannotBuild(f"{name} hangs: it did not work for {STALL_SECONDS:.0f} s")
+        if self._idle >= COMPILER_STALL_SECONDS:
+            raise CannotBuild(f"{name} hangs: it did not work for {COMPILER_STALL_SECONDS:.0f} s")
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from torch import Tensor
 from worker.kernels import library, weight_memory
 from worker.kernels.library import TYPE_CODES
 
-BLOCK = 32  # channels with one activation scale
+SCALE_CHANNELS = 32  # channels with one activation scale
 WIDE_FROM = 64  # rows, as in src/quantised_bf16.h
 SCRATCH = 48  # bytes per row and block for rounded activations
 # GGUF's names of the formats → their codes in src/quantised.h, and the channels of a block.
@@ -89,7 +89,7 @@ def linear(x: Tensor, weights: Matrices, counts: Tensor | None = None) -> Tensor
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape
-    scratch = torch.empty(rows * columns // BLOCK * SCRATCH, dtype=torch.uint8)
+    scratch = torch.empty(rows * columns // SCALE_CHANNELS * SCRATCH, dtype=torch.uint8)
     y = torch.empty(rows, weights.outputs, dtype=x.dtype)
     library.require().quantised_linear(
         x.data_ptr(),

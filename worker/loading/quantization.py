@@ -28,7 +28,7 @@ SCALES = ("_scale_inv", "_scale")  # suffixes of a weight's name; the values mul
 # Scales of activations and of a quantised KV cache; older files of compressed-tensors.
 IGNORED_SCALES = re.compile(r".*\.(input|output|[qkv]|[qkv]_proj\.output)_scale$")
 BLOCKS, BLOCK_SCALES = "_blocks", "_scales"  # suffixes of the two tensors of an MXFP4 weight
-BLOCK = 32  # values that share a scale in MXFP4, two per byte
+MXFP4_BLOCK = 32  # values that share a scale in MXFP4, two per byte
 DEQUANTISED = torch.bfloat16  # the dtype that dequantised weights run in by default
 ALTERNATIVE = "use the unquantised checkpoint"
 
@@ -128,14 +128,14 @@ class Mxfp4:
         return name.endswith(BLOCK_SCALES) and name.removesuffix(BLOCK_SCALES) + BLOCKS in names
 
     def fits(self, values: tuple[int, ...], scale: tuple[int, ...]) -> bool:
-        return len(values) > 2 and values[-1] == BLOCK // 2 and scale == values[:-1]
+        return len(values) > 2 and values[-1] == MXFP4_BLOCK // 2 and scale == values[:-1]
 
     def weight_name(self, name: str) -> str:
         return name.removesuffix(BLOCKS)
 
     def weight_shape(self, values: tuple[int, ...]) -> tuple[int, ...]:
         *lead, rows, blocks, _ = values
-        return (*lead, BLOCK * blocks, rows)
+        return (*lead, MXFP4_BLOCK * blocks, rows)
 
     def dequantise(self, values: Tensor, scale: Tensor) -> Tensor:
         """values [out, in / 32, 16] → [in, out]."""

@@ -23,7 +23,7 @@ from tokenizers import Tokenizer
 from worker.loading.pages import trim_heap
 from worker.processes.memory_limit import limit_memory
 
-PIECE = 16_384  # characters that are counted at once
+COUNTED_CHARACTERS = 16_384  # characters that are counted at once
 CUT = 32  # tokens that a cut through the text may add
 DENSE = 4  # a text with fewer characters per token of the context is not counted first
 
@@ -39,8 +39,8 @@ def count(tokenizer: Tokenizer, text: str, context: int, longest: int) -> int:
     """A lower bound of the number of tokens, counted in pieces. It stops as soon as the context
     can't hold the tokens so far and the rest, even if all tokens of the rest are the longest."""
     least = 0
-    for start in range(0, len(text), PIECE):
-        piece = text[start : start + PIECE]
+    for start in range(0, len(text), COUNTED_CHARACTERS):
+        piece = text[start : start + COUNTED_CHARACTERS]
         least += max(0, len(encode(tokenizer, piece)) - CUT)
         rest = len(text) - start - len(piece)
         bound = least + -(-rest // longest)

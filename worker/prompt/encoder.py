@@ -12,9 +12,9 @@ from jobs.sizes import counted
 from worker.loading.tokenizer import Tokenizer, check_unicode, not_encodable
 from worker.prompt.limited_process import Ended, LimitedProcess
 
-SHORT = 16_384  # characters of a prompt that is tokenized in this process
-MAX_SECONDS = 5.0  # CPU time for one prompt
-MAX_BYTES = 4 * 2**30  # address space of the child
+SHORT_CHARACTERS = 16_384  # characters of a prompt that is tokenized in this process
+TOKENIZE_SECONDS = 5.0  # CPU time for one prompt
+TOKENIZE_BYTES = 4 * 2**30  # address space of the child
 
 
 class PromptEncoder:
@@ -25,7 +25,7 @@ class PromptEncoder:
         self._child = LimitedProcess(
             "the process that tokenizes long prompts",
             "worker.prompt.counter",
-            MAX_BYTES,
+            TOKENIZE_BYTES,
             tokenizer.to_json,
         )
 
@@ -57,13 +57,13 @@ class PromptEncoder:
 
     def _encode(self, text: str, context: int) -> list[int]:
         """Token ids; may raise context_length_exceeded early if they are more than `context`."""
-        if len(text) <= SHORT:
+        if len(text) <= SHORT_CHARACTERS:
             return self._tokenizer.encode(text)
         request = {
             "text": text,
             "context": context,
             "longest": self._tokenizer.longest_token,
-            "seconds": MAX_SECONDS,
+            "seconds": TOKENIZE_SECONDS,
         }
         try:
             reply = self._child.exchange(request, last="panic")
@@ -72,7 +72,7 @@ class PromptEncoder:
                 raise JobError("internal", f"{ended}: try again") from None
             raise _too_long(
                 f"the prompt has {len(text)} characters, and tokenizing it takes more than "
-                f"{MAX_SECONDS:g} s of CPU time or {MAX_BYTES >> 30} GiB of memory"
+                f"{TOKENIZE_SECONDS:g} s of CPU time or {TOKENIZE_BYTES >> 30} GiB of memory"
             ) from None
         match reply:
             case {"ids": list(ids)}:

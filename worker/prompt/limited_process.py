@@ -28,11 +28,11 @@ from worker.processes.output import output_file
 logger = logging.getLogger(__name__)
 
 MAX_WAIT = 60.0  # wall-clock time of one request, in seconds; the worker's watchdog gives 120
-STALL_SECONDS = 5.0  # a child that neither runs nor uses CPU time for so long does not answer
+CHILD_STALL_SECONDS = 5.0  # a child that neither runs nor uses CPU time for so long does not answer
 LOOK_SECONDS = 0.25  # between two looks at a child that works
 EXIT_SECONDS = 1.0  # how long a child that closed its output may take to exit
 STARTS = 2  # of children for one request: the first, and one in place of it
-CHUNK = 1 << 20  # bytes read at once
+READ_BYTES = 1 << 20  # bytes read at once
 
 
 class Ended(Exception):
@@ -167,7 +167,7 @@ class _Child:
                 rest = rest[self._stdin.write(rest) or 0 :]
         while not reply.endswith(b"\n"):
             self._wait_for(self._stdout, select.POLLIN, deadline)
-            chunk = self._stdout.read(CHUNK)
+            chunk = self._stdout.read(READ_BYTES)
             if not chunk:
                 return None
             reply += chunk
@@ -190,19 +190,21 @@ class _Child:
         return status
 
     def _read_stderr(self) -> str:
-        self._stderr.seek(max(0, os.fstat(self._stderr.fileno()).st_size - CHUNK))
+        self._stderr.seek(max(0, os.fstat(self._stderr.fileno()).st_size - READ_BYTES))
         return self._stderr.read().decode(errors="replace")
 
     def _wait_for(self, pipe: Any, event: int, deadline: float) -> None:
         """Wait until a pipe is ready. Raises TimeoutError after the deadline, or as soon as the
-        child has not worked for STALL_SECONDS. These are counted in looks at it: while this process
-        was suspended, the child was as well."""
+        child has not worked for CHILD_STALL_SECONDS. These are counted in looks at it: while this
+        process was suspended, the child was as well."""
         poll = select.poll()
         poll.register(pipe, event)
         idle, activity = 0.0, Activity(self.pid)
         while not poll.poll(LOOK_SECONDS * 1000):
             idle = 0.0 if activity.works() else idle + LOOK_SECONDS
-            if idle >= STALL_SECONDS:
-                raise TimeoutError(f"does not answer: it did not work for {STALL_SECONDS:g} s")
+            if idle >= CHILD_STALL_SECONDS:
+                raise TimeoutError(
+                    f"does not answer: it did not work for {CHILD_STALL_SECONDS:g} s"
+                )
             if time.monotonic() >= deadline:
                 raise TimeoutError(f"did not answer within {MAX_WAIT:g} s")

@@ -12,8 +12,8 @@ from typing import Any
 from jobs.errors import JobError, invalid
 from worker.prompt.limited_process import Ended, LimitedProcess
 
-MAX_SECONDS = 2.0  # CPU time of one rendering
-MAX_BYTES = 2 * 2**30  # address space of the child
+RENDER_SECONDS = 2.0  # CPU time of one rendering
+RENDER_BYTES = 2 * 2**30  # address space of the child
 WHOSE = "the model's chat template"
 REMEDY = "; put a valid chat_template.jinja into its folder, or start it with --chat-template FILE"
 MAX_REASON = 300  # characters of a template's reason in an error message
@@ -24,7 +24,7 @@ class Sandbox:
 
     def __init__(self) -> None:
         self._child = LimitedProcess(
-            "the process that renders chat templates", "worker.prompt.renderer", MAX_BYTES
+            "the process that renders chat templates", "worker.prompt.renderer", RENDER_BYTES
         )
 
     def check(self, template: str) -> None:
@@ -41,13 +41,13 @@ class Sandbox:
         return self._request(template, values)
 
     def _request(self, template: str, values: Mapping[str, Any] | None) -> str:
-        request = {"template": template, "values": values, "seconds": MAX_SECONDS}
+        request = {"template": template, "values": values, "seconds": RENDER_SECONDS}
         try:
             reply = self._child.exchange(request, last="endless")
         except Ended as ended:
             if not ended.overtime:
                 raise JobError("internal", f"{ended}: try again") from None
-            reply = {"endless": f"it was stopped after {MAX_SECONDS:g} s"}
+            reply = {"endless": f"it was stopped after {RENDER_SECONDS:g} s"}
         if "text" in reply:
             return str(reply["text"])
         match {kind: _shortened(str(reason)) for kind, reason in reply.items()}:

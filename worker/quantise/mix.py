@@ -33,7 +33,7 @@ SMALLER_BLOCKS = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8
 HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 # Stored as F32 in files of every kind.
 EXACT = ("ffn_gate_inp.weight", "_norm.weight", "ssm_conv1d.weight", ".bias")
-BLOCK = re.compile(r"blk\.(\d+)\.(.+)\.weight")
+BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(.+)\.weight")
 VALUES = ("attn_v", "attn_qkv")
 DOWN = ("ffn_down", "ffn_down_exps", "ffn_down_shexp")
 EIGHT_EXPERTS = 8  # Mixtral: its attention is small beside its experts
@@ -45,7 +45,9 @@ def file_type(kind: str) -> LlamaFileType:
 
 def types(kind: str, shapes: Mapping[str, tuple[int, ...]], experts: int) -> dict[str, Type]:
     """The type of each tensor by its name in the file. `experts`: per layer, 0 for dense models."""
-    layers = 1 + max((int(m[1]) for name in shapes if (m := BLOCK.fullmatch(name))), default=0)
+    layers = 1 + max(
+        (int(m[1]) for name in shapes if (m := BLOCK_TENSOR.fullmatch(name))), default=0
+    )
     found = {}
     for name, shape in shapes.items():
         if len(shape) == 1 or name.endswith(EXACT):
@@ -70,7 +72,7 @@ def _head_type(main: Type, shape: tuple[int, ...]) -> Type:
 
 
 def _block_type(kind: str, name: str, layers: int, experts: int) -> Type:
-    main, match = KINDS[kind], BLOCK.fullmatch(name)
+    main, match = KINDS[kind], BLOCK_TENSOR.fullmatch(name)
     if match is None:
         return main
     index, part = int(match[1]), match[2]

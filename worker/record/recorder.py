@@ -50,10 +50,10 @@ SOON_SECONDS = 1.0  # how long a worker has just become idle: whoever waits for 
 FIRST_POLL_SECONDS = 0.0125  # first pause then, since most ask at once; it doubles with each poll
 ROUND_PARTS = 100  # parts, one per run, that wait together until they are durable
 DURABLE_SECONDS = 20.0  # how long they wait before that is reported
-RETRY_SECONDS = 5.0  # pause after a failed write
+WRITE_RETRY_SECONDS = 5.0  # pause after a failed write
 FINISH_PAUSE_SECONDS = 1.0  # the same while the worker stops
-STOP_SECONDS = 0.5  # how long the thread may take to give up
-LOG_SECONDS = 60.0  # between two log lines about the same fault
+GIVE_UP_SECONDS = 0.5  # how long the thread may take to give up
+REPEAT_LOG_SECONDS = 60.0  # between two log lines about the same fault
 SLOW_FILE_SECONDS = 60.0  # a disk that takes longer for one file is reported
 
 RUN_CARD_FIELDS = ("run_id", "schema_version", "engine", "engine_version", "torch_version")
@@ -146,7 +146,7 @@ class Recorder:
             pass
         self._stop.set()  # a part in progress is completed here, or by another recorder
         self._woken.set()
-        self._thread.join(STOP_SECONDS)
+        self._thread.join(GIVE_UP_SECONDS)
         if not self._thread.is_alive():
             self._redis.close()
         return self._empty.is_set()
@@ -169,13 +169,13 @@ class Recorder:
                 if self._stop.is_set():
                     return
                 self._report(self._explain(error))
-                pause = pause if isinstance(error, NotDurable) else RETRY_SECONDS
+                pause = pause if isinstance(error, NotDurable) else WRITE_RETRY_SECONDS
             except OSError as error:
                 self._report(explain(error, self._folder.root))
-                pause = RETRY_SECONDS
+                pause = WRITE_RETRY_SECONDS
             except Exception as error:  # a bug; without this thread no row would ever be written
                 self._report(f"{type(error).__name__}: {error}", error)
-                pause = RETRY_SECONDS
+                pause = WRITE_RETRY_SECONDS
             else:
                 if finishing and wrote:
                     continue
@@ -185,11 +185,11 @@ class Recorder:
             self._woken.clear()
 
     def _report(self, fault: str, bug: Exception | None = None) -> None:
-        """Say why rows can't be written: once, and again every LOG_SECONDS."""
+        """Say why rows can't be written: once, and again every REPEAT_LOG_SECONDS."""
         now = time.monotonic()
         if fault == self._fault and now < self._log_at:
             return
-        self._fault, self._log_at = fault, now + LOG_SECONDS
+        self._fault, self._log_at = fault, now + REPEAT_LOG_SECONDS
         waiting = ""
         with suppress(redis.RedisError):
             found = read_unwritten(self._redis)
@@ -198,7 +198,7 @@ class Recorder:
             "rows can't be written and stay in Redis%s: %s; the worker tries again every %g s",
             waiting,
             fault,
-            RETRY_SECONDS,
+            WRITE_RETRY_SECONDS,
             exc_info=bug,
         )
 

@@ -21,7 +21,7 @@ HEADER_STARTS = (START, CHANNEL, MESSAGE, "to=")
 # What ends a message. A model may leave out <|end|> and <|start|>, and begin with the channel.
 CHANNELS = tuple(f"{CHANNEL}{name}" for name in ("analysis", "commentary", "final"))
 ENDS = (END, START, *CHANNELS)
-MAX_HEADER = 256  # characters; longer text is no header
+MAX_HEADER_CHARACTERS = 256  # longer text is no header
 
 
 def writes_harmony(tokenizer: Tokenizer) -> bool:
@@ -83,7 +83,8 @@ class HarmonySplitter:
         """Read up to the text of a message; returns whether it has begun."""
         header, message, text = self._held.partition(MESSAGE)
         start = header.lstrip()
-        longest = MAX_HEADER if message else MAX_HEADER + len(MESSAGE)  # it may be half read
+        # Without a message, MESSAGE may be half read.
+        longest = MAX_HEADER_CHARACTERS + (0 if message else len(MESSAGE))
         is_header = len(header) <= longest and (not start or start.startswith(HEADER_STARTS))
         if not message:  # the rest of its beginning may follow
             is_header |= any(begin.startswith(start) for begin in HEADER_STARTS)

@@ -26,11 +26,11 @@ SYNTAXES: dict[str, Callable[[Functions], Syntax]] = {
 }
 MAX_CALL = 2**17  # characters of a call, or of the calls of one list; longer ones stay text
 # A call is read again while it grows. These limits keep the time linear in the length of the text.
-SHORT = 256  # characters that are read whenever some are added, to show what is not a call at once
+EAGER_CHARACTERS = 256  # read whenever some are added, to show at once what is not a call
 WINDOW = 64  # last characters in which a closing is looked for
 READS = 64  # number of readings after which the text must have grown by GROWTH
 GROWTH = 1.1
-PIECE = 1024  # characters that are added at once
+PIECE_CHARACTERS = 1024  # added at once
 
 
 class _Guarded:
@@ -83,8 +83,8 @@ class ToolParser:
         """Add text; returns the content and the calls that no later text can change."""
         shown: list[str] = []
         calls: list[Call] = []
-        for start in range(0, len(text), PIECE):
-            piece = text[start : start + PIECE]
+        for start in range(0, len(text), PIECE_CHARACTERS):
+            piece = text[start : start + PIECE_CHARACTERS]
             if self._is_worth_reading(piece):
                 more, found = self._scan(final=False)
                 shown.append(more)
@@ -103,7 +103,7 @@ class ToolParser:
         before = (self._new[-1] if self._new else self._text)[-WINDOW:]
         self._new.append(piece)
         self._length += len(piece)
-        if not self._inside or self._length <= SHORT or self._length >= MAX_CALL:
+        if not self._inside or self._length <= EAGER_CHARACTERS or self._length >= MAX_CALL:
             return True
         end = before + piece
         self._closes = self._closes or any(closing in end for closing in self._syntax.closings)

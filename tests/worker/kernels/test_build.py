@@ -206,7 +206,7 @@ def test_a_compiler_that_hangs_is_reported_and_killed_and_torch_computes(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     need_kernels()
-    monkeypatch.setattr(compilers, "STALL_SECONDS", 3.0)
+    monkeypatch.setattr(compilers, "COMPILER_STALL_SECONDS", 3.0)
     monkeypatch.setattr(compilers, "NOTICE_SECONDS", 1.0)
     fake = write_compiler(empty_cache, HANGING.format(folder=empty_cache))
     monkeypatch.setenv("CXX", str(fake))
@@ -221,7 +221,7 @@ def test_a_compiler_that_hangs_is_reported_and_killed_and_torch_computes(
 def test_a_compiler_that_hangs_when_it_is_asked_for_its_version_is_reported(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compilers, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(compilers, "COMPILER_STALL_SECONDS", 2.0)
     fake = write_compiler(empty_cache, "#!/bin/sh\nsleep 3600\n")
     monkeypatch.setenv("CXX", str(fake))
     with pytest.raises(CannotBuild, match="hangs: it did not work for 2 s"):
@@ -231,7 +231,7 @@ def test_a_compiler_that_hangs_when_it_is_asked_for_its_version_is_reported(
 def test_a_compiler_that_takes_too_long_is_stopped(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compilers, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(compilers, "MAX_COMPILE_SECONDS", 0.5)
     fake = write_compiler(empty_cache, "#!/bin/sh\nwhile true; do true; done\n")
     monkeypatch.setenv("CXX", str(fake))
     with pytest.raises(CannotBuild, match=r"compiler took more than 0 s"):
@@ -277,7 +277,7 @@ def test_a_process_that_waits_for_another_one_says_so(
     monkeypatch.setattr(build, "compile_to", lambda *_: None)
     target = build.library_path(AVX2)
     monkeypatch.setattr(compilers, "NOTICE_SECONDS", 0.3)
-    monkeypatch.setattr(compilers, "MAX_SECONDS", 1.0)
+    monkeypatch.setattr(compilers, "MAX_COMPILE_SECONDS", 1.0)
     with (target.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(CannotBuild, match="another process compiles them for more than 1 s"):

@@ -47,7 +47,7 @@ def test_a_long_prompt_has_the_same_tokens_as_in_one_call(tmp_path: Path, style:
     save_tokenizer(tmp_path, style)
     tokenizer = read_tokenizer(tmp_path)
     expected = tokenizer.encode(LONG)
-    assert len(LONG) > encoder.SHORT
+    assert len(LONG) > encoder.SHORT_CHARACTERS
     for context in (CONTEXT, len(expected) + 1):
         assert PromptEncoder(tokenizer, context).encode(LONG) == expected
     with pytest.raises(JobError, match=f"has {len(expected)} tokens and the context holds"):
@@ -62,7 +62,7 @@ def test_a_far_too_long_prompt_is_counted_only_as_far_as_needed(tokenizer: Token
     assert error.code == "context_length_exceeded"
     words = error.message.split()
     assert words[:4] == ["the", "prompt", "has", "at"]
-    assert CONTEXT <= int(words[5]) < CONTEXT + counter.PIECE
+    assert CONTEXT <= int(words[5]) < CONTEXT + counter.COUNTED_CHARACTERS
     assert f"the context holds {CONTEXT}" in error.message
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < before + 100_000  # KiB
 
@@ -77,7 +77,7 @@ def test_a_text_on_which_the_library_panics_is_refused(tokenizer: Tokenizer) -> 
 def test_tokenizing_that_takes_too_long_is_stopped(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(encoder, "TOKENIZE_SECONDS", 0.2)
     error = refusal(tokenizer, "1" * 2_000_000, 3_000_000)
     assert error.code == "context_length_exceeded"
     assert "has 2000000 characters, and tokenizing it takes more than 0.2 s" in error.message
@@ -86,7 +86,7 @@ def test_tokenizing_that_takes_too_long_is_stopped(
 def test_tokenizing_that_takes_too_much_memory_is_stopped(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encoder, "MAX_BYTES", 300 * 2**20)
+    monkeypatch.setattr(encoder, "TOKENIZE_BYTES", 300 * 2**20)
     error = refusal(tokenizer, "1" * 2_000_000, 3_000_000)
     assert error.code == "context_length_exceeded"
     assert "has 2000000 characters, and tokenizing it takes more than" in error.message
@@ -133,6 +133,6 @@ def test_the_count_is_never_higher_than_the_number_of_tokens(
     longest = max(len(piece) for piece in tokenizer.get_vocab())
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(counter, "PIECE", 100)
+        patch.setattr(counter, "COUNTED_CHARACTERS", 100)
         patch.setattr(counter, "CUT", 8)
         assert counter.count(tokenizer, text, len(ids) + 1, longest) <= len(ids)

@@ -31,7 +31,7 @@ SHOUT = "{{ messages }}!"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(limited_process, "STALL_SECONDS", 2.0)
+    monkeypatch.setattr(limited_process, "CHILD_STALL_SECONDS", 2.0)
 
 
 def stop(child: LimitedProcess) -> int:
@@ -96,7 +96,7 @@ def test_a_helper_that_waits_for_a_slow_start_is_not_replaced(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """It uses CPU time, however little it gets of it."""
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 60.0)
+    monkeypatch.setattr(sandbox, "RENDER_SECONDS", 60.0)
     tried = Sandbox()
     tried.check(SHOUT)
     first = tried._child.pid
@@ -182,7 +182,7 @@ def test_a_limit_of_open_files_is_named() -> None:
 
 
 def test_a_killed_helper_is_an_error_that_is_retried(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 60.0)
+    monkeypatch.setattr(sandbox, "RENDER_SECONDS", 60.0)
     tried = Sandbox()
     tried.check("a")
     with ThreadPoolExecutor(1) as pool:

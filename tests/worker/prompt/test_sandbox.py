@@ -108,7 +108,7 @@ def test_internals_render_as_empty_text(source: str) -> None:
 def test_an_endless_template_is_stopped_and_the_next_one_works(
     monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(sandbox, "RENDER_SECONDS", 0.2)
     error = refusal(source)
     assert error.code == "unsupported_model"
     assert error.message.startswith("the model's chat template exceeds the limits of the sandbox")
@@ -144,7 +144,7 @@ def test_an_endless_template_is_stopped_and_the_next_one_works(
 def test_unbounded_memory_is_stopped_and_the_next_template_works(
     monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.5)
+    monkeypatch.setattr(sandbox, "RENDER_SECONDS", 0.5)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     error = refusal(source)
     assert error.code == "unsupported_model"

@@ -91,7 +91,7 @@ def test_a_job_that_a_worker_with_another_serializer_failed_gets_its_row(
 def test_a_stock_worker_returns_the_job_with_a_sentence(
     site: Site, queue: Queue, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(tasks, "PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(tasks, "RETURN_SECONDS", 0.0)
     job = site.submit()
     worker = SimpleWorker([queue], connection=site.redis, serializer=JSONSerializer)
     with caplog.at_level("ERROR", logger="rq.worker"):

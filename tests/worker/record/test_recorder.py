@@ -206,7 +206,7 @@ def test_a_full_disk_keeps_the_rows_and_is_logged_once(
     site: Site, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.1)
+    monkeypatch.setattr(module, "WRITE_RETRY_SECONDS", 0.1)
     failures: list[Path] = []
 
     def full(temporary: Path, final: Path, table: Any) -> None:

@@ -100,8 +100,8 @@ def test_a_fault_is_logged_again_while_it_lasts(
     site: Site, make: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
-    monkeypatch.setattr(module, "RETRY_SECONDS", 0.05)
-    monkeypatch.setattr(module, "LOG_SECONDS", 0.1)
+    monkeypatch.setattr(module, "WRITE_RETRY_SECONDS", 0.05)
+    monkeypatch.setattr(module, "REPEAT_LOG_SECONDS", 0.1)
     (site.folder).mkdir()
     (site.folder / RUN).write_text("in the way")
     fill(site, 3)

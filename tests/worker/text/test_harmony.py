@@ -14,19 +14,19 @@ from tests.worker.sources import read_tokenizer
 from tests.worker.templates import HARMONY
 from tests.worker.tokenizers import save_tokenizer
 from worker import Engine
-from worker.text.harmony import MARKERS, MAX_HEADER, HarmonySplitter, writes_harmony
+from worker.text.harmony import MARKERS, MAX_HEADER_CHARACTERS, HarmonySplitter, writes_harmony
 
 PROMPT = "<|start|>user<|message|>hi<|end|><|start|>assistant"
 THOUGHT = "<|channel|>analysis<|message|>so<|end|>"
 AGAIN = "<|start|>assistant"
 CALL = "<|channel|>commentary to=functions.find <|constrain|>json<|message|>{}"
 CALL_OF_LIST = CALL.replace("{}", "[]")
-LONG = "<|channel|>finally " + "x" * MAX_HEADER  # no header
+LONG = "<|channel|>finally " + "x" * MAX_HEADER_CHARACTERS  # no header
 PART = st.sampled_from(
     [
         *(*MARKERS, "<|", "|>", "<|chan", "nel|>", "<|en", "d|>", "analysis", "final", "assistant"),
         "<|channel|>final",
-        *(" to=functions.f", "t", "o=", "so", "42", " ", "\n", "x" * MAX_HEADER),
+        *(" to=functions.f", "t", "o=", "so", "42", " ", "\n", "x" * MAX_HEADER_CHARACTERS),
     ]
 )
 
