@@ -11,7 +11,8 @@ import pytest
 import redis
 
 from jobs import lua
-from jobs.store import cancel, dead_letters, new_job, session_scripts, turns
+from jobs.store import cancel, dead_letters, job_end, new_job, session_scripts, turns
+from jobs.store.job_end import JOB_END_LUA
 from jobs.store.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
 from jobs.store.turns import TURNS_LUA
 from jobs.stream import writer
@@ -37,6 +38,8 @@ SCRIPTS = sorted(
 CASES: list[tuple[str, str, Any]] = [
     (new_job.ENQUEUE, "KEYS", new_job.EnqueueKeys),
     (new_job.ENQUEUE, "ARGV", new_job.EnqueueArgs),
+    (JOB_END_LUA, "keys", job_end.EndKeys),
+    (JOB_END_LUA, "args", job_end.EndArgs),
     (cancel.CANCEL, "KEYS", cancel.CancelKeys),
     (cancel.CANCEL, "ARGV", cancel.CancelArgs),
     (dead_letters.REQUEUE, "KEYS", dead_letters.RequeueKeys),
@@ -79,8 +82,6 @@ CASES: list[tuple[str, str, Any]] = [
     (rq_upkeep.KEEP, "ARGV", rq_upkeep.KeepArgs),
     (rq_upkeep.NEARER, "KEYS", rq_upkeep.NearerKeys),
     (rq_upkeep.NEARER, "ARGV", rq_upkeep.NearerArgs),
-    (rq_upkeep.RECORD, "KEYS", rq_upkeep.RecordKeys),
-    (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
     (waker.WAKE, "KEYS", waker.WakeKeys),
     (waker.WAKE, "ARGV", waker.WakeArgs),
     (folder.FOLDER, "KEYS", folder.FolderKeys),
@@ -103,7 +104,7 @@ def header_of(text: str) -> str:
 
 def unpacked(script: str, table: str) -> list[tuple[str, ...]]:
     """The names of each `local a, b, … = unpack(TABLE)`."""
-    lines = re.findall(rf"^local ([\w,\s]+?) = unpack\({table}\)$", script, re.MULTILINE)
+    lines = re.findall(rf"^ *local ([\w,\s]+?) = unpack\({table}\)$", script, re.MULTILINE)
     return [tuple(re.split(r",\s*", names)) for names in lines]
 
 
@@ -124,7 +125,7 @@ def test_each_script_opens_with_a_header_that_describes_it() -> None:
 
 
 def test_each_script_compiles(redis_url: str) -> None:
-    preludes = END_LUA + DEPENDENTS_LUA + TURNS_LUA + ROWS_LUA
+    preludes = JOB_END_LUA
     with redis.Redis.from_url(redis_url) as client:
         for path in SCRIPTS:
             flags, body = lua.split_flags(path.read_text())
@@ -137,7 +138,7 @@ def test_each_script_compiles(redis_url: str) -> None:
 def test_each_unpacked_table_has_names_in_python() -> None:
     for path in SCRIPTS:
         _, text = lua.split_flags(path.read_text())
-        tables = {table for table in ("KEYS", "ARGV") if unpacked(text, table)}
+        tables = {table for table in ("KEYS", "ARGV", "keys", "args") if unpacked(text, table)}
         named = {table for script, table, _ in CASES if script.endswith(text)}
         assert tables == named, path
 
@@ -152,14 +153,14 @@ def test_the_variable_tail_follows_the_named_elements() -> None:
         for name, first in re.findall(rf"(\w+) = \{{unpack\({table}, (\d+)\)\}}", script):
             assert int(first) == len(names._fields) + 1, names
             assert f"{name}…: " in script, names
-        assert script.count(f"({table}, ") == script.count(f"= {{unpack({table}, "), names
+        assert script.count(f"unpack({table}, ") == script.count(f"= {{unpack({table}, "), names
 
 
 def test_the_headers_list_the_names_in_order() -> None:
     for script, table, names in CASES:
         _, body = lua.split_flags(script)
-        for prelude in (END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA, ROWS_LUA):
-            body = body.removeprefix(prelude)
+        for prelude in (JOB_END_LUA, END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA, ROWS_LUA):
+            body = body if body == prelude else body.removeprefix(prelude)
         (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
         listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)
         assert tuple(", ".join(listed).split(", ")) == names._fields, names

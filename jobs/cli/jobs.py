@@ -141,7 +141,7 @@ def _facts(found: FoundJob) -> dict[str, Any]:
         "since": datetime.fromtimestamp(found.since, UTC),
         "error": state.error.to_dict() if state.error is not None else None,
         "failures": [
-            one | {"at": datetime.fromtimestamp(one["at"], UTC)} for one in found.failures
+            one | {"at": datetime.fromtimestamp(one["at"], UTC)} for one in found.state.failures
         ],
     }
 

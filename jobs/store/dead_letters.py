@@ -15,12 +15,10 @@ from redis import Redis
 
 from jobs import keys, lua
 from jobs.api.job_options import MAX_SECONDS
-from jobs.results.failures import Failure, parse_failures
 from jobs.results.outbox import run_of
 from jobs.store.rq_format import (
     CHANGING_FIELDS,
-    FAILURES,
-    FIXED_FIELDS,
+    FURTHER_FIELDS,
     ROWS_LUA,
     TENANTS_LUA,
     deferred_key,
@@ -41,7 +39,7 @@ from jobs.store.steps import Steps, command, retry
 PAGE = 100  # jobs whose hashes are read at once
 NEWEST = 1000  # jobs of a queue in one state that are compared to find the newest
 TIMES = ("ended_at", "enqueued_at")
-FIELDS = (*CHANGING_FIELDS, *FIXED_FIELDS, "ended_at", FAILURES)
+FIELDS = (*CHANGING_FIELDS, *FURTHER_FIELDS, "ended_at")
 
 REQUEUE = lua.load("jobs.store", "rq_requeue", TENANTS_LUA)
 PURGE = lua.load("jobs.store", "rq_purge", TENANTS_LUA, ROWS_LUA)
@@ -108,7 +106,6 @@ class FoundJob(NamedTuple):
 
     state: JobState
     since: float
-    failures: list[Failure]  # of its attempts
 
     @property
     def run(self) -> str:
@@ -316,8 +313,7 @@ def _since(ended_at: float | None, enqueued_at: float | None) -> float:
 def _found(job_id: str, values: list[bytes | None]) -> FoundJob:
     state = parse_state(job_id, FIELDS, values)
     ended_at = parse_time(values[FIELDS.index("ended_at")])
-    failures = parse_failures(values[FIELDS.index(FAILURES)])
-    return FoundJob(state, _since(ended_at, state.enqueued_at), failures)
+    return FoundJob(state, _since(ended_at, state.enqueued_at))
 
 
 def _matches(found: FoundJob, wanted: Selection, now: float) -> bool:

@@ -54,9 +54,9 @@ TENANT = "chatjobs_tenant"  # job.tenant of the request
 FAILURES = "chatjobs_failures"  # the failed attempts, see jobs.results.failures
 ROW = "chatjobs_row"  # attempt of which the job's last row is
 
-# Fields of a job's hash that clients read.
+# Fields of a job's hash that clients read: those of each look at it, and the rest.
 CHANGING_FIELDS = ("status", ATTEMPT, ERROR, ROW)
-FIXED_FIELDS = ("data", "origin", "created_at", "enqueued_at", "failure_ttl")
+FURTHER_FIELDS = ("data", "origin", "created_at", "enqueued_at", "failure_ttl", FAILURES)
 
 # Seconds that RQ keeps a job that has ended, with its result.
 RESULT_SECONDS = 86_400  # interactive jobs

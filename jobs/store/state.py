@@ -13,12 +13,15 @@ from pydantic import ValidationError
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.errors import ErrorCode, JobError
+from jobs.results.failures import Failure, parse_failures
 from jobs.store import rq_format
 from jobs.store.rq_format import (
     ATTEMPT,
     CHANGING_FIELDS,
     ERROR,
-    FIXED_FIELDS,
+    FAILURE_SECONDS,
+    FAILURES,
+    FURTHER_FIELDS,
     ROW,
     integer,
     parse_time,
@@ -59,14 +62,15 @@ class JobState:
     queue: str
     created_at: float
     enqueued_at: float | None
-    failure_ttl: int | None
+    failure_ttl: int  # seconds; -1 for ever
+    failures: list[Failure]  # of its attempts so far
 
 
 def read_state(
     job_id: str, *, full: bool = False, deadline: float | None = None
 ) -> Steps[JobState]:
-    """The job's state now; `full` also reads what never changes. An absent job is UNKNOWN."""
-    fields = CHANGING_FIELDS + FIXED_FIELDS if full else CHANGING_FIELDS
+    """The job's state now; `full` also reads what clients seldom need. An absent job is UNKNOWN."""
+    fields = CHANGING_FIELDS + FURTHER_FIELDS if full else CHANGING_FIELDS
     values = yield from retry(command("hmget", rq_format.job_key(job_id), fields), deadline)
     return parse_state(job_id, fields, values)
 
@@ -86,7 +90,8 @@ def parse_state(job_id: str, fields: Sequence[str], values: Sequence[bytes | Non
         queue=found.get("origin", b"").decode("utf-8", "replace"),
         created_at=created_at or 0.0,
         enqueued_at=parse_time(found.get("enqueued_at")) or created_at,
-        failure_ttl=integer(found.get("failure_ttl"), 0) or None,
+        failure_ttl=integer(found.get("failure_ttl"), FAILURE_SECONDS),
+        failures=parse_failures(found.get(FAILURES)),
     )
 
 

@@ -84,6 +84,14 @@ def is_end_message(message: bytes) -> bool:
     return f'-{END_SEQ}"'.encode() in message[:48]
 
 
+def publishes(request: Mapping[str, Any]) -> bool:
+    """True if the tokens of a job with this request are published, as `ChatRequest.publishes` says;
+    any program may have written the request."""
+    options, stream = request.get("job"), request.get("stream")
+    bulk = isinstance(options, dict) and options.get("priority") == "bulk"
+    return stream if isinstance(stream, bool) else not bulk
+
+
 def end_id(attempt: int) -> str:
     """Id of the end entry of an attempt."""
     return f"{attempt}-{END_SEQ}"

@@ -17,20 +17,17 @@ from redis import Redis
 
 from jobs import keys
 from jobs.api.answer import ChatCompletion
-from jobs.api.conversation import ended_turn
+from jobs.api.conversation import Turn, ended_turn
 from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure, parse_failures
-from jobs.store.new_job import ROW_SECONDS
+from jobs.store.job_end import JOB_END_LUA, ROW_STATUSES, JobEnd
 from jobs.store.rq_format import (
     ATTEMPT,
     CANCEL,
-    ERROR,
     FAILURE_SECONDS,
     FAILURES,
     RESULT_SECONDS,
-    ROW,
-    ROWS_LUA,
     TENANTS_LUA,
     End,
     decode_call,
@@ -39,40 +36,24 @@ from jobs.store.rq_format import (
     parse_time,
     queue_key,
     queue_names,
-    registry_key,
     request_of,
-    result_fields,
-    results_key,
     scheduled_key,
 )
 from jobs.store.turns import (
     BEGIN,
-    TURNS_LUA,
     History,
     begin_script,
     read_history,
     session_of,
 )
 from jobs.stream.delta import Delta
-from jobs.stream.entries import END_LUA, EndReason, Entry, end_id, end_payload
+from jobs.stream.entries import Entry
 from jobs.stream.writer import StreamWriter
 
 WORKER = "fake-worker"
-END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], ARGV[3] == '1')"
-END_TURN = TENANTS_LUA + TURNS_LUA + "\nend_turn(ARGV[1], ARGV[2], ARGV[3], ARGV[4])"
+END = JOB_END_LUA + "\nend_job(KEYS, ARGV, function() end)"
 PUSH = TENANTS_LUA + "\nqueue_job('RPUSH', KEYS[1], ARGV[1])"
-WRITE_ROW = (
-    TENANTS_LUA
-    + ROWS_LUA
-    + """
-append_row(KEYS[1], KEYS[2], ARGV[1], ARGV[2])
-row_written(KEYS[3], ARGV[3], ARGV[4])
-free_bytes(KEYS[4], KEYS[5], KEYS[6])
-"""
-)
 TAKE = TENANTS_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
-
-_STATUSES: dict[End, outbox.Status] = {"finished": "ok", "failed": "error", "canceled": "cancelled"}
 
 
 @dataclass(frozen=True)
@@ -187,20 +168,16 @@ class Attempts:
     def finish(self, attempt: Attempt, completion: ChatCompletion) -> None:
         """End the job with its answer."""
         answer = completion.to_dict()
-        payload = end_payload(completion.choices[0].finish_reason, answer.get("usage"))
-        self._end(attempt, "finished", payload, answer, None, self._turn(attempt, completion, None))
+        self._end(attempt, "finished", answer, None, self._turn(attempt, completion, None))
 
     def fail(
         self, attempt: Attempt, error: JobError, partial: ChatCompletion | None = None
     ) -> None:
         """End the job with an error; `partial` is what it had generated."""
-        cancelled = error.code == "cancelled"
-        reason: EndReason = "cancelled" if cancelled else "error"
-        payload = end_payload(reason, error=error)
         answer = partial.to_dict() if partial is not None else None
-        end: End = "canceled" if cancelled else "failed"
+        end: End = "canceled" if error.code == "cancelled" else "failed"
         turn = self._turn(attempt, partial, error)
-        self._end(attempt, end, payload, answer, error, turn)
+        self._end(attempt, end, answer, error, turn)
 
     def runs(self) -> list[str]:
         """The runs that have entries in their outbox, sorted."""
@@ -219,67 +196,42 @@ class Attempts:
         self,
         attempt: Attempt,
         end: End,
-        payload: str,
         answer: dict[str, Any] | None,
         error: JobError | None,
-        turn: str,
+        turn: Turn | None,
     ) -> None:
-        now, keep = int(time.time()), attempt.keep[end]
         failures = self._failures(attempt, error)
-        row = self._row(attempt, _STATUSES[end], answer, error, failures)
-        fields = result_fields(
-            attempt.job,
-            end,
-            answer=answer if error is None else None,
-            error=str(error) if error is not None else None,
+        row = self._row(attempt, ROW_STATUSES[end], answer, error, failures)
+        job_end = JobEnd(
+            job=attempt.job,
+            queue=attempt.queue,
+            status=end,
+            attempt=attempt.number,
+            keep=attempt.keep[end],
+            request=attempt.request,
+            run=row["run"],
+            row_index=row["row_index"],
+            row=outbox.encode(row),
+            error=error,
+            completion=answer if error is None else None,
+            failures=failures if error is not None else (),
+            turn=turn,
+            replaces_turn=attempt.history is not None and attempt.history.replaces,
             worker=WORKER,
             execution=f"{WORKER}-{attempt.number}",
         )
-        job, results = job_key(attempt.job), results_key(attempt.job)
-        changed: dict[str, Any] = {"status": end, "ended_at": format_time(), ROW: attempt.number}
-        if error is not None:
-            changed[ERROR] = json.dumps(error.to_dict())
-            if failures:
-                changed[FAILURES] = json.dumps(failures)
-        self._write_row(attempt, row)  # nothing has changed if that fails
-        pipeline = self._redis.pipeline()  # a transaction
-        pipeline.hset(job, mapping=changed)
-        pipeline.zrem(keys.DEADLINES, attempt.job)
-        pipeline.zadd(registry_key(attempt.queue, end), {attempt.job: now + keep})
-        pipeline.xadd(results, dict(zip(fields[::2], fields[1::2], strict=True)))
-        pipeline.expire(job, keep)
-        pipeline.expire(results, keep)
-        names = (keys.log(attempt.job), keys.live(attempt.job))
-        has_log = int(_publishes(attempt.request))
-        pipeline.eval(END, len(names), *names, end_id(attempt.number), payload, has_log)
-        if session := session_of(attempt.request):
-            replaces = attempt.history is not None and attempt.history.replaces
-            pipeline.eval(END_TURN, 0, session, attempt.job, turn, int(replaces))
-        pipeline.execute()
+        self._redis.eval(END, len(job_end.keys), *job_end.keys, *job_end.args)
 
-    def _write_row(self, attempt: Attempt, row: outbox.OutboxEntry) -> None:
-        run, row_index = row["run"], row["row_index"]
-        names = (
-            keys.outbox(run),
-            keys.OUTBOXES,
-            keys.rows(run, row_index),
-            job_key(attempt.job),
-            keys.OPEN_BYTES,
-            queue_key(attempt.queue),
-        )
-        field = row_index % keys.ROWS_PER_KEY
-        args = (run, outbox.encode(row), field, ROW_SECONDS)
-        self._redis.eval(WRITE_ROW, len(names), *names, *args)
-
-    def _turn(self, attempt: Attempt, answer: ChatCompletion | None, error: JobError | None) -> str:
-        """The turn of the job's session, as JSON; empty if it has none."""
+    def _turn(
+        self, attempt: Attempt, answer: ChatCompletion | None, error: JobError | None
+    ) -> Turn | None:
+        """The turn of the job's session; None if it has none."""
         if attempt.history is None or answer is None:
-            return ""
+            return None
         if error is not None and error.code not in ("cancelled", "timeout"):
-            return ""
+            return None
         messages = attempt.request["messages"]
-        turn = ended_turn(messages, answer, cancelled=error is not None, job=attempt.job)
-        return turn.to_json() if turn is not None else ""
+        return ended_turn(messages, answer, cancelled=error is not None, job=attempt.job)
 
     def _failures(self, attempt: Attempt, error: JobError | None) -> list[Failure]:
         """The failed attempts at the job, with this one if it ended with an error."""
@@ -309,10 +261,3 @@ class Attempts:
             finished_at=time.time(),
             worker=WORKER,
         )
-
-
-def _publishes(request: dict[str, Any]) -> bool:
-    """True if the tokens of a request are published, as `ChatRequest.publishes` says."""
-    options, stream = request.get("job"), request.get("stream")
-    bulk = isinstance(options, dict) and options.get("priority") == "bulk"
-    return stream if isinstance(stream, bool) else not bulk

@@ -196,7 +196,6 @@ class SettlementBuilder(NamedTuple):
             )
         completion = content if outcome.completion is not None and error is None else None
         settlement = _settlement(attempt.claimed, entry, row, completion, error)
-        settlement = replace(settlement, publishes=attempt.request.publishes)
         if attempt.claimed.history is None or answer is None:
             return settlement
         return replace(settlement, turn=_turn_of(attempt.claimed, answer, error))

@@ -15,13 +15,12 @@ from typing import NamedTuple
 
 from jobs import keys, lua
 from jobs.store import rq_format
-from jobs.store.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
-from jobs.store.turns import TURNS_LUA
-from jobs.stream.entries import END_LUA
+from jobs.store.job_end import JOB_END_LUA
+from jobs.store.rq_format import TENANTS_LUA
 from worker.queue.rq_job import Lease
 
 CLAIM = lua.load("worker.queue", "claim", TENANTS_LUA)
-SETTLE = lua.load("worker.queue", "settle", END_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA)
+SETTLE = lua.load("worker.queue", "settle", JOB_END_LUA)
 RETURN = lua.load("worker.queue", "return", TENANTS_LUA)
 
 
@@ -43,52 +42,21 @@ class ClaimArgs(NamedTuple):
 
 
 class SettleKeys(NamedTuple):
-    job: str
     wip: str
     execution: str
     executions: str
-    registry: str
-    results: str
-    outbox: str
-    outboxes: str
-    log: str
-    live: str
     worker: str
     started: str
     workers: str
-    queue: str
-    open_bytes: str
-    deadlines: str
-    rows: str
 
 
 class SettleArgs(NamedTuple):
-    job_id: str
     execution_id: str
     entry: str
     dead: str
     seen_lease: int
-    status: str
-    ended_at: str
-    keep: int
-    registry_score: int | str
-    error: str
-    row: str
-    run: str
-    end_id: str
-    end_payload: str
-    has_log: int
     counter: str
-    max_results: int
-    now: int
     working_time: float
-    attempt: int
-    row_field: int
-    row_seconds: int
-    failures: str
-    session: str
-    turn: str
-    replaces_turn: int
 
 
 class ReturnKeys(NamedTuple):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,19 +12,15 @@ from redis.client import Pipeline
 
 from jobs import clock, keys
 from jobs.api.conversation import Turn
-from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.results.failures import Failure
 from jobs.store import rq_format
-from jobs.store.new_job import ROW_SECONDS
-from jobs.store.turns import session_of
-from jobs.stream.entries import end_id, end_payload
+from jobs.store.job_end import JobEnd
 from worker.queue import rq_scripts
 from worker.queue.rq_job import ClaimedJob, Lease
 from worker.queue.rq_scripts import SettleArgs, SettleKeys
 from worker.queue.rq_workers import DeadWorker
 
-MAX_RESULTS = 10  # results that RQ keeps of one job
 SECONDS_WHEN_FULL = 60  # how long results are kept at most while Redis is full: rows have them too
 MEMORY_CHECK_SECONDS = 1.0  # how long the answer to "is Redis full" holds
 WORKER_COUNTERS = {"finished": "successful_job_count", "failed": "failed_job_count"}
@@ -42,7 +37,6 @@ class Settlement:
     completion: dict[str, Any] | None  # ChatCompletion's JSON
     error: JobError | None
     failures: Sequence[Failure]
-    publishes: bool = True  # its token stream has a log
     turn: Turn | None = None  # of the job's session
 
     @property
@@ -71,70 +65,45 @@ class Settler:
         """Add the script to `pipeline`. It replies 0 if the lease is lost, else 1. `dead`: the
         worker that died with the job; nothing is changed if it turns out to be alive."""
         claimed, completion, error = settlement.claimed, settlement.completion, settlement.error
-        lease, status, now = claimed.lease, settlement.status, time.time()
+        lease, status = claimed.lease, settlement.status
         keep = claimed.result_ttl if status == "finished" else claimed.failure_ttl
         if status == "finished" and keep > SECONDS_WHEN_FULL and self._is_full():
             keep = SECONDS_WHEN_FULL
-        usage = completion["usage"] if completion is not None else None
-        reason = "cancelled" if status == "canceled" else "error"
-        if completion is not None:
-            reason = completion["choices"][0]["finish_reason"]
         script_keys = SettleKeys(
-            job=rq_format.job_key(lease.job),
             wip=rq_format.wip_key(lease.queue),
             execution=rq_format.execution_key(lease.job, lease.execution),
             executions=rq_format.executions_key(lease.job),
-            registry=rq_format.registry_key(lease.queue, status),
-            results=rq_format.results_key(lease.job),
-            outbox=keys.outbox(settlement.run),
-            outboxes=keys.OUTBOXES,
-            log=keys.log(lease.job),
-            live=keys.live(lease.job),
             worker=self._worker_key,
             started=keys.started(self._worker if dead is None else dead.name),
             workers=keys.WORKERS,
-            queue=rq_format.queue_key(lease.queue),
-            open_bytes=keys.OPEN_BYTES,
-            deadlines=keys.DEADLINES,
-            rows=keys.rows(settlement.run, settlement.row_index),
         )
         args = SettleArgs(
-            job_id=lease.job,
             execution_id=lease.execution,
             entry=lease.entry,
             dead="" if dead is None else dead.name,
             seen_lease=0 if dead is None else dead.lease,
-            status=status,
-            ended_at=rq_format.format_time(),
-            keep=keep,
-            registry_score="+inf" if keep < 0 else int(now) + keep,
-            error=json.dumps(error.to_dict()) if error is not None else "",
-            row=settlement.row,
-            run=settlement.run,
-            end_id=end_id(lease.attempt),
-            end_payload=end_payload(reason, usage, error),  # type: ignore[arg-type]
-            has_log=int(settlement.publishes),
             counter=WORKER_COUNTERS.get(status, ""),
-            max_results=MAX_RESULTS,
-            now=int(now),
             working_time=clock.now() - claimed.claimed_at,
-            attempt=lease.attempt,
-            row_field=settlement.row_index % keys.ROWS_PER_KEY,
-            row_seconds=ROW_SECONDS,
-            failures=json.dumps(settlement.failures) if error and settlement.failures else "",
-            session=session_of(claimed.request),
-            turn=settlement.turn.to_json() if settlement.turn is not None else "",
-            replaces_turn=int(claimed.history is not None and claimed.history.replaces),
         )
-        result_fields = rq_format.result_fields(
-            lease.job,
-            status,
-            answer=completion,
-            error=encodable(str(error)) if error is not None else None,
+        end = JobEnd(
+            job=lease.job,
+            queue=lease.queue,
+            status=status,
+            attempt=lease.attempt,
+            keep=keep,
+            request=claimed.request,
+            run=settlement.run,
+            row_index=settlement.row_index,
+            row=settlement.row,
+            error=error,
+            completion=completion,
+            failures=settlement.failures if error is not None else (),
+            turn=settlement.turn,
+            replaces_turn=claimed.history is not None and claimed.history.replaces,
             worker=self._worker,
             execution=lease.execution,
         )
-        self._settle(keys=script_keys, args=[*args, *result_fields], client=pipeline)
+        self._settle(keys=[*script_keys, *end.keys], args=[*args, *end.args], client=pipeline)
 
     def _is_full(self) -> bool:
         """True if Redis has used up its maxmemory."""

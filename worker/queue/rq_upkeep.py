@@ -5,10 +5,9 @@ Any worker may do it at any time, in small portions; each change is one script.
 
 from __future__ import annotations
 
-import json
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,35 +17,30 @@ from redis.exceptions import OutOfMemoryError
 
 from jobs import keys, lua
 from jobs.errors import JobError
-from jobs.results import outbox
 from jobs.store import rq_format
 from jobs.store.cancel import end_waiting
 from jobs.store.damage import Damage, Damaged, Reports, is_damage, wrong_types
-from jobs.store.new_job import ROW_SECONDS
+from jobs.store.job_end import JOB_END_LUA, unanswered
 from jobs.store.rq_format import (
     ATTEMPT,
     DEADLINE,
     DELAY,
-    DEPENDENTS_LUA,
-    FAILURE_SECONDS,
     ROW,
-    ROWS_LUA,
     TTL,
 )
 from jobs.store.state import JobState, Status, read_outcome, read_state
 from jobs.store.steps import Steps
-from jobs.store.turns import TURNS_LUA
-from jobs.stream.entries import END_LUA, end_id, end_payload
 from worker.queue.rq_deferred import RQDeferred
 from worker.queue.rq_job import waited_too_long
 
 KEEP = lua.load("worker.queue", "keep")
 NEARER = lua.load("worker.queue", "nearer")
-RECORD = lua.load("worker.queue", "record", END_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA)
+RECORD = lua.load("worker.queue", "record", JOB_END_LUA)
 
 PORTION = 200  # jobs per step and queue
 AGAIN_MILLISECONDS = 60_000  # until a job that could not be ended is looked at again
 ENDS: tuple[rq_format.End, ...] = ("failed", "canceled")  # by RQ's tools
+ENDED_FIELDS = ("status", ROW, ATTEMPT, "ended_at")
 
 
 T = TypeVar("T")
@@ -74,35 +68,6 @@ class NearerArgs(NamedTuple):
     stored: str
     first: int
     last: int
-
-
-class RecordKeys(NamedTuple):
-    job: str
-    registry: str
-    outbox: str
-    outboxes: str
-    log: str
-    live: str
-    queue: str
-    open_bytes: str
-    deadlines: str
-    rows: str
-
-
-class RecordArgs(NamedTuple):
-    job_id: str
-    status: str
-    attempt: int
-    row: str
-    run: str
-    error: str
-    end_id: str
-    end_payload: str
-    ended_at: str
-    keep: int
-    expires: int
-    row_field: int
-    row_seconds: int
 
 
 class Upkeep:
@@ -211,58 +176,22 @@ class Upkeep:
         ids = self._portion(rq_format.registry_key(queue, end), self._redis.zrange)
         pipeline = self._redis.pipeline(transaction=False)
         for job in ids:
-            pipeline.hmget(rq_format.job_key(job.decode(errors="replace")), "status", ROW, ATTEMPT)
+            pipeline.hmget(rq_format.job_key(job.decode(errors="replace")), *ENDED_FIELDS)
         replies = pipeline.execute(raise_on_error=False) if ids else []
         for job, reply in zip(ids, replies, strict=True):
             if isinstance(reply, Exception):
                 continue  # the key is not a hash
-            status, recorded, attempt = reply
+            status, recorded, attempt, ended_at = reply
             if status == end.encode() and recorded != (attempt or b"0"):
                 name = job.decode(errors="replace")
-                self._apart(rq_format.job_key(name), partial(self._record_one, name, queue, end))
+                work = partial(self._record_one, name, queue, end, rq_format.parse_time(ended_at))
+                self._apart(rq_format.job_key(name), work)
 
-    def _record_one(self, job: str, queue: str, end: rq_format.End) -> None:
-        state = self._run(read_state(job, full=True))
+    def _record_one(self, job: str, queue: str, end: rq_format.End, ended_at: float | None) -> None:
+        state = replace(self._run(read_state(job, full=True)), queue=queue)
         error = self._error_of(state, end)
-        now = time.time()
-        entry = outbox.outbox_entry(
-            job,
-            state.request,
-            "cancelled" if end == "canceled" else "error",
-            attempt=state.attempt,
-            error=error.to_dict(),
-            enqueued_at=state.enqueued_at,
-            finished_at=now,
-        )
-        keep = max(0, state.failure_ttl or 0) or FAILURE_SECONDS
-        names = RecordKeys(
-            job=rq_format.job_key(job),
-            registry=rq_format.registry_key(queue, end),
-            outbox=keys.outbox(entry["run"]),
-            outboxes=keys.OUTBOXES,
-            log=keys.log(job),
-            live=keys.live(job),
-            queue=rq_format.queue_key(queue),
-            open_bytes=keys.OPEN_BYTES,
-            deadlines=keys.DEADLINES,
-            rows=keys.rows(entry["run"], entry["row_index"]),
-        )
-        args = RecordArgs(
-            job_id=job,
-            status=end,
-            attempt=state.attempt,
-            row=outbox.encode(entry),
-            run=entry["run"],
-            error=json.dumps(error.to_dict()),
-            end_id=end_id(state.attempt),
-            end_payload=end_payload("cancelled" if end == "canceled" else "error", error=error),
-            ended_at=rq_format.format_time(),
-            keep=keep,
-            expires=int(now) + keep,
-            row_field=entry["row_index"] % keys.ROWS_PER_KEY,
-            row_seconds=ROW_SECONDS,
-        )
-        self._record(keys=names, args=args)
+        job_end = unanswered(state, error, end, state.attempt, has_result=True, ended_at=ended_at)
+        self._record(keys=job_end.keys, args=job_end.args)
 
     def run(self, name: str, *args: Any, **options: Any) -> Any:
         """The reply to one command of steps."""

@@ -20,9 +20,7 @@ from rq.command import send_shutdown_command
 from jobs import AsyncClient, Client, JobError, keys
 from jobs.cli import build
 from jobs.embedded import EmbeddedRedis
-from jobs.store.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
-from jobs.store.turns import TURNS_LUA
-from jobs.stream.entries import END_LUA
+from jobs.store.job_end import JOB_END_LUA
 from tests.listener import Listener
 from tests.worker.fake_backend import text_of
 from tests.worker.site import PATIENCE, ROOT, Site, wait_until
@@ -265,7 +263,7 @@ def test_a_worker_without_its_rights_ends(server: EmbeddedRedis, tmp_path: Path)
 def test_every_command_of_the_scripts_of_workers_is_tried_at_start() -> None:
     tried = {command.split()[0] for command in COMMANDS}
     texts = [path.read_text() for path in ROOT.glob("worker/*/scripts/*.lua")]
-    texts += [TENANTS_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA, END_LUA]
+    texts.append(JOB_END_LUA)  # with all preludes
     sent = {name for text in texts for name in re.findall(r"redis\.p?call\('(\w+)'", text)}
     assert sent - tried == set()
 
