@@ -1,1 +1,1 @@
-"""What Redis holds, and the transitions of a job: shared by clients, workers and FakeWorker."""
+"""Owns the keys of Redis and the transitions of a job, for clients, workers and FakeWorker."""

@@ -40,7 +40,7 @@ def load(folder: Path, text: str) -> ChatTemplate:
 def test_a_template_that_cannot_be_used_is_refused_in_one_sentence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, fact: str
 ) -> None:
-    monkeypatch.setattr(sandbox, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(sandbox, "RENDER_SECONDS", 0.2)
     with pytest.raises(JobError) as caught:
         load(tmp_path, text)
     error = caught.value
