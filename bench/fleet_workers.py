@@ -16,6 +16,7 @@ from jobs.api.sampling import Sampling
 from jobs.stream.delta import Delta
 from worker import service
 from worker.backend import Backend, Handle, Health, MemoryUse, ModelInfo, Outcome, Sink
+from worker.model_spec import ModelSpec
 from worker.queue import loop
 from worker.queue.loop import WorkerLoop
 
@@ -92,10 +93,10 @@ class NullBackend(Backend):
     def memory(self) -> MemoryUse:
         return MemoryUse("cpu", weights=1, cache=0, cache_limit=0, free=1)
 
-    def load(self, reference: str) -> ModelInfo:
+    def load(self, spec: ModelSpec) -> ModelInfo:
         info: dict[str, Any] = dict.fromkeys(ModelInfo.__dataclass_fields__, "none")
         info |= {"parameters": 1, "weight_bytes": 1, "context_length": 4096}
-        return ModelInfo(**info | {"name": reference, "reference": reference})
+        return ModelInfo(**info | {"name": spec.reference, "reference": spec.reference})
 
     def room(self, model: str, *, bulk: bool = False) -> int:
         return max(0, self._batch - len(self._running))
@@ -145,7 +146,7 @@ def serve_many(models: Sequence[str], batch: int, url: str, results: Path, order
         threads = [
             threading.Thread(
                 target=service.serve,
-                args=(backend, [model]),
+                args=(backend, [ModelSpec(reference=model)]),
                 kwargs={"redis_url": url, "results": results, "grace": 0.0, "part_seconds": 3600.0},
                 daemon=True,
             )

@@ -14,6 +14,7 @@ from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from jobs.stream.delta import Delta
+from worker.model_spec import ModelSpec
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +126,7 @@ class Backend(Protocol):
 
     def memory(self) -> MemoryUse: ...
 
-    def load(self, reference: str) -> ModelInfo:
+    def load(self, spec: ModelSpec) -> ModelInfo:
         """Load a model. Raises JobError."""
 
     def room(self, model: str, *, bulk: bool) -> int:

@@ -18,6 +18,7 @@ from jobs.store.connection import check_server, connect, redis_failure
 from jobs.store.eviction import eviction
 from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
+from worker.model_spec import ModelSpec
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.attempts import Attempts
 from worker.queue.circuit_breaker import CircuitBreaker
@@ -50,7 +51,7 @@ PLAN_LEASES = 2.5  # a recorder holds the plan of a part for this many worker le
 
 def serve(
     backend: Backend,
-    references: Sequence[str],
+    specs: Sequence[ModelSpec],
     *,
     redis_url: str | None = None,
     results: Path | None,
@@ -75,8 +76,9 @@ def serve(
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"
         patience = lease_seconds / RENEWALS_PER_LEASE
         lease = RQWorkers(redis_url, name, (), patience)
+        references = [spec.reference for spec in specs]
         with Loading(client, lease, references, backend.memory(), lease_seconds):
-            models = _load(backend, references)
+            models = _load(backend, specs)
         recorder = folder and Recorder(
             connect(redis_url),
             folder,
@@ -135,15 +137,16 @@ def serve(
         client.close()
 
 
-def _load(backend: Backend, references: Sequence[str]) -> list[ModelInfo]:
+def _load(backend: Backend, specs: Sequence[ModelSpec]) -> list[ModelInfo]:
     """Load the models in order. Raises JobError if one cannot be loaded, or if two have the same
     name, since queues are named after models."""
+    references = [spec.reference for spec in specs]
     twice = next((one for one in references if references.count(one) > 1), None)
     if twice is not None:
         raise invalid(f"model '{twice}' is given twice: name each model once", "model")
     loaded: list[ModelInfo] = []
-    for reference in references:
-        info = backend.load(reference)
+    for spec in specs:
+        info = backend.load(spec)
         if info.name in (other.name for other in loaded):
             raise invalid(
                 f"two models are called '{info.name}': they would share a queue; rename one folder",

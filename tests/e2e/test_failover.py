@@ -22,6 +22,7 @@ from tests.address import Address
 from tests.servers import BINARIES, Sentinel, Server, free_port
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.site import PATIENCE, Site, wait_until
+from worker.model_spec import ModelSpec
 from worker.service import serve
 
 REQUEST: Any = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}
@@ -172,7 +173,7 @@ def test_a_cluster_is_refused_in_one_sentence(start: Start, tmp_path: Path) -> N
                 server.client.execute_command("CLUSTER", "ADDSLOTSRANGE", 0, 16383)
                 wait_until(lambda: server.client.cluster("info")["cluster_state"] == "ok")
     with pytest.raises(JobError, match="a Redis Cluster, which chatjobs does not support"):
-        serve(FakeBackend(), ["fake"], redis_url=server.url, results=tmp_path)
+        serve(FakeBackend(), [ModelSpec(reference="fake")], redis_url=server.url, results=tmp_path)
 
 
 def test_a_short_socket_timeout_does_not_end_waiting(start: Start, tmp_path: Path) -> None:

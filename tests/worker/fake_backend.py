@@ -35,6 +35,7 @@ from jobs.errors import JobError
 from jobs.stream.delta import Delta
 from tests.worker.panics import panic
 from worker.backend import Health, MemoryUse, ModelInfo, Outcome, Sink
+from worker.model_spec import ModelSpec
 
 
 def text_of(request: ChatRequest, choice: int = 0) -> str:
@@ -177,7 +178,8 @@ class FakeBackend:
     def memory(self) -> MemoryUse:
         return MemoryUse("cpu", weights=1, cache=0, cache_limit=0, free=1)
 
-    def load(self, reference: str) -> ModelInfo:
+    def load(self, spec: ModelSpec) -> ModelInfo:
+        reference = spec.reference
         while self._load_until and not Path(self._load_until).exists():
             time.sleep(0.01)
         if reference.startswith("broken"):

@@ -26,6 +26,7 @@ from worker.engine.engine import EngineCore
 from worker.engine.slots import Slots
 from worker.layers import device as border
 from worker.loading.safetensors_files import SafetensorsCheckpoint
+from worker.model_spec import ModelSpec
 from worker.resident import device as devices
 from worker.resident.load import load
 
@@ -116,7 +117,7 @@ def load_engine(
     path: Path, dtype: str = "bf16", *, max_batch: int = 4, quantize: str | None = None
 ) -> Engine:
     """An engine on the device, within `fake_device`. Its failures are raised by `step`."""
-    resident = load(str(path), DEVICE, dtype, quantize=quantize)
+    resident = load(ModelSpec(reference=str(path), dtype=dtype, quantize=quantize), DEVICE)
     core = EngineCore(
         resident, slots=Slots(max_batch), context=512, cache_bytes=devices.free_bytes(DEVICE) // 4
     )

@@ -1,8 +1,8 @@
 """A real worker process around the fake backend: `python -m tests.worker.fake_worker JSON`.
 
 The JSON object holds arguments of `serve` and of `FakeBackend`. `real`: use the real engine
-instead; `script`: token ids with which it answers, one list per choice; `prompt_caches`,
-`state_dir`: arguments of the real engine's host. `fault` names the step of
+instead; `script`: token ids with which it answers, one list per choice; `prompt_caches`:
+of its models; `state_dir`: of its host. `fault` names the step of
 the recorder after which the process kills itself: planned, durable, written (not renamed), renamed.
 """
 
@@ -22,6 +22,7 @@ from typing import Any
 from jobs import JobError
 from tests.worker.fake_backend import FakeBackend
 from worker.backend import Backend
+from worker.model_spec import ModelSpec
 from worker.record import recorder
 from worker.service import serve
 
@@ -42,14 +43,14 @@ def arm(fault: str) -> None:
         recorder.Recorder._commit = die  # type: ignore[method-assign]
 
 
-def make_real(script: list[list[int]] | None, files: dict[str, Any]) -> Backend:
+def make_real(script: list[list[int]] | None, state_dir: Path | None) -> Backend:
     from tests.worker.scripted import scripted
     from worker.engine.host import EngineHost
 
     if script is not None:
         module: Any = import_module("worker.engine.step")
         module.sample = scripted(script)
-    return EngineHost(device="cpu", dtype="fp32", max_batch=4, **files)
+    return EngineHost(device="cpu", state_dir=state_dir)
 
 
 def main() -> int:
@@ -59,18 +60,17 @@ def main() -> int:
     names = ("max_batch", "delay", "hangs", "sick", "broken", "load_until")
     given = {name: options.pop(name) for name in names if name in options}
     script = options.pop("script", None)
-    files: dict[str, Any] = {
-        "prompt_caches": [Path(one) for one in options.pop("prompt_caches", [])],
-        "state_dir": None,
-    }
-    if "state_dir" in options:
-        files["state_dir"] = Path(options.pop("state_dir"))
-    backend = make_real(script, files) if options.pop("real", False) else FakeBackend(**given)
-    models = options.pop("models", ["fake"])
+    prompt_caches = tuple(Path(one) for one in options.pop("prompt_caches", []))
+    state_dir = Path(options.pop("state_dir")) if "state_dir" in options else None
+    backend = make_real(script, state_dir) if options.pop("real", False) else FakeBackend(**given)
+    specs = [
+        ModelSpec(reference=one, dtype="fp32", max_batch=4, prompt_caches=prompt_caches)
+        for one in options.pop("models", ["fake"])
+    ]
     arm(options.pop("fault", ""))
     options["results"] = Path(options["results"])
     try:
-        serve(backend, models, **options)
+        serve(backend, specs, **options)
     except JobError as error:
         print(error, file=sys.stderr)
         return 3

@@ -22,6 +22,7 @@ from jobs.client.serving import read_workers
 from tests.waiting import PATIENCE as PATIENCE
 from tests.waiting import wait_until as wait_until
 from tests.worker.fake_backend import FakeBackend
+from worker.model_spec import ModelSpec
 from worker.service import serve
 
 ROOT = Path(__file__).parents[2]
@@ -156,7 +157,7 @@ class Site:
         backend = backend or FakeBackend()
         models = options.pop("models", ["fake"])
         options = {**QUICK, "burst": True, "redis_url": self.url, "results": self.folder, **options}
-        serve(backend, models, **options)
+        serve(backend, [ModelSpec(reference=one) for one in models], **options)
         return backend
 
     @contextmanager

@@ -7,11 +7,12 @@ import dataclasses
 from jobs.results.rows import rows_of
 from tests.worker.fake_backend import FakeBackend
 from worker.backend import ModelInfo
+from worker.model_spec import ModelSpec
 
 
 def test_each_text_field_of_a_model_that_rows_record_is_found_by_its_name() -> None:
     backend = FakeBackend()
-    info = dataclasses.asdict(backend.load("fake"))
+    info = dataclasses.asdict(backend.load(ModelSpec(reference="fake")))
     backend.close()
     names = [field.name for field in dataclasses.fields(ModelInfo)]
     provenance = {**info, **{name: f"value of {name}" for name in names}}

@@ -57,17 +57,25 @@ def check(
     need_torch()
     from jobs import JobError
     from worker.loading.source import find
+    from worker.model_spec import ModelSpec
     from worker.resident.description import describe
     from worker.resident.device import choose_device
     from worker.resident.preflight import preflight
 
+    spec = ModelSpec(
+        reference=reference,
+        dtype=dtype,
+        keep_quantised=keep_quantised,
+        download_dir=download_dir,
+        chat_template=chat_template,
+    )
     try:
         place = choose_device(device)
-        source = find(reference, download_dir)
-        model = describe(source, chat_template)
+        source = find(spec.reference, spec.download_dir)
+        model = describe(source, spec.chat_template)
         downloaded = not source.needs_download
         with source.weights() if downloaded else nullcontext(source.headers()) as headers:
-            found = preflight(model, place, dtype, headers, keep_quantised=keep_quantised)
+            found = preflight(model, spec, place, headers)
     except JobError as error:
         raise refusal(error) from None
     if as_json:

@@ -30,6 +30,7 @@ from worker.cli.options import (
 )
 from worker.cli.private_redis import private_redis, private_redis_hint
 from worker.cli.stderr import keep_writing
+from worker.model_spec import ModelSpec
 
 
 @click.command()
@@ -200,6 +201,25 @@ def work(
     for option, given in (("--prompt-cache", prompt_caches), ("--state-dir", state_dir)):
         if given and prefix_cache == "off":
             raise click.UsageError(f"{option} needs --prefix-cache on: it feeds that cache")
+    specs = [
+        ModelSpec(
+            reference=reference,
+            dtype=dtype,
+            quantize=quantize,
+            keep_quantised=keep_quantised,
+            context=context,
+            max_batch=max_batch,
+            prefix_cache=prefix_cache == "on",
+            draft=draft,
+            draft_tokens=draft_tokens,
+            download_dir=download_dir,
+            chat_template=chat_template,
+            add_bos=add_bos,
+            tool_parser=tool_parser,
+            prompt_caches=prompt_caches,
+        )
+        for reference in models
+    ]
     keep_writing()
     need_torch()
     from jobs import JobError
@@ -219,28 +239,15 @@ def work(
         try:
             backend = EngineHost(
                 device=device,
-                dtype=dtype,
-                quantize=quantize,
-                keep_quantised=keep_quantised,
-                max_batch=max_batch,
-                prefix_cache=prefix_cache == "on",
-                draft=draft,
-                draft_tokens=draft_tokens,
-                context=context,
-                download_dir=download_dir,
-                chat_template=chat_template,
-                add_bos=add_bos,
-                tool_parser=tool_parser,
                 interactive_slots=interactive_slots,
                 preempt=preempt,
-                prompt_caches=prompt_caches,
                 state_dir=state_dir,
                 state_bytes=state_bytes,
             )
             if not quiet:
                 echo(f"device: {backend.device}", err=True)
             folder = None if no_record else Path(results)
-            serve(backend, models, redis_url=url, results=folder, grace=grace, burst=burst)
+            serve(backend, specs, redis_url=url, results=folder, grace=grace, burst=burst)
         except JobError as error:
             raise refusal(error) from None
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 
@@ -18,6 +17,7 @@ from worker.engine.ngram import NgramDraft
 from worker.engine.speculation import Speculation
 from worker.layers.cache import LayerCache
 from worker.loading.source import find
+from worker.model_spec import ModelSpec
 from worker.models.model import Model
 from worker.resident.draft import load_draft
 from worker.resident.load import ResidentModel
@@ -49,31 +49,22 @@ class Drafting:
         return [] if self.model is None else self.model.make_caches()
 
 
-def drafting_of(
-    draft: str | None,
-    tokens: int | None,
-    reference: str,
-    device: torch.device,
-    dtype: str,
-    download_dir: Path | None,
-    quantize: str | None,
-    keep_quantised: bool,
-) -> Drafting | None:
-    """Check the options and load the draft, if it is a model; `reference` is the model that it
-    drafts for, and has not been loaded yet. Raises JobError."""
-    if draft is None:
-        if tokens is not None:
+def drafting_of(spec: ModelSpec, device: torch.device) -> Drafting | None:
+    """Check the options and load the draft, if it is a model; the model that it drafts for has not
+    been loaded yet. Raises JobError."""
+    if spec.draft is None:
+        if spec.draft_tokens is not None:
             raise invalid("draft_tokens needs a draft: a model, or 'ngram'", "draft_tokens")
         return None
-    most = DRAFT_TOKENS if tokens is None else tokens
+    most = DRAFT_TOKENS if spec.draft_tokens is None else spec.draft_tokens
     if type(most) is not int or not 1 <= most <= MOST_TOKENS:
         raise invalid(f"draft_tokens must be 1 to {MOST_TOKENS}, got {most!r}", "draft_tokens")
-    sources = [find(reference, download_dir)]
-    if draft != NGRAM:
+    sources = [find(spec.reference, spec.download_dir)]
+    if spec.draft != NGRAM:
         try:
-            sources.append(find(draft, download_dir))
+            sources.append(find(spec.draft, spec.download_dir))
         except JobError as error:
-            fact = f"draft '{draft}': {error.message}; '{NGRAM}' needs no model"
+            fact = f"draft '{spec.draft}': {error.message}; '{NGRAM}' needs no model"
             raise JobError(error.code, fact, "draft") from None
     windows = [smallest_window(one.config, device) for one in sources]
     least = min((window for window in windows if window is not None), default=most + 1)
@@ -83,11 +74,12 @@ def drafting_of(
             + (f"at most {least - 1}" if least > 1 else "no draft"),
             "draft_tokens",
         )
-    logger.info("guesses for %s: %s, at most %s", reference, draft, counted(most, "token"))
-    if draft == NGRAM:
+    logger.info(
+        "guesses for %s: %s, at most %s", spec.reference, spec.draft, counted(most, "token")
+    )
+    if spec.draft == NGRAM:
         return Drafting(most)
-    model = load_draft(draft, reference, device, dtype, download_dir, quantize, keep_quantised)
-    return Drafting(most, model)
+    return Drafting(most, load_draft(spec.of_draft(spec.draft), spec, device))
 
 
 def speculation(

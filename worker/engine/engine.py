@@ -8,7 +8,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ from worker.engine.step import Drawn, draw, prepare
 from worker.engine.turnover import Turnover
 from worker.layers.batch import Batch
 from worker.loading.tokenizer import Tokenizer
+from worker.model_spec import ModelSpec
 from worker.resident import device as devices
 from worker.resident.load import ResidentModel, check_context, load, memory_named
 from worker.resident.process import computing, keep_memory
@@ -97,55 +97,30 @@ class EngineCore:
     @classmethod
     def load(
         cls,
-        reference: str,
+        spec: ModelSpec,
         *,
         device: str,
-        dtype: str,
-        quantize: str | None,
-        keep_quantised: bool = False,
-        max_batch: int | None,
-        context: int | None,
-        cache_bytes: int | None,
-        download_dir: Path | None,
-        chat_template: Path | None = None,
-        add_bos: bool | None = None,
-        tool_parser: str | None = None,
         interactive_slots: int | None = 0,
         preempt: bool = False,
-        prefix_cache: bool = True,
-        draft: str | None = None,
-        draft_tokens: int | None = None,
         on_work: Callable[[], None] = lambda: None,
     ) -> EngineCore:
-        """Load a model; None means the default, see `worker.engine.local.Engine.load` and `Slots`.
-        Raises JobError."""
+        """Load a model. `interactive_slots`, `preempt`: see `Slots`. Raises JobError."""
         place = devices.choose_device(device)
-        with memory_named(reference, place):
-            drafting = drafting_of(
-                draft, draft_tokens, reference, place, dtype, download_dir, quantize, keep_quantised
-            )
-            resident = load(
-                reference,
-                place,
-                dtype,
-                download_dir,
-                quantize,
-                chat_template,
-                tool_parser,
-                add_bos,
-                keep_quantised,
-            )
+        with memory_named(spec.reference, place):
+            drafting = drafting_of(spec, place)
+            resident = load(spec, place)
         if place.type == "cpu":
             keep_memory()
-        if context is not None:
-            check_context(context, resident)
-        batch = devices.limits(place).max_batch if max_batch is None else max_batch
+        if spec.context is not None:
+            check_context(spec.context, resident)
+        limit, batch = spec.cache_bytes, spec.max_batch
+        batch = devices.limits(place).max_batch if batch is None else batch
         return cls(
             resident,
             slots=Slots.share(batch, interactive_slots, preempt),
-            context=context or resident.model.context_length,
-            cache_bytes=devices.cache_limit(place) if cache_bytes is None else cache_bytes,
-            prefix_cache=prefix_cache,
+            context=spec.context or resident.model.context_length,
+            cache_bytes=devices.cache_limit(place) if limit is None else limit,
+            prefix_cache=spec.prefix_cache,
             drafting=drafting,
             on_work=on_work,
         )

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
@@ -19,6 +19,7 @@ from worker.engine.engine import EngineCore
 from worker.engine.preparer import Preparation, Preparer
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
 from worker.loading.pages import trim_heap
+from worker.model_spec import ModelSpec
 from worker.resident import device as devices
 from worker.resident.process import freeze_gc_heap, tune, unfreeze_gc_heap
 
@@ -32,8 +33,8 @@ Command = tuple[Callable[[], ModelInfo], Future[ModelInfo]]
 
 
 class EngineHost:
-    """Implements `worker.backend.Backend`. The loading options apply to all models, the files
-    `prompt_caches` to the only one.
+    """Implements `worker.backend.Backend`. `interactive_slots`, `preempt`: see `Slots`, of each
+    model. `state_dir`: folder for the state of sessions, at most `state_bytes`.
 
     The engine thread alone loads and steps; the preparer's thread renders and tokenizes.
     Other threads submit requests, send commands and read counters.
@@ -43,22 +44,8 @@ class EngineHost:
         self,
         *,
         device: str = "auto",
-        dtype: str = "auto",
-        quantize: str | None = None,
-        keep_quantised: bool = False,
-        max_batch: int | None = None,
-        context: int | None = None,
-        cache_bytes: int | None = None,
-        prefix_cache: bool = True,
-        draft: str | None = None,
-        draft_tokens: int | None = None,
-        download_dir: Path | None = None,
-        chat_template: Path | None = None,
-        add_bos: bool | None = None,
-        tool_parser: str | None = None,
         interactive_slots: int | None = None,
         preempt: bool = True,
-        prompt_caches: Sequence[Path] = (),
         state_dir: Path | None = None,
         state_bytes: int = STATE_BYTES,
     ) -> None:
@@ -68,25 +55,11 @@ class EngineHost:
         self._load_engine = partial(
             EngineCore.load,
             device=str(self.device),
-            dtype=dtype,
-            quantize=quantize,
-            keep_quantised=keep_quantised,
-            max_batch=max_batch,
-            context=context,
-            cache_bytes=cache_bytes,
-            prefix_cache=prefix_cache,
-            draft=draft,
-            draft_tokens=draft_tokens,
-            download_dir=download_dir,
-            chat_template=chat_template,
-            add_bos=add_bos,
-            tool_parser=tool_parser,
             interactive_slots=interactive_slots,
             preempt=preempt,
             on_work=self._work.set,
         )
-        self._prompt_caches, self._state_dir = prompt_caches, state_dir
-        self._state_bytes = state_bytes
+        self._state_dir, self._state_bytes = state_dir, state_bytes
         self._commands: deque[Command] = deque()
         self._closing = self._loading = False
         self._error: str | None = None
@@ -123,10 +96,10 @@ class EngineHost:
             free=devices.free_bytes(self.device),
         )
 
-    def load(self, reference: str) -> ModelInfo:
+    def load(self, spec: ModelSpec) -> ModelInfo:
         # OpenMP starts a team of threads for each thread that computes. Two teams would share the
         # cores and halve the speed, so the engine thread loads as well.
-        return self._execute(partial(self._load, reference))
+        return self._execute(partial(self._load, spec))
 
     def room(self, model: str, *, bulk: bool) -> int:
         engine = self._engine(model)
@@ -177,14 +150,14 @@ class EngineHost:
 
     # --- on the engine thread ---------------------------------------------------------------------
 
-    def _load(self, reference: str) -> ModelInfo:
+    def _load(self, spec: ModelSpec) -> ModelInfo:
         self._loading = True
         try:
-            engine = self._load_engine(reference)
+            engine = self._load_engine(spec)
             if engine.chat_obstacle is not None:
                 logger.warning("%s %s", engine.info.name, engine.chat_obstacle)
             try:
-                self._load_states(engine)
+                self._load_states(engine, spec.prompt_caches)
             except BaseException:
                 engine.close()
                 raise
@@ -194,8 +167,8 @@ class EngineHost:
         freeze_gc_heap()
         return engine.info
 
-    def _load_states(self, engine: EngineCore) -> None:
-        for path in self._prompt_caches:
+    def _load_states(self, engine: EngineCore, prompt_caches: Iterable[Path]) -> None:
+        for path in prompt_caches:
             state = read_prompt_cache(engine, path)
             pin_prompt_cache(engine, state, path)
             logger.info("loaded %s: a prompt of %s", path, counted(len(state.token_ids), "token"))

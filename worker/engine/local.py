@@ -27,6 +27,7 @@ from worker.engine.engine import EngineCore
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.scorer import token_ids
 from worker.engine.sequence import Listener, Sequence, TokenEvent
+from worker.model_spec import ModelSpec
 from worker.prompt.template import template_path
 from worker.text.detokenizer import Detokenizer
 
@@ -101,9 +102,8 @@ class Engine:
             raise invalid(f"prefix_cache is True or False; got {prefix_cache!r}", "prefix_cache")
         if add_bos is not None and not isinstance(add_bos, bool):
             raise invalid(f"add_bos is True, False or None; got {add_bos!r}", "add_bos")
-        core = EngineCore.load(
-            reference,
-            device=device,
+        spec = ModelSpec(
+            reference=reference,
             dtype=dtype,
             quantize=quantize,
             keep_quantised=keep_quantised,
@@ -118,7 +118,7 @@ class Engine:
             add_bos=add_bos,
             tool_parser=tool_parser,
         )
-        return cls(core)
+        return cls(EngineCore.load(spec, device=device))
 
     def chat(self, request: ChatRequest | Mapping[str, Any]) -> ChatCompletion:
         """Run one request to completion. Raises JobError."""

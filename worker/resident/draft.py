@@ -2,50 +2,29 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from jobs.errors import JobError, invalid
 from worker.loading.source import find
 from worker.loading.tokenizer import Tokenizer
-from worker.quantise.compression import compression_of
+from worker.model_spec import ModelSpec
 from worker.resident.description import describe
 from worker.resident.load import ResidentModel, load
 from worker.resident.preflight import Preflight, preflight
 
 
-def load_draft(
-    draft: str,
-    reference: str,
-    device: torch.device,
-    dtype: str,
-    download_dir: Path | None = None,
-    quantize: str | None = None,
-    keep_quantised: bool = False,
-) -> ResidentModel:
-    """Compare two models by their headers, and load the draft. Call it before the other model is
+def load_draft(spec: ModelSpec, target: ModelSpec, device: torch.device) -> ResidentModel:
+    """Compare two models by their headers, and load the draft. Call it before the target is
     loaded. Raises JobError("invalid_request") if one can't draft for the other, and the errors of
     `load`."""
-    small, large = (
-        _look(one, device, dtype, download_dir, quantize, keep_quantised)
-        for one in (draft, reference)
-    )
-    _check(draft, small, reference, large)
-    return load(draft, device, dtype, download_dir, quantize, keep_quantised=keep_quantised)
+    small, large = _look(spec, device), _look(target, device)
+    _check(spec.reference, small, target.reference, large)
+    return load(spec, device)
 
 
-def _look(
-    reference: str,
-    device: torch.device,
-    dtype: str,
-    download_dir: Path | None,
-    quantize: str | None,
-    keep_quantised: bool,
-) -> Preflight:
-    source = find(reference, download_dir)
-    compression = compression_of(quantize)
-    return preflight(describe(source), device, dtype, source.headers(), compression, keep_quantised)
+def _look(spec: ModelSpec, device: torch.device) -> Preflight:
+    source = find(spec.reference, spec.download_dir)
+    return preflight(describe(source), spec, device, source.headers())
 
 
 def _check(draft: str, small: Preflight, reference: str, large: Preflight) -> None:

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
-from pathlib import Path
 
 import torch
 
@@ -22,6 +21,7 @@ from worker.loading import weights
 from worker.loading.config import GenerationDefaults
 from worker.loading.source import ModelSource, find
 from worker.loading.tokenizer import Tokenizer
+from worker.model_spec import ModelSpec
 from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
 from worker.processes.memory_limit import address_space_advice
@@ -112,38 +112,27 @@ class ResidentModel:
             return error.message
 
 
-def load(
-    reference: str,
-    device: torch.device,
-    dtype: str,
-    download_dir: Path | None = None,
-    quantize: str | None = None,
-    chat_template: Path | None = None,
-    tool_parser: str | None = None,
-    add_bos: bool | None = None,
-    keep_quantised: bool = False,
-) -> ResidentModel:
+def load(spec: ModelSpec, device: torch.device) -> ResidentModel:
     """Check everything that can be checked, then read the weights. Raises JobError."""
-    compression = compression_of(quantize)
-    source = find(reference, download_dir)
-    described = describe(source, chat_template)
+    compression = compression_of(spec.quantize)
+    source = find(spec.reference, spec.download_dir)
+    described = describe(source, spec.chat_template)
     template = described.template
-    syntax = tool_syntax(template, tool_parser, reference)
-    bos = _bos(source, described.tokenizer, add_bos)
+    syntax = tool_syntax(template, spec.tool_parser, spec.reference)
+    bos = _bos(source, described.tokenizer, spec.add_bos)
     if source.needs_download:
-        ahead = preflight(described, device, dtype, source.headers(), compression, keep_quantised)
-        ahead.require_room()
+        preflight(described, spec, device, source.headers()).require_room()
         source.download_weights()
     with source.weights() as checkpoint:
-        checked = preflight(described, device, dtype, checkpoint, compression, keep_quantised)
+        checked = preflight(described, spec, device, checkpoint)
         checked.require_room()
         if checked.how is not None:
-            logger.info("%s: %s", reference, checked.how)
+            logger.info("%s: %s", spec.reference, checked.how)
         place = Placement(
             checked.dtype,
             device,
             compression.apply if compression else None,
-            keep_quantised=keep_quantised,
+            keep_quantised=spec.keep_quantised,
         )
         config = described.config
         model = FAMILIES[config.model_type](config.fields, checked.tied, place)

@@ -26,9 +26,10 @@ from worker.loading.config import ModelConfig
 from worker.loading.dtypes import name_of
 from worker.loading.quantization import DEQUANTISED
 from worker.loading.tokenizer import Tokenizer
+from worker.model_spec import ModelSpec
 from worker.models.model import Model, Placement
 from worker.models.registry import FAMILIES
-from worker.quantise.compression import Compression
+from worker.quantise.compression import Compression, compression_of
 from worker.resident import device as devices
 from worker.resident.description import ModelDescription
 
@@ -109,21 +110,16 @@ class Preflight:
 
 
 def preflight(
-    model: ModelDescription,
-    device: torch.device,
-    dtype: str,
-    headers: Headers,
-    compression: Compression | None = None,
-    keep_quantised: bool = False,
+    model: ModelDescription, spec: ModelSpec, device: torch.device, headers: Headers
 ) -> Preflight:
     """Check everything that can be checked without reading weights. `headers` may be a checkpoint.
     Weights that are not quantised in the files are compressed while they are loaded; of those that
-    are, types that no kernel multiplies with are re-encoded, unless `keep_quantised`.
+    are, types that no kernel multiplies with are re-encoded, unless `spec.keep_quantised`.
 
     Raises JobError: model_not_found, unsupported_model, invalid_request.
     """
     try:
-        return _preflight(model, device, dtype, headers, compression, keep_quantised)
+        return _preflight(model, spec, device, headers)
     except JobError as error:
         wrapper = model.config.wrapper
         if wrapper is None or error.code != "unsupported_model":
@@ -137,18 +133,13 @@ def preflight(
 
 
 def _preflight(
-    model: ModelDescription,
-    device: torch.device,
-    dtype: str,
-    headers: Headers,
-    compression: Compression | None,
-    keep_quantised: bool,
+    model: ModelDescription, spec: ModelSpec, device: torch.device, headers: Headers
 ) -> Preflight:
-    config = model.config
+    config, compression = model.config, compression_of(spec.quantize)
     quantization = config.quantization
     tied = weights.is_tied(config.tied, headers, quantization)
     stored = headers.dtype({quantization.dtype} if quantization else ()) or DEQUANTISED
-    chosen = devices.choose_dtype(dtype, stored, device)
+    chosen = devices.choose_dtype(spec.dtype, stored, device)
     shape = _shape(config, tied, chosen, device)
     tokenizer = model.tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
@@ -156,7 +147,7 @@ def _preflight(
     parameters = sum(prod(slot.shape) for slot in slots.values())
     stored_as = {name: headers.tensors[found[name].name] for name in slots}
     ways = {
-        name: _way(name, slots[name], header, chosen, device, keep_quantised)
+        name: _way(name, slots[name], header, chosen, device, spec.keep_quantised)
         for name, header in stored_as.items()
         # An embedding that is no head is only looked up.
         if slots[name].quantised and header.blocks and (tied or name != weights.EMBEDDING)
@@ -171,7 +162,7 @@ def _preflight(
             # The head's blocks are packed: those of files are views for the embedding, others not.
             form, columns = forms[name][0], slot.shape[-1]
             if form is compression.kind and not stored_as[name].blocks:
-                packed = reencoding.way(form, columns, chosen, device, keep_quantised)
+                packed = reencoding.way(form, columns, chosen, device, spec.keep_quantised)
                 forms[name] *= 2 if packed is Way.INTEGERS else 1
     weight_bytes = sum(
         _bytes(prod(slots[name].shape), form, chosen) for name in slots for form in forms[name]

@@ -15,6 +15,7 @@ from worker.engine.collect import CollectingSink
 from worker.engine.engine import EngineCore
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
+from worker.model_spec import ModelSpec
 
 # A family of each kind of cache, and those whose attention or recurrence is computed in other ways.
 FAMILIES = (*KINDS.values(), "gpt_oss", "qwen3_next")
@@ -69,16 +70,7 @@ def test_pauses_for_interactive_requests_change_neither_tokens_nor_streams(
     requests += [ask("c" * n, "interactive", 20) for n in (3, 4, 5)]
     expected = [engine.chat(request).text for request in requests]
     core = EngineCore.load(
-        str(path),
-        device="cpu",
-        dtype="fp32",
-        quantize=None,
-        max_batch=2,
-        context=None,
-        cache_bytes=None,
-        download_dir=None,
-        interactive_slots=0,
-        preempt=True,
+        ModelSpec(reference=str(path), dtype="fp32", max_batch=2), device="cpu", preempt=True
     )
     sinks = [CollectingSink() for _ in requests]
     generations = [

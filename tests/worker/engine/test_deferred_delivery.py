@@ -19,6 +19,7 @@ from worker.engine.collect import CollectingSink
 from worker.engine.host import EngineHost
 from worker.engine.sampler import Sampled
 from worker.engine.sequence import TokenEvent
+from worker.model_spec import ModelSpec
 from worker.text.answer import AnswerReader
 from worker.text.harmony import HarmonySplitter
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags
@@ -94,10 +95,11 @@ class LateSink(WaitingSink):
 
 
 def test_the_receiver_assembles_the_answer_on_its_own_thread(path: Path) -> None:
-    host = EngineHost(device="cpu", dtype="fp32", max_batch=4, prefix_cache=False)
+    host = EngineHost(device="cpu")
+    spec = ModelSpec(reference=str(path), dtype="fp32", max_batch=4, prefix_cache=False)
     try:
         request = ask(n=2, seed=1, temperature=1.0, logprobs=True)
-        request = request.model_copy(update={"model": host.load(str(path)).name})
+        request = request.model_copy(update={"model": host.load(spec).name})
         early, late = WaitingSink(), LateSink()
         host.submit(request, early)
         expected = early.wait()

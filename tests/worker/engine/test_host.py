@@ -20,14 +20,19 @@ from tests.worker.site import PATIENCE, wait_until
 from worker.engine.collect import CollectingSink
 from worker.engine.engine import EngineCore
 from worker.engine.host import EngineHost
+from worker.model_spec import ModelSpec
 from worker.prompt.builder import Prompt, PromptBuilder
 
 
 @pytest.fixture
 def host() -> Iterator[EngineHost]:
-    host = EngineHost(device="cpu", dtype="fp32", max_batch=4)
+    host = EngineHost(device="cpu")
     yield host
     host.close()
+
+
+def spec(path: Path) -> ModelSpec:
+    return ModelSpec(reference=str(path), dtype="fp32", max_batch=4)
 
 
 def chat(host: EngineHost, request: ChatRequest) -> str:
@@ -40,7 +45,7 @@ def test_an_idle_engine_frees_the_storage_of_its_cache(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.engine.host.LONGEST_SLEEP_SECONDS", 0.01)
-    name = host.load(str(path)).name
+    name = host.load(spec(path)).name
     chat(host, ask("question").model_copy(update={"model": name}))
     wait_until(lambda: host.memory().cache == host._engines[name].pool.kept.nbytes > 0)
 
@@ -56,7 +61,7 @@ def test_many_threads_submit_and_one_thread_steps(
         return step(self)
 
     monkeypatch.setattr(EngineCore, "step", watched)
-    info = host.load(str(path))
+    info = host.load(spec(path))
     requests = [ask(f"question {i}", seed=i, temperature=1.0) for i in range(8)]
     requests = [r.model_copy(update={"model": info.name}) for r in requests]
     expected = [chat(host, request) for request in requests]
@@ -85,7 +90,7 @@ def test_short_requests_make_room_for_as_many_as_ended_lately(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.engine.turnover.SECONDS", 3600.0)
-    info = host.load(str(path))
+    info = host.load(spec(path))
     assert host.room(info.name, bulk=False) == 6  # a batch of 4 and half of it
     for _ in range(5):
         chat(host, ask(max_tokens=1).model_copy(update={"model": info.name}))
@@ -93,7 +98,7 @@ def test_short_requests_make_room_for_as_many_as_ended_lately(
 
 
 def test_a_loaded_model_is_spared_from_garbage_collection(host: EngineHost, path: Path) -> None:
-    host.load(str(path))
+    host.load(spec(path))
     assert gc.get_freeze_count() > 100_000
     assert len(gc.get_objects()) < gc.get_freeze_count()
     host.close()
@@ -110,7 +115,7 @@ def test_closing_fails_running_requests_and_drops_the_models(
         return step(self)
 
     monkeypatch.setattr(EngineCore, "step", slow)
-    info = host.load(str(path))
+    info = host.load(spec(path))
     sink = WaitingSink()
     request = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
     host.submit(request, sink)
@@ -130,10 +135,10 @@ def test_commands_fail_once_the_engine_thread_has_died(
         raise RuntimeError("requested by the test")
 
     monkeypatch.setattr(EngineCore, "step", broken)
-    host.load(str(path))
+    host.load(spec(path))
     wait_until(lambda: not host.health().alive)
     with pytest.raises(JobError, match="RuntimeError: requested by the test"):
-        host.load(str(path))
+        host.load(spec(path))
     health = host.health()
     assert not health.alive and health.error == "RuntimeError: requested by the test"
 
@@ -142,7 +147,7 @@ def test_a_prompt_on_which_the_tokenizer_panics_fails_alone(
     host: EngineHost, tmp_path: Path
 ) -> None:
     make_fragile(make_checkpoint(tmp_path / "m"))
-    host.load(str(tmp_path / "m"))
+    host.load(spec(tmp_path / "m"))
     sinks = [WaitingSink(), WaitingSink(), WaitingSink()]
     for sink, text in zip(sinks, ("hello", TRIGGER, "hello"), strict=True):
         host.submit(ask(text, seed=1), sink)
@@ -156,7 +161,7 @@ def test_a_prompt_on_which_the_tokenizer_panics_fails_alone(
 def test_a_request_that_is_still_prepared_takes_room_and_can_be_cancelled(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = host.load(str(path))
+    info = host.load(spec(path))
     build, release = PromptBuilder.build, threading.Event()
 
     def slow(self: PromptBuilder, request: ChatRequest) -> Prompt:
@@ -200,7 +205,7 @@ def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
         return step(self)
 
     monkeypatch.setattr(EngineCore, "step", waits)
-    info = host.load(str(path))
+    info = host.load(spec(path))
     long = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
     sinks = [WaitingSink() for _ in range(6)]
     for sink in sinks:
@@ -222,7 +227,7 @@ def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
 def test_interactive_prompts_are_prepared_before_bulk_prompts(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    info = host.load(str(path))
+    info = host.load(spec(path))
     build, release = PromptBuilder.build, threading.Event()
     built: list[str] = []
 

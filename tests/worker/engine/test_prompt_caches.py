@@ -19,6 +19,7 @@ from worker import Engine
 from worker.engine.host import EngineHost
 from worker.engine.prompt_caches import compute_state
 from worker.layers.batch import Batch, Span
+from worker.model_spec import ModelSpec
 from worker.resident.process import computing
 
 FAMILIES = {
@@ -284,9 +285,10 @@ def test_other_mistakes_are_refused(engine: Engine, path: Path, tmp_path: Path) 
 
 def test_a_worker_with_a_file_of_another_model_loads_nothing(saved: Path, tmp_path: Path) -> None:
     other = make_checkpoint(tmp_path / "other", num_hidden_layers=1, seed=1)
-    host = EngineHost(device="cpu", dtype="fp32", prompt_caches=[saved])
+    host = EngineHost(device="cpu")
+    spec = ModelSpec(reference=str(other), dtype="fp32", prompt_caches=(saved,))
     with pytest.raises(JobError, match=r"another model: .* and this is other"):
-        host.load(str(other))
+        host.load(spec)
     assert host.memory().weights == 0 and host.health().alive
     host.close()
 

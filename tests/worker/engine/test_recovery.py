@@ -24,6 +24,7 @@ from worker import ChatSession, Engine
 from worker.engine.engine import EngineCore
 from worker.engine.host import EngineHost
 from worker.engine.slot_copies import SlotCopies
+from worker.model_spec import ModelSpec
 
 GREEDY = Sampling(temperature=0, max_tokens=6, ignore_eos=True)
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5_text"]  # full, window, recurrent caches
@@ -175,8 +176,8 @@ def test_a_token_that_is_interrupted_on_its_way_is_not_lost_silently(
 def test_memory_that_cannot_be_allocated_fails_one_request_after_another(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    host = EngineHost(device="cpu", dtype="fp32")
-    info = host.load(str(folder))
+    host = EngineHost(device="cpu")
+    info = host.load(ModelSpec(reference=str(folder), dtype="fp32"))
     request = ask(max_tokens=4).model_copy(update={"model": info.name})
     with monkeypatch.context() as patch:
         patch.setattr(np, "zeros", no_memory)

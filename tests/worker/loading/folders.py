@@ -13,13 +13,14 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jobs import JobError
+from worker.model_spec import ModelSpec
 from worker.resident.load import ResidentModel, load
 
 WEIGHTS = "model.safetensors"
 
 
 def resident(folder: Path | str) -> ResidentModel:
-    return load(str(folder), torch.device("cpu"), "fp32")
+    return load(ModelSpec(reference=str(folder), dtype="fp32"), torch.device("cpu"))
 
 
 def refusal(folder: Path | str, code: str = "unsupported_model") -> str:

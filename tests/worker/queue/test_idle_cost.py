@@ -18,6 +18,7 @@ from jobs import keys
 from jobs.store.connection import connect
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import PATIENCE, QUICK, ROOT, Site, wait_until
+from worker.model_spec import ModelSpec
 from worker.queue.capacity import Capacity
 from worker.queue.loop import LEASE_SECONDS
 from worker.queue.waker import Waker
@@ -89,7 +90,8 @@ def serve_while(site: Site, backend: FakeBackend, steps: Callable[[], None]) -> 
     thread = threading.Thread(target=run)
     thread.start()
     options: dict[str, Any] = {**QUICK, "grace": 0.0}
-    serve(backend, ["fake"], redis_url=site.url, results=site.folder, **options)
+    models = [ModelSpec(reference="fake")]
+    serve(backend, models, redis_url=site.url, results=site.folder, **options)
     thread.join()
     if failures:
         raise failures[0]

@@ -16,6 +16,7 @@ from tests.worker.loading.folders import WEIGHTS, resident
 from worker import Engine
 from worker.loading.checkpoint import Checkpoint, Headers
 from worker.loading.folder import FolderSource
+from worker.model_spec import ModelSpec
 from worker.resident import device as devices
 from worker.resident import load as loading
 
@@ -83,7 +84,7 @@ def test_a_model_that_does_not_fit_is_not_downloaded(
 ) -> None:
     monkeypatch.setattr(devices, "free_bytes", lambda _: 1000)
     with pytest.raises(JobError) as caught:
-        loading.load("org/tiny", torch.device("cpu"), "fp32")
+        loading.load(ModelSpec(reference="org/tiny", dtype="fp32"), torch.device("cpu"))
     assert caught.value.code == "out_of_memory"
     assert remote.events == ["headers"]
 

@@ -22,7 +22,7 @@ from worker.layers import triton_weight
 from worker.layers.reencoding import Way
 from worker.loading.checkpoint import Checkpoint
 from worker.loading.source import find
-from worker.quantise.compression import Compression, compression_of
+from worker.model_spec import ModelSpec
 from worker.resident import device as devices
 from worker.resident.description import describe
 from worker.resident.preflight import Preflight, preflight
@@ -42,11 +42,16 @@ def check(
     folder: Path,
     dtype: str = "fp32",
     device: torch.device = CPU,
-    compression: Compression | None = None,
+    quantize: str | None = None,
 ) -> Preflight:
     source = open_folder(folder)
     with source.weights() as headers:
-        return preflight(describe(source), device, dtype, headers, compression)
+        return preflight(
+            describe(source),
+            ModelSpec(reference=str(folder), dtype=dtype, quantize=quantize),
+            device,
+            headers,
+        )
 
 
 def test_sizes_are_those_of_the_weight_files(original: Path) -> None:
@@ -70,9 +75,8 @@ def test_experts_that_a_gpu_holds_unquantised_count_so(tmp_path: Path) -> None:
     folder = make_checkpoint(
         tmp_path / "model", "qwen3_moe", hidden_size=64, moe_intermediate_size=32, num_experts=4
     )
-    compression = compression_of("q8")
-    on_cpu = check(folder, "bf16", CPU, compression).weight_bytes
-    on_gpu = check(folder, "bf16", torch.device("meta"), compression).weight_bytes
+    on_cpu = check(folder, "bf16", CPU, "q8").weight_bytes
+    on_gpu = check(folder, "bf16", torch.device("meta"), "q8").weight_bytes
     values = 3 * 3 * 4 * 64 * 32  # layers, projections, experts
     assert on_gpu - on_cpu == values * 2 - values // 32 * 34
 
@@ -83,9 +87,9 @@ def test_a_tied_head_that_kernels_pack_counts_beside_the_embedding(
     if library.active() is None:
         pytest.skip("this machine has no kernels")
     folder = make_checkpoint(tmp_path / "model", "llama", tie_word_embeddings=True)
-    with_kernels = check(folder, "bf16", CPU, compression_of("q8"))
+    with_kernels = check(folder, "bf16", CPU, "q8")
     monkeypatch.setattr(library, "active", lambda: None)
-    shared = check(folder, "bf16", CPU, compression_of("q8"))
+    shared = check(folder, "bf16", CPU, "q8")
     table = load_file(folder / WEIGHTS)["model.embed_tokens.weight"].numel()
     assert with_kernels.tied
     assert with_kernels.weight_bytes - shared.weight_bytes == table // 32 * 34
@@ -101,7 +105,12 @@ def test_a_tied_head_whose_table_a_gpu_dequantises_is_not_reencoded(
     monkeypatch.setattr(devices, "free_bytes", lambda device: 2**33)
     source = find(str(file))
     with source.weights() as headers:
-        checked = preflight(describe(source), torch.device("cuda"), "bf16", headers)
+        checked = preflight(
+            describe(source),
+            ModelSpec(reference=str(file), dtype="bf16"),
+            torch.device("cuda"),
+            headers,
+        )
     table, *others = sorted(checked.products, key=lambda one: one.matrices)
     assert table.way is Way.PLAIN and table.matrices == 1
     assert [one.way for one in others] == [Way.REENCODED]

@@ -13,6 +13,7 @@ from tests.worker.checkpoints import make_checkpoint
 from tests.worker.loading.gguf.converter import convert
 from worker.loading.gguf.files import read_local_header
 from worker.loading.source import find
+from worker.model_spec import ModelSpec
 from worker.resident.description import ModelDescription
 from worker.resident.preflight import preflight
 
@@ -24,7 +25,8 @@ def describe(path: Path) -> None:
     assert source.special_tokens is not None and source.chat_templates is not None
     model = ModelDescription(source, source.config, source.tokenizer, None, source.defaults)
     with source.weights() as weights:
-        preflight(model, torch.device("cpu"), "fp32", weights)
+        spec = ModelSpec(reference=str(path), dtype="fp32")
+        preflight(model, spec, torch.device("cpu"), weights)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "qwen3_5_moe_text"])
