@@ -75,7 +75,9 @@ def serve(
         folder = None if results is None else claim_folder(client, results)
         name = f"{socket.gethostname().split('.')[0]}-{os.getpid()}-{secrets.token_hex(3)}"
         patience = lease_seconds / RENEWALS_PER_LEASE
-        lease = RQWorkers(redis_url, name, (), patience)
+        # With a short lease, the start waits for a slow server as long as with the default one.
+        at_start = max(patience, LEASE_SECONDS / RENEWALS_PER_LEASE)
+        lease = RQWorkers(redis_url, name, (), at_start)
         references = [spec.reference for spec in specs]
         with Loading(client, lease, references, backend.memory(), lease_seconds):
             models = _load(backend, specs)

@@ -168,7 +168,7 @@ def test_a_worker_that_stops_leaves_the_rows_of_the_others_to_them(
 
 
 def test_a_worker_whose_rows_can_not_be_written_stops_and_says_so(site: Site) -> None:
-    worker = site.worker(grace=3600.0)
+    worker = site.worker(grace=3600.0, lease_seconds=30.0)
     wait_until(lambda: "serves fake" in worker.output)
     (site.folder / "default").write_text("in the way")
     site.submit("one").result(timeout=PATIENCE)

@@ -42,8 +42,7 @@ class LeaseKeeper:
         self._thread = threading.Thread(target=self._loop, name="lease", daemon=True)
 
     def start(self) -> None:
-        """Take the lease. Raises redis.RedisError if that fails."""
-        self._workers.renew(self._lease_seconds, stopping=False)
+        """Renew the lease from now on: the worker has had it since it began to load."""
         self._thread.start()
 
     def announce_stop(self) -> None:

@@ -99,7 +99,7 @@ class WorkerLoop:
 
     def run(self) -> None:
         """Serve until stopped. If the engine dies, returns all jobs and raises JobError."""
-        self._keeper.start()  # first: whoever has a lease is removed from RQ's set when it dies
+        self._keeper.start()
         self._presence.birth()
         self._control.subscribe()
         run, crashed = self._faults.run, True
