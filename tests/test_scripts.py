@@ -11,22 +11,25 @@ import pytest
 import redis
 
 from jobs import lua
-from jobs.store import cancel, dead_letters, job_end, new_job, session_scripts, turns
+from jobs.store import (
+    cancel,
+    dead_letters,
+    job_end,
+    new_job,
+    rq_backlog,
+    rq_deferred,
+    rq_scripts,
+    rq_upkeep,
+    rq_workers,
+    session_scripts,
+    turns,
+)
 from jobs.store.job_end import JOB_END_LUA
 from jobs.store.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
 from jobs.store.turns import TURNS_LUA
 from jobs.stream import writer
 from jobs.stream.entries import END_LUA
-from worker.queue import (
-    rq_backlog,
-    rq_deferred,
-    rq_presence,
-    rq_rights,
-    rq_scripts,
-    rq_upkeep,
-    rq_workers,
-    waker,
-)
+from worker.queue import rq_presence, rq_rights, waker
 from worker.record import folder, part_plans
 
 ROOT = Path(__file__).parent.parent

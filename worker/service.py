@@ -16,6 +16,9 @@ import redis
 from jobs.errors import JobError, invalid
 from jobs.store.connection import check_server, connect, redis_failure
 from jobs.store.eviction import eviction
+from jobs.store.rq_started import RQStarted
+from jobs.store.rq_store import RQStore
+from jobs.store.rq_workers import RQWorkers, worker_key
 from jobs.stream.writer import StreamWriter
 from worker.backend import Backend, ModelInfo
 from worker.model_spec import ModelSpec
@@ -31,9 +34,6 @@ from worker.queue.reaper import Reaper
 from worker.queue.rq_control import Control
 from worker.queue.rq_presence import RQPresence
 from worker.queue.rq_rights import check_rights
-from worker.queue.rq_started import RQStarted
-from worker.queue.rq_store import RQStore
-from worker.queue.rq_workers import RQWorkers, worker_key
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.record.folder import claim_folder

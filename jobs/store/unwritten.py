@@ -1,7 +1,7 @@
 """The rows that are in Redis and not in Parquet yet, and why workers can't write them.
 
 For people: exact, by run, with the age of the oldest. Workers that must not claim too much count
-rows and bytes together in portions, see worker/queue/rq_backlog.py: less exact, and cheap.
+rows and bytes together in portions, see jobs/store/rq_backlog.py: less exact, and cheap.
 """
 
 from __future__ import annotations

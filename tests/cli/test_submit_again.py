@@ -11,11 +11,11 @@ from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError
 from jobs.store.rq_format import job_key
+from jobs.store.rq_upkeep import Upkeep
 from tests.cli.conftest import Run
 from tests.cli.test_jobs import client, worker
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE
-from worker.queue.rq_upkeep import Upkeep
 
 __all__ = ["client", "worker"]
 

@@ -14,12 +14,12 @@ from jobs import Client, JobError, keys
 from jobs.client.job import Job
 from jobs.embedded import EmbeddedRedis
 from jobs.store.rq_format import results_key
+from jobs.store.rq_started import RQStarted, StartedJob
+from jobs.store.rq_workers import DeadWorker
 from jobs.stream.entries import END_SEQ
 from tests.worker.fake_backend import text_of
 from tests.worker.site import PATIENCE, Site, wait_until
 from worker.queue.reaper import MAX_LOST
-from worker.queue.rq_started import RQStarted, StartedJob
-from worker.queue.rq_workers import DeadWorker
 
 QUEUE = "rq:queue:chat:fake"
 

@@ -14,11 +14,11 @@ import redis
 
 from jobs import keys
 from jobs.store.rq_format import job_key
+from jobs.store.rq_job import LOST
 from tests.soak.plan import LEASE_SECONDS, WORKERS
 from tests.soak.producers import MODELS
 from tests.worker.site import WorkerProcess
 from worker.queue.reaper import SUSPECT_LOST
-from worker.queue.rq_job import LOST
 
 SERVED = (list(MODELS), [MODELS[0]], [MODELS[1]])  # by each worker
 EXIT_REFUSED = 3  # fake_worker.py: Redis was away when it started

@@ -6,8 +6,8 @@ import logging
 import time
 
 from jobs.sizes import size_text
+from jobs.store.rq_store import RQStore
 from worker.queue.rq_presence import RQPresence
-from worker.queue.rq_store import RQStore
 
 logger = logging.getLogger(__name__)
 

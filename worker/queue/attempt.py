@@ -20,11 +20,11 @@ from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure
 from jobs.sizes import size_text, size_texts
 from jobs.store.rq_format import request_of
+from jobs.store.rq_job import ClaimedJob, Lease, ran_too_long, waited_too_long
+from jobs.store.rq_settle import Settlement
 from jobs.store.turns import History
 from worker.backend import Handle, ModelInfo, Outcome
 from worker.queue.publisher import StreamBuffer
-from worker.queue.rq_job import ClaimedJob, Lease, ran_too_long, waited_too_long
-from worker.queue.rq_settle import Settlement
 
 logger = logging.getLogger(__name__)
 

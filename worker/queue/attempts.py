@@ -18,14 +18,14 @@ from jobs.api.job_options import DEFAULT_RETRIES
 from jobs.errors import JobError, failure_of
 from jobs.sizes import size_text
 from jobs.store.damage import is_damage, named
+from jobs.store.rq_job import ClaimedJob, Lease
+from jobs.store.rq_settle import Settlement
+from jobs.store.rq_store import RQStore
 from worker.backend import Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
 from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.publisher import Publisher
-from worker.queue.rq_job import ClaimedJob, Lease
-from worker.queue.rq_settle import Settlement
-from worker.queue.rq_store import RQStore
 
 logger = logging.getLogger(__name__)
 

@@ -9,8 +9,8 @@ from typing import Any
 
 from jobs import keys
 from jobs.errors import JobError
+from jobs.store.rq_job import FUNCS
 from worker.backend import Backend
-from worker.queue.rq_job import FUNCS
 
 
 class Figures:

@@ -16,7 +16,7 @@ import time
 
 import redis
 
-from worker.queue.rq_workers import RQWorkers
+from jobs.store.rq_workers import RQWorkers
 from worker.queue.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)

@@ -16,6 +16,9 @@ import redis
 from jobs import clock, keys
 from jobs.errors import JobError
 from jobs.sizes import counted
+from jobs.store.rq_job import Lease
+from jobs.store.rq_store import RQStore
+from jobs.store.rq_workers import RQWorkers
 from worker.backend import Backend, ModelInfo
 from worker.queue.admission import Admission
 from worker.queue.attempts import Attempts
@@ -27,10 +30,7 @@ from worker.queue.lease_keeper import LeaseKeeper
 from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
 from worker.queue.rq_control import Cancel, Control
-from worker.queue.rq_job import Lease
 from worker.queue.rq_presence import RQPresence
-from worker.queue.rq_store import RQStore
-from worker.queue.rq_workers import RQWorkers
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 

@@ -14,12 +14,12 @@ from jobs import keys
 from jobs.errors import JobError
 from jobs.results.failures import Failure, add_failure, failure
 from jobs.store.damage import is_damage
+from jobs.store.rq_job import Lease
+from jobs.store.rq_started import RQStarted, StartedJob
+from jobs.store.rq_store import RQStore
+from jobs.store.rq_workers import DeadWorker, RQWorkers
 from worker.queue.attempt import SettlementBuilder, worker_lost
 from worker.queue.deaths import Deaths
-from worker.queue.rq_job import Lease
-from worker.queue.rq_started import RQStarted, StartedJob
-from worker.queue.rq_store import RQStore
-from worker.queue.rq_workers import DeadWorker, RQWorkers
 
 logger = logging.getLogger(__name__)
 

@@ -29,7 +29,14 @@ COMMANDS = (
     *("PTTL KEY", "RENAME KEY OTHER", "TTL KEY", "TYPE KEY", "MEMORY USAGE KEY"),
     *("GET KEY", "MGET KEY", "SET KEY 1 PX 1000"),
     *("HDEL KEY a", "HEXISTS KEY a", "HGET KEY a", "HGETALL KEY", "HINCRBY KEY a 1"),
-    *("HINCRBYFLOAT KEY a 1", "HKEYS KEY", "HLEN KEY", "HMGET KEY a", "HSET KEY a 1"),
+    *(
+        "HINCRBYFLOAT KEY a 1",
+        "HKEYS KEY",
+        "HLEN KEY",
+        "HMGET KEY a",
+        "HSET KEY a 1",
+        "HSETNX KEY a 1",
+    ),
     *(
         "LINDEX KEY 0",
         "LLEN KEY",

@@ -4,9 +4,9 @@ import pytest
 from rq import Queue
 from rq.serializers import JSONSerializer
 
+from jobs.store.rq_store import RQStore
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.site import Site
-from worker.queue.rq_store import RQStore
 
 
 @pytest.fixture

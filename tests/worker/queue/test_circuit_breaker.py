@@ -11,12 +11,12 @@ import pytest
 from jobs import JobError, keys
 from jobs.api.request import ChatRequest
 from jobs.client.serving import read_workers
+from jobs.store.rq_store import MAX_MACHINE_ERRORS
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 from worker.backend import MachineError, Outcome, Sink
 from worker.engine.preparer import Preparation
 from worker.queue.circuit_breaker import OPEN_FAILURES, CircuitBreaker
-from worker.queue.rq_store import MAX_MACHINE_ERRORS
 
 ERROR = MachineError("internal", "OSError: no memory")
 

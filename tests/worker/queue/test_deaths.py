@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from jobs.store.rq_workers import DeadWorker
 from worker.queue.deaths import Deaths
-from worker.queue.rq_workers import DeadWorker
 
 LEASE = 12.0
 

@@ -14,12 +14,12 @@ from jobs.errors import JobError
 from jobs.results.failures import failure
 from jobs.store.dead_letters import requeue
 from jobs.store.rq_format import job_key, results_key
+from jobs.store.rq_store import RQStore
 from jobs.store.steps import run_sync
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.session_turns import open_session
 from tests.worker.queue.test_rq_store import claim, ended
 from tests.worker.site import PATIENCE, Site
-from worker.queue.rq_store import RQStore
 
 
 def settle(site: Site, store: RQStore, job: Job) -> None:

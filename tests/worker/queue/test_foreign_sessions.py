@@ -10,13 +10,13 @@ import pytest
 
 from jobs import ChatRequest, JobError, Session, keys
 from jobs.store.rq_format import job_key
+from jobs.store.rq_store import RQStore
 from jobs.store.state import Status
 from jobs.store.turns import TURNS_LUA
 from tests.worker.fake_backend import FakeBackend, FakeHandle
 from tests.worker.queue.session_turns import contents, open_session, run
 from tests.worker.site import PATIENCE, Site, wait_until
 from worker.backend import Sink
-from worker.queue.rq_store import RQStore
 
 TTLS = ("1e30", "nan", "inf", "abc", "", "0", "-5", "1.5", "99999999999999999999", b"\xff")
 

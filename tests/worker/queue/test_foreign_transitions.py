@@ -21,15 +21,15 @@ from jobs import JobError, Session, keys
 from jobs.client.job import Job
 from jobs.store.dead_letters import purge, requeue
 from jobs.store.rq_format import job_key
+from jobs.store.rq_job import ClaimedJob
+from jobs.store.rq_settle import Settlement
+from jobs.store.rq_started import RQStarted, StartedJob
+from jobs.store.rq_store import RQStore
 from jobs.store.steps import run_sync
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.session_turns import open_session
 from tests.worker.site import PATIENCE, Site
 from worker.queue.attempt import SettlementBuilder
-from worker.queue.rq_job import ClaimedJob
-from worker.queue.rq_settle import Settlement
-from worker.queue.rq_started import RQStarted, StartedJob
-from worker.queue.rq_store import RQStore
 
 CHAT = "chat:fake"
 SHARED = (

@@ -9,10 +9,10 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.store.rq_format import job_key
+from jobs.store.rq_store import RQStore
+from jobs.store.rq_workers import RQWorkers
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import PATIENCE, Site, wait_until
-from worker.queue.rq_store import RQStore
-from worker.queue.rq_workers import RQWorkers
 
 
 @pytest.mark.parametrize("score", ["inf", "-inf", "1e300"])

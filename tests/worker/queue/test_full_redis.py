@@ -20,6 +20,11 @@ from jobs.store.dead_letters import purge, requeue
 from jobs.store.limits import set_limit
 from jobs.store.results_folder import ID_FILE
 from jobs.store.rq_format import job_key
+from jobs.store.rq_job import ClaimedJob
+from jobs.store.rq_settle import SECONDS_WHEN_FULL, Settlement
+from jobs.store.rq_started import RQStarted, StartedJob
+from jobs.store.rq_store import RQStore
+from jobs.store.rq_workers import RQWorkers
 from jobs.store.steps import run_sync
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
@@ -27,11 +32,6 @@ from jobs.stream.writer import StreamWriter
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.test_rq_store import claim, ended
 from tests.worker.site import PATIENCE, Site, wait_until
-from worker.queue.rq_job import ClaimedJob
-from worker.queue.rq_settle import SECONDS_WHEN_FULL, Settlement
-from worker.queue.rq_started import RQStarted, StartedJob
-from worker.queue.rq_store import RQStore
-from worker.queue.rq_workers import RQWorkers
 from worker.record.folder import ResultsFolder
 from worker.record.recorder import Recorder
 

@@ -14,12 +14,12 @@ from rq.serializers import JSONSerializer
 
 from jobs import JobError, keys
 from jobs.client.job import Job
+from jobs.store.rq_settle import Settlement
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.panics import panic
 from tests.worker.site import Site
 from worker.backend import Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder
-from worker.queue.rq_settle import Settlement
 
 MESSAGES = [{"role": "user", "content": "hi"}]
 GOOD = {"model": "fake", "messages": MESSAGES}

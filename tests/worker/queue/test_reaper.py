@@ -8,13 +8,13 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.client.job import Job
+from jobs.store.rq_job import ClaimedJob
+from jobs.store.rq_started import RQStarted
+from jobs.store.rq_store import RQStore
+from jobs.store.rq_workers import RQWorkers
 from tests.worker.site import Site, wait_until
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.reaper import MAX_LOST, Reaper
-from worker.queue.rq_job import ClaimedJob
-from worker.queue.rq_started import RQStarted
-from worker.queue.rq_store import RQStore
-from worker.queue.rq_workers import RQWorkers
 
 QUEUE = "rq:queue:chat:fake"
 LEASE_SECONDS = 0.3

@@ -8,12 +8,12 @@ import pytest
 
 from jobs import JobError
 from jobs.store.rq_format import FAILURES
+from jobs.store.rq_store import RQStore
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.queue.test_rq_store import claim
 from tests.worker.site import PATIENCE, Site
 from worker.queue import attempts
 from worker.queue.attempts import MAX_RETRY_SECONDS, RETRY_SECONDS, retry_pause
-from worker.queue.rq_store import RQStore
 
 
 @pytest.fixture

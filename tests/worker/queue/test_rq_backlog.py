@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from jobs import keys
+from jobs.store import rq_backlog
 from jobs.store.limits import DEFAULTS
+from jobs.store.rq_backlog import Backlog, BacklogCounter
 from tests.worker.site import Site, wait_until
-from worker.queue import rq_backlog
-from worker.queue.rq_backlog import Backlog, BacklogCounter
 
 
 def add_rows(site: Site, runs: int, rows: int = 1) -> None:

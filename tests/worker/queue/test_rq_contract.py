@@ -21,11 +21,11 @@ from rq.serializers import JSONSerializer
 from rq.utils import now
 
 from jobs.store.rq_format import results_key
+from jobs.store.rq_store import RQStore
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import Site
 from worker.queue.rq_presence import RQPresence
-from worker.queue.rq_store import RQStore
 
 
 def rq_keys(site: Site, job_id: str, execution: str) -> dict[str, Any]:

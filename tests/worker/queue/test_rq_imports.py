@@ -24,7 +24,7 @@ def imported(file: Path) -> set[str]:
 
 @pytest.mark.parametrize(
     ("package", "allowed"),
-    [("worker", "worker/queue/rq_*.py"), ("jobs", "jobs/store/rq_format.py")],
+    [("worker", "worker/queue/rq_*.py"), ("jobs", "jobs/store/rq_*.py")],
 )
 def test_only_the_rq_files_import_rq(package: str, allowed: str) -> None:
     importers = {file for file in (ROOT / package).rglob("*.py") if "rq" in imported(file)}

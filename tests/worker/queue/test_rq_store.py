@@ -9,13 +9,13 @@ import pytest
 from jobs import JobError, keys
 from jobs.client.job import Job
 from jobs.store.rq_format import results_key
+from jobs.store.rq_job import ClaimedJob
+from jobs.store.rq_settle import Settlement
+from jobs.store.rq_started import LOST_SECONDS, RQStarted, StartedJob
+from jobs.store.rq_store import RQStore
+from jobs.store.rq_workers import DeadWorker
 from tests.worker.site import Site
 from worker.queue.attempt import SettlementBuilder
-from worker.queue.rq_job import ClaimedJob
-from worker.queue.rq_settle import Settlement
-from worker.queue.rq_started import LOST_SECONDS, RQStarted, StartedJob
-from worker.queue.rq_store import RQStore
-from worker.queue.rq_workers import DeadWorker
 
 QUEUE = "rq:queue:chat:fake"
 

@@ -13,12 +13,12 @@ from rq.serializers import JSONSerializer
 from jobs import JobError, keys
 from jobs.store.dead_letters import requeue
 from jobs.store.rq_format import job_key
+from jobs.store.rq_store import RQStore
 from jobs.store.steps import run_sync
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.test_rq_store import claim, ended
 from tests.worker.site import PATIENCE, Site, wait_until
 from worker import tasks
-from worker.queue.rq_store import RQStore
 
 LIST = f"rq:queue:{QUEUE}"
 REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "hello"}]}

@@ -11,10 +11,10 @@ from rq.registry import ScheduledJobRegistry
 
 from jobs import JobError, keys
 from jobs.client.job import Job
+from jobs.store.rq_store import RQStore
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.test_rq_store import claim
 from tests.worker.site import PATIENCE, Site, wait_until
-from worker.queue.rq_store import RQStore
 
 SCHEDULED = f"rq:scheduled:{QUEUE}"
 

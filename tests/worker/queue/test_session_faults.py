@@ -11,12 +11,12 @@ from jobs import JobError, Session, keys
 from jobs.client.job import Job
 from jobs.store.dead_letters import purge, requeue
 from jobs.store.rq_format import job_key
+from jobs.store.rq_store import RQStore
 from jobs.store.state import Status
 from jobs.store.steps import run_sync
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.session_turns import USER, answer_to, open_session, run
 from tests.worker.site import PATIENCE, Site, wait_until
-from worker.queue.rq_store import RQStore
 
 
 def test_a_failed_turn_leaves_the_history_and_lets_the_next_one_run(site: Site) -> None:

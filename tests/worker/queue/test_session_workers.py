@@ -13,10 +13,10 @@ import pytest
 
 from jobs import Session, keys
 from jobs.client.job import Job
+from jobs.store.rq_job import ClaimedJob
+from jobs.store.rq_store import RQStore
 from tests.worker.queue.test_rq_store import claim, ended, store
 from tests.worker.site import PATIENCE, Site
-from worker.queue.rq_job import ClaimedJob
-from worker.queue.rq_store import RQStore
 
 HELD = 0.25  # seconds, as in claim.lua
 ROOM = {"room": {"chat:fake": 4, "bulk:fake": 4}}

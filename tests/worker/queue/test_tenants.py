@@ -10,12 +10,12 @@ from jobs import JobError, keys
 from jobs.client.job import Job
 from jobs.store.damage import find_damage
 from jobs.store.limits import set_limit
+from jobs.store.rq_job import ClaimedJob
+from jobs.store.rq_started import RQStarted
+from jobs.store.rq_store import RQStore
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.test_rq_store import claim, die, ended, store
 from tests.worker.site import Site, wait_until
-from worker.queue.rq_job import ClaimedJob
-from worker.queue.rq_started import RQStarted
-from worker.queue.rq_store import RQStore
 
 
 def tenants_of(claimed: list[ClaimedJob]) -> str:

@@ -13,13 +13,12 @@ from redis.exceptions import OutOfMemoryError
 
 from jobs import keys
 from jobs.results.failures import Failure, parse_failures
-from jobs.store import rq_format
+from jobs.store import rq_format, rq_scripts
 from jobs.store.damage import is_damage
 from jobs.store.rq_format import ATTEMPT, FAILURES
-from worker.queue import rq_scripts
-from worker.queue.rq_job import LOST, LOST_AT, Lease
-from worker.queue.rq_scripts import ReturnArgs, return_keys
-from worker.queue.rq_workers import DeadWorker
+from jobs.store.rq_job import LOST, LOST_AT, Lease
+from jobs.store.rq_scripts import ReturnArgs, return_keys
+from jobs.store.rq_workers import DeadWorker
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from jobs import keys
 from jobs.errors import JobError, failure_of
 from jobs.store import rq_format
 from jobs.store.damage import is_damage, wrong_types
+from jobs.store.rq_job import ClaimedJob
 from jobs.store.turns import BEGIN, begin_script, read_history, session_of
-from worker.queue.rq_job import ClaimedJob
 
 
 class RQSessions:

@@ -20,9 +20,9 @@ from jobs import keys, lua
 from jobs.store.connection import connect
 from jobs.store.damage import Damage, Reports, wrong_types
 
-RENEW = lua.load("worker.queue", "renew")
-LEAVE = lua.load("worker.queue", "rq_leave")
-ELECT = lua.load("worker.queue", "elect")
+RENEW = lua.load("jobs.store", "renew")
+LEAVE = lua.load("jobs.store", "rq_leave")
+ELECT = lua.load("jobs.store", "elect")
 
 MAX_LEASE = 2**53  # milliseconds: larger scores are not exact
 

@@ -21,6 +21,7 @@ from jobs.store import rq_format
 from jobs.store.cancel import end_waiting
 from jobs.store.damage import Damage, Damaged, Reports, is_damage, wrong_types
 from jobs.store.job_end import JOB_END_LUA, unanswered
+from jobs.store.rq_deferred import RQDeferred
 from jobs.store.rq_format import (
     ATTEMPT,
     DEADLINE,
@@ -28,14 +29,13 @@ from jobs.store.rq_format import (
     ROW,
     TTL,
 )
+from jobs.store.rq_job import waited_too_long
 from jobs.store.state import JobState, Status, read_outcome, read_state
 from jobs.store.steps import Steps
-from worker.queue.rq_deferred import RQDeferred
-from worker.queue.rq_job import waited_too_long
 
-KEEP = lua.load("worker.queue", "keep")
-NEARER = lua.load("worker.queue", "nearer")
-RECORD = lua.load("worker.queue", "record", JOB_END_LUA)
+KEEP = lua.load("jobs.store", "keep")
+NEARER = lua.load("jobs.store", "nearer")
+RECORD = lua.load("jobs.store", "record", JOB_END_LUA)
 
 PORTION = 200  # jobs per step and queue
 AGAIN_MILLISECONDS = 60_000  # until a job that could not be ended is looked at again

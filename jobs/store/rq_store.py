@@ -1,8 +1,7 @@
 """Claims, settles and returns jobs in RQ's keys, in the name of one worker.
 
-loop.py decides when. All contact of workers with RQ's keys is here and in the other rq_*.py files
-of this folder. Written against RQ 2.12; the contract tests compare the result with what RQ itself
-writes and reads.
+`worker.queue.loop` decides when. Written against RQ 2.12; the contract tests compare the result
+with what RQ itself writes and reads.
 """
 
 from __future__ import annotations
@@ -19,14 +18,13 @@ from redis.client import Pipeline
 
 from jobs import clock, keys
 from jobs.results.failures import Failure
-from jobs.store import rq_format
+from jobs.store import rq_format, rq_scripts
 from jobs.store.damage import is_damage
 from jobs.store.eviction import eviction
 from jobs.store.limits import DEFAULTS, Limits, parse_limits
+from jobs.store.rq_backlog import Backlog, BacklogCounter
 from jobs.store.rq_format import CANCEL
-from worker.queue import rq_scripts
-from worker.queue.rq_backlog import Backlog, BacklogCounter
-from worker.queue.rq_job import (
+from jobs.store.rq_job import (
     FIELDS,
     MACHINE_ERRORS,
     RETRIED,
@@ -36,11 +34,11 @@ from worker.queue.rq_job import (
     read,
     read_terms,
 )
-from worker.queue.rq_scripts import ClaimArgs, ClaimKeys, ReturnArgs, return_keys
-from worker.queue.rq_sessions import RQSessions
-from worker.queue.rq_settle import Settlement, Settler
-from worker.queue.rq_upkeep import Upkeep
-from worker.queue.rq_workers import DeadWorker
+from jobs.store.rq_scripts import ClaimArgs, ClaimKeys, ReturnArgs, return_keys
+from jobs.store.rq_sessions import RQSessions
+from jobs.store.rq_settle import Settlement, Settler
+from jobs.store.rq_upkeep import Upkeep
+from jobs.store.rq_workers import DeadWorker
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 SOON = 70.0  # more than the longest pause before a retry

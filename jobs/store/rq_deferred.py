@@ -18,8 +18,8 @@ from jobs.store.damage import Damaged, is_damage, named, wrong_types
 from jobs.store.rq_format import DEPENDENTS_LUA, TENANTS_LUA
 from jobs.store.turns import SESSION, TURNS_LUA
 
-RELEASE_TURN = lua.load("worker.queue", "release_turn", TENANTS_LUA, TURNS_LUA)
-RELEASE_DEPENDENT = lua.load("worker.queue", "release_dependent", DEPENDENTS_LUA)
+RELEASE_TURN = lua.load("jobs.store", "release_turn", TENANTS_LUA, TURNS_LUA)
+RELEASE_DEPENDENT = lua.load("jobs.store", "release_dependent", DEPENDENTS_LUA)
 
 
 # KEYS and ARGV of the scripts, by name and in order.

@@ -11,7 +11,7 @@ from redis import Redis
 from jobs import keys, lua
 from jobs.store.limits import read_limits
 
-COUNT = lua.load("worker.queue", "count")
+COUNT = lua.load("jobs.store", "count")
 
 PORTION = 1000  # outboxes: about three milliseconds of Redis
 PAUSE_MILLISECONDS = 2000  # between two counts

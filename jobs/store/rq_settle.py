@@ -14,12 +14,11 @@ from jobs import clock, keys
 from jobs.api.conversation import Turn
 from jobs.errors import JobError
 from jobs.results.failures import Failure
-from jobs.store import rq_format
+from jobs.store import rq_format, rq_scripts
 from jobs.store.job_end import JobEnd
-from worker.queue import rq_scripts
-from worker.queue.rq_job import ClaimedJob, Lease
-from worker.queue.rq_scripts import SettleArgs, SettleKeys
-from worker.queue.rq_workers import DeadWorker
+from jobs.store.rq_job import ClaimedJob, Lease
+from jobs.store.rq_scripts import SettleArgs, SettleKeys
+from jobs.store.rq_workers import DeadWorker
 
 SECONDS_WHEN_FULL = 60  # how long results are kept at most while Redis is full: rows have them too
 MEMORY_CHECK_SECONDS = 1.0  # how long the answer to "is Redis full" holds

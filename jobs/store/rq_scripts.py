@@ -17,11 +17,11 @@ from jobs import keys, lua
 from jobs.store import rq_format
 from jobs.store.job_end import JOB_END_LUA
 from jobs.store.rq_format import TENANTS_LUA
-from worker.queue.rq_job import Lease
+from jobs.store.rq_job import Lease
 
-CLAIM = lua.load("worker.queue", "claim", TENANTS_LUA)
-SETTLE = lua.load("worker.queue", "settle", JOB_END_LUA)
-RETURN = lua.load("worker.queue", "return", TENANTS_LUA)
+CLAIM = lua.load("jobs.store", "claim", TENANTS_LUA)
+SETTLE = lua.load("jobs.store", "settle", JOB_END_LUA)
+RETURN = lua.load("jobs.store", "return", TENANTS_LUA)
 
 
 class ClaimKeys(NamedTuple):
