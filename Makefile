@@ -3,6 +3,7 @@
 #   make demo    run 500 questions through queue, worker, stream and Parquet, then stream one answer;
 #                MODEL=demo:Q4_K_M quantises the model first
 #   make test    lint, types and tests; also separately: make lint, make types, make tests
+#   make quick   the tests that need no Redis server, no process and no model: under a minute
 #   make bench   run the benchmarks
 #   make bench-peers  make the environments of other engines (6 GB), and run the benchmarks beside
 #                them, which takes hours
@@ -20,7 +21,7 @@ BIN := $(VENV)/bin
 MODEL ?= demo
 PINS := pyproject.toml constraints.txt
 
-.PHONY: demo test lint types tests bench bench-peers oracle real sanitize wheel soak triton clean
+.PHONY: demo test quick lint types tests bench bench-peers oracle real sanitize wheel soak triton clean
 .NOTPARALLEL:
 .DELETE_ON_ERROR:
 
@@ -39,6 +40,10 @@ types: $(VENV)/.ready-to-test
 # Many tests wait for processes: four at a time keep two cores busy.
 tests: $(VENV)/.ready-to-test
 	$(BIN)/pytest -n 4 --dist loadfile --no-loadscope-reorder
+
+# Kernels are not compiled, so tests of layers and engines are not among these.
+quick: $(VENV)/.ready-to-test
+	$(BIN)/python -m pytest -p tests.quick tests/jobs tests/cli tests/worker/text
 
 bench: $(VENV)/.ready-to-test
 	$(BIN)/python -m bench.decode

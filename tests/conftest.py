@@ -44,9 +44,11 @@ os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 
 
-def pytest_sessionstart() -> None:
+def pytest_sessionstart(session: pytest.Session) -> None:
     """Compile the kernels before the first test: on a busy machine that takes longer than a test
     may."""
+    if session.config.pluginmanager.hasplugin("tests.quick"):
+        return
     for level in build.usable_levels():
         with suppress(CannotBuild):
             build.library_path(level)
