@@ -109,8 +109,9 @@ class FollowCommand:
 
 
 def freeze_in_the_middle(site: Site, worker: WorkerProcess, job: str) -> None:
-    """So that the answer does not end before all readers have begun."""
-    wait_until(lambda: site.redis.exists(keys.log(job)))
+    """So that the answer does not end before all readers have begun. So many entries differ between
+    two attempts that sample."""
+    wait_until(lambda: site.redis.xlen(keys.log(job)) >= 8)
     worker.freeze()
     assert site.client.job(job).status() == "started"
 
