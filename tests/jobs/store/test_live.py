@@ -17,12 +17,14 @@ from jobs.client import follow, wait
 from jobs.store import live
 from jobs.store.connection import connect_async
 from jobs.store.rq_format import job_key, result_fields, results_key
-from jobs.testing.attempts import END
+from jobs.stream.entries import END_LUA
 from tests.jobs.conftest import StepwiseWorker, completion_of
 from tests.waiting import PATIENCE, wait_until
 
 REQUEST: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 RESULTS, FOLLOWERS = 2_000, 1_000
+
+END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], true)"
 
 
 def end_all(client: Client, job_ids: Sequence[str]) -> None:
@@ -36,7 +38,7 @@ def end_all(client: Client, job_ids: Sequence[str]) -> None:
             pipeline.xadd(results_key(job_id), entry)
             pipeline.hset(job_key(job_id), mapping={"status": "finished", "chatjobs_attempt": 1})
             names = (keys.log(job_id), keys.live(job_id))
-            pipeline.eval(END, len(names), *names, f"1-{2**53 - 1}", '{"end":"stop"}', 1)
+            pipeline.eval(END, len(names), *names, f"1-{2**53 - 1}", '{"end":"stop"}')
         pipeline.execute()
 
 
