@@ -151,8 +151,8 @@ def test_status_lists_workers_and_queues(run: Run, served: Served) -> None:
     failed = failed_jobs(run, served) + 1
     run("chat", "-m", "demo", "--redis", served.url, "again and " * 2000)
     waiting = {"queued": 0, "deferred": 0, "scheduled": 0, "running": 0}
-    facts = {"name": "chat:demo", "model": "demo", "func": keys.TASK}
-    facts |= {**waiting, "failed": failed, "workers": 1}
+    queue = {"name": "chat:demo", "model": "demo", "func": keys.TASK}
+    facts = {**queue, **waiting, "failed": failed, "workers": 1}
 
     def shown() -> tuple[list[str], Any]:
         status = json.loads(run("status", "--json", "--redis", served.url).stdout)
