@@ -74,18 +74,15 @@ async def wait_for_all(
     """The result of `use` for `count` jobs that end when all of them are waited for."""
     ids = [job.id for job in client.submit_many([REQUEST] * count)]
     before, opened = connections(client), received(client)
-    others = subscriptions(client)  # of a worker that an earlier test has left
     async with AsyncClient(url) as aclient:
         tasks = asyncio.gather(*[use(aclient.job(job_id)) for job_id in ids])
-        await until_async(lambda: subscriptions(client) == others + count)
-        ends = asyncio.create_task(asyncio.to_thread(end_all, client, ids))
-        found = await tasks
-        await ends
+        await until_async(lambda: subscriptions(client) == count)
+        found, _ = await asyncio.gather(tasks, asyncio.to_thread(end_all, client, ids))
         assert (
             connections(client) <= before + 6
         )  # the producer's, four for commands, one for messages
         assert received(client) <= opened + 20  # a slow machine may time out and reconnect
-        await until_async(lambda: subscriptions(client) == others)
+        await until_async(lambda: subscriptions(client) == 0)
     return found
 
 
