@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 STARTS = re.compile(
-    r"\b(?:subprocess|EmbeddedRedis|redis_url|tests\.servers|[sS]ite|spawn|COMMAND|hub_process"
+    r"\b(?:subprocess|EmbeddedRedis|redis_url|tests\.servers|[sS]ite|spawn|COMMAND"
     r"|make_checkpoint|Engine|EngineCore|transformers|ChatTemplate)\b|--local"
 )
-FIXTURES = {"redis_server", "hub_process", "original", "checkpoint"}
+FIXTURES = {"redis_server", "original", "checkpoint"}
 
 
 def pytest_ignore_collect(collection_path: Path) -> bool | None:
