@@ -89,7 +89,7 @@ wheel: $(VENV)/.ready-to-test
 
 # Separate from the environment, so that other tests run as they do without the package.
 triton: $(VENV)/.ready-to-test .triton/.ready
-	PYTHONPATH=.triton $(BIN)/pytest tests/worker/layers/test_triton_weight.py
+	PYTHONPATH=.triton $(BIN)/pytest tests/worker/layers/weights/test_triton.py
 
 soak: $(VENV)/.ready-to-test
 	$(BIN)/python -m tests.soak.run --seconds 1200 --jobs 12000 $(if $(SERVER),--server $(SERVER))

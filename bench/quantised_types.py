@@ -20,7 +20,7 @@ from bench.peers.process import PeerProcess
 from bench.shapes import QWEN3_06B
 from tests.worker.loading.gguf.blocks import TYPES, make_type_file
 from worker import Engine
-from worker.layers.reencoding import way
+from worker.layers.weights.storage import product_kind
 
 NAMES = tuple(kind.name for kind in TYPES)
 TYPE_CELLS = ("decode 1", "decode 16", "prefill 1 x 512")
@@ -39,7 +39,7 @@ def measure_types(
         file = _file(source, kind)
         engine = _engine(file)
         dtype = getattr(torch, engine.info.dtype.partition(",")[0])
-        how = way(kind, QWEN3_06B["hidden_size"], dtype, torch.device("cpu"), False).value
+        how = product_kind(kind, QWEN3_06B["hidden_size"], dtype, torch.device("cpu"), False).value
         with PeerProcess("llama_cpp_peer", file, threads) as llama:
             contestants = {"chatjobs": ours(engine), "llama.cpp": llama.seconds}
             if kind is not REFERENCE:

@@ -171,7 +171,7 @@ def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
             {
                 "type": one.kind,
                 "matrices": one.matrices,
-                "way": one.way.value,
+                "way": one.product.value,
                 "extra_bytes": one.extra_bytes,
             }
             for one in found.products

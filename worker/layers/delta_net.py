@@ -22,10 +22,10 @@ from worker.kernels import library
 from worker.layers.batch import Batch
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import RMSNorm
-from worker.layers.quantised import Weight
 from worker.layers.recurrent_cache import RecurrentCache
 from worker.layers.rope import Rotation
-from worker.layers.weight import WeightSlot
+from worker.layers.weights.quantised_tensor import Weight
+from worker.layers.weights.slot import WeightSlot
 
 CHUNK = 64  # tokens per triangular system
 L2_EPS = 1e-6

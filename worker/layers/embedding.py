@@ -10,8 +10,8 @@ from worker.kernels import elementwise, library
 from worker.kernels import quantised as kernels
 from worker.kernels.library import TYPE_CODES
 from worker.layers.linear import Linear, LinearFactory
-from worker.layers.quantised import Compress, QuantisedTensor, Weight, place
-from worker.layers.weight import WeightSlot
+from worker.layers.weights.quantised_tensor import Compress, QuantisedTensor, Weight, place
+from worker.layers.weights.slot import WeightSlot
 
 
 def greatest(logits: Tensor) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """A mixture of experts: a router picks a few gated MLPs for each token (Shazeer et al. 2017).
 
 Tokens are grouped by expert: each selected expert runs once per step over its tokens. The storage
-of the experts is an `ExpertWeights`.
+of the experts is an `ExpertLinears`.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from worker.kernels import library, mixture
-from worker.layers.expert_weights import ExpertFactory
+from worker.layers.expert_linears import ExpertFactory
 from worker.layers.linear import LinearFactory
 from worker.layers.mlp import Activation, Gate, GatedMLP, gated_by
-from worker.layers.weight import Parameter, StackedPlace, WeightSlot
+from worker.layers.weights.slot import Parameter, StackedPlace, WeightSlot
 
 # Name of a stacked tensor under the experts' prefix → the parts of its rows, in order.
 StackedNames = Mapping[str, tuple[str, ...]]

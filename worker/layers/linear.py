@@ -10,21 +10,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from itertools import groupby
-from operator import itemgetter
 
 import torch
 from torch import Tensor
 
-from worker.layers import bf16_weight, packing
-from worker.layers.joined_weights import JoinedWeights
-from worker.layers.linear_weight import DenseWeight, LinearWeight, empty, merge
-from worker.layers.packed_blocks import PackedBlocksWeight
-from worker.layers.quantised import Compress, QuantisedTensor, Weight, place
-from worker.layers.quantised_weight import QuantisedWeight
-from worker.layers.reencoding import Way, reencode, way
-from worker.layers.triton_weight import TritonWeight
-from worker.layers.weight import WeightSlot
+from worker.layers.weights.linear_weight import LinearWeight
+from worker.layers.weights.quantised_tensor import Compress, QuantisedTensor, Weight
+from worker.layers.weights.slot import WeightSlot
+from worker.layers.weights.storage import store_linear
 
 # Makes the storage of a linear from the tensors that are merged in it, in order.
 Store = Callable[[Sequence[Weight]], LinearWeight]
@@ -147,46 +140,4 @@ class LinearFactory:
         )
 
     def _store(self, parts: Sequence[Weight]) -> LinearWeight:
-        """Adjacent parts that are multiplied in the same way are merged in one product."""
-        ready = [self._prepared(part) for part in parts]
-        stored = [
-            self._store_alike(chosen, [part for _, part in run])
-            for chosen, run in groupby(ready, key=itemgetter(0))
-        ]
-        return stored[0] if len(stored) == 1 else JoinedWeights(stored)
-
-    def _prepared(self, part: Weight) -> tuple[Way, Weight]:
-        """A part as it is multiplied with, and how."""
-        if not isinstance(part, QuantisedTensor):
-            return Way.PLAIN, part
-        chosen = self._way(part)
-        if chosen is Way.REENCODED:
-            part = reencode(part)
-            chosen = self._way(part)
-        if chosen is Way.PLAIN:
-            return chosen, place(part, self.dtype, self.device)
-        return chosen, part
-
-    def _way(self, part: QuantisedTensor) -> Way:
-        return way(part.type, part.shape[1], self.dtype, self.device, self.keep_quantised)
-
-    def _store_alike(self, chosen: Way, parts: Sequence[Weight]) -> LinearWeight:
-        plain = [part for part in parts if isinstance(part, Tensor)]
-        blocks = [part for part in parts if isinstance(part, QuantisedTensor)]
-        if chosen is Way.INTEGERS:
-            return PackedBlocksWeight(blocks)
-        if chosen is Way.PLAIN:
-            return self._store_plain(plain)
-        placed = [part.to(self.device) for part in blocks]
-        return TritonWeight(placed) if chosen is Way.TRITON else QuantisedWeight(placed)
-
-    def _store_plain(self, parts: Sequence[Tensor]) -> LinearWeight:
-        merged = merge(parts, self.dtype, self.device)
-        native = bf16_weight.served(merged)
-        if not native and packing.supports(self.dtype, self.device):
-            return packing.PackedWeight(merged)
-        # On the CPU the tensor may be a view of the mapped file. Weights that every step reads are
-        # copied into memory of their own.
-        mapped = self.device.type == "cpu" and merged.data_ptr() == parts[0].data_ptr()
-        own = empty(merged.shape, self.dtype, self.device).copy_(merged) if mapped else merged
-        return bf16_weight.Bf16Weight(own) if native else DenseWeight(own)
+        return store_linear(parts, self.dtype, self.device, keep_quantised=self.keep_quantised)

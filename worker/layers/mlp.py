@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from worker.kernels import elementwise, library
 from worker.layers.linear import LinearFactory
-from worker.layers.weight import WeightSlot
+from worker.layers.weights.slot import WeightSlot
 
 Activation = Callable[[Tensor], Tensor]
 Gate = Callable[[Tensor, Tensor], Tensor]  # gate and up channels → channels of the down projection

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import elementwise, library
-from worker.layers.weight import Parameter, WeightSlot
+from worker.layers.weights.slot import Parameter, WeightSlot
 
 
 class Norm(Protocol):

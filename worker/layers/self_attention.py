@@ -15,7 +15,7 @@ from worker.layers.kv_cache import KVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm
 from worker.layers.rope import Rotation
-from worker.layers.weight import Parameter, WeightSlot
+from worker.layers.weights.slot import Parameter, WeightSlot
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from typing import Protocol, Self, runtime_checkable
 
 import torch
 
-from worker.layers.quantised import Weight
+from worker.layers.weights.quantised_tensor import Weight
 
 
 @dataclass(frozen=True)

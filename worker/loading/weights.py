@@ -17,8 +17,8 @@ from torch import Tensor
 
 from jobs.errors import JobError
 from jobs.sizes import counted
-from worker.layers.quantised import QuantisedTensor, Weight
-from worker.layers.weight import StackedPlace, WeightSlot
+from worker.layers.weights.quantised_tensor import QuantisedTensor, Weight
+from worker.layers.weights.slot import StackedPlace, WeightSlot
 from worker.loading.checkpoint import Checkpoint, Headers, TensorHeader
 from worker.loading.dtypes import FROM_SAFETENSORS
 from worker.loading.quantization import ALTERNATIVE, FP8, Mxfp4, Quantization

@@ -16,10 +16,10 @@ from torch import Tensor
 from worker.layers.batch import Batch
 from worker.layers.kv_cache import KVCache
 from worker.layers.mlp import GatedMLP
-from worker.layers.quantised import Weight
 from worker.layers.rope import Rope, Rotation
 from worker.layers.self_attention import SelfAttention
-from worker.layers.weight import WeightSlot
+from worker.layers.weights.quantised_tensor import Weight
+from worker.layers.weights.slot import WeightSlot
 from worker.models.fields import Fields
 from worker.models.model import Decoder, Family, Placement
 from worker.models.pre_norm import PreNormConfig

@@ -15,7 +15,7 @@ from torch import Tensor
 from worker.layers.experts import Experts, Router
 from worker.layers.mlp import Gate, clamped
 from worker.layers.self_attention import SelfAttention
-from worker.layers.weight import StackedPlace, WeightSlot
+from worker.layers.weights.slot import StackedPlace, WeightSlot
 from worker.models.fields import Fields
 from worker.models.mixture import ALL_SPARSE, ExpertsConfig
 from worker.models.model import Decoder, Family, FeedForward, Mixer, Placement

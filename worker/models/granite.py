@@ -15,7 +15,7 @@ from worker.layers.mlp import GatedMLP
 from worker.layers.norm import Norm
 from worker.layers.rope import Rope, Rotation
 from worker.layers.self_attention import SelfAttention
-from worker.layers.weight import WeightSlot
+from worker.layers.weights.slot import WeightSlot
 from worker.models.fields import Fields
 from worker.models.model import Decoder, Family, Placement
 from worker.models.pre_norm import PreNormConfig

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor
 
 from worker.layers.experts import SparseMLP
-from worker.layers.weight import WeightSlot
+from worker.layers.weights.slot import WeightSlot
 from worker.models.fields import Fields
 from worker.models.mixture import ALL_SPARSE, ExpertsConfig
 from worker.models.model import Decoder, Family, FeedForward, Placement

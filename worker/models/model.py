@@ -19,11 +19,11 @@ from worker.layers.embedding import Embedding, Head, greatest
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm, Norm, RMSNorm, ZeroCentredRMSNorm
-from worker.layers.quantised import Compress
 from worker.layers.replay import Inputs, Replay
 from worker.layers.rope import Rope, Rotation
 from worker.layers.self_attention import HeadShape
-from worker.layers.weight import WeightSlot
+from worker.layers.weights.quantised_tensor import Compress
+from worker.layers.weights.slot import WeightSlot
 from worker.models.fields import Fields
 
 

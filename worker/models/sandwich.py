@@ -12,7 +12,7 @@ from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 from worker.layers.norm import Norm
 from worker.layers.rope import Rope, Rotation
-from worker.layers.weight import WeightSlot
+from worker.layers.weights.slot import WeightSlot
 from worker.models.model import FeedForward, Mixer
 
 

@@ -14,7 +14,7 @@ from gguf import GGML_QUANT_SIZES, quants
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from worker.layers.quantised import QuantisedTensor
+from worker.layers.weights.quantised_tensor import QuantisedTensor
 
 # Values that are quantised at a time: the temporary tensors stay in the processor's cache.
 CHUNK = 1 << 17

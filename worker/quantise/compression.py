@@ -9,7 +9,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 from jobs.errors import invalid
-from worker.layers.quantised import Weight
+from worker.layers.weights.quantised_tensor import Weight
 from worker.quantise.blocks import quantise
 
 

@@ -16,7 +16,7 @@ import torch
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker.backend import ModelInfo
-from worker.layers.reencoding import Way
+from worker.layers.weights.storage import ProductKind
 from worker.loading import weights
 from worker.loading.config import GenerationDefaults
 from worker.loading.source import ModelSource, find
@@ -187,7 +187,7 @@ def _fingerprint(of_files: str, checked: Preflight) -> str:
     """Of the values of the weights: those of the files, unless some are re-encoded."""
     if checked.reencoded is None:
         return of_files
-    changed = f"{of_files} {checked.reencoded}: {Way.REENCODED.value}"
+    changed = f"{of_files} {checked.reencoded}: {ProductKind.REENCODED.value}"
     return hashlib.sha256(changed.encode()).hexdigest()[:32]
 
 

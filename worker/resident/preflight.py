@@ -15,11 +15,11 @@ import torch
 from gguf import GGMLQuantizationType
 
 from jobs.errors import JobError
-from worker.layers import reencoding
 from worker.layers.kv_cache import WindowKVCache
-from worker.layers.quantised import bytes_of, stays_quantised
-from worker.layers.reencoding import Way
-from worker.layers.weight import WeightSlot
+from worker.layers.weights import storage
+from worker.layers.weights.quantised_tensor import bytes_of, stays_quantised
+from worker.layers.weights.slot import WeightSlot
+from worker.layers.weights.storage import ProductKind
 from worker.loading import weights
 from worker.loading.checkpoint import Headers, TensorHeader
 from worker.loading.config import ModelConfig
@@ -42,12 +42,12 @@ class Products:
 
     kind: str
     matrices: int
-    way: Way
+    product: ProductKind
     extra_bytes: int  # that they take beyond their blocks in the file
 
     def __str__(self) -> str:
         extra = f" (+{self.extra_bytes / 2**20:.0f} MiB)" if self.extra_bytes else ""
-        return f"{self.kind} x{self.matrices}: {self.way.value}{extra}"
+        return f"{self.kind} x{self.matrices}: {self.product.value}{extra}"
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ class Preflight:
     @property
     def reencoded(self) -> str | None:
         """The types of the files whose values change while they are loaded."""
-        kinds = [one.kind for one in self.products if one.way is Way.REENCODED]
+        kinds = [one.kind for one in self.products if one.product is ProductKind.REENCODED]
         return ", ".join(kinds) or None
 
     def require_room(self) -> None:
@@ -146,8 +146,8 @@ def _preflight(
     found = weights.check(slots, headers, quantization)
     parameters = sum(prod(slot.shape) for slot in slots.values())
     stored_as = {name: headers.tensors[found[name].name] for name in slots}
-    ways = {
-        name: _way(name, slots[name], header, chosen, device, spec.keep_quantised)
+    products = {
+        name: _product(name, slots[name], header, chosen, device, spec.keep_quantised)
         for name, header in stored_as.items()
         # An embedding that is no head is only looked up.
         if slots[name].quantised and header.blocks and (tied or name != weights.EMBEDDING)
@@ -155,15 +155,15 @@ def _preflight(
     forms: dict[str, list[Form]] = {}
     for name, slot in slots.items():
         forms[name] = [_form(slot, stored_as[name], device, compression)]
-        if ways.get(name) is Way.REENCODED:
+        if products.get(name) is ProductKind.REENCODED:
             looked_up = forms[name] if name == weights.EMBEDDING else []
-            forms[name] = [*looked_up, reencoding.TARGET]
+            forms[name] = [*looked_up, storage.TARGET]
         elif name == weights.EMBEDDING and tied and compression is not None:
             # The head's blocks are packed: those of files are views for the embedding, others not.
             form, columns = forms[name][0], slot.shape[-1]
             if form is compression.kind and not stored_as[name].blocks:
-                packed = reencoding.way(form, columns, chosen, device, spec.keep_quantised)
-                forms[name] *= 2 if packed is Way.INTEGERS else 1
+                packed = storage.product_kind(form, columns, chosen, device, spec.keep_quantised)
+                forms[name] *= 2 if packed is ProductKind.INTEGERS else 1
     weight_bytes = sum(
         _bytes(prod(slots[name].shape), form, chosen) for name in slots for form in forms[name]
     )
@@ -177,7 +177,7 @@ def _preflight(
         parameters=parameters,
         weight_bytes=weight_bytes,
         blocks=tuple(sorted(blocks)),
-        products=_products(slots, stored_as, ways, forms),
+        products=_products(slots, stored_as, products, forms),
         dtype=chosen,
         device=device,
         context_length=shape.context_length,
@@ -193,35 +193,37 @@ def _preflight(
 def _products(
     slots: Mapping[str, WeightSlot],
     stored_as: Mapping[str, TensorHeader],
-    ways: Mapping[str, Way],
+    products: Mapping[str, ProductKind],
     forms: Mapping[str, Sequence[Form]],
 ) -> tuple[Products, ...]:
-    found: dict[tuple[str, Way], list[int]] = {}  # of each matrix what it takes beyond its blocks
-    for name, way in ways.items():
+    found: dict[
+        tuple[str, ProductKind], list[int]
+    ] = {}  # of each matrix what it takes beyond its blocks
+    for name, product in products.items():
         kind, extra = GGMLQuantizationType[stored_as[name].dtype], 0
-        if way is Way.REENCODED:
+        if product is ProductKind.REENCODED:
             values = prod(slots[name].shape)
             extra = sum(bytes_of(values, form) for form in forms[name] if form is not None)
             extra -= bytes_of(values, kind)
-        found.setdefault((kind.name, way), []).append(extra)
+        found.setdefault((kind.name, product), []).append(extra)
     return tuple(
-        Products(kind, len(extra), way, sum(extra))
-        for (kind, way), extra in sorted(found.items(), key=lambda one: one[0][0])
+        Products(kind, len(extra), product, sum(extra))
+        for (kind, product), extra in sorted(found.items(), key=lambda one: one[0][0])
     )
 
 
-def _way(
+def _product(
     name: str,
     slot: WeightSlot,
     header: TensorHeader,
     dtype: torch.dtype,
     device: torch.device,
     keep_quantised: bool,
-) -> Way:
+) -> ProductKind:
     if name == weights.EMBEDDING and not _stays_quantised(header, device):
-        return Way.PLAIN  # a tied head has the embedding's values
+        return ProductKind.PLAIN  # a tied head has the embedding's values
     kind = GGMLQuantizationType[header.dtype]
-    return reencoding.way(kind, slot.shape[-1], dtype, device, keep_quantised)
+    return storage.product_kind(kind, slot.shape[-1], dtype, device, keep_quantised)
 
 
 def smallest_window(config: ModelConfig, device: torch.device) -> int | None:

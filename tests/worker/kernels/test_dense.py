@@ -10,7 +10,7 @@ from torch import Tensor
 
 from worker.kernels import dense, library
 from worker.kernels.library import Library
-from worker.layers.bf16_weight import Bf16Weight
+from worker.layers.weights.bf16 import Bf16Weight
 
 examples = settings(max_examples=60)
 

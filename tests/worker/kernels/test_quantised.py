@@ -13,7 +13,7 @@ from torch import Tensor
 from worker.kernels import quantised
 from worker.kernels.library import Library
 from worker.kernels.quantised import FORMATS, WIDE_FROM
-from worker.layers.quantised import QuantisedTensor
+from worker.layers.weights.quantised_tensor import QuantisedTensor
 from worker.quantise.blocks import quantise
 
 examples = settings(max_examples=120)

@@ -7,17 +7,17 @@ import torch
 
 from tests.worker.kernels.test_quantised import random_weight
 from worker.kernels import library
-from worker.layers import expert_weights
-from worker.layers.expert_weights import (
+from worker.layers import expert_linears
+from worker.layers.expert_linears import (
     ExpertFactory,
-    ExpertWeights,
-    GroupedWeights,
-    SeparateWeights,
+    ExpertLinears,
+    GroupedLinears,
+    SeparateLinears,
 )
 from worker.layers.experts import SparseMLP
 from worker.layers.linear import LinearFactory
 from worker.layers.mlp import ACTIVATIONS
-from worker.layers.quantised import Weight
+from worker.layers.weights.quantised_tensor import Weight
 from worker.models.mixture import STACKED_EXPERTS
 
 HIDDEN, INNER, COUNT, TOP = 16, 24, 5, 2
@@ -50,7 +50,7 @@ def test_grouped_experts_equal_single_ones(
 ) -> None:
     weights: dict[str, torch.Tensor] = {}
     single = made(weights, act)
-    monkeypatch.setattr(expert_weights, "runs_grouped", lambda device: True)
+    monkeypatch.setattr(expert_linears, "runs_grouped", lambda device: True)
     grouped = made(weights, act)
     x = torch.randn(tokens, HIDDEN, generator=torch.Generator().manual_seed(tokens))
     torch.testing.assert_close(grouped(x), single(x), atol=1e-4, rtol=1e-4)
@@ -65,14 +65,14 @@ COUNTS = [2, 0, 1, 4, 0]
 def test_each_row_is_multiplied_with_the_weight_of_its_expert(
     parts: tuple[int, ...], bias: bool, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(expert_weights, "runs_grouped", lambda device: grouped)
+    monkeypatch.setattr(expert_linears, "runs_grouped", lambda device: grouped)
     factory = ExpertFactory(COUNT, LinearFactory(torch.float32, torch.device("cpu")))
-    weights: ExpertWeights
+    weights: ExpertLinears
     if len(parts) == 1:
         weights = factory.row(HIDDEN, *parts, bias=bias)
     else:
         weights = factory.column(HIDDEN, *parts, bias=bias)
-    assert isinstance(weights, GroupedWeights if grouped else SeparateWeights)
+    assert isinstance(weights, GroupedLinears if grouped else SeparateLinears)
     random = torch.Generator().manual_seed(2)
     full = torch.randn(COUNT, sum(parts), HIDDEN, generator=random)
     biases = torch.randn(COUNT, sum(parts), generator=random) * bias
@@ -123,6 +123,6 @@ def test_one_call_multiplies_with_all_experts(
     x = torch.randn(sum(COUNTS), 64, generator=random).bfloat16()
     owners = torch.arange(COUNT).repeat_interleave(torch.tensor(COUNTS))
     expected = torch.einsum("roi,ri->ro", exact[owners], x.double()) + biases[owners].double()
-    monkeypatch.setattr(expert_weights, "read_back", None)  # the loop over experts needs it
+    monkeypatch.setattr(expert_linears, "read_back", None)  # the loop over experts needs it
     y = weights(x, torch.tensor(COUNTS)).double()
     assert (y - expected).norm() < 0.02 * expected.norm()

@@ -9,20 +9,21 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.layers import linear_weight, packing
-from worker.layers.bf16_weight import Bf16Weight, served
 from worker.layers.linear import Linear, LinearFactory, Split, Store
-from worker.layers.linear_weight import DenseWeight, LinearWeight, merge
-from worker.layers.packing import PackedWeight
-from worker.layers.quantised import Weight
+from worker.layers.weights import dense, onednn
+from worker.layers.weights.bf16 import Bf16Weight, served
+from worker.layers.weights.dense import DenseWeight, merge
+from worker.layers.weights.linear_weight import LinearWeight
+from worker.layers.weights.onednn import OneDnnWeight
+from worker.layers.weights.quantised_tensor import Weight
 
 CPU = torch.device("cpu")
 IN, PARTS = 32, (40, 8, 16)
-Layout = type[DenseWeight] | type[PackedWeight] | type[Bf16Weight]
+Layout = type[DenseWeight] | type[OneDnnWeight] | type[Bf16Weight]
 LAYOUTS: dict[str, tuple[Layout, torch.dtype]] = {
     "dense fp32": (DenseWeight, torch.float32),
     "dense bf16": (DenseWeight, torch.bfloat16),
-    "packed bf16": (PackedWeight, torch.bfloat16),
+    "packed bf16": (OneDnnWeight, torch.bfloat16),
     "native bf16": (Bf16Weight, torch.bfloat16),
 }
 
@@ -38,7 +39,7 @@ def tensors(parts: tuple[int, ...]) -> list[torch.Tensor]:
 @pytest.fixture(params=LAYOUTS, ids=lambda name: name.replace(" ", "-"))
 def layout(request: pytest.FixtureRequest) -> tuple[Store, torch.dtype]:
     kind, dtype = LAYOUTS[request.param]
-    if kind is PackedWeight and not packing.supports(dtype, CPU):
+    if kind is OneDnnWeight and not onednn.supports(dtype, CPU):
         pytest.skip("the CPU has no bf16 instructions")
     if kind is Bf16Weight and not served(torch.empty(32, IN, dtype=dtype)):
         pytest.skip("there are no kernels")
@@ -84,16 +85,16 @@ def test_a_linear_equals_f_linear_of_its_concatenated_parts(
 
 
 @pytest.mark.parametrize("biased", [False, True], ids=["plain", "bias"])
-@pytest.mark.parametrize("rows", [1, linear_weight.WIDENED_ROWS, 50])
+@pytest.mark.parametrize("rows", [1, dense.WIDENED_ROWS, 50])
 def test_a_cpu_without_bf16_instructions_multiplies_in_float32(
     monkeypatch: pytest.MonkeyPatch, rows: int, biased: bool
 ) -> None:
-    monkeypatch.setattr(linear_weight, "bf16_is_fast", lambda: False)
-    monkeypatch.setattr(linear_weight, "WIDENED_VALUES", 7 * IN)  # the last part is smaller
+    monkeypatch.setattr(dense, "bf16_is_fast", lambda: False)
+    monkeypatch.setattr(dense, "WIDENED_VALUES", 7 * IN)  # the last part is smaller
     weight, x = random(40, IN, seed=1).bfloat16(), random(rows, IN, seed=2).bfloat16()
     bias = random(40, seed=3).bfloat16() if biased else None
     exact = F.linear(x.double(), weight.double(), None if bias is None else bias.double())
-    close(linear_weight.linear(x, weight, bias), exact.bfloat16())
+    close(dense.linear(x, weight, bias), exact.bfloat16())
     kinds: list[torch.dtype] = []
     product = F.linear
 
@@ -103,7 +104,7 @@ def test_a_cpu_without_bf16_instructions_multiplies_in_float32(
 
     monkeypatch.setattr(F, "linear", watched)
     DenseWeight(weight)(x, bias)
-    wide = rows >= linear_weight.WIDENED_ROWS
+    wide = rows >= dense.WIDENED_ROWS
     assert kinds == ([torch.float32] * 6 if wide else [torch.bfloat16])
 
 
@@ -112,9 +113,9 @@ def test_packed_rows_do_not_depend_on_the_padding(
 ) -> None:
     """Rows are padded to a multiple of ROUND_ROWS, and only where the layout is not made for
     them."""
-    if not packing.supports(torch.bfloat16, CPU):
+    if not onednn.supports(torch.bfloat16, CPU):
         pytest.skip("the CPU has no bf16 instructions")
-    weight = PackedWeight(tensors((40,))[0].bfloat16())
+    weight = OneDnnWeight(tensors((40,))[0].bfloat16())
     padded: list[int] = []
     pad = F.pad
 

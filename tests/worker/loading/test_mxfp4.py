@@ -18,7 +18,7 @@ from jobs.cli import build
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.loading.folders import WEIGHTS, edit_json, edit_weights, logits, refusal
 from worker import Engine
-from worker.layers.quantised import QuantisedTensor
+from worker.layers.weights.quantised_tensor import QuantisedTensor
 from worker.loading.quantization import Mxfp4
 from worker.loading.source import find
 from worker.quantise.model import quantise_model

@@ -16,7 +16,7 @@ from tests.worker.checkpoints import make_checkpoint
 from tests.worker.quantise.answers import FILES, PROMPT, RECORDED, TOKENS, WIDE, digest, write
 from tests.worker.tokenizers import save_tokenizer
 from worker import Engine
-from worker.layers.quantised import Weight
+from worker.layers.weights.quantised_tensor import Weight
 from worker.loading.source import find
 from worker.quantise import blocks
 from worker.quantise.mix import KINDS

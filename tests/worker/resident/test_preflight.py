@@ -18,8 +18,8 @@ from tests.worker.loading.folders import WEIGHTS, edit_json, edit_weights
 from tests.worker.loading.gguf.blocks import make_type_file
 from tests.worker.sources import open_folder
 from worker.kernels import library
-from worker.layers import triton_weight
-from worker.layers.reencoding import Way
+from worker.layers.weights import triton
+from worker.layers.weights.storage import ProductKind
 from worker.loading.checkpoint import Checkpoint
 from worker.loading.source import find
 from worker.model_spec import ModelSpec
@@ -101,7 +101,7 @@ def test_a_tied_head_whose_table_a_gpu_dequantises_is_not_reencoded(
     sizes: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 256, "head_dim": 64}
     folder = make_checkpoint(tmp_path / "tied", "llama", tie_word_embeddings=True, **sizes)
     file = make_type_file(folder, tmp_path / "it.gguf", GGMLQuantizationType.IQ3_S)
-    monkeypatch.setattr(triton_weight, "multiplies", lambda kind: kind.name == "Q8_0")
+    monkeypatch.setattr(triton, "multiplies", lambda kind: kind.name == "Q8_0")
     monkeypatch.setattr(devices, "free_bytes", lambda device: 2**33)
     source = find(str(file))
     with source.weights() as headers:
@@ -112,8 +112,8 @@ def test_a_tied_head_whose_table_a_gpu_dequantises_is_not_reencoded(
             headers,
         )
     table, *others = sorted(checked.products, key=lambda one: one.matrices)
-    assert table.way is Way.PLAIN and table.matrices == 1
-    assert [one.way for one in others] == [Way.REENCODED]
+    assert table.product is ProductKind.PLAIN and table.matrices == 1
+    assert [one.product for one in others] == [ProductKind.REENCODED]
 
 
 def test_no_weight_is_read(original: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from jobs import JobError, Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.kernels import library
-from worker.layers.quantised import QuantisedTensor
+from worker.layers.weights.quantised_tensor import QuantisedTensor
 from worker.loading.source import find
 from worker.quantise import model
 from worker.quantise.blocks import quantise

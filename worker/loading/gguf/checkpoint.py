@@ -14,7 +14,7 @@ from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from jobs.errors import JobError
-from worker.layers.quantised import Weight
+from worker.layers.weights.quantised_tensor import Weight
 from worker.loading.checkpoint import TensorHeader
 from worker.loading.gguf.header import Tensors
 from worker.loading.gguf.tensors import Presented

@@ -14,7 +14,7 @@ import torch
 from gguf.constants import GGML_QUANT_SIZES
 from torch import Tensor
 
-from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.weights.quantised_tensor import QuantisedTensor, Weight
 from worker.loading.checkpoint import TensorHeader
 from worker.loading.gguf.header import StoredTensor
 from worker.loading.gguf.types import DENSE

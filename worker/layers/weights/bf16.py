@@ -9,7 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import dense, library
-from worker.layers.linear_weight import GroupedLinear, linear
+from worker.layers.weights.dense import linear
+from worker.layers.weights.linear_weight import GroupedProduct
 
 # Rows up to which the kernels of a level are faster than torch; always, where none are given.
 MOST_ROWS = {"avx2": 32, "amx": 256}
@@ -39,7 +40,7 @@ class Bf16Weight:
         return y if bias is None else y.add_(bias)
 
     @staticmethod
-    def grouped(weights: Sequence[Bf16Weight]) -> GroupedLinear:
+    def grouped(weights: Sequence[Bf16Weight]) -> GroupedProduct:
         """One product with the rows of each of the weights, which have one shape."""
         outputs = weights[0]._out_features
         matrices = dense.Matrices([weight._weight for weight in weights])

@@ -8,15 +8,15 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from worker.layers.device import is_accelerator
-from worker.layers.linear_weight import linear
-from worker.layers.quantised import QuantisedTensor
+from worker.layers.weights.dense import linear
+from worker.layers.weights.quantised_tensor import QuantisedTensor
 
 # Values of the weight that are dequantised for one product, on the CPU and elsewhere. Larger
 # products take more memory.
 CHUNK, ACCELERATOR_CHUNK = 1 << 18, 1 << 24
 
 
-class QuantisedWeight:
+class DequantisingWeight:
     """[out_features, in_features] as the tensors that are merged along its rows, each in blocks of
     its own type."""
 

@@ -1,10 +1,9 @@
-"""Storage of a linear layer's weight: the interface, and the dense layout."""
+"""A linear's weight as one plain tensor, multiplied by torch; memory for weights."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -15,17 +14,6 @@ from worker.kernels import weight_memory
 # On a CPU without bf16 instructions torch multiplies bf16 about ten times as slowly as float32.
 # From WIDENED_ROWS on it is faster to convert the weight, WIDENED_VALUES at a time, to float32.
 WIDENED_ROWS, WIDENED_VALUES = 8, 1 << 22
-
-
-# Products of rows with several weights, as ExpertWeights: x, counts → y.
-GroupedLinear = Callable[[Tensor, Tensor], Tensor]
-
-
-class LinearWeight(Protocol):
-    """The weight of one linear in some layout, and the matrix product that reads that layout."""
-
-    def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
-        """x [rows, in_features] → x Wᵀ + bias [rows, out_features]."""
 
 
 class DenseWeight:

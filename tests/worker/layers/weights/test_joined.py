@@ -9,10 +9,10 @@ from gguf import GGMLQuantizationType as Type
 
 from tests.worker.loading.gguf.blocks import random_blocks
 from worker.kernels import library, recording
-from worker.layers.joined_weights import JoinedWeights
 from worker.layers.linear import LinearFactory
-from worker.layers.packed_blocks import PackedBlocksWeight
-from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.weights.integer import IntegerWeight
+from worker.layers.weights.linear_weight import JoinedWeight
+from worker.layers.weights.quantised_tensor import QuantisedTensor, Weight
 
 pytestmark = pytest.mark.skipif(library.active() is None, reason="needs the CPU kernels")
 
@@ -54,7 +54,7 @@ def test_each_part_has_the_product_that_it_has_alone(
         single = linears.column(COLUMNS, part.shape[0])
         single.weight_slot().fill(part)
         alone.append(single)
-    assert isinstance(merged.weight, JoinedWeights)
+    assert isinstance(merged.weight, JoinedWeight)
     for rows in (1, 9, 40):
         x = torch.randn(rows, COLUMNS, generator=torch.Generator().manual_seed(rows)).to(dtype)
         expected = torch.cat([single(x) for single in alone], dim=1) + bias.to(dtype)
@@ -66,9 +66,9 @@ def test_kept_blocks_leave_their_neighbours_the_integer_product() -> None:
     linear = LinearFactory(torch.float32, CPU, keep_quantised=True).column(COLUMNS, 16, 16, 16)
     for index, part in enumerate(parts):
         linear.weight_slot(index).fill(part)
-    assert isinstance(linear.weight, JoinedWeights)
+    assert isinstance(linear.weight, JoinedWeight)
     kept, multiplied = linear.weight._weights
-    assert isinstance(multiplied, PackedBlocksWeight) and not isinstance(kept, PackedBlocksWeight)
+    assert isinstance(multiplied, IntegerWeight) and not isinstance(kept, IntegerWeight)
     x = torch.randn(3, COLUMNS)
     expected = torch.cat([x @ part.dequantise(torch.float32).T for part in parts], dim=1)
     assert float((linear(x) - expected).norm() / expected.norm()) < 0.02

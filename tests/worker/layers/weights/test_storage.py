@@ -11,14 +11,14 @@ from torch import Tensor
 from tests.worker.loading.gguf.blocks import TYPES, random_blocks
 from worker.kernels import library
 from worker.kernels.quantised import FORMATS
-from worker.layers import triton_weight
 from worker.layers.embedding import Embedding, Head
-from worker.layers.expert_weights import ExpertFactory
+from worker.layers.expert_linears import ExpertFactory
 from worker.layers.linear import LinearFactory
-from worker.layers.packed_blocks import PackedBlocksWeight
-from worker.layers.quantised import QuantisedTensor
-from worker.layers.quantised_weight import QuantisedWeight
-from worker.layers.reencoding import Way, reencode, way
+from worker.layers.weights import triton
+from worker.layers.weights.dequantising import DequantisingWeight
+from worker.layers.weights.integer import IntegerWeight
+from worker.layers.weights.quantised_tensor import QuantisedTensor
+from worker.layers.weights.storage import ProductKind, product_kind, reencode
 
 CPU = torch.device("cpu")
 ROWS, COLUMNS = 40, 256
@@ -51,12 +51,12 @@ def test_every_type_is_multiplied_with_by_the_kernels(kind: Type) -> None:
     bias = torch.randn(ROWS)
     linear.weight_slot().fill(weight)
     linear.bias_slot().fill(bias)
-    assert isinstance(linear.weight, PackedBlocksWeight)
+    assert isinstance(linear.weight, IntegerWeight)
     for rows in (1, 9):
         x = torch.randn(rows, COLUMNS)
         assert error(linear(x), x @ values(weight).T + bias) < 0.02
-    chosen = way(kind, COLUMNS, torch.float32, CPU, keep=False)
-    assert chosen is (Way.INTEGERS if kind.name in FORMATS else Way.REENCODED)
+    chosen = product_kind(kind, COLUMNS, torch.float32, CPU, keep=False)
+    assert chosen is (ProductKind.INTEGERS if kind.name in FORMATS else ProductKind.REENCODED)
 
 
 @pytest.mark.parametrize("kind", TYPES, ids=lambda kind: kind.name)
@@ -70,7 +70,7 @@ def test_blocks_stay_where_they_are_on_request(kind: Type) -> None:
     weight = random_weight(kind)
     linear = LinearFactory(torch.float32, CPU, keep_quantised=True).column(COLUMNS, ROWS)
     linear.weight_slot().fill(weight)
-    assert isinstance(linear.weight, QuantisedWeight)
+    assert isinstance(linear.weight, DequantisingWeight)
     x = torch.randn(3, COLUMNS)
     assert error(linear(x), x @ values(weight).T) < 1e-5
 
@@ -100,18 +100,18 @@ def test_experts_of_reencoded_types() -> None:
 def test_nothing_is_reencoded_where_no_kernel_would_multiply(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    assert way(Type.IQ3_S, 256, torch.float16, CPU, keep=False) is Way.DEQUANTISED
+    assert product_kind(Type.IQ3_S, 256, torch.float16, CPU, keep=False) is ProductKind.DEQUANTISED
     monkeypatch.setattr(library, "active", lambda: None)
-    assert way(Type.IQ3_S, 256, torch.float32, CPU, keep=False) is Way.DEQUANTISED
-    assert way(Type.Q4_K, 256, torch.float32, CPU, keep=False) is Way.DEQUANTISED
+    assert product_kind(Type.IQ3_S, 256, torch.float32, CPU, keep=False) is ProductKind.DEQUANTISED
+    assert product_kind(Type.Q4_K, 256, torch.float32, CPU, keep=False) is ProductKind.DEQUANTISED
 
 
 def test_types_without_a_triton_kernel_are_reencoded_for_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(triton_weight, "multiplies", lambda kind: kind in (Type.Q8_0, Type.Q4_K))
+    monkeypatch.setattr(triton, "multiplies", lambda kind: kind in (Type.Q8_0, Type.Q4_K))
     cuda = torch.device("cuda")
-    assert way(Type.Q4_K, 256, torch.bfloat16, cuda, keep=False) is Way.TRITON
-    assert way(Type.IQ3_S, 256, torch.bfloat16, cuda, keep=False) is Way.REENCODED
-    assert way(Type.Q5_0, 256, torch.bfloat16, cuda, keep=True) is Way.DEQUANTISED
-    assert way(Type.IQ3_S, 256, torch.bfloat16, cuda, keep=True) is Way.PLAIN
+    assert product_kind(Type.Q4_K, 256, torch.bfloat16, cuda, keep=False) is ProductKind.TRITON
+    assert product_kind(Type.IQ3_S, 256, torch.bfloat16, cuda, keep=False) is ProductKind.REENCODED
+    assert product_kind(Type.Q5_0, 256, torch.bfloat16, cuda, keep=True) is ProductKind.DEQUANTISED
+    assert product_kind(Type.IQ3_S, 256, torch.bfloat16, cuda, keep=True) is ProductKind.PLAIN

@@ -11,7 +11,7 @@ from typing import Any
 from gguf import GGMLQuantizationType
 from torch import Tensor
 
-from worker.layers.quantised import QuantisedTensor
+from worker.layers.weights.quantised_tensor import QuantisedTensor
 
 logger = logging.getLogger(__name__)
 

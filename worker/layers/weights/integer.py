@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from worker.kernels import quantised as kernels
-from worker.layers.linear_weight import GroupedLinear
-from worker.layers.quantised import QuantisedTensor
+from worker.layers.weights.linear_weight import GroupedProduct
+from worker.layers.weights.quantised_tensor import QuantisedTensor
 
 
-class PackedBlocksWeight:
+class IntegerWeight:
     """[out_features, in_features] as the tensors that are merged along its rows, packed for the
     kernels. Products round x to int8 with one scale per row and 32 channels."""
 
@@ -24,7 +24,7 @@ class PackedBlocksWeight:
         return y if bias is None else y.add_(bias)
 
     @staticmethod
-    def grouped(weights: Sequence[PackedBlocksWeight]) -> GroupedLinear:
+    def grouped(weights: Sequence[IntegerWeight]) -> GroupedProduct:
         """One product with the rows of each of the weights, which are merged alike."""
         matrices = kernels.Matrices([weight._parts for weight in weights])
         return lambda x, counts: kernels.linear(x, matrices, counts)

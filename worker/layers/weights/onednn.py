@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.layers.linear_weight import bf16_is_fast
+from worker.layers.weights.dense import bf16_is_fast
 
 # Rows of x that the layout is optimised for. Other row counts work, a little slower.
 PACKED_FOR_ROWS = 16
@@ -24,7 +24,7 @@ def supports(dtype: torch.dtype, device: torch.device) -> bool:
     return device.type == "cpu" and dtype is torch.bfloat16 and bf16_is_fast()
 
 
-class PackedWeight:
+class OneDnnWeight:
     """[out_features, in_features] in oneDNN's blocked layout."""
 
     def __init__(self, weight: Tensor) -> None:

@@ -16,15 +16,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import mixture
-from worker.layers.bf16_weight import Bf16Weight
 from worker.layers.device import is_accelerator, read_back
 from worker.layers.linear import Linear, LinearFactory
-from worker.layers.linear_weight import GroupedLinear
-from worker.layers.packed_blocks import PackedBlocksWeight
-from worker.layers.weight import WeightSlot
+from worker.layers.weights.bf16 import Bf16Weight
+from worker.layers.weights.integer import IntegerWeight
+from worker.layers.weights.linear_weight import GroupedProduct
+from worker.layers.weights.slot import WeightSlot
 
 
-class ExpertWeights(Protocol):
+class ExpertLinears(Protocol):
     """One linear per expert, yₑ = xₑ Wₑᵀ + bₑ, in some layout. Every Wₑ is [sum(parts),
     in_features], merged from one or more checkpoint tensors as in `Linear`."""
 
@@ -39,7 +39,7 @@ class ExpertWeights(Protocol):
         """Slot of one merged bias of an expert [parts[part]]."""
 
 
-class SeparateWeights:
+class SeparateLinears:
     """One `Linear` per expert, in the layout that the linear chooses. One call of the CPU kernels
     multiplies with all of them, where it can."""
 
@@ -58,15 +58,15 @@ class SeparateWeights:
         return torch.cat([linear(part) for (linear, _), part in pieces])
 
     @cached_property
-    def _grouped(self) -> GroupedLinear | None:
+    def _grouped(self) -> GroupedProduct | None:
         """The product with all weights, once they are loaded."""
         weights = [linear.weight for linear in self._linears]
         plain = [weight for weight in weights if isinstance(weight, Bf16Weight)]
-        packed = [weight for weight in weights if isinstance(weight, PackedBlocksWeight)]
+        packed = [weight for weight in weights if isinstance(weight, IntegerWeight)]
         if len(plain) == len(weights):
             return Bf16Weight.grouped(plain)
         if len(packed) == len(weights):
-            return PackedBlocksWeight.grouped(packed)
+            return IntegerWeight.grouped(packed)
         return None
 
     @cached_property
@@ -83,7 +83,7 @@ class SeparateWeights:
         return self._linears[expert].bias_slot(part)
 
 
-class GroupedWeights:
+class GroupedLinears:
     """One tensor [experts, sum(parts), in_features], read by one grouped product."""
 
     def __init__(
@@ -131,7 +131,7 @@ class ExpertFactory:
     experts: int
     linears: LinearFactory
 
-    def column(self, in_features: int, *out_features: int, bias: bool = False) -> ExpertWeights:
+    def column(self, in_features: int, *out_features: int, bias: bool = False) -> ExpertLinears:
         """Split by output features. Several `out_features` are merged into one product."""
 
         def linear() -> Linear:
@@ -139,7 +139,7 @@ class ExpertFactory:
 
         return self._make(linear, in_features, out_features, bias)
 
-    def row(self, in_features: int, out_features: int, *, bias: bool = False) -> ExpertWeights:
+    def row(self, in_features: int, out_features: int, *, bias: bool = False) -> ExpertLinears:
         """Split by input features."""
 
         def linear() -> Linear:
@@ -149,11 +149,11 @@ class ExpertFactory:
 
     def _make(
         self, linear: Callable[[], Linear], in_features: int, parts: tuple[int, ...], bias: bool
-    ) -> ExpertWeights:
+    ) -> ExpertLinears:
         dtype, device = self.linears.dtype, self.linears.device
         if runs_grouped(self.linears.built_for or device):
-            return GroupedWeights(self.experts, in_features, parts, bias, dtype, device)
-        return SeparateWeights([linear() for _ in range(self.experts)])
+            return GroupedLinears(self.experts, in_features, parts, bias, dtype, device)
+        return SeparateLinears([linear() for _ in range(self.experts)])
 
 
 def runs_grouped(device: torch.device) -> bool:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from gguf import GGMLQuantizationType
 
-from tests.worker.layers.test_quantised import random_tensor
-from worker.layers.quantised import QuantisedTensor
-from worker.layers.weight import WeightSlot
+from tests.worker.layers.weights.test_dequantise import random_tensor
+from worker.layers.weights.quantised_tensor import QuantisedTensor
+from worker.layers.weights.slot import WeightSlot
 
 
 def test_a_slot_of_plain_floats_gets_the_values_of_quantised_blocks() -> None:

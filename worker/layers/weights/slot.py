@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.layers.quantised import QuantisedTensor, Weight
+from worker.layers.weights.quantised_tensor import QuantisedTensor, Weight
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
 from worker.layers.device import is_accelerator
-from worker.layers.quantised_blocks import FUNCTIONS, dequantise
+from worker.layers.weights.dequantise import FUNCTIONS, dequantise
 
 # Values that a CPU dequantises at a time. The temporary tensors stay in the cache of one core, and
 # torch starts no threads for them, which would wait for each other after every operation.

@@ -19,9 +19,9 @@ from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.layers import triton_weight
-from worker.layers.quantised import QuantisedTensor
-from worker.layers.triton_weight import TritonWeight
+from worker.layers.weights import triton
+from worker.layers.weights.quantised_tensor import QuantisedTensor
+from worker.layers.weights.triton import TritonWeight
 
 KINDS = [Type.Q4_0, Type.Q8_0, Type.Q4_K, Type.Q5_K, Type.Q6_K]
 SCALES = {Type.Q4_0: (0,), Type.Q8_0: (0,), Type.Q6_K: (208,)}  # else at 0 and 2
@@ -32,9 +32,9 @@ needs_triton = pytest.mark.skipif(
 
 @pytest.fixture(autouse=True)
 def fresh_kernels() -> Iterator[None]:
-    triton_weight.kernels.cache_clear()
+    triton.kernels.cache_clear()
     yield
-    triton_weight.kernels.cache_clear()
+    triton.kernels.cache_clear()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -89,7 +89,7 @@ def test_rows_may_end_within_a_step(kind: Type, columns: int) -> None:
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
 def test_dequantised_values_are_gguf_s(kind: Type) -> None:
     tensor = quantised(kind, 19, 512)
-    ours = triton_weight.kernels().dequantise(kind.name, tensor.blocks, torch.float32)
+    ours = triton.kernels().dequantise(kind.name, tensor.blocks, torch.float32)
     assert torch.equal(ours, values(tensor))
 
 
@@ -101,7 +101,7 @@ def test_dequantised_values_are_gguf_s(kind: Type) -> None:
 def test_merged_parts_with_a_bias_in_the_layer_s_dtype(
     dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton_weight, "CHUNK", 256 * 7)
+    monkeypatch.setattr(triton, "CHUNK", 256 * 7)
     parts = [quantised(Type.Q4_K, 24, 256), quantised(Type.Q6_K, 9, 256, seed=1)]
     x, bias = torch.randn(rows, 512).to(dtype)[:, ::2], torch.randn(33).to(dtype)
     weight = torch.cat([values(part).to(dtype) for part in parts])
@@ -124,8 +124,8 @@ def test_a_row_does_not_depend_on_its_neighbours() -> None:
 
 @needs_triton
 def test_the_kernels_serve_these_types_on_gpus() -> None:
-    assert all(map(triton_weight.multiplies, KINDS))
-    assert not triton_weight.multiplies(Type.Q2_K)
+    assert all(map(triton.multiplies, KINDS))
+    assert not triton.multiplies(Type.Q2_K)
 
 
 def test_without_triton_one_log_line_says_so(
@@ -134,10 +134,10 @@ def test_without_triton_one_log_line_says_so(
     def fail(name: str) -> None:
         raise ImportError("No module named 'triton'")
 
-    monkeypatch.setattr(triton_weight, "import_module", fail)
+    monkeypatch.setattr(triton, "import_module", fail)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
-            assert not triton_weight.multiplies(Type.Q8_0)
+            assert not triton.multiplies(Type.Q8_0)
     assert [record.message for record in caplog.records] == [
         "quantised weights are multiplied by torch alone, because triton can't be imported "
         "(No module named 'triton'): each product dequantises its weight first"
@@ -149,7 +149,7 @@ def test_the_kernels_compile_for_gpus(tmp_path: Path) -> None:
     environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path)}
     del environment["TRITON_INTERPRET"]
     done = subprocess.run(
-        [sys.executable, "-m", "tests.worker.layers.compile_triton"],
+        [sys.executable, "-m", "tests.worker.layers.weights.compile_triton"],
         env=environment,
         capture_output=True,
         text=True,

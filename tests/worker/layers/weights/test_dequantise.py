@@ -7,8 +7,8 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
-from worker.layers import quantised
-from worker.layers.quantised import QuantisedTensor
+from worker.layers.weights import quantised_tensor
+from worker.layers.weights.quantised_tensor import QuantisedTensor
 
 Type = GGMLQuantizationType
 PLAIN = {"F32", "F16", "BF16", "F64", "I8", "I16", "I32", "I64"}
@@ -33,7 +33,7 @@ def test_values_are_bit_for_bit_those_of_gguf(
     kind: GGMLQuantizationType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over random bytes, which include infinite and NaN scales."""
-    monkeypatch.setattr(quantised, "CHUNK", 1 << 12)  # rows end between two chunks
+    monkeypatch.setattr(quantised_tensor, "CHUNK", 1 << 12)  # rows end between two chunks
     tensor = random_tensor(kind, 96, 1024)
     values = tensor.dequantise(torch.float32)
     with np.errstate(all="ignore"):

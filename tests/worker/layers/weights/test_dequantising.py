@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import library
-from worker.layers import quantised_weight
 from worker.layers.embedding import Embedding, Head
-from worker.layers.expert_weights import ExpertFactory
+from worker.layers.expert_linears import ExpertFactory
 from worker.layers.linear import LinearFactory
-from worker.layers.quantised import QuantisedTensor, Weight, place
+from worker.layers.weights import dequantising
+from worker.layers.weights.quantised_tensor import QuantisedTensor, Weight, place
 
 Type = GGMLQuantizationType
 CPU = torch.device("cpu")
@@ -68,7 +68,7 @@ def test_a_linear_of_blocks_equals_one_of_their_values(
     chunk: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(quantised_weight, "CHUNK", chunk)
+    monkeypatch.setattr(dequantising, "CHUNK", chunk)
     sizes = [part.shape[0] for part in parts]
     linear = LinearFactory(torch.float32, CPU).column(IN, *sizes, bias=biased)
     biases = [torch.randn(size) for size in sizes]
