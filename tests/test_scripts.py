@@ -64,6 +64,8 @@ CASES: list[tuple[str, str, Any]] = [
     (writer.APPEND, "ARGV", writer.AppendArgs),
     (rq_scripts.CLAIM, "KEYS", rq_scripts.ClaimKeys),
     (rq_scripts.CLAIM, "ARGV", rq_scripts.ClaimArgs),
+    (rq_scripts.LEASE_LUA, "keys", rq_scripts.LeaseKeys),
+    (rq_scripts.LEASE_LUA, "args", rq_scripts.LeaseArgs),
     (rq_scripts.SETTLE, "KEYS", rq_scripts.SettleKeys),
     (rq_scripts.SETTLE, "ARGV", rq_scripts.SettleArgs),
     (rq_scripts.RETURN, "KEYS", rq_scripts.ReturnKeys),
@@ -100,6 +102,13 @@ CASES: list[tuple[str, str, Any]] = [
 ]
 
 
+# In the order in which scripts have them in front.
+PRELUDES = (
+    *(JOB_END_LUA, END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA, ROWS_LUA),
+    rq_scripts.LEASE_LUA,
+)
+
+
 def header_of(text: str) -> str:
     _, body = lua.split_flags(text)
     return "\n".join(takewhile(lambda line: line.startswith("--"), body.splitlines()))
@@ -128,7 +137,7 @@ def test_each_script_opens_with_a_header_that_describes_it() -> None:
 
 
 def test_each_script_compiles(redis_url: str) -> None:
-    preludes = JOB_END_LUA
+    preludes = JOB_END_LUA + rq_scripts.LEASE_LUA
     with redis.Redis.from_url(redis_url) as client:
         for path in SCRIPTS:
             flags, body = lua.split_flags(path.read_text())
@@ -148,7 +157,7 @@ def test_each_unpacked_table_has_names_in_python() -> None:
 
 def test_each_script_takes_what_python_passes() -> None:
     for script, table, names in CASES:
-        assert unpacked(script, table) == [names._fields], names
+        assert set(unpacked(script, table)) == {names._fields}, names
 
 
 def test_the_variable_tail_follows_the_named_elements() -> None:
@@ -162,7 +171,7 @@ def test_the_variable_tail_follows_the_named_elements() -> None:
 def test_the_headers_list_the_names_in_order() -> None:
     for script, table, names in CASES:
         _, body = lua.split_flags(script)
-        for prelude in (JOB_END_LUA, END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA, ROWS_LUA):
+        for prelude in PRELUDES:
             body = body if body == prelude else body.removeprefix(prelude)
         (section,) = re.findall(rf"^-- {table}  (.*?)^-- (?=\S)", header_of(body), re.M | re.S)
         listed = re.findall(r"^(?:--       )?((?:\w+, )*\w+): ", section, re.MULTILINE)

@@ -41,7 +41,7 @@ NEWEST = 1000  # jobs of a queue in one state that are compared to find the newe
 TIMES = ("ended_at", "enqueued_at")
 FIELDS = (*CHANGING_FIELDS, *FURTHER_FIELDS, "ended_at")
 
-REQUEUE = lua.load("jobs.store", "rq_requeue", TENANTS_LUA)
+REQUEUE = lua.load("jobs.store", "rq_requeue", TENANTS_LUA, ROWS_LUA)
 PURGE = lua.load("jobs.store", "rq_purge", TENANTS_LUA, ROWS_LUA)
 
 

@@ -10,14 +10,14 @@ from typing import Any
 from redis import Redis
 from redis.client import Pipeline
 
-from jobs import clock, keys
+from jobs import clock
 from jobs.api.conversation import Turn
 from jobs.errors import JobError
 from jobs.results.failures import Failure
 from jobs.store import rq_format, rq_scripts
 from jobs.store.job_end import JobEnd
 from jobs.store.rq_job import ClaimedJob, Lease
-from jobs.store.rq_scripts import SettleArgs, SettleKeys
+from jobs.store.rq_scripts import SettleArgs, SettleKeys, lease_args, lease_keys
 from jobs.store.rq_workers import DeadWorker
 
 SECONDS_WHEN_FULL = 60  # how long results are kept at most while Redis is full: rows have them too
@@ -68,19 +68,10 @@ class Settler:
         keep = claimed.result_ttl if status == "finished" else claimed.failure_ttl
         if status == "finished" and keep > SECONDS_WHEN_FULL and self._is_full():
             keep = SECONDS_WHEN_FULL
-        script_keys = SettleKeys(
-            wip=rq_format.wip_key(lease.queue),
-            execution=rq_format.execution_key(lease.job, lease.execution),
-            executions=rq_format.executions_key(lease.job),
-            worker=self._worker_key,
-            started=keys.started(self._worker if dead is None else dead.name),
-            workers=keys.WORKERS,
-        )
+        holder = self._worker if dead is None else dead.name
+        script_keys = SettleKeys(*lease_keys(lease, holder), worker=self._worker_key)
         args = SettleArgs(
-            execution_id=lease.execution,
-            entry=lease.entry,
-            dead="" if dead is None else dead.name,
-            seen_lease=0 if dead is None else dead.lease,
+            *lease_args(lease, dead),
             counter=WORKER_COUNTERS.get(status, ""),
             working_time=clock.now() - claimed.claimed_at,
         )

@@ -17,7 +17,7 @@ from jobs.store import rq_format, rq_scripts
 from jobs.store.damage import is_damage
 from jobs.store.rq_format import ATTEMPT, FAILURES
 from jobs.store.rq_job import LOST, LOST_AT, Lease
-from jobs.store.rq_scripts import ReturnArgs, return_keys
+from jobs.store.rq_scripts import ReturnArgs, lease_args, return_keys
 from jobs.store.rq_workers import DeadWorker
 
 logger = logging.getLogger(__name__)
@@ -110,12 +110,8 @@ class RQStarted:
         worker: str,
         dead: DeadWorker | None,
     ) -> None:
-        name, seen = ("", 0) if dead is None else (dead.name, dead.lease)
         all_args = [
-            (
-                lease,
-                ReturnArgs(lease.job, lease.execution, lease.entry, name, seen, "LPUSH", **more),
-            )
+            (lease, ReturnArgs(*lease_args(lease, dead), "LPUSH", **more))
             for lease, more in returns
         ]
         for transaction in (True, False):

@@ -34,7 +34,7 @@ from jobs.store.rq_job import (
     read,
     read_terms,
 )
-from jobs.store.rq_scripts import ClaimArgs, ClaimKeys, ReturnArgs, return_keys
+from jobs.store.rq_scripts import ClaimArgs, ClaimKeys, ReturnArgs, lease_args, return_keys
 from jobs.store.rq_sessions import RQSessions
 from jobs.store.rq_settle import Settlement, Settler
 from jobs.store.rq_upkeep import Upkeep
@@ -275,7 +275,7 @@ class RQStore:
         client: Pipeline | None = None,
         **more: Any,
     ) -> Any:
-        args = ReturnArgs(lease.job, lease.execution, lease.entry, "", 0, push, **more)
+        args = ReturnArgs(*lease_args(lease, None), push, **more)
         return self._return(keys=return_keys(lease, self._worker, target), args=args, client=client)
 
 

@@ -1,24 +1,16 @@
 #!lua flags=allow-oom
 -- Returns a started job to its queue, or to the quarantine of its queue if it is in a group of
--- suspects; or moves it to another queue. The caller loads this script behind the functions of
--- rq_tenants.lua.
+-- suspects; or moves it to another queue. The caller loads this script behind rq_tenants.lua, rq_rows.lua
+-- and lease.lua.
 --
--- KEYS  job: hash of the job
---       wip: sorted set of the started jobs of its queue
---       execution: hash of this execution
---       executions: sorted set of the executions of the job
+-- KEYS  wip, execution, executions, started, workers: those of lease.lua
+--       job: hash of the job
 --       queue: list of the ids that wait, of the queue that the job moves to if it moves
 --       quarantine: list of the suspects that wait
 --       scheduled: RQ's registry of jobs that wait for their time, scores in seconds
---       started: sorted set of the jobs that its worker has started
---       workers: sorted set of the workers, scores are the ends of their leases
 --       open_bytes: hash with the bytes of the jobs that have not ended, by queue key
 --       old_queue: key of the queue that it was taken from
--- ARGV  job_id, execution_id: their member in wip is the lease of this attempt
---       entry: the job's member of started
---       dead: name of the dead worker whose job this is; '' if it is the caller's own
---       seen_lease: the end of the dead worker's lease that the caller has seen; if it differs now,
---       that worker is alive
+-- ARGV  job_id, execution_id, entry, dead, seen_lease: those of lease.lua
 --       push: 'LPUSH' for the front of the queue, 'RPUSH' for its end
 --       counter: field of the job hash to increment, for a job that returns after an error; '' else
 --       limit: highest value that the counter may reach
@@ -35,20 +27,12 @@
 -- Atomic: the server runs the whole script before any other command. It is not rolled back when a
 -- command fails, so the job is queued first, and nothing changes if that fails. The lease is removed
 -- last, so the job is always in its queue or held. A full Redis runs it.
-local job, wip, execution, executions, queue, quarantine, scheduled, started, workers, open_bytes,
+local wip, execution, executions, started, workers, job, queue, quarantine, scheduled, open_bytes,
   old_queue = unpack(KEYS)
 local job_id, execution_id, entry, dead, seen_lease, push, counter, limit, undo_attempt, lost, lost_at,
   group, delay, failures, origin = unpack(ARGV)
 
-local lease = job_id .. ':' .. execution_id
-if dead ~= '' and tonumber(redis.call('ZSCORE', workers, dead) or -1) ~= tonumber(seen_lease) then
-  return 0
-end
-if not redis.call('ZSCORE', wip, lease) then
-  redis.call('ZREM', started, entry)
-  return 0
-end
-
+if not holds_lease(KEYS, ARGV) then return 0 end
 if redis.call('TYPE', job).ok == 'hash' then
   local used = counter ~= '' and tonumber(redis.call('HGET', job, counter) or 0) or 0
   if counter ~= '' and used + 1 > tonumber(limit) then return 2 end
@@ -79,17 +63,9 @@ if redis.call('TYPE', job).ok == 'hash' then
   if failures ~= '' then redis.call('HSET', job, 'chatjobs_failures', failures) end
   if origin ~= '' then
     redis.call('HSET', job, 'origin', origin)
-    local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
-    if bytes then  -- another program may have written open_bytes
-      local left = redis.pcall('HINCRBY', open_bytes, old_queue, -bytes)
-      if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, old_queue) end
-      redis.pcall('HINCRBY', open_bytes, queue, bytes)
-    end
+    local bytes = free_bytes(job, open_bytes, old_queue)
+    if bytes then hold_bytes(job, open_bytes, queue, bytes) end
   end
-  pcall(left_running, job_id, entry)
 end
-redis.call('ZREM', wip, lease)
-redis.pcall('ZREM', started, entry)
-redis.call('DEL', execution)
-redis.pcall('ZREM', executions, execution_id)
+give_up_lease(KEYS, ARGV)
 return 1

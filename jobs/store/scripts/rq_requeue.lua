@@ -1,5 +1,5 @@
 -- Puts a failed or cancelled job back into its queue, as a new attempt. The caller loads this script
--- behind the functions of rq_tenants.lua.
+-- behind rq_tenants.lua and rq_rows.lua.
 --
 -- KEYS  job: hash of the job
 --       queue: list of the ids that wait
@@ -29,9 +29,7 @@ redis.call('HDEL', job, 'started_at', 'ended_at', 'worker_name', 'chatjobs_error
   'chatjobs_machine_errors')
 redis.call('PERSIST', job)
 if redis.call('HEXISTS', job, 'chatjobs_bytes') == 0 then
-  local bytes = redis.call('HSTRLEN', job, 'data')
-  redis.call('HSET', job, 'chatjobs_bytes', bytes)
-  redis.pcall('HINCRBY', open_bytes, queue, bytes)  -- another program may have written it
+  hold_bytes(job, open_bytes, queue, redis.call('HSTRLEN', job, 'data'))
 end
 if ttl ~= '' then
   local time = redis.call('TIME')

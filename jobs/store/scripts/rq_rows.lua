@@ -76,12 +76,20 @@ local function append_row(outbox, outboxes, run, row)
   redis.call('XADD', outbox, '*', 'row', row)
 end
 
--- A job that ends, or is deleted, holds no bytes of its queue any more. open_bytes is the hash with the
--- bytes of the jobs that have not ended, by queue.
+-- A job that has not ended holds so many bytes of its queue. open_bytes is the hash with the bytes of
+-- these jobs, by queue; one that another program has written is left alone.
+local function hold_bytes(job, open_bytes, queue, bytes)
+  redis.call('HSET', job, 'chatjobs_bytes', bytes)
+  redis.pcall('HINCRBY', open_bytes, queue, bytes)
+end
+
+-- A job that ends, leaves its queue for another one, or is deleted, holds no bytes of its queue any more.
+-- Returns the bytes that it has held; nil if it held none.
 local function free_bytes(job, open_bytes, queue)
   local bytes = tonumber(redis.call('HGET', job, 'chatjobs_bytes') or '')
-  if not bytes then return end
+  if not bytes then return nil end
   local left = redis.pcall('HINCRBY', open_bytes, queue, -bytes)
   if type(left) == 'number' and left <= 0 then redis.call('HDEL', open_bytes, queue) end
   redis.call('HDEL', job, 'chatjobs_bytes')
+  return bytes
 end
