@@ -87,6 +87,7 @@ CASES: list[tuple[str, str, Any]] = [
     (rq_upkeep.KEEP, "ARGV", rq_upkeep.KeepArgs),
     (rq_upkeep.NEARER, "KEYS", rq_upkeep.NearerKeys),
     (rq_upkeep.NEARER, "ARGV", rq_upkeep.NearerArgs),
+    (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
     (waker.WAKE, "KEYS", waker.WakeKeys),
     (waker.WAKE, "ARGV", waker.WakeArgs),
     (folder.FOLDER, "KEYS", folder.FolderKeys),

@@ -28,7 +28,8 @@ class CancelKeys(NamedTuple):
 
 
 class CancelArgs(NamedTuple):
-    expected_attempt: bytes
+    read_attempt: bytes
+    read_failures: bytes
     control_channel: str
     control_message: str
 
@@ -59,7 +60,7 @@ def end_waiting(state: JobState, error: JobError, end: End, message: str = "") -
         scheduled=scheduled_key(state.queue),
         deferred=deferred_key(state.queue),
     )
-    script_args = CancelArgs(state.attempt_text, keys.CONTROL, message)
+    script_args = CancelArgs(state.attempt_text, state.failures_text, keys.CONTROL, message)
     all_keys = (*script_keys, *job_end.keys)
     call = command("eval", CANCEL, len(all_keys), *all_keys, *script_args, *job_end.args)
     reply: bytes = yield from retry(call)

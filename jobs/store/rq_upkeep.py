@@ -70,6 +70,11 @@ class NearerArgs(NamedTuple):
     last: int
 
 
+class RecordArgs(NamedTuple):
+    read_attempt: bytes
+    read_failures: bytes
+
+
 class Upkeep:
     """The upkeep of some queues. `step` looks at one portion of each list."""
 
@@ -191,7 +196,8 @@ class Upkeep:
         state = replace(self._run(read_state(job, full=True)), queue=queue)
         error = self._error_of(state, end)
         job_end = unanswered(state, error, end, state.attempt, has_result=True, ended_at=ended_at)
-        self._record(keys=job_end.keys, args=job_end.args)
+        read = RecordArgs(state.attempt_text, state.failures_text)
+        self._record(keys=job_end.keys, args=[*read, *job_end.args])
 
     def run(self, name: str, *args: Any, **options: Any) -> Any:
         """The reply to one command of steps."""

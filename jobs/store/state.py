@@ -64,6 +64,7 @@ class JobState:
     enqueued_at: float | None
     failure_ttl: int  # seconds; -1 for ever
     failures: list[Failure]  # of its attempts so far
+    failures_text: bytes  # as they are in the hash
 
 
 def read_state(
@@ -92,6 +93,7 @@ def parse_state(job_id: str, fields: Sequence[str], values: Sequence[bytes | Non
         enqueued_at=parse_time(found.get("enqueued_at")) or created_at,
         failure_ttl=integer(found.get("failure_ttl"), FAILURE_SECONDS),
         failures=parse_failures(found.get(FAILURES)),
+        failures_text=found.get(FAILURES, b""),
     )
 
 

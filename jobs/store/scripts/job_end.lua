@@ -58,6 +58,13 @@ local function add_result(results, fields)
   redis.pcall('RENAME', results .. ':copy', results)
 end
 
+-- Whether a job has the attempts and the failures that its row was made with: both as they are in its hash,
+-- '' for none.
+local function is_as_read(job, attempt, failures)
+  local now = redis.call('HMGET', job, 'chatjobs_attempt', 'chatjobs_failures')
+  return (now[1] or '') == attempt and (now[2] or '') == failures
+end
+
 local function end_job(keys, args, leave)
   local job, queue, registry, results, outbox, outboxes, log, live, open_bytes, deadlines,
     rows = unpack(keys)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from rq import Queue
@@ -12,6 +13,7 @@ from jobs import keys
 from jobs.client.job import Job
 from jobs.errors import JobError
 from jobs.results.failures import failure
+from jobs.store.cancel import cancel as cancel_steps
 from jobs.store.dead_letters import requeue
 from jobs.store.rq_format import job_key, results_key
 from jobs.store.rq_store import RQStore
@@ -74,6 +76,23 @@ def test_the_row_has_the_attempts_that_failed_before(site: Site, store: RQStore,
     end(site, store, job)
     site.burst()
     assert "the first attempt" in [one["message"] for one in site.row(job)["failures"]]
+
+
+def test_an_attempt_that_fails_while_the_job_is_cancelled_is_in_the_row(
+    site: Site, store: RQStore
+) -> None:
+    job = site.submit()
+    (claimed,) = claim(store)
+    steps: Any = cancel_steps(job.id)
+    reply = next(steps)(site.client.connection)  # the job is read: it runs, and none has failed
+    error = JobError("out_of_memory", "the first attempt")
+    assert store.retry(claimed.lease, 5, 0.0, [failure(1, 0.0, "w0", error)])
+    with pytest.raises(StopIteration):
+        while True:
+            reply = steps.send(reply)(site.client.connection)
+    site.burst()
+    assert site.row(job)["status"] == "cancelled"
+    assert [one["message"] for one in site.row(job)["failures"]] == ["the first attempt"]
 
 
 @each_end
