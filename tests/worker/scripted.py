@@ -6,20 +6,21 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from worker.engine.sampler import Draw, Sampled
+from worker.engine.sampler import Sampled
+from worker.engine.sampling_batch import Row, SamplingBatch
 
 
-def scripted(answers: Sequence[Sequence[int]]) -> Callable[[Tensor, Sequence[Draw]], list[Sampled]]:
+def scripted(answers: Sequence[Sequence[int]]) -> Callable[[Tensor, SamplingBatch], list[Sampled]]:
     """In place of `worker.engine.step.sample`: choice i gets the tokens of answers[i], then the
     end of its turn."""
 
-    def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
-        assert len(logits) == len(draws)
-        return [Sampled(_next(answers[draw.choice], draw), True) for draw in draws]
+    def sample(logits: Tensor, batch: SamplingBatch) -> list[Sampled]:
+        assert len(logits) == len(batch.rows)
+        return [Sampled(_next(answers[row.choice], row), True) for row in batch.rows]
 
     return sample
 
 
-def _next(answer: Sequence[int], draw: Draw) -> int:
-    at = len(draw.output_ids)
-    return answer[at] if at < len(answer) else min(draw.plan.stop_ids)
+def _next(answer: Sequence[int], row: Row) -> int:
+    at = row.position
+    return answer[at] if at < len(answer) else min(row.plan.stop_ids)

@@ -4,7 +4,7 @@ slots of the same sequences."""
 from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import isfinite
 
 import torch
@@ -13,7 +13,8 @@ from torch.nn import functional as F
 from worker.engine.guess import Guess
 from worker.engine.kv_pool import CachePool
 from worker.engine.rollback import Undo
-from worker.engine.sampler import Draw, Sampled, sample
+from worker.engine.sampler import Sampled, sample
+from worker.engine.sampling_batch import SamplingBatch
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Batch, Span
 from worker.layers.device import read_back
@@ -31,16 +32,6 @@ class Drafting:
     @property
     def left(self) -> int:
         return self.number - len(self.found)
-
-    @property
-    def greedy(self) -> bool:
-        plan = self.sequence.plan
-        return plan.greedy and not plan.changes_logits
-
-    def draw(self) -> Draw:
-        draw = self.sequence.draw
-        plan = replace(draw.plan, logprobs=False) if draw.plan.logprobs else draw.plan
-        return Draw(plan, draw.choice, draw.prompt_ids, [*draw.output_ids, *self.found])
 
 
 class ModelDraft:
@@ -87,7 +78,11 @@ class ModelDraft:
             by_slot[slot] = Drafting(sequence, number if known + count == length else 0)
             sequence.draft_computed += count
             left -= count
-        return self._guess(spans, by_slot) if spans else {}
+        try:
+            return self._guess(spans, by_slot) if spans else {}
+        finally:
+            for one in by_slot.values():
+                one.sequence.sampling.rollback(len(one.found))
 
     def _guess(self, spans: list[Span], by_slot: dict[int, Drafting]) -> dict[Sequence, Guess]:
         guesses: dict[Sequence, Guess] = {}
@@ -101,7 +96,9 @@ class ModelDraft:
                     continue
                 if not one.found:
                     guesses[sequence] = self._begin(one)
-                one.found += [token.token_id for token in tokens]
+                token_ids = [token.token_id for token in tokens]
+                one.found += token_ids
+                sequence.sampling.advance(token_ids)
                 if one.left:
                     assert sequence.slot is not None
                     at, prompt = sequence.length + len(one.found) - 1, len(sequence.prompt_ids)
@@ -117,7 +114,7 @@ class ModelDraft:
         batch, ordered = Batch.prepare(spans, self._device)
         drafting = [by_slot[span.slot] for span in ordered]
         rows = [row for row, one in enumerate(drafting) if one.left]
-        if batch.small and all(one.greedy for one in drafting):
+        if batch.small and all(one.sequence.sampling.greedy for one in drafting):
             count = max(1, min(one.left for one in drafting))
             if not self._by_position and not all(one.found for one in drafting):
                 count = 1  # what guesses overwrite is not saved yet
@@ -139,7 +136,10 @@ class ModelDraft:
         missing = self._vocab_size - logits.shape[1]  # vocabularies may be padded differently
         if missing:
             logits = F.pad(logits, (0, missing), value=float("-inf"))
-        sampled = sample(logits, [drafting[row].draw() for row in rows])
+        drawn = SamplingBatch()
+        for row in rows:
+            drawn.add(drafting[row].sequence.sampling, logprobs=False)
+        sampled = sample(logits, drawn)
         return [(drafting[row], [token]) for row, token in zip(rows, sampled, strict=True)]
 
     def _begin(self, one: Drafting) -> Guess:

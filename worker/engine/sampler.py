@@ -1,6 +1,6 @@
-"""Logits → tokens: penalties, truncation, sampling, log-probabilities.
+"""Logits → tokens: logits processors, truncation, sampling, log-probabilities.
 
-Order as in transformers: bias and penalties, temperature, top_k, top_p, min_p. Each token uses one
+Order as in transformers: processors, temperature, top_k, top_p, min_p. Each token uses one
 uniform random number derived from (seed, choice, position), so other sequences of the batch do not
 affect it. The vocabulary is sorted only if top_p needs more than `CANDIDATES` tokens.
 """
@@ -10,28 +10,18 @@ from __future__ import annotations
 import hashlib
 import math
 import struct
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from worker.engine.sampling_plan import REPETITION_WINDOW, SamplingPlan
+from worker.engine.sampling_batch import Row, SamplingBatch
+from worker.engine.sampling_plan import SamplingPlan
 from worker.layers.device import read_back, to_device
 from worker.layers.embedding import greatest
 
 CANDIDATES = 1024  # number of most likely tokens that top_p considers before a full sort
-
-
-@dataclass(frozen=True, slots=True)
-class Draw:
-    """Inputs from one sequence for drawing its next token."""
-
-    plan: SamplingPlan
-    choice: int
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,90 +41,56 @@ def uniform(seed: int, choice: int, position: int) -> float:
     return float((int.from_bytes(digest, "little") >> 11) * 2.0**-53)
 
 
-def sample(logits: Tensor, draws: Sequence[Draw]) -> list[Sampled]:
+def sample(logits: Tensor, batch: SamplingBatch) -> list[Sampled]:
     """Draw one token per row of logits [rows, vocab]."""
-    if not all(draw.plan.takes_greatest for draw in draws):
+    rows = batch.rows
+    if not batch.greedy:
         logits = logits.to(torch.float32, copy=True)
-    raw = logits
-    adjusted = [row for row, draw in enumerate(draws) if draw.plan.changes_logits]
-    if adjusted:
-        if any(draws[row].plan.logprobs for row in adjusted):
-            logits = logits.clone()  # log-probabilities are taken before penalties
-        for row in adjusted:
-            _adjust(logits[row], draws[row])
+    raw, logits = logits, batch.process(logits)  # log-probabilities are taken before penalties
     best, chosen = greatest(logits)
     finite = [math.isfinite(one) for one in read_back(best)]
-    token_ids = read_back(chosen)
-    drawn = [row for row, draw in enumerate(draws) if not draw.plan.greedy and finite[row]]
+    token_ids: list[int] = read_back(chosen)
+    if batch.greedy:
+        return [Sampled(*pair) for pair in zip(token_ids, finite, strict=True)]
+    drawn = [at for at, row in enumerate(rows) if not row.plan.greedy and finite[at]]
     if drawn:
         picked = _draw(
-            logits[drawn] if len(drawn) < len(draws) else logits, [draws[r] for r in drawn]
+            logits[drawn] if len(drawn) < len(rows) else logits, [rows[at] for at in drawn]
         )
-        for row, token_id in zip(drawn, picked, strict=True):
-            token_ids[row] = token_id
+        for at, token_id in zip(drawn, picked, strict=True):
+            token_ids[at] = token_id
     return [
-        _with_logprobs(raw[row], token_ids[row], draw.plan)
-        if finite[row] and draw.plan.logprobs
-        else Sampled(token_ids[row], finite[row])
-        for row, draw in enumerate(draws)
+        _with_logprobs(raw[at], token_ids[at], row.plan)
+        if finite[at] and row.logprobs
+        else Sampled(token_ids[at], finite[at])
+        for at, row in enumerate(rows)
     ]
 
 
-def _adjust(logits: Tensor, draw: Draw) -> None:
-    """Bias, penalties, and the tokens that must not follow, on one row [vocab], in place."""
-    plan, device = draw.plan, logits.device
-    if plan.repetition_penalty != 1:
-        window = [*draw.prompt_ids[-REPETITION_WINDOW:], *draw.output_ids][-REPETITION_WINDOW:]
-        ids = to_device(sorted(set(window)), device)
-        seen = logits[ids]
-        penalised = torch.where(
-            seen > 0, seen / plan.repetition_penalty, seen * plan.repetition_penalty
-        )
-        logits[ids] = penalised
-    if (plan.presence_penalty or plan.frequency_penalty) and draw.output_ids:
-        counts = Counter(draw.output_ids)
-        ids = to_device(list(counts), device)
-        times = to_device(list(counts.values()), device, logits.dtype)
-        logits[ids] -= plan.presence_penalty + plan.frequency_penalty * times
-    for token_id, bias in plan.logit_bias.items():
-        logits[token_id] += bias
-    excluded = set(plan.stop_ids) if len(draw.output_ids) < plan.min_tokens else set()
-    excluded |= {ids[-1] for ids in plan.bad_word_ids if _ends_with(draw.output_ids, ids[:-1])}
-    if excluded:
-        logits[to_device(sorted(excluded), device)] = float("-inf")
-    if plan.allowed_ids is not None:
-        allowed = to_device(plan.allowed_ids, device)
-        kept = logits[allowed]
-        logits.fill_(float("-inf"))
-        logits[allowed] = kept
-
-
-def _ends_with(ids: Sequence[int], ending: Sequence[int]) -> bool:
-    return not ending or list(ids[-len(ending) :]) == list(ending)
-
-
-def _draw(logits: Tensor, draws: Sequence[Draw]) -> list[int]:
+def _draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     """Sample each row of [rows, vocab] by inverse transform at the row's uniform number.
 
     Rows with top_k or top_p are sampled from their most likely tokens, the others from the whole
     vocabulary. The method depends on the row's own plan alone.
     """
     device = logits.device
-    plans = [draw.plan for draw in draws]
+    plans = [row.plan for row in rows]
     uniforms = to_device(
-        [uniform(d.plan.seed, d.choice, len(d.output_ids)) for d in draws], device, torch.float64
+        [uniform(plan.seed, choice, position) for plan, choice, position, _ in rows],
+        device,
+        torch.float64,
     )
     scaled = logits / _column([p.temperature for p in plans], device)
-    ranked = [row for row, p in enumerate(plans) if p.top_k or p.top_p < 1]
+    ranked = [at for at, p in enumerate(plans) if p.top_k or p.top_p < 1]
     chosen = [0] * len(plans)
-    for rows, draw in (
-        ([row for row in range(len(plans)) if row not in ranked], _draw_unranked),
+    for places, draw in (
+        ([at for at in range(len(plans)) if at not in ranked], _draw_unranked),
         (ranked, _draw_ranked),
     ):
-        if rows:
-            picked = draw(scaled[rows], [plans[row] for row in rows], uniforms[rows])
-            for row, token_id in zip(rows, picked, strict=True):
-                chosen[row] = token_id
+        if places:
+            picked = draw(scaled[places], [plans[at] for at in places], uniforms[places])
+            for at, token_id in zip(places, picked, strict=True):
+                chosen[at] = token_id
     return chosen
 
 

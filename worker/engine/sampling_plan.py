@@ -46,24 +46,6 @@ class SamplingPlan:
     def greedy(self) -> bool:
         return self.temperature < GREEDY_BELOW
 
-    @property
-    def changes_logits(self) -> bool:
-        """True if logits are modified before a token is drawn."""
-        return bool(
-            self.logit_bias
-            or self.min_tokens
-            or self.allowed_ids is not None
-            or self.bad_word_ids
-            or self.repetition_penalty != 1
-            or self.presence_penalty
-            or self.frequency_penalty
-        )
-
-    @property
-    def takes_greatest(self) -> bool:
-        """True if the token of the greatest logit is drawn, and nothing else is read of them."""
-        return self.greedy and not self.logprobs and not self.changes_logits
-
     def as_sampling(self) -> Sampling:
         """The options as a wire object, for results."""
         # Not validated: a model's own defaults may be outside the range that requests allow.

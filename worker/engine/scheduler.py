@@ -109,8 +109,7 @@ class Scheduler:
         self.running, self.isolated = [], []
         self.admitting = self._pulled = None
         for sequence in order:
-            sequence.slot = None
-            sequence.computed = sequence.draft_computed = 0
+            sequence.restart()
         self.waiting.refill(sequence for sequence in order if sequence in self.live)
         self._prefix.reset()
         self.pool.free_all()

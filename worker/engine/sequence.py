@@ -10,7 +10,8 @@ from jobs.api.answer import FinishReason
 from jobs.errors import JobError, failure_of
 from worker.engine.acceptance import Acceptance
 from worker.engine.prompt_logprobs import CHUNK_TOKENS, PromptLogprobs
-from worker.engine.sampler import Draw, Sampled
+from worker.engine.sampler import Sampled
+from worker.engine.sampling_batch import SamplingInput
 from worker.engine.sampling_plan import SamplingPlan
 from worker.text.detokenizer import Detokenizer
 from worker.text.stop_strings import StopStrings
@@ -56,7 +57,7 @@ class Sequence:
         self.output_ids: list[int] = []
         self.plan = plan
         self.prompt_logprobs = prompt_logprobs
-        self.draw = Draw(plan, choice, self.prompt_ids, self.output_ids)
+        self.sampling = SamplingInput(plan, choice, self.prompt_ids)
         self.session = session  # its state may go to files
         self.salt = salt  # state is shared with sequences of the same salt only
         self.cached_tokens: int | None = None  # of the prompt; None: not admitted yet
@@ -111,6 +112,14 @@ class Sequence:
         """Request cancellation; the next step fails the sequence. Thread-safe."""
         self.cancelled = True
 
+    def restart(self) -> None:
+        """Lose the state in the KV cache, and what an interrupted step has left in the sampling
+        input."""
+        self.slot = None
+        self.computed = self.draft_computed = 0
+        plan, choice = self.plan, self.sampling.choice
+        self.sampling = SamplingInput(plan, choice, self.prompt_ids, self.output_ids)
+
     def accept(self, sampled: Sampled) -> None:
         """Append the sampled token, notify the listener, and end on a stop condition."""
         self.unsure = True
@@ -120,6 +129,7 @@ class Sequence:
     def _accept(self, sampled: Sampled) -> None:
         plan = self.plan
         self.output_ids.append(sampled.token_id)
+        self.sampling.advance((sampled.token_id,))
         may_stop = len(self.output_ids) >= plan.min_tokens
         at_stop_token = sampled.token_id in plan.stop_ids
         if at_stop_token and not plan.include_stop:

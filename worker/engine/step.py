@@ -10,7 +10,8 @@ from torch import Tensor
 
 from worker.engine.guess import Guess
 from worker.engine.rollback import Undo
-from worker.engine.sampler import Draw, Sampled, sample
+from worker.engine.sampler import Sampled, sample
+from worker.engine.sampling_batch import SamplingBatch
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Batch, Span
 
@@ -42,14 +43,6 @@ class Part:
         logits = self.count if scored else 1 + len(self.guessed)
         return Span(sequence.slot, start, ids, len(sequence.prompt_ids), logits)
 
-    def draws(self) -> list[Draw]:
-        """One for each token that may follow: the next one, and those after the guessed ones."""
-        draw, guessed = self.sequence.draw, self.guessed
-        return [draw] + [
-            Draw(draw.plan, draw.choice, draw.prompt_ids, [*draw.output_ids, *guessed[:number]])
-            for number in range(1, len(guessed) + 1)
-        ]
-
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
@@ -77,7 +70,7 @@ def prepare(parts: SequenceOf[Part], device: torch.device) -> tuple[Batch, list[
 def draw(logits: Tensor, parts: SequenceOf[Part]) -> list[Drawn]:
     """Draw what follows each part, whose logits `prepare` asked for, and score prompts."""
     rows: list[int] = []
-    draws: list[Draw] = []
+    batch = SamplingBatch()
     end = 0
     for part in parts:
         sequence, scores = part.sequence, part.sequence.prompt_logprobs
@@ -88,10 +81,10 @@ def draw(logits: Tensor, parts: SequenceOf[Part]) -> list[Drawn]:
             end += 1 + len(part.guessed)
         if part.ready:
             rows += range(end - 1 - len(part.guessed), end)
-            draws += part.draws()
+            batch.add(sequence.sampling, part.guessed)
     if len(rows) < len(logits):
         logits = logits[rows]
-    sampled = sample(logits, draws) if rows else []
+    sampled = sample(logits, batch) if rows else []
     drawn, at = [], 0
     for part in parts:
         if part.ready:

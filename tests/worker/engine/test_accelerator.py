@@ -19,7 +19,7 @@ from tests.worker.fake_device import DEVICE, Answers, Guard, answer, fake_device
 from worker import Engine
 from worker.engine import sampler
 from worker.engine.collect import CollectingSink
-from worker.engine.sampler import Draw
+from worker.engine.sampling_batch import Row
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
@@ -183,8 +183,8 @@ def test_top_p_beyond_the_candidates_sorts_on_the_device(
     plan = engine._core.plan(Sampling(top_p=0.9), [1])
     logits = torch.zeros(2, 100, device=DEVICE)
     with Guard():
-        draws = [Draw(plan, choice, [1], []) for choice in range(2)]
-        assert sampler._draw(logits, draws) == [1, 1]
+        rows = [Row(plan, choice, 0, False) for choice in range(2)]
+        assert sampler._draw(logits, rows) == [1, 1]
     assert answers.calls == 4  # the candidates, whether they are enough, and one sort per row
 
 

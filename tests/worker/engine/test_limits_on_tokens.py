@@ -14,7 +14,8 @@ from tests.worker.engine.chat_requests import PROMPT, ask
 from worker import Engine
 from worker.engine.bad_words import bad_word_ids
 from worker.engine.collect import CollectingSink, Generation
-from worker.engine.sampler import Draw, sample
+from worker.engine.sampler import sample
+from worker.engine.sampling_batch import SamplingBatch, SamplingInput
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.loading.config import GenerationDefaults
 
@@ -34,8 +35,10 @@ def plan(*bad: list[int], **fields: Any) -> SamplingPlan:
 
 def drawn(plan: SamplingPlan, output: tuple[int, ...], rows: int = 200) -> set[int]:
     """The tokens that are drawn from equal logits."""
-    draws = [Draw(plan, choice, (3, 4), output) for choice in range(rows)]
-    return {one.token_id for one in sample(torch.zeros(rows, VOCAB), draws)}
+    batch = SamplingBatch()
+    for choice in range(rows):
+        batch.add(SamplingInput(plan, choice, (3, 4), output))
+    return {one.token_id for one in sample(torch.zeros(rows, VOCAB), batch)}
 
 
 def one(engine: Engine, **fields: Any) -> Generation:

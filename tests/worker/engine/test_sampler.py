@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,7 +18,8 @@ from transformers import (
 )
 
 from jobs.api.sampling import Sampling
-from worker.engine.sampler import CANDIDATES, Draw, sample, uniform
+from worker.engine.sampler import CANDIDATES, Sampled, sample, uniform
+from worker.engine.sampling_batch import SamplingBatch, SamplingInput
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.loading.config import GenerationDefaults
 
@@ -38,6 +40,17 @@ def logits(seed: int, spread: float = 3.0) -> torch.Tensor:
     return torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * spread
 
 
+def batch(*inputs: SamplingInput) -> SamplingBatch:
+    made = SamplingBatch()
+    for one in inputs:
+        made.add(one)
+    return made
+
+
+def drawn(rows: torch.Tensor, *inputs: SamplingInput) -> list[Sampled]:
+    return sample(rows, batch(*inputs))
+
+
 def draw(
     row: torch.Tensor,
     *,
@@ -45,7 +58,7 @@ def draw(
     output: tuple[int, ...] = (),
     **fields: object,
 ) -> int:
-    return sample(row.clone()[None], [Draw(plan(**fields), 0, prompt, output)])[0].token_id
+    return drawn(row.clone()[None], SamplingInput(plan(**fields), 0, prompt, output))[0].token_id
 
 
 @pytest.mark.parametrize(
@@ -62,9 +75,9 @@ def test_rows_in_bf16_are_drawn_as_in_float32_and_stay_as_they_are(fields: dict[
     """They are in the memory of a recorded step. Each greatest logit comes several times."""
     rows = torch.stack([logits(seed) for seed in range(3)]).bfloat16()
     rows[:, 100::1000] = 50
-    draws = [Draw(plan(**fields), 0, (5, 6), (7, 7)) for _ in rows]
+    draws = [SamplingInput(plan(**fields), 0, (5, 6), (7, 7)) for _ in rows]
     before = rows.clone()
-    assert sample(rows, draws) == sample(rows.float(), draws)
+    assert drawn(rows, *draws) == drawn(rows.float(), *draws)
     assert torch.equal(rows, before)
 
 
@@ -94,10 +107,11 @@ def test_draws_follow_the_distribution_of_transformers(fields: dict[str, float])
         warpers.append(MinPLogitsWarper(fields["min_p"]))
     expected = warpers(torch.zeros(1, 0, dtype=torch.long), row[None].clone()).softmax(-1)[0]
     count = 3000
-    drawn = sample(
-        row.repeat(count, 1), [Draw(plan(seed=seed, **fields), 0, (), ()) for seed in range(count)]
+    found = drawn(
+        row.repeat(count, 1),
+        *(SamplingInput(plan(seed=seed, **fields), 0, (), ()) for seed in range(count)),
     )
-    counts = torch.bincount(torch.tensor([s.token_id for s in drawn]), minlength=VOCAB)
+    counts = torch.bincount(torch.tensor([s.token_id for s in found]), minlength=VOCAB)
     assert not counts[expected == 0].any(), "a truncated token was drawn"
     likely = expected > 0.01
     error = (counts / count - expected)[likely].abs()
@@ -121,10 +135,12 @@ def test_other_rows_never_change_a_draw() -> None:
     ]
     for trial in range(20):
         rows = [rng.choice(choices) for _ in range(6)]
-        draws = [Draw(plan(seed=trial, **r), i, (1, 2), (5, 6, 7)) for i, r in enumerate(rows)]
+        draws = [
+            SamplingInput(plan(seed=trial, **r), i, (1, 2), (5, 6, 7)) for i, r in enumerate(rows)
+        ]
         stacked = torch.stack([logits(100 * trial + i) for i in range(6)])
-        together = [s.token_id for s in sample(stacked.clone(), draws)]
-        alone = [sample(stacked[i : i + 1].clone(), draws[i : i + 1])[0].token_id for i in range(6)]
+        together = [s.token_id for s in drawn(stacked.clone(), *draws)]
+        alone = [drawn(stacked[i : i + 1].clone(), draws[i])[0].token_id for i in range(6)]
         assert together == alone
 
 
@@ -155,8 +171,8 @@ def test_tiny_temperatures_are_greedy(temperature: float, fields: dict[str, Any]
 def test_extreme_options_draw_finite_tokens(temperature: float, penalty: float) -> None:
     row = logits(4, spread=1000.0)
     fields = {"temperature": temperature, "repetition_penalty": penalty, "seed": 1}
-    (drawn,) = sample(row[None], [Draw(plan(**fields), 0, (5, 6), (7,))])
-    assert drawn.finite and 0 <= drawn.token_id < VOCAB
+    (one,) = drawn(row[None], SamplingInput(plan(**fields), 0, (5, 6), (7,)))
+    assert one.finite and 0 <= one.token_id < VOCAB
 
 
 @pytest.mark.parametrize(("given", "used"), [(1e-300, 0.01), (1e300, 100), (1.1, 1.1)])
@@ -213,8 +229,8 @@ def test_logprobs_are_taken_before_penalties() -> None:
     row = logits(7)
     fields = {"temperature": 0.5, "top_k": 3, "logprobs": True, "top_logprobs": 4, "seed": 1}
     expected = row.log_softmax(-1)
-    draws = [Draw(plan(logit_bias={9: 5.0}, **fields), 0, (), ())]
-    sampled = sample(row.clone()[None], draws)[0]
+    draws = [SamplingInput(plan(logit_bias={9: 5.0}, **fields), 0, (), ())]
+    sampled = drawn(row.clone()[None], *draws)[0]
     assert sampled.logprob == pytest.approx(float(expected[sampled.token_id]), abs=1e-5)
     values, ids = expected.topk(4)
     assert [i for i, _ in sampled.top] == ids.tolist()
@@ -223,7 +239,44 @@ def test_logprobs_are_taken_before_penalties() -> None:
 
 def test_a_row_of_nan_is_reported_and_does_not_affect_others() -> None:
     rows = torch.stack([logits(8), torch.full((VOCAB,), float("nan")), logits(9)])
-    drawn = sample(rows.clone(), [Draw(plan(temperature=1, seed=3), i, (), ()) for i in range(3)])
-    assert [s.finite for s in drawn] == [True, False, True]
-    alone = sample(rows[2:].clone(), [Draw(plan(temperature=1, seed=3), 2, (), ())])
-    assert drawn[2].token_id == alone[0].token_id
+    inputs = [SamplingInput(plan(temperature=1, seed=3), i, ()) for i in range(3)]
+    found = drawn(rows.clone(), *inputs)
+    assert [s.finite for s in found] == [True, False, True]
+    alone = drawn(rows[2:].clone(), inputs[2])
+    assert found[2].token_id == alone[0].token_id
+
+
+OPTIONS: list[dict[str, Any]] = [
+    {"repetition_penalty": 1.7},
+    {"presence_penalty": 1.5, "frequency_penalty": 0.7},
+    {"logit_bias": {"3": 4.0}},
+    {"min_tokens": 4},
+    {"allowed_token_ids": [*range(40)]},
+    {"logprobs": True, "repetition_penalty": 1.3},
+]
+
+
+@pytest.mark.parametrize("fields", OPTIONS, ids=str)
+@pytest.mark.parametrize("temperature", [0, 1.0])
+def test_tokens_after_a_draft_are_drawn_as_if_it_were_the_output(
+    fields: dict[str, Any], temperature: float
+) -> None:
+    """And the draft leaves no trace in what is drawn next."""
+    options = plan_with_bad_words(temperature=temperature, seed=5, **fields)
+    prompt, output, draft = (7, 7, 3), [5, 2, 11], [5, 11, 7]
+    rows = torch.stack([logits(seed) for seed in range(4)])
+    rows[:, [2, 5, 11]] += 8
+    made, sampling = SamplingBatch(), SamplingInput(options, 1, prompt, output)
+    made.add(sampling, draft)
+    expected = [
+        drawn(rows[at : at + 1].clone(), SamplingInput(options, 1, prompt, output + draft[:at]))[0]
+        for at in range(4)
+    ]
+    assert sample(rows.clone(), made) == expected
+    assert drawn(rows[:1].clone(), sampling) == expected[:1]
+    sampling.advance(draft[:2])
+    assert drawn(rows[2:3].clone(), sampling) == expected[2:3]
+
+
+def plan_with_bad_words(**fields: Any) -> SamplingPlan:
+    return replace(plan(**fields), bad_word_ids=((9,), (5, 11), (11, 5, 7)))

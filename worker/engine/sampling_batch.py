@@ -1,0 +1,100 @@
+"""The sampling inputs of one step, made of those of its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torch import Tensor
+
+from worker.engine.processors import make_processors
+from worker.engine.sampling_plan import SamplingPlan
+
+
+class SamplingInput:
+    """The options of one sequence, and the state of its logits processors after its `position`
+    output tokens. Belongs to the thread that steps the engine."""
+
+    def __init__(
+        self,
+        plan: SamplingPlan,
+        choice: int,
+        prompt_ids: Sequence[int],
+        output_ids: Sequence[int] = (),
+    ) -> None:
+        self.plan, self.choice, self.position = plan, choice, 0
+        self._processors = make_processors(plan, prompt_ids)
+        self.changes_logits = bool(self._processors)
+        # The token of the greatest logit is drawn.
+        self.greedy = plan.greedy and not self.changes_logits
+        self.advance(output_ids)
+
+    def advance(self, token_ids: Sequence[int]) -> None:
+        """Add tokens to the output."""
+        self.position += len(token_ids)
+        for processor in self._processors:
+            for token_id in token_ids:
+                processor.advance(token_id)
+
+    def rollback(self, count: int) -> None:
+        """Take the last tokens back."""
+        self.position -= count
+        for processor in self._processors:
+            processor.rollback(count)
+
+    def process(self, logits: Tensor, draft: Sequence[int]) -> None:
+        """Change the logits [1 + draft tokens, vocab] of the next token and of those that follow
+        the draft's, in place."""
+        taken = 0
+        try:
+            for number, row in enumerate(logits):
+                if number:
+                    self.advance(draft[number - 1 : number])
+                    taken += 1
+                for processor in self._processors:
+                    processor.apply(row)
+        finally:
+            self.rollback(taken)
+
+
+class Row(NamedTuple):
+    """One row of logits. `position`: number of output tokens before the token that is drawn.
+    `logprobs`: its log-probability is wanted."""
+
+    plan: SamplingPlan
+    choice: int
+    position: int
+    logprobs: bool
+
+
+class SamplingBatch:
+    """The sequences that draw in a step. The rows of each follow those of the one before: one for
+    its next token, and one for the token after each token of its draft."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.greedy = True  # the tokens of the greatest logits are drawn, and nothing else is asked
+        self._processed: list[tuple[int, SamplingInput, Sequence[int]]] = []  # from which row on
+
+    def add(
+        self, sampling: SamplingInput, draft: Sequence[int] = (), *, logprobs: bool = True
+    ) -> None:
+        """Add a sequence. Without `logprobs`, log-probabilities are not computed for it."""
+        plan, choice, first = sampling.plan, sampling.choice, sampling.position
+        logprobs = plan.logprobs and logprobs
+        if sampling.changes_logits:
+            self._processed.append((len(self.rows), sampling, draft))
+        if logprobs or not sampling.greedy:
+            self.greedy = False
+        self.rows.append(Row(plan, choice, first, logprobs))
+        for position in range(first + 1, first + 1 + len(draft)):
+            self.rows.append(Row(plan, choice, position, logprobs))
+
+    def process(self, logits: Tensor) -> Tensor:
+        """Returns logits [rows, vocab] after the processors. They are changed in place, unless
+        log-probabilities are wanted of them."""
+        if any(self.rows[first].logprobs for first, _, _ in self._processed):
+            logits = logits.clone()
+        for first, sampling, draft in self._processed:
+            sampling.process(logits[first : first + 1 + len(draft)], draft)
+        return logits
