@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from multiprocessing.synchronize import Event
@@ -15,7 +16,7 @@ from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.stream.delta import Delta
 from worker import service
-from worker.backend import Backend, Handle, Health, MemoryUse, ModelInfo, Outcome, Sink
+from worker.backend import Backend, Handle, Health, MemoryUse, ModelInfo, Outcome, Progress, Sink
 from worker.model_spec import ModelSpec
 from worker.queue import loop
 from worker.queue.loop import WorkerLoop
@@ -34,28 +35,40 @@ class Orders(NamedTuple):
 
 
 class _Running:
-    """One request. It ends after its chunks, once jobs may end."""
+    """One request, and its assembly. It ends after its chunks, once jobs may end."""
 
     def __init__(self, request: ChatRequest, sink: Sink) -> None:
         self.request, self._sink = request, sink
+        self._made: deque[Progress] = deque()
         self._chunks = 20 if request.publishes else 1
         self._sent = 0
         self._began = time.time()
 
     def cancel(self) -> None:
-        self._end()
+        self._add(Progress((), self._outcome()))
+
+    def take(self) -> Progress:
+        deltas: list[Delta] = []
+        outcome: Outcome | None = None
+        while self._made:
+            more, outcome = self._made.popleft()
+            deltas += more
+        return Progress(deltas, outcome)
 
     def step(self) -> bool:
         """Emit a chunk. True after the last one."""
         self._sent += 1
         last = self._sent == self._chunks
         content = f"word {self._sent}, "
-        self._sink.deltas([Delta(0, content=content, finish_reason="stop" if last else None)])
-        if last:
-            self._end()
+        delta = Delta(0, content=content, finish_reason="stop" if last else None)
+        self._add(Progress([delta], self._outcome() if last else None))
         return last
 
-    def _end(self) -> None:
+    def _add(self, progress: Progress) -> None:
+        self._made.append(progress)
+        self._sink.pending(self)
+
+    def _outcome(self) -> Outcome:
         text = "".join(f"word {i}, " for i in range(1, self._sent + 1))
         message = AssistantMessage(content=text)
         completion = ChatCompletion(
@@ -65,17 +78,15 @@ class _Running:
             choices=[Choice(index=0, message=message, finish_reason="stop")],
             usage=Usage(prompt_tokens=1, completion_tokens=20, total_tokens=21),
         )
-        self._sink.ended(
-            Outcome(
-                completion=completion,
-                prompt_token_ids=list(range(100)),
-                output_token_ids=[list(range(20))],
-                seed=1,
-                started_at=self._began,
-                first_token_at=self._began,
-                finished_at=time.time(),
-                sampling=Sampling(temperature=0),
-            )
+        return Outcome(
+            completion=completion,
+            prompt_token_ids=list(range(100)),
+            output_token_ids=[list(range(20))],
+            seed=1,
+            started_at=self._began,
+            first_token_at=self._began,
+            finished_at=time.time(),
+            sampling=Sampling(temperature=0),
         )
 
 

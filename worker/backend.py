@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from jobs.api.answer import ChatCompletion, Usage
 from jobs.api.request import ChatRequest
@@ -98,25 +98,39 @@ class MachineError(JobError):
         return cls("internal", f"{type(error).__name__}: {error}")
 
 
+class Progress(NamedTuple):
+    """The deltas that a request has added, and at its end the outcome."""
+
+    deltas: Sequence[Delta] = ()
+    outcome: Outcome | None = None
+
+
+class Assembly(Protocol):
+    """The answer of a request while it is generated. One thread uses it, which is not the engine's:
+    a queue of events leads from there."""
+
+    def take(self) -> Progress:
+        """The progress that the events since the last call make. Nothing follows the outcome. If
+        that is an error, sequences may still run: cancel the request."""
+
+
 class Sink(Protocol):
-    """Receives the events of one request."""
+    """Told of the progress of one request."""
 
-    def pending(self, deliver: Callable[[], None]) -> None:
-        """There are events. `deliver` passes all that have come until then to `deltas` and `ended`,
-        on the thread that calls it. Called on the engine thread: must not block."""
-
-    def deltas(self, deltas: Sequence[Delta]) -> None: ...
+    def pending(self, assembly: Assembly) -> None:
+        """Events have come since the last `take`; the last one of a sequence is always announced.
+        Called on the engine thread: must not block."""
 
     def ended(self, outcome: Outcome) -> None:
-        """Called once, last; without `pending` if the request has ended before it was queued."""
+        """The request has ended before any event: it could not be started."""
 
 
 class Handle(Protocol):
     """A submitted request."""
 
     def cancel(self) -> None:
-        """Stop as soon as possible. The sink's `ended` follows with a `cancelled` error, unless the
-        request has ended already."""
+        """Stop as soon as possible. An outcome with a `cancelled` error follows, unless the request
+        has ended already."""
 
 
 class Backend(Protocol):
@@ -135,7 +149,7 @@ class Backend(Protocol):
 
     def submit(self, request: ChatRequest, sink: Sink) -> Handle:
         """Queue a request without waiting. Raises JobError if its model is not loaded; otherwise
-        the sink receives its events, also an error of the request."""
+        the sink is told of its progress, also of an error of the request."""
 
     def close(self) -> None:
         """Stop the engine thread and free the device's memory."""

@@ -24,6 +24,8 @@ import signal
 import sys
 import threading
 import time
+from collections import deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +36,7 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from jobs.stream.delta import Delta
 from tests.worker.panics import panic
-from worker.backend import Health, MemoryUse, ModelInfo, Outcome, Sink
+from worker.backend import Health, MemoryUse, ModelInfo, Outcome, Progress, Sink
 from worker.model_spec import ModelSpec
 
 
@@ -61,9 +63,27 @@ def hold_interpreter(seconds: str | None) -> None:
         ctypes.PyDLL(None).sleep(int(seconds))
 
 
+class FakeAssembly:
+    """The progress that the backend's thread has made, until it is taken."""
+
+    def __init__(self) -> None:
+        self._made: deque[Progress] = deque()
+
+    def add(self, progress: Progress) -> None:
+        self._made.append(progress)
+
+    def take(self) -> Progress:
+        deltas: list[Delta] = []
+        outcome: Outcome | None = None
+        while self._made:
+            more, outcome = self._made.popleft()
+            deltas += more
+        return Progress(deltas, outcome)
+
+
 class FakeHandle:
     def __init__(self, request: ChatRequest, sink: Sink) -> None:
-        self.request, self.sink = request, sink
+        self.request, self.sink, self.assembly = request, sink, FakeAssembly()
         self.control = request.metadata or {}
         self.n = request.n or 1
         self.count = count_of(request)
@@ -80,29 +100,33 @@ class FakeHandle:
     def step(self) -> bool:
         """Emit one word of each choice. Returns True when the request has ended."""
         if self.cancelled:
-            self._end(JobError("cancelled", "the request was cancelled"))
+            self._fail(JobError("cancelled", "the request was cancelled"))
             return True
         if self.broken:
-            self._end(JobError("internal", "the device failed, requested by the test"))
+            self._fail(JobError("internal", "the device failed, requested by the test"))
             return True
         if self.sent == 1 and "fail" in self.control:
-            self._end(JobError(self.control["fail"], "requested by the test"))  # type: ignore[arg-type]
+            self._fail(JobError(self.control["fail"], "requested by the test"))  # type: ignore[arg-type]
             return True
         last = self.sent == self.count - 1
         for i, words in enumerate(self.words):
             words += words_of(self.request, i, self.sent + 1, self.sent)
-        self.sink.deltas(
-            [
-                Delta(i, content=f"{words[self.sent]} ", finish_reason="stop" if last else None)
-                for i, words in enumerate(self.words)
-            ]
-        )
+        deltas = [
+            Delta(i, content=f"{words[self.sent]} ", finish_reason="stop" if last else None)
+            for i, words in enumerate(self.words)
+        ]
         self.sent += 1
-        if last:
-            self._end(None)
+        self._advance(deltas, self.outcome(None) if last else None)
         return last
 
-    def _end(self, error: JobError | None) -> None:
+    def _fail(self, error: JobError) -> None:
+        self._advance((), self.outcome(error))
+
+    def _advance(self, deltas: Sequence[Delta], outcome: Outcome | None) -> None:
+        self.assembly.add(Progress(deltas, outcome))
+        self.sink.pending(self.assembly)
+
+    def outcome(self, error: JobError | None) -> Outcome:
         ids = [list(range(self.sent)) for _ in range(self.n)]
         completion = ChatCompletion(
             id=f"chatcmpl-{self.request.job.id}",
@@ -124,19 +148,17 @@ class FakeHandle:
                 total_tokens=1 + self.sent * self.n,
             ),
         )
-        self.sink.ended(
-            Outcome(
-                completion=None if error else completion,
-                error=error,
-                partial=completion if error else None,
-                prompt_token_ids=[7],
-                output_token_ids=ids,
-                seed=1,
-                started_at=self.started_at,
-                first_token_at=self.started_at,
-                finished_at=clock.now(),
-                sampling=Sampling(temperature=0),
-            )
+        return Outcome(
+            completion=None if error else completion,
+            error=error,
+            partial=completion if error else None,
+            prompt_token_ids=[7],
+            output_token_ids=ids,
+            seed=1,
+            started_at=self.started_at,
+            first_token_at=self.started_at,
+            finished_at=clock.now(),
+            sampling=Sampling(temperature=0),
         )
 
 

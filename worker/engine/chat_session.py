@@ -160,10 +160,9 @@ class ChatSession:
             turn = self._turn = _Turn(messages, self._submit(request, sink), sink)
             chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
             try:
-                while not turn.chat.done:
+                while not sink.over:
                     self._engine.step()
                     yield from (chunks.chunk([delta]) for delta in sink.take())
-                yield from (chunks.chunk([delta]) for delta in sink.take())
             finally:
                 # No step here: the garbage collector may close an iterator within one. The next
                 # call ends the turn.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -13,8 +12,7 @@ from jobs.api.request import ChatRequest
 from jobs.errors import JobError
 from jobs.stream.chunks import ChunkBuilder
 from jobs.stream.delta import Delta
-from worker.backend import Outcome
-from worker.engine.chat_generation import ChatGeneration
+from worker.backend import Assembly, Handle, Outcome
 from worker.engine.sequence import TokenEvent
 
 
@@ -39,39 +37,53 @@ class Generation:
 
 
 class CollectingSink:
-    """Keeps the deltas of a request until they are taken, and its outcome."""
+    """Takes the deltas of a request and its outcome, on the thread of its caller."""
 
     def __init__(self) -> None:
-        self.outcome: Outcome | None = None
-        self._deltas: deque[Delta] = deque()  # extended by the thread that steps
+        self._assembly: Assembly | None = None  # set by the thread that steps
+        self._outcome: Outcome | None = None
+        self._deltas: list[Delta] = []
 
-    def pending(self, deliver: Callable[[], None]) -> None:
-        deliver()
-
-    def deltas(self, deltas: Sequence[Delta]) -> None:
-        self._deltas.extend(deltas)
+    def pending(self, assembly: Assembly) -> None:
+        self._assembly = assembly
 
     def ended(self, outcome: Outcome) -> None:
-        self.outcome = outcome
+        self._outcome = outcome
+
+    @property
+    def over(self) -> bool:
+        """True if the outcome has been taken."""
+        return self._outcome is not None
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome of a request that has ended."""
+        self._advance()
+        return self._outcome
 
     def take(self) -> list[Delta]:
         """Returns the deltas since the last call."""
-        taken = []
-        while self._deltas:
-            taken.append(self._deltas.popleft())
+        self._advance()
+        taken, self._deltas = self._deltas, []
         return taken
 
     def completion(self) -> ChatCompletion:
         """The completion of a request that has ended. Raises JobError if it failed."""
-        assert self.outcome is not None
-        if self.outcome.completion is None:
-            raise self.outcome.error or JobError("internal", "the request ended with no completion")
-        return self.outcome.completion
+        outcome = self.outcome
+        assert outcome is not None
+        if outcome.completion is None:
+            raise outcome.error or JobError("internal", "the request ended with no completion")
+        return outcome.completion
+
+    def _advance(self) -> None:
+        if self._outcome is None and self._assembly is not None:
+            deltas, self._outcome = self._assembly.take()
+            self._deltas += deltas
 
 
 def streamed(
     request: ChatRequest,
-    started: ChatGeneration,
+    started: Handle,
     sink: CollectingSink,
     step: Callable[[], object],
 ) -> Iterator[ChatChunk]:
@@ -80,10 +92,9 @@ def streamed(
     completion. Raises JobError if the request fails."""
     chunks = ChunkBuilder(request.job.id, request.model, int(time.time()))
     try:
-        while not started.done:
+        while not sink.over:
             step()
             yield from (chunks.chunk([delta]) for delta in sink.take())
-        yield from (chunks.chunk([delta]) for delta in sink.take())
     finally:
         started.cancel()
     completion = sink.completion()

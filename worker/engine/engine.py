@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -17,6 +18,7 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError, failure_of
 from worker.backend import ModelInfo, Sink
 from worker.engine.bad_words import bad_word_ids
+from worker.engine.chat_assembly import ChatAssembly, ChatEvents
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.drafting import Drafting, drafting_of, speculation
 from worker.engine.kv_pool import CachePool
@@ -154,20 +156,33 @@ class EngineCore:
         return self.pool.bytes_held, self.pool.limit_bytes
 
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
-        """Check a request and queue its sequences; `sink` is told of events on the stepping thread.
-        Raises JobError if the request can't run."""
+        """Check a request and queue its sequences; `sink` is told on the stepping thread that there
+        are events. Raises JobError if the request can't run."""
         self.require_open()
         prompt = self.prompts.build(request)  # may take seconds
         self.prefix.fetch(prompt.token_ids, request.cache_salt)
         self.require_open()
-        generation = ChatGeneration(
+        plan = self.plan(request, prompt.token_ids)
+        make_reader = self._resident.reader_maker(request, prompt)
+        readers = [make_reader() for _ in range(plan.n)]
+        events: ChatEvents = deque()
+        assembly = ChatAssembly(
             request,
-            self.plan(request, prompt.token_ids),
+            plan,
             prompt.token_ids,
             self.tokenizer,
-            self._resident.reader_maker(request, prompt),
-            sink,
+            readers,
+            events,
             fingerprint=self.info.fingerprint,
+        )
+        generation = ChatGeneration(
+            request,
+            plan,
+            prompt.token_ids,
+            self.tokenizer,
+            readers[0].markers,
+            events,
+            partial(sink.pending, assembly),
             drafts=self.speculation.drafts,
         )
         self.add(generation.sequences)

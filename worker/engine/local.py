@@ -229,8 +229,8 @@ class Engine:
         return len(state.token_ids)
 
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
-        """Queue a request without waiting; `sink` is called on the thread that steps.
-        Raises JobError if the request can't run."""
+        """Queue a request without waiting; `sink` is told on the thread that steps that there are
+        events. Raises JobError if the request can't run."""
         return self._core.submit(request, sink)
 
     def step(self) -> bool:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from jobs.stream.delta import Delta
-from worker.backend import Outcome
+from worker.backend import Assembly, Outcome
 from worker.queue.attempt import Attempt
-from worker.queue.circuit_breaker import CircuitBreaker
 
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An attempt has its outcome."""
+    """An attempt has ended before the engine had any event of it."""
 
     attempt: Attempt
     outcome: Outcome
@@ -22,15 +19,15 @@ class Ended:
 
 @dataclass(frozen=True, slots=True)
 class Woken:
-    """There are deltas to publish, or the worker was asked to stop."""
+    """A job may wait, or the worker was asked to stop."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """The engine has events of an attempt, which `deliver` passes to its sink."""
+    """The engine has events of an attempt, which `assembly` makes deltas of."""
 
     attempt: Attempt
-    deliver: Callable[[], None]
+    assembly: Assembly
 
 
 Event = Ended | Woken | Pending
@@ -40,21 +37,11 @@ class AttemptSink:
     """Passes an attempt's events from the engine's thread to the loop's, which has the time to
     assemble them. Never blocks."""
 
-    def __init__(
-        self, attempt: Attempt, events: queue.SimpleQueue[Event], breaker: CircuitBreaker
-    ) -> None:
-        self._attempt, self._events, self._breaker = attempt, events, breaker
-        self._publishes = attempt.request.publishes
+    def __init__(self, attempt: Attempt, events: queue.SimpleQueue[Event]) -> None:
+        self._attempt, self._events = attempt, events
 
-    def pending(self, deliver: Callable[[], None]) -> None:
-        self._events.put(Pending(self._attempt, deliver))
-
-    def deltas(self, deltas: Sequence[Delta]) -> None:
-        if not self._attempt.generated:
-            self._attempt.generated = True
-            self._breaker.generates(self._attempt.generation)
-        if self._publishes and self._attempt.stream.add(deltas):
-            self._events.put(Woken())
+    def pending(self, assembly: Assembly) -> None:
+        self._events.put(Pending(self._attempt, assembly))
 
     def ended(self, outcome: Outcome) -> None:
         self._events.put(Ended(self._attempt, outcome))

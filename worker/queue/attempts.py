@@ -1,7 +1,7 @@
 """The running attempts of this process: from the engine's events to their settlement in Redis.
 
-loop.py starts attempts and calls this class from its one thread. The engine's thread passes its
-events through a queue; deltas and outcomes are made of them here.
+loop.py starts attempts and calls this class from its one thread. The engine's thread announces its
+events through a queue; their assemblies make deltas and outcomes of them here.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jobs.store.damage import is_damage, named
 from jobs.store.rq_job import ClaimedJob, Lease
 from jobs.store.rq_settle import Settlement
 from jobs.store.rq_store import RQStore
-from worker.backend import Backend, MachineError, ModelInfo, Outcome
+from worker.backend import Assembly, Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
 from worker.queue.circuit_breaker import CircuitBreaker
@@ -110,7 +110,7 @@ class Attempts:
         self._running[claimed.lease.job] = attempt
         attempt.generation = self._breaker.generation
         try:
-            sink = AttemptSink(attempt, self._events, self._breaker)
+            sink = AttemptSink(attempt, self._events)
             attempt.handle = self._backend.submit(attempt.request, sink)
             return attempt.sequences
         except OSError as error:
@@ -136,9 +136,8 @@ class Attempts:
         follow shortly after are taken in the same round."""
         if self.take(timeout):
             time.sleep(min(COLLECT_SECONDS_PER_JOB * len(self), MAX_COLLECT_SECONDS))
-            for _ in range(2):  # then also those that end by what was delivered
-                for _ in range(self._events.qsize()):  # more may come all the time
-                    self.take(0.0)
+            for _ in range(self._events.qsize()):  # more may come all the time
+                self.take(0.0)
 
     def take(self, timeout: float) -> bool:
         """Take one event. False if none came within `timeout` seconds."""
@@ -148,7 +147,7 @@ class Attempts:
             return False
         if not isinstance(event, Woken) and self._is_running(event.attempt):
             if isinstance(event, Pending):
-                event.deliver()
+                self._advance(event.attempt, event.assembly)
             else:
                 self._end(event.attempt, event.outcome)
         return True
@@ -255,6 +254,21 @@ class Attempts:
         if requeued:
             logger.info("retrying job %s in %.1f s after %s", attempt.lease.job, pause, error)
         return requeued
+
+    def _advance(self, attempt: Attempt, assembly: Assembly) -> None:
+        """Take the deltas that an attempt has added, and its outcome."""
+        deltas, outcome = assembly.take()
+        if deltas:
+            if not attempt.generated:
+                attempt.generated = True
+                self._breaker.generates(attempt.generation)
+            if attempt.request.publishes:
+                attempt.stream.add(deltas)
+        if outcome is None:
+            return
+        if outcome.error is not None and attempt.handle is not None and not attempt.stop_reason:
+            attempt.handle.cancel()  # the rest is of no use
+        self._end(attempt, outcome)
 
     def _end(self, attempt: Attempt, outcome: Outcome) -> None:
         attempt.outcome = outcome

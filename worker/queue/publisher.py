@@ -8,7 +8,6 @@ never holds more than the output itself.
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Sequence
 
 from jobs.stream.delta import Delta, join
@@ -19,20 +18,18 @@ HOLD_SECONDS = 0.02  # time between two entries of a job, in which deltas are jo
 
 
 class StreamBuffer:
-    """Unsent deltas of one attempt at one job. `add` may be called from another thread."""
+    """Unsent deltas of one attempt at one job. Used only by the loop's thread."""
 
     def __init__(self, job: str, attempt: int) -> None:
         self.job, self.attempt = job, attempt
         self.refused = False  # a later attempt owns the stream
         self._seq = 0
-        self._deltas: deque[Delta] = deque()
+        self._deltas: list[Delta] = []
         self._due = 0.0  # the first delta is sent at once
 
-    def add(self, deltas: Sequence[Delta]) -> bool:
-        """Buffer deltas. Returns whether the buffer was empty."""
-        was_empty = not self._deltas
+    def add(self, deltas: Sequence[Delta]) -> None:
+        """Buffer deltas."""
         self._deltas.extend(deltas)
-        return was_empty
 
     def due(self, now: float) -> bool:
         """True if the next entry should be sent."""
@@ -42,7 +39,7 @@ class StreamBuffer:
         """Remove all deltas from the buffer and return them as the next entry."""
         self._seq += 1
         self._due = now + HOLD_SECONDS
-        taken = [self._deltas.popleft() for _ in range(len(self._deltas))]
+        taken, self._deltas = self._deltas, []
         return Entry(self.job, self.attempt, self._seq, join(taken))
 
 

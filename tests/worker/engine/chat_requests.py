@@ -8,7 +8,7 @@ from typing import Any
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from tests.waiting import PATIENCE
-from worker.backend import Outcome
+from worker.backend import Assembly, Outcome
 from worker.engine.collect import CollectingSink
 
 PROMPT = [5, 6, 7, 8]
@@ -25,12 +25,18 @@ class WaitingSink(CollectingSink):
 
     def __init__(self) -> None:
         super().__init__()
-        self._ended = threading.Event()
+        self._told = threading.Event()
+
+    def pending(self, assembly: Assembly) -> None:
+        super().pending(assembly)
+        self._told.set()
 
     def ended(self, outcome: Outcome) -> None:
         super().ended(outcome)
-        self._ended.set()
+        self._told.set()
 
     def wait(self) -> ChatCompletion:
-        assert self._ended.wait(PATIENCE)
+        while self.outcome is None:
+            assert self._told.wait(PATIENCE)
+            self._told.clear()
         return self.completion()

@@ -1,26 +1,27 @@
-"""Events of a chat that are delivered later and together make what they make one by one."""
+"""Events of a chat that are taken later and together make what they make one by one."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jobs.stream.delta import Delta
+from jobs.errors import JobError
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from tests.worker.site import wait_until
 from worker import Engine
-from worker.engine.chat_generation import ChoiceState
+from worker.backend import Assembly
+from worker.engine.chat_assembly import ChoiceState
 from worker.engine.collect import CollectingSink
 from worker.engine.host import EngineHost
 from worker.engine.sampler import Sampled
 from worker.engine.sequence import TokenEvent
 from worker.model_spec import ModelSpec
-from worker.text.answer import AnswerReader
+from worker.text.answer import AnswerReader, Part
 from worker.text.harmony import HarmonySplitter
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags
 
@@ -38,14 +39,16 @@ def readers(inside: bool) -> list[AnswerReader]:
 
 
 def read(reader: AnswerReader, texts: list[str], cuts: set[int]) -> ChoiceState:
-    """A choice to which tokens with these texts are added, delivered after each of `cuts`."""
+    """A choice to which tokens with these texts are added, taken after each of `cuts`."""
     choice = ChoiceState(0, reader, "j")
+    events: list[TokenEvent] = []
     for number, text in enumerate(texts):
         last = number == len(texts) - 1
-        choice.events.append(TokenEvent(Sampled(number, True), text, "stop" if last else None))
+        events.append(TokenEvent(Sampled(number, True), text, "stop" if last else None))
         if last or number in cuts:
-            for events, joined in choice.runs():
-                choice.add(events, joined, [])
+            for run, joined in choice.runs(events):
+                choice.add(run, joined, [])
+            events = []
     return choice
 
 
@@ -69,32 +72,36 @@ def test_runs_of_events_make_what_single_ones_make(
 def test_a_long_run_needs_few_pieces() -> None:
     choice = ChoiceState(0, AnswerReader(ReasoningSplitter(TAGS, inside=True)), "j")
     texts = ["so"] * 40 + ["</think>"] + ["42"] * 40
-    choice.events.extend(TokenEvent(Sampled(7, True), text) for text in texts)
+    events = [TokenEvent(Sampled(7, True), text) for text in texts]
     pieces = 0
-    for events, text in choice.runs():
-        choice.add(events, text, [])
+    for run, text in choice.runs(events):
+        choice.add(run, text, [])
         pieces += 1
     assert pieces < 15
     assert choice.reasoning_tokens == 41
 
 
 class LateSink(WaitingSink):
-    """Delivers nothing before it is asked to."""
+    """Counts the announcements."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.announced: list[Callable[[], None]] = []
-        self.threads: set[str] = set()
+    announced = 0
 
-    def pending(self, deliver: Callable[[], None]) -> None:
-        self.announced.append(deliver)
-
-    def deltas(self, deltas: Sequence[Delta]) -> None:
-        self.threads.add(threading.current_thread().name)
-        super().deltas(deltas)
+    def pending(self, assembly: Assembly) -> None:
+        self.announced += 1
+        super().pending(assembly)
 
 
-def test_the_receiver_assembles_the_answer_on_its_own_thread(path: Path) -> None:
+def test_the_receiver_assembles_the_answer_on_its_own_thread(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: set[str] = set()
+    push = AnswerReader.push
+
+    def watched(self: AnswerReader, text: str, *, last: bool) -> Part:
+        threads.add(threading.current_thread().name)
+        return push(self, text, last=last)
+
+    monkeypatch.setattr(AnswerReader, "push", watched)
     host = EngineHost(device="cpu")
     spec = ModelSpec(reference=str(path), dtype="fp32", max_batch=4, prefix_cache=False)
     try:
@@ -104,14 +111,14 @@ def test_the_receiver_assembles_the_answer_on_its_own_thread(path: Path) -> None
         host.submit(request, early)
         expected = early.wait()
         host.submit(request, late)
+        wait_until(lambda: late.announced == 3)  # the first event, and the last ones
         wait_until(lambda: host.health().running + host.health().waiting == 0)
-        assert late.outcome is None and not late.take()
-        assert len(late.announced) == 3  # the first event, and the last ones
-        late.announced[0]()
-        assert late.threads == {threading.current_thread().name}
-        answer, shown = late.wait(), late.take()
+        shown = late.take()
+        answer = late.completion()
+        assert late.announced == 3
     finally:
         host.close()
+    assert threads == {threading.current_thread().name}
     for found, one_by_one in zip(answer.choices, expected.choices, strict=True):
         assert found.message == one_by_one.message
         assert found.logprobs is not None and found.logprobs == one_by_one.logprobs
@@ -122,15 +129,15 @@ def test_the_receiver_assembles_the_answer_on_its_own_thread(path: Path) -> None
 
 
 class InterruptedSink(CollectingSink):
-    """Its second announcement is interrupted."""
+    """Its first announcement is interrupted."""
 
     announced = 0
 
-    def pending(self, deliver: Callable[[], None]) -> None:
+    def pending(self, assembly: Assembly) -> None:
         self.announced += 1
-        if self.announced == 2:
+        if self.announced == 1:
             raise KeyboardInterrupt
-        deliver()
+        super().pending(assembly)
 
 
 def test_an_interrupted_announcement_leaves_no_request_without_an_end(path: Path) -> None:
@@ -144,3 +151,24 @@ def test_an_interrupted_announcement_leaves_no_request_without_an_end(path: Path
         pass
     assert chat.done and sink.outcome is not None
     engine.close()
+
+
+def test_an_answer_whose_assembly_was_interrupted_ends_with_an_error(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.load(str(path), dtype="fp32")
+    sink = CollectingSink()
+    chat = engine.submit(ask(max_tokens=8, ignore_eos=True), sink)
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(AnswerReader, "push", interrupt)
+        engine.step()
+        sink.take()
+    while not chat.done:
+        engine.step()
+    with pytest.raises(JobError, match="the process was interrupted"):
+        sink.completion()
+    engine.close()
+
+
+def interrupt(*args: object, **options: object) -> NoReturn:
+    raise KeyboardInterrupt

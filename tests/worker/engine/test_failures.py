@@ -16,7 +16,7 @@ from tests.worker.engine.chat_requests import PROMPT, ask
 from tests.worker.panics import panic
 from worker import Engine
 from worker.backend import Outcome
-from worker.engine.chat_generation import ChatGeneration
+from worker.engine.chat_assembly import ChatAssembly
 from worker.engine.collect import CollectingSink
 
 
@@ -36,14 +36,14 @@ def test_a_response_that_cannot_be_assembled_fails_alone(
 ) -> None:
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     expected = engine.chat(ask(seed=1)).text
-    whole = ChatGeneration._outcome
+    whole = ChatAssembly._outcome
 
-    def outcome(chat: ChatGeneration) -> Outcome:
+    def outcome(chat: ChatAssembly) -> Outcome:
         if chat._plan.seed == 7:
             fail()
         return whole(chat)
 
-    monkeypatch.setattr(ChatGeneration, "_outcome", outcome)
+    monkeypatch.setattr(ChatAssembly, "_outcome", outcome)
     sinks = [CollectingSink(), CollectingSink()]
     chats = [engine.submit(ask(seed=7, n=2), sinks[0]), engine.submit(ask(seed=1), sinks[1])]
     cancelled = engine.submit(ask(seed=7), CollectingSink())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -17,6 +16,7 @@ from jobs.store.rq_settle import Settler
 from tests.worker.fake_backend import FakeBackend, FakeHandle, text_of
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.site import PATIENCE, Site
+from worker.backend import Outcome
 
 LIMIT = 20_000  # bytes
 MIB = 2**20
@@ -24,29 +24,17 @@ MIB = 2**20
 
 def with_logprobs(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
     """All answers have log-probabilities of so many tokens."""
-    end = FakeHandle._end
+    make = FakeHandle.outcome
 
-    def _end(self: FakeHandle, error: JobError | None) -> None:
-        sink = self.sink
+    def outcome(self: FakeHandle, error: JobError | None) -> Outcome:
+        made = make(self, error)
         top = [TopLogprob(token="x", logprob=-1.0)] * 5
         content = [TokenLogprob(token="x", logprob=-1.0, top_logprobs=top)] * tokens
+        for choice in made.completion.choices:
+            choice.logprobs = ChoiceLogprobs(content=content)
+        return made
 
-        class Adding:
-            def pending(self, deliver: Callable[[], None]) -> None:
-                sink.pending(deliver)
-
-            def deltas(self, deltas: Any) -> None:
-                sink.deltas(deltas)
-
-            def ended(self, outcome: Any) -> None:
-                for choice in outcome.completion.choices:
-                    choice.logprobs = ChoiceLogprobs(content=content)
-                sink.ended(outcome)
-
-        self.sink = Adding()
-        end(self, error)
-
-    monkeypatch.setattr(FakeHandle, "_end", _end)
+    monkeypatch.setattr(FakeHandle, "outcome", outcome)
 
 
 @pytest.mark.parametrize("tokens", [110, 10_000])  # about the limit, and far above it
