@@ -63,11 +63,11 @@ bench-peers: $(VENV)/.ready-to-test .bench-peers/.ready
 	$(BIN)/python -m bench.contexts
 
 oracle: $(VENV)/.ready-to-test .oracle/.ready
-	$(BIN)/python -m tests.worker.loading.gguf.record .oracle/bin/python
-	$(BIN)/python -m tests.worker.quantise.answers make .oracle/files
-	.oracle/bin/python -m tests.worker.quantise.answers record .oracle/files
-	.oracle/bin/python -m tests.worker.quantise.record_llama_cpp
-	$(BIN)/pytest tests/worker/loading/gguf tests/worker/quantise
+	$(BIN)/python -m tests.worker.gguf.record .oracle/bin/python
+	$(BIN)/python -m tests.worker.gguf.write.answers make .oracle/files
+	.oracle/bin/python -m tests.worker.gguf.write.answers record .oracle/files
+	.oracle/bin/python -m tests.worker.layers.weights.record_llama_cpp
+	$(BIN)/pytest tests/worker/gguf tests/worker/layers/weights/test_quantise.py
 
 # Gemma 3 270M comes under Gemma's terms of use, SmolLM2-135M-Instruct under Apache 2.0.
 real: $(VENV)/.ready-to-test .oracle/.ready .real/.ready

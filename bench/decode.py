@@ -33,8 +33,8 @@ from bench.contestants import (
 from bench.harness import alternate, median, report, seconds
 from bench.shapes import QWEN3_06B, random_checkpoint
 from worker import Engine
+from worker.device import choose_device
 from worker.layers.linear import LinearFactory
-from worker.resident.device import choose_device
 
 PROMPT, LONG_PROMPT = 64, 512
 

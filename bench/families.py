@@ -28,7 +28,7 @@ from bench.contestants import (
 from bench.harness import alternate, median, report
 from bench.shapes import random_checkpoint
 from worker import Engine
-from worker.resident.device import choose_device
+from worker.device import choose_device
 
 BASE: dict[str, Any] = {
     "hidden_size": 1024,

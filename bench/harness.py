@@ -62,7 +62,7 @@ def resident_bytes(pid: int) -> dict[str, int]:
 
 def environment(device: str) -> dict[str, str]:
     """Date, device, threads and package versions of a measurement."""
-    from worker.resident.device import device_name
+    from worker.device import device_name
 
     packages = {}
     for name in ("chatjobs", "torch", "transformers", "tokenizers", "redis", "rq"):

@@ -22,7 +22,7 @@ from jobs import ChatRequest, Client, Results, Sampling
 from jobs.embedded import EmbeddedRedis
 from worker import Engine
 from worker.cli.demo_run import demo_requests
-from worker.resident.process import freeze_gc_heap
+from worker.processes.tuning import freeze_gc_heap
 
 SECONDS = 120.0  # time limit of a round
 

@@ -26,7 +26,7 @@ import click
 from bench.harness import report
 from jobs import ChatRequest, Client
 from jobs.embedded import EmbeddedRedis
-from worker.resident.device import choose_device
+from worker.device import choose_device
 
 SECONDS = 120.0  # time limit of a job
 SETTINGS = ("", "--no-preempt", "--no-preempt --interactive-slots 0")

@@ -18,7 +18,7 @@ from bench.cells import Rates, beside, measure_cell
 from bench.contestants import ours
 from bench.peers.process import PeerProcess
 from bench.shapes import QWEN3_06B
-from tests.worker.loading.gguf.blocks import TYPES, make_type_file
+from tests.worker.gguf.blocks import TYPES, make_type_file
 from worker import Engine
 from worker.layers.weights.storage import product_kind
 

@@ -30,10 +30,10 @@ from bench.shapes import QWEN3_06B, random_checkpoint
 from jobs.api.sampling import Sampling
 from worker import Engine
 from worker.demo import DATASET
+from worker.device import choose_device
 from worker.engine.engine import EngineCore
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
-from worker.resident.device import choose_device
 
 TEXT, EDITED = 300, 20  # tokens of the text, and one of how many is changed
 EDITED_TOKENS = 256  # of the answer that are generated

@@ -15,9 +15,9 @@ from tests.cli.test_json import documented
 from tests.hub import Hub
 from tests.waiting import PATIENCE
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
-from tests.worker.loading.gguf.blocks import make_type_file, make_wide
+from tests.worker.gguf.blocks import make_type_file, make_wide
+from worker import device
 from worker.kernels import library
-from worker.resident import device
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from click.testing import CliRunner, Result
 from jobs import ChatRequest, JobError
 from jobs.cli import build
 from tests.worker.checkpoints import make_checkpoint
-from tests.worker.loading.gguf.converter import convert
+from tests.worker.gguf.converter import convert
 from tests.worker.templates import CHATML
 from worker import Engine
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.real.files import FOLDER, GEMMA, SMOLLM2
-from tests.worker.loading.gguf.texts import FIXED
+from tests.worker.gguf.texts import FIXED
 from worker import Engine
 
 ROOT = Path(__file__).parents[2]

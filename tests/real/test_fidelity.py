@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 from jobs import Sampling
 from tests.real.conftest import COUNT, Real
-from tests.worker.loading.gguf.texts import FIXED
+from tests.worker.gguf.texts import FIXED
 from worker import Engine
 
 pytestmark = pytest.mark.real
@@ -77,8 +77,8 @@ def test_q8_loses_next_to_nothing_of_dequantised_weights(real: Real, tmp_path: A
     and quantised back into a GGUF file."""
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    from worker.loading.source import find
-    from worker.quantise.model import quantise_model
+    from worker.gguf.write.model import quantise_model
+    from worker.loading.find import find
 
     folder = tmp_path / "dequantised"
     folder.mkdir()

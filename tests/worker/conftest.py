@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from tests.worker.checkpoints import make_checkpoint
+from tests.worker.checkpoints import make_checkpoint, split
 from tests.worker.site import Site
 
 
@@ -28,3 +29,22 @@ def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
 def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A valid model folder. Tests that damage it make a copy."""
     return make_checkpoint(tmp_path_factory.mktemp("models") / "tiny", num_hidden_layers=1)
+
+
+@pytest.fixture(scope="module")
+def sharded_original(original: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = Path(shutil.copytree(original, tmp_path_factory.mktemp("sharded") / "tiny"))
+    split(folder, 3)
+    return folder
+
+
+@pytest.fixture
+def folder(original: Path, tmp_path: Path) -> Path:
+    """A copy of a valid model folder, to be damaged."""
+    return Path(shutil.copytree(original, tmp_path / "tiny"))
+
+
+@pytest.fixture
+def sharded(folder: Path) -> Path:
+    split(folder, 3)
+    return folder

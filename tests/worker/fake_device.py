@@ -22,13 +22,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from worker import Engine
+from worker import device as devices
+from worker.checkpoint.safetensors_files import SafetensorsCheckpoint
 from worker.engine.engine import EngineCore
 from worker.engine.slots import Slots
-from worker.layers import device as border
-from worker.loading.safetensors_files import SafetensorsCheckpoint
+from worker.layers import transfer as border
+from worker.loading.load import load
 from worker.model_spec import ModelSpec
-from worker.resident import device as devices
-from worker.resident.load import load
 
 DEVICE = torch.device("meta")
 COPIES = {"aten::_to_copy"}  # the operations that may take a tensor from one device to another

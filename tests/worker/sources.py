@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from worker.loading.folder import FolderSource
-from worker.loading.tokenizer import Tokenizer
+from worker.checkpoint.folder import FolderSource
+from worker.checkpoint.tokenizer import Tokenizer
 
 
 def open_folder(folder: Path) -> FolderSource:

@@ -95,8 +95,8 @@ def _model(name: str, kind: str | None) -> Iterator[str]:
     if kind is None:
         yield MODEL
         return
-    from worker.loading.source import find
-    from worker.quantise.model import quantise_model
+    from worker.gguf.write.model import quantise_model
+    from worker.loading.find import find
 
     with tempfile.TemporaryDirectory(prefix="chatjobs-demo-") as temporary:
         file = Path(temporary) / f"{name}.gguf"

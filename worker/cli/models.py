@@ -23,7 +23,7 @@ from worker.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from worker.resident.preflight import Preflight
+    from worker.loading.preflight import Preflight
 
 
 @click.group()
@@ -56,11 +56,11 @@ def check(
     """
     need_torch()
     from jobs import JobError
-    from worker.loading.source import find
+    from worker.device import choose_device
+    from worker.loading.description import describe
+    from worker.loading.find import find
+    from worker.loading.preflight import preflight
     from worker.model_spec import ModelSpec
-    from worker.resident.description import describe
-    from worker.resident.device import choose_device
-    from worker.resident.preflight import preflight
 
     spec = ModelSpec(
         reference=reference,
@@ -122,8 +122,8 @@ def quantize(
     need_torch()
     from jobs import JobError
     from worker.cli.share_progress import ShareProgress
-    from worker.loading.source import find
-    from worker.quantise.model import quantise_model
+    from worker.gguf.write.model import quantise_model
+    from worker.loading.find import find
 
     with ShareProgress("quantising") as progress:
         try:
@@ -189,8 +189,8 @@ def _facts(found: Preflight, downloaded: bool) -> dict[str, Any]:
 
 
 def _show(found: Preflight, downloaded: bool) -> None:
+    from worker.device import device_name
     from worker.prompt.template import chat_obstacle
-    from worker.resident.device import device_name
 
     template = found.model.template
     source, device = found.model.source, found.device

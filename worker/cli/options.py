@@ -35,7 +35,7 @@ device_option = click.option(
     metavar="D",
     help="cpu, cuda or cuda:N; auto selects the first GPU if there is one, else the CPU.",
 )
-# As in worker.loading.dtypes, which imports torch: `--help` must not.
+# As in worker.checkpoint.dtypes, which imports torch: `--help` must not.
 DTYPES = ("bf16", "bfloat16", "fp16", "float16", "half", "fp32", "float32", "float")
 # As in worker.text.tool_parser.
 TOOL_PARSERS = ("hermes", "llama3_json", "pythonic", "qwen3_coder")
@@ -49,7 +49,7 @@ dtype_option = click.option(
     "bfloat16 and half; auto takes the checkpoint's.",
 )
 
-# As in worker.quantise.mix, which imports gguf: `--help` must not.
+# As in worker.gguf.write.recipe, which imports gguf: `--help` must not.
 KINDS = (
     *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
     *("BF16", "F16"),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from worker.loading.tokenizer import Tokenizer
+from worker.checkpoint.tokenizer import Tokenizer
 
 LINE = "\n"  # tokens do not reach from one line to the next
 

@@ -33,12 +33,12 @@ from jobs.api.request import ChatRequest
 from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 from worker.backend import Outcome, Progress
+from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine.acceptance import Acceptance
 from worker.engine.prompt_logprobs import TokenScore
 from worker.engine.sampler import Sampled
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import TokenEvent
-from worker.loading.tokenizer import Tokenizer
 from worker.text.answer import AnswerReader
 from worker.text.tool_call import Call
 

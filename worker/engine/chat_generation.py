@@ -7,11 +7,11 @@ from functools import partial
 
 from jobs import clock
 from jobs.api.request import ChatRequest
+from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine.chat_assembly import ChatEvents, SequenceEnd
 from worker.engine.prompt_logprobs import PromptLogprobs
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import Sequence, TokenEvent
-from worker.loading.tokenizer import Tokenizer
 from worker.text.detokenizer import Detokenizer
 
 

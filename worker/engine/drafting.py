@@ -16,12 +16,12 @@ from worker.engine.kv_pool import CachePool
 from worker.engine.ngram import NgramDraft
 from worker.engine.speculation import Speculation
 from worker.layers.cache import LayerCache
-from worker.loading.source import find
+from worker.loading.draft import load_draft
+from worker.loading.find import find
+from worker.loading.load import ResidentModel
+from worker.loading.preflight import smallest_window
 from worker.model_spec import ModelSpec
 from worker.models.model import Model
-from worker.resident.draft import load_draft
-from worker.resident.load import ResidentModel
-from worker.resident.preflight import smallest_window
 
 logger = logging.getLogger(__name__)
 

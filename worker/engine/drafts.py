@@ -17,7 +17,7 @@ from worker.engine.sampler import Sampled, sample
 from worker.engine.sampling_batch import SamplingBatch
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Batch, Span
-from worker.layers.device import read_back
+from worker.layers.transfer import read_back
 from worker.models.model import Model
 
 

@@ -16,7 +16,10 @@ from torch import Tensor
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError, failure_of
+from worker import device as devices
 from worker.backend import ModelInfo, Sink
+from worker.checkpoint.tokenizer import Tokenizer
+from worker.device import computing
 from worker.engine.bad_words import bad_word_ids
 from worker.engine.chat_assembly import ChatAssembly, ChatEvents
 from worker.engine.chat_generation import ChatGeneration
@@ -32,11 +35,9 @@ from worker.engine.slots import Slots
 from worker.engine.step import Drawn, draw, prepare
 from worker.engine.turnover import Turnover
 from worker.layers.batch import Batch
-from worker.loading.tokenizer import Tokenizer
+from worker.loading.load import ResidentModel, check_context, load, memory_named
 from worker.model_spec import ModelSpec
-from worker.resident import device as devices
-from worker.resident.load import ResidentModel, check_context, load, memory_named
-from worker.resident.process import computing, keep_memory
+from worker.processes.tuning import keep_memory
 
 logger = logging.getLogger(__name__)
 

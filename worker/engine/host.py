@@ -14,14 +14,14 @@ from pathlib import Path
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
 from jobs.sizes import counted
+from worker import device as devices
 from worker.backend import Health, MemoryUse, ModelInfo, Sink
 from worker.engine.engine import EngineCore
 from worker.engine.preparer import Preparation, Preparer
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
-from worker.loading.pages import trim_heap
 from worker.model_spec import ModelSpec
-from worker.resident import device as devices
-from worker.resident.process import freeze_gc_heap, tune, unfreeze_gc_heap
+from worker.processes.pages import trim_heap
+from worker.processes.tuning import freeze_gc_heap, tune, unfreeze_gc_heap
 
 logger = logging.getLogger(__name__)
 

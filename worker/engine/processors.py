@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker.engine.sampling_plan import REPETITION_WINDOW, SamplingPlan
-from worker.layers.device import to_device
+from worker.layers.transfer import to_device
 
 
 class LogitsProcessor(Protocol):

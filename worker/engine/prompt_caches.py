@@ -13,6 +13,7 @@ from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
+from worker import device as devices
 from worker.engine.engine import EngineCore
 from worker.engine.kv_pool import FIRST_COLUMNS
 from worker.engine.prefix_state import PrefixState
@@ -23,8 +24,7 @@ from worker.engine.slot_copies import SlotCopies
 from worker.engine.state_dir import StateDir
 from worker.engine.state_file import Origin, StateFile, write_state
 from worker.layers.batch import Batch, Span
-from worker.layers.device import read_back
-from worker.resident import device as devices
+from worker.layers.transfer import read_back
 
 NEXT_TURNS = ("0", "x")  # two messages that begin differently
 WAITING_SHARE = 4  # one of this many bytes of the cache limit may wait to be written, or to be used

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from worker.layers.device import read_back, to_device
+from worker.layers.transfer import read_back, to_device
 
 CHUNK_TOKENS = 256  # tokens per forward pass, which bounds the logits held in memory
 

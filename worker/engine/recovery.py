@@ -8,8 +8,8 @@ from contextlib import contextmanager
 
 from jobs.errors import JobError, failure_of
 from jobs.sizes import counted
+from worker import device as devices
 from worker.engine.sequence import Sequence
-from worker.resident import device as devices
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from worker.engine.sampling_batch import Row, SamplingBatch
 from worker.engine.sampling_plan import SamplingPlan
-from worker.layers.device import read_back, to_device
 from worker.layers.embedding import greatest
+from worker.layers.transfer import read_back, to_device
 
 CANDIDATES = 1024  # number of most likely tokens that top_p considers before a full sort
 

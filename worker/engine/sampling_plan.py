@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
-from worker.loading.config import GenerationDefaults
+from worker.checkpoint.config import GenerationDefaults
 
 GREEDY_BELOW = 1e-5  # temperature, as vLLM; logits divided by much less are not finite
 REPETITION_PENALTIES = 0.01, 100.0  # the range of requests; a model's default is clamped to it

@@ -13,7 +13,7 @@ from jobs.sizes import counted
 from worker.engine.kv_pool import CachePool
 from worker.engine.prompt_logprobs import CHUNK_TOKENS
 from worker.layers.batch import Batch, Span
-from worker.layers.device import read_back, to_device
+from worker.layers.transfer import read_back, to_device
 from worker.models.model import Model
 
 

@@ -15,8 +15,8 @@ from torch.nn import functional as F
 
 from worker.kernels import attention as kernels
 from worker.layers.batch import Batch, Chunk
-from worker.layers.device import is_accelerator
 from worker.layers.kv_cache import KVCache
+from worker.layers.transfer import is_accelerator
 
 # Queries per block on a CPU: limited so that a block's scores stay in the CPU caches.
 MIN_BLOCK, MAX_BLOCK, BLOCK_SCORES = 16, 64, 2**21

@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from worker.layers.device import to_device
+from worker.layers.transfer import to_device
 
 SHORT = 16  # tokens of a chunk that kernels compute one by one
 

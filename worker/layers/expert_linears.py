@@ -16,8 +16,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from worker.kernels import mixture
-from worker.layers.device import is_accelerator, read_back
 from worker.layers.linear import Linear, LinearFactory
+from worker.layers.transfer import is_accelerator, read_back
 from worker.layers.weights.bf16 import Bf16Weight
 from worker.layers.weights.integer import IntegerWeight
 from worker.layers.weights.linear_weight import GroupedProduct

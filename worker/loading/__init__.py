@@ -1,1 +1,1 @@
-"""Opens models: folders and hub repositories, their configuration, tokenizer and weights."""
+"""Finds models by their references, checks that they can run, and loads them onto a device."""

@@ -12,13 +12,12 @@ from typing import Self
 from huggingface_hub import HfApi
 
 from jobs.errors import JobError
-from worker.loading.checkpoint import Headers, TensorHeader
-from worker.loading.config import CONFIG
-from worker.loading.folder import FolderSource
-from worker.loading.foreign import ADAPTER, adapter, pickled, pickles_among
-from worker.loading.gguf.files import models_among
-from worker.loading.hub_files import download, list_files, reach
-from worker.loading.safetensors_files import (
+from worker.checkpoint.config import CONFIG
+from worker.checkpoint.folder import FolderSource
+from worker.checkpoint.foreign import ADAPTER, adapter, pickled, pickles_among
+from worker.checkpoint.headers import Headers, TensorHeader
+from worker.checkpoint.hub_files import download, list_files, reach
+from worker.checkpoint.safetensors_files import (
     INDEX,
     SINGLE,
     SafetensorsHeaders,
@@ -26,6 +25,7 @@ from worker.loading.safetensors_files import (
     read_header,
     weight_files,
 )
+from worker.gguf.read.files import models_among
 
 SMALL_FILES = [
     "config.json",

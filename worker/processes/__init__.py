@@ -1,1 +1,1 @@
-"""Child processes: their progress, their output, and the limit of their memory."""
+"""Child processes: their progress, output and limits; settings and memory of this process."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
-from worker.loading.tokenizer import Tokenizer
+from worker.checkpoint.tokenizer import Tokenizer
 from worker.prompt.conversation import before_mark, messages_for, variables_for
 from worker.prompt.encoder import PromptEncoder
 from worker.prompt.template import NO_TEMPLATE, ChatTemplate

@@ -20,8 +20,8 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from worker.loading.pages import trim_heap
 from worker.processes.memory_limit import limit_memory
+from worker.processes.pages import trim_heap
 
 COUNTED_CHARACTERS = 16_384  # characters that are counted at once
 CUT = 32  # tokens that a cut through the text may add

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from jobs.errors import JobError
 from jobs.sizes import counted
-from worker.loading.tokenizer import Tokenizer, check_unicode, not_encodable
+from worker.checkpoint.tokenizer import Tokenizer, check_unicode, not_encodable
 from worker.prompt.limited_process import Ended, LimitedProcess
 
 SHORT_CHARACTERS = 16_384  # characters of a prompt that is tokenized in this process

@@ -12,8 +12,8 @@ from typing import Any
 
 from jobs.api.wire import describe
 from jobs.errors import InvalidRequest, JobError, invalid
-from worker.loading.source import ModelSource
-from worker.loading.tokenizer import Tokenizer
+from worker.checkpoint.source import ModelSource
+from worker.checkpoint.tokenizer import Tokenizer
 from worker.prompt.sandbox import REMEDY, WHOSE, shared_sandbox
 
 MAX_PATH = 4096  # characters

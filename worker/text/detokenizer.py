@@ -17,7 +17,7 @@ from __future__ import annotations
 import codecs
 from collections.abc import Collection
 
-from worker.loading.tokenizer import SPACE_MARK, Tokenizer
+from worker.checkpoint.tokenizer import SPACE_MARK, Tokenizer
 
 REPLACEMENT = "\ufffd"
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from worker.loading.tokenizer import Tokenizer
+from worker.checkpoint.tokenizer import Tokenizer
 from worker.text.stop_strings import overlap
 
 START, CHANNEL, MESSAGE, END = "<|start|>", "<|channel|>", "<|message|>", "<|end|>"

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Protocol
 
-from worker.loading.tokenizer import Tokenizer
+from worker.checkpoint.tokenizer import Tokenizer
 from worker.text.stop_strings import overlap
 
 KNOWN_TAGS = (("<think>", "</think>"),)

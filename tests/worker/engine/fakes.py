@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from jobs.api.sampling import Sampling
+from worker.checkpoint.config import GenerationDefaults
 from worker.engine.kv_pool import CachePool
 from worker.engine.sampler import Sampled
 from worker.engine.sampling_plan import plan_sampling
 from worker.engine.sequence import Sequence, TokenEvent
-from worker.loading.config import GenerationDefaults
 
 CONTEXT = 4096
 

@@ -17,6 +17,8 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.fake_device import DEVICE, Answers, Guard, answer, fake_device, load_engine
 from worker import Engine
+from worker import device as devices
+from worker.device import BatchLimits
 from worker.engine import sampler
 from worker.engine.collect import CollectingSink
 from worker.engine.sampling_batch import Row
@@ -25,8 +27,6 @@ from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.recurrent_cache import RecurrentCache
 from worker.models.registry import FAMILIES
-from worker.resident import device as devices
-from worker.resident.device import BatchLimits
 
 PROMPTS = [[7] * 20, [8, 9, 10], [11]]
 OPTIONS = Sampling(ignore_eos=True, max_tokens=2)

@@ -8,9 +8,9 @@ from jobs import ChatRequest
 from tests.worker.sources import read_tokenizer
 from tests.worker.tokenizers import STYLES, save_tokenizer
 from worker import Engine
+from worker.checkpoint.tokenizer import Tokenizer
 from worker.demo import MODEL_DIR
 from worker.engine.bad_words import bad_word_ids
-from worker.loading.tokenizer import Tokenizer
 
 WORDS = ("the", "then", "answer", "Fox", "zebra", "naïve", "你好", "42", "7 + 5", "o", "don't", "!")
 

@@ -14,11 +14,11 @@ from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
+from worker import device as devices
 from worker.engine import prefix_cache
 from worker.engine.collect import CollectingSink
 from worker.engine.prefix_store import BLOCK
 from worker.layers.batch import Batch
-from worker.resident import device as devices
 
 SYSTEM = [5 + i % 90 for i in range(100)]
 GREEDY = Sampling(temperature=0, max_tokens=6, ignore_eos=True)

@@ -16,11 +16,11 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
+from worker.device import computing
 from worker.engine.host import EngineHost
 from worker.engine.prompt_caches import compute_state
 from worker.layers.batch import Batch, Span
 from worker.model_spec import ModelSpec
-from worker.resident.process import computing
 
 FAMILIES = {
     "full": "llama",

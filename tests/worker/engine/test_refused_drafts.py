@@ -20,7 +20,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(autouse=True)
 def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("worker.resident.load.weights.load")
+    monkeypatch.delattr("worker.loading.load.weights.load")
 
 
 def refused(folder: Path, **options: Any) -> str:

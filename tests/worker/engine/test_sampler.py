@@ -18,10 +18,10 @@ from transformers import (
 )
 
 from jobs.api.sampling import Sampling
+from worker.checkpoint.config import GenerationDefaults
 from worker.engine.sampler import CANDIDATES, Sampled, sample, uniform
 from worker.engine.sampling_batch import SamplingBatch, SamplingInput
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
-from worker.loading.config import GenerationDefaults
 
 VOCAB = 3000
 

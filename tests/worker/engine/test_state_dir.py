@@ -14,10 +14,10 @@ import pytest
 
 from jobs.errors import JobError
 from tests.worker.engine.stateful import QUESTION, ask, cached, files, make
+from worker.checkpoint import safetensors_files
 from worker.engine import state_file
 from worker.engine.state_dir import StateDir
 from worker.engine.state_file import StateFile
-from worker.loading import safetensors_files
 
 
 def test_damaged_files_are_deleted_with_a_log_line(

@@ -13,8 +13,8 @@ from torch import Tensor
 from worker.kernels import quantised
 from worker.kernels.library import Library
 from worker.kernels.quantised import FORMATS, WIDE_FROM
+from worker.layers.weights.quantise import quantise
 from worker.layers.weights.quantised_tensor import QuantisedTensor
-from worker.quantise.blocks import quantise
 
 examples = settings(max_examples=120)
 # Where the scales in fp16 of a block are.

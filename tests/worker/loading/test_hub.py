@@ -14,13 +14,13 @@ import pytest
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
 from tests.worker.loading.hub_client import run_code
-from worker.loading.safetensors_files import SafetensorsCheckpoint
+from worker.checkpoint.safetensors_files import SafetensorsCheckpoint
 
 REPO, WEIGHTS = "org/tiny", "model.safetensors"
 FIND = """
 import json, sys, time
 from jobs import JobError
-from worker.loading.source import find
+from worker.loading.find import find
 time.sleep = lambda seconds: None  # skip the delays between retries
 {before}
 try:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from tests.hub import Hub
 from tests.worker.checkpoints import make_checkpoint, split
-from tests.worker.loading.folders import WEIGHTS, edit_json, edit_weights
+from tests.worker.folders import WEIGHTS, edit_json, edit_weights
 from tests.worker.loading.hub_client import run_command
 
 REPO, HEAD = "org/tiny", "bytes=0-100000"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from jobs.errors import JobError
 from tests.worker.checkpoints import FAMILIES, make_checkpoint
 from worker import Engine
-from worker.loading.config import read_config
+from worker.checkpoint.config import read_config
 from worker.models import registry
 from worker.models.model import Placement
 

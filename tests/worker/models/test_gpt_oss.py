@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
+from worker.checkpoint.quantization import Mxfp4, read_quantization
 from worker.layers.mlp import clamped
-from worker.loading.quantization import Mxfp4, read_quantization
 from worker.models.fields import Fields
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES

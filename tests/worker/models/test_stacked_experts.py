@@ -13,9 +13,9 @@ import torch
 from torch.nn import functional as F
 
 from jobs.errors import JobError
+from worker.checkpoint import weights
 from worker.layers.experts import SparseMLP
 from worker.layers.linear import LinearFactory
-from worker.loading import weights
 from worker.models.mixture import STACKED_EXPERTS
 
 COUNT, HIDDEN, INNER = 3, 8, 5

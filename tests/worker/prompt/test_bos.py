@@ -13,12 +13,12 @@ from transformers import AutoTokenizer
 
 from jobs import ChatRequest, JobError
 from jobs.cli import build
-from tests.worker.loading.gguf.converter import convert
-from tests.worker.loading.gguf.vocabularies import write_vocabulary_file
+from tests.worker.gguf.converter import convert
+from tests.worker.gguf.vocabularies import write_vocabulary_file
 from tests.worker.templates import CHATML
 from tests.worker.tokenizers import Style, make_tokenizer, save_tokenizer
 from worker import Engine
-from worker.loading.source import find
+from worker.loading.find import find
 
 BOS = "<|endoftext|>"
 WITH_BOS = "{{ bos_token }}" + CHATML

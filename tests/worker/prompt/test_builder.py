@@ -27,7 +27,7 @@ from tests.worker.prompt.requests import (
 from tests.worker.sources import open_folder, read_tokenizer
 from tests.worker.templates import CHATML, GEMMA, LLAMA2, LLAMA3, QWEN_TEMPLATE, TEMPLATES
 from tests.worker.tokenizers import STYLES, Style
-from worker.loading.tokenizer import Tokenizer
+from worker.checkpoint.tokenizer import Tokenizer
 from worker.prompt.template import ChatTemplate, end_of_turn
 
 # --- compared with transformers -------------------------------------------------------------------

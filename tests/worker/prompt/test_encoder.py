@@ -17,7 +17,7 @@ from jobs import JobError
 from tests.worker.site import PATIENCE, wait_until
 from tests.worker.sources import read_tokenizer
 from tests.worker.tokenizers import CORPUS, STYLES, Style, make_tokenizer, save_tokenizer
-from worker.loading.tokenizer import Tokenizer
+from worker.checkpoint.tokenizer import Tokenizer
 from worker.prompt import counter, encoder
 from worker.prompt.encoder import PromptEncoder
 

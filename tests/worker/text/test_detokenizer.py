@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from tests.worker.sources import read_tokenizer
 from tests.worker.tokenizers import STYLES, save_tokenizer
-from worker.loading.tokenizer import Tokenizer
+from worker.checkpoint.tokenizer import Tokenizer
 from worker.text.detokenizer import Detokenizer
 
 METASPACE = {

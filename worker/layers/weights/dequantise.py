@@ -16,7 +16,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf import quants
 from torch import Tensor
 
-from worker.layers.device import to_device
+from worker.layers.transfer import to_device
 
 IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 MXFP4_VALUES = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled e2m1

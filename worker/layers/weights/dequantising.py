@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from worker.layers.device import is_accelerator
+from worker.layers.transfer import is_accelerator
 from worker.layers.weights.dense import linear
 from worker.layers.weights.quantised_tensor import QuantisedTensor
 

@@ -9,7 +9,7 @@ import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
 from torch import Tensor
 
-from worker.layers.device import is_accelerator
+from worker.layers.transfer import is_accelerator
 from worker.layers.weights.dequantise import FUNCTIONS, dequantise
 
 # Values that a CPU dequantises at a time. The temporary tensors stay in the cache of one core, and

@@ -7,7 +7,7 @@ import pytest
 import torch
 from gguf import GGMLQuantizationType as Type
 
-from tests.worker.loading.gguf.blocks import random_blocks
+from tests.worker.gguf.blocks import random_blocks
 from worker.kernels import library, recording
 from worker.layers.linear import LinearFactory
 from worker.layers.weights.integer import IntegerWeight

@@ -8,7 +8,7 @@ from gguf import GGML_QUANT_SIZES
 from gguf import GGMLQuantizationType as Type
 from torch import Tensor
 
-from tests.worker.loading.gguf.blocks import TYPES, random_blocks
+from tests.worker.gguf.blocks import TYPES, random_blocks
 from worker.kernels import library
 from worker.kernels.quantised import FORMATS
 from worker.layers.embedding import Embedding, Head

@@ -1,0 +1,76 @@
+"""Calls of the hub library, whose errors become JobError("model_not_found").
+
+The library reads HF_ENDPOINT, HF_HUB_CACHE, HF_HOME, HF_HUB_OFFLINE and HF_TOKEN, shows a progress
+bar, resumes interrupted downloads, and skips files that are already complete.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+from huggingface_hub import HfApi, snapshot_download
+from huggingface_hub.errors import (
+    EntryNotFoundError,
+    GatedRepoError,
+    HfHubHTTPError,
+    HFValidationError,
+    LocalEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+    SafetensorsParsingError,
+)
+
+from jobs.errors import JobError
+from worker.checkpoint.safetensors_files import INDEX, SINGLE
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+
+def download(
+    label: str, repo: str, revision: str | None, patterns: list[str], cache: Path | None
+) -> Path:
+    """Download the matching files; returns the folder of their commit."""
+    fetch = partial(
+        snapshot_download, repo, revision=revision, allow_patterns=patterns, cache_dir=cache
+    )
+    return Path(reach(label, fetch))
+
+
+def list_files(label: str, repo: str, commit: str) -> list[str]:
+    """The names of all files of a commit."""
+    return reach(label, partial(HfApi().list_repo_files, repo, revision=commit))
+
+
+def reach(label: str, fetch: Callable[[], T]) -> T:
+    """The result of a call of the hub library. Raises JobError("model_not_found")."""
+    try:
+        return fetch()
+    except SafetensorsParsingError as error:
+        reason = " ".join(str(error).split())
+    except GatedRepoError:
+        reason = "access is gated: accept its terms on the hub and set HF_TOKEN"
+    except RevisionNotFoundError:
+        reason = "the repository has no such revision"
+    except RepositoryNotFoundError:
+        reason = "no such repository on the hub (or it is private: set HF_TOKEN)"
+    except LocalEntryNotFoundError:
+        reason = "it is not in the local cache, and the hub cannot be reached"
+    except EntryNotFoundError:
+        reason = f"the repository lacks its weights: {SINGLE}, or the shards that {INDEX} names"
+    except HFValidationError as error:
+        reason = " ".join(str(error).split())
+    except HfHubHTTPError as error:
+        reason = f"the hub returned HTTP status {error.response.status_code}"
+    except OSError as error:
+        reason = f"{error.strerror or error}"
+    except Exception as error:  # the library's HTTP client differs between its versions
+        logger.debug("download interrupted", exc_info=error)
+        fact = " ".join(str(error).split()) or type(error).__name__
+        reason = f"the download was interrupted ({fact}): try again, complete files are kept"
+    raise JobError("model_not_found", f"{label} cannot be downloaded: {reason}")

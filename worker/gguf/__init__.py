@@ -1,0 +1,1 @@
+"""GGUF files: what readers and writers share, the reader and the writer."""

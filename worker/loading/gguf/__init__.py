@@ -1,1 +1,0 @@
-"""GGUF files: header, configuration, tensors under the names of safetensors files, tokenizer."""

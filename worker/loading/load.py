@@ -1,0 +1,238 @@
+"""Loads a model: from its reference to everything that an engine needs."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
+
+import torch
+
+from jobs.api.request import ChatRequest
+from jobs.errors import JobError, invalid
+from worker import device as devices
+from worker.backend import ModelInfo
+from worker.checkpoint import weights
+from worker.checkpoint.config import GenerationDefaults
+from worker.checkpoint.source import ModelSource
+from worker.checkpoint.tokenizer import Tokenizer
+from worker.layers.weights.compression import compression_of
+from worker.layers.weights.storage import ProductKind
+from worker.loading.description import describe
+from worker.loading.find import find
+from worker.loading.preflight import Preflight, preflight
+from worker.loading.tool_syntax import parser_maker, tool_syntax
+from worker.model_spec import ModelSpec
+from worker.models.model import Model, Placement
+from worker.models.registry import FAMILIES
+from worker.processes.memory_limit import address_space_advice
+from worker.prompt.builder import Prompt, PromptBuilder
+from worker.prompt.template import ChatTemplate, chat_obstacle
+from worker.text.answer import AnswerReader
+from worker.text.harmony import HarmonySplitter, writes_harmony
+from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
+
+logger = logging.getLogger(__name__)
+
+StateFacts = tuple[str, str, tuple[int, ...]]
+
+MAX_CONTEXT = 10_000_000  # several times the largest published context
+SEARCH_SECONDS = 20.0  # limit of the search for a non-finite weight, which stalls the batch
+
+
+@dataclass(frozen=True)
+class ResidentModel:
+    """A model with its weights on the device, its tokenizer, chat template and defaults."""
+
+    info: ModelInfo
+    source: ModelSource
+    model: Model
+    device: torch.device
+    dtype: torch.dtype  # of the computation
+    tokenizer: Tokenizer
+    template: ChatTemplate | None
+    defaults: GenerationDefaults
+    tags: ReasoningTags | None
+    tool_syntax: str | None  # of the calls in answers
+    harmony: bool  # completions are in the harmony format
+    bos: str  # with which prompts begin even if the template doesn't write it; "" if none
+
+    @property
+    def chat_obstacle(self) -> str | None:
+        """The reason for which chat requests fail, with the remedy; None if they don't."""
+        return chat_obstacle(self.template)
+
+    def prompts(self, context: int) -> PromptBuilder:
+        hides_tools = self.tool_syntax is not None
+        return PromptBuilder(
+            self.info.name,
+            self.tokenizer,
+            self.template,
+            context,
+            hides_tools=hides_tools,
+            bos=self.bos,
+        )
+
+    def reader_maker(self, request: ChatRequest, prompt: Prompt) -> Callable[[], AnswerReader]:
+        """Makes readers for the completions of a request."""
+        make_parser, tags = parser_maker(self.tool_syntax, request), self.tags
+        if self.harmony:
+            return lambda: AnswerReader(HarmonySplitter(prompt.text), make_parser())
+        if tags is None:
+            return lambda: AnswerReader(parser=make_parser())
+        inside = prompt.text.rstrip().endswith(tags.opening) or tags.left_open(prompt.continued)
+        return lambda: AnswerReader(ReasoningSplitter(tags, inside=inside), make_parser())
+
+    def state_of(self, prompt_length: int) -> StateFacts:
+        """The values that prompts must share to reuse the state of each other: model, dtype and
+        rotation."""
+        return self._identity, self.info.dtype, self.model.rotation(prompt_length)
+
+    @cached_property
+    def _identity(self) -> str:
+        """A hash of weights and configuration: state in files outlives the process."""
+        config = json.dumps(self.source.config.fields.values, sort_keys=True, default=str)
+        return hashlib.sha256(f"{self.info.fingerprint} {config}".encode()).hexdigest()[:32]
+
+    def not_finite(self, tokens: int) -> JobError:
+        """The error for non-finite logits, naming the non-finite weight if there is one."""
+        fact = f"the model's logits are not finite after {tokens} tokens"
+        return JobError("internal", f"{fact}: {self._non_finite_cause}")
+
+    @cached_property
+    def _non_finite_cause(self) -> str:
+        try:
+            with self.source.weights() as checkpoint:
+                return weights.find_non_finite(checkpoint, self.dtype, SEARCH_SECONDS)
+        except JobError as error:
+            return error.message
+
+
+def load(spec: ModelSpec, device: torch.device) -> ResidentModel:
+    """Check everything that can be checked, then read the weights. Raises JobError."""
+    compression = compression_of(spec.quantize)
+    source = find(spec.reference, spec.download_dir)
+    described = describe(source, spec.chat_template)
+    template = described.template
+    syntax = tool_syntax(template, spec.tool_parser, spec.reference)
+    bos = _bos(source, described.tokenizer, spec.add_bos)
+    if source.needs_download:
+        preflight(described, spec, device, source.headers()).require_room()
+        source.download_weights()
+    with source.weights() as checkpoint:
+        checked = preflight(described, spec, device, checkpoint)
+        checked.require_room()
+        if checked.how is not None:
+            logger.info("%s: %s", spec.reference, checked.how)
+        place = Placement(
+            checked.dtype,
+            device,
+            compression.apply if compression else None,
+            keep_quantised=spec.keep_quantised,
+        )
+        config = described.config
+        model = FAMILIES[config.model_type](config.fields, checked.tied, place)
+        weights.load(model.weight_map(), checkpoint, config.quantization)
+        fingerprint = _fingerprint(checkpoint.fingerprint(), checked)
+    return ResidentModel(
+        info=_info(checked, fingerprint),
+        source=source,
+        model=model,
+        device=device,
+        dtype=checked.dtype,
+        tokenizer=checked.tokenizer,
+        template=template,
+        defaults=described.defaults,
+        tags=reasoning_tags(checked.tokenizer, template.source) if template else None,
+        tool_syntax=syntax,
+        harmony=writes_harmony(checked.tokenizer),
+        bos=bos,
+    )
+
+
+def _bos(source: ModelSource, tokenizer: Tokenizer, wanted: bool | None) -> str:
+    """The token with which prompts begin; `wanted`: what the user says, else the model decides."""
+    token = source.special_tokens.get("bos_token", "")
+    known = bool(token) and len(tokenizer.encode(token)) == 1
+    if wanted and not known:
+        raise invalid(
+            f"add_bos: the tokenizer of {source.reference} has no BOS token: leave the option out",
+            "add_bos",
+        )
+    return token if known and (source.adds_bos if wanted is None else wanted) else ""
+
+
+@contextmanager
+def memory_named(reference: str, device: torch.device) -> Iterator[None]:
+    """A context for loading a model: raises JobError("out_of_memory") if there is no memory for
+    it."""
+    try:
+        yield
+    except BaseException as error:
+        if not devices.is_out_of_memory(error):
+            raise
+        cause = (str(error).splitlines() or ["no memory"])[0] or "no memory"
+        raise JobError(
+            "out_of_memory",
+            f"{reference} can't be loaded: there is too little memory on {device} ({cause}): use a "
+            f"smaller model or another dtype{address_space_advice()}",
+        ) from None
+
+
+def _fingerprint(of_files: str, checked: Preflight) -> str:
+    """Of the values of the weights: those of the files, unless some are re-encoded."""
+    if checked.reencoded is None:
+        return of_files
+    changed = f"{of_files} {checked.reencoded}: {ProductKind.REENCODED.value}"
+    return hashlib.sha256(changed.encode()).hexdigest()[:32]
+
+
+def _info(checked: Preflight, fingerprint: str) -> ModelInfo:
+    source, template = checked.model.source, checked.model.template
+    return ModelInfo(
+        name=source.name,
+        reference=source.reference,
+        revision=source.revision,
+        family=checked.model.config.model_type,
+        parameters=checked.parameters,
+        weight_bytes=checked.weight_bytes,
+        dtype=checked.formats,
+        device=str(checked.device),
+        device_name=devices.device_name(checked.device),
+        context_length=checked.context_length,
+        fingerprint=fingerprint,
+        tokenizer_hash=checked.tokenizer.hash,
+        template_hash=template.hash if template else None,
+        engine="chatjobs",
+        engine_version=_version(),
+        torch_version=torch.__version__,
+        cuda_version=torch.version.cuda,
+    )
+
+
+def _version() -> str:
+    try:
+        return version("chatjobs")
+    except PackageNotFoundError:
+        return "0"
+
+
+def check_context(context: int, resident: ResidentModel) -> None:
+    """Refuse a context beyond a stretch that the config states; warn beyond plain positions."""
+    model = resident.model
+    most = model.context_length if model.stretched else MAX_CONTEXT
+    if not 1 < context <= most:
+        raise invalid(f"context must be 2 to {most} for this model, got {context}", "context")
+    if context > model.context_length:
+        logger.warning(
+            "%s: context %d exceeds the %d positions of its config.json: answers may degrade "
+            "beyond them, unless rope_scaling in config.json stretches the positions",
+            resident.info.reference,
+            context,
+            model.context_length,
+        )

@@ -1,0 +1,267 @@
+"""Checks whether a model can run here before any weight is read.
+
+The model is built on torch's `meta` device, where tensors have shapes and no memory, and compared
+with the headers of the weight files. Of a hub model, the headers alone are fetched for this.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from gguf import GGMLQuantizationType
+
+from jobs.errors import JobError
+from worker import device as devices
+from worker.checkpoint import weights
+from worker.checkpoint.config import ModelConfig
+from worker.checkpoint.dtypes import name_of
+from worker.checkpoint.headers import Headers, TensorHeader
+from worker.checkpoint.quantization import DEQUANTISED
+from worker.checkpoint.tokenizer import Tokenizer
+from worker.layers.kv_cache import WindowKVCache
+from worker.layers.weights import storage
+from worker.layers.weights.compression import Compression, compression_of
+from worker.layers.weights.quantised_tensor import bytes_of, stays_quantised
+from worker.layers.weights.slot import WeightSlot
+from worker.layers.weights.storage import ProductKind
+from worker.loading.description import ModelDescription
+from worker.model_spec import ModelSpec
+from worker.models.model import Model, Placement
+from worker.models.registry import FAMILIES
+
+Form = GGMLQuantizationType | None  # of a tensor in memory; None: plain values
+
+
+@dataclass(frozen=True)
+class Products:
+    """The kind of product with the matrices of one quantised type."""
+
+    kind: str
+    matrices: int
+    product: ProductKind
+    extra_bytes: int  # that they take beyond their blocks in the file
+
+    def __str__(self) -> str:
+        extra = f" (+{self.extra_bytes / 2**20:.0f} MiB)" if self.extra_bytes else ""
+        return f"{self.kind} x{self.matrices}: {self.product.value}{extra}"
+
+
+@dataclass(frozen=True)
+class Preflight:
+    """A model that this version supports, and the memory that it needs on the device."""
+
+    model: ModelDescription
+    tokenizer: Tokenizer  # limited to the ids that the model has
+    tied: bool
+    parameters: int
+    weight_bytes: int  # in memory
+    blocks: tuple[str, ...]  # GGUF's quantised types that weights have in memory
+    products: tuple[Products, ...]  # with the matrices that the files quantise, by type
+    dtype: torch.dtype
+    device: torch.device
+    context_length: int  # positions that the config gives, with their stretch
+    longest: int  # tokens of one sequence whose cache fits beside the weights
+    free_bytes: int  # of the device, now
+
+    @property
+    def dtype_name(self) -> str:
+        return name_of(self.dtype)
+
+    @property
+    def formats(self) -> str:
+        """The types of the weights in memory: "bfloat16, Q4_K, Q6_K"."""
+        return ", ".join((self.dtype_name, *self.blocks))
+
+    @property
+    def obstacle(self) -> str | None:
+        """The reason for which the weights don't fit on the device, with the remedy; None if they
+        fit."""
+        if self.weight_bytes <= self.free_bytes:
+            return None
+        need, free = self.weight_bytes / 2**30, self.free_bytes / 2**30
+        extra = sum(one.extra_bytes for one in self.products)
+        kept = (self.weight_bytes - extra) / 2**30
+        instead = f"--keep-quantised (slow, needs {kept:.1f} GiB), " if extra else ""
+        return (
+            f"{self.model.source.reference} needs {need:.1f} GiB for its weights in "
+            f"{self.formats} and {self.device} has {free:.1f} GiB free: use {instead}a smaller "
+            "model, another dtype or another device"
+        )
+
+    @property
+    def how(self) -> str | None:
+        """The kinds of products with the quantised matrices: "Q5_0 x120: integer products; …"."""
+        return "; ".join(map(str, self.products)) or None
+
+    @property
+    def reencoded(self) -> str | None:
+        """The types of the files whose values change while they are loaded."""
+        kinds = [one.kind for one in self.products if one.product is ProductKind.REENCODED]
+        return ", ".join(kinds) or None
+
+    def require_room(self) -> None:
+        """Raise JobError("out_of_memory") if the weights don't fit."""
+        if self.obstacle is not None:
+            raise JobError("out_of_memory", self.obstacle)
+
+
+def preflight(
+    model: ModelDescription, spec: ModelSpec, device: torch.device, headers: Headers
+) -> Preflight:
+    """Check everything that can be checked without reading weights. `headers` may be a checkpoint.
+    Weights that are not quantised in the files are compressed while they are loaded; of those that
+    are, types that no kernel multiplies with are re-encoded, unless `spec.keep_quantised`.
+
+    Raises JobError: model_not_found, unsupported_model, invalid_request.
+    """
+    try:
+        return _preflight(model, spec, device, headers)
+    except JobError as error:
+        wrapper = model.config.wrapper
+        if wrapper is None or error.code != "unsupported_model":
+            raise
+        raise JobError(
+            "unsupported_model",
+            f"unsupported model_type '{wrapper}' in {model.source.reference}: its text model "
+            f"('{model.config.model_type}') can't be read on its own ({error.message}); supported: "
+            f"{', '.join(sorted(FAMILIES))}",
+        ) from None
+
+
+def _preflight(
+    model: ModelDescription, spec: ModelSpec, device: torch.device, headers: Headers
+) -> Preflight:
+    config, compression = model.config, compression_of(spec.quantize)
+    quantization = config.quantization
+    tied = weights.is_tied(config.tied, headers, quantization)
+    stored = headers.dtype({quantization.dtype} if quantization else ()) or DEQUANTISED
+    chosen = devices.choose_dtype(spec.dtype, stored, device)
+    shape = _shape(config, tied, chosen, device)
+    tokenizer = model.tokenizer.limited_to(shape.vocab_size)
+    slots = shape.weight_map()
+    found = weights.check(slots, headers, quantization)
+    parameters = sum(prod(slot.shape) for slot in slots.values())
+    stored_as = {name: headers.tensors[found[name].name] for name in slots}
+    products = {
+        name: _product(name, slots[name], header, chosen, device, spec.keep_quantised)
+        for name, header in stored_as.items()
+        # An embedding that is no head is only looked up.
+        if slots[name].quantised and header.blocks and (tied or name != weights.EMBEDDING)
+    }
+    forms: dict[str, list[Form]] = {}
+    for name, slot in slots.items():
+        forms[name] = [_form(slot, stored_as[name], device, compression)]
+        if products.get(name) is ProductKind.REENCODED:
+            looked_up = forms[name] if name == weights.EMBEDDING else []
+            forms[name] = [*looked_up, storage.TARGET]
+        elif name == weights.EMBEDDING and tied and compression is not None:
+            # The head's blocks are packed: those of files are views for the embedding, others not.
+            form, columns = forms[name][0], slot.shape[-1]
+            if form is compression.kind and not stored_as[name].blocks:
+                packed = storage.product_kind(form, columns, chosen, device, spec.keep_quantised)
+                forms[name] *= 2 if packed is ProductKind.INTEGERS else 1
+    weight_bytes = sum(
+        _bytes(prod(slots[name].shape), form, chosen) for name in slots for form in forms[name]
+    )
+    blocks = {form.name for held in forms.values() for form in held if form is not None}
+    caches, free = shape.make_caches(), devices.free_bytes(device)
+    cache_bytes = devices.cache_share(free - weight_bytes, device)
+    return Preflight(
+        model=model,
+        tokenizer=tokenizer,
+        tied=tied,
+        parameters=parameters,
+        weight_bytes=weight_bytes,
+        blocks=tuple(sorted(blocks)),
+        products=_products(slots, stored_as, products, forms),
+        dtype=chosen,
+        device=device,
+        context_length=shape.context_length,
+        longest=bisect_right(
+            range(1, shape.context_length + 1),
+            cache_bytes,
+            key=lambda tokens: sum(cache.bytes_for(1, tokens) for cache in caches),
+        ),
+        free_bytes=free,
+    )
+
+
+def _products(
+    slots: Mapping[str, WeightSlot],
+    stored_as: Mapping[str, TensorHeader],
+    products: Mapping[str, ProductKind],
+    forms: Mapping[str, Sequence[Form]],
+) -> tuple[Products, ...]:
+    found: dict[
+        tuple[str, ProductKind], list[int]
+    ] = {}  # of each matrix what it takes beyond its blocks
+    for name, product in products.items():
+        kind, extra = GGMLQuantizationType[stored_as[name].dtype], 0
+        if product is ProductKind.REENCODED:
+            values = prod(slots[name].shape)
+            extra = sum(bytes_of(values, form) for form in forms[name] if form is not None)
+            extra -= bytes_of(values, kind)
+        found.setdefault((kind.name, product), []).append(extra)
+    return tuple(
+        Products(kind, len(extra), product, sum(extra))
+        for (kind, product), extra in sorted(found.items(), key=lambda one: one[0][0])
+    )
+
+
+def _product(
+    name: str,
+    slot: WeightSlot,
+    header: TensorHeader,
+    dtype: torch.dtype,
+    device: torch.device,
+    keep_quantised: bool,
+) -> ProductKind:
+    if name == weights.EMBEDDING and not _stays_quantised(header, device):
+        return ProductKind.PLAIN  # a tied head has the embedding's values
+    kind = GGMLQuantizationType[header.dtype]
+    return storage.product_kind(kind, slot.shape[-1], dtype, device, keep_quantised)
+
+
+def smallest_window(config: ModelConfig, device: torch.device) -> int | None:
+    """Tokens of the model's smallest sliding window; None: it has none. Raises JobError
+    (unsupported_model)."""
+    caches = _shape(config, config.tied, config.dtype, device).make_caches()
+    windows = [one.window for one in caches if isinstance(one, WindowKVCache) and one.window]
+    return min(windows, default=None)
+
+
+def _shape(config: ModelConfig, tied: bool, dtype: torch.dtype, device: torch.device) -> Model:
+    """The model without memory, as it is built for a device."""
+    place = Placement(dtype, torch.device("meta"), built_for=device)
+    try:
+        return FAMILIES[config.model_type](config.fields, tied, place)
+    except RuntimeError as error:  # torch's, if the product of two sizes overflows
+        fact = str(error).splitlines()[0]
+        raise config.fields.error(f"its sizes make impossible tensors ({fact})") from None
+
+
+def _stays_quantised(header: TensorHeader, device: torch.device) -> bool:
+    return header.blocks and stays_quantised(GGMLQuantizationType[header.dtype], device)
+
+
+def _form(
+    slot: WeightSlot,
+    header: TensorHeader,
+    device: torch.device,
+    compression: Compression | None,
+) -> Form:
+    """The form of a slot's tensor that is not re-encoded."""
+    if slot.quantised and _stays_quantised(header, device):
+        return GGMLQuantizationType[header.dtype]
+    if slot.quantised and compression is not None and compression.fits(slot.shape):
+        return compression.kind
+    return None
+
+
+def _bytes(values: int, form: Form, dtype: torch.dtype) -> int:
+    """Memory of so many values."""
+    return values * dtype.itemsize if form is None else bytes_of(values, form)

@@ -1,1 +1,0 @@
-"""Quantises models: values → GGUF's blocks, and model folders → GGUF files."""

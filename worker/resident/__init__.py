@@ -1,1 +1,0 @@
-"""Loads models onto a device: checks, device and dtype, weights."""
