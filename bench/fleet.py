@@ -24,7 +24,7 @@ import redis
 from bench.fleet_workers import Orders, serve_many
 from jobs import Client, keys
 from jobs.embedded import EmbeddedRedis
-from jobs.store.rq_format import registry_key, wip_key
+from jobs.store.rq_layout import registry_key, wip_key
 
 MODELS = 8
 PER_PROCESS = 50

@@ -1,4 +1,4 @@
-"""The names of all queues, keys and channels of chatjobs in Redis. RQ's are in store/rq_format.py.
+"""The names of all queues, keys and channels of chatjobs in Redis. RQ's are in store/rq_layout.py.
 
 The names of one job, or one session, have its id in braces, so that they can be told from those of
 a model, a run or a worker.
@@ -110,7 +110,7 @@ def quarantine_worker(queue: str) -> str:
 
 
 def upkeep(queues: Sequence[str]) -> str:
-    """The worker that does the upkeep of these queues now; expires."""
+    """The worker that maintains these queues now; expires."""
     return f"chatjobs:upkeep:{','.join(sorted(queues))}"
 
 

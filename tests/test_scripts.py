@@ -12,25 +12,33 @@ import redis
 
 from jobs import lua
 from jobs.store import (
-    cancel,
-    dead_letters,
+    backlog,
+    claim,
+    enqueue,
     job_end,
-    new_job,
-    rq_backlog,
-    rq_deferred,
-    rq_scripts,
-    rq_upkeep,
-    rq_workers,
-    session_scripts,
+    leases,
+    maintenance,
+    part_plans,
+    presence,
+    purge,
+    requeue,
+    rights,
+    sessions,
+    stream,
     turns,
+    workers,
 )
-from jobs.store.job_end import JOB_END_LUA
-from jobs.store.rq_format import DEPENDENTS_LUA, ROWS_LUA, TENANTS_LUA
-from jobs.store.turns import TURNS_LUA
-from jobs.stream import writer
-from jobs.stream.entries import END_LUA
-from worker.queue import rq_presence, rq_rights, waker
-from worker.record import folder, part_plans
+from jobs.store.preludes import (
+    DEPENDENTS_LUA,
+    JOB_END_LUA,
+    LEASE_LUA,
+    QUEUE_LUA,
+    RESERVATIONS_LUA,
+    STREAM_END_LUA,
+    TURNS_LUA,
+)
+from worker.queue import waker
+from worker.record import folder
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(
@@ -39,55 +47,55 @@ SCRIPTS = sorted(
 
 # The text of each script, a table that it unpacks, and the names that Python gives its elements.
 CASES: list[tuple[str, str, Any]] = [
-    (new_job.ENQUEUE, "KEYS", new_job.EnqueueKeys),
-    (new_job.ENQUEUE, "ARGV", new_job.EnqueueArgs),
+    (enqueue.ENQUEUE, "KEYS", enqueue.EnqueueKeys),
+    (enqueue.ENQUEUE, "ARGV", enqueue.EnqueueArgs),
     (JOB_END_LUA, "keys", job_end.EndKeys),
     (JOB_END_LUA, "args", job_end.EndArgs),
-    (cancel.CANCEL, "KEYS", cancel.CancelKeys),
-    (cancel.CANCEL, "ARGV", cancel.CancelArgs),
-    (dead_letters.REQUEUE, "KEYS", dead_letters.RequeueKeys),
-    (dead_letters.REQUEUE, "ARGV", dead_letters.RequeueArgs),
-    (dead_letters.PURGE, "KEYS", dead_letters.PurgeKeys),
-    (dead_letters.PURGE, "ARGV", dead_letters.PurgeArgs),
-    (session_scripts.CREATE, "KEYS", session_scripts.CreateSessionKeys),
-    (session_scripts.CREATE, "ARGV", session_scripts.CreateSessionArgs),
-    (session_scripts.CUT, "KEYS", session_scripts.CutSessionKeys),
-    (session_scripts.CUT, "ARGV", session_scripts.CutSessionArgs),
-    (session_scripts.REPLACE, "KEYS", session_scripts.ReplaceSessionKeys),
-    (session_scripts.REPLACE, "ARGV", session_scripts.ReplaceSessionArgs),
+    (job_end.CANCEL, "KEYS", job_end.CancelKeys),
+    (job_end.CANCEL, "ARGV", job_end.CancelArgs),
+    (requeue.REQUEUE, "KEYS", requeue.RequeueKeys),
+    (requeue.REQUEUE, "ARGV", requeue.RequeueArgs),
+    (purge.PURGE, "KEYS", purge.PurgeKeys),
+    (purge.PURGE, "ARGV", purge.PurgeArgs),
+    (sessions.CREATE, "KEYS", sessions.CreateSessionKeys),
+    (sessions.CREATE, "ARGV", sessions.CreateSessionArgs),
+    (sessions.CUT, "KEYS", sessions.CutSessionKeys),
+    (sessions.CUT, "ARGV", sessions.CutSessionArgs),
+    (sessions.REPLACE, "KEYS", sessions.ReplaceSessionKeys),
+    (sessions.REPLACE, "ARGV", sessions.ReplaceSessionArgs),
     (turns.BEGIN, "KEYS", turns.BeginKeys),
     (turns.BEGIN, "ARGV", turns.BeginArgs),
-    (rq_deferred.RELEASE_TURN, "KEYS", rq_deferred.ReleaseTurnKeys),
-    (rq_deferred.RELEASE_TURN, "ARGV", rq_deferred.ReleaseTurnArgs),
-    (rq_deferred.RELEASE_DEPENDENT, "KEYS", rq_deferred.ReleaseDependentKeys),
-    (rq_deferred.RELEASE_DEPENDENT, "ARGV", rq_deferred.ReleaseDependentArgs),
-    (writer.APPEND, "ARGV", writer.AppendArgs),
-    (rq_scripts.CLAIM, "KEYS", rq_scripts.ClaimKeys),
-    (rq_scripts.CLAIM, "ARGV", rq_scripts.ClaimArgs),
-    (rq_scripts.LEASE_LUA, "keys", rq_scripts.LeaseKeys),
-    (rq_scripts.LEASE_LUA, "args", rq_scripts.LeaseArgs),
-    (rq_scripts.SETTLE, "KEYS", rq_scripts.SettleKeys),
-    (rq_scripts.SETTLE, "ARGV", rq_scripts.SettleArgs),
-    (rq_scripts.RETURN, "KEYS", rq_scripts.ReturnKeys),
-    (rq_scripts.RETURN, "ARGV", rq_scripts.ReturnArgs),
-    (rq_backlog.COUNT, "KEYS", rq_backlog.CountKeys),
-    (rq_backlog.COUNT, "ARGV", rq_backlog.CountArgs),
-    (rq_presence.BIRTH, "KEYS", rq_presence.BirthKeys),
-    (rq_presence.BIRTH, "ARGV", rq_presence.BirthArgs),
-    (rq_presence.REPORT, "KEYS", rq_presence.ReportKeys),
-    (rq_presence.REPORT, "ARGV", rq_presence.ReportArgs),
-    (rq_rights.PROBE, "KEYS", rq_rights.ProbeKeys),
-    (rq_workers.ELECT, "KEYS", rq_workers.ElectKeys),
-    (rq_workers.ELECT, "ARGV", rq_workers.ElectArgs),
-    (rq_workers.RENEW, "KEYS", rq_workers.RenewKeys),
-    (rq_workers.RENEW, "ARGV", rq_workers.RenewArgs),
-    (rq_workers.LEAVE, "KEYS", rq_workers.LeaveKeys),
-    (rq_workers.LEAVE, "ARGV", rq_workers.LeaveArgs),
-    (rq_upkeep.KEEP, "KEYS", rq_upkeep.KeepKeys),
-    (rq_upkeep.KEEP, "ARGV", rq_upkeep.KeepArgs),
-    (rq_upkeep.NEARER, "KEYS", rq_upkeep.NearerKeys),
-    (rq_upkeep.NEARER, "ARGV", rq_upkeep.NearerArgs),
-    (rq_upkeep.RECORD, "ARGV", rq_upkeep.RecordArgs),
+    (maintenance.RELEASE_TURN, "KEYS", maintenance.ReleaseTurnKeys),
+    (maintenance.RELEASE_TURN, "ARGV", maintenance.ReleaseTurnArgs),
+    (maintenance.RELEASE_DEPENDENT, "KEYS", maintenance.ReleaseDependentKeys),
+    (maintenance.RELEASE_DEPENDENT, "ARGV", maintenance.ReleaseDependentArgs),
+    (stream.APPEND, "ARGV", stream.AppendArgs),
+    (claim.CLAIM, "KEYS", claim.ClaimKeys),
+    (claim.CLAIM, "ARGV", claim.ClaimArgs),
+    (LEASE_LUA, "keys", leases.LeaseKeys),
+    (LEASE_LUA, "args", leases.LeaseArgs),
+    (job_end.SETTLE, "KEYS", job_end.SettleKeys),
+    (job_end.SETTLE, "ARGV", job_end.SettleArgs),
+    (leases.RETURN, "KEYS", leases.ReturnKeys),
+    (leases.RETURN, "ARGV", leases.ReturnArgs),
+    (backlog.COUNT, "KEYS", backlog.CountKeys),
+    (backlog.COUNT, "ARGV", backlog.CountArgs),
+    (presence.BIRTH, "KEYS", presence.BirthKeys),
+    (presence.BIRTH, "ARGV", presence.BirthArgs),
+    (presence.REPORT, "KEYS", presence.ReportKeys),
+    (presence.REPORT, "ARGV", presence.ReportArgs),
+    (rights.PROBE, "KEYS", rights.ProbeKeys),
+    (workers.ELECT, "KEYS", workers.ElectKeys),
+    (workers.ELECT, "ARGV", workers.ElectArgs),
+    (workers.RENEW, "KEYS", workers.RenewKeys),
+    (workers.RENEW, "ARGV", workers.RenewArgs),
+    (workers.LEAVE, "KEYS", workers.LeaveKeys),
+    (workers.LEAVE, "ARGV", workers.LeaveArgs),
+    (maintenance.KEEP, "KEYS", maintenance.KeepKeys),
+    (maintenance.KEEP, "ARGV", maintenance.KeepArgs),
+    (maintenance.NEARER, "KEYS", maintenance.NearerKeys),
+    (maintenance.NEARER, "ARGV", maintenance.NearerArgs),
+    (job_end.RECORD, "ARGV", job_end.RecordArgs),
     (waker.WAKE, "KEYS", waker.WakeKeys),
     (waker.WAKE, "ARGV", waker.WakeArgs),
     (folder.FOLDER, "KEYS", folder.FolderKeys),
@@ -105,8 +113,8 @@ CASES: list[tuple[str, str, Any]] = [
 
 # In the order in which scripts have them in front.
 PRELUDES = (
-    *(JOB_END_LUA, END_LUA, DEPENDENTS_LUA, TENANTS_LUA, TURNS_LUA, ROWS_LUA),
-    rq_scripts.LEASE_LUA,
+    *(JOB_END_LUA, STREAM_END_LUA, DEPENDENTS_LUA, QUEUE_LUA, TURNS_LUA, RESERVATIONS_LUA),
+    LEASE_LUA,
 )
 
 
@@ -122,7 +130,7 @@ def unpacked(script: str, table: str) -> list[tuple[str, ...]]:
 
 
 def test_scripts_are_found() -> None:
-    assert {"rq_enqueue", "rq_cancel"} <= {path.stem for path in SCRIPTS}
+    assert {"enqueue", "cancel"} <= {path.stem for path in SCRIPTS}
 
 
 def test_each_script_opens_with_a_header_that_describes_it() -> None:
@@ -138,7 +146,7 @@ def test_each_script_opens_with_a_header_that_describes_it() -> None:
 
 
 def test_each_script_compiles(redis_url: str) -> None:
-    preludes = JOB_END_LUA + rq_scripts.LEASE_LUA
+    preludes = JOB_END_LUA + LEASE_LUA
     with redis.Redis.from_url(redis_url) as client:
         for path in SCRIPTS:
             flags, body = lua.split_flags(path.read_text())

@@ -14,12 +14,14 @@ from pathlib import Path
 import redis
 
 from jobs.errors import JobError, invalid
-from jobs.store.connection import check_server, connect, redis_failure
+from jobs.store.connection.connect import check_server, connect, redis_failure
+from jobs.store.control import Control
 from jobs.store.eviction import eviction
-from jobs.store.rq_started import RQStarted
-from jobs.store.rq_store import RQStore
-from jobs.store.rq_workers import RQWorkers, worker_key
-from jobs.stream.writer import StreamWriter
+from jobs.store.job_store import JobStore
+from jobs.store.presence import Presence
+from jobs.store.rights import check_rights
+from jobs.store.stream import StreamWriter
+from jobs.store.workers import Workers, worker_key
 from worker.backend import Backend, ModelInfo
 from worker.model_spec import ModelSpec
 from worker.queue.attempt import SettlementBuilder
@@ -31,9 +33,6 @@ from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
-from worker.queue.rq_control import Control
-from worker.queue.rq_presence import RQPresence
-from worker.queue.rq_rights import check_rights
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.record.folder import claim_folder
@@ -77,7 +76,7 @@ def serve(
         patience = lease_seconds / RENEWALS_PER_LEASE
         # With a short lease, the start waits for a slow server as long as with the default one.
         at_start = max(patience, LEASE_SECONDS / RENEWALS_PER_LEASE)
-        lease = RQWorkers(redis_url, name, (), at_start)
+        lease = Workers(redis_url, name, (), at_start)
         references = [spec.reference for spec in specs]
         with Loading(client, lease, references, backend.memory(), lease_seconds):
             models = _load(backend, specs)
@@ -92,15 +91,15 @@ def serve(
         # A model has queues for its own name and for the reference that it was loaded by.
         named = {model.reference: model for model in models}
         named |= {model.name: model for model in models}
-        store = RQStore(client, list(named), name, worker_key(name))
-        presence = RQPresence(client, store.queues, name, lease_seconds)
-        workers = RQWorkers(redis_url, name, store.queues, patience)
+        store = JobStore(client, list(named), name, worker_key(name))
+        presence = Presence(client, store.queues, name, lease_seconds)
+        workers = Workers(redis_url, name, store.queues, patience)
         provenance = {name: asdict(model) for name, model in named.items()}
         settlements = SettlementBuilder(name, socket.gethostname(), provenance)
         publisher = Publisher(StreamWriter(client))
         watchdog = Watchdog(backend, hang_seconds)
         breaker = CircuitBreaker()
-        own_connection = RQWorkers(redis_url, name, store.queues, patience)
+        own_connection = Workers(redis_url, name, store.queues, patience)
         loop = WorkerLoop(
             backend,
             named,
@@ -111,7 +110,7 @@ def serve(
             Attempts(backend, named, store, publisher, settlements, breaker),
             watchdog,
             LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
-            Reaper(store, RQStarted(client), workers, settlements, lease_seconds),
+            Reaper(store, workers, settlements, lease_seconds),
             breaker,
             partial(Waker, connect(redis_url), client),
             Faults(client, store.queues),

@@ -284,7 +284,7 @@ def _cancel(connected: Client, job: Job) -> bool:
     """Cancel the job. False if that fails, as when Redis does not answer soon: what ended the wait
     is reported instead."""
     from jobs import JobError
-    from jobs.store.connection import limit_waits
+    from jobs.store.connection.connect import limit_waits
 
     limit_waits(connected.redis, patience_of(connected.redis))
     connected.redis.connection_pool.disconnect(inuse_connections=False)

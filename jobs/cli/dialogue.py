@@ -109,8 +109,8 @@ class QueuedDialogue:
         self._stop(CANCELS)
 
     def read(self) -> tuple[str, Sequence[Turn]]:
-        from jobs.store.session_steps import read_turns
-        from jobs.store.steps import run_sync
+        from jobs.store.connection.protocol import run_sync
+        from jobs.store.sessions import read_turns
 
         return run_sync(read_turns(self._session.id), self._client.connection)
 

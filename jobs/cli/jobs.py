@@ -18,7 +18,7 @@ from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Client
-    from jobs.store.dead_letters import FoundJob
+    from jobs.store.find_jobs import FoundJob
 
 MAX_LISTED = 10**9
 
@@ -65,8 +65,8 @@ def list_jobs(chosen: dict[str, Any], limit: int, as_json: bool, redis_url: str)
 @redis_option
 def show(job_id: str, as_json: bool, redis_url: str) -> None:
     """Show the state, the error, the failed attempts and the request of JOB."""
-    from jobs.store.dead_letters import read_job
-    from jobs.store.steps import run_sync
+    from jobs.store.connection.protocol import run_sync
+    from jobs.store.find_jobs import read_job
 
     with client(redis_url) as connected:
         found = run_sync(read_job(job_id), connected.connection)
@@ -95,8 +95,8 @@ def requeue(connected: Client, job_id: str) -> Outcome:
 
     Options such as --run select failed jobs alone, unless there is a --state.
     """
-    from jobs.store.dead_letters import requeue
-    from jobs.store.steps import run_sync
+    from jobs.store.connection.protocol import run_sync
+    from jobs.store.requeue import requeue
 
     if run_sync(requeue(job_id), connected.connection):
         return Outcome("requeued", "queued")
@@ -121,8 +121,8 @@ def purge(connected: Client, job_id: str) -> Outcome:
 
     Options such as --run select failed and cancelled jobs alone, unless there is a --state.
     """
-    from jobs.store.dead_letters import purge
-    from jobs.store.steps import run_sync
+    from jobs.store.connection.protocol import run_sync
+    from jobs.store.purge import purge
 
     if run_sync(purge(job_id), connected.connection):
         return Outcome("deleted", None)

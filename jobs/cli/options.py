@@ -154,7 +154,7 @@ def client(url: str, instead: str = "", *, quiet: bool = False) -> Iterator[Clie
 def connection(url: str) -> Iterator[Redis]:
     """Yield a plain connection to the Redis at `url`, for reading. A command that gets no reply for
     as long as `check_server` waits fails."""
-    from jobs.store.connection import connect, limit_waits
+    from jobs.store.connection.connect import connect, limit_waits
 
     check_server(url)
     with interrupts_raise(), connect(url) as redis, _redis_errors(redis):
@@ -167,7 +167,7 @@ def _redis_errors(redis: Redis) -> Iterator[None]:
     """Raise errors of Redis as JobErrors, which name the server and say what to do."""
     from redis import RedisError
 
-    from jobs.store.connection import redis_failure
+    from jobs.store.connection.connect import redis_failure
 
     try:
         yield
@@ -183,7 +183,7 @@ def check_server(url: str, instead: str = "") -> None:
     from redis import RedisError
 
     from jobs import JobError
-    from jobs.store.connection import (
+    from jobs.store.connection.connect import (
         MAYBE_NO_TLS,
         connect,
         nothing_listens,
@@ -229,7 +229,7 @@ def check_server(url: str, instead: str = "") -> None:
 
 def patience_of(redis: Redis) -> float:
     """Seconds that a command waits for Redis: ANSWER_SECONDS, unless the URL has a time-out."""
-    from jobs.store.connection import SOCKET_SECONDS
+    from jobs.store.connection.connect import SOCKET_SECONDS
 
     seconds = float(redis.connection_pool.connection_kwargs["socket_timeout"])
     return ANSWER_SECONDS if seconds == SOCKET_SECONDS else seconds

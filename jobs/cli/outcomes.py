@@ -14,7 +14,7 @@ from jobs.errors import JobError
 
 if TYPE_CHECKING:
     from jobs import ChatCompletion, Job
-    from jobs.store.steps import Connection
+    from jobs.store.connection.protocol import Connection
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,7 +33,7 @@ class RedisWatch:
         self._ended.set()
 
     def _run(self) -> None:
-        from jobs.store.connection import connect, limit_waits, server_name
+        from jobs.store.connection.connect import connect, limit_waits, server_name
 
         answered = True
         with connect(self._url) as redis:

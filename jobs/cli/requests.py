@@ -18,7 +18,7 @@ from jobs.cli.fields import SOURCES, request_fields
 from jobs.cli.row_files import Row
 from jobs.client.custom_ids import content_id
 from jobs.errors import InvalidRequest, invalid
-from jobs.store.rq_format import MAX_DATA
+from jobs.store.rq_layout import MAX_DATA
 
 BATCH_URL = "/v1/chat/completions"
 BATCH_FIELDS = ("custom_id", "method", "url", "body")

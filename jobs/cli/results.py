@@ -21,7 +21,7 @@ from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Results
-    from jobs.store.unwritten import Unwritten
+    from jobs.store.backlog import Unwritten
 
 ASK_SECONDS = 1.0  # how long Redis may take to say what is not written yet
 STATES = ("ok", "error", "cancelled")
@@ -113,9 +113,9 @@ def _unwritten(store: Results, url: str) -> Unwritten | None:
     from redis import RedisError
 
     from jobs.errors import JobError
-    from jobs.store.connection import connect, limit_waits
+    from jobs.store.backlog import read_unwritten
+    from jobs.store.connection.connect import connect, limit_waits
     from jobs.store.results_folder import read_id, read_record
-    from jobs.store.unwritten import read_unwritten
 
     if is_embedded(url):
         return None

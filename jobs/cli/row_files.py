@@ -22,7 +22,7 @@ from jobs.cli.fields import SOURCES, field_value, request_fields
 from jobs.encoding import DuplicateKey, parse_written
 from jobs.errors import InvalidRequest, invalid
 from jobs.sizes import counted
-from jobs.store.rq_format import MAX_DATA
+from jobs.store.rq_layout import MAX_DATA
 
 Row = tuple[int, dict[str, Any] | InvalidRequest]  # number from 1; the error of a row without data
 

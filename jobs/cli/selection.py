@@ -14,7 +14,7 @@ from jobs.errors import ERROR_CODES
 
 if TYPE_CHECKING:
     from jobs import Client
-    from jobs.store.dead_letters import FoundJob, Selection
+    from jobs.store.find_jobs import FoundJob, Selection
 
 STATES = ("deferred", "scheduled", "queued", "started", "finished", "failed", "cancelled")
 MEANT = {"running": "started", "canceled": "cancelled", "done": "finished"}  # words for states
@@ -64,7 +64,7 @@ def selection_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 def find(connected: Client, chosen: dict[str, Any], default: tuple[str, ...]) -> Iterator[FoundJob]:
     """The jobs that are selected. `default`: their states if `chosen` has none."""
-    from jobs.store.dead_letters import find_jobs
+    from jobs.store.find_jobs import find_jobs
 
     return find_jobs(connected.redis, _selection(chosen, default))
 
@@ -73,14 +73,14 @@ def find_newest(
     connected: Client, chosen: dict[str, Any], default: tuple[str, ...], limit: int
 ) -> Iterator[FoundJob]:
     """The newest `limit` of the same jobs, newest first."""
-    from jobs.store.dead_letters import newest_jobs
+    from jobs.store.find_jobs import newest_jobs
 
     return newest_jobs(connected.redis, _selection(chosen, default), limit)
 
 
 def _selection(chosen: dict[str, Any], default: tuple[str, ...]) -> Selection:
-    from jobs.store.dead_letters import Selection
-    from jobs.store.state import Status
+    from jobs.store.find_jobs import Selection
+    from jobs.store.job_state import Status
 
     states = tuple(Status(name) for name in chosen.get("states") or default)
     return Selection(**{**chosen, "states": states})

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from redis import Redis
 
     from jobs.client.serving import Published
-    from jobs.store.unwritten import Unwritten
+    from jobs.store.backlog import Unwritten
 
 
 LONG_SECONDS = 60.0  # rows that wait longer are mentioned; usually it is half of that
@@ -52,10 +52,10 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
     Exit code 1 if a worker can't write rows, or if values in Redis can't be read.
     """
     from jobs.client.serving import Published, published
+    from jobs.store.backlog import Unwritten, any_records, read_unwritten, recording_faults
     from jobs.store.damage import find_damage
     from jobs.store.eviction import read_eviction
-    from jobs.store.rq_format import QUEUES_KEY
-    from jobs.store.unwritten import Unwritten, any_records, read_unwritten, recording_faults
+    from jobs.store.rq_layout import QUEUES_KEY
 
     with connection(redis_url) as redis:
         damaged = find_damage(redis)
@@ -218,7 +218,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
 
     Reads the keys directly: asking RQ's registries for their length would run their clean-up.
     """
-    from jobs.store.rq_format import (
+    from jobs.store.rq_layout import (
         deferred_key,
         queue_key,
         queue_names,

@@ -421,7 +421,7 @@ def _wait_for_rows(connected: Client, runs: Sequence[str], quiet: bool) -> None:
     """Return when the rows that the runs have now are in Parquet."""
     from jobs.cli.waiting import Rows, WaitNotice
     from jobs.client.wait_many import wait_for_outbox
-    from jobs.store.steps import run_sync
+    from jobs.store.connection.protocol import run_sync
 
     with WaitNotice(connected.connection, quiet=quiet) as notice:
         notice.watch(Rows(tuple(runs)))

@@ -15,8 +15,8 @@ from jobs.sizes import counted
 
 if TYPE_CHECKING:
     from jobs import Job
-    from jobs.store.steps import Connection
-    from jobs.store.unwritten import Unwritten
+    from jobs.store.backlog import Unwritten
+    from jobs.store.connection.protocol import Connection
 
 PATIENCE_SECONDS = 1.5  # before the first notice, and between two looks
 REPEAT_SECONDS = 60.0  # between two notices that differ in their numbers alone
@@ -97,7 +97,7 @@ class WaitNotice:
 def reason_of_rows(connection: Connection, rows: Rows) -> str:
     """Return why rows are not written yet; "" if they are."""
     from jobs.client.serving import read_workers
-    from jobs.store.unwritten import any_records, read_unwritten, recording_faults
+    from jobs.store.backlog import any_records, read_unwritten, recording_faults
 
     waiting = read_unwritten(connection.redis, rows.runs)
     if not waiting.count:
@@ -123,7 +123,7 @@ def rows_wait(rows: Unwritten) -> str:
 def reason(connection: Connection, job: Job) -> str:
     """Return what a job waits for; "" if it has ended."""
     from jobs.client.cause import what_it_waits_for
-    from jobs.store.steps import run_sync
+    from jobs.store.connection.protocol import run_sync
 
     if job.status() == "started":
         return f"job {job.id} is running: its first token has not come yet"

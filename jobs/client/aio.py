@@ -18,11 +18,11 @@ from jobs.client.client import Client
 from jobs.client.job import AsyncJob, for_asyncio, kept_requests
 from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
 from jobs.errors import JobError
-from jobs.store.async_connection import AsyncConnection
-from jobs.store.connection import connect_async
-from jobs.store.session_opening import needed_model, open_session
-from jobs.store.steps import iterate_async, run_async
-from jobs.store.submit import RequestInput
+from jobs.store.connection.async_driver import AsyncConnection
+from jobs.store.connection.connect import connect_async
+from jobs.store.connection.protocol import iterate_async, run_async
+from jobs.store.enqueue import RequestInput
+from jobs.store.sessions import needed_model, open_session
 
 
 class AsyncClient:

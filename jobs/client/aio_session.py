@@ -13,17 +13,17 @@ from jobs.client.caller_waits import answer_of_async, cancelling_async, follow_o
 from jobs.client.follow import OnRestart, check_stream
 from jobs.client.job import AsyncJob
 from jobs.client.wait import check_timeout
-from jobs.store.session_opening import fork_session
-from jobs.store.session_steps import (
+from jobs.store.connection.protocol import Connection, iterate_async, run_async
+from jobs.store.sessions import (
     SessionState,
     delete_session,
+    fork_session,
     read_ttl,
     read_turns,
     replace_turns,
     turn_request,
     undo_turn,
 )
-from jobs.store.steps import Connection, iterate_async, run_async
 
 
 class AsyncSession:

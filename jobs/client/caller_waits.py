@@ -12,8 +12,8 @@ from jobs.api.chunk import ChatChunk
 from jobs.client.follow import OnRestart, follow_steps
 from jobs.client.wait import GOES_ON, wait_for_result
 from jobs.errors import JobError, StreamRestarted, WaitTimeout
-from jobs.store.cancel import cancel
-from jobs.store.steps import Connection, Emitting, Steps, run_async, run_sync
+from jobs.store.connection.protocol import Connection, Emitting, Steps, run_async, run_sync
+from jobs.store.job_end import cancel
 
 
 def wait_or_cancel(job_id: str, timeout: float | None) -> Steps[ChatCompletion]:

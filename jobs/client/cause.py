@@ -10,9 +10,9 @@ from redis import RedisError
 from jobs import keys
 from jobs.client.serving import Published, nobody_takes, read_values, worker_keys
 from jobs.sizes import counted
-from jobs.store.rq_format import queue_key, scheduled_key
-from jobs.store.state import Status, read_state
-from jobs.store.steps import Steps, command, retry
+from jobs.store.connection.protocol import Steps, command, retry
+from jobs.store.job_state import Status, read_state
+from jobs.store.rq_layout import queue_key, scheduled_key
 from jobs.store.turns import session_of
 
 

@@ -19,7 +19,7 @@ from jobs.api.request import ChatRequest, IgnoredFieldWarning
 from jobs.client.caller_waits import answer_of, answer_of_async, follow_or_cancel
 from jobs.client.job import AsyncJob, Job
 from jobs.errors import JobError
-from jobs.store.steps import Connection, iterate_async, iterate_sync
+from jobs.store.connection.protocol import Connection, iterate_async, iterate_sync
 
 
 class Chat:

@@ -19,13 +19,11 @@ from jobs.client.serving import ServingCheck
 from jobs.client.session import Session
 from jobs.client.wait_many import follow_ends, gather_outcomes, jobs_in, wait_for_rows
 from jobs.errors import JobError
-from jobs.store.connection import connect, connect_async, redis_failure
+from jobs.store.connection.connect import connect, connect_async, redis_failure
+from jobs.store.connection.protocol import iterate_sync, run_sync
+from jobs.store.connection.sync_driver import SyncConnection
 from jobs.store.durable import DurableSubmit
-from jobs.store.eviction import EvictionCheck
-from jobs.store.refusals import first_refusal
-from jobs.store.session_opening import needed_model, open_session
-from jobs.store.steps import iterate_sync, run_sync
-from jobs.store.submit import (
+from jobs.store.enqueue import (
     Enqueued,
     RequestInput,
     check_result_ttl,
@@ -33,7 +31,9 @@ from jobs.store.submit import (
     parse_many,
     windows,
 )
-from jobs.store.sync_connection import SyncConnection
+from jobs.store.enqueue_errors import first_refusal
+from jobs.store.eviction import EvictionCheck
+from jobs.store.sessions import needed_model, open_session
 
 
 class Client:

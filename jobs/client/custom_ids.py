@@ -1,7 +1,7 @@
 """Rows that `custom_id` identifies: a request of a run keeps its row wherever it is in a file.
 
 `chatjobs submit` calls this: `FileRows` names the requests of a file that would be refused, without
-a change in Redis, and `enqueue_rows` enqueues them. rq_enqueue.lua decides who has a row, and notes
+a change in Redis, and `enqueue_rows` enqueues them. enqueue.lua decides who has a row, and notes
 it for the custom_id.
 """
 
@@ -18,10 +18,9 @@ from jobs.api.request import ChatRequest
 from jobs.encoding import to_json
 from jobs.errors import JobError
 from jobs.store.damage import is_damage, wrong_types
-from jobs.store.new_job import NewJob, custom_id_digest, is_keyed, is_unwritten, new_job
-from jobs.store.refusals import custom_id_taken, id_taken, row_taken
-from jobs.store.rq_format import DATA, job_key, queue_names
-from jobs.store.submit import Enqueued
+from jobs.store.enqueue import Enqueued, NewJob, custom_id_digest, is_keyed, is_unwritten, new_job
+from jobs.store.enqueue_errors import custom_id_taken, id_taken, row_taken
+from jobs.store.rq_layout import DATA, job_key, queue_names
 
 # What to do if the number of a line without custom_id is taken. A custom_id is no remedy in a run
 # whose rows were submitted without.
@@ -141,7 +140,7 @@ class FileRows:
 
     def _held_by_others(self, jobs: Sequence[NewJob]) -> dict[int, bytes]:
         """The reservations of the rows that another request has, by the place of the job in the
-        list. The row of a job that has left Redis without a row is free, as in rq_enqueue.lua."""
+        list. The row of a job that has left Redis without a row is free, as in enqueue.lua."""
         rows = [(n, job, job.request.job.row) for n, job in enumerate(jobs)]
         with_row = [(n, job, row) for n, job, row in rows if row is not None]
         replies = self._read(

@@ -21,8 +21,7 @@ from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
 from jobs.client.wait import GOES_ON, SILENCE_SECONDS, check_timeout
 from jobs.errors import JobError, StreamRestarted, WaitTimeout, invalid
-from jobs.store.state import JobState, Status, read_outcome, read_state, unknown
-from jobs.store.steps import (
+from jobs.store.connection.protocol import (
     Connection,
     Emit,
     Emitting,
@@ -34,6 +33,7 @@ from jobs.store.steps import (
     next_events,
     retry,
 )
+from jobs.store.job_state import JobState, Status, read_outcome, read_state, unknown
 from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
 

@@ -16,9 +16,9 @@ from jobs.client.follow import OnRestart, follow, follow_async
 from jobs.client.wait import wait_for_result
 from jobs.errors import invalid
 from jobs.keys import JOB_ID
-from jobs.store.cancel import cancel
-from jobs.store.state import Status, read_request, read_status
-from jobs.store.steps import Connection, run_async, run_sync
+from jobs.store.connection.protocol import Connection, run_async, run_sync
+from jobs.store.job_end import cancel
+from jobs.store.job_state import Status, read_request, read_status
 
 
 class Job:

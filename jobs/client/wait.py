@@ -16,10 +16,10 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
 from jobs.errors import JobError, WaitTimeout, invalid
+from jobs.store.connection.protocol import Steps, commands, listen, next_events, retry
 from jobs.store.damage import is_damage, typed_wrongly
-from jobs.store.rq_format import CHANGING_FIELDS, job_key
-from jobs.store.state import JobState, Status, parse_state, read_outcome, unknown
-from jobs.store.steps import Steps, commands, listen, next_events, retry
+from jobs.store.job_state import JobState, Status, parse_state, read_outcome, unknown
+from jobs.store.rq_layout import CHANGING_FIELDS, job_key
 
 # Without a message. Then Redis is read again: messages may be lost, and RQ's tools publish none.
 SILENCE_SECONDS = 2.0

@@ -17,8 +17,8 @@ from jobs.client.wait import Ends
 from jobs.errors import JobError, WaitTimeout, invalid
 from jobs.results.outbox import DEFAULT_RUN, run_of
 from jobs.sizes import counted
-from jobs.store.state import Status, read_outcome, read_state, unknown
-from jobs.store.steps import Emit, Emitting, Steps, command, retry, sleep
+from jobs.store.connection.protocol import Emit, Emitting, Steps, command, retry, sleep
+from jobs.store.job_state import Status, read_outcome, read_state, unknown
 
 # Seconds between two looks at an outbox: first, and at most. Each pause is longer than the one
 # before by PAUSE_GROWTH, so that the end is seen late by at most about an eighth of the wait.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import redis
 
 from jobs import keys
-from jobs.store import rq_format
+from jobs.store import rq_layout
 
 logger = logging.getLogger(__name__)
 
@@ -49,13 +49,13 @@ _SHARED = (
     keys.OPEN_BYTES,
     keys.TENANT_JOBS,
     keys.DEADLINES,
-    rq_format.QUEUES_KEY,
+    rq_layout.QUEUES_KEY,
 )
 _OF_QUEUE = (
-    rq_format.queue_key,
-    rq_format.wip_key,
-    rq_format.scheduled_key,
-    rq_format.deferred_key,
+    rq_layout.queue_key,
+    rq_layout.wip_key,
+    rq_layout.scheduled_key,
+    rq_layout.deferred_key,
     keys.tenants,
     keys.quarantine,
     keys.quarantine_worker,
@@ -104,8 +104,17 @@ def is_damage(error: BaseException) -> bool:
     return type(error) is redis.ResponseError
 
 
+def readable(pipeline: Any, unreadable: Any = None) -> list[Any]:
+    """The replies to the commands of a pipeline; `unreadable` for a key of another type."""
+    replies = pipeline.execute(raise_on_error=False)
+    for reply in replies:
+        if isinstance(reply, Exception) and not is_damage(reply):
+            raise reply
+    return [unreadable if isinstance(reply, Exception) else reply for reply in replies]
+
+
 def named(error: BaseException) -> Damage | None:
-    """The key that a script has named in its error, see `check_type` in rq_tenants.lua."""
+    """The key that a script has named in its error, see `check_type` in queue.lua."""
     found = re.search(r"WRONGTYPE (.+?) is a (\w+), not a \w+", str(error))
     return _wrong_type(found[1], found[2]) if found else None
 
@@ -153,7 +162,7 @@ def find_damage(client: redis.Redis, queues: Iterable[str] = ()) -> list[Damage]
 
 
 def _of_parts(client: redis.Redis, damaged: set[str], queues: Iterable[str]) -> Iterator[str]:
-    known = [] if rq_format.QUEUES_KEY in damaged else rq_format.queue_names(client)
+    known = [] if rq_layout.QUEUES_KEY in damaged else rq_layout.queue_names(client)
     for queue in [*known, *queues]:
         if keys.is_queue(queue):
             yield from (key(queue) for key in _OF_QUEUE)

@@ -1,6 +1,9 @@
-"""Ends jobs: KEYS and ARGV of `end_job`, the Lua function that every script which ends a job calls
-behind its guard: a worker holds the job (settle.lua), it waits (rq_cancel.lua), or RQ's own tools
-have ended it (record.lua)."""
+"""Ends jobs: the only ways in which a job ends, its row is written and its stream closed.
+
+`end_job`, the Lua function of job_end.lua, does what follows from an end. Each script calls it
+behind a guard: a worker holds the job (settle.lua), the job waits (cancel.lua), or RQ's own tools
+have ended it (record.lua).
+"""
 
 from __future__ import annotations
 
@@ -11,31 +14,43 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from jobs import keys, lua
+from redis import Redis
+from redis.client import Pipeline
+
+from jobs import clock, keys, lua
 from jobs.api.conversation import Turn
 from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.results.failures import Failure
-from jobs.store.new_job import ROW_SECONDS
-from jobs.store.rq_format import (
-    DEPENDENTS_LUA,
-    ROWS_LUA,
+from jobs.store.claimed_job import ClaimedJob, Lease
+from jobs.store.connection.protocol import Steps, command, retry
+from jobs.store.enqueue import ROW_SECONDS
+from jobs.store.job_state import JobState, read_existing
+from jobs.store.leases import lease_args, lease_keys
+from jobs.store.preludes import JOB_END_LUA, LEASE_LUA
+from jobs.store.rq_layout import (
     End,
+    deferred_key,
     format_time,
     job_key,
     queue_key,
     registry_key,
     result_fields,
     results_key,
+    scheduled_key,
 )
-from jobs.store.state import JobState
-from jobs.store.turns import TURNS_LUA, session_of
-from jobs.stream.entries import END_LUA, EndReason, end_id, end_payload, publishes
+from jobs.store.turns import session_of
+from jobs.store.workers import DeadWorker
+from jobs.stream.entries import EndReason, end_id, end_payload, publishes
 
-# Prelude, with those that it needs in front.
-JOB_END_LUA = lua.load("jobs.store", "job_end", END_LUA, DEPENDENTS_LUA, TURNS_LUA, ROWS_LUA)
+SETTLE = lua.load("jobs.store", "settle", JOB_END_LUA, LEASE_LUA)
+CANCEL = lua.load("jobs.store", "cancel", JOB_END_LUA)
+RECORD = lua.load("jobs.store", "record", JOB_END_LUA)
 
+SECONDS_WHEN_FULL = 60  # how long results are kept at most while Redis is full: rows have them too
+MEMORY_CHECK_SECONDS = 1.0  # how long the answer to "is Redis full" holds
+WORKER_COUNTERS = {"finished": "successful_job_count", "failed": "failed_job_count"}
 ROW_STATUSES: dict[End, outbox.Status] = {
     "finished": "ok",
     "failed": "error",
@@ -43,7 +58,7 @@ ROW_STATUSES: dict[End, outbox.Status] = {
 }
 
 
-# The tables of end_job, by name and in order.
+# The tables of job_end.lua, and KEYS and ARGV of its callers, by name and in order.
 
 
 class EndKeys(NamedTuple):
@@ -79,6 +94,43 @@ class EndArgs(NamedTuple):
     session: str
     turn: str
     replaces_turn: int
+
+
+class SettleKeys(NamedTuple):
+    wip: str
+    execution: str
+    executions: str
+    started: str
+    workers: str
+    worker: str
+
+
+class SettleArgs(NamedTuple):
+    job_id: str
+    execution_id: str
+    entry: str
+    dead: str
+    seen_lease: int
+    counter: str
+    working_time: float
+
+
+class CancelKeys(NamedTuple):
+    quarantine: str
+    scheduled: str
+    deferred: str
+
+
+class CancelArgs(NamedTuple):
+    read_attempt: bytes
+    read_failures: bytes
+    control_channel: str
+    control_message: str
+
+
+class RecordArgs(NamedTuple):
+    read_attempt: bytes
+    read_failures: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +253,129 @@ def unanswered(
         has_result=has_result,
         ended_at=format_time(datetime.fromtimestamp(now, UTC)),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """The end of a job: the values for RQ's keys, the outbox and the token stream."""
+
+    claimed: ClaimedJob
+    run: str
+    row_index: int
+    row: str  # outbox.encode(…)
+    completion: dict[str, Any] | None  # ChatCompletion's JSON
+    error: JobError | None
+    failures: Sequence[Failure]
+    turn: Turn | None = None  # of the job's session
+
+    @property
+    def lease(self) -> Lease:
+        return self.claimed.lease
+
+    @property
+    def status(self) -> End:
+        if self.completion is not None:
+            return "finished"
+        if self.error is not None and self.error.code == "cancelled":
+            return "canceled"
+        return "failed"
+
+
+class Settler:
+    """Settles jobs in the name of one worker."""
+
+    def __init__(self, redis: Redis, worker: str, worker_key: str) -> None:
+        self._redis: Any = redis  # its stubs leave open whether replies are bytes
+        self._worker, self._worker_key = worker, worker_key
+        self._settle = redis.register_script(SETTLE)
+        self._full, self._full_until = False, 0.0  # the last answer, and until when it holds
+
+    def settle(self, settlements: Sequence[Settlement], dead: DeadWorker | None) -> list[bool]:
+        """End jobs in one round trip; False for each whose lease is lost. `dead`: the worker that
+        died with them; nothing is changed if it turns out to be alive."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for settlement in settlements:
+            self.send(settlement, dead, pipeline)
+        return [bool(reply) for reply in pipeline.execute()]
+
+    def send(self, settlement: Settlement, dead: DeadWorker | None, pipeline: Pipeline) -> None:
+        """Add the script to `pipeline`. It replies 0 if the lease is lost, else 1."""
+        claimed, completion, error = settlement.claimed, settlement.completion, settlement.error
+        lease, status = claimed.lease, settlement.status
+        keep = claimed.result_ttl if status == "finished" else claimed.failure_ttl
+        if status == "finished" and keep > SECONDS_WHEN_FULL and self._is_full():
+            keep = SECONDS_WHEN_FULL
+        holder = self._worker if dead is None else dead.name
+        script_keys = SettleKeys(*lease_keys(lease, holder), worker=self._worker_key)
+        args = SettleArgs(
+            *lease_args(lease, dead),
+            counter=WORKER_COUNTERS.get(status, ""),
+            working_time=clock.now() - claimed.claimed_at,
+        )
+        end = JobEnd(
+            job=lease.job,
+            queue=lease.queue,
+            status=status,
+            attempt=lease.attempt,
+            keep=keep,
+            request=claimed.request,
+            run=settlement.run,
+            row_index=settlement.row_index,
+            row=settlement.row,
+            error=error,
+            completion=completion,
+            failures=settlement.failures if error is not None else (),
+            turn=settlement.turn,
+            replaces_turn=claimed.history is not None and claimed.history.replaces,
+            worker=self._worker,
+            execution=lease.execution,
+        )
+        self._settle(keys=[*script_keys, *end.keys], args=[*args, *end.args], client=pipeline)
+
+    def _is_full(self) -> bool:
+        """True if Redis has used up its maxmemory."""
+        if time.monotonic() >= self._full_until:
+            memory = self._redis.info("memory")
+            self._full = 0 < memory.get("maxmemory", 0) <= memory["used_memory"]
+            self._full_until = time.monotonic() + MEMORY_CHECK_SECONDS
+        return self._full
+
+
+def cancel(job_id: str) -> Steps[bool]:
+    """Cancel the job. False if it had ended already."""
+    while True:
+        state = yield from read_existing(job_id)
+        if state.status.over:
+            return False
+        error = JobError("cancelled", f"job {job_id} was cancelled before it was run")
+        message = json.dumps({"op": "cancel", "job": job_id})
+        reply = yield from end_waiting(state, error, "canceled", message)
+        if reply != b"again":
+            return reply != b"over"
+
+
+def end_waiting(state: JobState, error: JobError, end: End, message: str = "") -> Steps[bytes]:
+    """The reply of cancel.lua; `again` if the job has changed since `state` was read. `message`:
+    for the worker of a job that does not wait but runs."""
+    # A job that was requeued has a row of its last attempt: this end is the next one.
+    attempt = state.attempt + (state.row_attempt == state.attempt)
+    job_end = unanswered(state, error, end, attempt)
+    script_keys = CancelKeys(
+        quarantine=keys.quarantine(state.queue),
+        scheduled=scheduled_key(state.queue),
+        deferred=deferred_key(state.queue),
+    )
+    script_args = CancelArgs(state.attempt_text, state.failures_text, keys.CONTROL, message)
+    all_keys = (*script_keys, *job_end.keys)
+    call = command("eval", CANCEL, len(all_keys), *all_keys, *script_args, *job_end.args)
+    reply: bytes = yield from retry(call)
+    return reply
+
+
+def record_end(state: JobState, error: JobError, end: End, ended_at: float | None) -> Steps[bool]:
+    """Write the row of a job that RQ's own tools have ended. False if the job has changed since
+    `state` was read, or has a row of this attempt."""
+    job_end = unanswered(state, error, end, state.attempt, has_result=True, ended_at=ended_at)
+    args = (*RecordArgs(state.attempt_text, state.failures_text), *job_end.args)
+    reply = yield from retry(command("eval", RECORD, len(job_end.keys), *job_end.keys, *args))
+    return bool(reply)

@@ -1,5 +1,4 @@
-"""The turns of sessions in Redis, as workers and clients share them: the Lua functions, and the
-history that a job begins with.
+"""The turns of sessions in Redis: the history that a job begins with, and why a session refuses it.
 
 A session is a hash, a list of turns and a list of the jobs that have not ended (jobs/keys.py). A
 job joins it in the script that enqueues it, and leaves it in the script that ends it, which appends
@@ -16,13 +15,11 @@ from jobs import keys, lua
 from jobs.api.conversation import Turn, messages_of
 from jobs.errors import JobError, SessionBusy, invalid
 from jobs.sizes import size_texts
-from jobs.store.rq_format import TENANTS_LUA
+from jobs.store.preludes import QUEUE_LUA, TURNS_LUA
 
-# Prelude for scripts that have TENANTS_LUA in front.
-TURNS_LUA = lua.load("jobs.store", "rq_turns")
-BEGIN = lua.load("jobs.store", "begin_turn", TENANTS_LUA, TURNS_LUA)
-
+BEGIN = lua.load("jobs.store", "begin_turn", QUEUE_LUA, TURNS_LUA)
 SESSION = "chatjobs_session"  # field of a job's hash: its session
+
 
 # What a field of a session's hash is, and how to mend one that another program has written.
 _FIELDS = {

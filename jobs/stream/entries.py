@@ -13,7 +13,7 @@ at 1 in each attempt and has no gaps. The second form is the end entry, with seq
 that settles the job writes it once. It wakes the followers, which then read the job's state.
 
 Ids only grow, so Redis refuses entries of an earlier attempt and entries after the end.
-`jobs.stream.writer` appends entries, `jobs.client.follow` reads them.
+`jobs.store.stream` appends entries, `jobs.client.follow` reads them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ import re
 from collections.abc import Mapping
 from typing import Any, Literal, NamedTuple
 
-from jobs import lua
 from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
 from jobs.stream.delta import Delta
@@ -30,10 +29,6 @@ from jobs.stream.delta import Delta
 # Seq of the end entry: the largest integer n such that a double represents all integers up to n
 # exactly.
 END_SEQ = 2**53 - 1
-
-# Lua function `end_stream(log, live, id, payload, has_log)`, a prelude for scripts that settle a
-# job. `id` is end_id(attempt), `payload` is end_payload(…).
-END_LUA = lua.load("jobs.stream", "end_stream")
 
 EndReason = Literal["stop", "length", "tool_calls", "cancelled", "error"]
 Position = tuple[int, int]  # attempt, seq

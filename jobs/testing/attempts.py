@@ -21,14 +21,14 @@ from jobs.api.conversation import Turn, ended_turn
 from jobs.errors import JobError
 from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure, parse_failures
-from jobs.store.job_end import JOB_END_LUA, ROW_STATUSES, JobEnd
-from jobs.store.rq_format import (
+from jobs.store.job_end import ROW_STATUSES, JobEnd
+from jobs.store.preludes import JOB_END_LUA, QUEUE_LUA
+from jobs.store.rq_layout import (
     ATTEMPT,
     CANCEL,
     FAILURE_SECONDS,
     FAILURES,
     RESULT_SECONDS,
-    TENANTS_LUA,
     End,
     decode_call,
     format_time,
@@ -39,6 +39,7 @@ from jobs.store.rq_format import (
     request_of,
     scheduled_key,
 )
+from jobs.store.stream import StreamWriter
 from jobs.store.turns import (
     BEGIN,
     History,
@@ -48,12 +49,11 @@ from jobs.store.turns import (
 )
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
-from jobs.stream.writer import StreamWriter
 
 WORKER = "fake-worker"
 END = JOB_END_LUA + "\nend_job(KEYS, ARGV, function() end)"
-PUSH = TENANTS_LUA + "\nqueue_job('RPUSH', KEYS[1], ARGV[1])"
-TAKE = TENANTS_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
+PUSH = QUEUE_LUA + "\nqueue_job('RPUSH', KEYS[1], ARGV[1])"
+TAKE = QUEUE_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,12 @@ import fakeredis
 from jobs import keys, lua
 from jobs.client.aio import AsyncClient
 from jobs.client.client import Client
-from jobs.store.async_connection import AsyncConnection
-from jobs.store.connection import DEFAULT_URL
-from jobs.store.live import Event
-from jobs.store.rq_format import CHANGING_FIELDS
-from jobs.store.steps import Command
-from jobs.store.sync_connection import SyncConnection
+from jobs.store.connection.async_driver import AsyncConnection
+from jobs.store.connection.connect import DEFAULT_URL
+from jobs.store.connection.live import Event
+from jobs.store.connection.protocol import Command
+from jobs.store.connection.sync_driver import SyncConnection
+from jobs.store.rq_layout import CHANGING_FIELDS
 from jobs.testing.stepper import Stepper
 
 OUTBOX = keys.outbox("")  # a client reads the newest entry to wait until it is in Parquet

@@ -11,7 +11,7 @@ import pytest
 
 from jobs import Client, keys
 from jobs.client.custom_ids import FileRows
-from jobs.store.rq_format import job_key
+from jobs.store.rq_layout import job_key
 from tests.cli.conftest import Run, Spawn
 from tests.cli.test_jobs import client, worker
 from tests.jobs.conftest import StepwiseWorker

@@ -9,8 +9,9 @@ import pytest
 
 from jobs import Client, Job, JobError, keys
 from jobs.api.params import RequestFields
-from jobs.store import dead_letters
-from jobs.store.rq_format import encode_call
+from jobs.store import find_jobs
+from jobs.store.requeue import REQUEUE, RequeueArgs, RequeueKeys
+from jobs.store.rq_layout import encode_call
 from tests.cli.conftest import Run
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE
@@ -65,7 +66,7 @@ def listed(run: Run, url: str, *words: str) -> list[str]:
 def test_jobs_are_listed_by_state_run_model_code_and_age(
     run: Run, redis_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(dead_letters, "PAGE", 1)
+    monkeypatch.setattr(find_jobs, "PAGE", 1)
     assert sorted(listed(run, redis_url)) == ["done", "fails", "runs", "stopped", "waits"]
     assert listed(run, redis_url, "--state", "queued") == ["waits"]
     assert listed(run, redis_url, "--state", "started") == ["runs"]
@@ -110,7 +111,7 @@ def hash_reads(client: Client) -> int:
 def test_the_newest_of_many_jobs_are_found_without_a_read_of_all(
     run: Run, client: Client, redis_url: str
 ) -> None:
-    many = 3 * dead_letters.NEWEST
+    many = 3 * find_jobs.NEWEST
     client.submit_many({**REQUEST, "job": {"id": f"j{number}"}} for number in range(many))
     before = hash_reads(client)
     assert listed(run, redis_url, "--limit", "3") == [f"j{many - n}" for n in (1, 2, 3)]
@@ -118,7 +119,7 @@ def test_the_newest_of_many_jobs_are_found_without_a_read_of_all(
     before = hash_reads(client)
     assert listed(run, redis_url, "--run", "none") == []  # any of them may be of the run
     assert hash_reads(client) - before >= many
-    limit = dead_letters.NEWEST + 500
+    limit = find_jobs.NEWEST + 500
     assert len(listed(run, redis_url, "--limit", str(limit))) == limit
 
 
@@ -175,7 +176,7 @@ def test_a_requeue_that_is_sent_twice_queues_the_job_once(
     client: Client, worker: StepwiseWorker
 ) -> None:
     fail(client, worker, "a")
-    names = dead_letters.RequeueKeys(
+    names = RequeueKeys(
         job="rq:job:a",
         queue="rq:queue:chat:m",
         failed="rq:failed:chat:m",
@@ -183,9 +184,9 @@ def test_a_requeue_that_is_sent_twice_queues_the_job_once(
         open_bytes=keys.OPEN_BYTES,
         deadlines=keys.DEADLINES,
     )
-    args = dead_letters.RequeueArgs("a", "2026-01-01T00:00:00Z", "")
+    args = RequeueArgs("a", "2026-01-01T00:00:00Z", "")
     for _ in range(2):
-        assert client.redis.eval(dead_letters.REQUEUE, len(names), *names, *args) == 1
+        assert client.redis.eval(REQUEUE, len(names), *names, *args) == 1
     size = client.redis.hstrlen("rq:job:a", "data")
     assert client.redis.hgetall(keys.OPEN_BYTES) == {b"rq:queue:chat:m": str(size).encode()}
     assert client.redis.lrange("rq:queue:chat:m", 0, -1) == [b"a"]

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from jobs import Client, keys
-from jobs.store.rq_format import FAILURES, job_key
+from jobs.store.rq_layout import FAILURES, job_key
 from tests.cli.conftest import Run
 
 FAILURE = {"attempt": 1, "at": 1.7e9, "worker": "w-1", "code": "internal", "message": "it broke"}

@@ -10,8 +10,8 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError
-from jobs.store.rq_format import job_key
-from jobs.store.rq_upkeep import Upkeep
+from jobs.store.maintenance import Maintenance
+from jobs.store.rq_layout import job_key
 from tests.cli.conftest import Run
 from tests.cli.test_jobs import client, worker
 from tests.jobs.conftest import StepwiseWorker
@@ -122,7 +122,7 @@ def test_jobs_that_rq_cancelled_are_done_once_their_row_is_written(
 ) -> None:
     (job,) = run(*command, input='{"prompt": "one"}').stdout.split()
     RQJob.fetch(job, connection=client.redis, serializer=JSONSerializer).cancel()
-    Upkeep(client.redis, ["bulk:m"]).step()
+    Maintenance(client.redis, ["bulk:m"]).step()
     client.redis.delete(job_key(job))
     again = run(*command, input='{"prompt": "one"}')
     assert again.stderr.endswith("0 jobs enqueued; 1 was done before: its row is in run r\n")

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 from jobs import AsyncClient, Client, JobError
 from jobs.cli import build
 from jobs.client.job import Job
-from jobs.store.rq_format import job_key
+from jobs.store.rq_layout import job_key
 from tests.address import Address
 from tests.servers import BINARIES, Sentinel, Server, free_port
 from tests.worker.fake_backend import FakeBackend

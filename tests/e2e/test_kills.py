@@ -13,9 +13,9 @@ import pytest
 from jobs import Client, JobError, keys
 from jobs.client.job import Job
 from jobs.embedded import EmbeddedRedis
-from jobs.store.rq_format import results_key
-from jobs.store.rq_started import RQStarted, StartedJob
-from jobs.store.rq_workers import DeadWorker
+from jobs.store.leases import Leases, StartedJob
+from jobs.store.rq_layout import results_key
+from jobs.store.workers import DeadWorker
 from jobs.stream.entries import END_SEQ
 from tests.worker.fake_backend import text_of
 from tests.worker.site import PATIENCE, Site, wait_until
@@ -172,9 +172,9 @@ def test_a_frozen_worker_claims_its_own_job_again(site: Site) -> None:
     wait_until(lambda: site.redis.xlen(keys.log(job.id)) > 2)
     worker.freeze()
     ((name, lease),) = site.redis.zrange(keys.WORKERS, 0, -1, withscores=True)
-    dead, started = DeadWorker(name.decode(), int(lease)), RQStarted(site.redis)
-    (stale,) = started.of(dead.name)
-    started.reclaim([StartedJob(stale.lease, 1)], dead.name, dead)
+    leases = Leases(site.redis, DeadWorker(name.decode(), int(lease)))
+    (stale,) = leases.started()
+    leases.reclaim([StartedJob(stale.lease, 1)])
     worker.thaw()
     assert job.result(timeout=PATIENCE).text == text_of(job.request)
     last, _ = site.redis.xrevrange(keys.log(job.id), count=1)[0]

@@ -10,9 +10,9 @@ import redis
 
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
+from jobs.store.stream import StreamWriter
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
-from jobs.stream.writer import StreamWriter
 from jobs.testing.attempts import Attempt, Attempts
 
 

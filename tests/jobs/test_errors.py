@@ -13,7 +13,7 @@ import pytest
 
 from jobs import AsyncClient, Client, JobError, WaitTimeout
 from jobs.errors import ERROR_CODES, InvalidRequest, invalid
-from jobs.store import steps
+from jobs.store.connection import protocol
 
 PAGE = (Path(__file__).parents[2] / "docs" / "errors.md").read_text(encoding="utf-8")
 UNREACHABLE = "redis://127.0.0.1:1/0"
@@ -67,7 +67,7 @@ def test_an_unknown_job_is_not_found(client: Client) -> None:
 
 
 def test_an_unreachable_redis_is_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(steps, "RECONNECT_SECONDS", 0.0)
+    monkeypatch.setattr(protocol, "RECONNECT_SECONDS", 0.0)
 
     async def status() -> None:
         async with AsyncClient(UNREACHABLE) as client:

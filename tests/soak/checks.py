@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow.parquet as pq
 
 from jobs import Client, Results, keys
-from jobs.store.rq_format import job_key
+from jobs.store.rq_layout import job_key
 from tests.soak.ledger import Ledger, Submitted
 
 MEMORY_BASE, MEMORY_PER_JOB = 32 * 2**20, 16 * 2**10  # bytes of Redis, with token logs

@@ -13,8 +13,7 @@ from typing import Any
 import redis
 
 from jobs import keys
-from jobs.store.rq_format import job_key
-from jobs.store.rq_job import LOST
+from jobs.store.rq_layout import LOST, job_key
 from tests.soak.plan import LEASE_SECONDS, WORKERS
 from tests.soak.producers import MODELS
 from tests.worker.site import WorkerProcess

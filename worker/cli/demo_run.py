@@ -27,7 +27,7 @@ from jobs.cli.status import queues
 from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from jobs.sizes import counted
-from jobs.store.unwritten import recording_faults
+from jobs.store.backlog import recording_faults
 from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
 from worker.cli.options import refusal

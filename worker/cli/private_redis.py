@@ -113,8 +113,8 @@ def _keep_what_is_left(server: EmbeddedRedis, folder: str | None, records: bool)
     wrong, "" if nothing is lost or delayed."""
     from jobs import JobError, keys
     from jobs.cli.status import queues
-    from jobs.store.connection import connect
-    from jobs.store.unwritten import read_unwritten
+    from jobs.store.backlog import read_unwritten
+    from jobs.store.connection.connect import connect
 
     if not server.replies:
         return _lost(server.wait_for_end(), folder)

@@ -223,7 +223,7 @@ def work(
     keep_writing()
     need_torch()
     from jobs import JobError
-    from jobs.store.connection import URL_VARIABLE
+    from jobs.store.connection.connect import URL_VARIABLE
     from worker.engine.host import EngineHost
     from worker.service import serve
 

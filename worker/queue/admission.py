@@ -6,8 +6,8 @@ import logging
 import time
 
 from jobs.sizes import size_text
-from jobs.store.rq_store import RQStore
-from worker.queue.rq_presence import RQPresence
+from jobs.store.job_store import JobStore
+from jobs.store.presence import Presence
 
 logger = logging.getLogger(__name__)
 
@@ -18,7 +18,7 @@ class Admission:
     """`pause`: why no jobs are claimed; "" if they are. `look_seconds`: between two looks at the
     settings of Redis."""
 
-    def __init__(self, presence: RQPresence, store: RQStore, look_seconds: float) -> None:
+    def __init__(self, presence: Presence, store: JobStore, look_seconds: float) -> None:
         self._presence, self._store = presence, store
         self.pause = ""
         self._look_seconds = look_seconds

@@ -19,9 +19,9 @@ from jobs.errors import JobError, invalid
 from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure
 from jobs.sizes import size_text, size_texts
-from jobs.store.rq_format import request_of
-from jobs.store.rq_job import ClaimedJob, Lease, ran_too_long, waited_too_long
-from jobs.store.rq_settle import Settlement
+from jobs.store.claimed_job import ClaimedJob, Lease, ran_too_long, waited_too_long
+from jobs.store.job_end import Settlement
+from jobs.store.rq_layout import request_of
 from jobs.store.turns import History
 from worker.backend import Handle, ModelInfo, Outcome
 from worker.queue.publisher import StreamBuffer

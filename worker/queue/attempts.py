@@ -17,10 +17,10 @@ import redis
 from jobs.api.job_options import DEFAULT_RETRIES
 from jobs.errors import JobError, failure_of
 from jobs.sizes import size_text
+from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.store.damage import is_damage, named
-from jobs.store.rq_job import ClaimedJob, Lease
-from jobs.store.rq_settle import Settlement
-from jobs.store.rq_store import RQStore
+from jobs.store.job_end import Settlement
+from jobs.store.job_store import JobStore
 from worker.backend import Assembly, Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
@@ -61,7 +61,7 @@ class Attempts:
         self,
         backend: Backend,
         models: Mapping[str, ModelInfo],
-        store: RQStore,
+        store: JobStore,
         publisher: Publisher,
         settlements: SettlementBuilder,
         breaker: CircuitBreaker,
@@ -225,7 +225,7 @@ class Attempts:
 
     def _settlement(self, attempt: Attempt) -> Settlement:
         try:
-            return self._settlements.for_attempt(attempt, self._store.limits.row_bytes)
+            return self._settlements.for_attempt(attempt, attempt.claimed.row_bytes)
         except BaseException as error:  # an outcome that has no row fails only its own job
             reason = failure_of(error)
             logger.exception("the outcome of job %s could not be encoded", attempt.lease.job)
@@ -241,7 +241,7 @@ class Attempts:
         failures = self._settlements.failures(claimed, error)
         if isinstance(error, MachineError):
             pause = retry_pause(terms.machine_errors)
-            return self._store.return_after_machine_error(attempt.lease, pause, failures)
+            return self._store.leases.return_after_machine_error(attempt.lease, pause, failures)
         # RQ retries after any error, `job.retries` are for those that may not happen again.
         own = attempt.request.job.retries
         own = (DEFAULT_RETRIES if own is None else own) if error.retryable else 0
@@ -250,7 +250,8 @@ class Attempts:
             return False
         interval = terms.interval(claimed.retried)
         pause = retry_pause(claimed.retried) if interval is None else interval
-        requeued = self._store.retry(attempt.lease, allowed, pause, failures, front=terms.front)
+        leases = self._store.leases
+        requeued = leases.retry(attempt.lease, allowed, pause, failures, front=terms.front)
         if requeued:
             logger.info("retrying job %s in %.1f s after %s", attempt.lease.job, pause, error)
         return requeued

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jobs.store.rq_workers import DeadWorker
+from jobs.store.workers import DeadWorker
 
 CLOSE_LOOKS = 0.5  # of a lease: looks that are further apart prove nothing about the time between
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs import keys
 from jobs.errors import JobError
-from jobs.store.rq_job import FUNCS
+from jobs.store.claimed_job import FUNCS
 from worker.backend import Backend
 
 

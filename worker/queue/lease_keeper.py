@@ -16,7 +16,7 @@ import time
 
 import redis
 
-from jobs.store.rq_workers import RQWorkers
+from jobs.store.workers import Workers
 from worker.queue.watchdog import Watchdog
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ class LeaseKeeper:
     """Renews the lease of a worker from `start` to `stop`. `hang_seconds`: see Watchdog."""
 
     def __init__(
-        self, workers: RQWorkers, watchdog: Watchdog, lease_seconds: float, hang_seconds: float
+        self, workers: Workers, watchdog: Watchdog, lease_seconds: float, hang_seconds: float
     ) -> None:
         self._workers, self._watchdog = workers, watchdog
         self._lease_seconds, self._hang_seconds = lease_seconds, hang_seconds

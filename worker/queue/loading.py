@@ -22,10 +22,10 @@ from typing import Any, Self
 import redis
 
 from jobs import keys
-from jobs.store.rq_workers import RQWorkers, worker_key
+from jobs.store.presence import FIGURES_SECONDS, REPORT, ReportArgs, ReportKeys
+from jobs.store.workers import Workers, worker_key
 from worker.backend import MemoryUse
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE
-from worker.queue.rq_presence import FIGURES_SECONDS, REPORT, ReportArgs, ReportKeys
 
 PART = re.compile(r"-\d{5}-of-\d{5}$")  # of the name of a split GGUF file
 SUFFIXES = (".gguf", ".safetensors", ".bin")
@@ -49,7 +49,7 @@ class Loading:
     def __init__(
         self,
         client: redis.Redis,
-        workers: RQWorkers,
+        workers: Workers,
         references: Sequence[str],
         memory: MemoryUse,
         lease_seconds: float,

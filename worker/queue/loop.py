@@ -16,9 +16,11 @@ import redis
 from jobs import clock, keys
 from jobs.errors import JobError
 from jobs.sizes import counted
-from jobs.store.rq_job import Lease
-from jobs.store.rq_store import RQStore
-from jobs.store.rq_workers import RQWorkers
+from jobs.store.claimed_job import Lease
+from jobs.store.control import Cancel, Control
+from jobs.store.job_store import JobStore
+from jobs.store.presence import Presence
+from jobs.store.workers import Workers
 from worker.backend import Backend, ModelInfo
 from worker.queue.admission import Admission
 from worker.queue.attempts import Attempts
@@ -29,8 +31,6 @@ from worker.queue.figures import Figures
 from worker.queue.lease_keeper import LeaseKeeper
 from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
-from worker.queue.rq_control import Cancel, Control
-from worker.queue.rq_presence import RQPresence
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 
@@ -55,9 +55,9 @@ class WorkerLoop:
         self,
         backend: Backend,
         models: Mapping[str, ModelInfo],
-        store: RQStore,
-        presence: RQPresence,
-        workers: RQWorkers,
+        store: JobStore,
+        presence: Presence,
+        workers: Workers,
         control: Control,
         attempts: Attempts,
         watchdog: Watchdog,
@@ -193,7 +193,7 @@ class WorkerLoop:
         if not capacity.any:
             return
         self._woken = False  # before the claim: it may be set while that runs
-        found = self._store.claim(capacity.of, suspects=idle)
+        found, held_seconds = self._store.claim(capacity.of, suspects=idle)
         claimed = [job for job in found if not job.belongs_to_others]
         others = [job for job in found if job.belongs_to_others]
         self._isolating = any(job.suspect for job in claimed)
@@ -210,15 +210,16 @@ class WorkerLoop:
             else:
                 surplus.append(job.lease)
         if surplus:
-            self._store.give_back(surplus, undo_attempt=True)
+            self._store.leases.give_back(surplus, undo_attempt=True)
         if others:
-            self._store.hand_on(others)
+            self._store.leases.hand_on(others)
         if claimed or others:
             self._drained, self._next_poll = False, 0.0
         else:
             # A job that another worker has started comes back if that worker dies.
-            self._drained = self._burst and capacity.everywhere and not self._store.any_unsettled()
-            pause = min(self._store.held_seconds, BURST_SECONDS if self._burst else math.inf)
+            none_left = capacity.everywhere and held_seconds == math.inf
+            self._drained = self._burst and none_left and not self._store.any_unsettled()
+            pause = min(held_seconds, BURST_SECONDS if self._burst else math.inf)
             self._next_poll = now + pause
             self._waker.arm(capacity.wake_keys)
 
@@ -262,12 +263,12 @@ class WorkerLoop:
 
     def _check_leases(self) -> None:
         attempts = list(self._attempts)
-        checked = self._store.check([attempt.lease for attempt in attempts])
+        checked = self._store.leases.check([attempt.lease for attempt in attempts])
         for attempt, (held, cancelled) in zip(attempts, checked, strict=True):
             if not held:
                 logger.warning("lost the lease of job %s: dropping it", attempt.lease.job)
                 self._attempts.drop(attempt)
-                self._store.forget([attempt.lease])
+                self._store.leases.forget([attempt.lease])
             elif cancelled:
                 self._cancel(attempt.lease.job)
 
@@ -290,7 +291,7 @@ class WorkerLoop:
             if crashed:
                 self._reaper.reclaim_own(leases)
             elif leases:
-                self._store.give_back(leases)
+                self._store.leases.give_back(leases)
             if leases:
                 logger.info("returned to the queues: %s", counted(len(leases), "unfinished job"))
             self._keeper.stop()

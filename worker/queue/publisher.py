@@ -10,9 +10,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Sequence
 
+from jobs.store.stream import StreamWriter
 from jobs.stream.delta import Delta, join
 from jobs.stream.entries import Entry
-from jobs.stream.writer import StreamWriter
 
 HOLD_SECONDS = 0.02  # time between two entries of a job, in which deltas are joined
 

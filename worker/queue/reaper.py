@@ -13,11 +13,11 @@ import redis
 from jobs import keys
 from jobs.errors import JobError
 from jobs.results.failures import Failure, add_failure, failure
+from jobs.store.claimed_job import Lease
 from jobs.store.damage import is_damage
-from jobs.store.rq_job import Lease
-from jobs.store.rq_started import RQStarted, StartedJob
-from jobs.store.rq_store import RQStore
-from jobs.store.rq_workers import DeadWorker, RQWorkers
+from jobs.store.job_store import JobStore
+from jobs.store.leases import Leases, StartedJob
+from jobs.store.workers import DeadWorker, Workers
 from worker.queue.attempt import SettlementBuilder, worker_lost
 from worker.queue.deaths import Deaths
 
@@ -32,27 +32,26 @@ class Reaper:
 
     def __init__(
         self,
-        store: RQStore,
-        started: RQStarted,
-        workers: RQWorkers,
+        store: JobStore,
+        workers: Workers,
         settlements: SettlementBuilder,
         lease_seconds: float,
     ) -> None:
-        self._store, self._started, self._workers = store, started, workers
+        self._store, self._workers = store, workers
         self._settlements, self._lease_seconds = settlements, lease_seconds
         self._next_look_at_own = 0.0  # monotonic
         self._deaths = Deaths(workers.name, lease_seconds)
 
     def reap(self, known: Collection[Lease]) -> None:
         """Return the jobs of workers that have died, and jobs claimed by this worker that are not
-        `known` to it: the reply to that claim was lost. Also do the upkeep of the queues."""
+        `known` to it: the reply to that claim was lost. Also maintain the queues."""
         if (now := time.monotonic()) >= self._next_look_at_own:
             self._next_look_at_own = now + self._lease_seconds
             if self._workers.elect(keys.upkeep(self._store.queues), self._lease_seconds):
-                self._store.upkeep.step()
-            own = [job.lease for job in self._started.of(self._workers.name)]
+                self._store.maintenance.step()
+            own = [job.lease for job in self._store.leases.started()]
             if unknown := [lease for lease in own if lease not in known]:
-                self._store.give_back(unknown)
+                self._store.leases.give_back(unknown)
         dead = self._look()
         if dead and self._workers.elect(keys.REAPER, self._lease_seconds):
             failed: redis.RedisError | None = None
@@ -68,8 +67,8 @@ class Reaper:
 
     def reclaim_own(self, leases: Collection[Lease]) -> None:
         """Return the jobs of this worker, whose engine died while it ran them."""
-        name = self._workers.name
-        self._blame([job for job in self._started.of(name) if job.lease in leases], name, None)
+        started = [job for job in self._store.leases.started() if job.lease in leases]
+        self._blame(started, self._store.leases, self._workers.name, None)
 
     def _look(self) -> list[DeadWorker]:
         now = time.monotonic()
@@ -81,7 +80,8 @@ class Reaper:
         return self._deaths.look(leases, self._workers.connections, now)
 
     def _bury(self, dead: DeadWorker) -> None:
-        started = self._started.of(dead.name)
+        leases = self._store.leases_of(dead)
+        started = leases.started()
         announced = self._workers.announced(dead.name)
         if started:
             logger.warning(
@@ -91,12 +91,18 @@ class Reaper:
                 len(started),
             )
         if announced:
-            self._started.give_back([job.lease for job in started], dead.name, dead)
+            leases.give_back([job.lease for job in started])
         else:
-            self._blame(started, dead.name, dead)
+            self._blame(started, leases, dead.name, dead)
         self._workers.remove(dead)
 
-    def _blame(self, started: Sequence[StartedJob], worker: str, dead: DeadWorker | None) -> None:
+    def _blame(
+        self,
+        started: Sequence[StartedJob],
+        leases: Leases,
+        worker: str,
+        dead: DeadWorker | None,
+    ) -> None:
         """Count one more death for each job. One of them may be the cause: those that have seen
         several deaths are run again in two groups, each apart from all other jobs, and the group
         with which a worker dies is halved again, until the job runs alone."""
@@ -117,7 +123,7 @@ class Reaper:
         groups = {job.lease: f"{event}-1" for job in first}
         groups |= {job.lease: f"{event}-2" for job in second}
         grouped = [replace(job, group=groups.get(job.lease, "")) for job in counted]
-        self._started.reclaim(grouped, worker, dead)
+        leases.reclaim(grouped)
 
 
 def _with_death(job: StartedJob, worker: str) -> tuple[Failure, ...]:

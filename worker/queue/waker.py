@@ -16,9 +16,9 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from jobs import lua
-from jobs.store.rq_format import TENANTS_LUA
+from jobs.store.preludes import QUEUE_LUA
 
-WAKE = lua.load("worker.queue", "wake", TENANTS_LUA)
+WAKE = lua.load("jobs.store", "wake", QUEUE_LUA)
 
 WAIT_SECONDS = 10.0  # of one command that waits for a push
 CLOSE_SECONDS = 2.0  # that the end of the thread is waited for: it may just open a connection

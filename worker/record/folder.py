@@ -26,7 +26,7 @@ logger = logging.getLogger(__name__)
 
 PROBE_BYTES = 4096
 
-FOLDER = lua.load("worker.record", "folder")
+FOLDER = lua.load("jobs.store", "results_folder")
 
 
 # KEYS and ARGV of the script, by name and in order.

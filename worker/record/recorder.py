@@ -26,12 +26,12 @@ from jobs.keys import RUN_ID
 from jobs.results import outbox
 from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
 from jobs.results.rows import Row, rows_of
+from jobs.store.backlog import read_unwritten
 from jobs.store.damage import causes, is_damage
 from jobs.store.durable import NotDurable, read_persistence, wait_until_durable
-from jobs.store.unwritten import read_unwritten
+from jobs.store.part_plans import Look, PartPlans, Plan, RecorderLock
 from worker.record.disk_faults import explain, fails_all
 from worker.record.folder import ResultsFolder
-from worker.record.part_plans import Look, PartPlans, Plan, RecorderLock
 
 logger = logging.getLogger(__name__)
 

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Reads the session of a job that a worker has claimed, and makes a job that was enqueued without
--- chatjobs its next one. The caller loads this script behind the functions of rq_tenants.lua and
--- rq_turns.lua.
+-- chatjobs its next one. The caller loads this script behind the functions of queue.lua and
+-- turns.lua.
 --
 -- KEYS  job: hash of the job
 --       session: hash of the session

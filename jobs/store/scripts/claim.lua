@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Moves jobs from the front of their queues to "started", in the name of one worker. Before that, it
 -- queues the scheduled jobs whose time has come (also those of RQ's enqueue_in and enqueue_at). The
--- caller loads this script behind the functions of rq_tenants.lua.
+-- caller loads this script behind the functions of queue.lua.
 --
 -- KEYS  started: sorted set of the jobs that the worker has started
 --       workers: sorted set of the workers

@@ -1,6 +1,6 @@
 -- Prelude for scripts that end a job, and the only way in which a job ends. Such a script checks first
 -- that the job is its own to end: a worker holds its lease, it waits, or RQ's own tools have ended it.
--- Needs the functions of end_stream.lua, rq_tenants.lua, rq_dependents.lua, rq_turns.lua and rq_rows.lua.
+-- Needs the functions of end_stream.lua, queue.lua, dependents.lua, turns.lua and reservations.lua.
 --
 -- end_job(keys, args, leave) writes the row, and then what follows from the end. leave removes the job from
 -- where it is held or waits.
@@ -43,7 +43,7 @@
 local MAX_RESULTS = 10  -- of one job, as RQ keeps them
 
 -- Forgets some jobs of a registry whose time has passed and that are gone. One that RQ's own tools have
--- cancelled has the time of its end there, and must stay until the upkeep has written its row.
+-- cancelled has the time of its end there, and must stay until the maintenance has written its row.
 local function forget_gone(registry, now)
   for _, id in ipairs(redis.call('ZRANGEBYSCORE', registry, '-inf', now, 'LIMIT', 0, 8)) do
     if redis.call('EXISTS', 'rq:job:' .. id) == 0 then redis.call('ZREM', registry, id) end

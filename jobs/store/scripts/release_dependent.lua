@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Queues a job that waits for other jobs although they have ended. The caller loads this script behind the
--- functions of rq_tenants.lua and rq_dependents.lua.
+-- functions of queue.lua and dependents.lua.
 --
 -- KEYS  job: hash of the job
 -- ARGV  job_id: id of the job

@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Queues a job that waits for its session although that is free, or gone. The caller loads this script
--- behind the functions of rq_tenants.lua and rq_turns.lua.
+-- behind the functions of queue.lua and turns.lua.
 --
 -- KEYS  job: hash of the job
 --       open: list of the jobs of its session that have not ended

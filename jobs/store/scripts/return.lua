@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Returns a started job to its queue, or to the quarantine of its queue if it is in a group of
--- suspects; or moves it to another queue. The caller loads this script behind rq_tenants.lua, rq_rows.lua
+-- suspects; or moves it to another queue. The caller loads this script behind queue.lua, reservations.lua
 -- and lease.lua.
 --
 -- KEYS  wip, execution, executions, started, workers: those of lease.lua

@@ -1,6 +1,6 @@
 #!lua
 -- Creates a session, or opens the one that exists. The caller loads this script behind the functions of
--- rq_tenants.lua and rq_turns.lua.
+-- queue.lua and turns.lua.
 --
 -- KEYS  session: hash of the session
 --       turns: list of its turns

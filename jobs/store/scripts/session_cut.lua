@@ -1,6 +1,6 @@
 #!lua flags=allow-oom
 -- Removes the last turns of a session that runs no job, or deletes it. The caller loads this script
--- behind the functions of rq_tenants.lua and rq_turns.lua.
+-- behind the functions of queue.lua and turns.lua.
 --
 -- KEYS  session: hash of the session
 --       turns: list of its turns

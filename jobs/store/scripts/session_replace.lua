@@ -1,6 +1,6 @@
 #!lua
 -- Sets the turns of a session that runs no job, and its system text. The caller loads this script behind
--- the functions of rq_tenants.lua and rq_turns.lua.
+-- the functions of queue.lua and turns.lua.
 --
 -- KEYS  session: hash of the session
 --       turns: list of its turns

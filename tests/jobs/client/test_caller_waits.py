@@ -9,8 +9,8 @@ import pytest
 
 from jobs import AsyncClient, Client, JobError, WaitTimeout
 from jobs.client import caller_waits
-from jobs.store.cancel import cancel
-from jobs.store.steps import Steps, run_sync
+from jobs.store.connection.protocol import Steps, run_sync
+from jobs.store.job_end import cancel
 from jobs.testing import FakeWorker
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE

@@ -21,8 +21,8 @@ from pydantic import BaseModel
 from jobs import AsyncClient, Client, IgnoredFieldWarning, JobError, StreamRestarted, WaitTimeout
 from jobs.api.params import CompletionFields
 from jobs.client.chat_completions import AsyncChatStream
-from jobs.store.rq_format import queue_key
-from jobs.store.state import Status
+from jobs.store.job_state import Status
+from jobs.store.rq_layout import queue_key
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE, wait_until
 

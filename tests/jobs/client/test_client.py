@@ -17,8 +17,8 @@ from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError, keys
 from jobs.api.params import RequestFields
-from jobs.store.connection import check_server, redis_failure
-from jobs.store.state import Status
+from jobs.store.connection.connect import check_server, redis_failure
+from jobs.store.job_state import Status
 from jobs.testing import Answer, FakeWorker
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE

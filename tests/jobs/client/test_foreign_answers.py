@@ -11,9 +11,9 @@ import pytest
 
 from jobs import AsyncClient, Client, Job, JobError, keys
 from jobs.results.failures import parse_failures
-from jobs.store.dead_letters import Selection, find_jobs
-from jobs.store.rq_format import FAILURES, job_key, results_key
-from jobs.store.state import Status
+from jobs.store.find_jobs import Selection, find_jobs
+from jobs.store.job_state import Status
+from jobs.store.rq_layout import FAILURES, job_key, results_key
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE
 

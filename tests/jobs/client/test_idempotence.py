@@ -6,8 +6,8 @@ import pytest
 
 from jobs import Client, JobError, keys
 from jobs.api.params import JobFields, RequestFields
-from jobs.store.new_job import ROW_SECONDS
-from jobs.store.rq_format import job_key
+from jobs.store.enqueue import ROW_SECONDS
+from jobs.store.rq_layout import job_key
 from tests.jobs.conftest import StepwiseWorker
 
 REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}

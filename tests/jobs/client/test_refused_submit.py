@@ -11,7 +11,7 @@ from click.testing import CliRunner
 
 from jobs import Client, JobError, keys
 from jobs.cli import build
-from jobs.store.rq_format import job_key, queue_key
+from jobs.store.rq_layout import job_key, queue_key
 
 QUEUE = keys.chat_queue("demo")
 LINE = queue_key(QUEUE)

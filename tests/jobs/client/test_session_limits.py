@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jobs import Client, JobError, Session, keys
-from jobs.store import session_scripts, session_steps
-from jobs.store.steps import Steps
+from jobs.store import sessions
+from jobs.store.connection.protocol import Steps
 from tests.waiting import PATIENCE
 
 PAIR = [{"role": "user", "content": "q"}, {"role": "assistant", "content": "a"}]
@@ -67,7 +67,7 @@ def test_of_two_undos_at_once_each_removes_a_turn(
     client: Client, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     both = threading.Barrier(2)
-    read: Callable[[str], Steps[Any]] = session_steps._read_stored
+    read: Callable[[str], Steps[Any]] = sessions._read_stored
     first = threading.local()
 
     def together(name: str) -> Steps[Any]:
@@ -77,7 +77,7 @@ def test_of_two_undos_at_once_each_removes_a_turn(
             both.wait(timeout=PATIENCE)
         return found
 
-    monkeypatch.setattr(session_steps, "_read_stored", together)
+    monkeypatch.setattr(sessions, "_read_stored", together)
     undone: list[str] = []
 
     def undo() -> None:
@@ -94,23 +94,23 @@ def test_of_two_undos_at_once_each_removes_a_turn(
 
 
 def test_an_undo_that_is_sent_again_removes_one_turn(client: Client, session: Session) -> None:
-    names = session_scripts.CutSessionKeys(keys.session("s"), keys.turns("s"), keys.open_turns("s"))
-    args = session_scripts.CutSessionArgs("s", "keep", 3, 2, "token")
+    names = sessions.CutSessionKeys(keys.session("s"), keys.turns("s"), keys.open_turns("s"))
+    args = sessions.CutSessionArgs("s", "keep", 3, 2, "token")
     for _ in range(2):
-        assert client.redis.eval(session_scripts.CUT, 3, *names, *args) == [b"done"]
+        assert client.redis.eval(sessions.CUT, 3, *names, *args) == [b"done"]
     assert len(session.turns()) == 2
 
 
 def test_a_history_that_is_sent_again_erases_no_later_turn(
     client: Client, session: Session
 ) -> None:
-    names = session_scripts.ReplaceSessionKeys(
+    names = sessions.ReplaceSessionKeys(
         keys.session("s"), keys.turns("s"), keys.open_turns("s"), keys.LIMITS
     )
-    args = session_scripts.ReplaceSessionArgs("s", 0, "", 0, 9, 1000, 1000, "[]", "token")
+    args = sessions.ReplaceSessionArgs("s", 0, "", 0, 9, 1000, 1000, "[]", "token")
     (later, *_) = client.redis.lrange(keys.turns("s"), 0, 0)
     for _ in range(2):
-        assert client.redis.eval(session_scripts.REPLACE, 4, *names, *args) == [b"done"]
+        assert client.redis.eval(sessions.REPLACE, 4, *names, *args) == [b"done"]
         client.redis.rpush(keys.turns("s"), later)  # another job has ended
     assert len(session.turns()) == 2
 

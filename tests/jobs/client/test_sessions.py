@@ -10,8 +10,8 @@ import pytest
 
 from jobs import AsyncClient, Client, JobError, Session, keys
 from jobs.api.conversation import Turn
-from jobs.store.session_opening import fork_session
-from jobs.store.steps import run_sync
+from jobs.store.connection.protocol import run_sync
+from jobs.store.sessions import fork_session
 from jobs.testing import FakeWorker
 from tests.waiting import PATIENCE
 

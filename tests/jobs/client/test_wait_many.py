@@ -13,8 +13,8 @@ import pytest
 from jobs import AsyncClient, Client, Job, JobError, keys
 from jobs.api.params import RequestFields
 from jobs.client import wait
-from jobs.store.rq_format import job_key
-from jobs.store.sync_connection import SyncConnection
+from jobs.store.connection.sync_driver import SyncConnection
+from jobs.store.rq_layout import job_key
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE
 

@@ -14,17 +14,17 @@ import pytest
 
 from jobs import AsyncClient, AsyncJob, ChatCompletion, Client, JobError, keys
 from jobs.client import follow, wait
-from jobs.store import live
-from jobs.store.connection import connect_async
-from jobs.store.rq_format import job_key, result_fields, results_key
-from jobs.stream.entries import END_LUA
+from jobs.store.connection import live
+from jobs.store.connection.connect import connect_async
+from jobs.store.preludes import STREAM_END_LUA
+from jobs.store.rq_layout import job_key, result_fields, results_key
 from tests.jobs.conftest import StepwiseWorker, completion_of
 from tests.waiting import PATIENCE, wait_until
 
 REQUEST: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 RESULTS, FOLLOWERS = 2_000, 1_000
 
-END = END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], true)"
+END = STREAM_END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], true)"
 
 
 def end_all(client: Client, job_ids: Sequence[str]) -> None:

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from jobs import Client, JobError
-from jobs.store.connection import connect, server_name
-from jobs.store.sentinel_url import SentinelURL
+from jobs.store.connection.connect import connect, server_name
+from jobs.store.connection.sentinel import SentinelURL
 
 
 @pytest.mark.parametrize(

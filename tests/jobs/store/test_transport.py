@@ -15,7 +15,7 @@ from redis.asyncio import connection as async_connection
 from redis.asyncio import sentinel as async_sentinel
 from redis.client import Pipeline
 
-from jobs.store.connection import connect
+from jobs.store.connection.connect import connect
 
 SCRIPT = "return ARGV[1]"
 OTHER = "return {ARGV[1]}"

@@ -10,7 +10,7 @@ from jobs import JobError, StreamRestarted, keys
 from jobs.api.answer import ChoiceLogprobs, TokenLogprob
 from jobs.client import follow
 from jobs.errors import InvalidRequest
-from jobs.store.state import read_outcome
+from jobs.store.job_state import read_outcome
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
 from tests.jobs.conftest import completion_of

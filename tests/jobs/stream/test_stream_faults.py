@@ -11,9 +11,9 @@ import pytest
 
 from jobs import keys
 from jobs.client import follow
+from jobs.store.stream import APPEND, AppendArgs
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
-from jobs.stream.writer import APPEND, AppendArgs
 from tests.jobs.store.test_live import live_threads
 from tests.jobs.stream.subscribers import Subscriber, client_url, text_of
 

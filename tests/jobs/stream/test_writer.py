@@ -6,9 +6,9 @@ import json
 
 from jobs import keys
 from jobs.api.answer import TokenLogprob
+from jobs.store.stream import CALL_ENTRIES, LOG_SECONDS
 from jobs.stream.delta import Delta
 from jobs.stream.entries import END_SEQ, Entry, end_id
-from jobs.stream.writer import CALL_ENTRIES, LOG_SECONDS
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -92,7 +92,7 @@ def test_more_entries_than_one_call_takes(worker):
 
 def test_a_log_stays_within_its_bytes_and_keeps_its_end(client, worker, monkeypatch):
     """Redis drops whole blocks of entries (stream-node-max-entries), and not one by one."""
-    monkeypatch.setattr("jobs.stream.writer.LOG_BYTES", 100_000)
+    monkeypatch.setattr("jobs.store.stream.LOG_BYTES", 100_000)
     job = client.submit(REQUEST)
     worker.start(job.id)
     lengths = []

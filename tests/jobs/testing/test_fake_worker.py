@@ -13,7 +13,7 @@ import pytest
 from jobs import ChatCompletion, ChatRequest, JobError, Results, keys
 from jobs.api.answer import AssistantMessage, Choice, Usage
 from jobs.api.params import JobFields, RequestFields
-from jobs.store.state import Status
+from jobs.store.job_state import Status
 from jobs.testing import Answer, Answers, FakeWorker
 from jobs.testing.attempts import Attempts
 from tests.waiting import PATIENCE

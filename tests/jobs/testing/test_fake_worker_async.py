@@ -9,7 +9,7 @@ import pytest
 
 from jobs import JobError
 from jobs.api.params import RequestFields
-from jobs.store.state import Status
+from jobs.store.job_state import Status
 from jobs.testing import Answer, FakeWorker
 from tests.waiting import PATIENCE
 

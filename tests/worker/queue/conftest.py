@@ -4,14 +4,14 @@ import pytest
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from jobs.store.rq_store import RQStore
+from jobs.store.job_store import JobStore
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.site import Site
 
 
 @pytest.fixture
-def store(site: Site) -> RQStore:
-    return RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
+def store(site: Site) -> JobStore:
+    return JobStore(site.redis, ["fake"], "w1", "rq:worker:w1")
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from jobs import JobError, keys
 from jobs.api.request import ChatRequest
 from jobs.client.serving import read_workers
-from jobs.store.rq_store import MAX_MACHINE_ERRORS
+from jobs.store.leases import MAX_MACHINE_ERRORS
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 from worker.backend import MachineError, Outcome, Sink
@@ -47,7 +47,7 @@ class Recovering(FakeBackend):
 def test_jobs_of_a_sick_worker_wait_for_its_recovery(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.queue.rq_presence.FIGURES_SECONDS", 60.0)  # each check reads them
+    monkeypatch.setattr("jobs.store.presence.FIGURES_SECONDS", 60.0)  # each check reads them
     caplog.set_level(logging.INFO)
     jobs = site.submit_many([f"q{i}" for i in range(40)])
     backend = Recovering(failures=4)

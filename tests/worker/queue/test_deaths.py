@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from jobs.store.rq_workers import DeadWorker
+from jobs.store.workers import DeadWorker
 from worker.queue.deaths import Deaths
 
 LEASE = 12.0

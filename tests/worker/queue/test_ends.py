@@ -13,80 +13,80 @@ from jobs import keys
 from jobs.client.job import Job
 from jobs.errors import JobError
 from jobs.results.failures import failure
-from jobs.store.cancel import cancel as cancel_steps
-from jobs.store.dead_letters import requeue
-from jobs.store.rq_format import job_key, results_key
-from jobs.store.rq_store import RQStore
-from jobs.store.steps import run_sync
+from jobs.store.connection.protocol import run_sync
+from jobs.store.job_end import cancel as cancel_steps
+from jobs.store.job_store import JobStore
+from jobs.store.requeue import requeue
+from jobs.store.rq_layout import job_key, results_key
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.session_turns import open_session
-from tests.worker.queue.test_rq_store import claim, ended
+from tests.worker.queue.test_job_store import claim, ended
 from tests.worker.site import PATIENCE, Site
 
 
-def settle(site: Site, store: RQStore, job: Job) -> None:
+def settle(site: Site, store: JobStore, job: Job) -> None:
     (claimed,) = claim(store)
     assert store.settle([ended(claimed)]) == [True]
 
 
-def cancel(site: Site, store: RQStore, job: Job) -> None:
+def cancel(site: Site, store: JobStore, job: Job) -> None:
     assert job.cancel()
 
 
-def expire(site: Site, store: RQStore, job: Job) -> None:
+def expire(site: Site, store: JobStore, job: Job) -> None:
     site.redis.zadd(keys.DEADLINES, {job.id: 1})
-    store.upkeep.step()
+    store.maintenance.step()
 
 
-def cancel_with_rq(site: Site, store: RQStore, job: Job) -> None:
+def cancel_with_rq(site: Site, store: JobStore, job: Job) -> None:
     fetch(site, job).cancel()
-    store.upkeep.step()
+    store.maintenance.step()
 
 
-ENDS: dict[str, Callable[[Site, RQStore, Job], None]] = {
+ENDS: dict[str, Callable[[Site, JobStore, Job], None]] = {
     "settled": settle,
     "cancelled": cancel,
     "overdue": expire,
     "cancelled with RQ": cancel_with_rq,
 }
 each_end = pytest.mark.parametrize("end", ENDS.values(), ids=ENDS)
-End = Callable[[Site, RQStore, Job], None]
+End = Callable[[Site, JobStore, Job], None]
 
 
 @pytest.mark.parametrize("code", ["cancelled", "internal"])
 def test_the_end_of_one_job_hides_none_that_rq_has_cancelled(
-    site: Site, store: RQStore, code: str
+    site: Site, store: JobStore, code: str
 ) -> None:
     site.submit()
     (claimed,) = claim(store)
     other = site.submit()
     fetch(site, other).cancel()
     assert store.settle([ended(claimed, code)]) == [True]
-    store.upkeep.step()
+    store.maintenance.step()
     site.burst()
     assert site.row(other)["status"] == "cancelled"
 
 
 @each_end
-def test_the_row_has_the_attempts_that_failed_before(site: Site, store: RQStore, end: End) -> None:
+def test_the_row_has_the_attempts_that_failed_before(site: Site, store: JobStore, end: End) -> None:
     job = site.submit()
     (claimed,) = claim(store)
     before = failure(1, 0.0, "w0", JobError("out_of_memory", "the first attempt"))
-    assert store.retry(claimed.lease, 5, 0.0, [before])
+    assert store.leases.retry(claimed.lease, 5, 0.0, [before])
     end(site, store, job)
     site.burst()
     assert "the first attempt" in [one["message"] for one in site.row(job)["failures"]]
 
 
 def test_an_attempt_that_fails_while_the_job_is_cancelled_is_in_the_row(
-    site: Site, store: RQStore
+    site: Site, store: JobStore
 ) -> None:
     job = site.submit()
     (claimed,) = claim(store)
     steps: Any = cancel_steps(job.id)
     reply = next(steps)(site.client.connection)  # the job is read: it runs, and none has failed
     error = JobError("out_of_memory", "the first attempt")
-    assert store.retry(claimed.lease, 5, 0.0, [failure(1, 0.0, "w0", error)])
+    assert store.leases.retry(claimed.lease, 5, 0.0, [failure(1, 0.0, "w0", error)])
     with pytest.raises(StopIteration):
         while True:
             reply = steps.send(reply)(site.client.connection)
@@ -97,7 +97,7 @@ def test_an_attempt_that_fails_while_the_job_is_cancelled_is_in_the_row(
 
 @each_end
 def test_an_ended_job_leaves_no_key_that_stays(
-    site: Site, store: RQStore, queue: Queue, end: End
+    site: Site, store: JobStore, queue: Queue, end: End
 ) -> None:
     job = site.submit()
     queue.enqueue("f", depends_on=Dependency(fetch(site, job), allow_failure=True)).cancel()
@@ -108,7 +108,7 @@ def test_an_ended_job_leaves_no_key_that_stays(
 
 
 @each_end
-def test_an_ended_job_is_kept_as_failure_ttl_says(site: Site, store: RQStore, end: End) -> None:
+def test_an_ended_job_is_kept_as_failure_ttl_says(site: Site, store: JobStore, end: End) -> None:
     job = site.submit()
     site.redis.hset(job_key(job.id), "failure_ttl", -1)  # RQ's "for ever"
     end(site, store, job)
@@ -118,7 +118,7 @@ def test_an_ended_job_is_kept_as_failure_ttl_says(site: Site, store: RQStore, en
 
 @each_end
 def test_a_job_with_the_failure_ttl_0_is_deleted_at_once(
-    site: Site, store: RQStore, end: End
+    site: Site, store: JobStore, end: End
 ) -> None:
     job = site.submit()
     site.redis.hset(job_key(job.id), "failure_ttl", 0)
@@ -130,7 +130,7 @@ def test_a_job_with_the_failure_ttl_0_is_deleted_at_once(
 
 
 @each_end
-def test_an_ended_job_says_since_when(site: Site, store: RQStore, end: End) -> None:
+def test_an_ended_job_says_since_when(site: Site, store: JobStore, end: End) -> None:
     job = site.submit()
     end(site, store, job)
     assert site.hash(job)["ended_at"]
@@ -138,7 +138,7 @@ def test_an_ended_job_says_since_when(site: Site, store: RQStore, end: End) -> N
 
 @pytest.mark.parametrize("end", [settle, cancel, expire])
 def test_the_results_of_a_job_that_is_requeued_again_and_again_are_limited(
-    site: Site, store: RQStore, end: End
+    site: Site, store: JobStore, end: End
 ) -> None:
     job = site.submit()
     for _ in range(12):
@@ -148,7 +148,7 @@ def test_the_results_of_a_job_that_is_requeued_again_and_again_are_limited(
 
 
 @each_end
-def test_a_bulk_job_has_no_log_of_tokens(site: Site, store: RQStore, end: End) -> None:
+def test_a_bulk_job_has_no_log_of_tokens(site: Site, store: JobStore, end: End) -> None:
     (job,) = site.submit_many(["x"], priority="bulk")
     end(site, store, job)
     assert job.status().over
@@ -157,7 +157,7 @@ def test_a_bulk_job_has_no_log_of_tokens(site: Site, store: RQStore, end: End) -
 
 @each_end
 def test_the_next_turn_follows_a_job_that_nobody_can_read(
-    site: Site, store: RQStore, end: End
+    site: Site, store: JobStore, end: End
 ) -> None:
     session = open_session(site, "s")
     first, second = session.submit("one"), session.submit("two", wait=True)

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from jobs import ChatRequest, JobError, Session, keys
-from jobs.store.rq_format import job_key
-from jobs.store.rq_store import RQStore
-from jobs.store.state import Status
-from jobs.store.turns import TURNS_LUA
+from jobs.store.job_state import Status
+from jobs.store.job_store import JobStore
+from jobs.store.rq_layout import job_key
 from tests.worker.fake_backend import FakeBackend, FakeHandle
 from tests.worker.queue.session_turns import contents, open_session, run
 from tests.worker.site import PATIENCE, Site, wait_until
@@ -66,12 +65,13 @@ def test_a_foreign_ttl_fails_the_turns_of_its_session_alone(site: Site, ttl: str
 
 
 def test_an_unforeseen_error_of_one_session_stops_no_other_job(
-    site: Site, store: RQStore, monkeypatch: pytest.MonkeyPatch
+    site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = TURNS_LUA + "return redis.error_reply('ERR value is not an integer or out of range')"
-    monkeypatch.setattr(store._sessions, "_begin", site.redis.register_script(text))
+    text = "return redis.error_reply('ERR value is not an integer or out of range')"
+    monkeypatch.setattr("jobs.store.claim.BEGIN", text)
+    store = JobStore(site.redis, ["fake"], "w1", "rq:worker:w1")
     turn, other = open_session(site).submit("a"), site.submit("hello")
-    claimed = {job.lease.job: job for job in store.claim(lambda model, bulk: 10)}
+    claimed = {job.lease.job: job for job in store.claim(lambda model, bulk: 10).jobs}
     assert claimed[turn.id].fault is not None and claimed[other.id].fault is None
 
 
@@ -131,7 +131,7 @@ class _Overwrites(FakeBackend):
 
 @pytest.mark.parametrize("key_of", [keys.session, keys.turns, keys.open_turns])
 def test_a_turn_that_its_session_can_not_take_fails_with_the_key_and_the_next_one_goes_on(
-    site: Site, store: RQStore, caplog: pytest.LogCaptureFixture, key_of: Callable[[str], str]
+    site: Site, store: JobStore, caplog: pytest.LogCaptureFixture, key_of: Callable[[str], str]
 ) -> None:
     session, key = open_session(site, "s"), key_of("s")
     run(site, session, "before")
@@ -142,14 +142,14 @@ def test_a_turn_that_its_session_can_not_take_fails_with_the_key_and_the_next_on
     assert caught.value.message.startswith("the answer can't be kept: ")
     caplog.clear()
     for _ in range(2):
-        store.upkeep.step()
+        store.maintenance.step()
     waits = second.status() is Status.DEFERRED
     assert waits == (key_of is keys.open_turns)
     named = [one for one in caplog.records if f"RENAME '{key}'" in one.getMessage()]
     assert len(named) == int(waits)
     site.redis.delete(key)
     site.redis.rename("aside", key)
-    store.upkeep.step()
+    store.maintenance.step()
     site.burst()
     assert second.status().over
     run(site, session, "after")

@@ -19,13 +19,14 @@ from rq.serializers import JSONSerializer
 
 from jobs import JobError, Session, keys
 from jobs.client.job import Job
-from jobs.store.dead_letters import purge, requeue
-from jobs.store.rq_format import job_key
-from jobs.store.rq_job import ClaimedJob
-from jobs.store.rq_settle import Settlement
-from jobs.store.rq_started import RQStarted, StartedJob
-from jobs.store.rq_store import RQStore
-from jobs.store.steps import run_sync
+from jobs.store.claimed_job import ClaimedJob
+from jobs.store.connection.protocol import run_sync
+from jobs.store.job_end import Settlement
+from jobs.store.job_store import JobStore
+from jobs.store.leases import Leases, StartedJob
+from jobs.store.purge import purge
+from jobs.store.requeue import requeue
+from jobs.store.rq_layout import job_key
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.session_turns import open_session
 from tests.worker.site import PATIENCE, Site
@@ -132,8 +133,8 @@ def submit(site: Site, number: int, state: str = "queued") -> Job:
     return site.submit_many(["x"], run=RUN, first_row=number, **STATES[state])[0]
 
 
-def claim(store: RQStore) -> ClaimedJob:
-    (claimed,) = store.claim(lambda *_: 1)
+def claim(store: JobStore) -> ClaimedJob:
+    (claimed,) = store.claim(lambda *_: 1).jobs
     return claimed
 
 
@@ -188,21 +189,21 @@ def test_a_purge(site: Site) -> None:
         restore(site, key, value=True)
 
 
-def give_back(store: RQStore, claimed: ClaimedJob) -> bool:
-    store.give_back([claimed.lease])
+def give_back(store: JobStore, claimed: ClaimedJob) -> bool:
+    store.leases.give_back([claimed.lease])
     return True
 
 
 def suspect(site: Site, claimed: ClaimedJob) -> bool:
     """Its worker has crashed, and the job waits in quarantine."""
-    RQStarted(site.redis).reclaim([StartedJob(claimed.lease, 1)], "w1", None)
+    Leases(site.redis, "w1").reclaim([StartedJob(claimed.lease, 1)])
     return True
 
 
-ENDINGS: dict[str, Callable[[Site, RQStore, ClaimedJob], bool]] = {
+ENDINGS: dict[str, Callable[[Site, JobStore, ClaimedJob], bool]] = {
     "given back": lambda site, store, one: give_back(store, one),
-    "retried": lambda site, store, one: store.retry(one.lease, 5, 0.0, []),
-    "retried later": lambda site, store, one: store.retry(one.lease, 5, 0.001, []),
+    "retried": lambda site, store, one: store.leases.retry(one.lease, 5, 0.0, []),
+    "retried later": lambda site, store, one: store.leases.retry(one.lease, 5, 0.001, []),
     "in quarantine": lambda site, store, one: suspect(site, one),
     "settled": lambda site, store, one: store.settle([failed(one)]) == [True],
 }
@@ -215,7 +216,7 @@ def failed(claimed: ClaimedJob) -> Settlement:
 
 @pytest.mark.parametrize("how", ENDINGS)
 @pytest.mark.parametrize("state", ["queued", "of a tenant", "with a time to live"])
-def test_the_end_of_an_attempt(site: Site, store: RQStore, state: str, how: str) -> None:
+def test_the_end_of_an_attempt(site: Site, store: JobStore, state: str, how: str) -> None:
     started: dict[str, ClaimedJob] = {}
 
     def start(number: int) -> Job:
@@ -238,7 +239,7 @@ ROWS_OF_TWO: tuple[dict[str, Any], ...] = ({"tenant": "t"}, {"first_row": 1})
 
 
 @pytest.mark.parametrize("key", [keys.TENANT_JOBS, keys.tenant_queue(CHAT, "t"), "rq:queues"])
-def test_a_job_whose_time_has_come(site: Site, store: RQStore, key: str) -> None:
+def test_a_job_whose_time_has_come(site: Site, store: JobStore, key: str) -> None:
     due, other = (site.submit_many(["x"], run=RUN, delay=0.001, **more)[0] for more in ROWS_OF_TWO)
     site.redis.zadd(f"rq:scheduled:{CHAT}", {due.id: 1, other.id: 2}, xx=True)
     overwrite(site, key)
@@ -254,7 +255,7 @@ def test_a_job_whose_time_has_come(site: Site, store: RQStore, key: str) -> None
 
 
 @pytest.mark.parametrize("key", ["rq:queues", f"rq:queue:{CHAT}", f"rq:deferred:{CHAT}"])
-def test_the_next_turn_of_a_session(site: Site, store: RQStore, key: str) -> None:
+def test_the_next_turn_of_a_session(site: Site, store: JobStore, key: str) -> None:
     session = open_session(site, "s")
     session.submit("one")
     second = session.submit("two", wait=True)
@@ -262,13 +263,13 @@ def test_the_next_turn_of_a_session(site: Site, store: RQStore, key: str) -> Non
     overwrite(site, key)
     assert store.settle([failed(claimed)]) == [True]
     restore(site, key, value=True)
-    store.upkeep.step()
+    store.maintenance.step()
     site.burst()
     assert second.result(timeout=PATIENCE).text
 
 
 def test_a_dependent_job_that_can_not_be_queued_waits_and_holds_back_no_other(
-    site: Site, store: RQStore, queue: Queue
+    site: Site, store: JobStore, queue: Queue
 ) -> None:
     site.client.serving = None
     parent = Dependency(fetch(site, site.submit()), allow_failure=True)
@@ -295,7 +296,7 @@ IN_THE_WAY: dict[str, Callable[[str, str, str], str]] = {
 
 @pytest.mark.parametrize("which", IN_THE_WAY)
 def test_a_dependent_job_goes_on_when_the_key_in_its_way_is_gone(
-    site: Site, store: RQStore, queue: Queue, caplog: pytest.LogCaptureFixture, which: str
+    site: Site, store: JobStore, queue: Queue, caplog: pytest.LogCaptureFixture, which: str
 ) -> None:
     site.client.serving = None
     parents = [site.submit(), site.submit()]
@@ -307,34 +308,34 @@ def test_a_dependent_job_goes_on_when_the_key_in_its_way_is_gone(
     overwrite(site, key)
     assert store.settle([failed(parent)]) == [True]
     for _ in range(2):
-        store.upkeep.step()
+        store.maintenance.step()
     waits = which != "the dependents"  # which the upkeep does not need
     named = [one for one in caplog.records if f"RENAME '{key}'" in one.getMessage()]
     assert bool(named) == waits and len(named) <= 2  # of the list and of the job
     restore(site, key, value=True)
-    store.upkeep.step()
+    store.maintenance.step()
     assert child.get_status(refresh=True) == "queued"
     assert site.redis.lrange(f"rq:queue:{CHAT}", 0, -1) == [child.id.encode()]
     assert site.redis.zscore(f"rq:deferred:{CHAT}", child.id) is None
 
 
 def test_a_dependent_job_waits_for_those_that_have_not_ended_or_have_failed(
-    site: Site, store: RQStore, queue: Queue
+    site: Site, store: JobStore, queue: Queue
 ) -> None:
     site.client.serving = None
     first, second = (fetch(site, site.submit()) for _ in range(2))
     held = queue.enqueue("f", depends_on=[first, second])
     allows = queue.enqueue("f", depends_on=Dependency([first, second], allow_failure=True))
     one, other = claim(store), claim(store)
-    store.upkeep.step()
+    store.maintenance.step()
     assert store.settle([failed(one)]) == [True]
-    store.upkeep.step()
+    store.maintenance.step()
     assert {job.get_status(refresh=True) for job in (held, allows)} == {"deferred"}
     assert store.settle([failed(other)]) == [True]
-    store.upkeep.step()
+    store.maintenance.step()
     assert allows.get_status(refresh=True) == "queued"
     site.redis.delete(first.key, second.key)  # as when they have expired
-    store.upkeep.step()
+    store.maintenance.step()
     assert held.get_status(refresh=True) == "deferred"
 
 

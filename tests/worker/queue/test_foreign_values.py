@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from jobs import JobError, keys
-from jobs.store.rq_format import job_key
-from jobs.store.rq_store import RQStore
-from jobs.store.rq_workers import RQWorkers
+from jobs.store.job_store import JobStore
+from jobs.store.rq_layout import job_key
+from jobs.store.workers import Workers
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import PATIENCE, Site, wait_until
 
@@ -19,7 +19,7 @@ from tests.worker.site import PATIENCE, Site, wait_until
 def test_a_foreign_lease_is_left_out_and_named(
     site: Site, score: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    workers = RQWorkers(site.url, "w1", [], patience=5.0)
+    workers = Workers(site.url, "w1", [], patience=5.0)
     site.redis.zadd(keys.WORKERS, {"w1": 7, "odd": score, b"\xff": 8})
     assert workers.leases() == workers.leases() == {"w1": 7}
     workers.close()
@@ -29,7 +29,7 @@ def test_a_foreign_lease_is_left_out_and_named(
 
 
 @pytest.mark.parametrize("value", [b"x", b"-1", b"1e400", b"99999999999999999999", b"\xff", None])
-def test_a_foreign_backlog_is_counted_again(site: Site, store: RQStore, value: Any) -> None:
+def test_a_foreign_backlog_is_counted_again(site: Site, store: JobStore, value: Any) -> None:
     site.redis.sadd(keys.OUTBOXES, "r1", "r2")
     site.redis.xadd(keys.outbox("r1"), {"row": "x"})
     site.redis.set(keys.outbox("r2"), "no stream")
@@ -57,7 +57,7 @@ def test_a_stage_that_fails_is_named_and_works_again(site: Site) -> None:
 
 
 def test_a_foreign_value_of_one_job_stops_no_upkeep(
-    site: Site, store: RQStore, caplog: pytest.LogCaptureFixture
+    site: Site, store: JobStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     overdue, cancelled, deferred = site.submit_many(["a", "b", "c"], ttl=0.001)
     fetch(site, cancelled).cancel()
@@ -69,7 +69,7 @@ def test_a_foreign_value_of_one_job_stops_no_upkeep(
     site.redis.set(keys.open_turns("s"), "no list")
     time.sleep(0.01)
     for _ in range(2):
-        store.upkeep.step()
+        store.maintenance.step()
     assert overdue.status() == "failed"
     assert site.redis.hget(job_key(cancelled.id), "chatjobs_row") == b"0"
     assert len([one for one in caplog.records if "RENAME 'rq:job:bad'" in one.getMessage()]) == 1
@@ -79,12 +79,12 @@ def test_a_foreign_value_of_one_job_stops_no_upkeep(
     "key", [keys.DEADLINES, "rq:deferred:chat:fake", "rq:failed:chat:fake", "rq:queue:chat:fake"]
 )
 def test_a_key_of_another_type_stops_no_other_upkeep(
-    site: Site, store: RQStore, caplog: pytest.LogCaptureFixture, key: str
+    site: Site, store: JobStore, caplog: pytest.LogCaptureFixture, key: str
 ) -> None:
     cancelled = site.submit("a", priority="bulk")
     fetch(site, cancelled).cancel()
     site.redis.set(key, "x")
-    store.upkeep.step()
+    store.maintenance.step()
     assert site.redis.hget(job_key(cancelled.id), "chatjobs_row") == b"0"
     assert f"RENAME '{key}'" in caplog.text
 

@@ -16,21 +16,22 @@ import rq
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.results import outbox
-from jobs.store.dead_letters import purge, requeue
+from jobs.store.claimed_job import ClaimedJob
+from jobs.store.connection.protocol import run_sync
+from jobs.store.job_end import SECONDS_WHEN_FULL, Settlement
+from jobs.store.job_store import JobStore
+from jobs.store.leases import StartedJob
 from jobs.store.limits import set_limit
+from jobs.store.purge import purge
+from jobs.store.requeue import requeue
 from jobs.store.results_folder import ID_FILE
-from jobs.store.rq_format import job_key
-from jobs.store.rq_job import ClaimedJob
-from jobs.store.rq_settle import SECONDS_WHEN_FULL, Settlement
-from jobs.store.rq_started import RQStarted, StartedJob
-from jobs.store.rq_store import RQStore
-from jobs.store.rq_workers import RQWorkers
-from jobs.store.steps import run_sync
+from jobs.store.rq_layout import job_key
+from jobs.store.stream import StreamWriter
+from jobs.store.workers import Workers
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
-from jobs.stream.writer import StreamWriter
 from tests.worker.queue.rq_jobs import fetch
-from tests.worker.queue.test_rq_store import claim, ended
+from tests.worker.queue.test_job_store import claim, ended
 from tests.worker.site import PATIENCE, Site, wait_until
 from worker.record.folder import ResultsFolder
 from worker.record.recorder import Recorder
@@ -78,7 +79,7 @@ def test_a_full_redis_refuses_submits_with_the_numbers(site: Site) -> None:
 def test_workers_drain_a_full_redis_and_submits_are_accepted_again(site: Site) -> None:
     with room(site, 1.5):
         taken, _ = fill(site, result_ttl=1)
-        store = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
+        store = JobStore(site.redis, ["fake"], "w1", "rq:worker:w1")
         while claimed := claim(store, 50):
             assert all(store.settle([finished(one) for one in claimed]))
         assert site.redis.xlen(keys.outbox("default")) == taken
@@ -150,14 +151,14 @@ def test_every_step_of_a_worker_runs_while_redis_is_full(site: Site) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(4)])
     writer = StreamWriter(site.redis)
     with site.settings(maxmemory="1"):
-        store = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
+        store = JobStore(site.redis, ["fake"], "w1", "rq:worker:w1")
         claimed = claim(store, 3)
         assert [one.lease.job for one in claimed] == [job.id for job in jobs[:3]]
-        store.give_back([claimed[2].lease])
-        workers = RQWorkers(site.url, "w1", store.queues, 5.0)
+        store.leases.give_back([claimed[2].lease])
+        workers = Workers(site.url, "w1", store.queues, 5.0)
         workers.renew(60.0, stopping=False)
         assert workers.elect(keys.REAPER, 60.0)
-        RQStarted(site.redis).reclaim([StartedJob(claimed[1].lease, 1)], "w1", None)
+        store.leases.reclaim([StartedJob(claimed[1].lease, 1)])
         assert writer.write_many([Entry(jobs[0].id, 1, 1, (Delta(0, "x"),))]) == [True]
         assert store.settle([ended(claimed[0])]) == [True]
         assert jobs[3].cancel()
@@ -168,11 +169,11 @@ def test_every_step_of_a_worker_runs_while_redis_is_full(site: Site) -> None:
 
 def test_results_are_kept_shortly_while_redis_is_full(site: Site) -> None:
     first, second = site.submit_many(["a", "b"])
-    store = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
+    store = JobStore(site.redis, ["fake"], "w1", "rq:worker:w1")
     for job in claim(store, 2):
         full = job.lease.job == second.id
         with site.settings(maxmemory="1") if full else nullcontext():
-            store = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
+            store = JobStore(site.redis, ["fake"], "w1", "rq:worker:w1")
             assert store.settle([finished(job)]) == [True]
     assert site.redis.ttl(job_key(first.id)) > SECONDS_WHEN_FULL
     assert 0 < site.redis.ttl(job_key(second.id)) <= SECONDS_WHEN_FULL
@@ -182,7 +183,7 @@ def test_the_limit_of_jobs_refuses_the_next_one(site: Site) -> None:
     set_limit(site.redis, "jobs", 3)
     site.submit_many(["a", "b"])
     site.submit("c", priority="bulk")
-    claim(RQStore(site.redis, ["fake"], "w1", "rq:worker:w1"), 1)  # a running job counts too
+    claim(JobStore(site.redis, ["fake"], "w1", "rq:worker:w1"), 1)  # a running job counts too
     with pytest.raises(JobError) as caught:
         site.submit("d")
     assert caught.value.code == "queue_full"
@@ -217,12 +218,12 @@ def test_suspects_count_as_jobs_and_can_be_cancelled(site: Site) -> None:
 
 def test_a_requeued_job_has_its_limits_again(site: Site) -> None:
     job, kept = site.submit("a", ttl=0.05), site.submit("b", ttl=3600)
-    store = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1")
+    store = JobStore(site.redis, ["fake"], "w1", "rq:worker:w1")
     before = site.redis.hgetall(keys.OPEN_BYTES)
     assert kept.cancel()
 
     def has_failed() -> bool:
-        store.upkeep.step()
+        store.maintenance.step()
         return job.status() == "failed"
 
     wait_until(has_failed)

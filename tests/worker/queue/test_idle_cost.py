@@ -15,7 +15,7 @@ import pytest
 import redis
 
 from jobs import keys
-from jobs.store.connection import connect
+from jobs.store.connection.connect import connect
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import PATIENCE, QUICK, ROOT, Site, wait_until
 from worker.model_spec import ModelSpec

@@ -11,8 +11,8 @@ from rq import Queue
 from jobs import JobError, keys
 from jobs.api.answer import ChoiceLogprobs, TokenLogprob, TopLogprob
 from jobs.api.params import RequestFields
+from jobs.store.job_end import Settler
 from jobs.store.limits import DEFAULTS, set_limit
-from jobs.store.rq_settle import Settler
 from tests.worker.fake_backend import FakeBackend, FakeHandle, text_of
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.site import PATIENCE, Site

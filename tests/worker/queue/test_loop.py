@@ -15,13 +15,13 @@ import redis
 from jobs import JobError, keys
 from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
+from jobs.store.control import Control
 from jobs.store.limits import set_limit
+from jobs.store.presence import Presence
 from jobs.stream.entries import END_SEQ, is_end_message
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 from worker.queue.lease_keeper import EXIT_HUNG
-from worker.queue.rq_control import Control
-from worker.queue.rq_presence import RQPresence
 
 
 def test_a_job_ends_with_its_result_its_stream_and_its_row(site: Site) -> None:
@@ -216,7 +216,7 @@ def test_redis_is_back_when_it_has_replied(
 ) -> None:
     """A round of the loop that sends no command says nothing about Redis."""
     caplog.set_level(logging.INFO)
-    commands, may_pause, rounds = Control.commands, RQPresence.may_pause, itertools.count()
+    commands, may_pause, rounds = Control.commands, Presence.may_pause, itertools.count()
     down: list[str] = []
 
     def read(control: Control) -> Any:
@@ -225,13 +225,13 @@ def test_redis_is_back_when_it_has_replied(
             raise redis.ConnectionError("requested by the test")
         return commands(control)
 
-    def ask(presence: RQPresence) -> bool:
+    def ask(presence: Presence) -> bool:
         if down:
             raise redis.ConnectionError(f"requested by the test: {down.pop()}")
         return may_pause(presence)
 
     monkeypatch.setattr(Control, "commands", read)
-    monkeypatch.setattr(RQPresence, "may_pause", ask)
+    monkeypatch.setattr(Presence, "may_pause", ask)
     job = site.submit(words=200)
     site.burst(FakeBackend(delay=0.01))
     assert job.status().value == "finished" and not down

@@ -14,7 +14,7 @@ from rq.serializers import JSONSerializer
 
 from jobs import JobError, keys
 from jobs.client.job import Job
-from jobs.store.rq_settle import Settlement
+from jobs.store.job_end import Settlement
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.panics import panic
 from tests.worker.site import Site

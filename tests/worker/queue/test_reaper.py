@@ -8,10 +8,9 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.client.job import Job
-from jobs.store.rq_job import ClaimedJob
-from jobs.store.rq_started import RQStarted
-from jobs.store.rq_store import RQStore
-from jobs.store.rq_workers import RQWorkers
+from jobs.store.claimed_job import ClaimedJob
+from jobs.store.job_store import JobStore
+from jobs.store.workers import Workers
 from tests.worker.site import Site, wait_until
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.reaper import MAX_LOST, Reaper
@@ -20,21 +19,21 @@ QUEUE = "rq:queue:chat:fake"
 LEASE_SECONDS = 0.3
 
 
-def store(site: Site, name: str) -> RQStore:
-    return RQStore(site.redis, ["fake"], name, f"rq:worker:{name}")
+def store(site: Site, name: str) -> JobStore:
+    return JobStore(site.redis, ["fake"], name, f"rq:worker:{name}")
 
 
 @pytest.fixture
-def workers(site: Site) -> Iterator[RQWorkers]:
-    workers = RQWorkers(site.url, "w1", ["chat:fake"], patience=5.0)
+def workers(site: Site) -> Iterator[Workers]:
+    workers = Workers(site.url, "w1", ["chat:fake"], patience=5.0)
     yield workers
     workers.close()
 
 
 @pytest.fixture
-def reaper(site: Site, workers: RQWorkers) -> Reaper:
+def reaper(site: Site, workers: Workers) -> Reaper:
     settlements = SettlementBuilder("w1", "host", {})
-    return Reaper(store(site, "w1"), RQStarted(site.redis), workers, settlements, LEASE_SECONDS)
+    return Reaper(store(site, "w1"), workers, settlements, LEASE_SECONDS)
 
 
 def bury(site: Site, reaper: Reaper, name: str) -> None:
@@ -60,12 +59,12 @@ def ids(jobs: list[Job]) -> list[str]:
 
 
 def claim_suspects(site: Site, name: str) -> list[ClaimedJob]:
-    return store(site, name).claim(lambda *_: 100, suspects=True)
+    return store(site, name).claim(lambda *_: 100, suspects=True).jobs
 
 
 def test_a_claim_whose_reply_was_lost_is_returned(site: Site, reaper: Reaper) -> None:
     jobs = site.submit_many(["a", "b", "c"])
-    known, *_ = store(site, "w1").claim(lambda *_: 3)
+    known, *_ = store(site, "w1").claim(lambda *_: 3).jobs
     reaper.reap({known.lease})
     assert waiting(site) == [jobs[1].id, jobs[2].id]
     assert "chatjobs_lost" not in site.hash(jobs[1])
@@ -83,7 +82,7 @@ def test_jobs_of_an_alive_worker_are_kept(site: Site, reaper: Reaper) -> None:
     jobs = site.submit_many(["a", "b"])
     store(site, "alive").claim(lambda *_: 1)
     store(site, "dead").claim(lambda *_: 1)
-    alive = RQWorkers(site.url, "alive", [], patience=5.0)
+    alive = Workers(site.url, "alive", [], patience=5.0)
 
     def is_gone() -> bool:
         alive.renew(60.0, stopping=False)
@@ -100,7 +99,7 @@ def test_jobs_of_a_worker_that_announced_its_end_are_not_to_blame(
 ) -> None:
     jobs = site.submit_many(["a", "b"])
     store(site, "dead").claim(lambda *_: 2)
-    leaving = RQWorkers(site.url, "dead", [], patience=5.0)
+    leaving = Workers(site.url, "dead", [], patience=5.0)
     leaving.renew(0.1, stopping=True)
     leaving.close()
     bury(site, reaper, "dead")
@@ -119,8 +118,8 @@ def test_a_dead_worker_leaves_no_name(site: Site, reaper: Reaper) -> None:
     assert not list(site.redis.scan_iter("*worker*")), "a name of the worker is left"
 
 
-def test_one_worker_is_elected(site: Site, workers: RQWorkers) -> None:
-    other = RQWorkers(site.url, "w2", [], patience=5.0)
+def test_one_worker_is_elected(site: Site, workers: Workers) -> None:
+    other = Workers(site.url, "w2", [], patience=5.0)
     assert workers.elect(keys.REAPER, 60.0)
     assert not other.elect(keys.REAPER, 60.0)
     assert workers.elect(keys.REAPER, 60.0)
@@ -177,19 +176,19 @@ def test_suspects_wait_for_a_worker_that_runs_nothing_else(site: Site, reaper: R
         store(site, f"dead{lost}").claim(lambda *_: 1)
         bury(site, reaper, f"dead{lost}")
     bulk, chat = site.submit("bulk", priority="bulk"), site.submit("chat")
-    busy = store(site, "busy").claim(lambda _, bulk: 0 if bulk else 1)
+    busy = store(site, "busy").claim(lambda _, bulk: 0 if bulk else 1).jobs
     assert [one.lease.job for one in busy] == [chat.id]
-    (claimed,) = store(site, "idle").claim(lambda *_: 8, suspects=True)
+    (claimed,) = store(site, "idle").claim(lambda *_: 8, suspects=True).jobs
     assert claimed.lease.job == suspect.id
     assert claimed.suspect
-    store(site, "idle").give_back([claimed.lease])
+    store(site, "idle").leases.give_back([claimed.lease])
     assert quarantined(site) == [suspect.id]
     assert site.redis.lrange("rq:queue:bulk:fake", 0, -1) == [bulk.id.encode()]
 
 
 def test_own_jobs_are_returned_in_their_order_and_counted(site: Site, reaper: Reaper) -> None:
     jobs = site.submit_many(["a", "b", "c"])
-    claimed = store(site, "w1").claim(lambda *_: 2)
+    claimed = store(site, "w1").claim(lambda *_: 2).jobs
     reaper.reclaim_own([job.lease for job in claimed])
     assert waiting(site) == ids(jobs)
     assert [site.hash(job).get("chatjobs_lost") for job in jobs] == ["1", "1", None]

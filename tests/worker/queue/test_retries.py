@@ -7,10 +7,10 @@ import json
 import pytest
 
 from jobs import JobError
-from jobs.store.rq_format import FAILURES
-from jobs.store.rq_store import RQStore
+from jobs.store.job_store import JobStore
+from jobs.store.rq_layout import FAILURES
 from tests.worker.queue.rq_jobs import QUEUE
-from tests.worker.queue.test_rq_store import claim
+from tests.worker.queue.test_job_store import claim
 from tests.worker.site import PATIENCE, Site
 from worker.queue import attempts
 from worker.queue.attempts import MAX_RETRY_SECONDS, RETRY_SECONDS, retry_pause
@@ -54,10 +54,10 @@ def test_retries_can_be_switched_off(site: Site) -> None:
     assert site.row(job)["attempt"] == 1
 
 
-def test_a_job_waits_for_its_retry_as_scheduled(site: Site, store: RQStore) -> None:
+def test_a_job_waits_for_its_retry_as_scheduled(site: Site, store: JobStore) -> None:
     job = site.submit()
     (claimed,) = claim(store)
-    assert store.retry(claimed.lease, 2, 30.0, [])
+    assert store.leases.retry(claimed.lease, 2, 30.0, [])
     assert job.status() == "scheduled"
     seconds, _ = site.redis.time()
     assert 25 < site.redis.zscore(f"rq:scheduled:{QUEUE}", job.id) - seconds < 32

@@ -20,12 +20,12 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import now
 
-from jobs.store.rq_format import results_key
-from jobs.store.rq_store import RQStore
+from jobs.store.job_store import JobStore
+from jobs.store.presence import Presence
+from jobs.store.rq_layout import results_key
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import Site
-from worker.queue.rq_presence import RQPresence
 
 
 def rq_keys(site: Site, job_id: str, execution: str) -> dict[str, Any]:
@@ -50,9 +50,9 @@ def rq_keys(site: Site, job_id: str, execution: str) -> dict[str, Any]:
 # --- the same keys --------------------------------------------------------------------------------
 
 
-def test_a_claim_writes_what_rq_would_write(site: Site, queue: Queue, store: RQStore) -> None:
+def test_a_claim_writes_what_rq_would_write(site: Site, queue: Queue, store: JobStore) -> None:
     job = site.submit(id="mine")
-    (claimed,) = store.claim(lambda *_: 1)
+    (claimed,) = store.claim(lambda *_: 1).jobs
     ours = rq_keys(site, "mine", claimed.lease.execution)
 
     site.redis.flushall()
@@ -66,9 +66,9 @@ def test_a_claim_writes_what_rq_would_write(site: Site, queue: Queue, store: RQS
     assert ours == rq_keys(site, "mine", execution.id)
 
 
-def test_rq_reads_a_claimed_job(site: Site, queue: Queue, store: RQStore) -> None:
+def test_rq_reads_a_claimed_job(site: Site, queue: Queue, store: JobStore) -> None:
     job = site.submit()
-    (claimed,) = store.claim(lambda *_: 5)
+    (claimed,) = store.claim(lambda *_: 5).jobs
     rq_job = fetch(site, job)
     assert rq_job.get_status() == JobStatus.STARTED
     assert rq_job.worker_name == "w1"
@@ -78,17 +78,17 @@ def test_rq_reads_a_claimed_job(site: Site, queue: Queue, store: RQStore) -> Non
     assert queue.count == 0
 
 
-def test_clean_up_by_rq_keeps_a_claim(site: Site, queue: Queue, store: RQStore) -> None:
+def test_clean_up_by_rq_keeps_a_claim(site: Site, queue: Queue, store: JobStore) -> None:
     job = site.submit()
-    (claimed,) = store.claim(lambda *_: 1)
+    (claimed,) = store.claim(lambda *_: 1).jobs
     registry = StartedJobRegistry(queue=queue)
     registry.cleanup(timestamp=time.time() + 365 * 86_400)
     clean_registries(queue)
     assert registry.get_job_ids() == [job.id]
-    assert store.check([claimed.lease]) == [(True, False)]
+    assert store.leases.check([claimed.lease]) == [(True, False)]
 
 
-def test_a_claim_removes_the_ttl_of_the_hash(site: Site, store: RQStore) -> None:
+def test_a_claim_removes_the_ttl_of_the_hash(site: Site, store: JobStore) -> None:
     job = site.submit()
     site.redis.expire(f"rq:job:{job.id}", 5)  # RQ does so for jobs with a ttl
     store.claim(lambda *_: 1)
@@ -199,10 +199,10 @@ def test_a_dependent_job_is_queued(site: Site, queue: Queue, keep: int | None) -
     assert after.job_ids == [waiting.id]
 
 
-def test_times_in_rq_format_are_read(site: Site, store: RQStore) -> None:
+def test_times_in_rq_format_are_read(site: Site, store: JobStore) -> None:
     before = now().timestamp()
     site.submit()
-    (claimed,) = store.claim(lambda *_: 1)
+    (claimed,) = store.claim(lambda *_: 1).jobs
     assert before - 1 < claimed.enqueued_at < claimed.claimed_at + 1
 
 
@@ -212,8 +212,8 @@ def test_jobs_start_in_the_order_of_the_queue(site: Site) -> None:
     assert backend.begun == [job.id for job in jobs]
 
 
-def test_a_worker_registers_as_rq_would(site: Site, store: RQStore) -> None:
-    ours = RQPresence(site.redis, store.queues, "ours", 12.0)
+def test_a_worker_registers_as_rq_would(site: Site, store: JobStore) -> None:
+    ours = Presence(site.redis, store.queues, "ours", 12.0)
     ours.birth()
     rqs = SimpleWorker(store.queues, name="rqs", connection=site.redis)
     rqs.register_birth()  # type: ignore[no-untyped-call]

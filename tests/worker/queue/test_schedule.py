@@ -11,9 +11,9 @@ from rq.registry import ScheduledJobRegistry
 
 from jobs import JobError, keys
 from jobs.client.job import Job
-from jobs.store.rq_store import RQStore
+from jobs.store.job_store import JobStore
 from tests.worker.queue.rq_jobs import QUEUE, fetch
-from tests.worker.queue.test_rq_store import claim
+from tests.worker.queue.test_job_store import claim
 from tests.worker.site import PATIENCE, Site, wait_until
 
 SCHEDULED = f"rq:scheduled:{QUEUE}"
@@ -23,7 +23,7 @@ def let_time_pass(site: Site, job: Job, seconds: float) -> None:
     site.redis.zincrby(SCHEDULED, -seconds, job.id)
 
 
-def test_a_delayed_job_is_claimed_after_its_delay(site: Site, store: RQStore) -> None:
+def test_a_delayed_job_is_claimed_after_its_delay(site: Site, store: JobStore) -> None:
     job = site.submit(delay=3600)
     assert job.status() == "scheduled"
     seconds, _ = site.redis.time()
@@ -34,7 +34,7 @@ def test_a_delayed_job_is_claimed_after_its_delay(site: Site, store: RQStore) ->
 
 
 @pytest.mark.parametrize("text", [False, True])
-def test_a_job_waits_for_a_time(site: Site, store: RQStore, text: bool) -> None:
+def test_a_job_waits_for_a_time(site: Site, store: JobStore, text: bool) -> None:
     at = datetime(2100, 1, 1, 12, tzinfo=UTC)
     job = site.submit(at=at.isoformat() if text else at)
     assert site.redis.zscore(SCHEDULED, job.id) == at.timestamp()
@@ -55,7 +55,7 @@ def test_rq_reads_our_scheduled_jobs(site: Site, queue: Queue) -> None:
     assert registry.get_scheduled_time(job.id) > datetime.now(UTC)
 
 
-def test_cancelling_a_scheduled_job_works(site: Site, store: RQStore) -> None:
+def test_cancelling_a_scheduled_job_works(site: Site, store: JobStore) -> None:
     job = site.submit(delay=60, tenant="a", ttl=5)
     assert job.cancel() is True
     assert job.status() == "cancelled"

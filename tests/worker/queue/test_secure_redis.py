@@ -20,10 +20,10 @@ from rq.command import send_shutdown_command
 from jobs import AsyncClient, Client, JobError, keys
 from jobs.cli import build
 from jobs.embedded import EmbeddedRedis
+from jobs.store.rights import COMMANDS
 from tests.listener import Listener
 from tests.worker.fake_backend import text_of
 from tests.worker.site import PATIENCE, ROOT, Site, wait_until
-from worker.queue.rq_rights import COMMANDS
 
 PASSWORD = "p@ss/w:rd"
 IN_URL = "p%40ss%2Fw%3Ard"
@@ -260,15 +260,14 @@ def test_a_worker_without_its_rights_ends(server: EmbeddedRedis, tmp_path: Path)
 
 
 RUN_BY_CLIENTS_ALONE = {
-    *("rq_enqueue", "rq_requeue", "rq_purge"),
+    *("enqueue", "requeue", "purge"),
     *("session_create", "session_cut", "session_replace"),
 }
 
 
 def test_every_command_of_the_scripts_of_workers_is_tried_at_start() -> None:
     tried = {command.split()[0] for command in COMMANDS}
-    folders = ("worker/queue", "worker/record", "jobs/store", "jobs/stream")
-    scripts = [path for name in folders for path in ROOT.glob(f"{name}/scripts/*.lua")]
+    scripts = ROOT.glob("jobs/store/scripts/*.lua")
     texts = [path.read_text() for path in scripts if path.stem not in RUN_BY_CLIENTS_ALONE]
     assert len(texts) > 20
     sent = {name for text in texts for name in re.findall(r"redis\.p?call\('(\w+)'", text)}

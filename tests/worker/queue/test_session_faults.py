@@ -9,11 +9,12 @@ from rq.serializers import JSONSerializer
 
 from jobs import JobError, Session, keys
 from jobs.client.job import Job
-from jobs.store.dead_letters import purge, requeue
-from jobs.store.rq_format import job_key
-from jobs.store.rq_store import RQStore
-from jobs.store.state import Status
-from jobs.store.steps import run_sync
+from jobs.store.connection.protocol import run_sync
+from jobs.store.job_state import Status
+from jobs.store.job_store import JobStore
+from jobs.store.purge import purge
+from jobs.store.requeue import requeue
+from jobs.store.rq_layout import job_key
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.queue.session_turns import USER, answer_to, open_session, run
 from tests.worker.site import PATIENCE, Site, wait_until
@@ -230,7 +231,7 @@ def test_a_turn_that_waits_for_its_session_longer_than_its_ttl_fails(site: Site)
     session = open_session(site)
     session.submit("a")
     late, last = (session.submit(name, wait=True, job={"ttl": 0.05}) for name in ("b", "c"))
-    upkeep = RQStore(site.redis, ["fake"], "w1", "rq:worker:w1").upkeep
+    upkeep = JobStore(site.redis, ["fake"], "w1", "rq:worker:w1").maintenance
 
     def have_failed() -> bool:
         upkeep.step()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs import ChatRequest, JobError, keys
-from jobs.store.state import Status
+from jobs.store.job_state import Status
 from tests.worker.queue.session_turns import USER, open_session, run
 from tests.worker.site import Site
 

@@ -13,9 +13,9 @@ import pytest
 
 from jobs import Session, keys
 from jobs.client.job import Job
-from jobs.store.rq_job import ClaimedJob
-from jobs.store.rq_store import RQStore
-from tests.worker.queue.test_rq_store import claim, ended, store
+from jobs.store.claimed_job import ClaimedJob
+from jobs.store.job_store import JobStore
+from tests.worker.queue.test_job_store import claim, ended, store
 from tests.worker.site import PATIENCE, Site
 
 HELD = 0.25  # seconds, as in claim.lua
@@ -31,7 +31,7 @@ def report(site: Site, name: str, about: Any) -> None:
     site.redis.set(keys.worker(name), json.dumps(about))
 
 
-def settle(by: RQStore, claimed: list[ClaimedJob]) -> None:
+def settle(by: JobStore, claimed: list[ClaimedJob]) -> None:
     assert all(by.settle([ended(one, "cancelled") for one in claimed]))
 
 
@@ -59,17 +59,20 @@ def ids_of(claimed: list[ClaimedJob]) -> list[str]:
 def test_a_turn_is_left_to_the_worker_of_the_turn_before_it(site: Site, priority: str) -> None:
     _, job = held_by_a(site, job={"priority": priority})
     a, b = store(site, "a"), store(site, "b")
-    assert not claim(b, 4) and 0 < b.held_seconds <= HELD
+    jobs, held_seconds = b.claim(lambda *_: 4)
+    assert not jobs and 0 < held_seconds <= HELD
     assert site.redis.lrange(keys.wake_worker("a"), 0, -1) == [b"1"]
-    assert ids_of(claim(a, 4)) == [job.id] and a.held_seconds == math.inf
-    assert not claim(b, 4) and b.held_seconds == math.inf
+    jobs, held_seconds = a.claim(lambda *_: 4)
+    assert ids_of(jobs) == [job.id] and held_seconds == math.inf
+    assert b.claim(lambda *_: 4) == ([], math.inf)
 
 
 def test_another_worker_takes_a_turn_that_has_waited_and_has_its_session_then(site: Site) -> None:
     session, job = held_by_a(site)
     a, b = store(site, "a"), store(site, "b")
-    assert not claim(b)
-    time.sleep(b.held_seconds + 0.002)
+    jobs, held_seconds = b.claim(lambda *_: 1)
+    assert not jobs
+    time.sleep(held_seconds + 0.002)
     (claimed,) = claim(b)
     assert claimed.lease.job == job.id
     settle(b, [claimed])
@@ -118,7 +121,8 @@ def test_jobs_behind_turns_that_are_left_to_others_are_taken(site: Site) -> None
     _, turn = held_by_a(site)
     behind = [site.submit(), site.submit()]
     b = store(site, "b")
-    assert ids_of(claim(b, 8)) == [job.id for job in behind] and b.held_seconds <= HELD
+    jobs, held_seconds = b.claim(lambda *_: 8)
+    assert ids_of(jobs) == [job.id for job in behind] and held_seconds <= HELD
     assert ids_of(claim(store(site, "a"), 8)) == [turn.id]
 
 
@@ -136,7 +140,8 @@ def test_a_turn_of_a_tenant_is_left_too(site: Site) -> None:
     held_by_a(site, job={"tenant": "t"})
     b = store(site, "b")
     before = site.redis.info("commandstats")["cmdstat_lindex"]["calls"]
-    assert not claim(b, 8) and b.held_seconds <= HELD
+    jobs, held_seconds = b.claim(lambda *_: 8)
+    assert not jobs and held_seconds <= HELD
     assert site.redis.info("commandstats")["cmdstat_lindex"]["calls"] - before < 10
 
 

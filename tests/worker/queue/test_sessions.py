@@ -7,8 +7,8 @@ import asyncio
 import pytest
 
 from jobs import AsyncClient, JobError, SessionBusy, keys
-from jobs.store.rq_format import queue_key
-from jobs.store.state import Status
+from jobs.store.job_state import Status
+from jobs.store.rq_layout import queue_key
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.queue.session_turns import USER, answer_to, contents, open_session, run
 from tests.worker.site import PATIENCE, Site

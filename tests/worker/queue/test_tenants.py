@@ -8,13 +8,13 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.client.job import Job
+from jobs.store.claimed_job import ClaimedJob
 from jobs.store.damage import find_damage
+from jobs.store.job_store import JobStore
+from jobs.store.leases import Leases
 from jobs.store.limits import set_limit
-from jobs.store.rq_job import ClaimedJob
-from jobs.store.rq_started import RQStarted
-from jobs.store.rq_store import RQStore
 from tests.worker.queue.rq_jobs import QUEUE, fetch
-from tests.worker.queue.test_rq_store import claim, die, ended, store
+from tests.worker.queue.test_job_store import claim, die, ended, store
 from tests.worker.site import Site, wait_until
 
 
@@ -27,11 +27,11 @@ def submit(site: Site, tenant: str | None, count: int, **fields: object) -> list
     return site.submit_many([f"{tenant} {n}" for n in range(count)], **options, **fields)
 
 
-def settle(by: RQStore, claimed: list[ClaimedJob]) -> None:
+def settle(by: JobStore, claimed: list[ClaimedJob]) -> None:
     assert all(by.settle([ended(one) for one in claimed]))
 
 
-def test_tenants_take_turns_and_their_jobs_keep_their_order(site: Site, store: RQStore) -> None:
+def test_tenants_take_turns_and_their_jobs_keep_their_order(site: Site, store: JobStore) -> None:
     a, b, other = submit(site, "a", 4), submit(site, "b", 2), submit(site, None, 2)
     claimed = claim(store, 8)
     assert tenants_of(claimed) == "ab-ab-aa"
@@ -57,16 +57,16 @@ def test_turns_go_on_over_several_workers(site: Site) -> None:
     assert "".join(taken) == "abc" * 4
 
 
-def test_priorities_are_before_tenants(site: Site, store: RQStore) -> None:
+def test_priorities_are_before_tenants(site: Site, store: JobStore) -> None:
     submit(site, "a", 2, priority="bulk")
     submit(site, "b", 2)
     assert tenants_of(claim(store, 4)) == "bbaa"
 
 
-def test_a_returned_job_is_the_first_of_its_tenant(site: Site, store: RQStore) -> None:
+def test_a_returned_job_is_the_first_of_its_tenant(site: Site, store: JobStore) -> None:
     jobs = submit(site, "a", 3)
     claimed = claim(store, 2)
-    store.give_back([one.lease for one in claimed])
+    store.leases.give_back([one.lease for one in claimed])
     assert [one.lease.job for one in claim(store, 3)] == [job.id for job in jobs]
 
 
@@ -82,7 +82,7 @@ def test_a_tenant_has_no_more_running_jobs_than_its_limit(site: Site) -> None:
     assert tenants_of(claim(two, 6)) == "--"
     settle(one, [next(job for job in first if job.request["job"].get("tenant") == "a")])
     assert tenants_of(claim(two, 6)) == "a"
-    one.give_back([job.lease for job in first if job.request["job"].get("tenant") == "b"])
+    one.leases.give_back([job.lease for job in first if job.request["job"].get("tenant") == "b"])
     assert tenants_of(claim(two, 6)) == "b"
 
 
@@ -91,12 +91,12 @@ def test_jobs_of_a_dead_worker_do_not_count_as_running(site: Site) -> None:
     submit(site, "a", 2)
     claim(store(site, "dead"), 1)
     assert claim(store(site, "alive"), 1) == []
-    started = RQStarted(site.redis)
-    started.reclaim(started.of("dead"), "dead", die(site, "dead"))
+    leases = Leases(site.redis, die(site, "dead"))
+    leases.reclaim(leases.started())
     assert len(claim(store(site, "alive"), 2)) == 1
 
 
-def test_jobs_that_rq_has_ended_do_not_count_as_running(site: Site, store: RQStore) -> None:
+def test_jobs_that_rq_has_ended_do_not_count_as_running(site: Site, store: JobStore) -> None:
     set_limit(site.redis, "tenant_running", 1)
     jobs = submit(site, "a", 2)
     claim(store, 1)
@@ -141,7 +141,7 @@ def submit_one_each(site: Site, tenants: list[str]) -> None:
     )
 
 
-def test_tenants_at_their_limit_delay_nobody(site: Site, store: RQStore) -> None:
+def test_tenants_at_their_limit_delay_nobody(site: Site, store: JobStore) -> None:
     set_limit(site.redis, "tenant_running", 0)
     set_limit(site.redis, "tenant_running", 9, tenant="vip")
     submit_one_each(site, [f"t{number}" for number in range(250)])
@@ -155,7 +155,7 @@ def test_tenants_at_their_limit_delay_nobody(site: Site, store: RQStore) -> None
 
 
 def test_a_tenant_at_its_limit_is_next_when_one_of_its_jobs_ends(site: Site) -> None:
-    one = RQStore(site.redis, ["fake", "other"], "one", "rq:worker:one")
+    one = JobStore(site.redis, ["fake", "other"], "one", "rq:worker:one")
     set_limit(site.redis, "tenant_running", 1)
     names = [f"t{number}" for number in range(30)]
     submit_one_each(site, names)
@@ -171,7 +171,7 @@ def test_a_tenant_at_its_limit_is_next_when_one_of_its_jobs_ends(site: Site) -> 
     assert [job.lease.queue for job in claim(one, 30)] == ["chat:other"]
 
 
-def test_a_new_limit_of_tenants_holds_at_once(site: Site, store: RQStore) -> None:
+def test_a_new_limit_of_tenants_holds_at_once(site: Site, store: JobStore) -> None:
     set_limit(site.redis, "tenant_running", 0)
     submit_one_each(site, [f"t{number}" for number in range(50)])
     assert claim(store, 50) == []
@@ -184,16 +184,16 @@ def test_a_new_limit_of_tenants_holds_at_once(site: Site, store: RQStore) -> Non
     assert len(claim(store, 50)) == 48
 
 
-def test_colons_in_names_do_not_mix_the_jobs_of_two_models(site: Site, store: RQStore) -> None:
+def test_colons_in_names_do_not_mix_the_jobs_of_two_models(site: Site, store: JobStore) -> None:
     (one,) = submit(site, "y", 1, model="fake:x")
     (two,) = submit(site, "x:y", 1)
     assert [job.lease.job for job in claim(store, 5)] == [two.id]
-    other = RQStore(site.redis, ["fake:x"], "w2", "rq:worker:w2")
+    other = JobStore(site.redis, ["fake:x"], "w2", "rq:worker:w2")
     assert [job.lease.job for job in claim(other, 5)] == [one.id]
     assert not site.redis.exists(keys.TENANT_JOBS, keys.tenants(QUEUE), keys.tenants("chat:fake:x"))
 
 
-def test_a_claim_forgets_running_jobs_that_rq_has_deleted(site: Site, store: RQStore) -> None:
+def test_a_claim_forgets_running_jobs_that_rq_has_deleted(site: Site, store: JobStore) -> None:
     for _ in range(5):
         (job,) = submit(site, "a", 1)
         claim(store, 1)

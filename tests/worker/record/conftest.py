@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jobs.store.connection import connect
+from jobs.store.connection.connect import connect
 from tests.disks import Disk
 from tests.worker.site import Site
 from worker.record.folder import claim_folder

@@ -6,8 +6,8 @@ import pyarrow.parquet as pq
 
 from jobs import keys
 from jobs.results import outbox
+from jobs.store.part_plans import Plan
 from tests.worker.site import Site
-from worker.record.part_plans import Plan
 from worker.record.recorder import Recorder
 
 RUN = "r1"

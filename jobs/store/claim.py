@@ -1,0 +1,168 @@
+"""Claims jobs: moves them from the front of their queues to started, in the name of one worker."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import redis
+from redis import Redis
+
+from jobs import clock, keys, lua
+from jobs.errors import JobError, failure_of
+from jobs.store import rq_layout
+from jobs.store.claimed_job import FIELDS, ClaimedJob, Lease, read
+from jobs.store.damage import is_damage, readable, wrong_types
+from jobs.store.limits import DEFAULTS, Limits, parse_limits
+from jobs.store.preludes import QUEUE_LUA
+from jobs.store.turns import BEGIN, begin_script, read_history, session_of
+
+CLAIM = lua.load("jobs.store", "claim", QUEUE_LUA)
+
+LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
+
+
+# KEYS and ARGV of claim.lua, by name and in order.
+
+
+class ClaimKeys(NamedTuple):
+    started: str
+    workers: str
+    limits: str
+
+
+class ClaimArgs(NamedTuple):
+    worker: str
+    execution_prefix: str
+    now_text: str
+    now_seconds: float
+    score: float
+    take_suspects: int
+    fields: str
+    limit_names: str
+
+
+class Claim(NamedTuple):
+    """The jobs that were taken. `held_seconds`: until jobs may be taken that this claim has left to
+    other workers; infinity if there are none."""
+
+    jobs: list[ClaimedJob]
+    held_seconds: float
+
+
+class Turns:
+    """Begins the turns of claimed jobs. The script that ends a job appends its answer."""
+
+    def __init__(self, redis: Redis) -> None:
+        self._redis: Any = redis
+        self._begin = redis.register_script(BEGIN)
+
+    def begin(self, claimed: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+        """The claimed jobs, those of sessions with their history, or with a fault if their session
+        refuses them."""
+        jobs = [job for job in claimed if job.fault is None and session_of(job.request)]
+        if not jobs:
+            return list(claimed)
+        pipeline = self._redis.pipeline(transaction=False)
+        for job in jobs:
+            name = job.lease.job
+            names, args = begin_script(name, rq_layout.job_key(name), job.request)
+            self._begin(keys=names, args=args, client=pipeline)
+        begun = {
+            job.lease: self._with_history(job, reply)
+            for job, reply in zip(jobs, pipeline.execute(raise_on_error=False), strict=True)
+        }
+        return [begun.get(job.lease, job) for job in claimed]
+
+    def _with_history(self, job: ClaimedJob, reply: Any) -> ClaimedJob:
+        try:
+            if isinstance(reply, Exception):
+                raise reply
+            return replace(job, history=read_history(job.lease.job, job.request, reply))
+        except JobError as error:
+            return replace(job, fault=error)
+        except redis.RedisError as error:
+            if not is_damage(error):  # Redis restarts, or became a replica: the job runs later
+                raise
+            return replace(job, fault=self._unreadable(session_of(job.request), error))
+        except Exception as error:  # its turns are not what a session has: it fails only this job
+            return replace(job, fault=failure_of(error))
+
+    def _unreadable(self, name: str, error: redis.RedisError) -> JobError:
+        """The script of a session has failed because of a key that another program has written."""
+        names = (keys.session(name), keys.turns(name), keys.open_turns(name))
+        wrong = wrong_types(self._redis, names)
+        if not wrong:
+            return failure_of(error)
+        return JobError("internal", f"session {name!r} can't be read: {wrong[0]}")
+
+
+class Claims:
+    """Claims jobs of some queues in the name of one worker."""
+
+    def __init__(self, redis: Redis, queues: Sequence[str], worker: str) -> None:
+        self._redis: Any = redis  # its stubs type neither pipelines nor replies as bytes
+        self._queues, self._worker = queues, worker
+        self._keys = [
+            *ClaimKeys(started=keys.started(worker), workers=keys.WORKERS, limits=keys.LIMITS),
+            *(
+                key
+                for queue in queues
+                for key in (
+                    rq_layout.queue_key(queue),
+                    rq_layout.wip_key(queue),
+                    keys.quarantine(queue),
+                )
+            ),
+        ]
+        self._claim = redis.register_script(CLAIM)
+        self._turns = Turns(redis)
+        self._known_limits = DEFAULTS  # while another program has written their key
+
+    def claim(self, room: Sequence[int], *, suspects: bool) -> Claim:
+        """Take jobs from the front of the queues, those of the first queues first. `room`: the most
+        of each queue. `suspects`: take a group of suspects instead, if any wait."""
+        moment = time.time()
+        args = ClaimArgs(
+            worker=self._worker,
+            execution_prefix=uuid.uuid4().hex,
+            now_text=rq_layout.format_time(),
+            now_seconds=moment,
+            score=moment + LEASE_SCORE_SECONDS,
+            take_suspects=int(suspects),
+            fields=" ".join(FIELDS),
+            limit_names=" ".join(Limits._fields),
+        )
+        taken: list[Any] = []
+        left, held = 1, -1
+        while left and not taken:  # each call looks at some tenants only
+            taken, left, held, now, stored = self._claim(keys=self._keys, args=[*args, *room])
+        claimed_at = clock.now()
+        limits = self._limits(stored)
+        claimed = []
+        for number, job, attempt, execution, *values in taken:
+            queue = self._queues[number - 1]
+            lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
+            claimed.append(read(lease, values, claimed_at, limits, float(now)))
+        return Claim(self._turns.begin(claimed), held / 1000 if held >= 0 else math.inf)
+
+    def read(self, lease: Lease) -> ClaimedJob:
+        """The job of a lease, as its hash is now."""
+        pipeline = self._redis.pipeline(transaction=False)
+        pipeline.time()
+        pipeline.hmget(keys.LIMITS, Limits._fields)
+        pipeline.hmget(rq_layout.job_key(lease.job), FIELDS)
+        (seconds, microseconds), stored, values = readable(pipeline)
+        absent = (None,) * len(FIELDS)
+        now = seconds + microseconds / 1e6
+        return read(lease, values or absent, clock.now(), self._limits(stored), now)
+
+    def _limits(self, stored: list[bytes | None] | None) -> Limits:
+        """The limits by the values of their key; the last ones that were read if it can't be."""
+        if stored is not None:
+            self._known_limits = parse_limits(stored)
+        return self._known_limits

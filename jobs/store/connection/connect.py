@@ -1,0 +1,250 @@
+"""Connecting to Redis: a URL → a client with timeouts; Redis errors → JobError."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import ssl
+from typing import Any
+
+import redis
+import redis.asyncio
+from redis.asyncio.connection import SSLConnection as AsyncSSLConnection
+from redis.asyncio.retry import Retry as AsyncRetry
+from redis.backoff import ExponentialBackoff, NoBackoff
+from redis.connection import SSLConnection
+from redis.exceptions import (
+    AskError,
+    ClusterCrossSlotError,
+    ClusterDownError,
+    NoPermissionError,
+    OutOfMemoryError,
+)
+from redis.retry import Retry
+
+from jobs.errors import JobError, invalid
+from jobs.store.connection import transport
+from jobs.store.connection.sentinel import SentinelURL
+from jobs.store.connection.url import NO_CLUSTER, bad_url, check_url
+from jobs.store.damage import named
+
+URL_VARIABLE = "CHATJOBS_REDIS_URL"
+DEFAULT_URL = "redis://localhost:6379/0"
+
+SOCKET_SECONDS = 10.0  # without a reply the connection is dead; longer than any blocking command
+CONNECT_SECONDS = 5.0
+RETRIES = 3  # of one command, within about a second; `retry` of protocol.py goes on longer
+MAX_CONNECTIONS = 10_000  # each waiting `result` and each followed stream uses one
+
+WRONG_TYPE = "; another program has written a key of chatjobs, which chatjobs status may name"
+SENTINEL_SECONDS = 2.0  # without a reply, the next Sentinel is asked
+
+MIN_VERSION = 7  # of Redis: older ones do not read the flags of scripts; Valkey says 7.2
+TOO_OLD = "Redis at {} is too old{}: chatjobs needs Redis 7.0 or newer, or Valkey"
+
+_TLS_HINT = (
+    "; name the authority of the server's certificate in the URL (?ssl_ca_certs=FILE), and use "
+    "rediss:// only for a server that speaks TLS"
+)
+
+
+_NO_TLS = "; the server does not speak TLS at this port: write redis:// (redis+sentinel://)"
+_SIGNS_OF_NO_TLS = ("WRONG_VERSION_NUMBER", "wrong version number", "record layer failure")
+MAYBE_NO_TLS = "; if this port does not speak TLS, write redis:// (redis+sentinel://)"
+_MAYBE_TLS = "; if this port speaks TLS, write rediss:// (rediss+sentinel://)"
+_SIGNS_OF_TLS = ("Connection closed by server", "Connection reset by peer")
+_LOGIN_HINT = "; check the user and the password in the URL"
+_PIPELINE = re.compile(r"^Command # \d+ \(.*?\) of pipeline caused error: ")  # before the reason
+_NO_LOGIN = "; give the user and the password in the URL: redis://user:password@host:port/db"
+
+
+def redis_url(url: str | None = None) -> str:
+    """`url`, else $CHATJOBS_REDIS_URL, else the local default."""
+    return url or os.environ.get(URL_VARIABLE) or DEFAULT_URL
+
+
+def connect(url: str | None = None) -> redis.Redis:
+    """A client for `url`: redis://, rediss://, unix://, or {redis,rediss}+sentinel://, whose form
+    `SentinelURL` describes. Connects on the first command.
+
+    Raises InvalidRequest for an invalid URL.
+    """
+    url = redis_url(url)
+    check_url(url)
+    scheme = url.partition(":")[0]
+    options = _limits(scheme)
+    options["retry"] = Retry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
+    options["connection_class"] = transport.SYNC.get(scheme)
+    try:
+        if (parsed := SentinelURL.parse(url)) is not None:
+            sentinels = _sentinel_options(parsed, Retry(NoBackoff(), 0))
+            client = transport.sentinel_client(
+                parsed.sentinels, parsed.master, sentinels, **{**options, **parsed.options}
+            )
+        else:
+            client = transport.Client.from_url(url, **options)
+    except ValueError:
+        raise bad_url(url) from None
+    _check_options(client.connection_pool)
+    return client
+
+
+def connect_async(url: str | None = None) -> redis.asyncio.Redis:
+    """`connect` for asyncio."""
+    url = redis_url(url)
+    check_url(url)
+    scheme = url.partition(":")[0]
+    options = _limits(scheme)
+    options["retry"] = AsyncRetry(ExponentialBackoff(cap=0.4, base=0.05), RETRIES)
+    options["connection_class"] = transport.ASYNC.get(scheme)
+    try:
+        if (parsed := SentinelURL.parse(url)) is not None:
+            sentinels = _sentinel_options(parsed, AsyncRetry(NoBackoff(), 0))
+            client = transport.async_sentinel_client(
+                parsed.sentinels, parsed.master, sentinels, **{**options, **parsed.options}
+            )
+        else:
+            client = redis.asyncio.Redis.from_url(url, **options)
+            client.connection_pool.connection_class = transport.ASYNC[scheme]
+    except ValueError:
+        raise bad_url(url) from None
+    _check_options(client.connection_pool)
+    return client
+
+
+def limit_waits(client: redis.Redis, seconds: float) -> None:
+    """Let the commands of `client` fail after `seconds` without a reply, and try none again."""
+    client.set_retry(Retry(NoBackoff(), 0))
+    options = client.connection_pool.connection_kwargs
+    for name in ("socket_timeout", "socket_connect_timeout"):
+        options[name] = min(options[name], seconds)
+
+
+def redis_failure(client: Any, error: redis.RedisError) -> JobError:
+    """A Redis error as a JobError that names the server, but never the password."""
+    server = server_name(client)
+    reason = " ".join(str(error).split()).rstrip(".") or type(error).__name__
+    reason = _PIPELINE.sub("", reason)
+    if _cause(error, ssl.SSLError):
+        hint = _NO_TLS if any(sign in reason for sign in _SIGNS_OF_NO_TLS) else _TLS_HINT
+        return JobError("unavailable", f"TLS with Redis at {server} failed: {reason}{hint}")
+    if isinstance(error, redis.AuthenticationError):
+        hint = (
+            _LOGIN_HINT if client.connection_pool.connection_kwargs.get("password") else _NO_LOGIN
+        )
+        return JobError("unavailable", f"Redis at {server} refused the login: {reason}{hint}")
+    if isinstance(error, NoPermissionError):
+        return JobError(
+            "unavailable",
+            f"Redis at {server} refused a command: {reason}; the user {user_name(client)!r} lacks "
+            "a right: docs/operations.md (Users) lists those of workers and of producers",
+        )
+    if _cause(error, socket.gaierror):
+        reason = "the name of the host can't be resolved: check it in the Redis URL"
+        return JobError("unavailable", f"can't reach Redis at {server}: {reason}")
+    if isinstance(error, redis.InvalidResponse) or any(sign in reason for sign in _SIGNS_OF_TLS):
+        hint = "" if uses_tls(client) else _MAYBE_TLS
+        return JobError("unavailable", f"can't talk with Redis at {server}: {reason}{hint}")
+    if isinstance(error, redis.ConnectionError | redis.TimeoutError):
+        hint = MAYBE_NO_TLS if isinstance(error, redis.TimeoutError) and uses_tls(client) else ""
+        return JobError("unavailable", f"can't reach Redis at {server}: {reason}{hint}")
+    if isinstance(error, AskError | ClusterDownError | ClusterCrossSlotError):
+        return JobError("internal", NO_CLUSTER.format(server))
+    if isinstance(error, OutOfMemoryError):
+        return JobError(
+            "queue_full",
+            f"Redis at {server} is full: try again when jobs have ended and their results have "
+            "expired, or raise maxmemory",
+        )
+    if "DB index is out of range" in reason:
+        number = client.connection_pool.connection_kwargs.get("db")
+        return JobError(
+            "unavailable",
+            f"Redis at {server} has no database {number}: name another one at the end of the URL, "
+            "such as /0",
+        )
+    if "compiling script" in reason and "'#'" in reason:
+        return JobError("internal", TOO_OLD.format(server, ""))
+    if (damage := named(error)) is not None:
+        return JobError("internal", str(damage))
+    hint = WRONG_TYPE if "WRONGTYPE" in reason else ""
+    return JobError("internal", f"Redis at {server} refused a command: {reason}{hint}")
+
+
+def check_server(client: redis.Redis) -> None:
+    """Raise JobError if the server is older than MIN_VERSION, or a node of a Redis Cluster."""
+    server = client.info("server")
+    version = str(server.get("redis_version", ""))
+    major = version.partition(".")[0]
+    if major.isdigit() and int(major) < MIN_VERSION:
+        raise JobError("internal", TOO_OLD.format(server_name(client), f" ({version})"))
+    if server.get("redis_mode") == "cluster":
+        raise JobError("internal", NO_CLUSTER.format(server_name(client)))
+
+
+def server_name(client: Any) -> str:
+    """The server for messages: its address or socket, or what Sentinel calls it."""
+    pool = client.connection_pool
+    options = pool.connection_kwargs
+    if (master := getattr(pool, "service_name", None)) is not None:
+        return f"Sentinel's {master!r}"
+    return options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+
+
+def user_name(client: Any) -> str:
+    """The Redis user of a client's connections."""
+    return client.connection_pool.connection_kwargs.get("username") or "default"
+
+
+def uses_tls(client: Any) -> bool:
+    """True if the connections of a client use TLS."""
+    return issubclass(client.connection_pool.connection_class, SSLConnection | AsyncSSLConnection)
+
+
+def nothing_listens(client: Any, error: redis.RedisError) -> bool:
+    """True if no server has the port or the unix socket of the URL."""
+    if "path" in client.connection_pool.connection_kwargs and _cause(error, FileNotFoundError):
+        return True
+    return _cause(error, ConnectionRefusedError)
+
+
+def _cause(error: BaseException, kind: type[BaseException]) -> bool:
+    """True if an error of this kind led to `error`."""
+    seen: BaseException | None = error
+    while seen is not None and not isinstance(seen, kind):
+        seen = seen.__cause__ or seen.__context__
+    return seen is not None
+
+
+def _check_options(pool: Any) -> None:
+    """Raises InvalidRequest for an option that connections of this kind don't have."""
+    try:
+        pool.connection_class(**pool.connection_kwargs)
+    except TypeError as error:
+        found = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if found is None:
+            raise
+        raise invalid(
+            f"the Redis URL has the option '{found[1]}', which its connections don't have: remove "
+            "it",
+            "url",
+        ) from None
+
+
+def _limits(scheme: str) -> dict[str, Any]:
+    limits: dict[str, Any] = {
+        "socket_timeout": SOCKET_SECONDS,
+        "socket_connect_timeout": CONNECT_SECONDS,
+        "max_connections": MAX_CONNECTIONS,
+    }
+    if scheme != "unix":
+        limits["socket_keepalive"] = True
+    return limits
+
+
+def _sentinel_options(url: SentinelURL, retry: Any) -> dict[str, Any]:
+    """Options of the connections to the Sentinels; TLS as for the servers."""
+    timeouts = {"socket_timeout": SENTINEL_SECONDS, "socket_connect_timeout": SENTINEL_SECONDS}
+    tls = {name: value for name, value in url.options.items() if name.startswith("ssl_")}
+    return {**timeouts, **tls, **url.of_sentinels, "ssl": url.tls, "retry": retry}

@@ -1,0 +1,109 @@
+"""All transitions of the jobs of some models' queues, in the name of one worker.
+
+`worker.queue.loop` decides when. Written against RQ 2.12; the contract tests compare the result
+with what RQ itself writes and reads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from redis import Redis
+
+from jobs import keys
+from jobs.store import rq_layout
+from jobs.store.backlog import Backlog, BacklogCounter
+from jobs.store.claim import Claim, Claims
+from jobs.store.claimed_job import ClaimedJob, Lease
+from jobs.store.damage import readable
+from jobs.store.eviction import eviction
+from jobs.store.job_end import Settlement, Settler
+from jobs.store.leases import Leases
+from jobs.store.maintenance import Maintenance
+from jobs.store.workers import DeadWorker
+
+SOON = 70.0  # seconds: more than the longest pause before a retry
+
+
+class JobStore:
+    """The jobs of the models' queues in one Redis. `leases`: those of the worker."""
+
+    def __init__(self, redis: Redis, models: Sequence[str], worker: str, worker_key: str) -> None:
+        self._client = redis
+        self._redis: Any = redis  # its stubs type neither pipelines nor replies as bytes
+        self._models = list(models)
+        interactive = [keys.chat_queue(model) for model in models]
+        self.queues = interactive + [keys.bulk_queue(model) for model in models]
+        self._waiting_keys = [rq_layout.queue_key(queue) for queue in self.queues]
+        for key in (keys.quarantine, keys.tenants, rq_layout.scheduled_key):
+            self._waiting_keys += [key(queue) for queue in self.queues]
+        self._claims = Claims(redis, self.queues, worker)
+        self._settler = Settler(redis, worker, worker_key)
+        self.leases = Leases(redis, worker)
+        self.maintenance = Maintenance(redis, self.queues)
+        self._backlog = BacklogCounter(redis)
+
+    def model_of(self, lease: Lease) -> tuple[str, bool]:
+        """The model, by the name in the job's queue, and whether that is the queue of bulk jobs."""
+        number = self.queues.index(lease.queue)
+        return self._models[number % len(self._models)], number >= len(self._models)
+
+    def claim(self, room: Callable[[str, bool], int], *, suspects: bool = False) -> Claim:
+        """Take jobs, interactive ones before bulk ones. `room(model, bulk)`: how many at most.
+        `suspects`: take a group of suspects instead, if any wait."""
+        most = [room(model, bulk) for bulk in (False, True) for model in self._models]
+        return self._claims.claim(most, suspects=suspects)
+
+    def read(self, lease: Lease) -> ClaimedJob:
+        """The job of a lease, as its hash is now."""
+        return self._claims.read(lease)
+
+    def settle(
+        self, settlements: Sequence[Settlement], dead: DeadWorker | None = None
+    ) -> list[bool]:
+        """End jobs in one round trip; False for each whose lease is lost. `dead`: the worker whose
+        jobs these are; nothing is changed if it turns out to be alive."""
+        return self._settler.settle(settlements, dead)
+
+    def leases_of(self, dead: DeadWorker) -> Leases:
+        """The leases of a dead worker, whose queues may be any."""
+        return Leases(self._client, dead)
+
+    # --- looking ----------------------------------------------------------------------------------
+
+    def ping(self) -> None:
+        """Raise redis.RedisError unless Redis replies."""
+        self._redis.ping()
+
+    def any_waiting(self) -> bool:
+        """True if a job waits in the queues, in quarantine or for its time."""
+        return bool(self._redis.exists(*self._waiting_keys))
+
+    def any_unsettled(self) -> bool:
+        """True if any worker has claimed a job of the queues, a suspect waits, or a job is due
+        within SOON seconds, as after an error."""
+        now, _ = self._redis.time()
+        soon = now + SOON
+        pipeline = self._redis.pipeline(transaction=False)
+        for queue in self.queues:
+            pipeline.zcard(rq_layout.wip_key(queue))
+            pipeline.llen(keys.quarantine(queue))
+            pipeline.zcount(rq_layout.scheduled_key(queue), "-inf", soon)
+        return any(readable(pipeline))
+
+    def suspects(self) -> set[str]:
+        """The queues whose suspects wait for an idle worker."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for queue in self.queues:
+            pipeline.exists(keys.quarantine(queue))
+        found = zip(self.queues, pipeline.execute(), strict=True)
+        return {queue for queue, waits in found if waits}
+
+    def eviction(self) -> str:
+        """Why Redis may evict keys, and what to do; "" if it can't."""
+        return eviction(self._redis.info("memory"))
+
+    def backlog(self) -> Backlog:
+        """The rows that wait for Parquet."""
+        return self._backlog.read()

@@ -1,0 +1,18 @@
+"""The Lua functions that scripts have in front. Each rule that scripts share is in one of them.
+
+A text begins with the texts that it needs, unless its comment says which come before it.
+"""
+
+from __future__ import annotations
+
+from jobs import lua
+
+QUEUE_LUA = lua.load("jobs.store", "queue")  # the lists in which the jobs of a queue wait
+DEPENDENTS_LUA = lua.load("jobs.store", "dependents", QUEUE_LUA)  # jobs that wait for other jobs
+TURNS_LUA = lua.load("jobs.store", "turns")  # of sessions; behind QUEUE_LUA
+RESERVATIONS_LUA = lua.load("jobs.store", "reservations")  # rows and bytes; behind QUEUE_LUA
+LEASE_LUA = lua.load("jobs.store", "lease")  # of a started job; behind QUEUE_LUA
+STREAM_END_LUA = lua.load("jobs.store", "end_stream")
+JOB_END_LUA = lua.load(
+    "jobs.store", "job_end", STREAM_END_LUA, DEPENDENTS_LUA, TURNS_LUA, RESERVATIONS_LUA
+)

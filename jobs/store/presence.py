@@ -1,0 +1,118 @@
+"""The worker as RQ's tools and `chatjobs status` see it."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import redis
+from redis.exceptions import OutOfMemoryError
+from rq.suspension import WORKERS_SUSPENDED
+from rq.utils import now
+from rq.worker import BaseWorker
+from rq.worker.base import WorkerStatus
+from rq.worker_registration import WORKERS_BY_QUEUE_KEY
+
+from jobs import keys, lua
+from jobs.store import rq_layout
+from jobs.store.redis_clock import RedisClock
+
+BIRTH = lua.load("jobs.store", "register")
+REPORT = lua.load("jobs.store", "report")
+
+FIGURES_SECONDS = 0.5  # of a lease: figures that are older are those of a worker that is gone
+
+
+class BirthKeys(NamedTuple):
+    rq_worker: str
+    rq_workers: str
+
+
+class BirthArgs(NamedTuple):
+    seconds: int
+
+
+class ReportKeys(NamedTuple):
+    figures: str
+    rq_worker: str
+
+
+class ReportArgs(NamedTuple):
+    about: str
+    milliseconds: int
+    state: str
+    current: str
+    now_text: str
+    seconds: int
+
+
+class Presence:
+    """One worker, listed from `birth` to `death`."""
+
+    def __init__(
+        self, client: redis.Redis, queues: Sequence[str], name: str, lease_seconds: float
+    ) -> None:
+        self.name, self._lease_seconds = name, lease_seconds
+        self._redis = client
+        self._worker = BaseWorker(queues, name=name, connection=client, serializer="json")
+        self.control_channel: str = self._worker.pubsub_channel_name  # of RQ's stop-job, shutdown
+        self._clock = RedisClock()
+        self._birth = client.register_script(BIRTH)
+        self._report = client.register_script(REPORT)
+        self._rq_seconds = int(5 * lease_seconds) + 1  # how long RQ's hash holds without a report
+        self._told_rq: str | int | None = 0  # the current job that RQ knows; 0 before the first
+        self._tell_rq_at = 0.0  # monotonic
+
+    def birth(self) -> None:
+        """Register with RQ."""
+        rq = self._worker
+        rq.birth_date = rq.last_heartbeat = now()
+        fields = [part for field in rq.serialize().items() for part in field]
+        self._birth(
+            keys=[
+                *BirthKeys(rq.key, rq.redis_workers_keys),
+                *(WORKERS_BY_QUEUE_KEY % queue for queue in rq.queue_names()),
+            ],
+            args=[*BirthArgs(self._rq_seconds), *fields],
+        )
+
+    def report(self, figures: Mapping[str, Any], jobs: Sequence[str]) -> None:
+        """Publish what the worker says about itself, beside its name and process. `jobs`: ids of
+        the jobs that it runs."""
+        about = {"name": self.name, "host": socket.gethostname(), "pid": os.getpid()}
+        about |= {"jobs": len(jobs), "clock_behind": round(self._clock.behind), **figures}
+        current, now = jobs[0] if jobs else None, time.monotonic()
+        tell_rq = current != self._told_rq or now >= self._tell_rq_at
+        state = WorkerStatus.BUSY if jobs else WorkerStatus.IDLE
+        args = ReportArgs(
+            about=json.dumps(about),
+            milliseconds=int(FIGURES_SECONDS * self._lease_seconds * 1000),
+            state=state.value if tell_rq else "",
+            current=current or "",
+            now_text=rq_layout.format_time(),
+            seconds=self._rq_seconds,
+        )
+        names = ReportKeys(keys.worker(self.name), self._worker.key)
+        time_of_redis = self._report(keys=names, args=args)
+        if time_of_redis is not None:
+            self._clock.seen(float(time_of_redis))
+        if tell_rq:
+            self._told_rq, self._tell_rq_at = current, now + self._lease_seconds
+
+    def may_pause(self) -> bool:
+        """True if `rq suspend` has suspended all workers, or rows wait for Parquet."""
+        return bool(self._redis.exists(WORKERS_SUSPENDED, keys.OUTBOXES))
+
+    def suspended(self) -> bool:
+        """True if `rq suspend` has suspended all workers."""
+        return bool(self._redis.exists(WORKERS_SUSPENDED))  # RQ's is_suspended sends more
+
+    def death(self) -> None:
+        """Tell RQ that the worker has ended."""
+        with suppress(OutOfMemoryError):  # RQ's hash of the worker expires soon
+            self._worker.register_death()  # type: ignore[no-untyped-call]

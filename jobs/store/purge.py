@@ -1,0 +1,68 @@
+"""Deletes a job that has ended."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from jobs import keys, lua
+from jobs.results.outbox import run_of
+from jobs.store.connection.protocol import Steps, command, retry
+from jobs.store.job_state import read_existing
+from jobs.store.preludes import QUEUE_LUA, RESERVATIONS_LUA
+from jobs.store.rq_layout import (
+    executions_key,
+    job_key,
+    queue_key,
+    registry_key,
+    results_key,
+)
+
+PURGE = lua.load("jobs.store", "purge", QUEUE_LUA, RESERVATIONS_LUA)
+
+
+class PurgeKeys(NamedTuple):
+    job: str
+    results: str
+    log: str
+    executions: str
+    finished: str
+    failed: str
+    canceled: str
+    queue: str
+    open_bytes: str
+    deadlines: str
+    rows: str
+
+
+class PurgeArgs(NamedTuple):
+    job_id: str
+    row: int | str
+
+
+def purge(job_id: str) -> Steps[bool]:
+    """Delete a job that has ended. False for one that has not."""
+    state = yield from read_existing(job_id)
+    row = _row_of(state.request)
+    names = PurgeKeys(
+        job=job_key(job_id),
+        results=results_key(job_id),
+        log=keys.log(job_id),
+        executions=executions_key(job_id),
+        finished=registry_key(state.queue, "finished"),
+        failed=registry_key(state.queue, "failed"),
+        canceled=registry_key(state.queue, "canceled"),
+        queue=queue_key(state.queue),
+        open_bytes=keys.OPEN_BYTES,
+        deadlines=keys.DEADLINES,
+        rows=keys.rows(run_of(state.request), row or 0),
+    )
+    args = PurgeArgs(job_id, "" if row is None else row % keys.ROWS_PER_KEY)
+    reply = yield from retry(command("eval", PURGE, len(names), *names, *args))
+    return bool(reply)
+
+
+def _row_of(request: dict[str, Any]) -> int | None:
+    """The row of a request that any program may have written."""
+    options = request.get("job")
+    row = options.get("row") if isinstance(options, dict) else None
+    return row if isinstance(row, int) and row >= 0 else None
