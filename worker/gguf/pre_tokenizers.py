@@ -11,6 +11,7 @@ byte-level (gemma4, whitespace), are missing.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 CONTRACTIONS = r"(?:'[sS]|'[tT]|'[rR][eE]|'[vV][eE]|'[mM]|'[lL][lL]|'[dD])"
@@ -133,3 +134,36 @@ _BY_NAMES: dict[tuple[str, ...], PreTokenizer] = {
     ("minicpm5",): PreTokenizer((r"\p{N}{1,3}", _words(r"\p{N}+")), ignore_merges=True),
 }
 PRE_TOKENIZERS = {name: kind for names, kind in _BY_NAMES.items() for name in names}
+
+# The same kinds as tokenizer.json files write them: the names with which the writer states them.
+_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_END = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
+_HF_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_END}"
+_HF_QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_END}"
+_HF_QWEN35 = (
+    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
+    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_CASED_END = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_BEFORE = r"[^\r\n\p{L}\p{N}]?"
+_TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_CASED_END}"
+_GPT4O = (
+    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
+    rf"|\p{{N}}{{1,3}}|{_CASED_END}"
+)
+BUILT_IN = "ByteLevel"  # the expression that is built in the step of that name
+DIGITS = "Digits"
+# What splits a text, and whether tokens are looked up before merging → the name.
+NAMES: Mapping[tuple[tuple[str, ...], bool], str] = {
+    ((_HF_LLAMA3,), True): "llama-bpe",
+    ((_HF_LLAMA3,), False): "dbrx",
+    ((_HF_QWEN2,), False): "qwen2",
+    ((_HF_QWEN35,), False): "qwen35",
+    ((_TEKKEN,), True): "tekken",
+    ((_TEKKEN,), False): "tekken",
+    ((_GPT4O,), False): "gpt-4o",
+    ((BUILT_IN,), False): "gpt-2",
+    ((DIGITS, BUILT_IN), False): "smollm",
+}

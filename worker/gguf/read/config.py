@@ -1,32 +1,22 @@
-"""The architectures of GGUF files, each with the family that runs it: a config.json for the family,
-and what the converter changed in the values of its tensors.
-"""
+"""The configuration of a model in a GGUF file: the fields of a config.json for the family that runs
+its architecture."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 from jobs.errors import JobError
+from worker.gguf import architectures
+from worker.gguf.architectures import Architecture
+from worker.gguf.names import EMBEDDING, HEAD
 from worker.gguf.read import dense, mixtures
 from worker.gguf.read.header import Tensors
 from worker.gguf.read.metadata import ARCHITECTURE, Metadata
 from worker.gguf.read.rope import ReadFactors, rope_fields
 from worker.models.fields import MAX_LAYERS
 
-EMBEDDING, HEAD = "token_embd.weight", "output.weight"
-
-
-@dataclass(frozen=True)
-class Architecture:
-    """`config`: the fields that differ from the common ones, with model_type."""
-
-    config: Callable[[Metadata, Tensors, dict[str, Any]], dict[str, Any]]
-    permuted: bool = False  # rows of queries and keys are in the order of neighbouring pairs
-    zero_centred: bool = False  # norms are stored as 1 + w
-    tiled: bool = False  # value heads of the delta nets are ordered by their place in a group
-
+ReadConfig = Callable[[Metadata, Tensors, dict[str, Any]], dict[str, Any]]
 
 # Files that hold something else, by their general.type, with what to do.
 OTHER_KINDS = {
@@ -42,19 +32,19 @@ def find_architecture(metadata: Metadata) -> Architecture:
     if kind != "model":
         remedy = OTHER_KINDS.get(kind, "give the GGUF file of the model")
         raise metadata.error(f"this file holds no model but {kind!r} (general.type): {remedy}")
-    if name not in ARCHITECTURES:
+    if name not in CONFIGS:
         raise JobError(
             "unsupported_model",
             f"unsupported {ARCHITECTURE} '{name}' in {metadata.where}; supported: "
-            f"{', '.join(sorted(ARCHITECTURES))}",
+            f"{', '.join(sorted(CONFIGS))}",
         )
-    return ARCHITECTURES[name]
+    return CONFIGS[name][0]
 
 
 def config_fields(metadata: Metadata, tensors: Tensors, factors: ReadFactors) -> dict[str, Any]:
     """The fields of a config.json that describes the same model. `factors` reads a tensor of RoPE
     factors. Raises JobError("unsupported_model")."""
-    architecture = find_architecture(metadata)
+    find_architecture(metadata)
     if not metadata.flag("attention.causal", True):
         raise metadata.error("its attention is not causal (an encoder), which is not supported")
     if EMBEDDING not in tensors:
@@ -80,24 +70,29 @@ def config_fields(metadata: Metadata, tensors: Tensors, factors: ReadFactors) ->
         "tie_word_embeddings": HEAD not in tensors,
         **rope_fields(metadata, factors),
     }
-    return fields | architecture.config(metadata, tensors, fields)
+    _, read_config = CONFIGS[metadata.architecture]
+    return fields | read_config(metadata, tensors, fields)
 
 
-ARCHITECTURES: dict[str, Architecture] = {
-    "gemma2": Architecture(dense.gemma2, zero_centred=True),
-    "gemma3": Architecture(dense.gemma3, zero_centred=True),
-    "glm4": Architecture(dense.glm4),
-    "gpt-oss": Architecture(mixtures.gpt_oss),
-    "granite": Architecture(dense.granite, permuted=True),
-    "llama": Architecture(dense.llama, permuted=True),
-    "olmo2": Architecture(dense.olmo2),
-    "phi3": Architecture(dense.phi3),
-    "qwen2": Architecture(dense.qwen2),
-    "qwen2moe": Architecture(mixtures.qwen2moe),
-    "qwen3": Architecture(dense.qwen3),
-    "qwen35": Architecture(mixtures.qwen35, zero_centred=True, tiled=True),
-    "qwen35moe": Architecture(mixtures.hybrid_moe, zero_centred=True, tiled=True),
-    "qwen3moe": Architecture(mixtures.qwen3moe),
-    "qwen3next": Architecture(mixtures.hybrid_moe, zero_centred=True),
-    "smollm3": Architecture(dense.smollm3, permuted=True),
+# The fields of each architecture that differ from the common ones, with model_type.
+CONFIGS: dict[str, tuple[Architecture, ReadConfig]] = {
+    architecture.name: (architecture, read)
+    for architecture, read in (
+        (architectures.GEMMA2, dense.gemma2),
+        (architectures.GEMMA3, dense.gemma3),
+        (architectures.GLM4, dense.glm4),
+        (architectures.GPT_OSS, mixtures.gpt_oss),
+        (architectures.GRANITE, dense.granite),
+        (architectures.LLAMA, dense.llama),
+        (architectures.OLMO2, dense.olmo2),
+        (architectures.PHI3, dense.phi3),
+        (architectures.QWEN2, dense.qwen2),
+        (architectures.QWEN2_MOE, mixtures.qwen2moe),
+        (architectures.QWEN3, dense.qwen3),
+        (architectures.QWEN35, mixtures.qwen35),
+        (architectures.QWEN35_MOE, mixtures.qwen35moe),
+        (architectures.QWEN3_MOE, mixtures.qwen3moe),
+        (architectures.QWEN3_NEXT, mixtures.qwen3next),
+        (architectures.SMOLLM3, dense.smollm3),
+    )
 }

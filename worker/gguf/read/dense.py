@@ -1,13 +1,13 @@
 """Fields of a config.json for dense architectures.
 
-Where llama.cpp fixes by architecture what a config.json could say otherwise (windows, scales), its
-constants are here. Each function returns the fields that differ from the common ones, `fields`.
+Each function returns the fields that differ from the common ones, `fields`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from worker.gguf.architectures import GEMMA2, GEMMA3, OLMO2, SMOLLM3, Architecture
 from worker.gguf.read.header import Tensors
 from worker.gguf.read.metadata import Metadata
 from worker.gguf.read.rope import partial_factor, require_all_rotated
@@ -49,20 +49,22 @@ def qwen3(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[
     return {"model_type": "qwen3", "attention_bias": "blk.0.attn_q.bias" in tensors}
 
 
-def _score_scale(metadata: Metadata, fields: dict[str, Any], largest: int) -> float:
+def _score_scale(architecture: Architecture, fields: dict[str, Any]) -> float:
     """query_pre_attn_scalar, which files don't hold: the size of a head, except in the largest
-    model, which has that many layers."""
-    if fields["num_hidden_layers"] == largest:
+    model."""
+    if fields["num_hidden_layers"] == architecture.largest:
         return float(fields["hidden_size"] // fields["num_attention_heads"])
     return float(fields["head_dim"])
 
 
-def _windows(metadata: Metadata, fields: dict[str, Any], period: int) -> dict[str, Any]:
-    """Every `period`-th layer is full, unless the file has another pattern."""
+def _windows(
+    metadata: Metadata, fields: dict[str, Any], architecture: Architecture
+) -> dict[str, Any]:
+    """The layers that slide: those of the architecture, unless the file has another pattern."""
     layers = fields["num_hidden_layers"]
     sliding = metadata.flags("attention.sliding_window_pattern", layers)
     if sliding is None:
-        every = metadata.size("attention.sliding_window_pattern", period)
+        every = metadata.size("attention.sliding_window_pattern", architecture.full_every)
         sliding = [(index + 1) % every != 0 for index in range(layers)]
     return {"layer_types": [SLIDING if slides else FULL for slides in sliding]}
 
@@ -71,11 +73,11 @@ def gemma2(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict
     require_all_rotated(metadata, fields["head_dim"])
     return {
         "model_type": "gemma2",
-        "query_pre_attn_scalar": _score_scale(metadata, fields, largest=46),
+        "query_pre_attn_scalar": _score_scale(GEMMA2, fields),
         "sliding_window": metadata.size("attention.sliding_window", 4096),
         "attn_logit_softcapping": metadata.scale("attn_logit_softcapping", 50.0) or None,
         "final_logit_softcapping": metadata.scale("final_logit_softcapping", 30.0) or None,
-        **_windows(metadata, fields, 2),
+        **_windows(metadata, fields, GEMMA2),
     }
 
 
@@ -84,10 +86,10 @@ def gemma3(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict
     window = metadata.size("attention.sliding_window", 0, minimum=0)
     kinds: dict[str, Any] = {"layer_types": [FULL] * fields["num_hidden_layers"]}
     if window:
-        kinds = {"sliding_window": window, **_windows(metadata, fields, 6)}
+        kinds = {"sliding_window": window, **_windows(metadata, fields, GEMMA3)}
     return {
         "model_type": "gemma3_text",
-        "query_pre_attn_scalar": _score_scale(metadata, fields, largest=62),
+        "query_pre_attn_scalar": _score_scale(GEMMA3, fields),
         "final_logit_softcapping": metadata.scale("final_logit_softcapping", 0.0) or None,
         "rope_local_base_freq": metadata.scale("rope.freq_base_swa", 10_000.0),
         **kinds,
@@ -141,13 +143,17 @@ def olmo2(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[
                 "rope_theta": metadata.scale("rope.freq_base_swa", theta),
             },
         },
-        **_windows(metadata, fields, 4),
+        **_windows(metadata, fields, OLMO2),
     }
 
 
 def smollm3(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[str, Any]:
     require_all_rotated(metadata, fields["head_dim"])
-    return {"model_type": "smollm3", "no_rope_layer_interval": 4, **_biases(tensors)}
+    return {
+        "model_type": "smollm3",
+        "no_rope_layer_interval": SMOLLM3.unrotated_every,
+        **_biases(tensors),
+    }
 
 
 def glm4(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,20 @@
 """Fields of a config.json for mixtures of experts and for hybrids with delta nets.
 
-llama.cpp fixes by architecture whether the weights of the chosen experts are normalised. Each
-function returns the fields that differ from the common ones, `fields`.
+Each function returns the fields that differ from the common ones, `fields`.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+from worker.gguf.architectures import (
+    QWEN2_MOE,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN35,
+    QWEN35_MOE,
+    Architecture,
+)
 from worker.gguf.read.header import Tensors
 from worker.gguf.read.metadata import Metadata
 from worker.gguf.read.rope import partial_factor, require_all_rotated
@@ -15,16 +22,18 @@ from worker.gguf.read.rope import partial_factor, require_all_rotated
 FULL, LINEAR = "full_attention", "linear_attention"
 
 
-def _experts(metadata: Metadata, *, normalised: bool) -> dict[str, Any]:
+def _experts(metadata: Metadata, architecture: Architecture) -> dict[str, Any]:
     used = metadata.size("expert_used_count")
     wide = metadata.size("feed_forward_length", 1, minimum=0)
+    shared = _shared_expert(metadata) if architecture.shared_expert else {}
     return {
         "num_experts": metadata.size("expert_count"),
         "num_experts_per_tok": used,
         "moe_intermediate_size": metadata.size("expert_feed_forward_length", max(1, wide // used)),
-        "norm_topk_prob": normalised,
+        "norm_topk_prob": architecture.normalised,
         "mlp_only_layers": [],
         "decoder_sparse_step": 1,
+        **shared,
     }
 
 
@@ -39,14 +48,13 @@ def qwen2moe(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> di
     return {
         "model_type": "qwen2_moe",
         "qkv_bias": "blk.0.attn_q.bias" in tensors,
-        **_experts(metadata, normalised=False),
-        **_shared_expert(metadata),
+        **_experts(metadata, QWEN2_MOE),
     }
 
 
 def qwen3moe(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[str, Any]:
     require_all_rotated(metadata, fields["head_dim"])
-    return {"model_type": "qwen3_moe", **_experts(metadata, normalised=True)}
+    return {"model_type": "qwen3_moe", **_experts(metadata, QWEN3_MOE)}
 
 
 def gpt_oss(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[str, Any]:
@@ -65,10 +73,13 @@ def gpt_oss(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dic
     }
 
 
-def _hybrid(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
+def _hybrid(
+    metadata: Metadata, fields: dict[str, Any], architecture: Architecture
+) -> dict[str, Any]:
     """Delta nets with full attention at intervals. Keys and values of a delta net have heads of
     ssm.state_size channels."""
-    layers, interval = fields["num_hidden_layers"], metadata.size("full_attention_interval", 4)
+    layers = fields["num_hidden_layers"]
+    interval = metadata.size("full_attention_interval", architecture.full_every)
     plan = [(index + 1) % interval != 0 for index in range(layers)]
     recurrent = metadata.flags("attention.recurrent_layers", layers) or plan
     value_heads, inner = metadata.size("ssm.time_step_rank"), metadata.size("ssm.inner_size")
@@ -89,15 +100,24 @@ def _hybrid(metadata: Metadata, fields: dict[str, Any]) -> dict[str, Any]:
 
 
 def qwen35(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[str, Any]:
-    return {"model_type": "qwen3_5_text", **_hybrid(metadata, fields)}
+    return {"model_type": "qwen3_5_text", **_hybrid(metadata, fields, QWEN35)}
 
 
-def hybrid_moe(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[str, Any]:
-    """Qwen3.5-MoE. Qwen3-Next, too: its converter separates the grouped projections, which is all
-    that distinguishes their layers."""
+def qwen35moe(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[str, Any]:
+    return _hybrid_moe(metadata, fields, QWEN35_MOE)
+
+
+def qwen3next(metadata: Metadata, tensors: Tensors, fields: dict[str, Any]) -> dict[str, Any]:
+    """The converter separates the grouped projections, which is all that distinguishes the layers
+    from those of Qwen3.5-MoE."""
+    return _hybrid_moe(metadata, fields, QWEN3_NEXT)
+
+
+def _hybrid_moe(
+    metadata: Metadata, fields: dict[str, Any], architecture: Architecture
+) -> dict[str, Any]:
     return {
         "model_type": "qwen3_5_moe_text",
-        **_hybrid(metadata, fields),
-        **_experts(metadata, normalised=True),
-        **_shared_expert(metadata),
+        **_hybrid(metadata, fields, architecture),
+        **_experts(metadata, architecture),
     }

@@ -6,8 +6,9 @@ names of the second kind that the families use.
 
 from __future__ import annotations
 
-from gguf.constants import MODEL_ARCH, MODEL_ARCH_NAMES
 from gguf.tensor_mapping import get_tensor_name_map
+
+from worker.gguf.architectures import Architecture
 
 MODEL = ("model.embed_tokens", "model.norm", "lm_head")
 LAYER = (
@@ -34,11 +35,10 @@ OWN = {
 }
 
 
-def names_of(architecture: str, model_type: str, layers: int) -> dict[str, str]:
+def names_of(architecture: Architecture, model_type: str, layers: int) -> dict[str, str]:
     """The base of a name in the file → the base in safetensors files, without `.weight` or `.bias`.
     `blk.0.attn_q` → `model.layers.0.self_attn.q_proj`."""
-    number = next(key for key, name in MODEL_ARCH_NAMES.items() if name == architecture)
-    known = get_tensor_name_map(MODEL_ARCH(number), layers)
+    known = get_tensor_name_map(architecture.number, layers)
     per_layer = (*OWN.get(model_type, ()), *LAYER)
     bases = [*MODEL, *(f"model.layers.{i}.{part}" for i in range(layers) for part in per_layer)]
     found: dict[str, str] = {}

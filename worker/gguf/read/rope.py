@@ -6,11 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from worker.gguf.names import FREQUENCIES, LONG, SHORT
 from worker.gguf.read.metadata import Metadata
-
-FREQUENCIES = "rope_freqs.weight"
-LONG, SHORT = "rope_factors_long.weight", "rope_factors_short.weight"
-FACTORS = (FREQUENCIES, LONG, SHORT)
 
 ReadFactors = Callable[[str], list[float] | None]  # the values of a tensor, None if it is absent
 

@@ -22,10 +22,10 @@ from worker.gguf.read.pieces import floats
 from worker.gguf.read.tensors import Presented
 from worker.gguf.read.tokenizer import adds_bos, build_tokenizer
 from worker.gguf.read.vocabulary import Vocabulary
+from worker.gguf.tokenizer_keys import TEMPLATE, TEMPLATES
 from worker.models.fields import Fields
 
 TOKENIZER, TEMPLATE_FILE = "tokenizer.json", "chat_template.jinja"
-TEMPLATE, TEMPLATES = "tokenizer.chat_template", "tokenizer.chat_templates"
 MAX_FACTORS = 1 << 20  # bytes of a tensor of RoPE factors
 SAMPLING = "general.sampling."
 # Names in generation_config.json → keys under SAMPLING.
@@ -126,8 +126,8 @@ class GgufSource:
 
     @property
     def _presented(self) -> Presented:
-        architecture, name = find_architecture(self._metadata), self._metadata.architecture
-        return Presented(architecture, name, self._fields, self._header.tensors)
+        architecture = find_architecture(self._metadata)
+        return Presented(architecture, self._fields, self._header.tensors)
 
     def _factors(self, name: str) -> list[float] | None:
         """The values of a tensor of RoPE factors; None if it is absent."""

@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 
 from jobs.errors import JobError
+from worker.gguf.architectures import Architecture
 from worker.gguf.delta_net import DeltaNetRows
-from worker.gguf.read.config import Architecture
+from worker.gguf.names import FACTORS
 from worker.gguf.read.delta_net import delta_net_pieces
 from worker.gguf.read.header import StoredTensor, Tensors
 from worker.gguf.read.names import names_of
 from worker.gguf.read.pieces import Piece
-from worker.gguf.read.rope import FACTORS
 from worker.models.fields import MAX_EXPERTS
 
 LAYER = re.compile(r"blk\.(\d+)\.")
@@ -42,11 +42,11 @@ class Presented:
     """The tensors of one model. `fields` are those of its config.json."""
 
     def __init__(
-        self, architecture: Architecture, name: str, fields: dict[str, Any], tensors: Tensors
+        self, architecture: Architecture, fields: dict[str, Any], tensors: Tensors
     ) -> None:
         self._architecture, self._fields, self._tensors = architecture, fields, tensors
         self._layers: int = fields["num_hidden_layers"]
-        self._names = names_of(name, fields["model_type"], self._layers)
+        self._names = names_of(architecture, fields["model_type"], self._layers)
         self._files = {ours: theirs for theirs, ours in self._names.items()}
         kinds = fields.get("layer_types") or []
         self._linear = {index for index, kind in enumerate(kinds) if kind == LINEAR}

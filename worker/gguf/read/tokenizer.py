@@ -12,7 +12,8 @@ from jobs.sizes import counted
 from worker.checkpoint.tokenizer import SPACE_MARK, Tokenizer
 from worker.gguf.pre_tokenizers import PRE_TOKENIZERS
 from worker.gguf.read.metadata import Metadata
-from worker.gguf.read.vocabulary import (
+from worker.gguf.read.vocabulary import Vocabulary
+from worker.gguf.tokenizer_keys import (
     ADD_BOS,
     ADD_EOS,
     ADD_SPACE,
@@ -23,7 +24,6 @@ from worker.gguf.read.vocabulary import (
     SCORES,
     SENTENCEPIECE,
     Kind,
-    Vocabulary,
 )
 
 # Phi-3's tokens that keep the white space after them, unlike its others.

@@ -4,42 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 
 from jobs.sizes import counted
 from worker.gguf.read.metadata import Metadata
-
-TOKENS, TYPES = "tokenizer.ggml.tokens", "tokenizer.ggml.token_type"
-SCORES, MERGES = "tokenizer.ggml.scores", "tokenizer.ggml.merges"
-MODEL, PRE = "tokenizer.ggml.model", "tokenizer.ggml.pre"
-ADD_BOS, ADD_EOS = "tokenizer.ggml.add_bos_token", "tokenizer.ggml.add_eos_token"
-ADD_SPACE = "tokenizer.ggml.add_space_prefix"
-SENTENCEPIECE, BYTE_LEVEL = "llama", "gpt2"  # values of tokenizer.ggml.model
-# The special tokens by the names of their keys.
-KEYS = {
-    "bos": "bos",
-    "eos": "eos",
-    "eot": "eot",
-    "eom": "eom",
-    "unk": "unknown",
-    "sep": "seperator",  # as it is spelled in the files
-    "pad": "padding",
-    "mask": "mask",
-    "fim_pad": "fim_pad",
-    "fim_rep": "fim_rep",
-    "fim_sep": "fim_sep",
-}
-SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}  # where a file doesn't state them
-# Tokens that end a completion, whatever the file says of them: files have no list of such tokens.
-ENDS = frozenset(
-    (
-        *("<|eot_id|>", "<|im_end|>", "<|end|>", "<|return|>", "<|call|>", "<|flush|>"),
-        *("<|calls|>", "<end_of_turn>", "<|endoftext|>", "</s>", "<|eom_id|>", "<EOT>", "_<EOT>"),
-        *("[EOT]", "[EOS]", "<|end_of_text|>", "<end_of_utterance>", "<eos>", "<turn|>"),
-        *("<|tool_response>", "<\uff5cend▁of▁sentence\uff5c>", "[e~["),
-    )
+from worker.gguf.tokenizer_keys import (
+    ENDS,
+    MODEL,
+    NAMED,
+    SENTENCEPIECE,
+    SPECIAL,
+    TOKENS,
+    TYPES,
+    Kind,
 )
+
+SENTENCEPIECE_IDS = {"bos": 1, "eos": 2, "unk": 0}  # where a file doesn't state them
 # Tokens for code with holes that also end a completion.
 FILL_IN_ENDS = frozenset(
     (
@@ -49,21 +29,9 @@ FILL_IN_ENDS = frozenset(
 )
 
 
-class Kind(IntEnum):
-    """The values of tokenizer.ggml.token_type."""
-
-    UNDEFINED = 0
-    NORMAL = 1
-    UNKNOWN = 2
-    CONTROL = 3
-    USER_DEFINED = 4
-    UNUSED = 5
-    BYTE = 6
-
-
 @dataclass(frozen=True)
 class Vocabulary:
-    """Tokens and kinds by id; `special` are ids by the keys of KEYS."""
+    """Tokens and kinds by id; `special` are ids by the keys of SPECIAL."""
 
     tokens: list[str]
     kinds: list[int]
@@ -88,10 +56,9 @@ class Vocabulary:
             raise metadata.error(f"{TYPES} has {has} for {counted(len(tokens), 'token')}")
         sentencepiece = metadata.text(MODEL, "") == SENTENCEPIECE
         special = dict(SENTENCEPIECE_IDS) if sentencepiece else {}
-        for name, key in KEYS.items():
-            full = f"tokenizer.ggml.{key}_token_id"
-            if full in metadata.values:
-                special[name] = metadata.integer(full, minimum=0)
+        for name, key in SPECIAL.items():
+            if key in metadata.values:
+                special[name] = metadata.integer(key, minimum=0)
         within = {name: index for name, index in special.items() if index < len(tokens)}
         return cls(tokens, kinds[: len(tokens)], within)
 
@@ -126,5 +93,8 @@ class Vocabulary:
     @property
     def names(self) -> dict[str, str]:
         """Special tokens by the names that chat templates use: bos_token, eos_token, …"""
-        named = ("bos", "eos", "unk", "sep", "pad", "mask")
-        return {f"{n}_token": self.tokens[self.special[n]] for n in named if n in self.special}
+        return {
+            f"{name}_token": self.tokens[self.special[name]]
+            for name in NAMED
+            if name in self.special
+        }

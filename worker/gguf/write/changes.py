@@ -41,8 +41,8 @@ def parts_of(name: str, shape: Shape, description: Description) -> list[Part]:
     if rows and architecture.permuted:
         attention = description.attention
         return [Part(name, shape, lambda tensor: _in_pairs(tensor, attention, rows[1]))]
-    if name.endswith("norm.weight") and architecture.norm_offset:
-        return [Part(name, shape, lambda tensor: tensor.float() + architecture.norm_offset)]
+    if name.endswith("norm.weight") and architecture.zero_centred:
+        return [Part(name, shape, lambda tensor: tensor.float() + 1)]
     if name.endswith(".shared_expert_gate.weight"):
         return [Part(name, shape[1:], lambda tensor: tensor[0])]
     if name.endswith(".sinks"):

@@ -3,6 +3,7 @@ of its architecture cannot state."""
 
 from __future__ import annotations
 
+from worker.gguf.architectures import GEMMA2, GEMMA3, SMOLLM3, Architecture
 from worker.gguf.write.keys import (
     Facts,
     common,
@@ -61,8 +62,9 @@ def smollm3_facts(fields: Fields) -> Facts:
     fields = fields.with_defaults(smollm3.DEFAULTS)
     without_biases(fields, "attention_bias", "mlp_bias")
     rotary = smollm3.read_rotary(fields)
-    if any(rotates != bool((i + 1) % 4) for i, rotates in enumerate(rotary)):
-        raise refused(fields, "its layers do not rotate but for every 4th")
+    every = SMOLLM3.unrotated_every
+    if any(rotates != bool((i + 1) % every) for i, rotates in enumerate(rotary)):
+        raise refused(fields, f"its layers do not rotate but for every {every}th")
     windows = smollm3.read_windows(fields, rotary)
     return pre_norm(fields, PreNormConfig.read(fields, windows, theta=2e6))
 
@@ -122,13 +124,13 @@ def gemma2_facts(fields: Fields) -> Facts:
     fields = fields.with_defaults(gemma2.DEFAULTS)
     without_biases(fields)
     require(fields, "hidden_activation", "gelu_pytorch_tanh")
-    with_windows(fields, gemma2.read_windows(fields), 2)
+    with_windows(fields, gemma2.read_windows(fields), GEMMA2)
     caps = ("attn_logit_softcapping", "final_logit_softcapping")
     for name in caps:
         if not fields.number(name, 0.0):
             raise refused(fields, f"{name} is null")
     attention = read_head_shape(fields)
-    _require_scale(fields, attention.dim, largest=46)
+    _require_scale(fields, attention.dim, GEMMA2)
     facts = common(
         fields,
         fields.integer("hidden_size"),
@@ -149,7 +151,7 @@ def gemma3_facts(fields: Fields) -> Facts:
     fields = fields.with_defaults({**gemma3.DEFAULTS, "query_pre_attn_scalar": 256})
     without_biases(fields)
     require(fields, "hidden_activation", "gelu_pytorch_tanh")
-    _require_scale(fields, config.attention.dim, largest=62)
+    _require_scale(fields, config.attention.dim, GEMMA3)
     facts = common(
         fields,
         config.hidden_size,
@@ -167,9 +169,9 @@ def gemma3_facts(fields: Fields) -> Facts:
     return facts.adding(keys)
 
 
-def _require_scale(fields: Fields, dim: int, *, largest: int) -> None:
+def _require_scale(fields: Fields, dim: int, architecture: Architecture) -> None:
     """The scale of attention scores, which depends on the number of layers in llama.cpp."""
-    if fields.layers() == largest:
+    if fields.layers() == architecture.largest:
         dim = fields.integer("hidden_size") // fields.integer("num_attention_heads")
     if fields.number("query_pre_attn_scalar") != dim:
         raise refused(fields, f"query_pre_attn_scalar is not {dim}")

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from jobs.errors import JobError
+from worker.gguf.architectures import Architecture
 from worker.gguf.delta_net import DeltaNetRows
-from worker.gguf.read.rope import FREQUENCIES, LONG, SHORT
+from worker.gguf.names import FREQUENCIES, LONG, SHORT
 from worker.layers.mlp import ACTIVATIONS
 from worker.layers.rope import RopeConfig, longrope_factor
 from worker.layers.self_attention import HeadShape
@@ -133,8 +134,9 @@ def without_windows(fields: Fields, windows: Windows, rope: RopeConfig) -> None:
         raise refused(fields, f"its layers attend within a sliding window of {min(given)} tokens")
 
 
-def with_windows(fields: Fields, windows: Windows, period: int) -> None:
-    """All layers slide but every `period`-th."""
+def with_windows(fields: Fields, windows: Windows, architecture: Architecture) -> None:
+    """All layers slide but those that the architecture fixes."""
+    period = architecture.full_every
     if any((window is None) != ((i + 1) % period == 0) for i, window in enumerate(windows)):
         raise refused(fields, f"its layers do not slide but for every {period}th")
 

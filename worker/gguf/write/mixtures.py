@@ -5,6 +5,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from worker.gguf.architectures import (
+    GPT_OSS,
+    LLAMA,
+    QWEN2_MOE,
+    QWEN3_MOE,
+    QWEN3_NEXT,
+    QWEN35,
+    QWEN35_MOE,
+    Architecture,
+)
 from worker.gguf.delta_net import DeltaNetRows
 from worker.gguf.write.keys import (
     Facts,
@@ -22,12 +32,10 @@ from worker.models.hybrid import FULL, HybridConfig
 from worker.models.mixture import ExpertsConfig
 from worker.models.pre_norm import PreNormConfig, windows_from_layer
 
-INTERVAL = 4  # every 4th layer of a hybrid is full where a config.json doesn't say otherwise
-
 
 def mixtral_facts(fields: Fields) -> Facts:
     fields = mixtral.with_fixed(fields)
-    keys = _experts(fields, normalised=True)
+    keys = _experts(fields, LLAMA)
     del keys["expert_feed_forward_length"]  # it is that of a dense layer
     return pre_norm(fields, mixtral.read_config(fields)).adding(keys)
 
@@ -37,7 +45,7 @@ def qwen2_moe_facts(fields: Fields) -> Facts:
     if not fields.boolean("qkv_bias", True):
         raise refused(fields, "qkv_bias is false")
     config = PreNormConfig.read(fields, qwen2_moe.read_windows(fields))
-    return pre_norm(fields, config).adding(_experts(fields, normalised=False, shared=True))
+    return pre_norm(fields, config).adding(_experts(fields, QWEN2_MOE))
 
 
 def qwen3_moe_facts(fields: Fields) -> Facts:
@@ -45,14 +53,14 @@ def qwen3_moe_facts(fields: Fields) -> Facts:
     fields = fields.with_defaults({"shared_expert_intermediate_size": 0})
     without_biases(fields)
     config = PreNormConfig.read(fields, windows_from_layer(fields))
-    return pre_norm(fields, config).adding(_experts(fields, normalised=True))
+    return pre_norm(fields, config).adding(_experts(fields, QWEN3_MOE))
 
 
 def gpt_oss_facts(fields: Fields) -> Facts:
     """llama.cpp rounds the bounds of yarn to whole channels, whatever truncate says."""
     fields = gpt_oss.with_fixed(fields)
     config = gpt_oss.read_config(fields)
-    with_windows(fields, config.windows, 2)
+    with_windows(fields, config.windows, GPT_OSS)
     if not config.attention_bias:
         raise refused(fields, "attention_bias is false")
     for name, value in (("swiglu_alpha", gpt_oss.SLOPE), ("swiglu_limit", gpt_oss.LIMIT)):
@@ -67,30 +75,30 @@ def gpt_oss_facts(fields: Fields) -> Facts:
         replace(config.rope, scaling=scaling),
     )
     window = {"attention.sliding_window": fields.integer("sliding_window")}
-    return facts.adding(_experts(fields, normalised=True) | window)
+    return facts.adding(_experts(fields, GPT_OSS) | window)
 
 
 def qwen3_next_facts(fields: Fields) -> Facts:
     fields = fields.with_defaults(qwen3_next.DEFAULTS)
-    return _hybrid(fields, tiled=False).adding(_experts(fields, normalised=True, shared=True))
+    return _hybrid(fields, QWEN3_NEXT).adding(_experts(fields, QWEN3_NEXT))
 
 
 def qwen3_5_facts(fields: Fields) -> Facts:
-    return _hybrid(fields.with_defaults(qwen3_5.DENSE_DEFAULTS), tiled=True)
+    return _hybrid(fields.with_defaults(qwen3_5.DENSE_DEFAULTS), QWEN35)
 
 
 def qwen3_5_moe_facts(fields: Fields) -> Facts:
     fields = qwen3_5.with_fixed(fields)
-    return _hybrid(fields, tiled=True).adding(_experts(fields, normalised=True, shared=True))
+    return _hybrid(fields, QWEN35_MOE).adding(_experts(fields, QWEN35_MOE))
 
 
-def _experts(fields: Fields, *, normalised: bool, shared: bool = False) -> Keys:
-    """llama.cpp fixes by architecture whether the weights of the chosen experts are normalised."""
+def _experts(fields: Fields, architecture: Architecture) -> Keys:
     mixture = ExpertsConfig.read(fields)
-    if mixture.norm_topk_prob != normalised:
+    if mixture.norm_topk_prob != architecture.normalised:
         raise refused(fields, f"norm_topk_prob is {str(mixture.norm_topk_prob).lower()}")
     if not all(mixture.sparse):
         raise refused(fields, "not all of its layers have experts")
+    shared = architecture.shared_expert
     if bool(mixture.shared_expert_intermediate_size) != shared:
         raise refused(fields, f"it has {'no' if shared else 'a'} shared expert")
     keys = {
@@ -103,11 +111,11 @@ def _experts(fields: Fields, *, normalised: bool, shared: bool = False) -> Keys:
     return keys
 
 
-def _hybrid(fields: Fields, *, tiled: bool) -> Facts:
+def _hybrid(fields: Fields, architecture: Architecture) -> Facts:
     without_biases(fields)
     require(fields, "hidden_act", "silu")
     config = HybridConfig.read(fields)
-    interval = fields.integer("full_attention_interval", INTERVAL)
+    interval = fields.integer("full_attention_interval", architecture.full_every)
     plan = [(i + 1) % interval == 0 for i in range(fields.layers())]
     if [kind == FULL for kind in config.layer_kinds] != plan:
         raise refused(fields, f"its layers are not delta nets but for every {interval}th")
@@ -124,11 +132,13 @@ def _hybrid(fields: Fields, *, tiled: bool) -> Facts:
         "ssm.inner_size": delta.values,
         "full_attention_interval": interval,
     }
-    if tiled:  # positions of images, which text has none of
+    if architecture.tiled:  # positions of images, which text has none of
         given = rope.scaling.get("mrope_section")
         pairs = rope.dim // 2
         rest = pairs - 2 * (pairs // 3)
         sections = given if isinstance(given, list) else [rest, pairs // 3, pairs // 3]
         keys["rope.dimension_sections"] = [*sections, 0][:4]
-    rows = DeltaNetRows(delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, tiled)
+    rows = DeltaNetRows(
+        delta.key_heads, delta.value_heads, delta.key_dim, delta.value_dim, architecture.tiled
+    )
     return replace(facts.adding(keys), delta=rows)

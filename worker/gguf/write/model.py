@@ -20,6 +20,7 @@ from worker.checkpoint import weights
 from worker.checkpoint.quantization import Mxfp4
 from worker.checkpoint.source import ModelSource
 from worker.gguf.read.source import GgufSource
+from worker.gguf.types import DENSE
 from worker.gguf.write.description import describe
 from worker.gguf.write.recipe import KINDS, file_type, types
 from worker.gguf.write.tensors import OutputTensor, output_tensors
@@ -30,11 +31,6 @@ from worker.models.registry import FAMILIES
 
 QUANTISATION_VERSION = 2  # of the block layouts
 Progress = Callable[[int, int], None]  # values that are written, and all values
-PLAIN = {
-    GGMLQuantizationType.F32: torch.float32,
-    GGMLQuantizationType.F16: torch.float16,
-    GGMLQuantizationType.BF16: torch.bfloat16,
-}
 
 
 @dataclass(frozen=True)
@@ -95,7 +91,7 @@ def quantise_model(
         metadata["general.file_type"] = int(file_type(kind))
         metadata["general.quantization_version"] = QUANTISATION_VERSION
         chosen = types(kind, {one.name: one.shape for one in outputs}, description.experts)
-        if KINDS[kind] not in PLAIN:
+        if KINDS[kind] not in DENSE:
             chosen |= {one.name: GGMLQuantizationType.MXFP4 for one in outputs if is_mxfp4(one)}
         partial = output.with_name(f".{output.name}.{os.getpid()}")
         try:
@@ -153,8 +149,8 @@ def _write(
 
 def _encoded(values: Tensor, kind: GGMLQuantizationType) -> Any:
     """The bytes of a tensor, uint8 [..., bytes per row]."""
-    if kind in PLAIN:
-        return values.to(PLAIN[kind]).contiguous().view(torch.uint8).numpy()
+    if kind in DENSE:
+        return values.to(DENSE[kind]).contiguous().view(torch.uint8).numpy()
     return quantise(values, kind).blocks.numpy()
 
 

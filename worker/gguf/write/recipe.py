@@ -12,6 +12,9 @@ from collections.abc import Mapping
 from gguf import GGML_QUANT_SIZES, LlamaFileType
 from gguf import GGMLQuantizationType as Type
 
+from worker.gguf.names import EMBEDDING, HEAD
+from worker.gguf.types import DENSE
+
 # Name of a kind → type of most of its tensors.
 KINDS: dict[str, Type] = {
     "Q8_0": Type.Q8_0,
@@ -27,10 +30,8 @@ KINDS: dict[str, Type] = {
     "F16": Type.F16,
     "BF16": Type.BF16,
 }
-PLAIN = (Type.F16, Type.BF16, Type.F32)
 # For rows that blocks of 256 values can't hold.
 SMALLER_BLOCKS = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
-HEAD, EMBEDDING = "output.weight", "token_embd.weight"
 # Stored as F32 in files of every kind.
 EXACT = ("ffn_gate_inp.weight", "_norm.weight", "ssm_conv1d.weight", ".bias")
 BLOCK_TENSOR = re.compile(r"blk\.(\d+)\.(.+)\.weight")
@@ -52,7 +53,7 @@ def types(kind: str, shapes: Mapping[str, tuple[int, ...]], experts: int) -> dic
     for name, shape in shapes.items():
         if len(shape) == 1 or name.endswith(EXACT):
             found[name] = Type.F32
-        elif KINDS[kind] in PLAIN:
+        elif KINDS[kind] in DENSE:
             found[name] = KINDS[kind]
         else:
             is_head = name == HEAD or (name == EMBEDDING and HEAD not in shapes)

@@ -8,60 +8,36 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
-
-from gguf import TokenType
 
 from jobs.errors import JobError
 from worker.checkpoint.source import ModelSource
 from worker.checkpoint.tokenizer import BYTE_PIECE, SPACE_MARK, Tokenizer
-from worker.gguf.read.vocabulary import ENDS
+from worker.gguf.pre_tokenizers import BUILT_IN, DIGITS, NAMES
+from worker.gguf.tokenizer_keys import (
+    ADD_BOS,
+    ADD_EOS,
+    ADD_SPACE,
+    BYTE_LEVEL,
+    ENDS,
+    MERGES,
+    MODEL,
+    NAMED,
+    PRE,
+    SCORES,
+    SENTENCEPIECE,
+    SPECIAL,
+    TEMPLATE,
+    TEMPLATES,
+    TOKENS,
+    TYPES,
+    Kind,
+)
 
 logger = logging.getLogger(__name__)
 
 Values = dict[str, Any]
-
-_CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_END = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_WORD = r"[^\r\n\p{L}\p{N}]?\p{L}+"
-_LLAMA3 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}{{1,3}}|{_END}"
-_QWEN2 = rf"{_CONTRACTIONS}|{_WORD}|\p{{N}}|{_END}"
-_QWEN35 = (
-    rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-    r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-_CASED_END = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_BEFORE = r"[^\r\n\p{L}\p{N}]?"
-_TEKKEN = rf"{_BEFORE}{_UPPER}*{_LOWER}+|{_BEFORE}{_UPPER}+{_LOWER}*|\p{{N}}|{_CASED_END}"
-_GPT4O = (
-    rf"{_BEFORE}{_UPPER}*{_LOWER}+{_CONTRACTIONS}?|{_BEFORE}{_UPPER}+{_LOWER}*{_CONTRACTIONS}?"
-    rf"|\p{{N}}{{1,3}}|{_CASED_END}"
-)
-GPT2 = "ByteLevel"  # the expression that is built in the step of that name
-DIGITS = "Digits"
-# What splits a text, and whether tokens are looked up before merging → tokenizer.ggml.pre.
-PRE: Mapping[tuple[tuple[str, ...], bool], str] = {
-    ((_LLAMA3,), True): "llama-bpe",
-    ((_LLAMA3,), False): "dbrx",
-    ((_QWEN2,), False): "qwen2",
-    ((_QWEN35,), False): "qwen35",
-    ((_TEKKEN,), True): "tekken",
-    ((_TEKKEN,), False): "tekken",
-    ((_GPT4O,), False): "gpt-4o",
-    ((GPT2,), False): "gpt-2",
-    ((DIGITS, GPT2), False): "smollm",
-}
-# Names of special tokens → the keys of their ids.
-SPECIAL = {
-    "bos_token": "bos",
-    "eos_token": "eos",
-    "unk_token": "unknown",
-    "sep_token": "seperator",  # as it is spelled in the files
-    "pad_token": "padding",
-    "mask_token": "mask",
-}
 
 
 def vocabulary(source: ModelSource, rows: int) -> Values:
@@ -81,27 +57,24 @@ def vocabulary(source: ModelSource, rows: int) -> Values:
         values = _sentencepiece(source, given, tokens)
     else:
         raise _unsupported(source, "it is neither byte-level nor has it byte fallback")
-    values["tokens"], values["token_type"] = tokens, kinds
-    return {f"tokenizer.ggml.{key}": value for key, value in values.items()} | _special(
-        source, tokenizer
-    )
+    return values | {TOKENS: tokens, TYPES: kinds} | _special(source, tokenizer)
 
 
 def _tokens(given: Values, rows: int, byte_level: bool) -> tuple[list[str], list[int]]:
     """Text and type of each id. Rows of the embedding that have no token get a name."""
     tokens = [f"[PAD{index}]" for index in range(rows)]
-    kinds = [int(TokenType.UNUSED)] * rows
+    kinds = [int(Kind.UNUSED)] * rows
     for token, index in given["model"]["vocab"].items():
         is_byte = not byte_level and BYTE_PIECE.fullmatch(token)
         tokens[index] = token
-        kinds[index] = int(TokenType.BYTE if is_byte else TokenType.NORMAL)
+        kinds[index] = int(Kind.BYTE if is_byte else Kind.NORMAL)
     unknown = given["model"].get("unk_token")
     for entry in given.get("added_tokens") or []:
         index, special = entry["id"], entry.get("special")
         tokens[index] = entry["content"]
-        kinds[index] = int(TokenType.CONTROL if special else TokenType.USER_DEFINED)
+        kinds[index] = int(Kind.CONTROL if special else Kind.USER_DEFINED)
     if unknown in tokens:
-        kinds[tokens.index(unknown)] = int(TokenType.UNKNOWN)
+        kinds[tokens.index(unknown)] = int(Kind.UNKNOWN)
     return tokens, kinds
 
 
@@ -114,17 +87,17 @@ def _byte_level(source: ModelSource, model: Values, steps: list[Values]) -> Valu
         elif kind == "ByteLevel":
             if step.get("add_prefix_space"):
                 raise _unsupported(source, "it adds a space before a text")
-            splits.extend([GPT2] if step.get("use_regex", True) else [])
+            splits.extend([BUILT_IN] if step.get("use_regex", True) else [])
         elif kind == "Digits" and step.get("individual_digits"):
             splits.append(DIGITS)
         else:
             raise _unsupported(source, f"its pre-tokenizer has the step {kind}")
-    name = PRE.get((tuple(splits), bool(model.get("ignore_merges"))))
+    name = NAMES.get((tuple(splits), bool(model.get("ignore_merges"))))
     if name is None:
-        known = ", ".join(dict.fromkeys(PRE.values()))
+        known = ", ".join(dict.fromkeys(NAMES.values()))
         raise _unsupported(source, f"it splits texts by {splits}; supported: those of {known}")
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in model["merges"]]
-    return {"model": "gpt2", "pre": name, "merges": merges}
+    return {MODEL: BYTE_LEVEL, PRE: name, MERGES: merges}
 
 
 def _sentencepiece(source: ModelSource, given: Values, tokens: list[str]) -> Values:
@@ -156,7 +129,7 @@ def _sentencepiece(source: ModelSource, given: Values, tokens: list[str]) -> Val
         or (step.get("type") == "Metaspace" and step.get("prepend_scheme", "always") != "never")
         for step in steps
     )
-    return {"model": "llama", "pre": "default", "scores": scores, "add_space_prefix": spaced}
+    return {MODEL: SENTENCEPIECE, PRE: "default", SCORES: scores, ADD_SPACE: spaced}
 
 
 def _fixed(given: Values) -> set[tuple[str, str]]:
@@ -173,10 +146,10 @@ def _fixed(given: Values) -> set[tuple[str, str]]:
 def _special(source: ModelSource, tokenizer: Tokenizer) -> Values:
     """Special tokens, the ids that end a completion, and the chat templates."""
     ids: dict[str, int] = {}
-    for name, key in SPECIAL.items():
-        index = tokenizer.id_of(source.special_tokens.get(name, ""))
+    for name in NAMED:
+        index = tokenizer.id_of(source.special_tokens.get(f"{name}_token", ""))
         if index is not None:
-            ids[key] = index
+            ids[name] = index
     ends = sorted(source.defaults.eos_token_ids)
     if ends:
         ids.setdefault("eos", ends[0])
@@ -190,17 +163,17 @@ def _special(source: ModelSource, tokenizer: Tokenizer) -> Values:
             len(others) - 2,
             others[2:],
         )
-    values: Values = {f"tokenizer.ggml.{key}_token_id": index for key, index in ids.items()}
+    values: Values = {SPECIAL[name]: index for name, index in ids.items()}
     around = tokenizer.encode("a", add_special_tokens=True)
-    values["tokenizer.ggml.add_bos_token"] = bool(around) and around[0] == ids.get("bos", -1)
-    values["tokenizer.ggml.add_eos_token"] = bool(around) and around[-1] == ids.get("eos", -1)
+    values[ADD_BOS] = bool(around) and around[0] == ids.get("bos", -1)
+    values[ADD_EOS] = bool(around) and around[-1] == ids.get("eos", -1)
     templates = dict(source.chat_templates)
     if "default" in templates:
-        values["tokenizer.chat_template"] = templates.pop("default")
+        values[TEMPLATE] = templates.pop("default")
     for name, text in templates.items():
-        values[f"tokenizer.chat_template.{name}"] = text
+        values[f"{TEMPLATE}.{name}"] = text
     if templates:
-        values["tokenizer.chat_templates"] = list(templates)
+        values[TEMPLATES] = list(templates)
     return values
 
 
