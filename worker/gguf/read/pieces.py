@@ -19,19 +19,19 @@ from worker.gguf.read.header import StoredTensor
 from worker.gguf.types import DENSE
 from worker.layers.weights.quantised_tensor import QuantisedTensor, Weight
 
-Change = Callable[[Tensor], Tensor]
+Transform = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
 class Piece:
-    """`matrix` is taken first, then `rows` of it, then `changes` are applied to float32 values.
+    """`matrix` is taken first, then `rows` of it, then `transforms` are applied to float32 values.
     `shape` is that of the result."""
 
     stored: StoredTensor
     shape: tuple[int, ...]
     matrix: int | None = None
     rows: slice | Tensor | None = None
-    changes: tuple[Change, ...] = field(default=())
+    transforms: tuple[Transform, ...] = field(default=())
 
     @classmethod
     def whole(cls, stored: StoredTensor) -> Piece:
@@ -47,9 +47,9 @@ class Piece:
         count = len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
         return replace(self, rows=rows, shape=(count, *self.shape[1:]))
 
-    def changed(self, change: Change, shape: tuple[int, ...] | None = None) -> Piece:
+    def changed(self, transform: Transform, shape: tuple[int, ...] | None = None) -> Piece:
         """With other values, and maybe another shape."""
-        return replace(self, changes=(*self.changes, change), shape=shape or self.shape)
+        return replace(self, transforms=(*self.transforms, transform), shape=shape or self.shape)
 
     @property
     def header(self) -> TensorHeader:
@@ -66,23 +66,23 @@ class Piece:
             self.shape,
             begin,
             begin + size,
-            blocks=stored.type not in DENSE and not self.changes,
+            blocks=stored.type not in DENSE and not self.transforms,
         )
 
     def read(self, file: Tensor) -> Weight:
         """The values, where possible as a view of `file`: the bytes of the whole file."""
         weight = view(self.stored, file)
-        if isinstance(weight, QuantisedTensor) and (self.changes or len(weight.shape) == 1):
+        if isinstance(weight, QuantisedTensor) and (self.transforms or len(weight.shape) == 1):
             weight = self._few(weight).dequantise(torch.float32)
         elif self.matrix is not None:
             weight = weight[self.matrix]
         if self.rows is not None:
             weight = weight[self.rows]
-        if self.changes:
+        if self.transforms:
             assert isinstance(weight, Tensor)
             values = weight.float()
-            for change in self.changes:
-                values = change(values)
+            for transform in self.transforms:
+                values = transform(values)
             return values
         return weight
 

@@ -24,7 +24,7 @@ from worker.gguf.types import DENSE
 from worker.gguf.write.description import describe
 from worker.gguf.write.recipe import KINDS, file_type, types
 from worker.gguf.write.tensors import OutputTensor, output_tensors
-from worker.gguf.write.vocabulary import vocabulary
+from worker.gguf.write.tokenizer import vocabulary
 from worker.layers.weights.quantise import quantise
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES

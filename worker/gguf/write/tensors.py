@@ -12,8 +12,8 @@ from gguf import get_tensor_name_map
 from torch import Tensor
 
 from jobs.errors import JobError
-from worker.gguf.write.changes import Part, parts_of
 from worker.gguf.write.description import Description
+from worker.gguf.write.transforms import Part, parts_of
 
 EXPERT = re.compile(r"(.+\.experts)\.(\d+)\.(.+)")
 
@@ -62,11 +62,11 @@ def _output(
 ) -> OutputTensor:
     sources, (name, part) = [name for name, _ in parts], parts[0]
     if not EXPERT.fullmatch(part.name):
-        return OutputTensor(stored, part.shape, lambda: part.change(read(name)), sources)
+        return OutputTensor(stored, part.shape, lambda: part.transform(read(name)), sources)
     # In the order of the experts, which the names of the parts end with.
     return OutputTensor(
         stored,
         (len(parts), *part.shape),
-        lambda: torch.stack([one.change(read(name)) for name, one in parts]),
+        lambda: torch.stack([one.transform(read(name)) for name, one in parts]),
         sources,
     )

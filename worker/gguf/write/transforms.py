@@ -1,4 +1,4 @@
-"""The changes of a model's tensors for a GGUF file: rows in another order, norms with an offset,
+"""The transforms of a model's tensors for a GGUF file: rows in another order, norms with an offset,
 delta nets in llama.cpp's layout."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Part:
 
     name: str
     shape: Shape
-    change: Callable[[Tensor], Tensor] = lambda tensor: tensor
+    transform: Callable[[Tensor], Tensor] = lambda tensor: tensor
 
 
 def parts_of(name: str, shape: Shape, description: Description) -> list[Part]:
@@ -35,7 +35,7 @@ def parts_of(name: str, shape: Shape, description: Description) -> list[Part]:
     net, rows = DELTA_NET.fullmatch(name), QUERY_OR_KEY.fullmatch(name)
     if net and delta is not None:
         return [
-            Part(net[1] + part.name, part.shape, part.change)
+            Part(net[1] + part.name, part.shape, part.transform)
             for part in _delta_parts(net[2], shape, delta)
         ]
     if rows and architecture.permuted:
