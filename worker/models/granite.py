@@ -3,21 +3,16 @@ residual branches, the attention scores and the logits."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from worker.layers.batch import Batch
-from worker.layers.cache import LayerCache
 from worker.layers.mlp import GatedMLP
-from worker.layers.norm import Norm
-from worker.layers.rope import Rope, Rotation
+from worker.layers.rope import Rope
 from worker.layers.self_attention import SelfAttention
-from worker.layers.weights.slot import WeightSlot
 from worker.models.fields import Fields
-from worker.models.model import Decoder, Family, Placement
+from worker.models.model import Decoder, Family, Placement, PreNormLayer
 from worker.models.pre_norm import PreNormConfig
 
 # Defaults of fields that a config.json may omit, equal to transformers'.
@@ -35,32 +30,15 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-@dataclass(frozen=True)
-class GraniteLayer:
-    """x += multiplier · attention(norm(x)); x += multiplier · mlp(norm(x))."""
+@dataclass(frozen=True, kw_only=True)
+class GraniteLayer(PreNormLayer):
+    """x += multiplier · mixer(norm(x)); x += multiplier · mlp(norm(x))."""
 
-    input_norm: Norm
-    attention: SelfAttention
-    post_norm: Norm
-    mlp: GatedMLP
     multiplier: float
-    rope: Rope
-    make_cache: Callable[[], LayerCache]
-
-    def mix(self, x: Tensor, rotate: Rotation, cache: Any, batch: Batch) -> Tensor:
-        return self.attention(self.input_norm(x), rotate, cache, batch)
 
     def feed_forward(self, x: Tensor, mixed: Tensor) -> Tensor:
         x = x + mixed * self.multiplier
         return x + self.mlp(self.post_norm(x)) * self.multiplier
-
-    def weight_map(self, prefix: str) -> dict[str, WeightSlot]:
-        return {
-            f"{prefix}.input_layernorm.weight": self.input_norm.weight_slot(),
-            f"{prefix}.post_attention_layernorm.weight": self.post_norm.weight_slot(),
-            **self.attention.weight_map(f"{prefix}.self_attn"),
-            **self.mlp.weight_map(f"{prefix}.mlp"),
-        }
 
 
 def granite(fields: Fields, tied: bool, place: Placement) -> Decoder:
@@ -78,7 +56,7 @@ def granite(fields: Fields, tied: bool, place: Placement) -> Decoder:
     def layer() -> GraniteLayer:
         return GraniteLayer(
             input_norm=norm(hidden),
-            attention=SelfAttention(
+            mixer=SelfAttention(
                 hidden, config.attention, place.linears, bias=config.attention_bias, scale=scale
             ),
             post_norm=norm(hidden),
