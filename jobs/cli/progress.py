@@ -1,4 +1,5 @@
-"""Progress of a run on stderr: a bar on a terminal, otherwise a plain line every two seconds.
+"""Progress of a run or of one task on stderr: a bar on a terminal, else a plain line every two
+seconds.
 
 stdout is left alone: what is written there while a bar is shown may go to a file.
 """
@@ -23,25 +24,18 @@ def show_cursor() -> None:
     Console(stderr=True).show_cursor()
 
 
-class RowProgress:
-    """A context manager; `update` may be called at any rate. With `quiet`, nothing is printed; no
-    bar is shown if `stdout_busy`, on a terminal that also shows what is written to stdout."""
+class _Progress:
+    """A bar on a terminal, used as a context manager. `plain`: there is no terminal."""
 
-    def __init__(self, total: int, *, quiet: bool = False, stdout_busy: bool = False) -> None:
-        self._total, self._quiet = total, quiet
+    def __init__(self, *columns: progress.ProgressColumn | str, shown: bool = True) -> None:
         self._console = Console(stderr=True)
+        self._plain = not self._console.is_terminal
         self._bar = progress.Progress(
-            progress.BarColumn(),
-            progress.MofNCompleteColumn(),
-            progress.TextColumn("rows{task.fields[speed]}"),
-            progress.TimeRemainingColumn(),
+            *columns,
             console=self._console,
             redirect_stdout=False,
-            disable=quiet
-            or not self._console.is_terminal
-            or (stdout_busy and is_terminal(sys.stdout)),
+            disable=self._plain or not shown,
         )
-        self._task = self._bar.add_task("", total=total, speed="")
         self._started = self._last_line = time.monotonic()
 
     def __enter__(self) -> Self:
@@ -50,6 +44,30 @@ class RowProgress:
 
     def __exit__(self, *_: object) -> None:
         self._bar.stop()
+
+    def _line_due(self, now: float) -> bool:
+        """True if a plain line is to be written now, instead of a bar."""
+        if not self._plain or now - self._last_line < PLAIN_LINE_SECONDS:
+            return False
+        self._last_line = now
+        return True
+
+
+class RowProgress(_Progress):
+    """Progress of the rows of a run; `update` may be called at any rate. With `quiet`, nothing is
+    printed; no bar is shown if `stdout_busy`, on a terminal that also shows what is written to
+    stdout."""
+
+    def __init__(self, total: int, *, quiet: bool = False, stdout_busy: bool = False) -> None:
+        super().__init__(
+            progress.BarColumn(),
+            progress.MofNCompleteColumn(),
+            progress.TextColumn("rows{task.fields[speed]}"),
+            progress.TimeRemainingColumn(),
+            shown=not quiet and not (stdout_busy and is_terminal(sys.stdout)),
+        )
+        self._total, self._quiet = total, quiet
+        self._task = self._bar.add_task("", total=total, speed="")
 
     def note(self, text: str) -> None:
         """Print a line above the bar."""
@@ -60,10 +78,26 @@ class RowProgress:
         speed = f", {tokens_per_second:,.0f} tokens/s" if tokens_per_second else ""
         self._bar.update(self._task, completed=done, speed=speed)
         now = time.monotonic()
-        if self._quiet or self._console.is_terminal or not done:
+        if self._quiet or not done or not self._line_due(now):
             return
-        if now - self._last_line < PLAIN_LINE_SECONDS:
-            return
-        self._last_line = now
         left = (self._total - done) * (now - self._started) / done
         echo(f"{done}/{counted(self._total, 'row')}{speed}, {left:.0f} s left", err=True)
+
+
+class TaskProgress(_Progress):
+    """Progress of one task in percent; `update` may be called at any rate."""
+
+    def __init__(self, task: str) -> None:
+        super().__init__(
+            "{task.description}",
+            progress.BarColumn(),
+            progress.TaskProgressColumn(),
+            progress.TimeRemainingColumn(),
+        )
+        self._name = task
+        self._task = self._bar.add_task(task)
+
+    def update(self, done: int, total: int) -> None:
+        self._bar.update(self._task, completed=done, total=total)
+        if self._line_due(time.monotonic()):
+            echo(f"{self._name}: {done / total:.0%}", err=True)

@@ -121,11 +121,11 @@ def quantize(
     """
     need_torch()
     from jobs import JobError
-    from worker.cli.share_progress import ShareProgress
+    from jobs.cli.progress import TaskProgress
     from worker.gguf.write.model import quantise_model
     from worker.loading.find import find
 
-    with ShareProgress("quantising") as progress:
+    with TaskProgress("quantising") as progress:
         try:
             source = find(reference, download_dir)
             target = output or Path(f"{Path(source.name).name}-{kind}.gguf")
