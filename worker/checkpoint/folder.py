@@ -12,6 +12,7 @@ from worker.checkpoint.config import GenerationDefaults, ModelConfig, read_confi
 from worker.checkpoint.files import present, read_json, read_text
 from worker.checkpoint.headers import Checkpoint, Headers
 from worker.checkpoint.safetensors_files import SINGLE, SafetensorsCheckpoint
+from worker.checkpoint.source import LocalSource
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.models.registry import FAMILIES
 
@@ -22,7 +23,7 @@ NAMED_TEMPLATES = "additional_chat_templates"
 TOKEN_NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
 
 
-class FolderSource:
+class FolderSource(LocalSource):
     """Implements ModelSource. Each file is read when it is first needed, and only once. `single`:
     the name of one file with all weights."""
 
@@ -98,13 +99,6 @@ class FolderSource:
         for path in sorted(folder.glob("*.jinja")):
             sources[path.stem] = read_text(path)
         return sources
-
-    @property
-    def needs_download(self) -> bool:
-        return False
-
-    def download_weights(self) -> None:
-        """Nothing to do: the folder is local."""
 
     def headers(self) -> Headers:
         return self.weights()

@@ -16,6 +16,8 @@ import torch
 
 from worker.layers.weights.quantised_tensor import Weight
 
+SAMPLE_BYTES = 1 << 16  # of each tensor, read for the fingerprint
+
 
 @dataclass(frozen=True)
 class TensorHeader:

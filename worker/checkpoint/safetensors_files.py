@@ -26,13 +26,11 @@ from jobs.sizes import size_text
 from worker.checkpoint.dtypes import FROM_SAFETENSORS
 from worker.checkpoint.files import present
 from worker.checkpoint.foreign import first_bytes, require_own, why_without
-from worker.checkpoint.headers import TensorHeader
-from worker.processes.pages import release
+from worker.checkpoint.headers import SAMPLE_BYTES, TensorHeader
+from worker.processes.pages import ReadPages, release
 
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MAX_HEADER = 100_000_000  # bytes; the limit of the safetensors library
-RELEASE_BYTES = 128 * 2**20  # resident pages of read tensors before they are dropped
-SAMPLE_BYTES = 1 << 16  # of each tensor, read for the fingerprint
 
 Broken = Callable[[Path, str], JobError]  # file, fact
 
@@ -75,8 +73,7 @@ class SafetensorsCheckpoint(SafetensorsHeaders):
     def __init__(self, folder: Path, single: str = SINGLE) -> None:
         self._files = ExitStack()
         self._open: dict[Path, Any] = {}
-        self._touched = 0  # bytes read since pages were last dropped
-        self._last = ""  # name of the last tensor read
+        self._pages = ReadPages()
         if present(folder / single):  # takes precedence over an index, as in transformers
             tensors = read_header(folder / single)
         elif present(folder / INDEX):
@@ -108,12 +105,7 @@ class SafetensorsCheckpoint(SafetensorsHeaders):
 
     def read(self, name: str) -> torch.Tensor:
         header = self.tensors[name]
-        if name != self._last:
-            self._last = name
-            self._touched += header.end - header.begin
-            if self._touched > RELEASE_BYTES:
-                release(self._open)
-                self._touched = header.end - header.begin
+        self._pages.reading(name, header.end - header.begin, self._open)
         try:
             if header.file not in self._open:
                 opened = safe_open(header.file, framework="pt")

@@ -65,3 +65,14 @@ class ModelSource(Protocol):
 
     def weights(self) -> Checkpoint:
         """The weights with their headers read and checked; use as a context manager."""
+
+
+class LocalSource:
+    """A part of ModelSources whose files are all there."""
+
+    @property
+    def needs_download(self) -> bool:
+        return False
+
+    def download_weights(self) -> None:
+        """Nothing to do."""

@@ -11,7 +11,27 @@ from collections.abc import Iterable
 from pathlib import Path
 
 MADV_DONTNEED = 4
+RELEASE_BYTES = 128 * 2**20  # of tensors that were read
 MAPS = Path("/proc/self/maps")
+
+
+class ReadPages:
+    """The resident pages of mapped files that are read one tensor after the other: they are dropped
+    after each RELEASE_BYTES."""
+
+    def __init__(self) -> None:
+        self._touched = 0  # bytes read since pages were last dropped
+        self._last = ""  # name of the last tensor read
+
+    def reading(self, name: str, size: int, files: Iterable[Path]) -> None:
+        """Count a tensor of `size` bytes that is read next, unless it was the last one."""
+        if name == self._last:
+            return
+        self._last = name
+        self._touched += size
+        if self._touched > RELEASE_BYTES:
+            release(files)
+            self._touched = size
 
 
 def release(files: Iterable[Path]) -> None:

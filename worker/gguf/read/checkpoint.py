@@ -14,16 +14,13 @@ from gguf.constants import GGMLQuantizationType
 from torch import Tensor
 
 from jobs.errors import JobError
-from worker.checkpoint.headers import TensorHeader
+from worker.checkpoint.headers import SAMPLE_BYTES, TensorHeader
 from worker.checkpoint.quantization import DEQUANTISED
 from worker.gguf.read.header import Tensors
 from worker.gguf.read.tensors import Presented
 from worker.gguf.types import DENSE, NAMES
 from worker.layers.weights.quantised_tensor import Weight
-from worker.processes.pages import release
-
-RELEASE_BYTES = 128 * 2**20  # resident pages of read tensors before they are dropped
-SAMPLE_BYTES = 1 << 16  # of each tensor, read for the fingerprint
+from worker.processes.pages import ReadPages, release
 
 
 class GgufHeaders:
@@ -56,8 +53,7 @@ class GgufCheckpoint(GgufHeaders):
     def __init__(self, location: Path, stored: Tensors, presented: Presented) -> None:
         super().__init__(location, stored, presented)
         self._files: dict[Path, Tensor] = {}
-        self._touched = 0  # bytes read since pages were last dropped
-        self._last = ""  # name of the last tensor read
+        self._pages = ReadPages()
 
     def __enter__(self) -> Self:
         return self
@@ -73,12 +69,7 @@ class GgufCheckpoint(GgufHeaders):
 
     def read(self, name: str) -> Weight:
         header = self.tensors[name]
-        if name != self._last:
-            self._last = name
-            self._touched += header.end - header.begin
-            if self._touched > RELEASE_BYTES:
-                release(self._files)
-                self._touched = header.end - header.begin
+        self._pages.reading(name, header.end - header.begin, self._files)
         return self._pieces[name].read(self._map(header.file))
 
     def fingerprint(self) -> str:

@@ -12,6 +12,7 @@ import torch
 from worker.checkpoint.config import GenerationDefaults, ModelConfig, sampling_defaults
 from worker.checkpoint.files import present, read_text
 from worker.checkpoint.headers import Checkpoint, Headers
+from worker.checkpoint.source import LocalSource
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.gguf.read.checkpoint import GgufCheckpoint, GgufHeaders
 from worker.gguf.read.config import config_fields, find_architecture
@@ -38,7 +39,7 @@ DEFAULTS = {
 }
 
 
-class GgufSource:
+class GgufSource(LocalSource):
     """Implements ModelSource. `parts`: all files of a split model in order, or one file. The
     header is read when it is first needed, and only once."""
 
@@ -94,13 +95,6 @@ class GgufSource:
         for name in metadata.texts(TEMPLATES, []):
             sources[name] = metadata.text(f"{TEMPLATE}.{name}")
         return sources
-
-    @property
-    def needs_download(self) -> bool:
-        return False
-
-    def download_weights(self) -> None:
-        """Nothing to do: the files are local."""
 
     def headers(self) -> Headers:
         return GgufHeaders(self.path, self._header.tensors, self._presented)
