@@ -137,7 +137,7 @@ def measure_distinct(path: Path, place: torch.device, count: int, rounds: int) -
 def fill(on: Engine, vocab: int) -> None:
     """Generate until what is kept grows no more."""
     seed, before = WARM_UP, -1
-    while (kept := on._core.pool.kept.nbytes) > before:
+    while (kept := on._core.book.kept.nbytes) > before:
         seed, before = seed + 1, kept
         on.generate(*make_rows(GROUP, vocab, seed, shared=False))
 

@@ -9,10 +9,11 @@ import torch
 
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
+from worker.engine.cache_book import CacheBook
+from worker.engine.cache_pool import CachePool
 from worker.engine.draft_costs import DraftCosts
 from worker.engine.drafts import ModelDraft
 from worker.engine.guess import Draft
-from worker.engine.kv_pool import CachePool
 from worker.engine.ngram import NgramDraft
 from worker.engine.speculation import Speculation
 from worker.layers.cache import LayerCache
@@ -84,6 +85,7 @@ def drafting_of(spec: ModelSpec, device: torch.device) -> Drafting | None:
 
 def speculation(
     drafting: Drafting | None,
+    book: CacheBook,
     pool: CachePool,
     device: torch.device,
     vocab_size: int,
@@ -99,4 +101,4 @@ def speculation(
         draft = NgramDraft()
     most = 0 if drafting is None else drafting.tokens
     costs = DraftCosts() if max_batch > 1 else None
-    return Speculation(draft, pool, most=most, step_tokens=step_tokens, costs=costs)
+    return Speculation(draft, book, pool, most=most, step_tokens=step_tokens, costs=costs)

@@ -10,8 +10,8 @@ from math import isfinite
 import torch
 from torch.nn import functional as F
 
+from worker.engine.cache_pool import CachePool
 from worker.engine.guess import Guess
-from worker.engine.kv_pool import CachePool
 from worker.engine.rollback import Undo
 from worker.engine.sampler import Sampled, sample
 from worker.engine.sampling_batch import SamplingBatch
@@ -73,7 +73,7 @@ class ModelDraft:
                 sequence.acceptance.off = True
                 continue
             if not known:
-                self._pool.reset_draft(slot)
+                self._pool.begin_draft(slot)
             spans.append(Span(slot, known, ids, len(sequence.prompt_ids)))
             by_slot[slot] = Drafting(sequence, number if known + count == length else 0)
             sequence.draft_computed += count

@@ -21,16 +21,20 @@ from worker.backend import ModelInfo, Sink
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import computing
 from worker.engine.bad_words import bad_word_ids
+from worker.engine.cache_book import CacheBook
+from worker.engine.cache_pool import CachePool
+from worker.engine.cache_sizes import CacheSizes
 from worker.engine.chat_assembly import ChatAssembly, ChatEvents
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.drafting import Drafting, drafting_of, speculation
-from worker.engine.kv_pool import CachePool
 from worker.engine.prefix_cache import PrefixCache
+from worker.engine.prefix_store import StateRef
 from worker.engine.recovery import Changes, reason_of
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.engine.scheduler import Scheduler
 from worker.engine.scorer import Scorer
 from worker.engine.sequence import Sequence
+from worker.engine.slot_copies import Copy
 from worker.engine.slots import Slots
 from worker.engine.step import Drawn, draw, prepare
 from worker.engine.turnover import Turnover
@@ -69,26 +73,37 @@ class EngineCore:
         self.max_batch = slots.batch
         self.steps = self.tokens_generated = 0
         self.model, self.device = resident.model, resident.device
-        self.pool = CachePool(
-            resident.model.make_caches,
-            max_slots=slots.batch + slots.paused + 1,  # one for the scorer
+        number = slots.batch + slots.paused + 1  # one for the scorer
+        makers = resident.model.make_caches, drafting.make_caches if drafting else list
+        self.pool = CachePool(*makers, slots=number)
+        self.book = CacheBook(
+            CacheSizes(*[make() for make in makers]),
+            self.pool.execute,
+            max_slots=number,
             max_columns=context,
             limit_bytes=cache_bytes,
-            make_draft_caches=drafting.make_caches if drafting else list,
         )
-        self.scorer = Scorer(self.model, self.pool, self.device, context, resident.not_finite)
+        self.scorer = Scorer(
+            self.model, self.book, self.pool, self.device, context, resident.not_finite
+        )
         self._resident, self.state_of = resident, resident.state_of
         limits = devices.limits(self.device)
         stride = limits.stride if slots.batch == 1 else None
         self.prefix = PrefixCache(
-            self.pool,
+            self.book,
             resident.state_of if prefix_cache else None,
             stride,
             stride or 4 * limits.stride,  # a cut of prefill there costs little time
         )
-        self._scheduler = Scheduler(self.pool, slots, limits.step_tokens, prefix_cache=self.prefix)
+        self._scheduler = Scheduler(self.book, slots, limits.step_tokens, prefix_cache=self.prefix)
         self.speculation = speculation(
-            drafting, self.pool, self.device, self.vocab_size, limits.step_tokens, slots.batch
+            drafting,
+            self.book,
+            self.pool,
+            self.device,
+            self.vocab_size,
+            limits.step_tokens,
+            slots.batch,
         )
         self._turnover = Turnover(slots.batch)
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
@@ -154,7 +169,7 @@ class EngineCore:
     @property
     def cache_bytes(self) -> tuple[int, int]:
         """Bytes that the KV cache holds, and their limit."""
-        return self.pool.bytes_held, self.pool.limit_bytes
+        return self.book.bytes_held, self.book.limit_bytes
 
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
         """Check a request and queue its sequences; `sink` is told on the stepping thread that there
@@ -231,6 +246,16 @@ class EngineCore:
         with self._computing(), self._changes.begin():
             yield
 
+    def adopt(self, copy: Copy) -> StateRef:
+        """Number a state that does not come from a slot, and give it to the device."""
+        state = self.book.new_state(copy.nbytes)
+        self.pool.kept[state.number] = copy
+        return state
+
+    def copy_of(self, state: StateRef) -> Copy:
+        """The tensors of a kept state."""
+        return self.pool.kept[state.number]
+
     @property
     def chat_obstacle(self) -> str | None:
         """The reason for which chat requests fail, with the remedy; None if the model has a chat
@@ -253,6 +278,7 @@ class EngineCore:
         self._scheduler.fail_all(JobError("cancelled", "the engine was closed"))
         self.prompts.close()
         self.speculation.close()
+        self.book.close()
         self.pool.close()
         del self.model, self.scorer, self._resident, self.state_of
         if self.device.type == "cuda":
@@ -269,10 +295,12 @@ class EngineCore:
             self._scheduler.add(self._submitted[0])
             self._submitted.popleft()  # after it: no interrupt may lose a sequence
         self._scheduler.remove_cancelled()
+        if self.prefix.sessions is not None:
+            self.prefix.sessions.add_fetched()
 
     def _forward(self, batch: Batch) -> Tensor:
         """Returns logits [rows that need logits, vocab], which the next step may overwrite."""
-        self.pool.shared.update()
+        self.book.shared.update()
         return self.model(batch, self.pool.layers)
 
     def _commit(self, drawn: list[Drawn]) -> None:

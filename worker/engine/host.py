@@ -189,7 +189,7 @@ class EngineHost:
                     sleeps += 1
                     if sleeps == IDLE_SLEEPS:
                         for engine in self._engines.values():
-                            engine.pool.trim()
+                            engine.book.trim()
                         trim_heap()
         except BaseException as error:
             # A step handles the errors of its sequences, so this is a defect. The worker's watchdog

@@ -17,13 +17,13 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import islice
 
+from worker.engine.cache_book import CacheBook
+from worker.engine.cache_changes import Load, Retain, SaveBlocks, SaveSnapshot
 from worker.engine.key_chain import KeyChain, salt_hash
-from worker.engine.kv_pool import CachePool
 from worker.engine.prefix_match import Hit, PrefixMatch
 from worker.engine.prefix_store import BLOCK, OVERHEAD, Block, root_key
 from worker.engine.sequence import Sequence
 from worker.engine.session_states import SessionStates
-from worker.engine.slot_copies import SlotCopies
 from worker.engine.snapshot_edges import Progress, SnapshotEdges
 
 COMPARED = 32  # sequences whose prompts are compared with a new one
@@ -44,7 +44,7 @@ class PrefixCache:
 
     def __init__(
         self,
-        pool: CachePool,
+        book: CacheBook,
         state_of: StateOf | None = None,
         stride: int | None = None,
         spacing: int = BLOCK,
@@ -53,13 +53,13 @@ class PrefixCache:
         self.cached_tokens = 0  # of these, how many were not computed
         self.stride, self.spacing = stride, spacing
         self.sessions: SessionStates | None = None  # keeps evicted state of sessions in files
-        self._pool, self._store = pool, pool.kept
-        self._copies = SlotCopies(pool)
+        self._book, self._store = book, book.kept
+        self._needs_snapshots = book.sizes.needs_snapshots
         self._state_of = state_of
         self._grid = stride or BLOCK
         assert self._grid % BLOCK == spacing % self._grid == 0
         self.matching = PrefixMatch(
-            pool.kept, self._copies.needs_snapshots, self._grid, exact=stride is None
+            book.kept, self._needs_snapshots, self._grid, exact=stride is None
         )
         self._progress: dict[Sequence, Progress] = {}
 
@@ -83,7 +83,7 @@ class PrefixCache:
             end = self._promised(other, self._shared(sequence, other))
             if (
                 begin <= other.computed < end
-                and self._pool.bytes_for_one(end) <= self._pool.bytes_for_kept
+                and self._book.bytes_for_one(end) <= self._book.bytes_for_kept
             ):
                 return True
         return False
@@ -142,7 +142,8 @@ class PrefixCache:
     def reset(self) -> None:
         """Forget all sequences, and what was kept of them."""
         self._progress.clear()
-        self._store.keep_pinned()
+        pinned = self._store.keep_pinned()
+        self._book.emit(Retain(tuple([state.number for state in pinned])))
 
     def close(self) -> None:
         """Keep nothing any more, but in files."""
@@ -157,25 +158,25 @@ class PrefixCache:
         sequence.computed = hit.end
         count = self.count(sequence, budget)
         with self._store.referenced(hit.keys) as blocks:
-            if not self._pool.reserve(slot, hit.end + count):
+            if not self._book.reserve(slot, hit.end + count):
                 sequence.computed = 0
                 return 0
             if hit.end:
-                states = [block.state for block in blocks]
-                self._copies.write(slot, states, blocks[-1].snapshot, hit.end)
-                self._pool.shared.hold(slot, blocks)
+                states = tuple([block.state.number for block in blocks])
+                last = blocks[-1].snapshot
+                snapshot = None if last is None else last.number
+                self._book.emit(Load(slot, states, snapshot, hit.end))
+                self._book.shared.hold(slot, blocks)
                 self._store.touch(hit.keys)
                 self._store.confirm(hit.keys[-1])
             else:
-                self._pool.reset(slot)
+                self._book.begin(slot)
         return count
 
     def _match(self, sequence: Sequence) -> Hit:
         """The longest kept prefix that leaves a token to compute."""
         if self._state_of is None:
             return Hit()
-        if self.sessions is not None:
-            self.sessions.add_fetched()
         chain = self._chain(sequence)
         return self.matching.longest(chain, sequence.tokens, sequence.reusable)
 
@@ -183,7 +184,7 @@ class PrefixCache:
         """Keep the state of a sequence at its end."""
         if self.stride is None:
             path = self._keep(sequence, sequence.computed)
-            if self._copies.needs_snapshots:
+            if self._needs_snapshots:
                 path = self._keep_snapshot(sequence, path)
         else:  # generated tokens were computed in other shapes than those of a prompt
             path = self._keys(sequence, min(sequence.computed, len(sequence.prompt_ids)) // BLOCK)
@@ -200,19 +201,21 @@ class PrefixCache:
         keys = self._keys(sequence, end // BLOCK)
         path = keys[: self._store.known(keys)]
         with self._store.referenced(path) as before:
-            one = OVERHEAD + self._copies.bytes_of_blocks(BLOCK)
-            known, limit = len(path), self._pool.bytes_for_kept
-            new = keys[known : known + self._store.fit(len(keys) - known, one, limit)]
+            each = self._book.sizes.blocks(BLOCK)
+            known, limit = len(path), self._book.bytes_for_kept
+            new = keys[known : known + self._store.fit(len(keys) - known, OVERHEAD + each, limit)]
             start, end = known * BLOCK, (known + len(new)) * BLOCK
             if new:
-                states = self._copies.blocks(sequence.slot, start, end)
+                states = [self._book.new_state(each) for _ in new]
+                numbers = tuple([state.number for state in states])
+                self._book.emit(SaveBlocks(sequence.slot, start, end, numbers))
                 parents = [self._progress[sequence].chain.parent(known), *new]
                 blocks = {
                     key: Block(parent, BLOCK, state)
                     for key, parent, state in zip(new, parents, states, strict=False)
                 }
                 self._store.extend(blocks)
-                self._pool.shared.extend(sequence.slot, before, [*blocks.values()])
+                self._book.shared.extend(sequence.slot, before, [*blocks.values()])
         self._store.touch([*path, *new])
         return path + new
 
@@ -235,19 +238,22 @@ class PrefixCache:
             if not provisional:
                 self._store.confirm(key)
             return whole
-        needed = self._copies.bytes_of_snapshot(slot, end)
+        sizes, emit = self._book.sizes, self._book.emit
+        snapshot = self._book.new_state(sizes.snapshot(end))
+        needed = snapshot.nbytes
         if tail:
-            needed += OVERHEAD + self._copies.bytes_of_blocks(len(tail))
-        share = self._pool.limit_bytes // PROVISIONAL_SHARE
+            needed += OVERHEAD + sizes.blocks(len(tail))
+        share = self._book.limit_bytes // PROVISIONAL_SHARE
         with self._store.referenced(path):
             if provisional and not self._store.room_for_provisional(needed, share):
                 return path
-            if not self._store.shrink(self._pool.bytes_for_kept - needed):
+            if not self._store.shrink(self._book.bytes_for_kept - needed):
                 return path
             if tail:
-                (state,) = self._copies.blocks(slot, start, end)
+                state = self._book.new_state(sizes.blocks(len(tail)))
+                emit(SaveBlocks(slot, start, end, (state.number,)))
                 self._store.extend({key: Block(path[-1], len(tail), state)})
-            snapshot = self._copies.snapshot(slot, end)
+            emit(SaveSnapshot(slot, end, snapshot.number))
             self._store.attach(key, snapshot, provisional=provisional)
         self._store.touch(whole)
         return whole
@@ -256,7 +262,7 @@ class PrefixCache:
         """Choose where snapshots of a prompt are kept: before its last token, where prompts part
         (that of an earlier sequence, of which only blocks are kept, or those of `others`), and
         provisional ones."""
-        if self._state_of is None or not self._copies.needs_snapshots:
+        if self._state_of is None or not self._needs_snapshots:
             return
         keys = self._keys(sequence, len(sequence.prompt_ids) // BLOCK)
         last = (len(sequence.prompt_ids) - 1) // self._grid * self._grid
@@ -275,7 +281,7 @@ class PrefixCache:
 
     def _promised(self, sequence: Sequence, shared: int) -> int:
         """The last of its first `shared` tokens at which a running sequence will leave state."""
-        if not self._copies.needs_snapshots:
+        if not self._needs_snapshots:
             return shared // self._grid * self._grid
         return self._progress[sequence].edges.until(shared)
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from worker.engine.key_chain import KeyChain
-from worker.engine.prefix_store import BLOCK, Block, PrefixStore
+from worker.engine.prefix_store import BLOCK, Block, PrefixStore, StateRef
 from worker.engine.slot_copies import Copy
 
 NEWEST_SNAPSHOTS = 2  # taken from a path: the newest ones
@@ -42,7 +42,12 @@ class PrefixState:
 
 
 def take(
-    store: PrefixStore[Copy], path: Sequence[bytes], token_ids: Sequence[int], *, snapshots: bool
+    store: PrefixStore[StateRef],
+    copy_of: Callable[[StateRef], Copy],
+    path: Sequence[bytes],
+    token_ids: Sequence[int],
+    *,
+    snapshots: bool,
 ) -> PrefixState | None:
     """The state of a path, up to the last snapshot if the model needs `snapshots`; None if it isn't
     in the store any more."""
@@ -51,10 +56,10 @@ def take(
         block = store.get(key)
         if block is None:
             return None
-        blocks.append(block.state)
+        blocks.append(copy_of(block.state))
         end += block.length
         if block.snapshot is not None:
-            found[end] = block.snapshot
+            found[end] = copy_of(block.snapshot)
     if snapshots:
         end = max(found, default=0)
     newest = sorted(found)[-NEWEST_SNAPSHOTS:]
@@ -67,7 +72,19 @@ def take(
     )
 
 
-def add(store: PrefixStore[Copy], state: PrefixState, chain: KeyChain, limit: int) -> None:
+def adopted(block: Block[Copy], adopt: Callable[[Copy], StateRef]) -> Block[StateRef]:
+    """A block of a store; `adopt` gives a copy to the device."""
+    snapshot = None if block.snapshot is None else adopt(block.snapshot)
+    return Block(block.parent, block.length, adopt(block.state), snapshot)
+
+
+def add(
+    store: PrefixStore[StateRef],
+    adopt: Callable[[Copy], StateRef],
+    state: PrefixState,
+    chain: KeyChain,
+    limit: int,
+) -> None:
     """Add a state to a store of at most `limit` bytes, if there is room for all of it."""
     blocks = state.as_blocks(chain)
     keys = [*blocks]
@@ -84,8 +101,8 @@ def add(store: PrefixStore[Copy], state: PrefixState, chain: KeyChain, limit: in
     with store.referenced(path):
         if not store.shrink(limit - needed):
             return
-        store.extend(new)
+        store.extend({key: adopted(block, adopt) for key, block in new.items()})
         store.touch(keys)
         for key, snapshot in snapshots.items():
             if not store.pinned(key):
-                store.attach(key, snapshot)
+                store.attach(key, adopt(snapshot))

@@ -2,9 +2,8 @@
 eviction.
 
 A block's key is a hash of its tokens and of the key of the block before it, so a key stands for the
-whole text up to the block's end. The store does not look into the state: on CPUs it is a copy
-(`worker.engine.slot_copies`); where attention reads a table of blocks it can be a page of the
-cache, referenced for as long as a sequence runs.
+whole text up to the block's end. The store knows numbers only: of each state its bytes, and the
+number by which the device finds it (`worker.engine.cache_pool`).
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, NamedTuple, Protocol, TypeVar
 
 BLOCK = 16  # tokens
 OVERHEAD = 512  # bytes of a block beside its state
@@ -26,10 +25,17 @@ MAX_PROVISIONAL = 16
 
 
 class State(Protocol):
-    """The tensors of a block or a snapshot."""
+    """The state of a block or a snapshot."""
 
     @property
     def nbytes(self) -> int: ...
+
+
+class StateRef(NamedTuple):
+    """A state on the device. No other one ever has its number."""
+
+    number: int
+    nbytes: int
 
 
 Kept = TypeVar("Kept", bound=State)
@@ -71,13 +77,15 @@ class PrefixStore(Generic[Kept]):
     A snapshot is provisional if it was taken where later sequences might begin, until one does.
     Provisional snapshots are few, so that they never displace the others.
 
-    `on_evict` is called with the key of each block before it is evicted, or loses its snapshot.
+    `on_evict` is called with the key of each block before it is evicted, or loses its snapshot;
+    `on_drop` with each state that the store does not hold any more.
     """
 
     def __init__(self) -> None:
         self.nbytes = 0
         self.pinned_bytes = 0
         self.on_evict: Callable[[bytes], None] = lambda key: None
+        self.on_drop: Callable[[Kept], None] = lambda state: None
         self._pinned: set[bytes] = set()
         # Least recently used first, and every block before its parent.
         self._blocks: OrderedDict[bytes, Block[Kept]] = OrderedDict()
@@ -163,14 +171,16 @@ class PrefixStore(Generic[Kept]):
             old = self._blocks.get(key)
             if key in self._pinned and old is not None:
                 if old.snapshot is None and block.snapshot is not None:
-                    old.snapshot = block.snapshot
-                    self.nbytes += block.snapshot.nbytes
-                    self.pinned_bytes += block.snapshot.nbytes
+                    old.snapshot, block.snapshot = block.snapshot, None
+                    self.nbytes += old.snapshot.nbytes
+                    self.pinned_bytes += old.snapshot.nbytes
+                self._drop_states(block)
                 continue
             if old is not None:
                 block.tails |= old.tails
                 self.nbytes -= old.nbytes
                 self._forget_snapshot(key)
+                self._drop_states(old)
             self.extend({key: block})
             block.references += 1
             self._pinned.add(key)
@@ -215,8 +225,9 @@ class PrefixStore(Generic[Kept]):
                 dropped.add(key)
                 self._remove(key)
 
-    def keep_pinned(self) -> None:
-        """Drop all but pinned blocks, whatever an interrupted change has left."""
+    def keep_pinned(self) -> list[Kept]:
+        """Drop all but pinned blocks, whatever an interrupted change has left. Returns the states
+        that are left, and tells `on_drop` nothing."""
         order = (key for key in self._blocks if key in self._pinned)
         blocks = OrderedDict((key, self._blocks[key]) for key in order)
         for block in blocks.values():
@@ -229,8 +240,12 @@ class PrefixStore(Generic[Kept]):
         self._snapshots.clear()
         self._provisional.clear()
         self.nbytes = self.pinned_bytes = sum(block.nbytes for block in blocks.values())
+        states = [state for block in blocks.values() for state in (block.state, block.snapshot)]
+        return [state for state in states if state is not None]
 
     def clear(self) -> None:
+        for block in self._blocks.values():
+            self._drop_states(block)
         self._blocks.clear()
         self._snapshots.clear()
         self._provisional.clear()
@@ -242,6 +257,12 @@ class PrefixStore(Generic[Kept]):
         assert not block.references
         self._forget_snapshot(key)
         self.nbytes -= block.nbytes
+        self._drop_states(block)
+
+    def _drop_states(self, block: Block[Kept]) -> None:
+        self.on_drop(block.state)
+        if block.snapshot is not None:
+            self.on_drop(block.snapshot)
 
     def _snapshot_bytes(self, key: bytes) -> int:
         snapshot = self._blocks[key].snapshot
@@ -253,7 +274,9 @@ class PrefixStore(Generic[Kept]):
         if block.length < BLOCK:  # without its snapshot nothing can begin there
             self._remove(key)
             return
-        self.nbytes -= self._snapshot_bytes(key)
+        if block.snapshot is not None:
+            self.nbytes -= block.snapshot.nbytes
+            self.on_drop(block.snapshot)
         block.snapshot = None
         self._forget_snapshot(key)
 

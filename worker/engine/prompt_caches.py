@@ -14,13 +14,13 @@ from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker import device as devices
+from worker.engine.cache_book import FIRST_COLUMNS
 from worker.engine.engine import EngineCore
-from worker.engine.kv_pool import FIRST_COLUMNS
-from worker.engine.prefix_state import PrefixState
+from worker.engine.prefix_state import PrefixState, adopted
 from worker.engine.prefix_store import BLOCK
 from worker.engine.scorer import token_ids
 from worker.engine.session_states import SessionStates
-from worker.engine.slot_copies import SlotCopies
+from worker.engine.slot_copies import copy_blocks, copy_snapshot
 from worker.engine.state_dir import StateDir
 from worker.engine.state_file import Origin, StateFile, write_state
 from worker.layers.batch import Batch, Span
@@ -66,28 +66,29 @@ def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
             f"{count} tokens leave no room for more in the context of {core.context_length} tokens",
             "prompt",
         )
-    copies, snapshots = SlotCopies(core.pool), {}
-    slot = core.pool.acquire()
+    book, snapshots = core.book, {}
+    slot = book.acquire()
     assert slot is not None  # the pool has one slot more than the batch
     poisoned = True
     try:
-        if not core.pool.reserve(slot, count):
+        if not book.reserve(slot, count):
             raise JobError(
                 "out_of_memory", f"the KV cache has no room for {counted(count, 'token')} now"
             )
-        core.pool.reset(slot)
+        layers = core.pool.layers
+        book.begin(slot)
         for start in range(0, count, stride):
             end = min(count, start + stride)
             span = Span(slot, start, prompt[start:end], count)
-            logits = core.model(Batch.prepare([span], core.device)[0], core.pool.layers)
+            logits = core.model(Batch.prepare([span], core.device)[0], layers)
             if not read_back(logits.isfinite().all()):
                 raise core.scorer.not_finite(end)
-            if copies.needs_snapshots and end in (count, count // stride * stride):
-                snapshots[end] = copies.snapshot(slot, end)
+            if book.sizes.needs_snapshots and end in (count, count // stride * stride):
+                snapshots[end] = copy_snapshot(layers, slot, end)
         poisoned = False
-        return PrefixState(prompt, copies.blocks(slot, 0, count), snapshots)
+        return PrefixState(prompt, copy_blocks(layers, slot, 0, count), snapshots)
     finally:
-        core.pool.release(slot, poisoned=poisoned)
+        book.release(slot, poisoned=poisoned)
 
 
 def writer(core: EngineCore, state: PrefixState, path: Path) -> Callable[[], None]:
@@ -141,12 +142,13 @@ def read_prompt_cache(core: EngineCore, path: Path) -> PrefixState:
 def pin_prompt_cache(core: EngineCore, state: PrefixState, path: Path) -> None:
     """Keep the state of a prompt for as long as the engine. Must not run while the engine steps.
     Raises JobError if there is no room for it."""
-    store, limit, count = core.pool.kept, core.pool.limit_bytes, len(state.token_ids)
+    book, store, count = core.book, core.book.kept, len(state.token_ids)
+    limit = book.limit_bytes
     root = core.prefix.chain(count, "")
     assert root is not None
     blocks = state.as_blocks(root)
     needed = sum(block.nbytes for key, block in blocks.items() if not store.pinned(key))
-    least = core.pool.bytes_for_one(min(core.context_length, count + FIRST_COLUMNS))
+    least = book.bytes_for_one(min(core.context_length, count + FIRST_COLUMNS))
     if store.pinned_bytes + needed + least > limit:
         others = store.pinned_bytes / 2**20
         raise JobError(
@@ -155,29 +157,30 @@ def pin_prompt_cache(core: EngineCore, state: PrefixState, path: Path) -> None:
             f"{others:.1f} MiB, and a sequence that begins with it needs {least / 2**20:.1f} MiB, "
             f"of {limit / 2**20:.1f} MiB for the KV cache: leave it out, or shorten its prompt",
         )
-    core.pool.trim()
-    if not store.shrink(core.pool.bytes_for_kept - needed):
+    book.trim()
+    if not store.shrink(book.bytes_for_kept - needed):
         raise JobError(
             "out_of_memory", f"{path} does not fit beside the sequences that run: load it later"
         )
-    store.pin(blocks)
+    store.pin({key: adopted(block, core.adopt) for key, block in blocks.items()})
     store.touch([*blocks])
 
 
 def keep_sessions(core: EngineCore, folder: Path, limit_bytes: int) -> None:
     """Write evicted state of sessions to a folder, and read it from there. Raises JobError."""
-    pool, store = core.pool, core.pool.kept
-    layout = pool.layout()
+    book, layout = core.book, core.pool.layout()
 
     def origin(prompt_length: int) -> Origin:
         return _origin(core, prompt_length, core.prefix.stride)
 
     core.prefix.sessions = SessionStates(
-        StateDir(folder, limit_bytes, origin(1), layout, core.device, store.pinned),
+        StateDir(folder, limit_bytes, origin(1), layout, core.device, book.kept.pinned),
         core.prefix.matching,
         origin,
-        lambda: pool.bytes_for_kept,
-        pool.limit_bytes // WAITING_SHARE,
+        core.copy_of,
+        core.adopt,
+        lambda: book.bytes_for_kept,
+        book.limit_bytes // WAITING_SHARE,
     )
 
 

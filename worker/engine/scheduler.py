@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from jobs import clock
 from jobs.errors import JobError
-from worker.engine.kv_pool import CachePool
+from worker.engine.cache_book import CacheBook
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.recovery import fail_unsure
 from worker.engine.sequence import Sequence
@@ -34,7 +34,7 @@ Scheduled = tuple[Sequence, int]  # a sequence and the number of tokens that it 
 class Scheduler:
     """Owns the waiting line and the running batch. Used by the thread that steps the engine."""
 
-    pool: CachePool
+    book: CacheBook
     slots: Slots
     step_tokens: int  # maximum number of tokens per step
     waiting: WaitingLine = field(default_factory=WaitingLine)
@@ -46,7 +46,7 @@ class Scheduler:
     _pulled: Sequence | None = None  # a bulk sequence that has waited long and does not yield
 
     def __post_init__(self) -> None:
-        self._prefix = self.prefix_cache or PrefixCache(self.pool)
+        self._prefix = self.prefix_cache or PrefixCache(self.book)
 
     @property
     def bulk_running(self) -> int:
@@ -112,7 +112,7 @@ class Scheduler:
             sequence.restart()
         self.waiting.refill(sequence for sequence in order if sequence in self.live)
         self._prefix.reset()
-        self.pool.free_all()
+        self.book.free_all()
 
     def remove_cancelled(self) -> None:
         """Fail and remove the sequences whose cancellation was requested."""
@@ -217,13 +217,13 @@ class Scheduler:
         self.admitting = sequence
         while True:
             if sequence.slot is None:
-                sequence.slot = self.pool.acquire()
+                sequence.slot = self.book.acquire()
             if sequence.slot is None:
                 return False
             resumed = sequence.computed > 0
             if resumed:
                 count = self._prefix.count(sequence, budget)
-                if self.pool.reserve(sequence.slot, sequence.computed + count):
+                if self.book.reserve(sequence.slot, sequence.computed + count):
                     break
             elif count := self._prefix.begin(sequence, sequence.slot, budget, self.waiting):
                 break
@@ -232,7 +232,7 @@ class Scheduler:
             if not self._make_room(sequence) and not resumed:
                 if self.running:
                     return False
-                self._fail(sequence, self.pool.too_large(sequence.length))
+                self._fail(sequence, self.book.too_large(sequence.length))
                 return True
         sequence.started_at = sequence.started_at or clock.now()
         end = len(self.running)
@@ -264,18 +264,18 @@ class Scheduler:
         """Reserve KV cache for `count` more tokens, preempting newer sequences if necessary.
         Returns False if the sequence itself was preempted or failed."""
         assert sequence.slot is not None
-        while not self.pool.reserve(sequence.slot, sequence.computed + count):
+        while not self.book.reserve(sequence.slot, sequence.computed + count):
             newest = self.running[-1]
             paused = self.waiting.newest_paused(sequence)
             if paused is not None:
                 self._release(paused)
             elif newest is not sequence:
                 self._preempt(newest)
-            elif len(self.running) > 1 or self.pool.fits_alone(sequence.computed + count):
+            elif len(self.running) > 1 or self.book.fits_alone(sequence.computed + count):
                 self._preempt(sequence)  # fits once older sequences have ended
                 return False
             else:
-                self._fail(sequence, self.pool.too_large(sequence.length))
+                self._fail(sequence, self.book.too_large(sequence.length))
                 return False
         return True
 
@@ -295,5 +295,5 @@ class Scheduler:
     def _release(self, sequence: Sequence, *, poisoned: bool = False) -> None:
         sequence.computed = sequence.draft_computed = 0
         if sequence.slot is not None:
-            self.pool.release(sequence.slot, poisoned=poisoned)
+            self.book.release(sequence.slot, poisoned=poisoned)
             sequence.slot = None

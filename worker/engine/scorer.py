@@ -10,7 +10,8 @@ from torch import Tensor
 
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
-from worker.engine.kv_pool import CachePool
+from worker.engine.cache_book import CacheBook
+from worker.engine.cache_pool import CachePool
 from worker.engine.prompt_logprobs import CHUNK_TOKENS
 from worker.layers.batch import Batch, Span
 from worker.layers.transfer import read_back, to_device
@@ -26,12 +27,13 @@ class Scorer:
     def __init__(
         self,
         model: Model,
+        book: CacheBook,
         pool: CachePool,
         device: torch.device,
         context: int,
         not_finite: Callable[[int], JobError],
     ) -> None:
-        self._model, self._pool, self._device = model, pool, device
+        self._model, self._book, self._pool, self._device = model, book, pool, device
         self._context, self.not_finite = context, not_finite
 
     def score(self, prompt: list[int], target: list[int]) -> list[float]:
@@ -58,16 +60,16 @@ class Scorer:
                 f"{len(ids)} tokens exceed the context of {self._context} tokens",
                 "prompt",
             )
-        slot = self._pool.acquire()
+        slot = self._book.acquire()
         assert slot is not None  # the pool has one slot more than the batch
         poisoned = False
         try:
-            if not self._pool.reserve(slot, len(ids)):
+            if not self._book.reserve(slot, len(ids)):
                 raise JobError(
                     "out_of_memory",
                     f"the KV cache has no room for {counted(len(ids), 'token')} now",
                 )
-            self._pool.reset(slot)
+            self._book.begin(slot)
             for start in range(0, len(ids), CHUNK_TOKENS):
                 chunk = ids[start : start + CHUNK_TOKENS]
                 wanted = start + len(chunk) > first
@@ -81,7 +83,7 @@ class Scorer:
                     skip = max(0, first - start)
                     yield start + skip, logits[skip:]
         finally:
-            self._pool.release(slot, poisoned=poisoned)
+            self._book.release(slot, poisoned=poisoned)
 
 
 def token_ids(values: SequenceOf[int], vocab: int, name: str) -> list[int]:

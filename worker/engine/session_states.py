@@ -19,7 +19,8 @@ from dataclasses import dataclass, replace
 from worker.engine.key_chain import KeyChain
 from worker.engine.prefix_match import PrefixMatch
 from worker.engine.prefix_state import PrefixState, add, take
-from worker.engine.prefix_store import BLOCK
+from worker.engine.prefix_store import BLOCK, StateRef
+from worker.engine.slot_copies import Copy
 from worker.engine.state_dir import StateDir
 from worker.engine.state_file import Origin
 
@@ -43,21 +44,25 @@ Write = tuple[str, Origin, PrefixState, float]
 
 
 class SessionStates:
-    """`origin_of(prompt length)`: what computes the state of such prompts. `room`: bytes that the
-    store may have. `waiting_bytes`: the limit of state that waits to be written, and of state that
-    was read and waits to be used; beyond it state is given up."""
+    """`origin_of(prompt length)`: what computes the state of such prompts. `copy_of`: the tensors
+    of a kept state; `adopt`: keeps others. `room`: bytes that the store may have. `waiting_bytes`:
+    the limit of state that waits to be written, and of state that was read and waits to be used;
+    beyond it state is given up."""
 
     def __init__(
         self,
         folder: StateDir,
         matching: PrefixMatch,
         origin_of: Callable[[int], Origin],
+        copy_of: Callable[[StateRef], Copy],
+        adopt: Callable[[Copy], StateRef],
         room: Callable[[], int],
         waiting_bytes: int,
     ) -> None:
         self._folder, self._matching = folder, matching
         self._store = matching.store
         self._origin_of, self._room = origin_of, room
+        self._copy_of, self._adopt = copy_of, adopt
         self._limit = waiting_bytes
         self._ended: dict[bytes, _Ended] = {}  # by the last key of its path, oldest first
         self._last: dict[str, bytes] = {}  # that key, by the name of the file
@@ -114,7 +119,7 @@ class SessionStates:
         """Add to the store what was read."""
         while self._fetched:
             state, chain = self._fetched.popleft()
-            add(self._store, state, chain, self._room())
+            add(self._store, self._adopt, state, chain, self._room())
 
     def close(self) -> None:
         """Write the state of all sessions, those of the newest turns first, and end the thread."""
@@ -146,7 +151,7 @@ class SessionStates:
 
     def _take(self, ended: _Ended) -> PrefixState | None:
         needs = self._matching.snapshots
-        return take(self._store, ended.path, ended.token_ids, snapshots=needs)
+        return take(self._store, self._copy_of, ended.path, ended.token_ids, snapshots=needs)
 
     def _forget(self, name: str) -> None:
         key = self._last.pop(name, None)

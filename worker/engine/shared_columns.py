@@ -6,11 +6,10 @@ sequence. The slots hold copies of the same blocks, so this changes no bit of th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
-
+from worker.engine.cache_changes import Share
 from worker.engine.prefix_store import BLOCK, Block
 
 Branches = dict[int, "Node"]
@@ -20,11 +19,11 @@ Node = tuple[
 
 
 class SharedColumns:
-    """`table`, int64 [slots, 2] on the CPU: of each slot another one, and how many of the first
-    columns are equal in both; `update` computes it from what the slots hold."""
+    """Knows which blocks each slot begins with. `emit` gets what attention reads from other slots
+    when it changes."""
 
-    def __init__(self, slots: int) -> None:
-        self.table = torch.zeros(slots, 2, dtype=torch.int64)
+    def __init__(self, slots: int, emit: Callable[[Share], None]) -> None:
+        self._slots, self._emit = slots, emit
         self._held: dict[int, list[int]] = {}  # numbers of the blocks that a slot begins with
         self._changed = False
 
@@ -44,20 +43,20 @@ class SharedColumns:
         """The content of a slot is void. Nothing is shared until the next `update`."""
         if self._held.pop(slot, None):
             self._changed = True
-            self.table.zero_()
+            self._emit(Share(()))
 
     def clear(self) -> None:
         """The content of all slots is void."""
         self._held.clear()
         self._changed = False
-        self.table.zero_()
+        self._emit(Share(()))
 
     def update(self) -> None:
-        """Bring the table up to date. Called before each step."""
+        """Emit what is shared, if it has changed. Called before each step."""
         if not self._changed:
             return
         self._changed = False
-        rows = [[0, 0] for _ in range(len(self.table))]
+        rows = [(0, 0)] * self._slots
         root: Branches = {}
         for slot in sorted(self._held):
             other, common, branches = slot, 0, root
@@ -67,8 +66,8 @@ class SharedColumns:
                 else:
                     branches[number] = (slot, {})
                 branches = branches[number][1]
-            rows[slot] = [other, common]
-        self.table.copy_(torch.tensor(rows))
+            rows[slot] = (other, common)
+        self._emit(Share(tuple(rows)))
 
 
 def _numbers(blocks: Iterable[Block[Any]]) -> list[int]:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.engine.kv_pool import CachePool
 from worker.engine.prefix_store import BLOCK
 from worker.layers.cache import LayerCache
 
@@ -40,51 +39,45 @@ class Copy:
         return [rows[tensor][row] for tensor, row in self.order]
 
 
-class SlotCopies:
-    """Reads and writes the slots of a pool."""
-
-    def __init__(self, pool: CachePool) -> None:
-        self._pool = pool
-        # Whether the state of some layers depends on where the sequence ends.
-        self.needs_snapshots = not all(layer.by_position for layer in pool.layers)
-
-    def bytes_of_blocks(self, tokens: int) -> int:
-        """Bytes of `blocks` of so many tokens."""
-        return sum(one.bytes_for(1, tokens) for one in self._pool.layers if one.by_position)
-
-    def blocks(self, slot: int, start: int, end: int) -> list[Copy]:
-        """Copies of the state that the tokens [start, end) added, one per BLOCK tokens; the last
-        may be shorter."""
-        views = self._by_position(slot, start, end)
-        if not views:
-            return [Copy.of(()) for _ in range(start, end, BLOCK)]
-        return [
-            Copy.of(parts)
-            for parts in zip(*(view.split(BLOCK, dim=1) for view in views), strict=True)
-        ]
-
-    def bytes_of_snapshot(self, slot: int, end: int) -> int:
-        return sum(view.nbytes for view in self._at_end(slot, end))
-
-    def snapshot(self, slot: int, end: int) -> Copy:
-        """The state of all other layers; the slot holds exactly `end` tokens."""
-        return Copy.of(self._at_end(slot, end))
-
-    def write(self, slot: int, blocks: Sequence[Copy], snapshot: Copy | None, end: int) -> None:
-        """Give a slot the first `end` tokens, which the blocks hold."""
-        parts = zip(*(block.views() for block in blocks), strict=True)
-        for view, copies in zip(self._by_position(slot, 0, end), parts, strict=True):
-            torch.cat(copies, dim=1, out=view)
-        if snapshot is not None:
-            for view, copy in zip(self._at_end(slot, end), snapshot.views(), strict=True):
-                view.copy_(copy)
-
-    def _by_position(self, slot: int, start: int, end: int) -> list[Tensor]:
-        return _views([one for one in self._pool.layers if one.by_position], slot, start, end)
-
-    def _at_end(self, slot: int, end: int) -> list[Tensor]:
-        return _views([one for one in self._pool.layers if not one.by_position], slot, 0, end)
+def copy_blocks(layers: Sequence[LayerCache], slot: int, start: int, end: int) -> list[Copy]:
+    """Copies of the state that the tokens [start, end) of a slot added, one per BLOCK tokens; the
+    last may be shorter."""
+    views = _by_position(layers, slot, start, end)
+    if not views:
+        return [Copy.of(()) for _ in range(start, end, BLOCK)]
+    return [
+        Copy.of(parts) for parts in zip(*(view.split(BLOCK, dim=1) for view in views), strict=True)
+    ]
 
 
-def _views(layers: list[LayerCache], slot: int, start: int, end: int) -> list[Tensor]:
+def copy_snapshot(layers: Sequence[LayerCache], slot: int, end: int) -> Copy:
+    """The state of all layers that can't be cut; the slot holds exactly `end` tokens."""
+    return Copy.of(_at_end(layers, slot, end))
+
+
+def write_copies(
+    layers: Sequence[LayerCache],
+    slot: int,
+    blocks: Sequence[Copy],
+    snapshot: Copy | None,
+    end: int,
+) -> None:
+    """Give a slot the first `end` tokens, which the blocks hold."""
+    parts = zip(*(block.views() for block in blocks), strict=True)
+    for view, copies in zip(_by_position(layers, slot, 0, end), parts, strict=True):
+        torch.cat(copies, dim=1, out=view)
+    if snapshot is not None:
+        for view, copy in zip(_at_end(layers, slot, end), snapshot.views(), strict=True):
+            view.copy_(copy)
+
+
+def _by_position(layers: Sequence[LayerCache], slot: int, start: int, end: int) -> list[Tensor]:
+    return _views((one for one in layers if one.by_position), slot, start, end)
+
+
+def _at_end(layers: Sequence[LayerCache], slot: int, end: int) -> list[Tensor]:
+    return _views((one for one in layers if not one.by_position), slot, 0, end)
+
+
+def _views(layers: Iterable[LayerCache], slot: int, start: int, end: int) -> list[Tensor]:
     return [view for layer in layers for view in layer.views(slot, start, end)]

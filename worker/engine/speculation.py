@@ -10,14 +10,14 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 
 from worker.engine.acceptance import WORTH, updated
+from worker.engine.cache_book import CacheBook
+from worker.engine.cache_pool import CachePool
 from worker.engine.draft_costs import DraftCosts
 from worker.engine.guess import Draft
-from worker.engine.kv_pool import CachePool
 from worker.engine.rollback import Undo
 from worker.engine.scheduler import Scheduled
 from worker.engine.sequence import Sequence
 from worker.engine.step import Drawn, Part
-from worker.layers.kv_cache import WindowKVCache
 
 START_WEIGHT = 0.01  # of one token in the rate that new sequences begin with
 LEAST_START = WORTH + 0.1  # each sequence tries
@@ -34,6 +34,7 @@ class Speculation:
     def __init__(
         self,
         draft: Draft | None,
+        book: CacheBook,
         pool: CachePool,
         *,
         most: int,
@@ -44,11 +45,9 @@ class Speculation:
         self.drafted_tokens = 0
         self.accepted_tokens = 0
         self.drafts = draft is not None
-        self._draft, self._pool, self._costs = draft, pool, costs
+        self._draft, self._book, self._pool, self._costs = draft, book, pool, costs
         self._most, self._step_tokens = most, step_tokens
-        layers = [*pool.layers, *pool.draft_layers]
-        windows = [one.window for one in layers if isinstance(one, WindowKVCache)]
-        self._window = min((one for one in windows if one), default=2 * most + 1)
+        self._window = book.sizes.smallest_window or 2 * most + 1
         self._start = draft.start if draft is not None else 0.0  # rate of new sequences
         self._guessed, self._accepted = 0, 0  # tokens of this step
 
@@ -135,4 +134,4 @@ class Speculation:
 
     def _fits(self, sequence: Sequence, count: int) -> bool:
         assert sequence.slot is not None
-        return self._pool.reserve(sequence.slot, sequence.computed + count)
+        return self._book.reserve(sequence.slot, sequence.computed + count)

@@ -29,14 +29,14 @@ class StateLayout:
         self.kinds = tuple(layer.kind for layer in make_caches())
 
     def blocks(self, end: int) -> list[StateTensor]:
-        """The tensors of the first `end` tokens, in the order of `SlotCopies.blocks`."""
+        """The tensors of the first `end` tokens, in the order of `copy_blocks`."""
         return [
             StateTensor(name, dtype, (shape[0], end, *shape[2:]))
             for name, dtype, shape in self._views(BLOCK, by_position=True)
         ]
 
     def snapshot(self, end: int) -> list[StateTensor]:
-        """The tensors of a snapshot after `end` tokens, in the order of `SlotCopies.snapshot`."""
+        """The tensors of a snapshot after `end` tokens, in the order of `copy_snapshot`."""
         return [
             StateTensor(f"{name}.after.{end}", dtype, shape)
             for name, dtype, shape in self._views(end, by_position=False)

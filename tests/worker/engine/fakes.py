@@ -10,10 +10,13 @@ from torch import Tensor
 
 from jobs.api.sampling import Sampling
 from worker.checkpoint.config import GenerationDefaults
-from worker.engine.kv_pool import CachePool
+from worker.engine.cache_book import CacheBook
+from worker.engine.cache_pool import CachePool
+from worker.engine.cache_sizes import CacheSizes
 from worker.engine.sampler import Sampled
 from worker.engine.sampling_plan import plan_sampling
 from worker.engine.sequence import Sequence, TokenEvent
+from worker.layers.cache import LayerCache
 
 CONTEXT = 4096
 
@@ -59,16 +62,23 @@ class FakeDetokenizer:
         return ""
 
 
-def make_pool(
+def make_caches(
     limit: int = 1 << 30, *, slots: int = 4, columns: int = CONTEXT, needs_clearing: bool = False
-) -> CachePool:
-    """A pool of one layer; `limit` in tokens, which are bytes here."""
-    return CachePool(
-        lambda: [FakeLayer(needs_clearing=needs_clearing)],
+) -> tuple[CacheBook, CachePool]:
+    """Caches of one layer; `limit` in tokens, which are bytes here."""
+
+    def layers() -> list[LayerCache]:
+        return [FakeLayer(needs_clearing=needs_clearing)]
+
+    pool = CachePool(layers, slots=slots)
+    book = CacheBook(
+        CacheSizes(layers()),
+        pool.execute,
         max_slots=slots,
         max_columns=columns,
         limit_bytes=limit,
     )
+    return book, pool
 
 
 def layer_of(pool: CachePool) -> FakeLayer:

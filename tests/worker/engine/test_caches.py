@@ -38,7 +38,7 @@ def test_preemption_does_not_change_the_output(
     path: Path, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     expected = engine.generate(PROMPTS, GREEDY)
-    limit = engine._core.pool.bytes_for_one(270) * 3  # enough for three to start, not to finish
+    limit = engine._core.book.bytes_for_one(270) * 3  # enough for three to start, not to finish
     tight = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4, cache_bytes=limit)
     preempted: list[Sequence] = []
     preempt = Scheduler._preempt

@@ -99,11 +99,11 @@ def test_steps_in_which_a_model_draft_computes_two_tokens_are_replayed(tmp_path:
 def test_drafts_have_caches_in_the_pool_and_leave_nothing(folder: Path) -> None:
     near = perturbed(folder, folder.parent / "near")
     plain, drafted = load(folder), load(folder, draft=str(near))
-    one = plain._core.pool.bytes_for_one(100)
-    assert drafted._core.pool.bytes_for_one(100) == 2 * one
+    one = plain._core.book.bytes_for_one(100)
+    assert drafted._core.book.bytes_for_one(100) == 2 * one
     assert drafted.generate([PROMPT], GREEDY) == plain.generate([PROMPT], GREEDY)
-    drafted._core.pool.trim()
-    assert drafted._core.pool.bytes_held == drafted._core.pool.kept.nbytes
+    drafted._core.book.trim()
+    assert drafted._core.book.bytes_held == drafted._core.book.kept.nbytes
     assert drafted._core.weight_bytes == 2 * plain._core.weight_bytes
     drafted.close()
     assert drafted._core.pool.draft_layers == []

@@ -126,8 +126,8 @@ def test_a_slot_is_free_again_if_its_state_cannot_be_kept(
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=1)
     once = Sampling(temperature=0, max_tokens=3, ignore_eos=True)
     (expected,) = engine.generate([PROMPT], once)
-    pool = engine._core.pool
-    free = len(pool._free)
+    book = engine._core.book
+    free = len(book._free)
 
     def full(*_: object, **__: object) -> NoReturn:
         raise torch.OutOfMemoryError("no room")
@@ -139,14 +139,14 @@ def test_a_slot_is_free_again_if_its_state_cannot_be_kept(
         next(stream)
         stream.close()  # type: ignore[attr-defined]
         assert not engine.step()
-    assert len(pool._free) == free
+    assert len(book._free) == free
     assert not engine._core.prefix._progress
     assert engine.generate([PROMPT], once) == [expected]
 
 
 def test_a_sequence_too_large_for_the_cache_fails_alone_with_the_numbers(path: Path) -> None:
     probe = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
-    limit = probe._core.pool.bytes_for_one(40)
+    limit = probe._core.book.bytes_for_one(40)
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4, cache_bytes=limit)
     sink = CollectingSink()
     long = engine.submit(ask("word " * 40), sink)

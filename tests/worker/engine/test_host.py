@@ -47,7 +47,7 @@ def test_an_idle_engine_frees_the_storage_of_its_cache(
     monkeypatch.setattr("worker.engine.host.LONGEST_SLEEP_SECONDS", 0.01)
     name = host.load(spec(path)).name
     chat(host, ask("question").model_copy(update={"model": name}))
-    wait_until(lambda: host.memory().cache == host._engines[name].pool.kept.nbytes > 0)
+    wait_until(lambda: host.memory().cache == host._engines[name].book.kept.nbytes > 0)
 
 
 def test_many_threads_submit_and_one_thread_steps(

@@ -99,7 +99,7 @@ def test_the_next_turn_begins_where_the_answer_ended(load: Load) -> None:
     known = len(SYSTEM) + 5  # the last token of the answer was not computed
     prompt = [*SYSTEM, *answer.token_ids, 7, 8]
     assert engine.generate([prompt], GREEDY) == load(prefix_cache=False).generate([prompt], GREEDY)
-    snapshots = engine._core.prefix._copies.needs_snapshots  # there is one of the very end
+    snapshots = engine._core.prefix._needs_snapshots  # there is one of the very end
     assert engine._core.prefix.cached_tokens == (known if snapshots else known // BLOCK * BLOCK)
 
 
@@ -111,7 +111,7 @@ def test_the_second_of_three_prompts_reuses_most_of_their_common_beginning(
         load(dtype=dtype, max_batch=max_batch, prefix_cache=state) for state in (True, False)
     )
     common = SYSTEM * 3  # 300 tokens
-    prefix, store = engine._core.prefix, engine._core.pool.kept
+    prefix, store = engine._core.prefix, engine._core.book.kept
     reused, provisional = [], []
     for number in range(3):  # one after another
         before, prompt = prefix.cached_tokens, common + [101 + number] * 130
@@ -119,7 +119,7 @@ def test_the_second_of_three_prompts_reuses_most_of_their_common_beginning(
         reused.append(prefix.cached_tokens - before)
         provisional.append(len(store._provisional))
     exact = 256 if max_batch == 1 else 288  # the last edge in the common beginning
-    snapshots = prefix._copies.needs_snapshots
+    snapshots = prefix._needs_snapshots
     assert reused == [0, 256 if snapshots else exact, exact]
     count = (3 if max_batch == 1 else 1) if snapshots else 0
     assert provisional == [count, max(0, count - 1), max(0, count - 1)]  # one is used
@@ -129,24 +129,24 @@ def test_provisional_snapshots_have_a_share_of_the_bytes(
     load: Load, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load()
-    prefix, pool = engine._core.prefix, engine._core.pool
+    prefix, book = engine._core.prefix, engine._core.book
     prefix.spacing = 32
     engine.generate([[9] * 300], GREEDY)
-    count = 4 if prefix._copies.needs_snapshots else 0  # after 32, 64, 128 and 256 tokens
-    assert len(pool.kept._provisional) == count
+    count = 4 if prefix._needs_snapshots else 0  # after 32, 64, 128 and 256 tokens
+    assert len(book.kept._provisional) == count
     if count:
-        size = sum(map(pool.kept._snapshot_bytes, pool.kept._provisional)) // count
-        share = pool.limit_bytes // (5 * size // 2)  # for two and a half of them
+        size = sum(map(book.kept._snapshot_bytes, book.kept._provisional)) // count
+        share = book.limit_bytes // (5 * size // 2)  # for two and a half of them
         monkeypatch.setattr(prefix_cache, "PROVISIONAL_SHARE", share)
         engine.generate([[10] * 300], GREEDY)
-        assert len(pool.kept._provisional) == 2
+        assert len(book.kept._provisional) == 2
 
 
 def test_off_reuses_nothing(load: Load) -> None:
     engine = load(prefix_cache=False)
     for _ in range(2):
         assert cached(ask(engine, "the same question " * 9)) == 0
-    assert len(engine._core.pool.kept) == 0
+    assert len(engine._core.book.kept) == 0
 
 
 def test_salts_separate_state(load: Load) -> None:
@@ -243,20 +243,20 @@ def test_state_of_a_poisoned_sequence_is_dropped(
     monkeypatch.setattr(core, "model", poisoned)
     with pytest.raises(Exception, match="finite"):
         engine.generate([SYSTEM], GREEDY)
-    assert len(core.pool.kept) == 0
+    assert len(core.book.kept) == 0
 
 
 def test_kept_state_gives_way_to_running_sequences(load: Load) -> None:
     plain = load(prefix_cache=False)
-    limit = plain._core.pool.bytes_for_one(300) * 2
+    limit = plain._core.book.bytes_for_one(300) * 2
     tight = load(cache_bytes=limit)
     short, long = [[9 + i] * 40 for i in range(30)], [[9 + i] * 290 for i in range(4)]
     for prompt in short:
         assert tight.generate([prompt], GREEDY) == plain.generate([prompt], GREEDY)
-    kept = tight._core.pool.kept.nbytes
+    kept = tight._core.book.kept.nbytes
     assert limit / 3 < kept <= limit
     assert tight.generate(long, GREEDY) == plain.generate(long, GREEDY)
-    assert tight._core.pool.bytes_held <= limit
+    assert tight._core.book.bytes_held <= limit
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp32"])
@@ -291,6 +291,6 @@ def test_lengths_that_rotate_differently_share_nothing(tmp_path: Path) -> None:
 def test_a_closed_engine_keeps_nothing(load: Load) -> None:
     engine = load()
     engine.generate([SYSTEM], GREEDY)
-    assert len(engine._core.pool.kept) > 0
+    assert len(engine._core.book.kept) > 0
     engine.close()
-    assert len(engine._core.pool.kept) == 0
+    assert len(engine._core.book.kept) == 0

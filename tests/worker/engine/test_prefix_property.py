@@ -80,7 +80,7 @@ class Pair:
     def __init__(self, path: Path, draft: str | None = None) -> None:
         options: dict[str, Any] = {"device": "cpu", "dtype": "fp32", "context": 512}
         self.plain = Engine.load(str(path), max_batch=1, prefix_cache=False, **options)
-        one = self.plain._core.pool.bytes_for_one(LONGEST)
+        one = self.plain._core.book.bytes_for_one(LONGEST)
         options |= {"max_batch": 4, "cache_bytes": 7 * one // 2, "draft": draft}
         self.shared = Engine.load(str(path), **options)
         self.alone = cache(self._alone)
@@ -93,7 +93,7 @@ class Pair:
     def _count(self) -> None:
         """Count preempted sequences and evicted blocks."""
         scheduler: Any = self.core._scheduler
-        store, preempt = self.core.pool.kept, scheduler._preempt
+        store, preempt = self.core.book.kept, scheduler._preempt
 
         def preempted(sequence: Sequence, **options: Any) -> None:
             self.preempted += 1
@@ -148,13 +148,16 @@ def ids_of(events: list[TokenEvent]) -> list[int]:
 
 def check_store(core: EngineCore, roots: set[bytes]) -> None:
     """The invariants between two steps."""
-    store = core.pool.kept
-    assert core.pool.bytes_held <= core.pool.limit_bytes
+    store = core.book.kept
+    assert core.book.bytes_held <= core.book.limit_bytes
     assert store.nbytes == sum(block.nbytes for block in store._blocks.values())
     assert len(store._snapshots) <= MAX_SNAPSHOTS
     assert len(store._provisional) <= MAX_PROVISIONAL
-    provisional = sum(store._blocks[key].snapshot.nbytes for key in store._provisional)
-    assert provisional <= core.pool.limit_bytes // PROVISIONAL_SHARE
+    provisional = sum(map(store._snapshot_bytes, store._provisional))
+    assert provisional <= core.book.limit_bytes // PROVISIONAL_SHARE
+    states = [state for one in store._blocks.values() for state in (one.state, one.snapshot)]
+    sizes = {state.number: state.nbytes for state in states if state is not None}
+    assert {number: copy.nbytes for number, copy in core.pool.kept.items()} == sizes
     pinned = {key for key in store._blocks if store.pinned(key)}
     assert store.pinned_bytes == sum(store._blocks[key].nbytes for key in pinned)
     with_snapshot = {key for key, block in store._blocks.items() if block.snapshot}
@@ -175,9 +178,9 @@ def check_store(core: EngineCore, roots: set[bytes]) -> None:
 
 def check_shared(core: EngineCore) -> int:
     """Columns that attention reads from another slot are equal there. Returns their number."""
-    core.pool.shared.update()
+    core.book.shared.update()
     columns = 0
-    for slot, (other, common) in enumerate(core.pool.shared.table.tolist()):
+    for slot, (other, common) in enumerate(core.pool.shared.tolist()):
         columns += common
         for layer in core.pool.layers if common else ():
             if layer.by_position:
@@ -198,7 +201,7 @@ def test_tokens_are_those_of_each_sequence_alone_and_no_state_leaks(
 def run(pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool = False) -> None:
     """Run the actions and check everything that must hold."""
     core = pair.core
-    core.pool.kept.clear()
+    core.book.kept.clear()
     if pin:
         pin_prompt_cache(core, pair.pinned, Path("pinned"))
     roots = {root_key(*core._resident.state_of(1))}
@@ -234,7 +237,7 @@ def run(pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool = False) -> N
             assert events[-1].error is None
         assert ids_of(events) == expected
     assert not core.prefix._progress
-    core.pool.trim()
-    assert core.pool.bytes_held == core.pool.kept.nbytes  # no slot is in use
-    assert core.pool.kept.shrink(core.pool.kept.pinned_bytes)
-    assert len(core.pool.kept) == (len(pair.pinned.blocks) if pin else 0)
+    core.book.trim()
+    assert core.book.bytes_held == core.book.kept.nbytes  # no slot is in use
+    assert core.book.kept.shrink(core.book.kept.pinned_bytes)
+    assert len(core.book.kept) == (len(pair.pinned.blocks) if pin else 0)

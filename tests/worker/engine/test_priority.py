@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.errors import JobError
-from tests.worker.engine.fakes import FakeSequence, advance, make_pool
+from tests.worker.engine.fakes import FakeSequence, advance, make_caches
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
@@ -15,8 +15,8 @@ from worker.engine.waiting_line import ADMISSIONS_PER_BULK
 
 
 def make_scheduler(slots: Slots, *, limit: int = 1 << 30, step_tokens: int = 1000) -> Scheduler:
-    pool = make_pool(limit, slots=slots.batch + slots.paused + 1)
-    return Scheduler(pool, slots, step_tokens)
+    book, _ = make_caches(limit, slots=slots.batch + slots.paused + 1)
+    return Scheduler(book, slots, step_tokens)
 
 
 def add(scheduler: Scheduler, count: int, *, bulk: bool, length: int = 10) -> list[FakeSequence]:
@@ -191,8 +191,8 @@ def test_every_sequence_ends_and_none_is_taken_before_an_interactive_one(
             break
     assert all(one.ended for one in sequences)
     assert all(one.events[-1].error is None for one in sequences)
-    scheduler.pool.trim()
-    assert scheduler.pool.bytes_held == 0  # no slot is in use
+    scheduler.book.trim()
+    assert scheduler.book.bytes_held == 0  # no slot is in use
 
 
 @pytest.mark.parametrize("preempt", [False, True])

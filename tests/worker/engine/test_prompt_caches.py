@@ -70,16 +70,16 @@ def first_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch, prompt: list[i
 def logits_after(engine: Engine, prompt: list[int], more: list[int]) -> torch.Tensor:
     """The logits of `more`, computed in the slot that computed `prompt` as for a file."""
     core = engine._core
-    slot = core.pool.acquire()
-    assert slot is not None and core.pool.reserve(slot, len(prompt) + len(more))
-    core.pool.reset(slot)
+    slot = core.book.acquire()
+    assert slot is not None and core.book.reserve(slot, len(prompt) + len(more))
+    core.book.begin(slot)
     for start in [*range(0, len(prompt), 64), len(prompt)]:
         end = min(start + 64, len(prompt)) if start < len(prompt) else len(prompt) + len(more)
         ids = [*prompt, *more][start:end]
         span = Span(slot, start, ids, len(prompt) + len(more))
         with computing(core.info.weight_bytes):
             logits = core.model(Batch.prepare([span], core.device)[0], core.pool.layers)
-    core.pool.release(slot)
+    core.book.release(slot)
     return logits
 
 
@@ -110,14 +110,14 @@ def test_at_max_batch_1_a_loaded_one_changes_no_bit(folder: Path, tmp_path: Path
 def test_a_loaded_one_is_never_evicted_and_serves_all_salts(folder: Path, tmp_path: Path) -> None:
     load(folder).save_prompt_cache(SYSTEM, tmp_path / "f")
     probe = load(folder)
-    limit = probe._core.pool.bytes_for_one(360) * 2
+    limit = probe._core.book.bytes_for_one(360) * 2
     engine = load(folder, cache_bytes=limit)
     engine.load_prompt_cache(tmp_path / "f")
-    store = engine._core.pool.kept
+    store = engine._core.book.kept
     assert 0 < store.pinned_bytes == store.nbytes
     for number in range(12):
         engine.generate([[9 + number] * 200], GREEDY)
-    assert engine._core.pool.bytes_held <= limit
+    assert engine._core.book.bytes_held <= limit
     plain = load(folder, prefix_cache=False).generate([SYSTEM + NEXT], GREEDY)
     before = cached(engine)
     assert engine.generate([SYSTEM + NEXT], GREEDY) == plain
@@ -136,7 +136,7 @@ def test_a_loaded_one_is_never_evicted_and_serves_all_salts(folder: Path, tmp_pa
 
 def test_one_that_does_not_fit_is_refused_with_the_numbers(path: Path, tmp_path: Path) -> None:
     load(path).save_prompt_cache(SYSTEM, tmp_path / "f")
-    need = load(path)._core.pool.bytes_for_one
+    need = load(path)._core.book.bytes_for_one
     small = load(path, cache_bytes=need(101))
     with pytest.raises(JobError, match=r"does not fit: it has .* MiB") as caught:
         small.load_prompt_cache(tmp_path / "f")
@@ -218,7 +218,7 @@ def test_other_files_are_refused_with_the_difference(
     with pytest.raises(JobError, match=sentence) as caught:
         engine.load_prompt_cache(file)
     assert caught.value.code == "invalid_request" and str(file) in caught.value.message
-    assert engine._core.pool.kept.pinned_bytes == 0
+    assert engine._core.book.kept.pinned_bytes == 0
 
 
 @pytest.mark.parametrize("bytes_left", [0, 5, 100, 5000, -1])

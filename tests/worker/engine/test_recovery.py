@@ -21,9 +21,9 @@ from tests.waiting import PATIENCE
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from worker import ChatSession, Engine
+from worker.engine.cache_pool import CachePool
 from worker.engine.engine import EngineCore
 from worker.engine.host import EngineHost
-from worker.engine.slot_copies import SlotCopies
 from worker.model_spec import ModelSpec
 
 GREEDY = Sampling(temperature=0, max_tokens=6, ignore_eos=True)
@@ -31,7 +31,14 @@ FAMILIES = ["qwen3", "gemma3_text", "qwen3_5_text"]  # full, window, recurrent c
 SEEDS = 12
 STATE_FILES = {
     *("engine.py", "scheduler.py", "waiting_line.py", "prefix_cache.py", "prefix_store.py"),
-    *("kv_pool.py", "slot_copies.py", "shared_columns.py", "recovery.py", "kv_cache.py"),
+    *(
+        "cache_book.py",
+        "cache_pool.py",
+        "slot_copies.py",
+        "shared_columns.py",
+        "recovery.py",
+        "kv_cache.py",
+    ),
     *("recurrent_cache.py", "cache.py", "step.py", "speculation.py", "rollback.py"),
 }
 
@@ -75,7 +82,7 @@ def test_a_step_that_ends_at_any_line_changes_no_answer(
     expected: dict[tuple[int, ...], list[int]] = {}
     for seed in range(SEEDS):
         chosen = random.Random(f"{seed}")
-        room = plain._core.pool.bytes_for_one(256)
+        room = plain._core.book.bytes_for_one(256)
         engine = load(folder, cache_bytes=int(room * chosen.choice([2.5, 12])))
         prompts = []
         for _ in range(5):
@@ -117,10 +124,18 @@ def test_a_step_that_ends_at_any_line_changes_no_answer(
         (again,) = engine.generate([prompts[0]], GREEDY)
         assert again.token_ids == expected[tuple(prompts[0])]
         core = engine._core
-        assert core.pool._used == set() and core.prefix._progress == {}, interrupt.raised_at
-        kept = core.pool.kept
+        assert core.book._used == set() and core.prefix._progress == {}, interrupt.raised_at
+        kept = core.book.kept
         assert kept.nbytes == sum(block.nbytes for block in kept._blocks.values())
         assert not any(block.references for block in kept._blocks.values()), interrupt.raised_at
+        assert core.pool.kept.keys() == numbers_of(core), interrupt.raised_at
+
+
+def numbers_of(core: EngineCore) -> set[int]:
+    """Of the states that the store holds."""
+    blocks = core.book.kept._blocks.values()
+    states = [state for block in blocks for state in (block.state, block.snapshot)]
+    return {state.number for state in states if state is not None}
 
 
 def test_pinned_state_survives_an_interrupt(
@@ -130,15 +145,15 @@ def test_pinned_state_survives_an_interrupt(
     load(folder).save_prompt_cache(prompt, tmp_path / "f")
     engine = load(folder)
     engine.load_prompt_cache(tmp_path / "f")
-    pinned = engine._core.pool.kept.pinned_bytes
-    once(monkeypatch, SlotCopies, "write", KeyboardInterrupt)
+    pinned = engine._core.book.kept.pinned_bytes
+    once(monkeypatch, CachePool, "load", KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         engine.generate([[*prompt, 9]], GREEDY)
     (answer,) = engine.generate([[*prompt, 9]], GREEDY)
     (alone,) = load(folder, prefix_cache=False).generate([[*prompt, 9]], GREEDY)
     assert answer.token_ids == alone.token_ids
     assert engine._core.prefix.cached_tokens > 0
-    assert engine._core.pool.kept.pinned_bytes == pinned
+    assert engine._core.book.kept.pinned_bytes == pinned
 
 
 def once(patch: pytest.MonkeyPatch, owner: Any, name: str, error: type[BaseException]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Sequence as SequenceOf
 import pytest
 
 from jobs.errors import JobError
-from tests.worker.engine.fakes import CONTEXT, FakeSequence, advance, make_pool
+from tests.worker.engine.fakes import CONTEXT, FakeSequence, advance, make_caches
 from worker.engine.sampler import Sampled
 from worker.engine.scheduler import Scheduler
 from worker.engine.slots import Slots
@@ -17,8 +17,8 @@ def make_scheduler(
     *lengths: int, limit: int = 1 << 30, max_batch: int = 3, step_tokens: int = 1000
 ) -> tuple[Scheduler, list[FakeSequence]]:
     """A scheduler with a waiting sequence for each prompt length."""
-    pool = make_pool(limit, slots=max_batch + 1)
-    scheduler = Scheduler(pool, Slots(max_batch), step_tokens)
+    book, _ = make_caches(limit, slots=max_batch + 1)
+    scheduler = Scheduler(book, Slots(max_batch), step_tokens)
     sequences = [FakeSequence(length) for length in lengths]
     for sequence in sequences:
         scheduler.add(sequence)
@@ -90,8 +90,8 @@ def test_a_preempted_sequence_returns_before_later_arrivals() -> None:
 
 def test_a_sequence_too_large_for_the_cache_fails_with_the_numbers() -> None:
     mib = 2**20
-    pool = make_pool(8 * mib, columns=64 * mib)
-    scheduler = Scheduler(pool, Slots(3), step_tokens=64 * mib)
+    book, _ = make_caches(8 * mib, columns=64 * mib)
+    scheduler = Scheduler(book, Slots(3), step_tokens=64 * mib)
     large, small = FakeSequence(CONTEXT - 1), FakeSequence(5)
     large.prompt_ids += [7] * 9 * mib
     scheduler.add(large)
@@ -144,13 +144,13 @@ def test_cancelled_sequences_are_removed_running_or_waiting() -> None:
 def test_fail_all_ends_every_sequence_and_frees_its_slot() -> None:
     scheduler, sequences = make_scheduler(10, 20, 30, 40)
     scheduler.schedule()
-    assert scheduler.pool.bytes_held > 0
+    assert scheduler.book.bytes_held > 0
     reason = JobError("cancelled", "the engine was closed")
     scheduler.fail_all(reason)
     assert errors(sequences) == [reason] * 4
     assert scheduler.running == [] and not scheduler.waiting
-    scheduler.pool.trim()
-    assert scheduler.pool.bytes_held == 0
+    scheduler.book.trim()
+    assert scheduler.book.bytes_held == 0
 
 
 @pytest.mark.parametrize("how", ["stop token", "length", "error"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from jobs.errors import JobError
-from tests.worker.engine.fakes import CONTEXT, make_pool
+from tests.worker.engine.fakes import CONTEXT, make_caches
 from worker.engine.prompt_logprobs import CHUNK_TOKENS
 from worker.engine.scorer import Scorer, token_ids
 from worker.layers.batch import Batch
@@ -41,7 +41,7 @@ def make_scorer(model: NextNumber, **pool: Any) -> Scorer:
 
     cpu: Any = torch.device("cpu")
     fake: Any = model
-    return Scorer(fake, make_pool(**pool), cpu, CONTEXT, not_finite)
+    return Scorer(fake, *make_caches(**pool), cpu, CONTEXT, not_finite)
 
 
 def numbers(count: int) -> list[int]:

@@ -31,7 +31,7 @@ def test_a_restarted_engine_continues_a_session(folder: Path, tmp_path: Path) ->
 
 def test_evicted_state_comes_back(folder: Path, tmp_path: Path) -> None:
     plain = make(folder, None)
-    limit = plain._core.pool.bytes_for_one(500) * 2
+    limit = plain._core.book.bytes_for_one(500) * 2
     engine = make(folder, tmp_path, cache_bytes=limit)
     sessions = engine._core.prefix.sessions
     assert sessions is not None
@@ -46,7 +46,7 @@ def test_evicted_state_comes_back(folder: Path, tmp_path: Path) -> None:
     turn = ask(engine, QUESTION, "rain", "and then?")
     assert cached(turn) > 64
     assert turn.text == ask(plain, QUESTION, "rain", "and then?").text
-    assert engine._core.pool.bytes_held <= limit
+    assert engine._core.book.bytes_held <= limit
     engine.close()
 
 
@@ -98,7 +98,7 @@ def test_steps_do_not_wait_for_the_disk(
         written.append(name)
 
     monkeypatch.setattr(StateDir, "write", write)
-    limit = make(path, None)._core.pool.bytes_for_one(500) * 2
+    limit = make(path, None)._core.book.bytes_for_one(500) * 2
     engine = make(path, tmp_path, cache_bytes=limit)
     sessions = engine._core.prefix.sessions
     assert sessions is not None

@@ -11,6 +11,7 @@ import torch
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
+from worker.engine.cache_changes import Share
 from worker.engine.prefix_store import BLOCK, Block
 from worker.engine.shared_columns import SharedColumns
 from worker.layers.batch import Batch
@@ -24,66 +25,75 @@ def blocks(count: int, length: int = BLOCK) -> list[Block[Nothing]]:
     return [Block(b"", length, Nothing()) for _ in range(count)]
 
 
-def found(shared: SharedColumns) -> list[list[int]]:
+class Watched(SharedColumns):
+    """Keeps what it emits."""
+
+    def __init__(self, slots: int) -> None:
+        self.emitted: list[Share] = []
+        super().__init__(slots, self.emitted.append)
+
+
+def found(shared: Watched) -> list[tuple[int, int]]:
     shared.update()
-    table: list[list[int]] = shared.table.tolist()
-    return table
+    return [*shared.emitted[-1].rows]
 
 
 def test_slots_read_from_the_lowest_one_with_the_same_blocks() -> None:
-    shared, begin = SharedColumns(5), blocks(3)
+    shared, begin = Watched(5), blocks(3)
     shared.hold(1, begin)
     shared.hold(3, [*begin[:2], *blocks(2)])
     shared.hold(4, [*begin, *blocks(1)])
-    assert found(shared) == [[0, 0], [1, 0], [0, 0], [1, 2 * BLOCK], [1, 3 * BLOCK]]
+    assert found(shared) == [(0, 0), (1, 0), (0, 0), (1, 2 * BLOCK), (1, 3 * BLOCK)]
 
 
 def test_the_deepest_branch_counts() -> None:
-    shared, begin, branch = SharedColumns(4), blocks(1), blocks(2)
+    shared, begin, branch = Watched(4), blocks(1), blocks(2)
     for slot, tail in enumerate((blocks(2), branch, [*branch, *blocks(1)], [])):
         shared.hold(slot, [*begin, *tail])
-    assert found(shared) == [[0, 0], [0, BLOCK], [1, 3 * BLOCK], [0, BLOCK]]
+    assert found(shared) == [(0, 0), (0, BLOCK), (1, 3 * BLOCK), (0, BLOCK)]
 
 
 def test_a_block_after_others_is_not_the_same() -> None:
     """A block outlives the one before it, which was computed again."""
-    shared, (last,) = SharedColumns(2), blocks(1)
+    shared, (last,) = Watched(2), blocks(1)
     shared.hold(0, [*blocks(1), last])
     shared.hold(1, [*blocks(1), last])
-    assert found(shared) == [[0, 0], [1, 0]]
+    assert found(shared) == [(0, 0), (1, 0)]
 
 
 def test_a_shorter_block_is_left_out() -> None:
-    shared, begin = SharedColumns(2), [*blocks(1), *blocks(1, length=5)]
+    shared, begin = Watched(2), [*blocks(1), *blocks(1, length=5)]
     shared.hold(0, begin)
     shared.hold(1, begin)
-    assert found(shared)[1] == [0, BLOCK]
+    assert found(shared)[1] == (0, BLOCK)
 
 
 def test_a_slot_holds_what_was_copied_from_it() -> None:
-    shared, known, new = SharedColumns(3), blocks(1), blocks(2)
+    shared, known, new = Watched(3), blocks(1), blocks(2)
     shared.extend(0, [], known)
     shared.extend(0, known, new)
     shared.hold(2, [*known, *new])
-    assert found(shared)[2] == [0, 3 * BLOCK]
+    assert found(shared)[2] == (0, 3 * BLOCK)
 
 
 def test_a_slot_does_not_hold_what_it_computed_beside_a_block() -> None:
-    shared, known, new = SharedColumns(3), blocks(1), blocks(1)
+    shared, known, new = Watched(3), blocks(1), blocks(1)
     shared.hold(0, known)
     for slot in (1, 2):
         shared.extend(slot, known, new)
-    assert found(shared) == [[0, 0], [1, 0], [2, 0]]
+    assert found(shared) == [(0, 0), (1, 0), (2, 0)]
 
 
 def test_nothing_is_read_from_a_slot_that_was_released() -> None:
-    shared, begin = SharedColumns(3), blocks(2)
+    shared, begin = Watched(3), blocks(2)
     for slot in range(3):
         shared.hold(slot, begin)
-    assert found(shared)[2] == [0, 2 * BLOCK]
+    assert found(shared)[2] == (0, 2 * BLOCK)
     shared.release(0)
-    assert not shared.table.any()  # a model that is called before the next update reads its own
-    assert found(shared) == [[0, 0], [1, 0], [1, 2 * BLOCK]]
+    assert (
+        shared.emitted[-1].rows == ()
+    )  # a model that is called before the next update reads its own
+    assert found(shared) == [(0, 0), (1, 0), (1, 2 * BLOCK)]
 
 
 def test_scores_between_steps_do_not_read_what_other_slots_hold(tmp_path: Path) -> None:
@@ -113,7 +123,7 @@ def test_rows_with_a_common_beginning_read_it_from_one_slot(
     model: Any = core.model
 
     def watched(batch: Batch, caches: Any) -> torch.Tensor:
-        tables.append(core.pool.shared.table[:3].tolist())
+        tables.append(core.pool.shared[:3].tolist())
         logits: torch.Tensor = model(batch, caches)
         return logits
 

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from worker.engine.kv_pool import CachePool
-from worker.engine.slot_copies import Copy, SlotCopies
+from worker.engine.cache_changes import Resize
+from worker.engine.cache_pool import CachePool
+from worker.engine.cache_sizes import CacheSizes
+from worker.engine.slot_copies import Copy, copy_blocks, copy_snapshot, write_copies
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.recurrent_cache import RecurrentCache
@@ -27,13 +29,10 @@ LAYERS: dict[str, Callable[[], LayerCache]] = {
 
 def make_pool(*names: str) -> CachePool:
     """A pool with three used slots of 64 columns, all filled with noise."""
-    pool = CachePool(
-        lambda: [LAYERS[name]() for name in names], max_slots=3, max_columns=64, limit_bytes=2**30
-    )
-    for _ in range(3):
-        slot = pool.acquire()
-        assert slot is not None and pool.reserve(slot, 64)
-        for layer in pool.layers:
+    pool = CachePool(lambda: [LAYERS[name]() for name in names], slots=3)
+    pool.execute(Resize(3, 64, 0))
+    for layer in pool.layers:
+        for slot in range(3):
             for view in layer.views(slot, 0, 64):
                 view.normal_()
     return pool
@@ -51,16 +50,16 @@ def test_a_slot_gets_the_state_of_another_and_no_other_slot_changes(
     names: tuple[str, ...], end: int
 ) -> None:
     pool = make_pool(*names)
-    copies = SlotCopies(pool)
-    blocks = copies.blocks(0, 0, end)
-    snapshot = copies.snapshot(0, end) if copies.needs_snapshots else None
-    assert copies.needs_snapshots == (names != ("full",))
-    assert sum(one.nbytes for one in blocks) == copies.bytes_of_blocks(end)
-    assert snapshot is None or snapshot.nbytes == copies.bytes_of_snapshot(0, end)
+    sizes = CacheSizes(pool.layers)
+    blocks = copy_blocks(pool.layers, 0, 0, end)
+    snapshot = copy_snapshot(pool.layers, 0, end) if sizes.needs_snapshots else None
+    assert sizes.needs_snapshots == (names != ("full",))
+    assert sum(one.nbytes for one in blocks) == sizes.blocks(end)
+    assert snapshot is None or snapshot.nbytes == sizes.snapshot(end)
     expected, neighbour = state(pool, 0, end), state(pool, 2, 64)
     for layer in pool.layers:
         layer.clear(0)  # the copies have no storage of the slot
-    copies.write(1, blocks, snapshot, end)
+    write_copies(pool.layers, 1, blocks, snapshot, end)
     for got, wanted in zip(state(pool, 1, end), expected, strict=True):
         assert torch.equal(got, wanted)
     for got, wanted in zip(state(pool, 2, 64), neighbour, strict=True):

@@ -37,7 +37,7 @@ def test_a_sequence_that_resumes_with_several_pending_tokens_guesses_fewer(folde
         prompt = ([7, 8] * 30)[:length]
         expected = plain.generate([prompt], SAMPLING)[0].token_ids
         for tokens in (2, 4, 6):
-            core.pool.kept.clear()
+            core.book.kept.clear()
             plan = core.plan(SAMPLING, prompt)
             events: list[TokenEvent] = []
             sequence = engine._sequence(prompt, plan, 0, events.append)

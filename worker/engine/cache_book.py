@@ -1,4 +1,4 @@
-"""KV cache memory of one model: slots, growth of their storage, and the limit in bytes.
+"""The numbers of a model's KV cache: slots, columns, bytes, and the limit in bytes.
 
 Each sequence occupies one slot, a row in the storage of every layer, of the model and of its draft
 if it has one. Storage is allocated for all slots and its columns double, as long as the limit
@@ -11,52 +11,57 @@ needs it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable
+from itertools import count
 
 from jobs.errors import JobError
 from jobs.sizes import counted
-from worker.engine.prefix_store import PrefixStore
+from worker.engine.cache_changes import Begin, CacheChange, Clear, Drop, Release, Resize
+from worker.engine.cache_sizes import CacheSizes
+from worker.engine.prefix_store import PrefixStore, StateRef
 from worker.engine.shared_columns import SharedColumns
-from worker.engine.state_layout import StateLayout
-from worker.layers.cache import LayerCache
-from worker.layers.kv_cache import FullKVCache
 
 FIRST_COLUMNS = 256  # tokens per slot in the first allocation
 
 
-class CachePool:
-    """Owns the layers' caches and the free slots. Used by the thread that steps the engine."""
+class CacheBook:
+    """Owns what is known of the caches. Used by the thread that steps the engine. `emit` gets each
+    change that the device has to make, in order."""
 
     def __init__(
         self,
-        make_caches: Callable[[], list[LayerCache]],
+        sizes: CacheSizes,
+        emit: Callable[[CacheChange], None],
         *,
         max_slots: int,
         max_columns: int,
         limit_bytes: int,
-        make_draft_caches: Callable[[], list[LayerCache]] = list,
     ) -> None:
-        self.kept: PrefixStore[Any] = PrefixStore()
-        self.shared = SharedColumns(max_slots)
-        self._make_caches, self._make_draft_caches = make_caches, make_draft_caches
-        self._make_layers()
-        self._max_slots, self._max_columns = max_slots, max_columns
+        self.sizes, self.emit = sizes, emit
+        self.kept: PrefixStore[StateRef] = PrefixStore()
+        self.kept.on_drop = lambda state: emit(Drop(state.number))
+        self.shared = SharedColumns(max_slots, emit)
         self.limit_bytes = limit_bytes
+        self._max_slots, self._max_columns = max_slots, max_columns
         self._free = list(range(max_slots))
         self._used: set[int] = set()
         self._slots = 0  # allocated rows
         self._columns = 0  # allocated tokens per row
+        self._numbers = count()
 
     @property
     def bytes_held(self) -> int:
         """Bytes allocated now, with those of kept state."""
-        return self._bytes(self._slots, self._columns) + self.kept.nbytes
+        return self.sizes.storage(self._slots, self._columns) + self.kept.nbytes
 
     @property
     def bytes_for_kept(self) -> int:
         """Bytes that kept state may take beside the storage."""
-        return self.limit_bytes - self._bytes(self._slots, self._columns)
+        return self.limit_bytes - self.sizes.storage(self._slots, self._columns)
+
+    def new_state(self, nbytes: int) -> StateRef:
+        """The number of a state that will be kept, and its bytes."""
+        return StateRef(next(self._numbers), nbytes)
 
     def acquire(self) -> int | None:
         """Returns the lowest free slot, or None. `reserve` allocates its storage."""
@@ -69,8 +74,7 @@ class CachePool:
     def release(self, slot: int, *, poisoned: bool = False) -> None:
         """Free a slot; `poisoned` if it may hold NaN, which is then cleared."""
         if slot < self._slots and poisoned:
-            for layer in self._all:
-                layer.clear(slot)
+            self.emit(Clear(slot))
         self._used.discard(slot)
         self.shared.release(slot)
         heapq.heappush(self._free, slot)
@@ -79,7 +83,7 @@ class CachePool:
 
     def trim(self) -> None:
         """Free the storage, unless a slot is in use."""
-        if not self._used:
+        if not self._used and self._slots:
             self._deallocate()
 
     def free_all(self) -> None:
@@ -109,25 +113,21 @@ class CachePool:
             (slots, stepped, self.limit_bytes),
             (slots, least, self.limit_bytes),
         ):
-            needed = self._bytes(rows, size)
+            needed = self.sizes.storage(rows, size)
             if needed <= limit and self.kept.shrink(self.limit_bytes - needed):
-                for layer in self._all:
-                    layer.resize(rows, size, keep=min(slots, self._slots))
+                self.emit(Resize(rows, size, min(slots, self._slots)))
                 self._slots, self._columns = rows, size
                 return True
         return False
 
-    def reset(self, slot: int) -> None:
-        """Prepare `slot` for a new sequence: clear state that it would read from the last one."""
-        _reset(self.layers, slot)
-
-    def reset_draft(self, slot: int) -> None:
-        """The same for the draft, which computes a sequence on its own."""
-        _reset(self.draft_layers, slot)
+    def begin(self, slot: int) -> None:
+        """Prepare `slot` for a new sequence."""
+        if self.sizes.needs_clearing:
+            self.emit(Begin(slot))
 
     def bytes_for_one(self, columns: int) -> int:
         """Bytes needed by a single sequence of `columns` tokens."""
-        return self._bytes(1, columns)
+        return self.sizes.storage(1, columns)
 
     def fits_alone(self, columns: int) -> bool:
         """True if a single sequence of `columns` tokens stays below the limit, beside the pinned
@@ -145,36 +145,11 @@ class CachePool:
             "max_tokens",
         )
 
-    def layout(self) -> StateLayout:
-        """The tensors of the state of a slot."""
-        return StateLayout(self._make_caches)
-
     def close(self) -> None:
-        """Free the storage, and the model that `make_caches` belongs to."""
-        self._make_caches = self._make_draft_caches = list
+        """Free everything."""
         self.kept.clear()
         self._deallocate()
 
-    def _bytes(self, slots: int, columns: int) -> int:
-        return sum(layer.bytes_for(slots, columns) for layer in self._all)
-
-    @property
-    def _all(self) -> Sequence[LayerCache]:
-        return [*self.layers, *self.draft_layers]
-
-    def _make_layers(self) -> None:
-        self.layers: Sequence[LayerCache] = self._make_caches()
-        self.draft_layers: Sequence[LayerCache] = self._make_draft_caches()
-        for layer in self.layers:
-            if isinstance(layer, FullKVCache):
-                layer.share(self.shared.table)
-
     def _deallocate(self) -> None:
-        self._make_layers()
+        self.emit(Release())
         self._slots = self._columns = 0
-
-
-def _reset(layers: Sequence[LayerCache], slot: int) -> None:
-    for layer in layers:
-        if layer.needs_clearing:
-            layer.clear(slot)

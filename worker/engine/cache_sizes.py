@@ -1,0 +1,37 @@
+"""The sizes of a model's caches and what their kinds allow, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from worker.layers.cache import LayerCache
+from worker.layers.kv_cache import WindowKVCache
+
+
+class CacheSizes:
+    """Of the caches of a model, and of those of its draft if it has one."""
+
+    def __init__(
+        self, layers: Sequence[LayerCache], draft_layers: Sequence[LayerCache] = ()
+    ) -> None:
+        everything = [*layers, *draft_layers]
+        self._all = [layer.bytes_for for layer in everything]
+        self._by_position = [layer.bytes_for for layer in layers if layer.by_position]
+        self._at_end = [layer.bytes_for for layer in layers if not layer.by_position]
+        # The state of some layers depends on where the sequence ends.
+        self.needs_snapshots = bool(self._at_end)
+        self.needs_clearing = any(layer.needs_clearing for layer in layers)
+        windows = [one.window for one in everything if isinstance(one, WindowKVCache)]
+        self.smallest_window = min((one for one in windows if one is not None), default=None)
+
+    def storage(self, slots: int, columns: int) -> int:
+        """Bytes of the storage of so many slots of so many tokens."""
+        return sum(bytes_for(slots, columns) for bytes_for in self._all)
+
+    def blocks(self, tokens: int) -> int:
+        """Bytes of kept blocks of so many tokens."""
+        return sum(bytes_for(1, tokens) for bytes_for in self._by_position)
+
+    def snapshot(self, end: int) -> int:
+        """Bytes of a snapshot after `end` tokens."""
+        return sum(bytes_for(1, end) for bytes_for in self._at_end)
