@@ -89,6 +89,11 @@ def vendor(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     return _cpu_fact("vendor_id", cpuinfo)
 
 
+def cpu_model(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """The CPU's name, such as AMD EPYC 7003; empty if unknown."""
+    return _cpu_fact("model name", cpuinfo)
+
+
 def _cpu_fact(name: str, cpuinfo: Path) -> str:
     try:
         text = cpuinfo.read_text(encoding="utf-8", errors="replace")
@@ -105,7 +110,7 @@ def library_path(level: Level) -> Path:
     if shipped.exists() and not extra:
         return shipped
     compiler = find_compiler()
-    key = _hash(_source_key(), level.name, _version(compiler), " ".join([*FLAGS, LINK, *extra]))
+    key = fingerprint(level.name, _version(compiler), " ".join([*FLAGS, LINK, *extra]))
     target = cache_folder() / key[:16] / f"kernels-{level.name}.so"
     if not target.exists():
         with _one_at_a_time(target):
@@ -212,6 +217,11 @@ def build_package() -> list[Path]:
 
 def _prebuilt_path(level: Level) -> Path:
     return PREBUILT / f"kernels-{level.name}-{_source_key()[:16]}.so"
+
+
+def fingerprint(*parts: str) -> str:
+    """Names the kernels of these sources together with other texts."""
+    return _hash(_source_key(), *parts)
 
 
 def _source_key() -> str:

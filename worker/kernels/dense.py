@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from ctypes import c_int64
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from worker.kernels import library
+from worker.kernels import choices, library
 
 STEP = 32  # columns are a multiple of this
 UNIT = 32  # outputs of a unit of work: a matrix has at least as many
 TILE_ROWS = 16  # rows of x that are packed together
 PADDING = 16  # columns in float32, see dense_linear in src/dense.cpp
+MEASURED_ROWS = (6, 8, 10, 12, 16, 20, 24, 32, 48)
+LEAST_UNPACKED = 5  # rows, which so have the bits that each has alone: a token and its guesses
+UNLIMITED = 1 << 30  # rows
 
 
 def serves(outputs: int, columns: int) -> bool:
@@ -21,11 +26,52 @@ def serves(outputs: int, columns: int) -> bool:
     return outputs >= UNIT and columns % STEP == 0 and library.active() is not None
 
 
-class Matrices:
-    """bf16 weights [outputs, columns] of one shape, as `linear` reads them."""
+@dataclass(frozen=True)
+class Way:
+    """A way of computing, where the level of the kernels has several."""
 
-    def __init__(self, weights: Sequence[Tensor]) -> None:
+    pairs: bool  # vector units multiply pairs of bf16, or else float32
+    few: int  # rows of a matrix up to which they are not packed
+
+
+def fastest_way() -> Way:
+    """The one of this machine, by measurement."""
+    level = library.require().level.name
+    if level == "avx2":  # which has no other
+        return Way(pairs=True, few=UNLIMITED)
+    kept = choices.of(level, torch.get_num_threads())
+    pairs = level == "amx" or bool(kept.get("products of pairs of bf16", _prefers_pairs))
+    name = f"rows that are not packed, in {'pairs of bf16' if pairs else 'float32'}"
+    return Way(pairs, kept.get(name, lambda: _most_unpacked(pairs)))
+
+
+def _most_unpacked(pairs: bool) -> int:
+    found = choices.crossing(MEASURED_ROWS, *_seconds([Way(pairs, UNLIMITED), Way(pairs, 0)]))
+    return max(found, LEAST_UNPACKED)
+
+
+def _prefers_pairs() -> bool:
+    times = _seconds([Way(pairs, few) for pairs in (True, False) for few in (UNLIMITED, 0)])
+    unpacked_pairs, packed_pairs, unpacked_floats, packed_floats = times
+    pairs = map(min, unpacked_pairs, packed_pairs)
+    floats = map(min, unpacked_floats, packed_floats)
+    ratios: list[float] = [p / f for p, f in zip(pairs, floats, strict=True)]
+    return sum(ratios) <= len(ratios)
+
+
+def _seconds(ways: Sequence[Way]) -> list[list[float]]:
+    weights = choices.weights()
+    functions = [[partial(linear, weights=Matrices([w], way)) for w in weights] for way in ways]
+    return choices.seconds(functions, MEASURED_ROWS)
+
+
+class Matrices:
+    """bf16 weights [outputs, columns] of one shape, as `linear` reads them, and the way of doing
+    so: by default the fastest one of this machine."""
+
+    def __init__(self, weights: Sequence[Tensor], way: Way | None = None) -> None:
         self._weights = weights  # keeps their memory
+        self.way = way or fastest_way()
         self.count, self.outputs = len(weights), len(weights[0])
         self.table = (c_int64 * len(weights))(*(weight.data_ptr() for weight in weights))
 
@@ -49,7 +95,8 @@ def linear(x: Tensor, weights: Matrices, counts: Tensor | None = None) -> Tensor
         y.data_ptr(),
         weights.outputs,
         scratch.data_ptr(),
-        library.multiplies_pairs(),
+        weights.way.pairs,
+        weights.way.few,
         torch.get_num_threads(),
     )
     return y

@@ -26,9 +26,9 @@ TYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 # Parameters of the exported functions in order: p pointer, l int64, i int, f float.
 SIGNATURES = {
     "pack_rows": "ippll i",
-    "quantised_linear": "plll i pipl plpi",
+    "quantised_linear": "plll i pipl plp ii",
     "unpack_rows": "ippp ll ii",
-    "dense_linear": "plll ppl pl p ii",
+    "dense_linear": "plll ppl pl p iii",
     "rms_norm": "plppp plifi ii",
     "delta_convolve": "pppl pp lil ii",
     "delta_recur": "pppppp l iiii i",

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 from ctypes import c_int64
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from worker.kernels import library, weight_memory
+from worker.kernels import choices, library, weight_memory
 from worker.kernels.library import TYPE_CODES
 
 SCALE_CHANNELS = 32  # channels with one activation scale
-WIDE_FROM = 64  # rows, as in src/quantised_bf16.h
+LEAST_WIDE_ROWS = 32  # that the matrix unit multiplies in bf16, see src/quantised_bf16.h
+MEASURED_ROWS = (32, 48, 64, 96, 128, 192, 256)
+UNLIMITED = 1 << 30  # rows
 SCRATCH = 48  # bytes per row and block for rounded activations
 # GGUF's names of the formats → their codes in src/quantised.h, and the channels of a block.
 FORMATS = {
@@ -64,12 +67,37 @@ def pack(format_name: str, rows: int, columns: int, blocks: Tensor) -> PackedBlo
     return PackedBlocks(code, rows, columns, data)
 
 
+def fastest_wide_rows() -> int:
+    """Rows of bf16 from which this machine's matrix unit is faster in bf16, by measurement."""
+    kernels = library.require()
+    if kernels.level.name != "amx":
+        return UNLIMITED
+    kept = choices.of(kernels.level.name, torch.get_num_threads())
+    return max(LEAST_WIDE_ROWS, kept.get("rows that are rounded to int8", _most_rounded) + 1)
+
+
+def _most_rounded() -> int:
+    values = torch.ones(choices.SIDE, choices.SIDE // 32, 34, dtype=torch.uint8)  # any valid blocks
+    packed = [
+        pack("Q8_0", choices.SIDE, choices.SIDE, values.flatten(1)) for _ in choices.weights()
+    ]
+    functions = [
+        [partial(linear, weights=Matrices([[one]], wide)) for one in packed]
+        for wide in (UNLIMITED, LEAST_WIDE_ROWS)
+    ]
+    return choices.crossing(MEASURED_ROWS, *choices.seconds(functions, MEASURED_ROWS))
+
+
 class Matrices:
     """Matrices of one shape, as `linear` reads them: each consists of packed parts, one below the
-    other. All have as many parts."""
+    other. All have as many parts. `wide_from`: rows of bf16 from which a matrix unit multiplies in
+    bf16, by default as many as this machine's is faster with."""
 
-    def __init__(self, matrices: Sequence[Sequence[PackedBlocks]]) -> None:
+    def __init__(
+        self, matrices: Sequence[Sequence[PackedBlocks]], wide_from: int | None = None
+    ) -> None:
         self.parts = matrices  # keeps their memory
+        self.wide_from = fastest_wide_rows() if wide_from is None else wide_from
         self.count, self.outputs = len(matrices), sum(part.rows for part in matrices[0])
         facts = [
             fact
@@ -85,7 +113,7 @@ def linear(x: Tensor, weights: Matrices, counts: Tensor | None = None) -> Tensor
     the CPU: how many rows belong to each matrix, in order; None: all belong to the only one.
 
     The activations are rounded to int8, with one scale per row and 32 columns; but with AMX, from
-    WIDE_FROM rows of bf16 on, the weights are dequantised to bf16 instead.
+    `wide_from` rows of bf16 on, the weights are dequantised to bf16 instead.
     """
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape
@@ -104,6 +132,7 @@ def linear(x: Tensor, weights: Matrices, counts: Tensor | None = None) -> Tensor
         y.data_ptr(),
         weights.outputs,
         scratch.data_ptr(),
+        weights.wide_from,
         torch.get_num_threads(),
     )
     return y

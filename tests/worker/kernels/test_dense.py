@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from worker.kernels import dense, library
+from worker.kernels import dense
+from worker.kernels.dense import Way
 from worker.kernels.library import Library
 from worker.layers.weights.bf16 import Bf16Weight
 
@@ -19,9 +20,14 @@ def random(seed: int, *shape: int) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
-def product(x: Tensor, weights: list[Tensor], rows: list[int] | None = None) -> Tensor:
+WAYS = [Way(pairs, few) for pairs in (True, False) for few in (5, 24, dense.UNLIMITED)]
+
+
+def product(
+    x: Tensor, weights: list[Tensor], rows: list[int] | None = None, way: Way | None = None
+) -> Tensor:
     counts = None if rows is None else torch.tensor(rows)
-    return dense.linear(x, dense.Matrices(weights), counts)
+    return dense.linear(x, dense.Matrices(weights, way), counts)
 
 
 def assert_product(y: Tensor, x: Tensor, weight: Tensor) -> None:
@@ -36,29 +42,26 @@ def assert_product(y: Tensor, x: Tensor, weight: Tensor) -> None:
     outputs=st.integers(32, 150),
     steps=st.integers(1, 9),
     seed=st.integers(0, 1000),
-    pairs=st.booleans(),
+    way=st.sampled_from(WAYS),
 )
 def test_products(
-    kernels: Library, rows: list[int], outputs: int, steps: int, seed: int, pairs: bool
+    kernels: Library, rows: list[int], outputs: int, steps: int, seed: int, way: Way
 ) -> None:
     """The rows of one or more matrices, each beside those of the others."""
     columns = 32 * steps
     weights = [random(seed + i, outputs, columns) for i in range(len(rows))]
     x = random(seed, sum(rows), columns)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(library, "multiplies_pairs", lambda: pairs)
-        y = product(x, weights, rows)
+    y = product(x, weights, rows, way)
     for weight, part, result in zip(weights, x.split(rows), y.split(rows), strict=True):
         assert_product(result, part, weight)
 
 
-@pytest.mark.parametrize("pairs", [False, True])
-def test_no_rows(kernels: Library, monkeypatch: pytest.MonkeyPatch, pairs: bool) -> None:
-    monkeypatch.setattr(library, "multiplies_pairs", lambda: pairs)
+@pytest.mark.parametrize("way", WAYS)
+def test_no_rows(kernels: Library, way: Way) -> None:
     weight = random(2, 70, 96)
-    assert product(random(1, 0, 96), [weight]).shape == (0, 70)
+    assert product(random(1, 0, 96), [weight], way=way).shape == (0, 70)
     x = random(1, 30, 96)
-    assert_product(product(x, [weight, weight, weight], [0, 30, 0]), x, weight)
+    assert_product(product(x, [weight, weight, weight], [0, 30, 0], way), x, weight)
 
 
 def test_many_rows_of_a_layer(kernels: Library) -> None:
@@ -66,15 +69,12 @@ def test_many_rows_of_a_layer(kernels: Library) -> None:
     assert_product(Bf16Weight(weight)(x, None), x, weight)
 
 
-@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize("way", [Way(pairs=False, few=24), Way(pairs=True, few=5)])
 @pytest.mark.parametrize("outputs", [2080, 2090])
-def test_results_that_are_larger_than_the_caches(
-    kernels: Library, monkeypatch: pytest.MonkeyPatch, outputs: int, pairs: bool
-) -> None:
+def test_results_that_are_larger_than_the_caches(kernels: Library, outputs: int, way: Way) -> None:
     """In whole lines, which are written past the caches, or not."""
-    monkeypatch.setattr(library, "multiplies_pairs", lambda: pairs)
     x, weights = random(1, 520, 64), [random(2, outputs, 64), random(3, outputs, 64)]
-    y = product(x, weights, [417, 103])
+    y = product(x, weights, [417, 103], way)
     for weight, part, result in zip(weights, x.split([417, 103]), y.split([417, 103]), strict=True):
         assert_product(result, part, weight)
 
@@ -88,18 +88,20 @@ def test_few_rows_have_the_bits_that_each_has_alone(kernels: Library, rows: int)
 @pytest.mark.parametrize("rows", [6, 13, 24])
 @pytest.mark.parametrize("columns", [320, 1056])
 def test_rows_in_float32_have_the_bits_that_each_has_alone(
-    kernels: Library, monkeypatch: pytest.MonkeyPatch, rows: int, columns: int
+    kernels: Library, rows: int, columns: int
 ) -> None:
     if kernels.level.name == "amx":
         pytest.skip("the matrix unit multiplies these rows")
-    monkeypatch.setattr(library, "multiplies_pairs", lambda: False)
-    assert_rows_have_the_bits_that_each_has_alone(rows, columns)
+    way = Way(pairs=False, few=24)
+    assert_rows_have_the_bits_that_each_has_alone(rows, columns, way)
 
 
-def assert_rows_have_the_bits_that_each_has_alone(rows: int, columns: int) -> None:
+def assert_rows_have_the_bits_that_each_has_alone(
+    rows: int, columns: int, way: Way | None = None
+) -> None:
     x, weight = random(1, rows, columns), random(2, 70, columns)
-    alone = [product(row[None], [weight]) for row in x]
-    assert torch.equal(product(x, [weight]), torch.cat(alone))
+    alone = [product(row[None], [weight], way=way) for row in x]
+    assert torch.equal(product(x, [weight], way=way), torch.cat(alone))
 
 
 @pytest.mark.parametrize("rows", [1, 3, 16, 33])

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from worker.kernels import quantised
 from worker.kernels.library import Library
-from worker.kernels.quantised import FORMATS, WIDE_FROM
+from worker.kernels.quantised import FORMATS
 from worker.layers.weights.quantise import quantise
 from worker.layers.weights.quantised_tensor import QuantisedTensor
 
@@ -55,8 +55,11 @@ def pack(weight: QuantisedTensor) -> quantised.PackedBlocks:
     return quantised.pack(weight.type.name, rows, columns, weight.blocks)
 
 
+WIDE_FROM = 64  # rows that a matrix unit multiplies in bf16, where there is one
+
+
 def product(x: Tensor, *parts: quantised.PackedBlocks) -> Tensor:
-    return quantised.linear(x, quantised.Matrices([parts]))
+    return quantised.linear(x, quantised.Matrices([parts], WIDE_FROM))
 
 
 def rounded(x: Tensor) -> Tensor:

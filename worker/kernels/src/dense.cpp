@@ -27,11 +27,12 @@ Unit unit_at(const Dense& d, int64_t index) {
 
 // y = x Wᵀ in bf16 with the rows of x that belong to each of `matrices` matrices, in order: `counts`
 // each, or all `rows` to the only one if it is null. `pairs`: whether vectors multiply pairs of bf16
-// faster than float32. `scratch`: 64-byte aligned float32 [rows, columns + 16], with the rows of each
+// instead of float32, where they can do both. `few`: rows of a matrix up to which they are not packed,
+// where they can be. `scratch`: 64-byte aligned float32 [rows, columns + 16], with the rows of each
 // matrix rounded up to 16.
 EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t rows, int64_t columns,
                          const bf16* const* weights, const int64_t* counts, int64_t matrices, bf16* y,
-                         int64_t outputs, void* scratch, int pairs, int threads) {
+                         int64_t outputs, void* scratch, int pairs, int few, int threads) {
     std::vector<Matrix> used;
     int64_t next = 0, most = 0;
     for (int64_t m = 0; m < matrices; m++) {
@@ -40,9 +41,9 @@ EXPORT void dense_linear(const bf16* x, int64_t stride, int64_t rows, int64_t co
         most = std::max(most, count);
     }
     Dense d{x, stride, columns, used.data(), y, outputs, (uint32_t*)scratch,
-            nullptr, TOGETHER, true, false};
-    const bool in_float32 = FEW_IN_FLOAT32 && !pairs;
-    if (in_float32) d.few = FEW_IN_FLOAT32, d.pairs = false;
+            nullptr, few, true, false};
+    const bool in_float32 = MAY_USE_FLOAT32 && !pairs;
+    d.pairs = !in_float32;
     d.streams = is_streamed(y, rows, outputs * (int64_t)sizeof(bf16));
     const bool packs = most > d.few && may_pack();
     if (in_float32 && !packs && rows > TOGETHER) d.widened = (float*)scratch;

@@ -21,7 +21,7 @@ struct Dense {
     int64_t outputs;
     uint32_t* packed;  // rows of x side by side, see dense_tiles.h
     float* widened;    // or all rows of x in float32, see dense_rows.h; may be null
-    int few;           // up to so many rows of a matrix are multiplied as they are
+    int few;           // up to so many rows of a matrix are multiplied without packing them
     bool pairs;        // whether packed ones are multiplied in pairs of bf16, or else in float32
     bool streams;      // whether their y is written past the caches
 

@@ -84,7 +84,7 @@ void unit_by_vectors(const Dense& d, const Unit& unit, Ahead& ahead) {
 
 #if defined(AVX512) && !defined(__AMX_BF16__)
 
-constexpr int FEW_IN_FLOAT32 = 24;  // most rows that are faster so than packed
+constexpr bool MAY_USE_FLOAT32 = true;
 constexpr int OUTPUTS = 4, MOST_ROWS = 6;  // of a tile: as many sums as there are registers for
 constexpr int64_t CHUNK = 512;  // channels of six rows that stay in the first-level cache
 
@@ -173,7 +173,7 @@ void widen_rows(const Dense& d, int64_t rows) {
 #else
 
 // AVX2 has no pairs, and AMX needs no float32.
-constexpr int FEW_IN_FLOAT32 = 0;
+constexpr bool MAY_USE_FLOAT32 = false;
 void widen_rows(const Dense&, int64_t) {}
 void unit_in_float32(const Dense&, const Unit&, Ahead&) {}
 

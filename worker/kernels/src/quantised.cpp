@@ -66,7 +66,7 @@ void round_rows(const T* x, int64_t stride, int64_t rows, const Rounded& out) {
 
 // The parts that have rows, with their units of work one after the other.
 std::vector<Part> parts_of(const int64_t* table, int parts, const int64_t* counts, int64_t matrices,
-                           int64_t rows, int64_t columns, bool may_widen, int threads) {
+                           int64_t rows, int64_t columns, int64_t wide_from, int threads) {
     std::vector<Part> found;
     int64_t row = 0, begin = 0;
     for (int64_t m = 0; m < matrices; m++) {
@@ -75,7 +75,7 @@ std::vector<Part> parts_of(const int64_t* table, int parts, const int64_t* count
         for (int i = 0; i < parts && count; i++) {
             const int64_t* facts = table + 3 * (m * parts + i);
             Part part{(FormatCode)facts[0], (const uint8_t*)facts[1], panels_of(facts[2]), row,
-                      count, output, facts[2], may_widen && count >= WIDE_FROM, 0, 0, begin};
+                      count, output, facts[2], count >= wide_from, 0, 0, begin};
             part.panel_bytes = panel_bytes(SHAPES[part.format], columns / BLOCK);
             part.together = part.widens ? WIDE_PANELS : PANELS;
             if (count < MANY)
@@ -113,18 +113,19 @@ FROM_WORDS(pack_rows)
 // y [rows, outputs] = x Wᵀ with the rows of x that belong to each of `matrices` matrices, in order:
 // `counts` each, or all `rows` to the only one if it is null. A matrix is `parts` packed ones, one below
 // the other; `table` holds the format, the packed rows and the number of outputs of each. `scratch`: 48
-// bytes per row and block.
+// bytes per row and block. `wide_from`: rows of bf16 from which the matrix unit multiplies in bf16, where
+// there is one.
 EXPORT void quantised_linear(const void* x, int64_t stride, int64_t rows, int64_t columns,
                              int type, const int64_t* table, int parts, const int64_t* counts,
                              int64_t matrices, void* y, int64_t y_stride, uint8_t* scratch,
-                             int threads) {
+                             int wide_from, int threads) {
     const int64_t blocks = rows * (columns / BLOCK);
     float* scales = (float*)(scratch + blocks * BLOCK);
     const Rounded rounded{(int8_t*)scratch, scales, (int32_t*)(scales + 2 * blocks),
                           scales + blocks, columns};
     const bool may_widen = type == BFLOAT16 && tiles_are_allowed();
-    const std::vector<Part> used =
-        parts_of(table, parts, counts, matrices, rows, columns, may_widen, threads);
+    const std::vector<Part> used = parts_of(table, parts, counts, matrices, rows, columns,
+                                            may_widen ? wide_from : INT64_MAX, threads);
     if (used.empty()) return;
     const int64_t units = used.back().begin + used.back().units();
     bool rounds = false, widens = false;

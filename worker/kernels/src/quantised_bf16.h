@@ -8,7 +8,6 @@
 
 namespace {
 
-constexpr int WIDE_FROM = 64;  // rows from which the matrix unit multiplies in bf16
 constexpr int WIDE_PANELS = 2;  // that it multiplies together
 
 INLINE int64_t bf16_panel_bytes(int64_t columns) { return columns * PANEL * (int64_t)sizeof(bf16); }
@@ -59,7 +58,7 @@ INLINE void multiply_bf16(const bf16* x, int64_t stride, const uint8_t* first,
     _tile_stored(3, sums + 3 * TILE, VECTOR);
 }
 
-// y of at least WIDE_FROM rows in bf16, which are not rounded further, and of one or two panels of a
+// y of rows in bf16, which are not rounded further, and of one or two panels of a
 // part from the one at `first` on. These are dequantised to `memory` once for all rows.
 template <int F>
 void multiply_in_bf16(const Part& part, int64_t first, int count, const bf16* x, int64_t stride,

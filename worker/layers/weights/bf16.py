@@ -3,23 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from worker.kernels import dense, library
+from worker.kernels import choices, dense, library
 from worker.layers.weights.dense import linear
 from worker.layers.weights.linear_weight import GroupedProduct
 
-# Rows up to which the kernels of a level are faster than torch; always, where none are given.
-MOST_ROWS = {"avx2": 32, "amx": 256}
+MEASURED_ROWS = (8, 16, 24, 32, 48, 64, 96, 128, 192, 256)
 
 
 def served(weight: Tensor) -> bool:
     """True if the kernels multiply with this weight [out_features, in_features]."""
     rows, columns = max(len(weight), dense.UNIT), weight.shape[1]
     return weight.is_cpu and weight.dtype is torch.bfloat16 and dense.serves(rows, columns)
+
+
+def most_rows() -> int:
+    """Rows up to which this machine multiplies faster with the kernels than with torch, by
+    measurement; 0: it always does."""
+    kept = choices.of(library.require().level.name, torch.get_num_threads())
+    return kept.get("rows that kernels multiply in bf16", _most_rows)
+
+
+def _most_rows() -> int:
+    weights = choices.weights()
+    kernels = [partial(dense.linear, weights=dense.Matrices([one])) for one in weights]
+    torch_ = [partial(linear, weight=one) for one in weights]
+    found = choices.crossing(MEASURED_ROWS, *choices.seconds([kernels, torch_], MEASURED_ROWS))
+    return 0 if found == MEASURED_ROWS[-1] else max(found, 1)
 
 
 class Bf16Weight:
@@ -30,11 +45,11 @@ class Bf16Weight:
         missing = max(0, dense.UNIT - len(weight))  # as few as routers and gates may have
         self._weight = F.pad(weight, (0, 0, 0, missing)) if missing else weight
         self._matrices = dense.Matrices([self._weight])
-        self._most = MOST_ROWS.get(library.require().level.name)
+        self._most = most_rows()
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         rows = len(x)
-        if self._most is not None and rows > self._most:
+        if self._most and rows > self._most:
             return linear(x, self._weight[: self._out_features], bias)
         y = dense.linear(x, self._matrices)[:, : self._out_features]
         return y if bias is None else y.add_(bias)

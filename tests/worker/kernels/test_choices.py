@@ -1,0 +1,125 @@
+"""Choices between ways of computing are measured once per machine and lead to the fastest way."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from worker.kernels import choices, dense
+from worker.kernels.choices import Choices
+from worker.kernels.dense import Way
+from worker.kernels.library import Library
+from worker.layers.weights import bf16
+
+ROWS = (2, 4, 8, 16)
+NAME = "rows of a test"
+times = st.lists(st.floats(1e-6, 1.0), min_size=4, max_size=4)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path / "chatjobs" / "kernels" / "choices"
+
+
+def number(found: int) -> int:
+    """What another process of this machine gets if it would measure `found`."""
+    return Choices("avx2", 2).get(NAME, lambda: found)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "most"),
+    [
+        ([1, 1, 1, 1], [2, 2, 2, 2], 16),
+        ([2, 2, 2, 2], [1, 1, 1, 1], 0),
+        ([1, 1, 3, 6], [2, 2, 2, 2], 4),
+        ([1, 2.1, 1, 6], [2, 2, 2, 2], 8),  # one time was disturbed
+        ([1, 1, 1, 1], [1, 1, 1, 1], 16),
+    ],
+)
+def test_the_first_way_is_used_up_to_where_the_second_is_faster(
+    first: list[float], second: list[float], most: int
+) -> None:
+    assert choices.crossing(ROWS, first, second) == most
+
+
+@given(first=times, second=times)
+def test_no_other_number_of_rows_costs_less(first: list[float], second: list[float]) -> None:
+    def cost(most: int) -> float:
+        return sum(
+            (a if rows <= most else b) / min(a, b)
+            for rows, a, b in zip(ROWS, first, second, strict=True)
+        )
+
+    assert cost(choices.crossing(ROWS, first, second)) == min(cost(most) for most in (0, *ROWS))
+
+
+def test_each_way_multiplies_with_all_weights_in_turn() -> None:
+    seen: list[tuple[str, int]] = []
+
+    def function(name: str, pause: float = 0) -> Callable[[Tensor], None]:
+        def multiply(x: Tensor) -> None:
+            seen.append((name, len(x)))
+            time.sleep(pause)
+
+        return multiply
+
+    ways = [[function("a1"), function("a2")], [function("b", 0.01)]]
+    found = choices.seconds(ways, (1, 3))
+    assert seen[:4] == [("a1", 1), ("b", 1), ("a2", 1), ("b", 1)]
+    assert len(seen) == 2 * 2 * choices.ROUNDS and seen[-1] == ("b", 3)
+    assert min(found[1]) >= 0.01
+
+
+def test_a_number_is_measured_once_per_machine(folder: Path) -> None:
+    assert number(5) == number(7) == 5
+    assert Choices("avx2", 4).get(NAME, lambda: 9) == 9, "for another number of threads"
+    assert Choices("avx2", 2).get("another", lambda: 3) == 3
+    assert number(8) == 5
+    assert sorted(sum(json.loads(path.read_text()).values()) for path in folder.iterdir()) == [8, 9]
+
+
+def test_a_process_that_measures_meanwhile_wins(folder: Path) -> None:
+    assert Choices("avx2", 2).get(NAME, lambda: number(5) + 1) == number(9) == 5
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{", '{"rows of a test": -1}', '{"rows of a test": "5"}']
+)
+def test_a_damaged_file_is_measured_again(folder: Path, text: str) -> None:
+    number(5)
+    (path,) = folder.iterdir()
+    path.write_text(text)
+    assert number(6) == number(7) == 6
+
+
+def test_a_folder_that_can_not_be_written_is_said_and_each_start_measures(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    assert (number(5), number(7)) == (5, 7)
+    assert "choices are measured at each start, because they can't be kept" in caplog.text
+
+
+def test_weights_use_what_was_measured(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real measurement, with little memory."""
+    monkeypatch.setattr(choices, "WEIGHT_BYTES", 1 << 22)
+    choices.of.cache_clear()
+    weight = torch.ones(64, 64, dtype=torch.bfloat16)
+    way = dense.Matrices([weight]).way
+    assert way.few >= dense.LEAST_UNPACKED
+    assert dense.Matrices([weight]).way == way
+    assert bf16.most_rows() in (0, 1, *bf16.MEASURED_ROWS)
+    assert dense.Matrices([weight], Way(False, 9)).way == Way(False, 9)
+    choices.of.cache_clear()
