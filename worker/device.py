@@ -1,5 +1,5 @@
-"""Selects the device and the dtype of a model, the memory for its caches and the threads of its
-steps."""
+"""The device that models run on: its selection and its limits, the bytes that each model holds on
+it, and the threads that the steps of each model compute on."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from math import inf
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -33,6 +34,55 @@ class BatchLimits:
 
 CPU_LIMITS = BatchLimits(max_batch=16, step_tokens=512, stride=64)
 ACCELERATOR_LIMITS = BatchLimits(max_batch=128, step_tokens=8192, stride=512)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What one model holds on a device, in bytes, and the threads that it computes on."""
+
+    owner: str  # the name of the model
+    weights: int  # with those of its draft
+    cache: int  # KV cache and kept state, allocated now
+    cache_limit: int  # that these may take
+    threads: int | None  # of the CPU, in its steps; see `threads_of`
+
+
+class Owner(Protocol):
+    """A model that is loaded on a device."""
+
+    @property
+    def held(self) -> Held:
+        """Read by any thread."""
+
+
+class Device:
+    """One device, with all that is loaded on it. The thread that loads models adds and removes
+    their owners; any thread may read."""
+
+    def __init__(self, torch_device: torch.device) -> None:
+        self.torch = torch_device
+        self._owners: tuple[Owner, ...] = ()  # replaced, never changed
+
+    @property
+    def held(self) -> tuple[Held, ...]:
+        """What each model holds, in the order of loading."""
+        return tuple(owner.held for owner in self._owners)
+
+    def add(self, owner: Owner) -> None:
+        self._owners = (*self._owners, owner)
+
+    def remove(self, owner: Owner) -> None:
+        self._owners = tuple(one for one in self._owners if one is not owner)
+
+    def free_bytes(self) -> int:
+        """Free memory now."""
+        return free_bytes(self.torch)
+
+    def cache_room(self, weights: int = 0) -> int:
+        """Bytes that the caches of one more model may take beside its weights, if `weights` bytes
+        of them are not loaded yet. What the caches of other models may still take is not free."""
+        promised = sum(max(0, one.cache_limit - one.cache) for one in self.held)
+        return cache_share(self.free_bytes() - weights - promised, self.torch)
 
 
 def choose_device(name: str) -> torch.device:
@@ -116,32 +166,32 @@ def _free_in_container() -> float:
         return inf
 
 
-def cache_limit(device: torch.device) -> int:
-    """Bytes that caches may take. Call it after the weights are loaded."""
-    return cache_share(free_bytes(device), device)
-
-
 def cache_share(free: int, device: torch.device) -> int:
-    """Bytes that caches may take when `free` bytes are left after loading."""
+    """The part of `free` bytes that caches may take; the rest is for activations."""
     share = CUDA_CACHE_SHARE if device.type == "cuda" else CPU_CACHE_SHARE
     return int(max(free, 0) * share)
 
 
+def threads_of(weight_bytes: int) -> int | None:
+    """The threads of the CPU that a model with these weights computes on; None: all of torch's. In
+    the short steps of a small model, threads spend more time waiting for each other than computing
+    as soon as cores are contended."""
+    return 1 if weight_bytes < SMALL_BYTES else None
+
+
 @contextmanager
-def computing(weight_bytes: int) -> Iterator[None]:
-    """A context for what a model computes on the CPU: a small one uses one thread, others all of
-    torch's. In the short steps of a small model, threads spend more time waiting for each other
-    than computing as soon as cores are contended. Other models and the caller's own torch keep
-    their threads."""
-    threads = torch.get_num_threads()
-    if weight_bytes >= SMALL_BYTES or threads == 1:
+def computing(threads: int | None) -> Iterator[None]:
+    """A context for what a model computes on the CPU, on as many threads as `threads_of` says.
+    Other models and the caller's own torch keep their threads."""
+    before = torch.get_num_threads()
+    if threads is None or threads == before:
         yield
         return
-    torch.set_num_threads(1)
+    torch.set_num_threads(threads)
     try:
         yield
     finally:
-        torch.set_num_threads(threads)
+        torch.set_num_threads(before)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -24,6 +24,7 @@ from torch.utils._pytree import tree_leaves
 from worker import Engine
 from worker import device as devices
 from worker.checkpoint.safetensors_files import SafetensorsCheckpoint
+from worker.device import Device
 from worker.engine.engine import EngineCore
 from worker.engine.slots import Slots
 from worker.layers import transfer as border
@@ -117,7 +118,7 @@ def load_engine(
     path: Path, dtype: str = "bf16", *, max_batch: int = 4, quantize: str | None = None
 ) -> Engine:
     """An engine on the device, within `fake_device`. Its failures are raised by `step`."""
-    resident = load(ModelSpec(reference=str(path), dtype=dtype, quantize=quantize), DEVICE)
+    resident = load(ModelSpec(reference=str(path), dtype=dtype, quantize=quantize), Device(DEVICE))
     core = EngineCore(
         resident, slots=Slots(max_batch), context=512, cache_bytes=devices.free_bytes(DEVICE) // 4
     )

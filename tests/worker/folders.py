@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from jobs import JobError
+from worker.device import Device
 from worker.loading.load import ResidentModel, load
 from worker.model_spec import ModelSpec
 
@@ -20,7 +21,7 @@ WEIGHTS = "model.safetensors"
 
 
 def resident(folder: Path | str) -> ResidentModel:
-    return load(ModelSpec(reference=str(folder), dtype="fp32"), torch.device("cpu"))
+    return load(ModelSpec(reference=str(folder), dtype="fp32"), Device(torch.device("cpu")))
 
 
 def refusal(folder: Path | str, code: str = "unsupported_model") -> str:

@@ -1,4 +1,4 @@
-"""The threads of models on one device."""
+"""The memory and the threads of models that share a device."""
 
 from __future__ import annotations
 
@@ -11,7 +11,10 @@ import torch
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine, device
+from worker.device import CPU_CACHE_SHARE, Device, Held
 from worker.engine.engine import EngineCore
+from worker.engine.host import EngineHost
+from worker.model_spec import ModelSpec
 
 
 @pytest.mark.parametrize("order", [["large", "small"], ["small", "large"]])
@@ -41,3 +44,52 @@ def test_each_model_computes_on_its_own_number_of_threads(
     finally:
         torch.set_num_threads(before)
     assert seen == {"small": {1}, "large": {3}}
+
+
+FREE = 8 * 2**30
+
+
+class Model:
+    def __init__(self, cache: int, limit: int) -> None:
+        self.held = Held("m", weights=7, cache=cache, cache_limit=limit, threads=None)
+
+
+def test_what_other_caches_may_still_take_is_not_promised_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(device, "free_bytes", lambda _: FREE)
+    cpu = Device(torch.device("cpu"))
+    assert cpu.cache_room() == FREE * CPU_CACHE_SHARE
+    assert cpu.cache_room(weights=FREE) == 0
+    full, empty = Model(2**30, 2**30), Model(2**28, 2**30)
+    cpu.add(full)  # what is allocated is not free any more
+    assert cpu.cache_room() == FREE * CPU_CACHE_SHARE
+    cpu.add(empty)
+    assert cpu.cache_room() == (FREE - 3 * 2**28) * CPU_CACHE_SHARE
+    cpu.remove(empty)
+    assert cpu.cache_room() == FREE * CPU_CACHE_SHARE
+    assert cpu.held == (full.held,)
+
+
+def test_the_device_of_a_host_knows_what_each_model_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "free_bytes", lambda _: FREE)
+    host = EngineHost(device="cpu")
+    try:
+        infos = [
+            host.load(ModelSpec(reference=str(make_checkpoint(tmp_path / name)), dtype="fp32"))
+            for name in ("first", "second")
+        ]
+        first, second = host.device.held
+        assert [first.owner, second.owner] == ["first", "second"]
+        assert [first.weights, second.weights] == [info.weight_bytes for info in infos]
+        assert [first.threads, second.threads] == [1, 1]
+        promised = first.cache_limit - first.cache
+        assert second.cache_limit == int((FREE - promised) * CPU_CACHE_SHARE)
+        memory = host.memory()
+        assert memory.weights == first.weights + second.weights
+        assert memory.cache_limit == first.cache_limit + second.cache_limit
+    finally:
+        host.close()
+    assert host.device.held == ()

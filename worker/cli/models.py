@@ -56,7 +56,7 @@ def check(
     """
     need_torch()
     from jobs import JobError
-    from worker.device import choose_device
+    from worker.device import Device, choose_device
     from worker.loading.description import describe
     from worker.loading.find import find
     from worker.loading.preflight import preflight
@@ -70,7 +70,7 @@ def check(
         chat_template=chat_template,
     )
     try:
-        place = choose_device(device)
+        place = Device(choose_device(device))
         source = find(spec.reference, spec.download_dir)
         model = describe(source, spec.chat_template)
         downloaded = not source.needs_download

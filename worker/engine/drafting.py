@@ -9,6 +9,7 @@ import torch
 
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
+from worker.device import Device
 from worker.engine.cache_book import CacheBook
 from worker.engine.cache_pool import CachePool
 from worker.engine.draft_costs import DraftCosts
@@ -50,7 +51,7 @@ class Drafting:
         return [] if self.model is None else self.model.make_caches()
 
 
-def drafting_of(spec: ModelSpec, device: torch.device) -> Drafting | None:
+def drafting_of(spec: ModelSpec, device: Device) -> Drafting | None:
     """Check the options and load the draft, if it is a model; the model that it drafts for has not
     been loaded yet. Raises JobError."""
     if spec.draft is None:
@@ -67,7 +68,7 @@ def drafting_of(spec: ModelSpec, device: torch.device) -> Drafting | None:
         except JobError as error:
             fact = f"draft '{spec.draft}': {error.message}; '{NGRAM}' needs no model"
             raise JobError(error.code, fact, "draft") from None
-    windows = [smallest_window(one.config, device) for one in sources]
+    windows = [smallest_window(one.config, device.torch) for one in sources]
     least = min((window for window in windows if window is not None), default=most + 1)
     if most >= least:
         raise invalid(

@@ -19,7 +19,7 @@ from jobs.errors import JobError, failure_of
 from worker import device as devices
 from worker.backend import ModelInfo, Sink
 from worker.checkpoint.tokenizer import Tokenizer
-from worker.device import computing
+from worker.device import Device, Held, computing, threads_of
 from worker.engine.bad_words import bad_word_ids
 from worker.engine.cache_book import CacheBook
 from worker.engine.cache_pool import CachePool
@@ -117,27 +117,26 @@ class EngineCore:
         cls,
         spec: ModelSpec,
         *,
-        device: str,
+        device: Device,
         interactive_slots: int | None = 0,
         preempt: bool = False,
         on_work: Callable[[], None] = lambda: None,
     ) -> EngineCore:
         """Load a model. `interactive_slots`, `preempt`: see `Slots`. Raises JobError."""
-        place = devices.choose_device(device)
-        with memory_named(spec.reference, place):
-            drafting = drafting_of(spec, place)
-            resident = load(spec, place)
-        if place.type == "cpu":
+        with memory_named(spec.reference, device):
+            drafting = drafting_of(spec, device)
+            resident = load(spec, device)
+        if device.torch.type == "cpu":
             keep_memory()
         if spec.context is not None:
             check_context(spec.context, resident)
         limit, batch = spec.cache_bytes, spec.max_batch
-        batch = devices.limits(place).max_batch if batch is None else batch
+        batch = devices.limits(device.torch).max_batch if batch is None else batch
         return cls(
             resident,
             slots=Slots.share(batch, interactive_slots, preempt),
             context=spec.context or resident.model.context_length,
-            cache_bytes=devices.cache_limit(place) if limit is None else limit,
+            cache_bytes=device.cache_room() if limit is None else limit,
             prefix_cache=spec.prefix_cache,
             drafting=drafting,
             on_work=on_work,
@@ -167,9 +166,15 @@ class EngineCore:
         )
 
     @property
-    def cache_bytes(self) -> tuple[int, int]:
-        """Bytes that the KV cache holds, and their limit."""
-        return self.book.bytes_held, self.book.limit_bytes
+    def held(self) -> Held:
+        """Implements `Owner`."""
+        return Held(
+            owner=self.info.name,
+            weights=self.weight_bytes,
+            cache=self.book.bytes_held,
+            cache_limit=self.book.limit_bytes,
+            threads=threads_of(self.info.weight_bytes),
+        )
 
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
         """Check a request and queue its sequences; `sink` is told on the stepping thread that there
@@ -287,7 +292,7 @@ class EngineCore:
     def _computing(self) -> AbstractContextManager[None]:
         if self.device.type != "cpu":
             return nullcontext()
-        return computing(self.info.weight_bytes)
+        return computing(threads_of(self.info.weight_bytes))
 
     def _update_queue(self) -> None:
         """Queue what was submitted and remove what was cancelled since the last step."""

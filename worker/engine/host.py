@@ -14,8 +14,8 @@ from pathlib import Path
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
 from jobs.sizes import counted
-from worker import device as devices
 from worker.backend import Health, MemoryUse, ModelInfo, Sink
+from worker.device import Device, choose_device
 from worker.engine.engine import EngineCore
 from worker.engine.preparer import Preparation, Preparer
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
@@ -49,12 +49,12 @@ class EngineHost:
         state_dir: Path | None = None,
         state_bytes: int = STATE_BYTES,
     ) -> None:
-        self.device = devices.choose_device(device)
+        self.device = Device(choose_device(device))
         self._engines: dict[str, EngineCore] = {}  # replaced, never changed: any thread may read
         self._work = threading.Event()
         self._load_engine = partial(
             EngineCore.load,
-            device=str(self.device),
+            device=self.device,
             interactive_slots=interactive_slots,
             preempt=preempt,
             on_work=self._work.set,
@@ -86,14 +86,13 @@ class EngineHost:
         )
 
     def memory(self) -> MemoryUse:
-        engines = self._engines.values()
-        caches = [engine.cache_bytes for engine in engines]
+        held = self.device.held
         return MemoryUse(
-            device=str(self.device),
-            weights=sum(engine.weight_bytes for engine in engines),
-            cache=sum(held for held, _ in caches),
-            cache_limit=sum(limit for _, limit in caches),
-            free=devices.free_bytes(self.device),
+            device=str(self.device.torch),
+            weights=sum(one.weights for one in held),
+            cache=sum(one.cache for one in held),
+            cache_limit=sum(one.cache_limit for one in held),
+            free=self.device.free_bytes(),
         )
 
     def load(self, spec: ModelSpec) -> ModelInfo:
@@ -116,6 +115,7 @@ class EngineHost:
         unfreeze_gc_heap()
         engines, self._engines = self._engines, {}
         for engine in engines.values():
+            self.device.remove(engine)
             engine.close()
 
     def _coming(self, engine: EngineCore) -> dict[str, int]:
@@ -163,6 +163,7 @@ class EngineHost:
                 raise
         finally:
             self._loading = False
+        self.device.add(engine)
         self._engines = {**self._engines, engine.info.name: engine}
         freeze_gc_heap()
         return engine.info

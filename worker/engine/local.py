@@ -20,6 +20,7 @@ from jobs.api.sampling import Sampling
 from jobs.errors import invalid
 from jobs.sizes import counted
 from worker.backend import Sink
+from worker.device import Device, choose_device
 from worker.engine import prompt_caches
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.collect import CollectingSink, Generation, Token, generation, streamed
@@ -118,7 +119,7 @@ class Engine:
             add_bos=add_bos,
             tool_parser=tool_parser,
         )
-        return cls(EngineCore.load(spec, device=device))
+        return cls(EngineCore.load(spec, device=Device(choose_device(device))))
 
     def chat(self, request: ChatRequest | Mapping[str, Any]) -> ChatCompletion:
         """Run one request to completion. Raises JobError."""

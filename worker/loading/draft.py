@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import torch
-
 from jobs.errors import JobError, invalid
 from worker.checkpoint.tokenizer import Tokenizer
+from worker.device import Device
 from worker.loading.description import describe
 from worker.loading.find import find
 from worker.loading.load import ResidentModel, load
@@ -13,7 +12,7 @@ from worker.loading.preflight import Preflight, preflight
 from worker.model_spec import ModelSpec
 
 
-def load_draft(spec: ModelSpec, target: ModelSpec, device: torch.device) -> ResidentModel:
+def load_draft(spec: ModelSpec, target: ModelSpec, device: Device) -> ResidentModel:
     """Compare two models by their headers, and load the draft. Call it before the target is
     loaded. Raises JobError("invalid_request") if one can't draft for the other, and the errors of
     `load`."""
@@ -22,7 +21,7 @@ def load_draft(spec: ModelSpec, target: ModelSpec, device: torch.device) -> Resi
     return load(spec, device)
 
 
-def _look(spec: ModelSpec, device: torch.device) -> Preflight:
+def _look(spec: ModelSpec, device: Device) -> Preflight:
     source = find(spec.reference, spec.download_dir)
     return preflight(describe(source), spec, device, source.headers())
 

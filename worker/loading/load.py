@@ -15,12 +15,12 @@ import torch
 
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
-from worker import device as devices
 from worker.backend import ModelInfo
 from worker.checkpoint import weights
 from worker.checkpoint.config import GenerationDefaults
 from worker.checkpoint.source import ModelSource
 from worker.checkpoint.tokenizer import Tokenizer
+from worker.device import Device, device_name, is_out_of_memory
 from worker.layers.weights.compression import compression_of
 from worker.layers.weights.storage import ProductKind
 from worker.loading.description import describe
@@ -113,7 +113,7 @@ class ResidentModel:
             return error.message
 
 
-def load(spec: ModelSpec, device: torch.device) -> ResidentModel:
+def load(spec: ModelSpec, device: Device) -> ResidentModel:
     """Check everything that can be checked, then read the weights. Raises JobError."""
     compression = compression_of(spec.quantize)
     source = find(spec.reference, spec.download_dir)
@@ -131,7 +131,7 @@ def load(spec: ModelSpec, device: torch.device) -> ResidentModel:
             logger.info("%s: %s", spec.reference, checked.how)
         place = Placement(
             checked.dtype,
-            device,
+            device.torch,
             compression.apply if compression else None,
             keep_quantised=spec.keep_quantised,
         )
@@ -143,7 +143,7 @@ def load(spec: ModelSpec, device: torch.device) -> ResidentModel:
         info=_info(checked, fingerprint),
         source=source,
         model=model,
-        device=device,
+        device=device.torch,
         dtype=checked.dtype,
         tokenizer=checked.tokenizer,
         template=template,
@@ -168,19 +168,19 @@ def _bos(source: ModelSource, tokenizer: Tokenizer, wanted: bool | None) -> str:
 
 
 @contextmanager
-def memory_named(reference: str, device: torch.device) -> Iterator[None]:
+def memory_named(reference: str, device: Device) -> Iterator[None]:
     """A context for loading a model: raises JobError("out_of_memory") if there is no memory for
     it."""
     try:
         yield
     except BaseException as error:
-        if not devices.is_out_of_memory(error):
+        if not is_out_of_memory(error):
             raise
         cause = (str(error).splitlines() or ["no memory"])[0] or "no memory"
         raise JobError(
             "out_of_memory",
-            f"{reference} can't be loaded: there is too little memory on {device} ({cause}): use a "
-            f"smaller model or another dtype{address_space_advice()}",
+            f"{reference} can't be loaded: there is too little memory on {device.torch} ({cause}): "
+            f"use a smaller model or another dtype{address_space_advice()}",
         ) from None
 
 
@@ -203,7 +203,7 @@ def _info(checked: Preflight, fingerprint: str) -> ModelInfo:
         weight_bytes=checked.weight_bytes,
         dtype=checked.formats,
         device=str(checked.device),
-        device_name=devices.device_name(checked.device),
+        device_name=device_name(checked.device),
         context_length=checked.context_length,
         fingerprint=fingerprint,
         tokenizer_hash=checked.tokenizer.hash,

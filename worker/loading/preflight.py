@@ -15,13 +15,13 @@ import torch
 from gguf import GGMLQuantizationType
 
 from jobs.errors import JobError
-from worker import device as devices
 from worker.checkpoint import weights
 from worker.checkpoint.config import ModelConfig
 from worker.checkpoint.dtypes import name_of
 from worker.checkpoint.headers import Headers, TensorHeader
 from worker.checkpoint.quantization import DEQUANTISED
 from worker.checkpoint.tokenizer import Tokenizer
+from worker.device import Device, choose_dtype
 from worker.layers.kv_cache import WindowKVCache
 from worker.layers.weights import storage
 from worker.layers.weights.compression import Compression, compression_of
@@ -110,7 +110,7 @@ class Preflight:
 
 
 def preflight(
-    model: ModelDescription, spec: ModelSpec, device: torch.device, headers: Headers
+    model: ModelDescription, spec: ModelSpec, device: Device, headers: Headers
 ) -> Preflight:
     """Check everything that can be checked without reading weights. `headers` may be a checkpoint.
     Weights that are not quantised in the files are compressed while they are loaded; of those that
@@ -133,28 +133,28 @@ def preflight(
 
 
 def _preflight(
-    model: ModelDescription, spec: ModelSpec, device: torch.device, headers: Headers
+    model: ModelDescription, spec: ModelSpec, device: Device, headers: Headers
 ) -> Preflight:
     config, compression = model.config, compression_of(spec.quantize)
-    quantization = config.quantization
+    quantization, place = config.quantization, device.torch
     tied = weights.is_tied(config.tied, headers, quantization)
     stored = headers.dtype({quantization.dtype} if quantization else ()) or DEQUANTISED
-    chosen = devices.choose_dtype(spec.dtype, stored, device)
-    shape = _shape(config, tied, chosen, device)
+    chosen = choose_dtype(spec.dtype, stored, place)
+    shape = _shape(config, tied, chosen, place)
     tokenizer = model.tokenizer.limited_to(shape.vocab_size)
     slots = shape.weight_map()
     found = weights.check(slots, headers, quantization)
     parameters = sum(prod(slot.shape) for slot in slots.values())
     stored_as = {name: headers.tensors[found[name].name] for name in slots}
     products = {
-        name: _product(name, slots[name], header, chosen, device, spec.keep_quantised)
+        name: _product(name, slots[name], header, chosen, place, spec.keep_quantised)
         for name, header in stored_as.items()
         # An embedding that is no head is only looked up.
         if slots[name].quantised and header.blocks and (tied or name != weights.EMBEDDING)
     }
     forms: dict[str, list[Form]] = {}
     for name, slot in slots.items():
-        forms[name] = [_form(slot, stored_as[name], device, compression)]
+        forms[name] = [_form(slot, stored_as[name], place, compression)]
         if products.get(name) is ProductKind.REENCODED:
             looked_up = forms[name] if name == weights.EMBEDDING else []
             forms[name] = [*looked_up, storage.TARGET]
@@ -162,14 +162,14 @@ def _preflight(
             # The head's blocks are packed: those of files are views for the embedding, others not.
             form, columns = forms[name][0], slot.shape[-1]
             if form is compression.kind and not stored_as[name].blocks:
-                packed = storage.product_kind(form, columns, chosen, device, spec.keep_quantised)
+                packed = storage.product_kind(form, columns, chosen, place, spec.keep_quantised)
                 forms[name] *= 2 if packed is ProductKind.INTEGERS else 1
     weight_bytes = sum(
         _bytes(prod(slots[name].shape), form, chosen) for name in slots for form in forms[name]
     )
     blocks = {form.name for held in forms.values() for form in held if form is not None}
-    caches, free = shape.make_caches(), devices.free_bytes(device)
-    cache_bytes = devices.cache_share(free - weight_bytes, device)
+    caches, free = shape.make_caches(), device.free_bytes()
+    cache_bytes = device.cache_room(weight_bytes)
     return Preflight(
         model=model,
         tokenizer=tokenizer,
@@ -179,7 +179,7 @@ def _preflight(
         blocks=tuple(sorted(blocks)),
         products=_products(slots, stored_as, products, forms),
         dtype=chosen,
-        device=device,
+        device=place,
         context_length=shape.context_length,
         longest=bisect_right(
             range(1, shape.context_length + 1),

@@ -6,11 +6,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import KINDS, make_checkpoint
 from worker import Engine
+from worker.device import Device
 from worker.engine.collect import CollectingSink
 from worker.engine.engine import EngineCore
 from worker.engine.scheduler import Scheduler
@@ -70,7 +72,9 @@ def test_pauses_for_interactive_requests_change_neither_tokens_nor_streams(
     requests += [ask("c" * n, "interactive", 20) for n in (3, 4, 5)]
     expected = [engine.chat(request).text for request in requests]
     core = EngineCore.load(
-        ModelSpec(reference=str(path), dtype="fp32", max_batch=2), device="cpu", preempt=True
+        ModelSpec(reference=str(path), dtype="fp32", max_batch=2),
+        device=Device(torch.device("cpu")),
+        preempt=True,
     )
     sinks = [CollectingSink() for _ in requests]
     generations = [

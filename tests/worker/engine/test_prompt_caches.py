@@ -16,7 +16,7 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
-from worker.device import computing
+from worker.device import computing, threads_of
 from worker.engine.host import EngineHost
 from worker.engine.prompt_caches import compute_state
 from worker.layers.batch import Batch, Span
@@ -77,7 +77,7 @@ def logits_after(engine: Engine, prompt: list[int], more: list[int]) -> torch.Te
         end = min(start + 64, len(prompt)) if start < len(prompt) else len(prompt) + len(more)
         ids = [*prompt, *more][start:end]
         span = Span(slot, start, ids, len(prompt) + len(more))
-        with computing(core.info.weight_bytes):
+        with computing(threads_of(core.info.weight_bytes)):
             logits = core.model(Batch.prepare([span], core.device)[0], core.pool.layers)
     core.book.release(slot)
     return logits

@@ -17,6 +17,7 @@ from worker import Engine
 from worker import device as devices
 from worker.checkpoint.folder import FolderSource
 from worker.checkpoint.headers import Checkpoint, Headers
+from worker.device import Device
 from worker.loading import load as loading
 from worker.model_spec import ModelSpec
 
@@ -84,7 +85,7 @@ def test_a_model_that_does_not_fit_is_not_downloaded(
 ) -> None:
     monkeypatch.setattr(devices, "free_bytes", lambda _: 1000)
     with pytest.raises(JobError) as caught:
-        loading.load(ModelSpec(reference="org/tiny", dtype="fp32"), torch.device("cpu"))
+        loading.load(ModelSpec(reference="org/tiny", dtype="fp32"), Device(torch.device("cpu")))
     assert caught.value.code == "out_of_memory"
     assert remote.events == ["headers"]
 

@@ -19,6 +19,7 @@ from tests.worker.gguf.blocks import make_type_file
 from tests.worker.sources import open_folder
 from worker import device as devices
 from worker.checkpoint.headers import Checkpoint
+from worker.device import Device
 from worker.kernels import library
 from worker.layers.weights import triton
 from worker.layers.weights.storage import ProductKind
@@ -49,7 +50,7 @@ def check(
         return preflight(
             describe(source),
             ModelSpec(reference=str(folder), dtype=dtype, quantize=quantize),
-            device,
+            Device(device),
             headers,
         )
 
@@ -108,7 +109,7 @@ def test_a_tied_head_whose_table_a_gpu_dequantises_is_not_reencoded(
         checked = preflight(
             describe(source),
             ModelSpec(reference=str(file), dtype="bf16"),
-            torch.device("cuda"),
+            Device(torch.device("cuda")),
             headers,
         )
     table, *others = sorted(checked.products, key=lambda one: one.matrices)

@@ -11,6 +11,7 @@ import torch
 from jobs import JobError
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.gguf.converter import convert
+from worker.device import Device
 from worker.gguf.read.files import read_local_header
 from worker.loading.description import ModelDescription
 from worker.loading.find import find
@@ -26,7 +27,7 @@ def describe(path: Path) -> None:
     model = ModelDescription(source, source.config, source.tokenizer, None, source.defaults)
     with source.weights() as weights:
         spec = ModelSpec(reference=str(path), dtype="fp32")
-        preflight(model, spec, torch.device("cpu"), weights)
+        preflight(model, spec, Device(torch.device("cpu")), weights)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma3_text", "phi3", "qwen3_5_moe_text"])
