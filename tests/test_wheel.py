@@ -80,7 +80,8 @@ class Environment:
     def install(self, *arguments: str | Path) -> None:
         """Install into it without an index and without dependencies."""
         pip = [sys.executable, "-m", "pip", "--python", str(self.python), "install", "--quiet"]
-        subprocess.run([*pip, "--no-deps", "--no-index", *arguments], check=True)
+        options = ["--no-deps", "--no-index", "--no-compile"]
+        subprocess.run([*pip, *options, *arguments], check=True)
 
     def check_types(self, folder: Path, mypy: str) -> dict[str, dict[str, set[int]]]:
         """The lines with errors of each script in the folder, as mypy and pyright report them, each
@@ -336,7 +337,8 @@ def advice(environment: Environment, folder: Path) -> str:
 def follow(advice: str, environment: Environment, folder: Path) -> None:
     """Install as advised, but without an index."""
     _, _, *words = shlex.split(advice)
-    options = ["--no-deps", "--no-index", "--no-build-isolation", "--force-reinstall"]
+    options = ["--no-deps", "--no-index", "--no-compile", "--no-build-isolation"]
+    options.append("--force-reinstall")
     pip = [sys.executable, "-m", "pip", "--python", str(environment.python), "install"]
     done = subprocess.run([*pip, *options, *words], cwd=folder, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr

@@ -62,7 +62,7 @@ FOREIGN = {
     "kwargs not an object": json.dumps(["f", None, [], []]).encode(),
     "too deep": json.dumps(["f", None, [DEEP], {}]).encode(),
     "too deep for the parser": b"[" * 10**6,
-    "too large": zlib.compress(b'["f", null, [], {}]' + b" " * rq_layout.MAX_DATA),
+    "too large": zlib.compress(b'["f", null, [], {}]' + b" " * rq_layout.MAX_DATA, 1),
 }
 
 
