@@ -18,7 +18,8 @@ from redis import Redis
 from redis.client import Pipeline
 
 from jobs import clock, keys, lua
-from jobs.api.conversation import Turn
+from jobs.api.answer import ChatCompletion
+from jobs.api.conversation import Turn, ended_turn
 from jobs.encoding import encodable
 from jobs.errors import JobError
 from jobs.results import outbox
@@ -279,6 +280,26 @@ class Settlement:
         if self.error is not None and self.error.code == "cancelled":
             return "canceled"
         return "failed"
+
+
+def row_status(error: JobError | None) -> outbox.Status:
+    """The status of the row of a job that a worker ends."""
+    if error is None:
+        return "ok"
+    return "cancelled" if error.code == "cancelled" else "error"
+
+
+def turn_of(
+    claimed: ClaimedJob, answer: ChatCompletion | None, error: JobError | None
+) -> Turn | None:
+    """The turn that a job appends to its session. An answer that was stopped is a turn as far as it
+    got; one that failed is none."""
+    if claimed.history is None or answer is None:
+        return None
+    if error is not None and error.code not in ("cancelled", "timeout"):
+        return None
+    messages = claimed.request["messages"]
+    return ended_turn(messages, answer, cancelled=error is not None, job=claimed.lease.job)
 
 
 class Settler:

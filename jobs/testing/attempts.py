@@ -1,263 +1,144 @@
-"""Attempts at jobs in Redis: what a worker writes when it starts, streams, returns or ends a job.
+"""Attempts at jobs on the real store: claims, streams, returns and ends jobs as a worker does.
 
-The keys and formats are those of a real worker, from the same functions; the lease, with which
-workers find the jobs of a dead one, is left out.
+Every change in Redis is a transition of `jobs.store`. Of a worker, this leaves out what needs other
+processes or a model: the renewal of leases, the reaper, the engine.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import Any
 
 from redis import Redis
 
 from jobs import keys
 from jobs.api.answer import ChatCompletion
-from jobs.api.conversation import Turn, ended_turn
 from jobs.errors import JobError
 from jobs.results import outbox
-from jobs.results.failures import Failure, add_failure, failure, parse_failures
-from jobs.store.job_end import ROW_STATUSES, JobEnd
-from jobs.store.preludes import JOB_END_LUA, QUEUE_LUA
-from jobs.store.rq_layout import (
-    ATTEMPT,
-    CANCEL,
-    FAILURE_SECONDS,
-    FAILURES,
-    RESULT_SECONDS,
-    End,
-    decode_call,
-    format_time,
-    job_key,
-    parse_time,
-    queue_key,
-    queue_names,
-    request_of,
-    scheduled_key,
-)
+from jobs.results.failures import Failure, add_failure, failure
+from jobs.store.claimed_job import ClaimedJob
+from jobs.store.job_end import Settlement, row_status, turn_of
+from jobs.store.job_store import JobStore
+from jobs.store.part_plans import Look, PartPlans
+from jobs.store.rq_layout import queue_names, scheduled_key
 from jobs.store.stream import StreamWriter
-from jobs.store.turns import (
-    BEGIN,
-    History,
-    begin_script,
-    read_history,
-    session_of,
-)
+from jobs.store.workers import worker_key
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
 
 WORKER = "fake-worker"
-END = JOB_END_LUA + "\nend_job(KEYS, ARGV, function() end)"
-PUSH = QUEUE_LUA + "\nqueue_job('RPUSH', KEYS[1], ARGV[1])"
-TAKE = QUEUE_LUA + "\nremove_job(KEYS[1], ARGV[1]) redis.call('ZREM', KEYS[2], ARGV[1])"
-
-
-@dataclass(frozen=True)
-class Attempt:
-    """One attempt at a job. Times are seconds since the epoch."""
-
-    job: str
-    queue: str
-    number: int
-    request: dict[str, Any]  # as submitted
-    enqueued_at: float
-    started_at: float
-    keep: dict[End, int]  # seconds that the job is kept after its end
-    history: History | None = None  # of its session
-
-    @property
-    def full_request(self) -> dict[str, Any]:
-        """The request with all messages of its session."""
-        if self.history is None:
-            return self.request
-        messages = [*self.history.messages, *self.request["messages"]]
-        return {**self.request, "messages": messages}
+ROOM = 1_000_000  # jobs that run at the same time
+PLAN_SECONDS = 60.0  # until another recorder may write the rows of a plan
+ALL_ROWS = 1_000_000
 
 
 class Attempts:
-    """Starts, streams and ends jobs in one Redis."""
+    """Starts, streams and ends the jobs of all models in one Redis."""
 
     def __init__(self, redis: Redis) -> None:
+        self._client = redis
         self._redis: Any = redis
         self._writer = StreamWriter(redis)
+        self._plans = PartPlans(redis, WORKER, PLAN_SECONDS)
+        self._store = JobStore(redis, [], WORKER, worker_key(WORKER))
+        self._models: list[str] = []
 
-    def waiting(self) -> list[str]:
-        """The jobs in all queues, with the scheduled ones whose time has come: interactive ones
+    @property
+    def store(self) -> JobStore:
+        """The store of all models that have queues now."""
+        queues = [name for name in queue_names(self._client) if keys.is_queue(name)]
+        models = sorted({keys.model_of(queue) for queue in queues})
+        if models != self._models:
+            self._models = models
+            self._store = JobStore(self._client, models, WORKER, worker_key(WORKER))
+        return self._store
+
+    def claim(self) -> list[ClaimedJob]:
+        """Take all jobs that wait, with the scheduled ones whose time has come: interactive ones
         first, then in the order of submission."""
-        found = []
-        for queue in queue_names(self._redis):
-            jobs = self._redis.lrange(queue_key(queue), 0, -1)
-            for tenant in self._redis.zrange(keys.tenants(queue), 0, -1):
-                jobs += self._redis.lrange(keys.tenant_queue(queue, tenant.decode()), 0, -1)
-            jobs += self._redis.zrangebyscore(scheduled_key(queue), "-inf", time.time())
-            for job in jobs:
-                enqueued_at = parse_time(self._redis.hget(job_key(job.decode()), "enqueued_at"))
-                is_bulk = keys.is_bulk(queue)
-                found.append((is_bulk, enqueued_at or 0.0, job.decode()))
-        return [job for _, _, job in sorted(found, key=lambda entry: entry[:2])]
+        store = self.store
+        if not store.any_waiting():
+            return []
+        claimed = store.claim(lambda model, bulk: ROOM).jobs
+        return sorted(claimed, key=lambda job: (keys.is_bulk(job.lease.queue), job.enqueued_at))
 
     def next_due(self) -> float:
         """Seconds until the next scheduled job is due; infinity if there is none."""
         firsts = (
             self._redis.zrange(scheduled_key(queue), 0, 0, withscores=True)
-            for queue in queue_names(self._redis)
+            for queue in queue_names(self._client)
         )
         now = time.time()
         return min((max(0.0, due - now) for first in firsts for _, due in first), default=math.inf)
 
-    def start(self, job: str) -> Attempt:
-        """Take a job from its queue, or from the scheduled ones."""
-        key, now = job_key(job), time.time()
-        names = ("origin", "data", "enqueued_at", "result_ttl", "failure_ttl")
-        origin, data, enqueued_at, result_ttl, failure_ttl = self._redis.hmget(key, names)
-        pipeline = self._redis.pipeline()
-        lists = (queue_key(origin.decode()), scheduled_key(origin.decode()))
-        pipeline.eval(TAKE, len(lists), *lists, job)
-        started = {"status": "started", "worker_name": WORKER, "started_at": format_time()}
-        pipeline.hset(key, mapping=started)
-        pipeline.hincrby(key, ATTEMPT, 1)
-        *_, number = pipeline.execute()
-        _, _, kwargs = decode_call(data)
-        failed = int(failure_ttl or FAILURE_SECONDS)
-        return Attempt(
-            job=job,
-            queue=origin.decode(),
-            number=number,
-            request=request_of(kwargs) or {},
-            enqueued_at=parse_time(enqueued_at) or now,
-            started_at=now,
-            keep={
-                "finished": int(result_ttl or RESULT_SECONDS),
-                "failed": failed,
-                "canceled": failed,
-            },
-        )
+    def cancelled(self, jobs: Sequence[ClaimedJob]) -> list[bool]:
+        """True for each job that a client has asked to stop."""
+        checked = self._store.leases.check([job.lease for job in jobs])
+        return [cancelled for _, cancelled in checked]
 
-    def begin(self, attempt: Attempt) -> Attempt:
-        """The attempt with the history of its session. Raises JobError if that refuses it."""
-        if not session_of(attempt.request):
-            return attempt
-        names, args = begin_script(attempt.job, job_key(attempt.job), attempt.request)
-        reply = self._redis.eval(BEGIN, len(names), *names, *args)
-        return replace(attempt, history=read_history(attempt.job, attempt.request, reply))
-
-    def write(self, attempt: Attempt, seq: int, deltas: Sequence[Delta]) -> bool:
+    def write(self, job: ClaimedJob, seq: int, deltas: Sequence[Delta]) -> bool:
         """Append an entry to the token stream. False if the stream belongs to a later attempt."""
-        entry = Entry(attempt.job, attempt.number, seq, tuple(deltas))
+        entry = Entry(job.lease.job, job.lease.attempt, seq, tuple(deltas))
         return self._writer.write_many([entry])[0]
 
-    def is_cancelled(self, attempt: Attempt) -> bool:
-        """True if a client has asked to stop the job."""
-        return bool(self._redis.hget(job_key(attempt.job), CANCEL))
+    def retry(self, job: ClaimedJob, allowed: int, error: JobError) -> bool:
+        """Return the job to the end of its queue after an error. False if no retry is left."""
+        return self._store.leases.retry(job.lease, allowed, 0.0, _failures(job, error))
 
-    def requeue(self, attempt: Attempt, error: JobError | None = None) -> None:
-        """Return the job to the end of its queue; `error` is what the attempt ended with."""
-        self._redis.eval(PUSH, 1, queue_key(attempt.queue), attempt.job)
-        pipeline = self._redis.pipeline()
-        if error is not None:
-            pipeline.hset(
-                job_key(attempt.job), FAILURES, json.dumps(self._failures(attempt, error))
-            )
-        pipeline.hdel(job_key(attempt.job), "worker_name", "started_at")
-        pipeline.execute()
-
-    def finish(self, attempt: Attempt, completion: ChatCompletion) -> None:
+    def finish(self, job: ClaimedJob, completion: ChatCompletion) -> None:
         """End the job with its answer."""
-        answer = completion.to_dict()
-        self._end(attempt, "finished", answer, None, self._turn(attempt, completion, None))
+        self._end(job, completion, None)
 
-    def fail(
-        self, attempt: Attempt, error: JobError, partial: ChatCompletion | None = None
-    ) -> None:
+    def fail(self, job: ClaimedJob, error: JobError, partial: ChatCompletion | None = None) -> None:
         """End the job with an error; `partial` is what it had generated."""
-        answer = partial.to_dict() if partial is not None else None
-        end: End = "canceled" if error.code == "cancelled" else "failed"
-        turn = self._turn(attempt, partial, error)
-        self._end(attempt, end, answer, error, turn)
+        self._end(job, partial, error)
 
-    def runs(self) -> list[str]:
-        """The runs that have entries in their outbox, sorted."""
-        return sorted(run.decode() for run in self._redis.smembers(keys.OUTBOXES))
+    def take_rows(self) -> list[outbox.OutboxEntry]:
+        """Take the entries of ended jobs out of all outboxes, as a recorder does."""
+        taken: list[outbox.OutboxEntry] = []
+        looks = [Look(run, 1, 0.0) for run in self._plans.runs()]
+        while looks:
+            plans = self._plans.next(looks, max_rows=ALL_ROWS, max_bytes=2**53)
+            for plan in plans:
+                taken += [outbox.decode(row) for row in self._plans.rows(plan) if row is not None]
+                self._plans.commit(plan)
+            looks = looks if plans else []
+        return taken
 
-    def take_entries(self, run: str) -> list[outbox.OutboxEntry]:
-        """Remove all entries from the outbox of a run."""
-        pipeline = self._redis.pipeline()
-        pipeline.xrange(keys.outbox(run))
-        pipeline.delete(keys.outbox(run))
-        pipeline.srem(keys.OUTBOXES, run)
-        found, *_ = pipeline.execute()
-        return [outbox.decode(fields[outbox.FIELD.encode()]) for _, fields in found]
-
-    def _end(
-        self,
-        attempt: Attempt,
-        end: End,
-        answer: dict[str, Any] | None,
-        error: JobError | None,
-        turn: Turn | None,
-    ) -> None:
-        failures = self._failures(attempt, error)
-        row = self._row(attempt, ROW_STATUSES[end], answer, error, failures)
-        job_end = JobEnd(
-            job=attempt.job,
-            queue=attempt.queue,
-            status=end,
-            attempt=attempt.number,
-            keep=attempt.keep[end],
-            request=attempt.request,
-            run=row["run"],
-            row_index=row["row_index"],
-            row=outbox.encode(row),
-            error=error,
-            completion=answer if error is None else None,
-            failures=failures if error is not None else (),
-            turn=turn,
-            replaces_turn=attempt.history is not None and attempt.history.replaces,
-            worker=WORKER,
-            execution=f"{WORKER}-{attempt.number}",
-        )
-        self._redis.eval(END, len(job_end.keys), *job_end.keys, *job_end.args)
-
-    def _turn(
-        self, attempt: Attempt, answer: ChatCompletion | None, error: JobError | None
-    ) -> Turn | None:
-        """The turn of the job's session; None if it has none."""
-        if attempt.history is None or answer is None:
-            return None
-        if error is not None and error.code not in ("cancelled", "timeout"):
-            return None
-        messages = attempt.request["messages"]
-        return ended_turn(messages, answer, cancelled=error is not None, job=attempt.job)
-
-    def _failures(self, attempt: Attempt, error: JobError | None) -> list[Failure]:
-        """The failed attempts at the job, with this one if it ended with an error."""
-        before = parse_failures(self._redis.hget(job_key(attempt.job), FAILURES))
-        if error is None or error.code == "cancelled":
-            return before
-        return add_failure(before, failure(attempt.number, time.time(), WORKER, error))
-
-    def _row(
-        self,
-        attempt: Attempt,
-        status: outbox.Status,
-        answer: dict[str, Any] | None,
-        error: JobError | None,
-        failures: Sequence[Failure],
-    ) -> outbox.OutboxEntry:
-        return outbox.outbox_entry(
-            attempt.job,
-            attempt.request,
-            status,
-            attempt=attempt.number,
-            completion=answer,
+    def _end(self, job: ClaimedJob, answer: ChatCompletion | None, error: JobError | None) -> None:
+        content = answer.to_dict() if answer is not None else None
+        failures = _failures(job, error)
+        entry = outbox.outbox_entry(
+            job.lease.job,
+            job.request,
+            row_status(error),
+            attempt=job.lease.attempt,
+            completion=content,
             error=error.to_dict() if error is not None else None,
             failures=failures,
-            enqueued_at=attempt.enqueued_at,
-            started_at=attempt.started_at,
+            enqueued_at=job.enqueued_at,
+            started_at=job.claimed_at,
             finished_at=time.time(),
             worker=WORKER,
         )
+        settlement = Settlement(
+            claimed=job,
+            run=entry["run"],
+            row_index=entry["row_index"],
+            row=outbox.encode(entry),
+            completion=content if error is None else None,
+            error=error,
+            failures=failures,
+            turn=turn_of(job, answer, error),
+        )
+        self._store.settle([settlement])
+
+
+def _failures(job: ClaimedJob, error: JobError | None) -> Sequence[Failure]:
+    """The failed attempts at the job, with this one if it ended with an error."""
+    before = job.terms.failures
+    if error is None or error.code == "cancelled":
+        return before
+    return add_failure(before, failure(job.lease.attempt, time.time(), WORKER, error))

@@ -57,12 +57,8 @@ class ScriptingRedis(fakeredis.FakeRedis):
     def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Any:
         return super().eval(lua.split_flags(script)[1], numkeys, *keys_and_args)
 
-
-class _Redis(ScriptingRedis):
-    """For `submit(durable=True)`: a server that syncs every write."""
-
     def info(self, *sections: Any, **options: Any) -> Any:
-        return {"aof_enabled": 1}
+        return {"aof_enabled": 1}  # for `submit(durable=True)`, with every write synced; never full
 
     def config_get(self, *names: Any, **options: Any) -> Any:
         return {"appendfsync": "always"}
@@ -77,7 +73,7 @@ class _AsyncRedis(fakeredis.FakeAsyncRedis):
 
 class _Connection(SyncConnection):
     def __init__(self, server: fakeredis.FakeServer, stepper: Stepper) -> None:
-        super().__init__(_Redis(server=server), lambda: _AsyncRedis(server=server))
+        super().__init__(ScriptingRedis(server=server), lambda: _AsyncRedis(server=server))
         self._stepper = stepper
 
     def run(self, name: str, *args: Any, **options: Any) -> Any:

@@ -12,13 +12,14 @@ from redis import Redis
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, failure_of
 from jobs.results.outbox import OutboxEntry
+from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.testing.answer import Plan, Reply
-from jobs.testing.attempts import Attempt, Attempts
+from jobs.testing.attempts import Attempts
 
 
 @dataclass
 class _Running:
-    attempt: Attempt
+    job: ClaimedJob
     request: ChatRequest
     plan: Plan
     due: float  # of time.monotonic
@@ -33,7 +34,6 @@ class Stepper:
         self._attempts = Attempts(redis)
         self._reply = reply
         self._running: list[_Running] = []
-        self._retried: dict[str, int] = {}  # by job id
         self._recorded: dict[str, list[OutboxEntry]] = {}  # by run
         self._steps = 0
         self._polled: dict[str, int] = {}  # key of a job: steps when its state was last read
@@ -43,19 +43,21 @@ class Stepper:
         """Take one step. Returns the seconds until the next one is possible: 0 if this one did
         something, infinity if there is nothing to do."""
         with self._lock:
-            waiting = self._attempts.waiting()
+            claimed = self._attempts.claim()
+            if claimed:
+                self._steps += 1
+                for job in claimed:
+                    self._start(job)
+                return 0.0
             now = time.monotonic()
-            due = [one for one in self._running if one.due <= now or self._is_cancelled(one)]
-            if not waiting and not due:
+            stopped = self._stopped()
+            due = [one for one in self._running if one.due <= now or one.job.lease in stopped]
+            if not due:
                 dues = [one.due - now for one in self._running]
                 return min([*dues, self._attempts.next_due()])
             self._steps += 1
-            if waiting:
-                for job in waiting:
-                    self._start(job)
-            else:
-                for one in due:
-                    self._step(one)
+            for one in due:
+                self._step(one, stopped=one.job.lease in stopped)
             return 0.0
 
     def poll(self, key: str) -> None:
@@ -68,49 +70,64 @@ class Stepper:
                 self._polled[key] = self._steps
 
     def record(self) -> dict[str, list[OutboxEntry]]:
-        """Take the entries of ended jobs out of Redis, as a recorder does. Returns all so far."""
+        """Take the entries of ended jobs out of Redis, as a recorder does. Returns all so far, by
+        run."""
         with self._lock:
-            for run in self._attempts.runs():
-                self._recorded.setdefault(run, []).extend(self._attempts.take_entries(run))
+            for entry in self._attempts.take_rows():
+                self._recorded.setdefault(entry["run"], []).append(entry)
             return self._recorded
 
-    def _start(self, job: str) -> None:
-        attempt = self._attempts.start(job)
+    def _start(self, job: ClaimedJob) -> None:
         try:
-            attempt = self._attempts.begin(attempt)
-            request = ChatRequest.parse(attempt.full_request)
-            plan = Plan(request, job, self._reply(request))
+            request = self._request_of(job)
+            plan = Plan(request, job.lease.job, self._reply(request))
         except JobError as error:
-            self._attempts.fail(attempt, error)
+            self._attempts.fail(job, error)
         except BaseException as error:  # a mistake in the test
-            self._attempts.fail(attempt, failure_of(error))
+            self._attempts.fail(job, failure_of(error))
             raise
         else:
             due = time.monotonic() + plan.delay
-            self._running.append(_Running(attempt, request, plan, due))
+            self._running.append(_Running(job, request, plan, due))
 
-    def _is_cancelled(self, one: _Running) -> bool:
-        return self._attempts.is_cancelled(one.attempt)
+    def _request_of(self, job: ClaimedJob) -> ChatRequest:
+        """The request with all messages of its session. Raises JobError."""
+        if job.fault is not None:
+            raise job.fault
+        if job.cancelled:
+            raise _cancelled(job)
+        if job.history is None:
+            return ChatRequest.parse(job.request)
+        messages = [*job.history.messages, *job.request["messages"]]
+        return ChatRequest.parse({**job.request, "messages": messages})
 
-    def _step(self, one: _Running) -> None:
-        plan, attempt = one.plan, one.attempt
-        if self._is_cancelled(one):
-            self._end(one, JobError("cancelled", f"job {attempt.job} was cancelled"))
+    def _stopped(self) -> set[Lease]:
+        """The leases of the running jobs that clients have cancelled."""
+        jobs = [one.job for one in self._running]
+        found = zip(jobs, self._attempts.cancelled(jobs), strict=True)
+        return {job.lease for job, cancelled in found if cancelled}
+
+    def _step(self, one: _Running, *, stopped: bool) -> None:
+        plan = one.plan
+        if stopped:
+            self._end(one, _cancelled(one.job))
         elif one.done < len(plan.steps):
             one.done += 1
             if one.request.publishes:
-                self._attempts.write(attempt, one.done, plan.steps[one.done - 1])
+                self._attempts.write(one.job, one.done, plan.steps[one.done - 1])
         else:
             self._end(one, plan.error)
 
     def _end(self, one: _Running, error: JobError | None) -> None:
         self._running.remove(one)
-        job, retried = one.attempt.job, self._retried.get(one.attempt.job, 0)
         if error is None:
-            self._attempts.finish(one.attempt, one.plan.completion)
-        elif error.retryable and retried < (one.request.job.retries or 0):
-            self._retried[job] = retried + 1
-            self._attempts.requeue(one.attempt, error)
-        else:
+            self._attempts.finish(one.job, one.plan.completion)
+            return
+        allowed = (one.request.job.retries or 0) if error.retryable else 0
+        if one.job.retried >= allowed or not self._attempts.retry(one.job, allowed, error):
             partial = one.plan.partial(one.done) if one.done else None
-            self._attempts.fail(one.attempt, error, partial)
+            self._attempts.fail(one.job, error, partial)
+
+
+def _cancelled(job: ClaimedJob) -> JobError:
+    return JobError("cancelled", f"job {job.lease.job} was cancelled")

@@ -10,10 +10,11 @@ import redis
 
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
+from jobs.store.claimed_job import ClaimedJob
 from jobs.store.stream import StreamWriter
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
-from jobs.testing.attempts import Attempt, Attempts
+from jobs.testing.attempts import Attempts
 
 
 def completion_of(job_id: str, *texts: str, reasoning: str | None = None) -> ChatCompletion:
@@ -41,16 +42,25 @@ class StepwiseWorker:
         self.redis = redis.Redis.from_url(url)
         self.attempts = Attempts(self.redis)
         self.writer = StreamWriter(self.redis)
-        self._started: dict[tuple[str, int], Attempt] = {}
+        self._started: dict[tuple[str, int], ClaimedJob] = {}
 
     def start(self, job_id: str) -> int:
-        """Claim the job. Returns the number of the attempt."""
-        attempt = self.attempts.start(job_id)
-        self._started[job_id, attempt.number] = attempt
-        return attempt.number
+        """Claim the job, whichever wait before it. Returns the number of the attempt."""
+        store, others = self.attempts.store, []
+        found: ClaimedJob | None = None
+        while found is None:
+            claimed = store.claim(lambda *_: 1).jobs
+            assert claimed, f"job {job_id} does not wait"
+            found = next((job for job in claimed if job.lease.job == job_id), None)
+            others += [job.lease for job in claimed if job is not found]
+        store.leases.give_back(others, undo_attempt=True)
+        self._started[job_id, found.lease.attempt] = found
+        return found.lease.attempt
 
-    def requeue(self, job_id: str, attempt: int = 1) -> None:
-        self.attempts.requeue(self._started[job_id, attempt])
+    def requeue(self, job_id: str) -> None:
+        """Return the job, which runs, to its queue."""
+        newest = max(number for name, number in self._started if name == job_id)
+        self.attempts.store.leases.give_back([self._started[job_id, newest].lease])
 
     def write(self, job_id: str, attempt: int, seq: int, text: str, **more) -> bool:
         entry = Entry(job_id, attempt, seq, (Delta(0, text, **more),))
@@ -63,15 +73,11 @@ class StepwiseWorker:
 
     def complete(self, job_id: str, completion: ChatCompletion, attempt: int = 1) -> None:
         self.attempts.finish(self._started[job_id, attempt], completion)
-        self._drop_rows()
+        self.attempts.take_rows()
 
     def fail(self, job_id: str, error: JobError, attempt: int = 1) -> None:
         self.attempts.fail(self._started[job_id, attempt], error)
-        self._drop_rows()
-
-    def _drop_rows(self) -> None:
-        for run in self.attempts.runs():
-            self.attempts.take_entries(run)
+        self.attempts.take_rows()
 
 
 STATUS = {

@@ -13,14 +13,13 @@ from typing import Any, NamedTuple
 
 from jobs import clock, keys
 from jobs.api.answer import ChatCompletion
-from jobs.api.conversation import Turn, ended_turn
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure
 from jobs.sizes import size_text, size_texts
 from jobs.store.claimed_job import ClaimedJob, Lease, ran_too_long, waited_too_long
-from jobs.store.job_end import Settlement
+from jobs.store.job_end import Settlement, row_status, turn_of
 from jobs.store.rq_layout import request_of
 from jobs.store.turns import History
 from worker.backend import Handle, ModelInfo, Outcome
@@ -161,7 +160,7 @@ class SettlementBuilder(NamedTuple):
         entry = outbox.outbox_entry(
             attempt.lease.job,
             attempt.claimed.request,
-            _status(error),
+            row_status(error),
             attempt=attempt.lease.attempt,
             completion=content,
             error=error.to_dict() if error else None,
@@ -196,9 +195,7 @@ class SettlementBuilder(NamedTuple):
             )
         completion = content if outcome.completion is not None and error is None else None
         settlement = _settlement(attempt.claimed, entry, row, completion, error)
-        if attempt.claimed.history is None or answer is None:
-            return settlement
-        return replace(settlement, turn=_turn_of(attempt.claimed, answer, error))
+        return replace(settlement, turn=turn_of(attempt.claimed, answer, error))
 
     def failures(self, claimed: ClaimedJob, error: JobError | None) -> list[Failure]:
         """The failed attempts at a job, this one included if it ended with an error."""
@@ -215,7 +212,7 @@ class SettlementBuilder(NamedTuple):
         entry = outbox.outbox_entry(
             claimed.lease.job,
             claimed.request,
-            _status(error),
+            row_status(error),
             attempt=claimed.lease.attempt,
             error=error.to_dict(),
             failures=self.failures(claimed, error) if failures is None else failures,
@@ -264,18 +261,3 @@ def _settlement(
 def _by_redis(claimed: ClaimedJob, time: float | None) -> float | None:
     """A time of jobs.clock by the clock of Redis, which all workers share."""
     return None if time is None else time + claimed.redis_ahead
-
-
-def _turn_of(claimed: ClaimedJob, answer: ChatCompletion, error: JobError | None) -> Turn | None:
-    """The turn of a job of a session. An answer that was stopped is a turn as far as it
-    got; one that failed is none."""
-    if error is not None and error.code not in ("cancelled", "timeout"):
-        return None
-    messages = claimed.request["messages"]
-    return ended_turn(messages, answer, cancelled=error is not None, job=claimed.lease.job)
-
-
-def _status(error: JobError | None) -> outbox.Status:
-    if error is None:
-        return "ok"
-    return "cancelled" if error.code == "cancelled" else "error"

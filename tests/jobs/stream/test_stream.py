@@ -10,7 +10,9 @@ from jobs import JobError, StreamRestarted, keys
 from jobs.api.answer import ChoiceLogprobs, TokenLogprob
 from jobs.client import follow
 from jobs.errors import InvalidRequest
+from jobs.store.connection.protocol import run_sync
 from jobs.store.job_state import read_outcome
+from jobs.store.requeue import requeue
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
 from tests.jobs.conftest import completion_of
@@ -81,6 +83,7 @@ def test_a_cursor_of_an_earlier_attempt_that_differs_gets_an_error_or_a_reset(cl
     job = client.submit(REQUEST)
     worker.start(job.id)
     worker.write(job.id, 1, 1, "old")
+    worker.requeue(job.id)
     worker.start(job.id)
     worker.write(job.id, 2, 1, "new")
     worker.finish(job.id, "new", attempt=2)
@@ -276,7 +279,7 @@ def test_a_job_requeued_after_its_failure_is_followed_to_its_second_end(client, 
     worker.start(job.id)
     worker.write(job.id, 1, 1, "half")
     worker.fail(job.id, JobError("worker_lost", "gone"))
-    worker.requeue(job.id)
+    assert run_sync(requeue(job.id), client.connection)
     live = Subscriber(client_url(client), job.id)
     wait_for_subscriber(worker, job.id)
     worker.start(job.id)

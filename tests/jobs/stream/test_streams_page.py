@@ -137,7 +137,7 @@ def test_a_browser_that_connects_again_sees_each_event_once(
     stream = browser.connect()
     assert next(stream).id == "2-1"
     assert browser.text == "abcd"
-    worker.requeue(job.id, 2)
+    worker.requeue(job.id)
     worker.start(job.id)
     worker.write(job.id, 3, 1, "another ")
     assert [next(stream).name, next(stream).name] == ["reset", "chunk"]

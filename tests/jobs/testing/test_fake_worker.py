@@ -343,7 +343,8 @@ def test_a_retried_job_waits_in_the_list_of_its_tenant_and_wakes_a_worker() -> N
     redis = client.redis
     redis.delete(keys.wake("chat:any"))
     attempts = Attempts(redis)
-    attempts.requeue(attempts.start(job.id))
+    (claimed,) = attempts.claim()
+    assert attempts.retry(claimed, 1, JobError("internal", "x"))
     assert redis.lrange(keys.tenant_queue("chat:any", "t"), 0, -1) == [job.id.encode()]
     assert redis.hget(keys.TENANT_JOBS, "chat:any") == b"1"
     assert redis.llen(keys.wake("chat:any")) == 1
@@ -353,8 +354,10 @@ def test_the_end_of_a_job_frees_its_own_bytes_alone() -> None:
     client = FakeWorker("unused").client()
     first, second = client.submit_many([REQUEST, REQUEST])
     attempts = Attempts(client.redis)
-    attempts.fail(attempts.start(first.id), JobError("internal", "x"))
+    claimed = attempts.claim()
+    assert [job.lease.job for job in claimed] == [first.id, second.id]
+    attempts.fail(claimed[0], JobError("internal", "x"))
     left = client.redis.hget(keys.OPEN_BYTES, "rq:queue:chat:any")
     assert left == client.redis.hget(f"rq:job:{second.id}", "chatjobs_bytes")
-    attempts.fail(attempts.start(second.id), JobError("internal", "x"))
+    attempts.fail(claimed[1], JobError("internal", "x"))
     assert not client.redis.exists(keys.OPEN_BYTES)
