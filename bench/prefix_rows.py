@@ -41,18 +41,18 @@ def make_rows(count: int, vocab: int, seed: int, *, shared: bool) -> Rows:
 def forward_seconds(engine: Engine, prompts: list[list[int]], tokens: int) -> list[float]:
     """The forward passes of a call that generates so many tokens after each prompt."""
     core: Any = engine._core
-    model, found = core.model, []
+    model, found = core.runner.model, []
 
     def timed(batch: Batch, caches: Any) -> torch.Tensor:
         logits: list[torch.Tensor] = []
         found.append(seconds(lambda: logits.append(model(batch, caches))))
         return logits[0]
 
-    core.model = timed
+    core.runner.model = timed
     try:
         engine.generate(prompts, answer_of(tokens))
     finally:
-        core.model = model
+        core.runner.model = model
     return found
 
 

@@ -48,7 +48,7 @@ class Copying:
     """A model whose next token after position p is `script[p + 1]`."""
 
     def __init__(self, core: EngineCore, script: Sequence[int]) -> None:
-        self._model: Any = core.model
+        self._model: Any = core.runner.model
         self._script = torch.tensor([*script, 0], device=core.device)
 
     def __call__(self, batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
@@ -148,7 +148,7 @@ def measure_ngram(
         text, edited = copy_and_edit(engines["plain"].tokenizer.vocab_size, 1)
         for engine in engines.values():
             core: Any = engine._core
-            core.model = Copying(core, text + edited)
+            core.runner.model = Copying(core, text + edited)
         answer = Sampling(temperature=0, max_tokens=tokens, ignore_eos=True)
         run = partial(together, prompts=[text] * batch, sampling=answer)
         rows.append(compare(f"copy and edit, batch {batch}", engines, run, rounds))

@@ -15,7 +15,6 @@ import logging
 import os
 import signal
 import sys
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +45,10 @@ def arm(fault: str) -> None:
 def make_real(script: list[list[int]] | None, state_dir: Path | None) -> Backend:
     from tests.worker.scripted import scripted
     from worker.engine.host import EngineHost
+    from worker.engine.sampler import sample
 
-    if script is not None:
-        module: Any = import_module("worker.engine.step")
-        module.sample = scripted(script)
-    return EngineHost(device="cpu", state_dir=state_dir)
+    draw = sample if script is None else scripted(script)
+    return EngineHost(device="cpu", state_dir=state_dir, draw=draw)
 
 
 def main() -> int:

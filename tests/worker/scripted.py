@@ -11,7 +11,7 @@ from worker.engine.sampling_batch import Row, SamplingBatch
 
 
 def scripted(answers: Sequence[Sequence[int]]) -> Callable[[Tensor, SamplingBatch], list[Sampled]]:
-    """In place of `worker.engine.step.sample`: choice i gets the tokens of answers[i], then the
+    """For `draw` of an engine: choice i gets the tokens of answers[i], then the
     end of its turn."""
 
     def sample(logits: Tensor, batch: SamplingBatch) -> list[Sampled]:

@@ -12,7 +12,6 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine, device
 from worker.device import CPU_CACHE_SHARE, Device, Held
-from worker.engine.engine import EngineCore
 from worker.engine.host import EngineHost
 from worker.model_spec import ModelSpec
 
@@ -28,13 +27,18 @@ def test_each_model_computes_on_its_own_number_of_threads(
     sizes = [weights[name].info.weight_bytes for name in ("small", "large")]
     monkeypatch.setattr(device, "SMALL_BYTES", sum(sizes) // 2)
     seen: dict[str, set[int]] = {"small": set(), "large": set()}
-    forward = EngineCore._forward
 
-    def noted(core: EngineCore, batch: Any) -> Any:
-        seen[core.info.name].add(torch.get_num_threads())
-        return forward(core, batch)
+    def note(name: str, engine: Engine) -> None:
+        model = engine._core.runner.model
 
-    monkeypatch.setattr(EngineCore, "_forward", noted)
+        def noted(batch: Any, caches: Any) -> Any:
+            seen[name].add(torch.get_num_threads())
+            return model(batch, caches)
+
+        monkeypatch.setattr(engine._core.runner, "model", noted)
+
+    for name, engine in weights.items():
+        note(name, engine)
     before = torch.get_num_threads()
     torch.set_num_threads(3)
     try:

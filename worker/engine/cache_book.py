@@ -11,7 +11,6 @@ needs it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
 from itertools import count
 
 from jobs.errors import JobError
@@ -25,22 +24,22 @@ FIRST_COLUMNS = 256  # tokens per slot in the first allocation
 
 
 class CacheBook:
-    """Owns what is known of the caches. Used by the thread that steps the engine. `emit` gets each
-    change that the device has to make, in order."""
+    """Owns what is known of the caches, and the changes that the device has not made yet, in order.
+    Used by the thread that steps the engine."""
 
     def __init__(
         self,
         sizes: CacheSizes,
-        emit: Callable[[CacheChange], None],
         *,
         max_slots: int,
         max_columns: int,
         limit_bytes: int,
     ) -> None:
-        self.sizes, self.emit = sizes, emit
+        self.sizes = sizes
+        self._changes: list[CacheChange] = []
         self.kept: PrefixStore[StateRef] = PrefixStore()
-        self.kept.on_drop = lambda state: emit(Drop(state.number))
-        self.shared = SharedColumns(max_slots, emit)
+        self.kept.on_drop = lambda state: self.emit(Drop(state.number))
+        self.shared = SharedColumns(max_slots, self.emit)
         self.limit_bytes = limit_bytes
         self._max_slots, self._max_columns = max_slots, max_columns
         self._free = list(range(max_slots))
@@ -48,6 +47,16 @@ class CacheBook:
         self._slots = 0  # allocated rows
         self._columns = 0  # allocated tokens per row
         self._numbers = count()
+
+    def emit(self, change: CacheChange) -> None:
+        """Have the device make a change, after those before it."""
+        self._changes.append(change)
+
+    def take_changes(self) -> tuple[CacheChange, ...]:
+        """The changes that the device has to make next."""
+        changes = tuple(self._changes)
+        self._changes.clear()
+        return changes
 
     @property
     def bytes_held(self) -> int:
@@ -87,7 +96,9 @@ class CacheBook:
             self._deallocate()
 
     def free_all(self) -> None:
-        """Free every slot and the storage, whatever uses them or was interrupted."""
+        """Free every slot and the storage, whatever uses them or was interrupted. Changes that are
+        not made yet are void."""
+        self._changes.clear()
         self._free, self._used = list(range(self._max_slots)), set()
         self.shared.clear()
         self._deallocate()

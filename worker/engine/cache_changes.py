@@ -59,6 +59,24 @@ class SaveSnapshot(NamedTuple):
     state: int
 
 
+class Protect(NamedTuple):
+    """Save what the tokens [start, end), which may be taken back, will overwrite in a slot: of the
+    model, or of its draft."""
+
+    slot: int
+    start: int
+    end: int
+    draft: bool = False
+
+
+class Rewind(NamedTuple):
+    """Take back the protected tokens from position `kept` on. Each `Protect` has one."""
+
+    slot: int
+    kept: int
+    draft: bool = False
+
+
 class Drop(NamedTuple):
     """Free a kept state."""
 
@@ -79,5 +97,16 @@ class Share(NamedTuple):
 
 
 CacheChange = (
-    Resize | Release | Begin | Clear | Load | SaveBlocks | SaveSnapshot | Drop | Retain | Share
-)
+    Resize
+    | Release
+    | Begin
+    | Clear
+    | Load
+    | SaveBlocks
+    | SaveSnapshot
+    | Protect
+    | Rewind
+    | Drop
+    | Retain
+    | Share
+)  # fmt: skip

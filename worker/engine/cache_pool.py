@@ -15,13 +15,16 @@ from worker.engine.cache_changes import (
     Clear,
     Drop,
     Load,
+    Protect,
     Release,
     Resize,
     Retain,
+    Rewind,
     SaveBlocks,
     SaveSnapshot,
     Share,
 )
+from worker.engine.rollback import Undo
 from worker.engine.slot_copies import Copy, copy_blocks, copy_snapshot, write_copies
 from worker.engine.state_layout import StateLayout
 from worker.layers.cache import LayerCache
@@ -45,6 +48,7 @@ class CachePool:
     ) -> None:
         self.shared = torch.zeros(slots, 2, dtype=torch.int64)
         self.kept: dict[int, Copy] = {}  # by the numbers of their states
+        self._protected: dict[tuple[int, bool], Undo] = {}  # by slot, of the model or its draft
         self._make_caches, self._make_draft_caches = make_caches, make_draft_caches
         self._make_layers()
 
@@ -55,6 +59,7 @@ class CachePool:
                 for layer in self._all:
                     layer.resize(slots, columns, keep=keep)
             case Release():
+                self._protected.clear()
                 self._make_layers()
             case Begin(slot):
                 _clear(self.layers, slot)
@@ -68,10 +73,16 @@ class CachePool:
                 self.kept.update(zip(states, copies, strict=True))
             case SaveSnapshot(slot, end, state):
                 self.kept[state] = copy_snapshot(self.layers, slot, end)
+            case Protect(slot, start, end, draft):
+                layers = self.draft_layers if draft else self.layers
+                self._protected[slot, draft] = Undo(layers, slot, start, end)
+            case Rewind(slot, kept, draft):
+                self._protected.pop((slot, draft)).restore(kept)
             case Drop(state):
                 self.kept.pop(state, None)
             case Retain(states):
-                self.kept = {one: self.kept[one] for one in states}
+                for number in self.kept.keys() - {*states}:
+                    del self.kept[number]
             case Share(rows):
                 self.shared.copy_(torch.tensor(rows)) if rows else self.shared.zero_()
 
@@ -85,6 +96,12 @@ class CachePool:
         """Prepare a slot of the draft, which computes a sequence on its own."""
         _clear(self.draft_layers, slot)
 
+    def clear_draft(self, slot: int) -> None:
+        """Reset a slot of the draft to zero: it may hold NaN."""
+        self._protected.pop((slot, True), None)
+        for layer in self.draft_layers:
+            layer.clear(slot)
+
     def layout(self) -> StateLayout:
         """The tensors of the state of a slot."""
         return StateLayout(self._make_caches)
@@ -93,6 +110,7 @@ class CachePool:
         """Free everything, also the model that `make_caches` belongs to."""
         self._make_caches = self._make_draft_caches = list
         self.kept.clear()
+        self._protected.clear()
         self._make_layers()
 
     @property

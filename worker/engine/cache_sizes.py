@@ -8,6 +8,21 @@ from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import WindowKVCache
 
 
+class Rewinding:
+    """How layers take tokens back."""
+
+    def __init__(self, layers: Sequence[LayerCache]) -> None:
+        # Whether tokens overwrite what earlier ones need; else nothing is taken back.
+        self.protects = not all(layer.by_position for layer in layers)
+        self._partly = all(layer.rewinds for layer in layers)
+
+    def kept(self, start: int, wanted: int, end: int) -> int:
+        """Number of tokens that a slot can hold after the tokens [wanted, end) were taken back, of
+        those that were computed from `start` on: `wanted`, or `start` if the state of a layer can't
+        stop between."""
+        return wanted if wanted == end or self._partly else start
+
+
 class CacheSizes:
     """Of the caches of a model, and of those of its draft if it has one."""
 
@@ -21,6 +36,7 @@ class CacheSizes:
         # The state of some layers depends on where the sequence ends.
         self.needs_snapshots = bool(self._at_end)
         self.needs_clearing = any(layer.needs_clearing for layer in layers)
+        self.rewinding, self.draft_rewinding = Rewinding(layers), Rewinding(draft_layers)
         windows = [one.window for one in everything if isinstance(one, WindowKVCache)]
         self.smallest_window = min((one for one in windows if one is not None), default=None)
 

@@ -5,17 +5,13 @@ from __future__ import annotations
 import logging
 from dataclasses import dataclass
 
-import torch
-
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker.device import Device
 from worker.engine.cache_book import CacheBook
-from worker.engine.cache_pool import CachePool
 from worker.engine.draft_costs import DraftCosts
-from worker.engine.drafts import ModelDraft
-from worker.engine.guess import Draft
-from worker.engine.ngram import NgramDraft
+from worker.engine.ngram import NgramProposer
+from worker.engine.proposer import ModelProposer, Proposer, Run
 from worker.engine.speculation import Speculation
 from worker.layers.cache import LayerCache
 from worker.loading.draft import load_draft
@@ -87,19 +83,23 @@ def drafting_of(spec: ModelSpec, device: Device) -> Drafting | None:
 def speculation(
     drafting: Drafting | None,
     book: CacheBook,
-    pool: CachePool,
-    device: torch.device,
-    vocab_size: int,
+    run: Run,
     step_tokens: int,
     max_batch: int,
 ) -> Speculation:
-    """Of an engine that drafts, or that does not. With a batch of one, the number of guesses does
-    not depend on time: the same request takes the same steps."""
-    draft: Draft | None = None
-    if drafting is not None and drafting.model is not None:
-        draft = ModelDraft(drafting.model, pool, device, vocab_size, step_tokens)
-    elif drafting is not None:
-        draft = NgramDraft()
-    most = 0 if drafting is None else drafting.tokens
+    """Of an engine that drafts, or that does not; `run` executes the plans of a draft model. With a
+    batch of one, the length of a draft does not depend on time: the same request takes the same
+    steps."""
+    if drafting is None:
+        return Speculation(None, book)
+    proposer: Proposer = NgramProposer()
+    if drafting.model is not None:
+        proposer = ModelProposer(
+            run,
+            book,
+            context=drafting.model.context_length,
+            vocab_size=drafting.model.vocab_size,
+            step_tokens=step_tokens,
+        )
     costs = DraftCosts() if max_batch > 1 else None
-    return Speculation(draft, book, pool, most=most, step_tokens=step_tokens, costs=costs)
+    return Speculation(proposer, book, most=drafting.tokens, step_tokens=step_tokens, costs=costs)

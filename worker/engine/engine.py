@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 
 import torch
-from torch import Tensor
 
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
@@ -28,17 +27,14 @@ from worker.engine.chat_assembly import ChatAssembly, ChatEvents
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.drafting import Drafting, drafting_of, speculation
 from worker.engine.prefix_cache import PrefixCache
-from worker.engine.prefix_store import StateRef
 from worker.engine.recovery import Changes, reason_of
+from worker.engine.runner import ModelRunner, Sample
+from worker.engine.sampler import sample
 from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.engine.scheduler import Scheduler
 from worker.engine.scorer import Scorer
 from worker.engine.sequence import Sequence
-from worker.engine.slot_copies import Copy
 from worker.engine.slots import Slots
-from worker.engine.step import Drawn, draw, prepare
-from worker.engine.turnover import Turnover
-from worker.layers.batch import Batch
 from worker.loading.load import ResidentModel, check_context, load, memory_named
 from worker.model_spec import ModelSpec
 from worker.processes.tuning import keep_memory
@@ -47,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 
 class EngineCore:
-    """Steps one model: schedule, prepare, forward, sample, commit.
+    """Steps one model: schedule, forward, sample, commit.
 
     One thread steps, scores and closes, or its callers hold a lock for these. `submit`, `add`,
     `cancel` of what they started, and the properties are safe from any thread.
@@ -63,6 +59,7 @@ class EngineCore:
         prefix_cache: bool = True,
         drafting: Drafting | None = None,
         on_work: Callable[[], None] = lambda: None,
+        draw: Sample = sample,
     ) -> None:
         self.info: ModelInfo = resident.info
         self.weight_bytes = self.info.weight_bytes + (drafting.weight_bytes if drafting else 0)
@@ -71,20 +68,15 @@ class EngineCore:
         self.context_length = context
         self.vocab_size = resident.model.vocab_size  # may be larger than the tokenizer's
         self.max_batch = slots.batch
-        self.steps = self.tokens_generated = 0
-        self.model, self.device = resident.model, resident.device
+        self.steps = 0
+        self.device = resident.device
         number = slots.batch + slots.paused + 1  # one for the scorer
         makers = resident.model.make_caches, drafting.make_caches if drafting else list
-        self.pool = CachePool(*makers, slots=number)
         self.book = CacheBook(
             CacheSizes(*[make() for make in makers]),
-            self.pool.execute,
             max_slots=number,
             max_columns=context,
             limit_bytes=cache_bytes,
-        )
-        self.scorer = Scorer(
-            self.model, self.book, self.pool, self.device, context, resident.not_finite
         )
         self._resident, self.state_of = resident, resident.state_of
         limits = devices.limits(self.device)
@@ -95,17 +87,26 @@ class EngineCore:
             stride,
             stride or 4 * limits.stride,  # a cut of prefill there costs little time
         )
-        self._scheduler = Scheduler(self.book, slots, limits.step_tokens, prefix_cache=self.prefix)
-        self.speculation = speculation(
-            drafting,
-            self.book,
-            self.pool,
+        self.runner = ModelRunner(
+            resident.model,
+            CachePool(*makers, slots=number),
             self.device,
-            self.vocab_size,
-            limits.step_tokens,
-            slots.batch,
+            drafting.model if drafting else None,
+            draw=draw,
+            on_unsaved=self.prefix.reset,
         )
-        self._turnover = Turnover(slots.batch)
+        self.scorer = Scorer(self.runner.forward, self.book, context, resident.not_finite)
+        self.speculation = speculation(
+            drafting, self.book, self.runner.propose, limits.step_tokens, slots.batch
+        )
+        self._scheduler = Scheduler(
+            self.book,
+            slots,
+            limits.step_tokens,
+            prefix_cache=self.prefix,
+            speculation=self.speculation,
+            not_finite=resident.not_finite,
+        )
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._changes = Changes(self._scheduler.reset)
         self._closed = False
@@ -121,8 +122,10 @@ class EngineCore:
         interactive_slots: int | None = 0,
         preempt: bool = False,
         on_work: Callable[[], None] = lambda: None,
+        draw: Sample = sample,
     ) -> EngineCore:
-        """Load a model. `interactive_slots`, `preempt`: see `Slots`. Raises JobError."""
+        """Load a model. `interactive_slots`, `preempt`: see `Slots`; `draw`: see `ModelRunner`.
+        Raises JobError."""
         with memory_named(spec.reference, device):
             drafting = drafting_of(spec, device)
             resident = load(spec, device)
@@ -140,7 +143,12 @@ class EngineCore:
             prefix_cache=spec.prefix_cache,
             drafting=drafting,
             on_work=on_work,
+            draw=draw,
         )
+
+    @property
+    def tokens_generated(self) -> int:
+        return self._scheduler.tokens_generated
 
     @property
     def running(self) -> int:
@@ -162,7 +170,7 @@ class EngineCore:
             bulk_running=scheduler.bulk_running,
             bulk_all=bulk_all + bulk_coming,
             interactive=self.running + self.waiting - bulk_all + interactive_coming,
-            ended=self._turnover.recent,
+            ended=scheduler.turnover.recent,
         )
 
     @property
@@ -233,15 +241,22 @@ class EngineCore:
         with self._computing(), self._changes.begin():
             try:
                 self._update_queue()
-                scheduled = self._scheduler.schedule()
-                if not scheduled:
+                plan = self._scheduler.schedule()
+                if not plan.spans:
+                    self.runner.apply(plan.changes)
                     return False
                 self.steps += 1
-                batch, parts = prepare(self.speculation.extend(scheduled), self.device)
-                self._commit(draw(self._forward(batch), parts))
+                logits = self.runner.forward(plan)
+                self._scheduler.commit(self.runner.sample(logits, self._scheduler.sampling()))
+                self.runner.apply(self.book.take_changes())
             except BaseException as error:  # one bad sequence must not fail the others
                 self._recover(error)
         return True
+
+    def trim(self) -> None:
+        """Free the memory of the KV cache, unless a sequence uses it."""
+        self.book.trim()
+        self.runner.apply(self.book.take_changes())
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -250,16 +265,7 @@ class EngineCore:
         self.require_open()
         with self._computing(), self._changes.begin():
             yield
-
-    def adopt(self, copy: Copy) -> StateRef:
-        """Number a state that does not come from a slot, and give it to the device."""
-        state = self.book.new_state(copy.nbytes)
-        self.pool.kept[state.number] = copy
-        return state
-
-    def copy_of(self, state: StateRef) -> Copy:
-        """The tensors of a kept state."""
-        return self.pool.kept[state.number]
+            self.runner.apply(self.book.take_changes())
 
     @property
     def chat_obstacle(self) -> str | None:
@@ -284,8 +290,8 @@ class EngineCore:
         self.prompts.close()
         self.speculation.close()
         self.book.close()
-        self.pool.close()
-        del self.model, self.scorer, self._resident, self.state_of
+        self.runner.close()
+        del self.scorer, self._resident, self.state_of
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -302,35 +308,6 @@ class EngineCore:
         self._scheduler.remove_cancelled()
         if self.prefix.sessions is not None:
             self.prefix.sessions.add_fetched()
-
-    def _forward(self, batch: Batch) -> Tensor:
-        """Returns logits [rows that need logits, vocab], which the next step may overwrite."""
-        self.book.shared.update()
-        return self.model(batch, self.pool.layers)
-
-    def _commit(self, drawn: list[Drawn]) -> None:
-        """Append what was drawn, count the computed tokens and remove the sequences that ended."""
-        self.speculation.count(drawn)
-        for one in drawn:
-            sequence, taken = one.part.sequence, 0
-            finite = all(token.finite for token in one.tokens)
-            for token in one.tokens:
-                if token.finite and not sequence.ended:
-                    sequence.accept(token)
-                    taken += 1
-            self.tokens_generated += taken
-            self.speculation.settle(one, taken)
-            if sequence.computed <= len(sequence.prompt_ids) and finite:
-                self.prefix.keep(sequence)
-            if not finite and not sequence.ended:
-                sequence.fail(self._resident.not_finite(sequence.length))
-                self._scheduler.remove(sequence, poisoned=True)
-            elif sequence.ended:
-                self._turnover.count()
-                self._scheduler.remove(sequence, poisoned=one.spoiled)
-            elif one.spoiled:
-                self._scheduler.restart(sequence)
-        self.speculation.end()
 
     def _recover(self, error: BaseException) -> None:
         """Run the sequences of a failed step one at a time; fail one that ran alone. Raises an

@@ -19,6 +19,8 @@ from worker.device import Device, choose_device
 from worker.engine.engine import EngineCore
 from worker.engine.preparer import Preparation, Preparer
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
+from worker.engine.runner import Sample
+from worker.engine.sampler import sample
 from worker.model_spec import ModelSpec
 from worker.processes.pages import trim_heap
 from worker.processes.tuning import freeze_gc_heap, tune, unfreeze_gc_heap
@@ -34,7 +36,8 @@ Command = tuple[Callable[[], ModelInfo], Future[ModelInfo]]
 
 class EngineHost:
     """Implements `worker.backend.Backend`. `interactive_slots`, `preempt`: see `Slots`, of each
-    model. `state_dir`: folder for the state of sessions, at most `state_bytes`.
+    model. `state_dir`: folder for the state of sessions, at most `state_bytes`. `draw`: see
+    `ModelRunner`.
 
     The engine thread alone loads and steps; the preparer's thread renders and tokenizes.
     Other threads submit requests, send commands and read counters.
@@ -48,6 +51,7 @@ class EngineHost:
         preempt: bool = True,
         state_dir: Path | None = None,
         state_bytes: int = STATE_BYTES,
+        draw: Sample = sample,
     ) -> None:
         self.device = Device(choose_device(device))
         self._engines: dict[str, EngineCore] = {}  # replaced, never changed: any thread may read
@@ -58,6 +62,7 @@ class EngineHost:
             interactive_slots=interactive_slots,
             preempt=preempt,
             on_work=self._work.set,
+            draw=draw,
         )
         self._state_dir, self._state_bytes = state_dir, state_bytes
         self._commands: deque[Command] = deque()
@@ -190,7 +195,7 @@ class EngineHost:
                     sleeps += 1
                     if sleeps == IDLE_SLEEPS:
                         for engine in self._engines.values():
-                            engine.book.trim()
+                            engine.trim()
                         trim_heap()
         except BaseException as error:
             # A step handles the errors of its sequences, so this is a defect. The worker's watchdog

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from weakref import WeakKeyDictionary
 
-from worker.engine.guess import Guess
+from worker.engine.scheduled import Draft
 from worker.engine.sequence import Sequence
 
 LONGEST, SHORTEST = 3, 2  # tokens that are looked up
@@ -35,20 +35,20 @@ class Lookup:
         return []
 
 
-class NgramDraft:
+class NgramProposer:
     """Proposes by `Lookup`. Belongs to the thread that steps the engine."""
 
-    start = 0.6  # short guesses at first: most texts repeat little
+    start = 0.6  # short drafts at first: most texts repeat little
 
     def __init__(self) -> None:
         self._lookups: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()
 
-    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Guess]:
+    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Draft]:
         """Drafts for the sequences, up to a number of tokens each."""
-        guesses = {}
+        drafts = {}
         for sequence, number in wanted:
             lookup = self._lookups.setdefault(sequence, Lookup())
             found = lookup.following(sequence.tokens(0, sequence.length), number)
             if found:
-                guesses[sequence] = Guess(found)
-        return guesses
+                drafts[sequence] = Draft(found)
+        return drafts

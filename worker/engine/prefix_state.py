@@ -43,23 +43,27 @@ class PrefixState:
 
 def take(
     store: PrefixStore[StateRef],
-    copy_of: Callable[[StateRef], Copy],
+    copy_of: Callable[[StateRef], Copy | None],
     path: Sequence[bytes],
     token_ids: Sequence[int],
     *,
     snapshots: bool,
 ) -> PrefixState | None:
     """The state of a path, up to the last snapshot if the model needs `snapshots`; None if it isn't
-    in the store any more."""
-    blocks, found, end = [], {}, 0
+    in the store any more, or was not saved."""
+    blocks: list[Copy] = []
+    found: dict[int, Copy] = {}
+    end = 0
     for key in path:
         block = store.get(key)
-        if block is None:
+        copy = None if block is None else copy_of(block.state)
+        if block is None or copy is None:
             return None
-        blocks.append(copy_of(block.state))
+        blocks.append(copy)
         end += block.length
-        if block.snapshot is not None:
-            found[end] = copy_of(block.snapshot)
+        snapshot = None if block.snapshot is None else copy_of(block.snapshot)
+        if snapshot is not None:
+            found[end] = snapshot
     if snapshots:
         end = max(found, default=0)
     newest = sorted(found)[-NEWEST_SNAPSHOTS:]

@@ -14,16 +14,19 @@ from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker import device as devices
-from worker.engine.cache_book import FIRST_COLUMNS
+from worker.engine.cache_book import FIRST_COLUMNS, CacheBook
+from worker.engine.cache_changes import Drop, SaveBlocks, SaveSnapshot
 from worker.engine.engine import EngineCore
+from worker.engine.plan import StepPlan
 from worker.engine.prefix_state import PrefixState, adopted
-from worker.engine.prefix_store import BLOCK
+from worker.engine.prefix_store import BLOCK, StateRef
+from worker.engine.runner import ModelRunner
 from worker.engine.scorer import token_ids
 from worker.engine.session_states import SessionStates
-from worker.engine.slot_copies import copy_blocks, copy_snapshot
+from worker.engine.slot_copies import Copy
 from worker.engine.state_dir import StateDir
 from worker.engine.state_file import Origin, StateFile, write_state
-from worker.layers.batch import Batch, Span
+from worker.layers.batch import Span
 from worker.layers.transfer import read_back
 
 NEXT_TURNS = ("0", "x")  # two messages that begin differently
@@ -66,7 +69,9 @@ def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
             f"{count} tokens leave no room for more in the context of {core.context_length} tokens",
             "prompt",
         )
-    book, snapshots = core.book, {}
+    book, sizes = core.book, core.book.sizes
+    blocks = [book.new_state(sizes.blocks(BLOCK)) for _ in range(0, count, BLOCK)]
+    snapshots: dict[int, StateRef] = {}
     slot = book.acquire()
     assert slot is not None  # the pool has one slot more than the batch
     poisoned = True
@@ -75,19 +80,30 @@ def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
             raise JobError(
                 "out_of_memory", f"the KV cache has no room for {counted(count, 'token')} now"
             )
-        layers = core.pool.layers
         book.begin(slot)
         for start in range(0, count, stride):
             end = min(count, start + stride)
             span = Span(slot, start, prompt[start:end], count)
-            logits = core.model(Batch.prepare([span], core.device)[0], layers)
+            logits = core.runner.forward(StepPlan(book.take_changes(), (span,)))
             if not read_back(logits.isfinite().all()):
                 raise core.scorer.not_finite(end)
-            if book.sizes.needs_snapshots and end in (count, count // stride * stride):
-                snapshots[end] = copy_snapshot(layers, slot, end)
+            if sizes.needs_snapshots and end in (count, count // stride * stride):
+                snapshots[end] = book.new_state(sizes.snapshot(end))
+                book.emit(SaveSnapshot(slot, end, snapshots[end].number))
+        book.emit(SaveBlocks(slot, 0, count, tuple([block.number for block in blocks])))
         poisoned = False
-        return PrefixState(prompt, copy_blocks(layers, slot, 0, count), snapshots)
+        core.runner.apply(book.take_changes())
+        copies = [core.runner.copy_of(state) for state in (*blocks, *snapshots.values())]
+        found = [copy for copy in copies if copy is not None]
+        if len(found) < len(copies):
+            raise JobError(
+                "out_of_memory", f"there is no memory for the state of {counted(count, 'token')}"
+            )
+        whole = dict(zip(snapshots, found[len(blocks) :], strict=True))
+        return PrefixState(prompt, found[: len(blocks)], whole)
     finally:
+        for state in (*blocks, *snapshots.values()):
+            book.emit(Drop(state.number))
         book.release(slot, poisoned=poisoned)
 
 
@@ -95,7 +111,7 @@ def writer(core: EngineCore, state: PrefixState, path: Path) -> Callable[[], Non
     """Writes the state of a prompt, also while the engine steps or after its end. Raises JobError
     when it is called."""
     stride = devices.limits(core.device).stride  # see `compute_state`
-    origin, layout = _origin(core, len(state.token_ids), stride), core.pool.layout()
+    origin, layout = _origin(core, len(state.token_ids), stride), core.runner.pool.layout()
 
     def write() -> None:
         try:
@@ -113,7 +129,7 @@ def read_prompt_cache(core: EngineCore, path: Path) -> PrefixState:
     file = StateFile.open(path)
     count = len(file.token_ids)
     _check_origin(file, _origin(core, count, core.prefix.stride))
-    file.check(core.pool.layout())
+    file.check(core.runner.pool.layout())
     try:
         token_ids(file.token_ids, core.vocab_size, "it")
     except JobError as error:
@@ -124,7 +140,7 @@ def read_prompt_cache(core: EngineCore, path: Path) -> PrefixState:
             f"{core.context_length} tokens",
             "prompt_cache",
         )
-    state = file.read(core.pool.layout(), core.device, count, file.ends)
+    state = file.read(core.runner.pool.layout(), core.device, count, file.ends)
     stride = core.prefix.stride
     usable = file.ends if state.snapshots else range(BLOCK, count + 1, BLOCK)
     if stride is not None and not any(end % stride == 0 for end in usable):
@@ -162,13 +178,25 @@ def pin_prompt_cache(core: EngineCore, state: PrefixState, path: Path) -> None:
         raise JobError(
             "out_of_memory", f"{path} does not fit beside the sequences that run: load it later"
         )
-    store.pin({key: adopted(block, core.adopt) for key, block in blocks.items()})
+    adopt = adopter(core.book, core.runner)
+    store.pin({key: adopted(block, adopt) for key, block in blocks.items()})
     store.touch([*blocks])
+
+
+def adopter(book: CacheBook, runner: ModelRunner) -> Callable[[Copy], StateRef]:
+    """Returns what numbers a state that comes from a file, and gives it to the device."""
+
+    def adopt(copy: Copy) -> StateRef:
+        state = book.new_state(copy.nbytes)
+        runner.put(state, copy)
+        return state
+
+    return adopt
 
 
 def keep_sessions(core: EngineCore, folder: Path, limit_bytes: int) -> None:
     """Write evicted state of sessions to a folder, and read it from there. Raises JobError."""
-    book, layout = core.book, core.pool.layout()
+    book, runner, layout = core.book, core.runner, core.runner.pool.layout()
 
     def origin(prompt_length: int) -> Origin:
         return _origin(core, prompt_length, core.prefix.stride)
@@ -177,8 +205,8 @@ def keep_sessions(core: EngineCore, folder: Path, limit_bytes: int) -> None:
         StateDir(folder, limit_bytes, origin(1), layout, core.device, book.kept.pinned),
         core.prefix.matching,
         origin,
-        core.copy_of,
-        core.adopt,
+        runner.copy_of,
+        adopter(book, runner),
         lambda: book.bytes_for_kept,
         book.limit_bytes // WAITING_SHARE,
     )
@@ -186,7 +214,7 @@ def keep_sessions(core: EngineCore, folder: Path, limit_bytes: int) -> None:
 
 def _origin(core: EngineCore, prompt_length: int, stride: int | None) -> Origin:
     fingerprint, dtype, rotation = core.state_of(prompt_length)
-    kinds = core.pool.layout().kinds
+    kinds = core.runner.pool.layout().kinds
     return Origin(core.info.name, fingerprint, dtype, kinds, rotation, stride)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from torch import Tensor
 
@@ -21,6 +22,15 @@ class TokenScore:
     rank: int
 
 
+class ScoredTokens(NamedTuple):
+    """Tokens to score, with the `top` most probable ones. `row`: the first one follows this row of
+    the logits of a span."""
+
+    row: int
+    token_ids: Sequence[int]
+    top: int
+
+
 class PromptLogprobs:
     """Log-probabilities of each token after the first one, and of the `top` most probable tokens at
     its position.
@@ -36,28 +46,33 @@ class PromptLogprobs:
         """True if logits of the tokens [start, start + count) are needed."""
         return start + count > len(self.positions) < len(self._ids) - 1
 
-    def add(self, start: int, logits: Tensor) -> None:
-        """logits [n, vocab], float32, after the tokens [start, start + n). Raises ValueError if one
-        is not finite."""
-        first, end = len(self.positions), min(start + len(logits), len(self._ids) - 1)
-        if end <= first:
-            return
-        rows = logits[first - start : end - start].log_softmax(-1)
-        if not read_back(rows.isfinite().all()):
-            raise ValueError("the logits of the prompt are not finite")
-        chosen = to_device(self._ids[first + 1 : end + 1], rows.device)[:, None]
-        own = rows.gather(1, chosen)
-        ranks = (rows > own).sum(1) + 1
-        top = rows.topk(min(self._top, rows.shape[1]), dim=1)
-        for token_id, value, rank, values, ids in zip(
-            self._ids[first + 1 : end + 1],
-            read_back(own[:, 0]),
-            read_back(ranks),
-            read_back(top.values),
-            read_back(top.indices),
-            strict=True,
-        ):
-            scores = {token_id: TokenScore(token_id, value, rank)}
-            for place, (other, logprob) in enumerate(zip(ids, values, strict=True), 1):
-                scores.setdefault(other, TokenScore(other, logprob, place))
-            self.positions.append(list(scores.values()))
+    def wanted(self, start: int, count: int) -> ScoredTokens:
+        """The tokens to score after a step that computes the tokens [start, start + count)."""
+        first, end = len(self.positions), min(start + count, len(self._ids) - 1)
+        return ScoredTokens(first - start, self._ids[first + 1 : end + 1], self._top)
+
+
+def score_tokens(logits: Tensor, token_ids: Sequence[int], top: int) -> list[list[TokenScore]]:
+    """The scores of each token by its row of logits [tokens, vocab], and of the `top` most probable
+    ones. Raises ValueError if a logit is not finite."""
+    rows = logits.float().log_softmax(-1)
+    if not read_back(rows.isfinite().all()):
+        raise ValueError("the logits of the prompt are not finite")
+    chosen = to_device(token_ids, rows.device)[:, None]
+    own = rows.gather(1, chosen)
+    ranks = (rows > own).sum(1) + 1
+    best = rows.topk(min(top, rows.shape[1]), dim=1)
+    found = []
+    for token_id, value, rank, values, ids in zip(
+        token_ids,
+        read_back(own[:, 0]),
+        read_back(ranks),
+        read_back(best.values),
+        read_back(best.indices),
+        strict=True,
+    ):
+        scores = {token_id: TokenScore(token_id, value, rank)}
+        for place, (other, logprob) in enumerate(zip(ids, values, strict=True), 1):
+            scores.setdefault(other, TokenScore(other, logprob, place))
+        found.append([*scores.values()])
+    return found

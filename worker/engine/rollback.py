@@ -16,13 +16,9 @@ class Undo:
         self._saved = [
             (layer, layer.save(slot, start, end)) for layer in layers if not layer.by_position
         ]
-        self._rewinds = all(layer.rewinds for layer, _ in self._saved)
 
-    def back_to(self, kept: int) -> int:
-        """Take back the tokens [kept, end). Returns how many tokens the slot holds now: `kept`, or
-        `start` if the state of a layer can't stop between, and the rest is computed again."""
+    def restore(self, kept: int) -> None:
+        """Take back the tokens [kept, end); see `Rewinding.kept`."""
         if kept < self._end:
-            kept = kept if self._rewinds else self._start
             for layer, saved in self._saved:
                 layer.restore(self._slot, saved, self._start, kept, self._end)
-        return kept

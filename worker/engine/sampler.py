@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.engine.prompt_logprobs import TokenScore
 from worker.engine.sampling_batch import Row, SamplingBatch
 from worker.engine.sampling_plan import SamplingPlan
 from worker.layers.embedding import greatest
@@ -32,6 +33,14 @@ class Sampled:
     finite: bool
     logprob: float | None = None
     top: tuple[tuple[int, float], ...] = ()  # (token id, log-probability), most likely first
+
+
+@dataclass(frozen=True, slots=True)
+class StepResult:
+    """The tokens of the rows of a sampling batch, and the scores of its prompt tokens."""
+
+    tokens: Sequence[Sampled]
+    scores: Sequence[Sequence[list[TokenScore]]]
 
 
 def uniform(seed: int, choice: int, position: int) -> float:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from worker.engine.processors import make_processors
+from worker.engine.prompt_logprobs import ScoredTokens
 from worker.engine.sampling_plan import SamplingPlan
 
 
@@ -69,17 +70,29 @@ class Row(NamedTuple):
 
 class SamplingBatch:
     """The sequences that draw in a step. The rows of each follow those of the one before: one for
-    its next token, and one for the token after each token of its draft."""
+    its next token, and one for the token after each token of its draft. `at`: the rows of the
+    step's logits that they are. `scored`: prompt tokens, and the row after which the first one
+    comes."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
+        self.at: list[int] = []
+        self.scored: list[tuple[int, ScoredTokens]] = []
         self.greedy = True  # the tokens of the greatest logits are drawn, and nothing else is asked
         self._processed: list[tuple[int, SamplingInput, Sequence[int]]] = []  # from which row on
 
     def add(
-        self, sampling: SamplingInput, draft: Sequence[int] = (), *, logprobs: bool = True
+        self,
+        sampling: SamplingInput,
+        draft: Sequence[int] = (),
+        *,
+        at: int | None = None,
+        logprobs: bool = True,
     ) -> None:
-        """Add a sequence. Without `logprobs`, log-probabilities are not computed for it."""
+        """Add a sequence whose next token comes after row `at`, by default the next one. Without
+        `logprobs`, log-probabilities are not computed for it."""
+        at = len(self.rows) if at is None else at
+        self.at.extend(range(at, at + 1 + len(draft)))
         plan, choice, first = sampling.plan, sampling.choice, sampling.position
         logprobs = plan.logprobs and logprobs
         if sampling.changes_logits:

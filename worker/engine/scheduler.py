@@ -1,4 +1,4 @@
-"""Selects the sequences of the next step and the number of tokens that each one computes.
+"""Plans steps: the sequences of the next one, and the number of tokens that each one computes.
 
 Prefill and decode are not distinguished: a sequence has pending tokens that are not in the KV cache
 yet (the whole prompt, or the one token sampled last), and each step spends a token budget on them,
@@ -10,29 +10,42 @@ but not into its reserved slot.
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from jobs import clock
 from jobs.errors import JobError
 from worker.engine.cache_book import CacheBook
+from worker.engine.plan import StepPlan
 from worker.engine.prefix_cache import PrefixCache
 from worker.engine.recovery import fail_unsure
+from worker.engine.sampler import StepResult
+from worker.engine.sampling_batch import SamplingBatch
+from worker.engine.scheduled import NOTHING, ScheduledSequence, Selected, Verified, sampling_batch
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
+from worker.engine.speculation import Speculation
+from worker.engine.turnover import Turnover
 from worker.engine.waiting_line import WaitingLine
-
-logger = logging.getLogger(__name__)
+from worker.layers.batch import row_order
 
 BULK_TOKENS = 8  # one of this many tokens of a step is kept for bulk sequences that run
 
-Scheduled = tuple[Sequence, int]  # a sequence and the number of tokens that it computes
+
+def _not_finite(tokens: int) -> JobError:
+    """The error of a sequence of so many tokens."""
+    return JobError("internal", f"the logits are not finite after {tokens} tokens")
 
 
 @dataclass
 class Scheduler:
-    """Owns the waiting line and the running batch. Used by the thread that steps the engine."""
+    """Owns the waiting line and the running batch. Used by the thread that steps the engine.
+
+    It knows numbers only. `schedule` returns what the device has to do, `commit` takes what came of
+    it. A step that fails is not committed, and `isolate` follows. `not_finite(tokens)`: the error
+    of a sequence whose logits are not finite.
+    """
 
     book: CacheBook
     slots: Slots
@@ -43,10 +56,16 @@ class Scheduler:
     live: dict[Sequence, None] = field(default_factory=dict)  # all, in their order of arrival
     admitting: Sequence | None = None  # while `schedule` runs
     prefix_cache: PrefixCache | None = None  # None: every sequence computes all its tokens
+    speculation: Speculation | None = None  # None: no sequence has a draft
+    not_finite: Callable[[int], JobError] = _not_finite
+    scheduled: SequenceOf[ScheduledSequence] = ()  # of the last plan, in the order of its spans
+    tokens_generated: int = 0
     _pulled: Sequence | None = None  # a bulk sequence that has waited long and does not yield
 
     def __post_init__(self) -> None:
         self._prefix = self.prefix_cache or PrefixCache(self.book)
+        self._speculation = self.speculation or Speculation(None, self.book)
+        self.turnover = Turnover(self.slots.batch)
 
     @property
     def bulk_running(self) -> int:
@@ -69,18 +88,59 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
-        try:
-            self._prefix.end(sequence, usable=not poisoned)
-        except (RuntimeError, MemoryError) as error:  # there is no memory for copies
-            logger.warning("the state of a sequence can't be kept: %s", error)
-            self._prefix.reset()  # its copies may be incomplete
+        self._prefix.end(sequence, usable=not poisoned)
         self._release(sequence, poisoned=poisoned)
         self.live.pop(sequence, None)
 
-    def schedule(self) -> list[Scheduled]:
-        """Returns the next step. Fails sequences that exceed the KV cache limit on their own."""
+    def schedule(self) -> StepPlan:
+        """Returns the next step, without spans if there is nothing to run. Fails sequences that
+        exceed the KV cache limit on their own."""
+        selected = self._select()
+        scheduled = self._speculation.extend(selected) if selected else []
+        spans = row_order([one.span() for one in scheduled])
+        by_slot = {one.sequence.slot: one for one in scheduled}
+        self.scheduled = [by_slot[span.slot] for span in spans]
+        self.book.shared.update()
+        return StepPlan(self.book.take_changes(), tuple(spans))
+
+    def sampling(self) -> SamplingBatch:
+        """The sampling inputs of the last plan."""
+        return sampling_batch(self.scheduled)
+
+    def commit(self, result: StepResult) -> None:
+        """Append the tokens that the last plan has drawn, count those that it has computed, and
+        remove the sequences that ended."""
+        scheduled, self.scheduled = self.scheduled, ()
+        verified = _verify(scheduled, result)
+        self._speculation.count(scheduled, verified)
+        for one, drawn in zip(scheduled, verified, strict=True):
+            self._commit(one, drawn)
+        self._speculation.end()
+
+    def _commit(self, one: ScheduledSequence, drawn: Verified) -> None:
+        sequence, taken = one.sequence, 0
+        finite = all([token.finite for token in drawn.tokens])
+        for token in drawn.tokens:
+            if token.finite and not sequence.ended:
+                sequence.accept(token)
+                taken += 1
+        self.tokens_generated += taken
+        self._speculation.settle(one, drawn, taken)
+        if sequence.computed <= len(sequence.prompt_ids) and finite:
+            self._prefix.keep(sequence)
+        if not finite and not sequence.ended:
+            sequence.fail(self.not_finite(sequence.length))
+            self.remove(sequence, poisoned=True)
+        elif sequence.ended:
+            self.turnover.count()
+            self.remove(sequence, poisoned=drawn.spoiled)
+        elif drawn.spoiled:  # its slot may hold NaN after its last token
+            self._preempt(sequence, first=True, poisoned=True)
+
+    def _select(self) -> list[Selected]:
+        """The sequences of the next step."""
         self.isolated = [sequence for sequence in self.isolated if not sequence.ended]
-        scheduled: list[Scheduled] = []
+        scheduled: list[Selected] = []
         bulk = [sequence for sequence in self.running if self._yields(sequence)]
         kept = min(sum(one.pending for one in bulk), -(-self.step_tokens // BULK_TOKENS))
         not_yielding = [sequence for sequence in self.running if not self._yields(sequence)]
@@ -106,13 +166,13 @@ class Scheduler:
         fail_unsure(self.live, failure)
         order = dict.fromkeys([*self.running, *self.waiting, *self.live])
         self.live = {sequence: None for sequence in self.live if not sequence.ended}
-        self.running, self.isolated = [], []
+        self.running, self.isolated, self.scheduled = [], [], ()
         self.admitting = self._pulled = None
         for sequence in order:
             sequence.restart()
         self.waiting.refill(sequence for sequence in order if sequence in self.live)
-        self._prefix.reset()
         self.book.free_all()
+        self._prefix.reset()
 
     def remove_cancelled(self) -> None:
         """Fail and remove the sequences whose cancellation was requested."""
@@ -130,7 +190,7 @@ class Scheduler:
         return sequence.bulk and sequence is not self._pulled
 
     def _advance(
-        self, sequences: SequenceOf[Sequence], budget: int, scheduled: list[Scheduled]
+        self, sequences: SequenceOf[Sequence], budget: int, scheduled: list[Selected]
     ) -> int:
         """Schedule running sequences; returns the rest of the budget."""
         for sequence in sequences:
@@ -142,7 +202,7 @@ class Scheduler:
                 budget -= count
         return budget
 
-    def _admit_first(self, budget: int, scheduled: list[Scheduled]) -> tuple[int, int]:
+    def _admit_first(self, budget: int, scheduled: list[Selected]) -> tuple[int, int]:
         """Admit interactive sequences and the bulk sequence that has waited long. Returns the rest
         of the budget, and how many sequences wait for a prefix; each has a place in the batch."""
         held = 0
@@ -160,7 +220,7 @@ class Scheduler:
             budget -= 0 if sequence.ended else scheduled[-1][1]
         return budget, held
 
-    def _admit_bulk(self, budget: int, held: int, scheduled: list[Scheduled]) -> None:
+    def _admit_bulk(self, budget: int, held: int, scheduled: list[Selected]) -> None:
         """Admit bulk sequences to the slots that are neither reserved nor `held` by others."""
         own = 0  # bulk sequences that wait for a prefix
         while (
@@ -211,7 +271,7 @@ class Scheduler:
         self.waiting.put_back(newest, first=False)
         return True
 
-    def _admit(self, sequence: Sequence, budget: int, scheduled: list[Scheduled]) -> bool:
+    def _admit(self, sequence: Sequence, budget: int, scheduled: list[Selected]) -> bool:
         """Move a waiting sequence into the batch, or fail it if it can never fit. Returns False if
         it has to wait."""
         self.admitting = sequence
@@ -279,10 +339,6 @@ class Scheduler:
                 return False
         return True
 
-    def restart(self, sequence: Sequence) -> None:
-        """Compute a running sequence anew: its slot may hold NaN after its last token."""
-        self._preempt(sequence, first=True, poisoned=True)
-
     def _preempt(self, sequence: Sequence, *, first: bool = False, poisoned: bool = False) -> None:
         self.running.remove(sequence)
         self._release(sequence, poisoned=poisoned)
@@ -297,3 +353,19 @@ class Scheduler:
         if sequence.slot is not None:
             self.book.release(sequence.slot, poisoned=poisoned)
             sequence.slot = None
+
+
+def _verify(scheduled: SequenceOf[ScheduledSequence], result: StepResult) -> list[Verified]:
+    """What was drawn for each sequence of a plan. Adds the scores of prompts to them."""
+    verified, row, scores = [], 0, iter(result.scores)
+    for one in scheduled:
+        if one.scores_prompt:
+            assert one.sequence.prompt_logprobs is not None
+            one.sequence.prompt_logprobs.positions += next(scores)
+        if one.ready:
+            rows = 1 + len(one.draft.token_ids)
+            verified.append(one.verified(result.tokens[row : row + rows]))
+            row += rows
+        else:
+            verified.append(NOTHING)
+    return verified

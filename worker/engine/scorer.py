@@ -11,29 +11,27 @@ from torch import Tensor
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker.engine.cache_book import CacheBook
-from worker.engine.cache_pool import CachePool
+from worker.engine.plan import StepPlan
 from worker.engine.prompt_logprobs import CHUNK_TOKENS
-from worker.layers.batch import Batch, Span
+from worker.layers.batch import Span
 from worker.layers.transfer import read_back, to_device
-from worker.models.model import Model
 
 
 class Scorer:
-    """Runs prompts outside the batch; `not_finite(tokens)` is the error for non-finite logits.
+    """Plans steps of a prompt outside the batch, without sampling. `compute`: executes a plan and
+    returns its logits; `not_finite(tokens)`: the error for logits that are not finite.
 
     Must not run while the engine steps.
     """
 
     def __init__(
         self,
-        model: Model,
+        compute: Callable[[StepPlan], Tensor],
         book: CacheBook,
-        pool: CachePool,
-        device: torch.device,
         context: int,
         not_finite: Callable[[int], JobError],
     ) -> None:
-        self._model, self._book, self._pool, self._device = model, book, pool, device
+        self._compute, self._book = compute, book
         self._context, self.not_finite = context, not_finite
 
     def score(self, prompt: list[int], target: list[int]) -> list[float]:
@@ -74,8 +72,8 @@ class Scorer:
                 chunk = ids[start : start + CHUNK_TOKENS]
                 wanted = start + len(chunk) > first
                 span = Span(slot, start, chunk, len(ids), len(chunk) if wanted else 1)
-                batch, _ = Batch.prepare([span], self._device)
-                logits = self._model(batch, self._pool.layers).to(torch.float32, copy=True)
+                plan = StepPlan(self._book.take_changes(), (span,))
+                logits = self._compute(plan).to(torch.float32, copy=True)
                 if not read_back(logits.isfinite().all()):
                     poisoned = True
                     raise self.not_finite(start + len(chunk))

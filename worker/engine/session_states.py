@@ -54,7 +54,7 @@ class SessionStates:
         folder: StateDir,
         matching: PrefixMatch,
         origin_of: Callable[[int], Origin],
-        copy_of: Callable[[StateRef], Copy],
+        copy_of: Callable[[StateRef], Copy | None],
         adopt: Callable[[Copy], StateRef],
         room: Callable[[], int],
         waiting_bytes: int,

@@ -154,20 +154,31 @@ class Batch:
             self.masks[columns] = self.decode.visible(columns)
         return self.masks[columns]
 
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Equal for steps that make the same calls: the numbers of rows of logits and of single
+        tokens, then the lengths of the chunks."""
+        wanted = 0 if self.logits_rows is None else len(self.logits_rows)
+        singles = self.decode.size if self.decode else 0
+        return (wanted, singles, *[one.length for one in self.chunks])
+
     @classmethod
     def prepare(cls, spans: Iterable[Span], device: torch.device) -> tuple[Batch, list[Span]]:
         """Lay spans out flat. Returns the batch, and the spans in the order of their rows."""
-        spans = list(spans)
-        singles = sorted((s for s in spans if s.length == 1), key=lambda s: s.slot)
-        # By length: fewer forms of steps, of which each is recorded for itself.
-        short = sorted((s for s in spans if 1 < s.length <= SHORT), key=lambda s: s.length)
-        ordered = singles + short + [s for s in spans if s.length > SHORT]
+        ordered = row_order(spans)
+        return cls.lay_out(ordered, device), ordered
+
+    @classmethod
+    def lay_out(cls, spans: Sequence[Span], device: torch.device) -> Batch:
+        """A batch of spans that are in `row_order`."""
+        singles = [span for span in spans if span.length == 1]
+        short = [span for span in spans if 1 < span.length <= SHORT]
         ids: list[int] = []
         positions: list[int] = []
         lengths: list[int] = []
         wanted: list[int] = []
         chunks: list[Chunk] = []
-        for span in ordered:
+        for span in spans:
             row = len(ids)
             if span.length > 1:
                 chunks.append(Chunk(span.slot, span.start, span.length, row))
@@ -182,7 +193,7 @@ class Batch:
         packed = to_device([*ids, *positions, *lengths, *slots, *wanted], device)
         parts = _parts(packed, len(ids), len(wanted))
         token_ids, placed, prompt_lengths, in_slots, logits_rows = parts
-        batch = cls(
+        return cls(
             packed=packed,
             token_ids=token_ids,
             positions=placed,
@@ -196,7 +207,6 @@ class Batch:
             highest=max(ids),
             masks={},
         )
-        return batch, ordered
 
     def clone(self) -> Batch:
         """The same in memory of its own, of a batch that was prepared."""
@@ -250,6 +260,18 @@ class Batch:
     def select_logits_rows(self, hidden: Tensor) -> Tensor:
         """hidden [tokens, ...] → [n, ...], the rows that need logits."""
         return hidden if self.logits_rows is None else hidden.index_select(0, self.logits_rows)
+
+
+def row_order(spans: Iterable[Span]) -> list[Span]:
+    """Spans in the order of their rows: single tokens by slot, then short chunks, then the others.
+    Short chunks are ordered by length: fewer shapes of steps, of which each is recorded for
+    itself."""
+    spans = [*spans]
+    singles = sorted((s for s in spans if s.length == 1), key=lambda s: s.slot)
+    if len(singles) == len(spans):
+        return singles
+    short = sorted((s for s in spans if 1 < s.length <= SHORT), key=lambda s: s.length)
+    return singles + short + [s for s in spans if s.length > SHORT]
 
 
 def _parts(packed: Tensor, tokens: int, wanted: int) -> tuple[Tensor, ...]:

@@ -28,8 +28,8 @@ MOST_FORMS = 1024  # that are counted
 ATTENDED = (FullKVCache, WindowKVCache)  # caches that kernels read
 
 Out = TypeVar("Out")
-# What kind of computation it is, the sizes of the tables that it reads, numbers of threads, of rows
-# of logits and of single tokens, then the lengths of the chunks.
+# What kind of computation it is, the sizes of the tables that it reads, the number of threads, then
+# the shape of the batch.
 Form = tuple[int, ...]
 
 
@@ -129,10 +129,7 @@ class Replay:
         stored = _stored(batch, caches, passes) if self.enabled else None
         if stored is None:
             return compute(inputs)
-        wanted = 0 if batch.logits_rows is None else len(batch.logits_rows)
-        singles = batch.decode.size if batch.decode else 0
-        lengths = (one.length for one in batch.chunks)
-        form = (*kind, *inputs.table_sizes, torch.get_num_threads(), wanted, singles, *lengths)
+        form = (*kind, *inputs.table_sizes, torch.get_num_threads(), *batch.shape)
         step = self._steps.pop(form, None)
         if step is None:
             if form not in self._seen:

@@ -11,10 +11,12 @@ from torch import Tensor
 from jobs.api.sampling import Sampling
 from worker.checkpoint.config import GenerationDefaults
 from worker.engine.cache_book import CacheBook
+from worker.engine.cache_changes import CacheChange
 from worker.engine.cache_pool import CachePool
 from worker.engine.cache_sizes import CacheSizes
-from worker.engine.sampler import Sampled
+from worker.engine.sampler import Sampled, StepResult
 from worker.engine.sampling_plan import plan_sampling
+from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.layers.cache import LayerCache
 
@@ -62,6 +64,15 @@ class FakeDetokenizer:
         return ""
 
 
+class Applied(CacheBook):
+    """A book whose changes are made at once."""
+
+    pool: CachePool
+
+    def emit(self, change: CacheChange) -> None:
+        self.pool.execute(change)
+
+
 def make_caches(
     limit: int = 1 << 30, *, slots: int = 4, columns: int = CONTEXT, needs_clearing: bool = False
 ) -> tuple[CacheBook, CachePool]:
@@ -71,13 +82,8 @@ def make_caches(
         return [FakeLayer(needs_clearing=needs_clearing)]
 
     pool = CachePool(layers, slots=slots)
-    book = CacheBook(
-        CacheSizes(layers()),
-        pool.execute,
-        max_slots=slots,
-        max_columns=columns,
-        limit_bytes=limit,
-    )
+    book = Applied(CacheSizes(layers()), max_slots=slots, max_columns=columns, limit_bytes=limit)
+    book.pool = pool
     return book, pool
 
 
@@ -103,9 +109,24 @@ class FakeSequence(Sequence):
         super().__init__([7] * length, plan, 0, detokenizer, self.events.append, bulk=bulk)
 
 
-def advance(scheduled: list[tuple[Sequence, int]]) -> None:
-    """Execute a schedule as a step does: compute the tokens, then sample where none is pending."""
-    for sequence, count in scheduled:
-        sequence.computed += count
-        if not sequence.pending:
-            sequence.accept(Sampled(5, True))
+def selected(scheduler: Scheduler) -> list[tuple[Sequence, int]]:
+    """The sequences of the next step, oldest first, and the tokens that each one computes."""
+    plan = scheduler.schedule()
+    assert [one.span() for one in scheduler.scheduled] == [*plan.spans]
+    return sorted(
+        ((one.sequence, one.count) for one in scheduler.scheduled),
+        key=lambda pair: scheduler.running.index(pair[0]),
+    )
+
+
+def advance(scheduler: Scheduler) -> list[Sequence]:
+    """Take a step whose every token is 5. Returns its sequences, oldest first."""
+    sequences = [sequence for sequence, _ in selected(scheduler)]
+    commit(scheduler)
+    return sequences
+
+
+def commit(scheduler: Scheduler) -> None:
+    """Let every token of the planned step be 5."""
+    number = len(scheduler.sampling().rows)
+    scheduler.commit(StepResult([Sampled(5, True)] * number, []))

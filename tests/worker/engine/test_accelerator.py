@@ -69,7 +69,7 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
     """The batches of the engine's forward passes, each of which is checked."""
     batches: list[Batch] = []
     core = engine._core
-    model = core.model
+    model = core.runner.model
 
     def forward(batch: Batch, caches: list[LayerCache]) -> Tensor:
         logits = model(batch, caches)
@@ -87,7 +87,7 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
         batches.append(batch)
         return logits
 
-    monkeypatch.setattr(core, "model", forward)
+    monkeypatch.setattr(core.runner, "model", forward)
     monkeypatch.setattr(core.scorer, "_model", forward)
     return batches
 

@@ -146,21 +146,21 @@ def test_an_engine_whose_guesses_cost_too_much_seldom_asks_the_draft(
     engine = Engine.load(model, device="cpu", dtype="fp32", max_batch=4, draft=model)
     core, now = engine._core, [0.0]
     core.speculation._costs = DraftCosts(lambda: now[0])
-    forward, draft, asked = core._forward, core.speculation._draft, []
-    assert draft is not None
-    propose = draft.propose
+    forward, proposer, asked = core.runner.model, core.speculation._proposer, []
+    assert proposer is not None
+    propose = proposer.propose
 
-    def timed(batch: Any) -> Any:
+    def timed(batch: Any, caches: Any) -> Any:
         now[0] += len(batch.token_ids)
-        return forward(batch)
+        return forward(batch, caches)
 
     def watched(wanted: Any) -> Any:
         asked.append(core.steps)
         now[0] += 4.0 * len(wanted)
         return propose(wanted)
 
-    monkeypatch.setattr(core, "_forward", timed)
-    monkeypatch.setattr(draft, "propose", watched)
+    monkeypatch.setattr(core.runner, "model", timed)
+    monkeypatch.setattr(proposer, "propose", watched)
     sampling = Sampling(temperature=0, max_tokens=200, ignore_eos=True)
     prompts = [[*range(5, 25)], [*range(6, 26)], [*range(7, 27)], [*range(8, 28)]]
     for _ in range(3):

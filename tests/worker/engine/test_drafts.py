@@ -16,8 +16,8 @@ from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.drafted import perturbed
 from worker import Engine
 from worker.engine.acceptance import LONGEST_SEQUENCE_PAUSE, Acceptance
-from worker.engine.guess import Guess
 from worker.engine.ngram import Lookup
+from worker.engine.scheduled import Draft
 from worker.engine.sequence import Sequence
 from worker.kernels import library
 
@@ -91,8 +91,8 @@ def test_steps_in_which_a_model_draft_computes_two_tokens_are_replayed(tmp_path:
     plain = load(model, dtype="bf16", max_batch=1)
     drafted = load(model, dtype="bf16", max_batch=1, draft=str(model))
     assert drafted.generate([PROMPT], LONG) == plain.generate([PROMPT], LONG)
-    draft: Any = drafted._core.speculation._draft
-    forms = [form[-2:] for form in draft._model._replay._steps]
+    draft: Any = drafted._core.runner.draft
+    forms = [form[-2:] for form in draft.model._replay._steps]
     assert (0, 2) in forms  # no single tokens, and a chunk of two
 
 
@@ -102,11 +102,11 @@ def test_drafts_have_caches_in_the_pool_and_leave_nothing(folder: Path) -> None:
     one = plain._core.book.bytes_for_one(100)
     assert drafted._core.book.bytes_for_one(100) == 2 * one
     assert drafted.generate([PROMPT], GREEDY) == plain.generate([PROMPT], GREEDY)
-    drafted._core.book.trim()
+    drafted._core.trim()
     assert drafted._core.book.bytes_held == drafted._core.book.kept.nbytes
     assert drafted._core.weight_bytes == 2 * plain._core.weight_bytes
     drafted.close()
-    assert drafted._core.pool.draft_layers == []
+    assert drafted._core.runner.pool.draft_layers == []
 
 
 def test_guesses_stop_at_the_context_of_the_draft(
@@ -117,7 +117,7 @@ def test_guesses_stop_at_the_context_of_the_draft(
     )
     engine = load(folder, draft=str(short))
     engine._core.speculation._costs = None
-    positions = watched(engine._core.speculation._draft, "_model", monkeypatch)
+    positions = watched(engine._core.runner.draft, "model", monkeypatch)
     assert engine.generate([PROMPT], GREEDY) == load(folder).generate([PROMPT], GREEDY)
     assert len(PROMPT) < max(positions) + 1 <= 60
 
@@ -151,11 +151,11 @@ class Wrong:
     def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
         self._answers = answers
 
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[Sequence, Guess]:
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[Sequence, Draft]:
         guesses = {}
         for sequence, number in wanted:
             answer = self._answers[tuple(sequence.prompt_ids)]
-            guesses[sequence] = Guess([answer[len(sequence.output_ids)] + 1] * number)
+            guesses[sequence] = Draft([answer[len(sequence.output_ids)] + 1] * number)
         return guesses
 
 
@@ -166,10 +166,10 @@ def test_logits_after_a_wrong_guess_that_are_not_finite_harm_nothing(
     prompts = [PROMPT, PROMPT[:9]]
     expected = load(folder).generate(prompts, GREEDY)
     engine = load(folder, draft="ngram")
-    core, model = engine._core, engine._core.model
+    core, model = engine._core, engine._core.runner.model
     pairs = zip(prompts, expected, strict=True)
     wrong = Wrong({tuple(prompt): one.token_ids for prompt, one in pairs})
-    monkeypatch.setattr(core.speculation, "_draft", wrong)
+    monkeypatch.setattr(core.speculation, "_proposer", wrong)
     monkeypatch.setattr(core.speculation, "_costs", None)
     spoiled = []
 
@@ -180,7 +180,7 @@ def test_logits_after_a_wrong_guess_that_are_not_finite_harm_nothing(
             logits[-1] = float("nan")
         return logits
 
-    monkeypatch.setattr(core, "model", poisoned)
+    monkeypatch.setattr(core.runner, "model", poisoned)
     assert engine.generate(prompts, GREEDY) == expected
     assert len(spoiled) > 3
     assert core.speculation.accepted_tokens == 0
@@ -190,9 +190,9 @@ def test_a_draft_whose_logits_are_not_finite_is_not_asked_again(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load(folder, draft=str(folder))
-    draft: Any = engine._core.speculation._draft
+    draft: Any = engine._core.runner.draft
     engine._core.speculation._costs = None
-    model, asked = draft._model, []
+    model, asked = draft.model, []
 
     class Poisoned:
         context_length, vocab_size = model.context_length, model.vocab_size
@@ -207,7 +207,7 @@ def test_a_draft_whose_logits_are_not_finite_is_not_asked_again(
             found = model.guess(batch, caches, count, vocab_size)
             return [(best * float("nan"), chosen) for best, chosen in found]
 
-    monkeypatch.setattr(draft, "_model", Poisoned())
+    monkeypatch.setattr(draft, "model", Poisoned())
     assert engine.generate([PROMPT], GREEDY) == load(folder).generate([PROMPT], GREEDY)
     assert len(asked) == 1
 
@@ -233,7 +233,7 @@ def test_a_sequence_with_a_token_that_the_draft_does_not_have_drafts_no_more(
     larger, new = with_more_tokens(tmp_path / "more", 100)
     engine = load(larger, draft=str(folder))
     engine._core.speculation._costs = None
-    computed = watched(engine._core.speculation._draft, "_model", monkeypatch)
+    computed = watched(engine._core.runner.draft, "model", monkeypatch)
     prompt, sampling = [*PROMPT[:20], new + 99, *PROMPT[20:]], GREEDY
     if where == "answer":
         prompt, sampling = PROMPT, Sampling(temperature=1.5, seed=1, max_tokens=40, ignore_eos=True)

@@ -16,6 +16,7 @@ from tests.worker.engine.chat_requests import PROMPT, ask
 from tests.worker.panics import panic
 from worker import Engine
 from worker.backend import Outcome
+from worker.engine import cache_pool
 from worker.engine.chat_assembly import ChatAssembly
 from worker.engine.collect import CollectingSink
 
@@ -83,7 +84,7 @@ def test_an_interrupt_of_the_main_thread_is_not_taken_for_a_failed_job(
     def interrupted(*_: object) -> NoReturn:
         raise error
 
-    monkeypatch.setattr(engine._core, "model", interrupted)
+    monkeypatch.setattr(engine._core.runner, "model", interrupted)
     with pytest.raises(error):
         engine.chat(ask())
 
@@ -96,7 +97,7 @@ def test_an_interrupted_step_leaves_no_state(
     engine = Engine.load(str(folder), device="cpu", dtype="fp32", max_batch=4)
     plain = Engine.load(str(folder), device="cpu", dtype="fp32", prefix_cache=False)
     greedy = Sampling(temperature=0, max_tokens=8, ignore_eos=True)
-    model: Any = engine._core.model
+    model: Any = engine._core.runner.model
     steps = 0
 
     def interrupted(*args: object) -> torch.Tensor:
@@ -109,7 +110,7 @@ def test_an_interrupted_step_leaves_no_state(
 
     beside = engine.generate_stream([5, *PROMPT], greedy)
     text = [next(beside).id]
-    monkeypatch.setattr(engine._core, "model", interrupted)
+    monkeypatch.setattr(engine._core.runner, "model", interrupted)
     with pytest.raises(KeyboardInterrupt):
         engine.generate([PROMPT], greedy)
     text += [token.id for token in beside]
@@ -133,7 +134,7 @@ def test_a_slot_is_free_again_if_its_state_cannot_be_kept(
         raise torch.OutOfMemoryError("no room")
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core.prefix, "_keep_end", full)
+        patch.setattr(cache_pool, "copy_blocks", full)
         assert engine.generate([PROMPT], once) == [expected]
         stream = engine.generate_stream(PROMPT, once)
         next(stream)
@@ -163,7 +164,7 @@ def test_a_sequence_that_breaks_the_model_fails_alone(path: Path, error: Excepti
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     greedy = Sampling(temperature=0, max_tokens=8, ignore_eos=True)
     expected = engine.generate([PROMPT, [9, 9]], greedy)
-    model, poison = engine._core.model, 77
+    model, poison = engine._core.runner.model, 77
 
     class Fragile:
         def __call__(self, batch: Any, caches: Any) -> torch.Tensor:
@@ -171,7 +172,7 @@ def test_a_sequence_that_breaks_the_model_fails_alone(path: Path, error: Excepti
                 raise error
             return model(batch, caches)
 
-    engine._core.model = Fragile()  # type: ignore[assignment]
+    engine._core.runner.model = Fragile()  # type: ignore[assignment]
     sink = CollectingSink()
     bias = {poison: -100}
     bad = engine.submit(ask(max_tokens=4, logit_bias={poison: 100}), sink)

@@ -38,14 +38,14 @@ def load(folder: Path) -> Load:
 def computed(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
     """The positions that each forward pass computes, from now on."""
     seen: list[list[int]] = []
-    model: Any = engine._core.model
+    model: Any = engine._core.runner.model
 
     def watched(batch: Batch, caches: Any) -> torch.Tensor:
         seen.append(batch.positions.tolist())
         logits: torch.Tensor = model(batch, caches)
         return logits
 
-    monkeypatch.setattr(engine._core, "model", watched)
+    monkeypatch.setattr(engine._core.runner, "model", watched)
     return seen
 
 
@@ -234,13 +234,13 @@ def test_state_of_a_poisoned_sequence_is_dropped(
 ) -> None:
     engine = load()
     core = engine._core
-    model: Any = core.model
+    model: Any = core.runner.model
 
     def poisoned(batch: Batch, caches: Any) -> torch.Tensor:
         logits: torch.Tensor = model(batch, caches)
         return logits * float("nan")
 
-    monkeypatch.setattr(core, "model", poisoned)
+    monkeypatch.setattr(core.runner, "model", poisoned)
     with pytest.raises(Exception, match="finite"):
         engine.generate([SYSTEM], GREEDY)
     assert len(core.book.kept) == 0

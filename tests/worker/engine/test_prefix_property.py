@@ -157,7 +157,7 @@ def check_store(core: EngineCore, roots: set[bytes]) -> None:
     assert provisional <= core.book.limit_bytes // PROVISIONAL_SHARE
     states = [state for one in store._blocks.values() for state in (one.state, one.snapshot)]
     sizes = {state.number: state.nbytes for state in states if state is not None}
-    assert {number: copy.nbytes for number, copy in core.pool.kept.items()} == sizes
+    assert {number: copy.nbytes for number, copy in core.runner.pool.kept.items()} == sizes
     pinned = {key for key in store._blocks if store.pinned(key)}
     assert store.pinned_bytes == sum(store._blocks[key].nbytes for key in pinned)
     with_snapshot = {key for key, block in store._blocks.items() if block.snapshot}
@@ -180,9 +180,9 @@ def check_shared(core: EngineCore) -> int:
     """Columns that attention reads from another slot are equal there. Returns their number."""
     core.book.shared.update()
     columns = 0
-    for slot, (other, common) in enumerate(core.pool.shared.tolist()):
+    for slot, (other, common) in enumerate(core.runner.pool.shared.tolist()):
         columns += common
-        for layer in core.pool.layers if common else ():
+        for layer in core.runner.pool.layers if common else ():
             if layer.by_position:
                 views = layer.views(slot, 0, common), layer.views(other, 0, common)
                 assert all(torch.equal(mine, its) for mine, its in zip(*views, strict=True))
@@ -237,7 +237,7 @@ def run(pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool = False) -> N
             assert events[-1].error is None
         assert ids_of(events) == expected
     assert not core.prefix._progress
-    core.book.trim()
+    core.trim()
     assert core.book.bytes_held == core.book.kept.nbytes  # no slot is in use
     assert core.book.kept.shrink(core.book.kept.pinned_bytes)
     assert len(core.book.kept) == (len(pair.pinned.blocks) if pin else 0)

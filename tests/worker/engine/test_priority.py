@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs.errors import JobError
-from tests.worker.engine.fakes import FakeSequence, advance, make_caches
+from tests.worker.engine.fakes import FakeSequence, advance, commit, make_caches, selected
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
@@ -32,9 +32,7 @@ def end(scheduler: Scheduler, sequence: Sequence) -> None:
 
 
 def step(scheduler: Scheduler) -> list[Sequence]:
-    scheduled = scheduler.schedule()
-    advance(scheduled)
-    return [sequence for sequence, _ in scheduled]
+    return advance(scheduler)
 
 
 def test_a_waiting_interactive_sequence_goes_before_the_bulk_ones() -> None:
@@ -91,13 +89,13 @@ def test_without_preemption_interactive_sequences_wait_for_a_slot() -> None:
 def test_a_long_bulk_prompt_leaves_the_tokens_of_a_step_to_interactive_sequences() -> None:
     scheduler = make_scheduler(Slots(4), step_tokens=80)
     (long,) = add(scheduler, 1, bulk=True, length=1000)
-    assert scheduler.schedule() == [(long, 80)]
-    advance([(long, 80)])
+    assert selected(scheduler) == [(long, 80)]
+    commit(scheduler)
     (chat,) = add(scheduler, 1, bulk=False, length=60)
-    assert scheduler.schedule() == [(chat, 60), (long, 20)]
-    advance([(chat, 60), (long, 20)])
+    assert selected(scheduler) == [(chat, 60), (long, 20)]
+    commit(scheduler)
     (other,) = add(scheduler, 1, bulk=False, length=1000)
-    assert scheduler.schedule() == [(chat, 1), (other, 69), (long, 10)]  # an eighth is kept
+    assert selected(scheduler) == [(chat, 1), (other, 69), (long, 10)]  # an eighth is kept
 
 
 def test_a_full_cache_takes_the_cache_of_paused_and_bulk_sequences_first() -> None:
@@ -173,7 +171,7 @@ def test_every_sequence_ends_and_none_is_taken_before_an_interactive_one(
         wait = max(0, wait - 1)
         before = set(map(id, scheduler.running))
         waiting = [one for one in scheduler.waiting.first if not one.bulk]
-        scheduled = scheduler.schedule()
+        scheduled = selected(scheduler)
         begun = [one for one in scheduler.running if id(one) not in before]
         assert len(scheduler.running) <= batch
         assert sum(count for _, count in scheduled) <= 100
@@ -183,10 +181,7 @@ def test_every_sequence_ends_and_none_is_taken_before_an_interactive_one(
             spent = sum(count for _, count in scheduled) >= 100 - 13  # an eighth is kept for bulk
             assert not (left and ordinary) or spent
             assert [one for one in begun if one in waiting] == waiting[: len(waiting) - len(left)]
-        advance(scheduled)
-        for sequence, _ in scheduled:
-            if sequence.ended:
-                scheduler.remove(sequence)
+        commit(scheduler)
         if not coming and not scheduler.running and not len(scheduler.waiting):
             break
     assert all(one.ended for one in sequences)

@@ -18,6 +18,7 @@ from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.device import computing, threads_of
 from worker.engine.host import EngineHost
+from worker.engine.plan import StepPlan
 from worker.engine.prompt_caches import compute_state
 from worker.layers.batch import Batch, Span
 from worker.model_spec import ModelSpec
@@ -53,7 +54,7 @@ def cached(engine: Engine) -> int:
 def first_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch, prompt: list[int]) -> Any:
     """The logits of the first forward pass for a prompt, and the positions that it computes."""
     seen: list[tuple[list[int], torch.Tensor]] = []
-    model: Any = engine._core.model
+    model: Any = engine._core.runner.model
 
     def watched(batch: Batch, caches: Any) -> torch.Tensor:
         logits: torch.Tensor = model(batch, caches)
@@ -61,7 +62,7 @@ def first_logits(engine: Engine, monkeypatch: pytest.MonkeyPatch, prompt: list[i
         return logits
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine._core, "model", watched)
+        patch.setattr(engine._core.runner, "model", watched)
         engine.generate([prompt], GREEDY)
     return seen[0]
 
@@ -78,7 +79,7 @@ def logits_after(engine: Engine, prompt: list[int], more: list[int]) -> torch.Te
         ids = [*prompt, *more][start:end]
         span = Span(slot, start, ids, len(prompt) + len(more))
         with computing(threads_of(core.info.weight_bytes)):
-            logits = core.model(Batch.prepare([span], core.device)[0], core.pool.layers)
+            logits = core.runner.forward(StepPlan(core.book.take_changes(), (span,)))
     core.book.release(slot)
     return logits
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from jobs import ChatCompletion, ChatRequest
 from jobs.errors import InvalidRequest
 from worker import Engine
-from worker.engine.prompt_logprobs import PromptLogprobs, TokenScore
+from worker.engine.prompt_logprobs import PromptLogprobs, TokenScore, score_tokens
 
 
 def asking(text: str = "one two three four five", **fields: object) -> ChatRequest:
@@ -81,19 +81,23 @@ def test_they_are_refused_with_stream() -> None:
 def test_a_prompt_that_is_computed_again_is_scored_once() -> None:
     scores = PromptLogprobs([0, 1, 2, 3], top=1)
     logits = torch.eye(4)
+
+    def add(start: int, count: int) -> None:
+        wanted = scores.wanted(start, count)
+        rows = logits[start + wanted.row :][: len(wanted.token_ids)]
+        scores.positions += score_tokens(rows, wanted.token_ids, wanted.top)
+
     assert scores.wants(0, 2)
-    scores.add(0, logits[:2])
+    add(0, 2)
     assert len(scores.positions) == 2
     assert not scores.wants(0, 2)
-    scores.add(0, logits[:3])
+    add(0, 3)
     assert len(scores.positions) == 3
     assert not scores.wants(3, 1)
-    scores.add(3, logits[3:])
-    assert len(scores.positions) == 3
     value = float(logits[0].log_softmax(0)[1])
     assert scores.positions[0][0] == TokenScore(1, pytest.approx(value), 2)  # type: ignore[arg-type]
 
 
 def test_logits_that_are_not_finite_are_refused() -> None:
     with pytest.raises(ValueError, match="not finite"):
-        PromptLogprobs([0, 1], top=1).add(0, torch.full((1, 4), torch.nan))
+        score_tokens(torch.full((1, 4), torch.nan), [1], 1)

@@ -38,8 +38,10 @@ STATE_FILES = {
         "shared_columns.py",
         "recovery.py",
         "kv_cache.py",
+        "runner.py",
+        "scheduled.py",
     ),
-    *("recurrent_cache.py", "cache.py", "step.py", "speculation.py", "rollback.py"),
+    *("recurrent_cache.py", "cache.py", "speculation.py", "rollback.py"),
 }
 
 
@@ -128,7 +130,7 @@ def test_a_step_that_ends_at_any_line_changes_no_answer(
         kept = core.book.kept
         assert kept.nbytes == sum(block.nbytes for block in kept._blocks.values())
         assert not any(block.references for block in kept._blocks.values()), interrupt.raised_at
-        assert core.pool.kept.keys() == numbers_of(core), interrupt.raised_at
+        assert core.runner.pool.kept.keys() == numbers_of(core), interrupt.raised_at
 
 
 def numbers_of(core: EngineCore) -> set[int]:

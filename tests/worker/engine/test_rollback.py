@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from worker.engine.cache_sizes import Rewinding
 from worker.engine.rollback import Undo
 from worker.layers.batch import Batch, Span
 from worker.layers.cache import LayerCache
@@ -64,7 +65,8 @@ def test_a_slot_holds_the_tokens_that_are_kept_and_no_others(
     compute(layers, 0, start)
     undo = Undo(layers, SLOT, start, start + guessed)
     compute(layers, start, start + guessed, seed=1)
-    held = undo.back_to(start + right)
+    held = Rewinding(layers).kept(start, start + right, start + guessed)
+    undo.restore(held)
     all_kept = right == guessed
     assert held == (start if "recurrent" in names and not all_kept else start + right)
     expected = make(names)

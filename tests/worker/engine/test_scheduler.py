@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Sequence as SequenceOf
 
 import pytest
 
 from jobs.errors import JobError
-from tests.worker.engine.fakes import CONTEXT, FakeSequence, advance, make_caches
+from tests.worker.engine.fakes import (
+    CONTEXT,
+    FakeLayer,
+    FakeSequence,
+    advance,
+    commit,
+    make_caches,
+    selected,
+)
+from worker.engine.cache_book import CacheBook
+from worker.engine.cache_changes import Resize
+from worker.engine.cache_sizes import CacheSizes
 from worker.engine.sampler import Sampled
 from worker.engine.scheduler import Scheduler
 from worker.engine.slots import Slots
@@ -31,7 +43,7 @@ def errors(sequences: SequenceOf[FakeSequence]) -> list[JobError | None]:
 
 def test_waiting_sequences_are_admitted_in_order_until_the_batch_is_full() -> None:
     scheduler, sequences = make_scheduler(10, 20, 30, 40)
-    assert scheduler.schedule() == [(sequences[0], 10), (sequences[1], 20), (sequences[2], 30)]
+    assert selected(scheduler) == [(sequences[0], 10), (sequences[1], 20), (sequences[2], 30)]
     assert scheduler.running == sequences[:3]
     assert list(scheduler.waiting) == sequences[3:]
     assert [one.slot for one in sequences] == [0, 1, 2, None]
@@ -40,35 +52,34 @@ def test_waiting_sequences_are_admitted_in_order_until_the_batch_is_full() -> No
 
 def test_an_ended_sequence_makes_place_for_the_next() -> None:
     scheduler, sequences = make_scheduler(10, 20, 30, 40)
-    advance(scheduler.schedule())
+    advance(scheduler)
     scheduler.remove(sequences[1])
-    assert scheduler.schedule() == [(sequences[0], 1), (sequences[2], 1), (sequences[3], 40)]
+    assert selected(scheduler) == [(sequences[0], 1), (sequences[2], 1), (sequences[3], 40)]
     assert sequences[1].slot is None
     assert sequences[3].slot == 1
 
 
 def test_the_token_budget_goes_to_the_oldest_first() -> None:
     scheduler, (first, second, third) = make_scheduler(60, 70, 80, step_tokens=100)
-    assert scheduler.schedule() == [(first, 60), (second, 40)]
-    advance([(first, 60), (second, 40)])
-    assert scheduler.schedule() == [(first, 1), (second, 30), (third, 69)]
+    assert selected(scheduler) == [(first, 60), (second, 40)]
+    commit(scheduler)
+    assert selected(scheduler) == [(first, 1), (second, 30), (third, 69)]
 
 
 def test_a_prompt_longer_than_the_budget_is_computed_in_chunks() -> None:
     scheduler, (long,) = make_scheduler(250, step_tokens=100)
     counts = []
     for _ in range(4):
-        scheduled = scheduler.schedule()
-        counts += [count for _, count in scheduled]
-        advance(scheduled)
+        counts += [count for _, count in selected(scheduler)]
+        commit(scheduler)
     assert counts == [100, 100, 50, 1]
     assert len(long.output_ids) == 2
 
 
 def test_a_full_cache_preempts_the_newest_sequence_first() -> None:
     scheduler, (first, second, third) = make_scheduler(256, 256, 256, limit=3 * 256)
-    advance(scheduler.schedule())
-    scheduled = scheduler.schedule()  # 3 * 257 tokens exceed the limit
+    advance(scheduler)
+    scheduled = selected(scheduler)  # 3 * 257 tokens exceed the limit
     assert scheduled == [(first, 1), (second, 1)]
     assert list(scheduler.waiting) == [third]
     assert (third.computed, third.slot) == (0, None)
@@ -77,14 +88,14 @@ def test_a_full_cache_preempts_the_newest_sequence_first() -> None:
 
 def test_a_preempted_sequence_returns_before_later_arrivals() -> None:
     scheduler, (first, second, third) = make_scheduler(256, 256, 256, limit=3 * 256)
-    advance(scheduler.schedule())
+    advance(scheduler)
     late = FakeSequence(10)
     scheduler.add(late)
-    advance(scheduler.schedule())
+    advance(scheduler)
     assert list(scheduler.waiting) == [third, late]
     scheduler.remove(first)
     scheduler.remove(second)
-    assert scheduler.schedule() == [(third, 257)]
+    assert selected(scheduler) == [(third, 257)]
     assert list(scheduler.waiting) == [late]
 
 
@@ -96,7 +107,7 @@ def test_a_sequence_too_large_for_the_cache_fails_with_the_numbers() -> None:
     large.prompt_ids += [7] * 9 * mib
     scheduler.add(large)
     scheduler.add(small)
-    assert scheduler.schedule() == [(small, 5)]
+    assert selected(scheduler) == [(small, 5)]
     error = errors([large])[0]
     assert error is not None and error.code == "out_of_memory"
     assert f"a sequence of {large.length} tokens needs 9 MiB" in error.message
@@ -105,8 +116,8 @@ def test_a_sequence_too_large_for_the_cache_fails_with_the_numbers() -> None:
 
 def test_a_sequence_that_outgrows_the_cache_alone_fails() -> None:
     scheduler, (only,) = make_scheduler(300, limit=300)
-    advance(scheduler.schedule())
-    assert scheduler.schedule() == []
+    advance(scheduler)
+    assert selected(scheduler) == []
     assert only.ended and scheduler.running == [] and not scheduler.waiting
     error = errors([only])[0]
     assert error is not None and error.code == "out_of_memory"
@@ -121,11 +132,11 @@ def test_after_a_failed_step_sequences_run_one_at_a_time_until_they_end() -> Non
     assert scheduler.running == []
     assert list(scheduler.waiting) == [first, second, third, late]
     for sequence in (first, second, third):
-        assert [one for one, _ in scheduler.schedule()] == [sequence]
+        assert [one for one, _ in selected(scheduler)] == [sequence]
         sequence.fail(JobError("internal", "failed"))
         scheduler.remove(sequence, poisoned=True)
     scheduler.add(FakeSequence(5))
-    assert len(scheduler.schedule()) == 2  # isolation has ended
+    assert len(selected(scheduler)) == 2  # isolation has ended
 
 
 def test_cancelled_sequences_are_removed_running_or_waiting() -> None:
@@ -151,6 +162,18 @@ def test_fail_all_ends_every_sequence_and_frees_its_slot() -> None:
     assert scheduler.running == [] and not scheduler.waiting
     scheduler.book.trim()
     assert scheduler.book.bytes_held == 0
+
+
+def test_a_plan_can_be_sent_to_another_process() -> None:
+    sizes = CacheSizes([FakeLayer()])
+    book = CacheBook(sizes, max_slots=4, max_columns=CONTEXT, limit_bytes=1 << 30)
+    scheduler, sequence = Scheduler(book, Slots(3), step_tokens=1000), FakeSequence(300)
+    scheduler.add(sequence)
+    plan = scheduler.schedule()
+    assert pickle.loads(pickle.dumps(plan)) == plan
+    assert plan.changes == (Resize(4, 512, 0),)
+    assert [(span.slot, span.start, span.length) for span in plan.spans] == [(0, 0, 300)]
+    assert sequence.computed == 0  # until it is committed
 
 
 @pytest.mark.parametrize("how", ["stop token", "length", "error"])

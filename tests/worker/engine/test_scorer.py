@@ -11,6 +11,7 @@ from torch import Tensor
 from jobs.errors import JobError
 from tests.worker.engine.fakes import CONTEXT, make_caches
 from worker.engine.prompt_logprobs import CHUNK_TOKENS
+from worker.engine.runner import ModelRunner
 from worker.engine.scorer import Scorer, token_ids
 from worker.layers.batch import Batch
 
@@ -20,6 +21,8 @@ SCALE = 0.01  # of the logits: probabilities of all positions can be told apart
 
 class NextNumber:
     """Gives token + 1 (modulo VOCAB) a logit that grows with its position, and all others 0."""
+
+    vocab_size = VOCAB
 
     def __init__(self, bad: int | None = None) -> None:
         self.bad = bad  # the token whose logits are NaN
@@ -41,7 +44,8 @@ def make_scorer(model: NextNumber, **pool: Any) -> Scorer:
 
     cpu: Any = torch.device("cpu")
     fake: Any = model
-    return Scorer(fake, *make_caches(**pool), cpu, CONTEXT, not_finite)
+    book, caches = make_caches(**pool)
+    return Scorer(ModelRunner(fake, caches, cpu).forward, book, CONTEXT, not_finite)
 
 
 def numbers(count: int) -> list[int]:

@@ -120,14 +120,14 @@ def test_rows_with_a_common_beginning_read_it_from_one_slot(
     begin = [5 + at % 90 for at in range(50)]
     prompts = [[*begin, 7 + row] for row in range(3)]
     core, tables = engine._core, []
-    model: Any = core.model
+    model: Any = core.runner.model
 
     def watched(batch: Batch, caches: Any) -> torch.Tensor:
-        tables.append(core.pool.shared[:3].tolist())
+        tables.append(core.runner.pool.shared[:3].tolist())
         logits: torch.Tensor = model(batch, caches)
         return logits
 
-    monkeypatch.setattr(core, "model", watched)
+    monkeypatch.setattr(core.runner, "model", watched)
     engine.generate(prompts, Sampling(temperature=0, max_tokens=8, ignore_eos=True))
     common = 50 // BLOCK * BLOCK
     assert [[0, 0], [0, common], [0, common]] in tables

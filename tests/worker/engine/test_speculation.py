@@ -18,8 +18,7 @@ from worker import Engine
 from worker.backend import Outcome
 from worker.engine.collect import CollectingSink
 from worker.engine.draft_costs import DraftCosts
-from worker.engine.scheduler import Scheduled
-from worker.engine.step import Part
+from worker.engine.scheduled import ScheduledSequence, Selected
 from worker.kernels import library
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
@@ -158,7 +157,7 @@ def test_guesses_that_pause_and_start_again_change_no_token(
 ) -> None:
     """On a clock by which guesses cost nothing, then much, in turn."""
     plain, drafted = load(), load(draft=drafts["near"])
-    core, model, now = drafted._core, drafted._core.model, [0.0]
+    core, model, now = drafted._core, drafted._core.runner.model, [0.0]
     core.speculation._costs = DraftCosts(lambda: now[0])
 
     def timed(batch: Batch, caches: Sequence[LayerCache]) -> Tensor:
@@ -166,13 +165,13 @@ def test_guesses_that_pause_and_start_again_change_no_token(
         now[0] += 0.01 + further
         return model(batch, caches)
 
-    monkeypatch.setattr(core, "model", timed)
+    monkeypatch.setattr(core.runner, "model", timed)
     steps = []  # whether each had guesses
     extend = core.speculation.extend
 
-    def watched(scheduled: Sequence[Scheduled]) -> list[Part]:
+    def watched(scheduled: Sequence[Selected]) -> list[ScheduledSequence]:
         parts = extend(scheduled)
-        steps.append("g" if any(part.guessed for part in parts) else "p")
+        steps.append("g" if any(part.draft.token_ids for part in parts) else "p")
         return parts
 
     monkeypatch.setattr(core.speculation, "extend", watched)

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from openai.lib.streaming.chat import ChatCompletionStreamState
 from openai.types.chat import ChatCompletion as OpenAICompletion
 from openai.types.chat import ChatCompletionChunk as OpenAIChunk
+from torch import Tensor
 
 from jobs import ChatRequest, JobError
 from jobs.api.answer import ChatCompletion
@@ -19,6 +21,12 @@ from tests.worker.scripted import scripted
 from tests.worker.templates import CHATML, LLAMA3, QWEN_TEMPLATE
 from tests.worker.tokenizers import save_tokenizer
 from worker import Engine
+from worker.device import Device
+from worker.engine.engine import EngineCore
+from worker.engine.sampler import Sampled
+from worker.engine.sampling_batch import SamplingBatch
+from worker.model_spec import ModelSpec
+from worker.prompt.template import template_path
 
 TOOLS: list[dict[str, Any]] = [
     {
@@ -50,14 +58,20 @@ def ask(**fields: Any) -> ChatRequest:
 
 
 class Answering:
-    """Runs requests to which the model answers with given texts, one per choice."""
+    """A model that answers with given texts, one per choice. `options`: of its `ModelSpec`."""
 
-    def __init__(self, engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.engine, self._monkeypatch = engine, monkeypatch
+    def __init__(self, folder: Path, **options: Any) -> None:
+        spec = ModelSpec(reference=str(folder), max_batch=4, **options)
+        self.engine = Engine(
+            EngineCore.load(spec, device=Device(torch.device("cpu")), draw=self._draw)
+        )
+        self._answers: list[list[int]] = []
 
     def script(self, *texts: str) -> None:
-        ids = [self.engine.tokenizer.encode(text) for text in texts]
-        self._monkeypatch.setattr("worker.engine.step.sample", scripted(ids))
+        self._answers = [self.engine.tokenizer.encode(text) for text in texts]
+
+    def _draw(self, logits: Tensor, batch: SamplingBatch) -> list[Sampled]:
+        return scripted(self._answers)(logits, batch)
 
     def chat(self, *texts: str, **fields: Any) -> ChatCompletion:
         self.script(*texts)
@@ -68,9 +82,9 @@ class Answering:
         return list(self.engine.stream(ask(**fields)))
 
 
-@pytest.fixture
-def answering(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> Answering:
-    return Answering(engine, monkeypatch)
+@pytest.fixture(scope="module")
+def answering(folder: Path) -> Answering:
+    return Answering(folder)
 
 
 def calls_of(completion: ChatCompletion, choice: int = 0) -> list[tuple[str, Any]]:
@@ -219,11 +233,9 @@ def plain_folder(folder: Path, path: Path, template: str) -> Path:
     return path
 
 
-def test_a_template_that_ignores_tools_refuses_them(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    path = str(plain_folder(folder, tmp_path / "plain", CHATML))
-    engine = Engine.load(path, device="cpu")
+def test_a_template_that_ignores_tools_refuses_them(folder: Path, tmp_path: Path) -> None:
+    path = plain_folder(folder, tmp_path / "plain", CHATML)
+    engine = Engine.load(str(path), device="cpu")
     with pytest.raises(JobError) as caught:
         engine.chat(ask())
     assert (caught.value.code, caught.value.param) == ("invalid_request", "tools")
@@ -234,37 +246,32 @@ def test_a_template_that_ignores_tools_refuses_them(
     )
     assert engine.prompt_ids(ask(tool_choice="none")) == engine.prompt_ids(ask(tools=None))
 
-    with_parser = Engine.load(path, device="cpu", tool_parser="hermes")
-    assert with_parser.prompt_ids(ask()) == engine.prompt_ids(ask(tools=None))
-    assert calls_of(Answering(with_parser, monkeypatch).chat(ADD)) == [("add", {"a": 1})]
+    with_parser = Answering(path, tool_parser="hermes")
+    assert with_parser.engine.prompt_ids(ask()) == engine.prompt_ids(ask(tools=None))
+    assert calls_of(with_parser.chat(ADD)) == [("add", {"a": 1})]
 
     file = tmp_path / "tools.jinja"
     file.write_text(QWEN_TEMPLATE)
-    with_template = Engine.load(path, device="cpu", chat_template=file)
-    assert with_template.prompt_ids(ask()) != engine.prompt_ids(ask(tools=None))
-    assert calls_of(Answering(with_template, monkeypatch).chat(ADD)) == [("add", {"a": 1})]
-    assert with_template.info.template_hash != engine.info.template_hash
+    with_template = Answering(path, chat_template=template_path(file))
+    assert with_template.engine.prompt_ids(ask()) != engine.prompt_ids(ask(tools=None))
+    assert calls_of(with_template.chat(ADD)) == [("add", {"a": 1})]
+    assert with_template.engine.info.template_hash != engine.info.template_hash
 
 
-def test_a_chosen_parser_goes_before_the_template(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    engine = Engine.load(str(folder), device="cpu", tool_parser="llama3_json")
-    answering = Answering(engine, monkeypatch)
+def test_a_chosen_parser_goes_before_the_template(folder: Path) -> None:
+    answering = Answering(folder, tool_parser="llama3_json")
     call = '{"name": "add", "parameters": {"a": 1}}'
     assert calls_of(answering.chat(call)) == [("add", {"a": 1})]
     assert calls_of(answering.chat(ADD)) == []
 
 
-def test_special_tokens_of_a_syntax_are_seen(
-    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_special_tokens_of_a_syntax_are_seen(folder: Path, tmp_path: Path) -> None:
     """Llama 3's python tag is a special token, which is left out of texts."""
     path = plain_folder(folder, tmp_path / "llama", LLAMA3)
     text = (path / "tokenizer.json").read_text().replace("<|im_start|>", "<|python_tag|>")
     (path / "tokenizer.json").unlink()
     (path / "tokenizer.json").write_text(text)
-    answering = Answering(Engine.load(str(path), device="cpu"), monkeypatch)
+    answering = Answering(path)
     call = 'I add.<|python_tag|>{"name": "add", "parameters": {"a": 1}}'
     completion = answering.chat(call)
     assert (completion.text, calls_of(completion)) == ("I add.", [("add", {"a": 1})])

@@ -19,7 +19,7 @@ PROMPTS, STEPS = (70, 11), 6
 
 def logits(engine: Engine, ids: Tensor) -> Tensor:
     """All logits of two sequences: prompts in one batch, then steps of one token."""
-    model = engine._core.model
+    model = engine._core.runner.model
     caches = model.make_caches()
     for cache in caches:
         cache.resize(3, 128, keep=0)
@@ -44,7 +44,7 @@ def test_both_ways_agree(family: str, tmp_path: Path, monkeypatch: pytest.Monkey
     path = make_checkpoint(tmp_path / "model", family)
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     random = torch.Generator().manual_seed(1)
-    ids = torch.randint(engine._core.model.vocab_size, (2, 128), generator=random)
+    ids = torch.randint(engine._core.runner.model.vocab_size, (2, 128), generator=random)
     ours = logits(engine, ids)
     monkeypatch.setattr(library, "active", lambda: None)
     torch_only = logits(engine, ids)

@@ -55,7 +55,7 @@ def load(folder: Path, family: str, dtype: str = "bf16") -> Engine:
 
 
 def decoder_of(engine: Engine) -> Decoder:
-    model = engine._core.model
+    model = engine._core.runner.model
     assert isinstance(model, Decoder)
     return model
 

@@ -39,7 +39,7 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     reference.eval()
     engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
     generator = torch.Generator().manual_seed(1)
-    vocab = engine._core.model.vocab_size
+    vocab = engine._core.runner.model.vocab_size
     prompts = [torch.randint(vocab, (n,), generator=generator).tolist() for n in LENGTHS]
     with torch.no_grad():
         logits = [reference(torch.tensor([prompt])).logits[0] for prompt in prompts]
@@ -64,7 +64,7 @@ def test_prompt_logits_are_those_of_transformers(
 
 def test_chunks_of_any_size_in_a_mixed_batch_give_the_same_logits(pair: Pair) -> None:
     """Three sequences in scattered slots, each step advancing by one token or by many."""
-    model = pair.engine._core.model
+    model = pair.engine._core.runner.model
     caches = model.make_caches()
     for cache in caches:
         cache.resize(4, 256, keep=0)

@@ -1,0 +1,78 @@
+"""Proposes drafts: the interface, and the proposals of a draft model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from collections.abc import Sequence as SequenceOf
+from typing import Protocol
+
+from worker.engine.cache_book import CacheBook
+from worker.engine.draft_runner import Proposed
+from worker.engine.plan import DraftPlan
+from worker.engine.sampling_batch import SamplingInput
+from worker.engine.scheduled import Draft
+from worker.engine.sequence import Sequence
+from worker.layers.batch import Span
+
+Run = Callable[[DraftPlan, SequenceOf[SamplingInput]], list[Proposed]]
+
+
+class Proposer(Protocol):
+    """Proposes tokens. Used by the thread that steps the engine. `start`: the share of its tokens
+    that is assumed to be right before it is known."""
+
+    start: float
+
+    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Draft]:
+        """Drafts for the sequences, up to a number of tokens each; a sequence may be left out."""
+
+
+class ModelProposer:
+    """Plans what a draft model computes; `run` has a device do it. None of its drafts goes beyond
+    its context, or follows a token that it does not have.
+
+    `step_tokens`: so many tokens that are new to it are computed in one step; longer prompts take
+    several.
+    """
+
+    start = 0.8
+
+    def __init__(
+        self, run: Run, book: CacheBook, *, context: int, vocab_size: int, step_tokens: int
+    ) -> None:
+        self._run, self._book = run, book
+        self._context, self._vocab_size, self._step_tokens = context, vocab_size, step_tokens
+
+    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Draft]:
+        """Drafts for the sequences, up to a number of tokens each."""
+        asked: list[Sequence] = []
+        spans: list[Span] = []
+        lengths: list[int] = []
+        left = self._step_tokens
+        for sequence, most in wanted:
+            known, length, slot = sequence.draft_computed, sequence.length, sequence.slot
+            number, count = min(most, self._context - length), min(length - known, left)
+            if number <= 0 or not count:
+                continue
+            assert slot is not None
+            ids = sequence.tokens(known, known + count)
+            if max(ids) >= self._vocab_size:
+                sequence.acceptance.off = True
+                continue
+            asked.append(sequence)
+            spans.append(Span(slot, known, ids, len(sequence.prompt_ids)))
+            lengths.append(number if known + count == length else 0)
+            left -= count
+        if not asked:
+            return {}
+        plan = DraftPlan(self._book.take_changes(), tuple(spans), tuple(lengths))
+        proposed = self._run(plan, [sequence.sampling for sequence in asked])
+        drafts = {}
+        for sequence, span, number, found in zip(asked, spans, lengths, proposed, strict=True):
+            if not found.finite:  # nothing is drafted for it any more
+                sequence.draft_computed, sequence.acceptance.off = 0, True
+                continue
+            sequence.draft_computed = span.end
+            if number:
+                drafts[sequence] = Draft(found.token_ids, span.end, span.end + number - 1)
+        return drafts

@@ -1,0 +1,100 @@
+"""One sequence in a step that is planned: the tokens that it computes and the draft after them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from worker.engine.sampler import Sampled
+from worker.engine.sampling_batch import SamplingBatch
+from worker.engine.sequence import Sequence
+from worker.layers.batch import Span
+
+Selected = tuple[Sequence, int]  # a sequence and the number of tokens that it computes
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens that are proposed after a sequence's last one. A draft model has caches: it computed
+    the `known` tokens of the sequence and its own up to position `end`."""
+
+    token_ids: SequenceOf[int]
+    known: int | None = None
+    end: int = 0
+
+
+NO_DRAFT = Draft(())
+
+
+@dataclass(frozen=True, slots=True)
+class ScheduledSequence:
+    """`count` pending tokens of one sequence, and the draft after them."""
+
+    sequence: Sequence
+    count: int
+    draft: Draft = NO_DRAFT
+
+    @property
+    def ready(self) -> bool:
+        """True if the next token can be drawn after it."""
+        return self.count == self.sequence.pending
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True if all its logits are wanted, for the log-probabilities of a prompt."""
+        return self.sequence.scores_prompt(self.count)
+
+    def span(self) -> Span:
+        sequence, start, draft = self.sequence, self.sequence.computed, self.draft.token_ids
+        assert sequence.slot is not None
+        ids = sequence.tokens(start, start + self.count)
+        if draft:
+            ids += draft
+        logits = self.count if self.scores_prompt else 1 + len(draft)
+        return Span(sequence.slot, start, ids, len(sequence.prompt_ids), logits)
+
+    def verified(self, sampled: SequenceOf[Sampled]) -> Verified:
+        """The tokens to append, of those that were drawn: one after each token of the draft that is
+        right. Those after a wrong token are void."""
+        number = 1
+        for proposed, token in zip(self.draft.token_ids, sampled, strict=False):
+            if not token.finite or token.token_id != proposed:
+                break
+            number += 1
+        return Verified(
+            sampled[:number],
+            spoiled=not all([one.finite for one in sampled[number:]]),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Verified:
+    """What a step drew for one sequence: nothing, or the right tokens of its draft and one more.
+    `spoiled`: the slot may hold NaN after them."""
+
+    tokens: SequenceOf[Sampled] = ()
+    spoiled: bool = False
+
+    @property
+    def accepted(self) -> int:
+        """Number of tokens of the draft that are right."""
+        return max(0, len(self.tokens) - 1)
+
+
+NOTHING = Verified()
+
+
+def sampling_batch(scheduled: SequenceOf[ScheduledSequence]) -> SamplingBatch:
+    """The sampling inputs of the sequences of a plan, in the order of its spans."""
+    batch, row = SamplingBatch(), 0
+    for one in scheduled:
+        sequence, draft = one.sequence, one.draft.token_ids
+        if one.scores_prompt:
+            assert sequence.prompt_logprobs is not None
+            scored = sequence.prompt_logprobs.wanted(sequence.computed, one.count)
+            batch.scored.append((row + scored.row, scored))
+            row += one.count - 1
+        if one.ready:
+            batch.add(sequence.sampling, draft, at=row)
+        row += 1 + len(draft)
+    return batch
