@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
@@ -109,7 +109,7 @@ def quarantine_worker(queue: str) -> str:
     return f"chatjobs:quarantine-worker:{queue}"
 
 
-def upkeep(queues: Sequence[str]) -> str:
+def upkeep(queues: Iterable[str]) -> str:
     """The worker that maintains these queues now; expires."""
     return f"chatjobs:upkeep:{','.join(sorted(queues))}"
 

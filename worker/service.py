@@ -7,7 +7,6 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -33,6 +32,7 @@ from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
+from worker.queue.served import Served
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.record.folder import claim_folder
@@ -88,26 +88,23 @@ def serve(
             part_seconds=part_seconds,
             plan_seconds=PLAN_LEASES * lease_seconds,
         )
-        # A model has queues for its own name and for the reference that it was loaded by.
-        named = {model.reference: model for model in models}
-        named |= {model.name: model for model in models}
-        store = JobStore(client, list(named), name, worker_key(name))
+        served = Served(models)
+        store = JobStore(client, served, name, worker_key(name))
         presence = Presence(client, store.queues, name, lease_seconds)
         workers = Workers(redis_url, name, store.queues, patience)
-        provenance = {name: asdict(model) for name, model in named.items()}
-        settlements = SettlementBuilder(name, socket.gethostname(), provenance)
+        settlements = SettlementBuilder(name, socket.gethostname(), served.provenance)
         publisher = Publisher(StreamWriter(client))
         watchdog = Watchdog(backend, hang_seconds)
         breaker = CircuitBreaker()
         own_connection = Workers(redis_url, name, store.queues, patience)
         loop = WorkerLoop(
             backend,
-            named,
+            served,
             store,
             presence,
             workers,
             Control(client, presence.control_channel),
-            Attempts(backend, named, store, publisher, settlements, breaker),
+            Attempts(backend, served, store, publisher, settlements, breaker),
             watchdog,
             LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
             Reaper(store, workers, settlements, lease_seconds),

@@ -102,30 +102,21 @@ class Turns:
 
 
 class Claims:
-    """Claims jobs of some queues in the name of one worker."""
+    """Claims jobs in the name of one worker."""
 
-    def __init__(self, redis: Redis, queues: Sequence[str], worker: str) -> None:
+    def __init__(self, redis: Redis, worker: str) -> None:
         self._redis: Any = redis  # its stubs type neither pipelines nor replies as bytes
-        self._queues, self._worker = queues, worker
-        self._keys = [
-            *ClaimKeys(started=keys.started(worker), workers=keys.WORKERS, limits=keys.LIMITS),
-            *(
-                key
-                for queue in queues
-                for key in (
-                    rq_layout.queue_key(queue),
-                    rq_layout.wip_key(queue),
-                    keys.quarantine(queue),
-                )
-            ),
-        ]
+        self._worker = worker
+        self._keys = ClaimKeys(keys.started(worker), keys.WORKERS, keys.LIMITS)
         self._claim = redis.register_script(CLAIM)
         self._turns = Turns(redis)
         self._known_limits = DEFAULTS  # while another program has written their key
 
-    def claim(self, room: Sequence[int], *, suspects: bool) -> Claim:
+    def claim(self, queues: Sequence[str], room: Sequence[int], *, suspects: bool) -> Claim:
         """Take jobs from the front of the queues, those of the first queues first. `room`: the most
         of each queue. `suspects`: take a group of suspects instead, if any wait."""
+        if not queues:
+            return Claim([], math.inf)
         moment = time.time()
         args = ClaimArgs(
             worker=self._worker,
@@ -137,15 +128,17 @@ class Claims:
             fields=" ".join(FIELDS),
             limit_names=" ".join(Limits._fields),
         )
+        kinds = (rq_layout.queue_key, rq_layout.wip_key, keys.quarantine)
+        names = [*self._keys, *(key(queue) for queue in queues for key in kinds)]
         taken: list[Any] = []
         left, held = 1, -1
         while left and not taken:  # each call looks at some tenants only
-            taken, left, held, now, stored = self._claim(keys=self._keys, args=[*args, *room])
+            taken, left, held, now, stored = self._claim(keys=names, args=[*args, *room])
         claimed_at = clock.now()
         limits = self._limits(stored)
         claimed = []
         for number, job, attempt, execution, *values in taken:
-            queue = self._queues[number - 1]
+            queue = queues[number - 1]
             lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
             claimed.append(read(lease, values, claimed_at, limits, float(now)))
         return Claim(self._turns.begin(claimed), held / 1000 if held >= 0 else math.inf)

@@ -6,7 +6,7 @@ with what RQ itself writes and reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 from redis import Redis
@@ -21,24 +21,21 @@ from jobs.store.eviction import eviction
 from jobs.store.job_end import Settlement, Settler
 from jobs.store.leases import Leases
 from jobs.store.maintenance import Maintenance
+from jobs.store.served_queues import ServedQueues
 from jobs.store.workers import DeadWorker
 
 SOON = 70.0  # seconds: more than the longest pause before a retry
 
 
 class JobStore:
-    """The jobs of the models' queues in one Redis. `leases`: those of the worker."""
+    """The jobs of the models' queues in one Redis. `models`: the names that have queues, whose
+    owner may change them. `leases`: those of the worker."""
 
-    def __init__(self, redis: Redis, models: Sequence[str], worker: str, worker_key: str) -> None:
+    def __init__(self, redis: Redis, models: Collection[str], worker: str, worker_key: str) -> None:
         self._client = redis
         self._redis: Any = redis  # its stubs type neither pipelines nor replies as bytes
-        self._models = list(models)
-        interactive = [keys.chat_queue(model) for model in models]
-        self.queues = interactive + [keys.bulk_queue(model) for model in models]
-        self._waiting_keys = [rq_layout.queue_key(queue) for queue in self.queues]
-        for key in (keys.quarantine, keys.tenants, rq_layout.scheduled_key):
-            self._waiting_keys += [key(queue) for queue in self.queues]
-        self._claims = Claims(redis, self.queues, worker)
+        self._models, self.queues = models, ServedQueues(models)
+        self._claims = Claims(redis, worker)
         self._settler = Settler(redis, worker, worker_key)
         self.leases = Leases(redis, worker)
         self.maintenance = Maintenance(redis, self.queues)
@@ -46,14 +43,14 @@ class JobStore:
 
     def model_of(self, lease: Lease) -> tuple[str, bool]:
         """The model, by the name in the job's queue, and whether that is the queue of bulk jobs."""
-        number = self.queues.index(lease.queue)
-        return self._models[number % len(self._models)], number >= len(self._models)
+        models, number = tuple(self._models), self.queues.index(lease.queue)
+        return models[number % len(models)], number >= len(models)
 
     def claim(self, room: Callable[[str, bool], int], *, suspects: bool = False) -> Claim:
         """Take jobs, interactive ones before bulk ones. `room(model, bulk)`: how many at most.
         `suspects`: take a group of suspects instead, if any wait."""
         most = [room(model, bulk) for bulk in (False, True) for model in self._models]
-        return self._claims.claim(most, suspects=suspects)
+        return self._claims.claim(self.queues.now(), most, suspects=suspects)
 
     def read(self, lease: Lease) -> ClaimedJob:
         """The job of a lease, as its hash is now."""
@@ -78,7 +75,9 @@ class JobStore:
 
     def any_waiting(self) -> bool:
         """True if a job waits in the queues, in quarantine or for its time."""
-        return bool(self._redis.exists(*self._waiting_keys))
+        kinds = (rq_layout.queue_key, keys.quarantine, keys.tenants, rq_layout.scheduled_key)
+        names = [key(queue) for key in kinds for queue in self.queues]
+        return bool(names and self._redis.exists(*names))
 
     def any_unsettled(self) -> bool:
         """True if any worker has claimed a job of the queues, a suspect waits, or a job is due
@@ -94,10 +93,10 @@ class JobStore:
 
     def suspects(self) -> set[str]:
         """The queues whose suspects wait for an idle worker."""
-        pipeline = self._redis.pipeline(transaction=False)
-        for queue in self.queues:
+        pipeline, queues = self._redis.pipeline(transaction=False), self.queues.now()
+        for queue in queues:
             pipeline.exists(keys.quarantine(queue))
-        found = zip(self.queues, pipeline.execute(), strict=True)
+        found = zip(queues, pipeline.execute(), strict=True)
         return {queue for queue, waits in found if waits}
 
     def eviction(self) -> str:

@@ -5,7 +5,7 @@ Any worker may do it at any time, in small portions; each change is one script.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -119,20 +119,13 @@ class DeferredJobs:
 
 
 class Maintenance:
-    """Maintains some queues. `step` looks at one portion of each list."""
+    """Maintains `queues`, as they are at each step. `step` looks at one portion of each list."""
 
-    def __init__(self, redis: Redis, queues: Sequence[str]) -> None:
+    def __init__(self, redis: Redis, queues: Collection[str]) -> None:
         self._redis: Any = redis  # its stubs leave open whether replies are bytes
         self._queues = queues
         self._keep = redis.register_script(KEEP)
         self._nearer = redis.register_script(NEARER)
-        self._lists = [
-            keys.DEADLINES,
-            *map(rq_layout.scheduled_key, queues),
-            *map(rq_layout.deferred_key, queues),
-            *map(rq_layout.queue_key, queues),
-            *(rq_layout.registry_key(queue, end) for queue in queues for end in ENDS),
-        ]
         self._deferred = DeferredJobs(redis)
         self._run = Commands(redis).run_steps
         self._reports = Reports()
@@ -142,11 +135,19 @@ class Maintenance:
         """End overdue jobs, write missing rows, keep queued hashes, queue jobs that wait for a
         session or for jobs although those are free, gone or ended, and see that none waits for a
         clock that was set back."""
-        if not self._redis.exists(*self._lists):
+        queues = tuple(self._queues)
+        lists = [
+            keys.DEADLINES,
+            *map(rq_layout.scheduled_key, queues),
+            *map(rq_layout.deferred_key, queues),
+            *map(rq_layout.queue_key, queues),
+            *(rq_layout.registry_key(queue, end) for queue in queues for end in ENDS),
+        ]
+        if not self._redis.exists(*lists):
             return
         self._apart(keys.DEADLINES, self._end_overdue)
         self._bring_nearer(keys.DEADLINES, TTL, 1000, DEADLINE)
-        for queue in self._queues:
+        for queue in queues:
             self._bring_nearer(rq_layout.scheduled_key(queue), DELAY, 1, "")
             self._apart(rq_layout.queue_key(queue), partial(self._keep_queued, queue))
             self._apart(rq_layout.deferred_key(queue), partial(self._release, queue))

@@ -6,7 +6,7 @@ who has died, reaper.py returns the jobs.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -82,10 +82,12 @@ class Workers:
     calls knows that two replies came over one connection if `connections` has not changed.
     """
 
-    def __init__(self, url: str | None, name: str, queues: Sequence[str], patience: float) -> None:
+    def __init__(
+        self, url: str | None, name: str, queues: Collection[str], patience: float
+    ) -> None:
         self.name = name
         self.connections = 0  # made so far
-        self._queues = list(queues)
+        self._queues = queues
         client = connect(url)
         client.set_retry(Retry(NoBackoff(), 0))
         client.connection_pool.connection_kwargs |= {

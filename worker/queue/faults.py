@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection
 
 import redis
 
@@ -21,9 +21,9 @@ PAUSE_SECONDS = 1.0  # before a stage that has failed is repeated
 
 
 class Faults:
-    """The stages of one worker that fail now. `queues`: those that it serves."""
+    """The stages of one worker that fail now. `queues`: those that it serves, as they are now."""
 
-    def __init__(self, client: redis.Redis, queues: Sequence[str]) -> None:
+    def __init__(self, client: redis.Redis, queues: Collection[str]) -> None:
         self._redis, self._queues = client, queues
         self._failing: dict[str, float] = {}  # when each is repeated (monotonic), by its name
 

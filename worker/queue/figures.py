@@ -10,29 +10,24 @@ from typing import Any
 from jobs import keys
 from jobs.errors import JobError
 from jobs.store.claimed_job import FUNCS
-from worker.backend import Backend
+from worker.backend import Backend, ModelInfo
 
 
 class Figures:
     """The figures of a backend. The speed is the one since the last call of `read`.
 
-    models: the name of the model, by each name that has queues. results: the state of the worker's
-    recorder; None if it writes no rows.
+    models: by each name that has queues; their owner may change them. results: the state of the
+    worker's recorder; None if it writes no rows.
     """
 
     def __init__(
         self,
         backend: Backend,
-        models: Mapping[str, str],
+        models: Mapping[str, ModelInfo],
         results: Callable[[], Mapping[str, str] | None] = lambda: None,
     ) -> None:
         self._backend, self._results = backend, results
-        self._model_of = dict(models)
-        self._names = {
-            "models": sorted(set(models.values())),
-            "names": sorted(models),
-            "funcs": sorted(FUNCS),
-        }
+        self._models = models
         self._started_at = time.time()
         self._tokens, self._read_at = 0, time.monotonic()
 
@@ -49,7 +44,9 @@ class Figures:
         tokens, seconds = health.tokens_generated - self._tokens, now - self._read_at
         self._tokens, self._read_at = health.tokens_generated, now
         return {
-            **self._names,
+            "models": sorted({model.name for model in self._models.values()}),
+            "names": sorted(self._models),
+            "funcs": sorted(FUNCS),
             "started_at": self._started_at,
             "device": memory.device,
             "memory": asdict(memory),
@@ -71,7 +68,7 @@ class Figures:
     def _room(self) -> dict[str, int]:
         """Number of sequences that may be started, by queue."""
         return {
-            keys.queue(name, priority): self._backend.room(model, bulk=priority == "bulk")
-            for name, model in self._model_of.items()
+            keys.queue(name, priority): self._backend.room(model.name, bulk=priority == "bulk")
+            for name, model in self._models.items()
             for priority in ("interactive", "bulk")
         }

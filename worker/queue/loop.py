@@ -21,7 +21,7 @@ from jobs.store.control import Cancel, Control
 from jobs.store.job_store import JobStore
 from jobs.store.presence import Presence
 from jobs.store.workers import Workers
-from worker.backend import Backend, ModelInfo
+from worker.backend import Backend
 from worker.queue.admission import Admission
 from worker.queue.attempts import Attempts
 from worker.queue.capacity import Capacity
@@ -31,6 +31,7 @@ from worker.queue.figures import Figures
 from worker.queue.lease_keeper import LeaseKeeper
 from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
+from worker.queue.served import Served
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 
@@ -46,7 +47,7 @@ BUSY_SECONDS = 0.005  # wait for the engine's next event while jobs run
 class WorkerLoop:
     """`run` serves until the worker is stopped. Its collaborators are constructor arguments.
 
-    models: by each name that has queues. grace: seconds that running jobs get after the first
+    grace: seconds that running jobs get after the first
     request to stop. burst: end when no job is queued, or started by any worker. on_idle: called
     when the last running job is settled. results: the state of the recorder, if there is one.
     """
@@ -54,7 +55,7 @@ class WorkerLoop:
     def __init__(
         self,
         backend: Backend,
-        models: Mapping[str, ModelInfo],
+        served: Served,
         store: JobStore,
         presence: Presence,
         workers: Workers,
@@ -79,8 +80,7 @@ class WorkerLoop:
         self._breaker, self._faults = breaker, faults
         self._admission, self._outage = Admission(presence, store, lease_seconds), Outage()
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
-        self._models = {name: model.name for name, model in models.items()}
-        self._figures = Figures(backend, self._models, results)
+        self._served, self._figures = served, Figures(backend, served, results)
         self._grace, self._burst, self._on_idle = grace, burst, on_idle
         self.aborted = False  # asked twice to stop
         self.stop_at: float | None = None  # end of the grace period
@@ -188,7 +188,7 @@ class WorkerLoop:
             self._breaker.settled()
         if (self._isolating and not idle) or not self._breaker.may_claim():
             return
-        capacity = Capacity(self._backend, self._models, single=self._breaker.half_open)
+        capacity = Capacity(self._backend, self._served.model_names, single=self._breaker.half_open)
         self._waker.pass_on(capacity.wake_keys)
         if not capacity.any:
             return

@@ -227,4 +227,4 @@ def test_a_worker_registers_as_rq_would(site: Site, store: JobStore) -> None:
     }
     assert 0 < site.redis.ttl("rq:worker:ours") <= 61
     found = {worker.name: worker for worker in Worker.all(connection=site.redis)}
-    assert found["ours"].queue_names() == store.queues
+    assert found["ours"].queue_names() == list(store.queues)
