@@ -26,7 +26,7 @@ from jobs.store.redis_clock import RedisClock
 BIRTH = lua.load("jobs.store", "register")
 REPORT = lua.load("jobs.store", "report")
 
-FIGURES_SECONDS = 0.5  # of a lease: figures that are older are those of a worker that is gone
+METRICS_SECONDS = 0.5  # of a lease: metrics that are older are those of a worker that is gone
 
 
 class BirthKeys(NamedTuple):
@@ -39,7 +39,7 @@ class BirthArgs(NamedTuple):
 
 
 class ReportKeys(NamedTuple):
-    figures: str
+    metrics: str
     rq_worker: str
 
 
@@ -91,18 +91,18 @@ class Presence:
             args=[*BirthArgs(self._rq_seconds), *fields],
         )
 
-    def report(self, figures: Mapping[str, Any], jobs: Sequence[str]) -> None:
+    def report(self, metrics: Mapping[str, Any], jobs: Sequence[str]) -> None:
         """Publish what the worker says about itself, beside its name and process. `jobs`: ids of
         the jobs that it runs."""
         self._follow_queues()
         about = {"name": self.name, "host": socket.gethostname(), "pid": os.getpid()}
-        about |= {"jobs": len(jobs), "clock_behind": round(self._clock.behind), **figures}
+        about |= {"jobs": len(jobs), "clock_behind": round(self._clock.behind), **metrics}
         current, now = jobs[0] if jobs else None, time.monotonic()
         tell_rq = current != self._told_rq or now >= self._tell_rq_at
         state = WorkerStatus.BUSY if jobs else WorkerStatus.IDLE
         args = ReportArgs(
             about=json.dumps(about),
-            milliseconds=int(FIGURES_SECONDS * self._lease_seconds * 1000),
+            milliseconds=int(METRICS_SECONDS * self._lease_seconds * 1000),
             state=state.value if tell_rq else "",
             current=current or "",
             now_text=rq_layout.format_time(),

@@ -42,7 +42,7 @@ class LeaveKeys(NamedTuple):
     workers: str
     stopping: str
     started: str
-    figures: str
+    metrics: str
     rq_worker: str
     rq_workers: str
 
@@ -149,7 +149,7 @@ class Workers:
             workers=keys.WORKERS,
             stopping=keys.STOPPING,
             started=keys.started(name),
-            figures=keys.worker(name),
+            metrics=keys.worker(name),
             rq_worker=worker_key(name),
             rq_workers=BaseWorker.redis_workers_keys,
         )

@@ -22,7 +22,7 @@ from typing import Any, Self
 import redis
 
 from jobs import keys
-from jobs.store.presence import FIGURES_SECONDS, REPORT, ReportArgs, ReportKeys
+from jobs.store.presence import METRICS_SECONDS, REPORT, ReportArgs, ReportKeys
 from jobs.store.workers import Workers, worker_key
 from worker.backend import MemoryUse
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE
@@ -104,7 +104,7 @@ class Loading:
         name = self._workers.name
         args = ReportArgs(
             about=self._about,
-            milliseconds=int(FIGURES_SECONDS * self._lease_seconds * 1000),
+            milliseconds=int(METRICS_SECONDS * self._lease_seconds * 1000),
             state="",  # RQ knows the worker once it serves
             current="",
             now_text="",

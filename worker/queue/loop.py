@@ -27,8 +27,8 @@ from worker.queue.attempts import Attempts
 from worker.queue.capacity import Capacity
 from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.faults import Faults
-from worker.queue.figures import Figures
 from worker.queue.lease_keeper import LeaseKeeper
+from worker.queue.metrics import Metrics
 from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
 from worker.queue.served import Served
@@ -80,7 +80,7 @@ class WorkerLoop:
         self._breaker, self._faults = breaker, faults
         self._admission, self._outage = Admission(presence, store, lease_seconds), Outage()
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
-        self._served, self._figures = served, Figures(backend, served, results)
+        self._served, self._metrics = served, Metrics(backend, served, results)
         self._grace, self._burst, self._on_idle = grace, burst, on_idle
         self.aborted = False  # asked twice to stop
         self.stop_at: float | None = None  # end of the grace period
@@ -162,9 +162,9 @@ class WorkerLoop:
         if now < self._next_check:
             return
         sick, pause = self._breaker.reason, self._admission.pause
-        figures = self._figures.read(now, sick, pause, claims=self.stop_at is None)
+        metrics = self._metrics.read(now, sick, pause, claims=self.stop_at is None)
         jobs, run = [attempt.lease.job for attempt in self._attempts], self._faults.run
-        run("reporting", lambda: self._presence.report(figures, jobs))
+        run("reporting", lambda: self._presence.report(metrics, jobs))
         run("checking leases", self._check_leases)
         run("looking for dead workers", lambda: self._reaper.reap(set(self._attempts.leases)))
         run("checking for pauses", self._admission.update)

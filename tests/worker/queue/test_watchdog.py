@@ -1,4 +1,4 @@
-"""When a worker counts as hanging, and the figures that it publishes."""
+"""When a worker counts as hanging, and the metrics that it publishes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from jobs import JobError
 from worker.backend import Health, MemoryUse
-from worker.queue.figures import Figures
+from worker.queue.metrics import Metrics
 from worker.queue.watchdog import Watchdog
 
 
@@ -92,17 +92,17 @@ def test_a_dead_engine_is_an_error(engine: Engine, watchdog: Watchdog) -> None:
     engine.state = replace(engine.state, alive=False, error="out of memory")
     assert not hangs(watchdog, time.monotonic() + 1000)  # its jobs can be returned
     with pytest.raises(JobError, match="engine thread died: out of memory"):
-        Figures(engine, {}).read(time.monotonic())  # type: ignore[arg-type]
+        Metrics(engine, {}).read(time.monotonic())  # type: ignore[arg-type]
 
 
 def test_the_figures_have_load_and_speed_since_the_last_call(engine: Engine) -> None:
-    figures = Figures(engine, {})  # type: ignore[arg-type]
+    metrics = Metrics(engine, {})  # type: ignore[arg-type]
     start = time.monotonic()
-    figures.read(start)
+    metrics.read(start)
     engine.state = replace(engine.state, progress=2, running=3, waiting=4, tokens_generated=50)
-    assert figures.read(start + 2)["tokens_per_second"] == 25.0
+    assert metrics.read(start + 2)["tokens_per_second"] == 25.0
     engine.state = replace(engine.state, progress=3, tokens_generated=60)
-    report = figures.read(start + 3)
+    report = metrics.read(start + 3)
     assert report["tokens_per_second"] == 10.0
     assert (report["running"], report["waiting"]) == (3, 4)
     assert report["tokens"] == 60

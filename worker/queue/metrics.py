@@ -13,8 +13,8 @@ from jobs.store.claimed_job import FUNCS
 from worker.backend import Backend, ModelInfo
 
 
-class Figures:
-    """The figures of a backend. The speed is the one since the last call of `read`.
+class Metrics:
+    """The metrics of a backend. The speed is the one since the last call of `read`.
 
     models: by each name that has queues; their owner may change them. results: the state of the
     worker's recorder; None if it writes no rows.
@@ -34,7 +34,7 @@ class Figures:
     def read(
         self, now: float, sick: str = "", pause: str = "", *, claims: bool = True
     ) -> dict[str, Any]:
-        """The figures at the monotonic time `now`. Why the worker claims no jobs for a while:
+        """The metrics at the monotonic time `now`. Why the worker claims no jobs for a while:
         `sick` because it fails them, `pause` for another reason; `claims`: False once it stops.
         Raises JobError if the engine's thread has died."""
         health = self._backend.health()
