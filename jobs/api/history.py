@@ -11,7 +11,8 @@ from typing import Any
 
 from pydantic import BaseModel
 
-from jobs.api.fields import (
+from jobs.api.message import FunctionCall, Message, TextPart, ToolCall
+from jobs.api.unsupported_fields import (
     IGNORED_IN_CALL,
     IGNORED_IN_FUNCTION,
     IGNORED_IN_MESSAGE,
@@ -19,7 +20,6 @@ from jobs.api.fields import (
     drop_ignored,
     is_empty,
 )
-from jobs.api.message import FunctionCall, Message, TextPart, ToolCall
 from jobs.api.wire import Wire
 from jobs.errors import invalid
 

@@ -16,12 +16,17 @@ from pydantic import (
 )
 
 from jobs.api.caller import warn_caller
-from jobs.api.fields import IGNORED_IN_TOOL, drop_ignored, drop_stream_options, drop_unsupported
 from jobs.api.history import plain_messages
 from jobs.api.job_options import JobOptions
 from jobs.api.json_values import as_list, check_json
 from jobs.api.message import Message
 from jobs.api.sampling import Sampling
+from jobs.api.unsupported_fields import (
+    IGNORED_IN_TOOL,
+    drop_ignored,
+    drop_stream_options,
+    drop_unsupported,
+)
 from jobs.api.wire import Text, Wire, describe
 from jobs.errors import invalid
 from jobs.keys import JOB_ID

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jobs.api.fields import IGNORED_FIELDS, REFUSED_FIELDS
 from jobs.api.request import ChatRequest
+from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
 from jobs.api.wire import near_field
 from jobs.errors import invalid
 

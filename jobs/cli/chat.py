@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from jobs.cli.answer import print_answer, print_job
-from jobs.cli.conversation import Conversation, is_terminal
 from jobs.cli.dialogue import QueuedDialogue
 from jobs.cli.failures import Interrupted, WrongField, WrongInput
-from jobs.cli.fields import fields_option
+from jobs.cli.field_options import fields_option
 from jobs.cli.interrupts import interrupts_raise
 from jobs.cli.options import (
     Seconds,
@@ -28,6 +26,8 @@ from jobs.cli.options import (
     timeout_option,
 )
 from jobs.cli.output import echo
+from jobs.cli.printing import print_answer, print_job
+from jobs.cli.terminal_chat import Conversation, is_terminal
 from jobs.cli.waiting import WaitNotice
 from jobs.errors import StreamRestarted, WaitTimeout
 from jobs.sizes import counted

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Protocol
 from uuid import uuid4
 
-from jobs.cli.answer import print_job
+from jobs.cli.printing import print_job
 from jobs.cli.waiting import WaitNotice
 
 if TYPE_CHECKING:

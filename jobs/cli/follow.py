@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import click
 
-from jobs.cli.answer import print_job
 from jobs.cli.failures import Interrupted
 from jobs.cli.options import (
     JobId,
@@ -14,6 +13,7 @@ from jobs.cli.options import (
     redis_option,
     timeout_option,
 )
+from jobs.cli.printing import print_job
 from jobs.cli.waiting import WaitNotice
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jobs.cli.answer import call_text
 from jobs.cli.output import echo, print_json
+from jobs.cli.printing import call_text
 from jobs.cli.progress import RowProgress
 from jobs.cli.table import Column, free_text, number, print_table
 from jobs.cli.waiting import WaitNotice

@@ -11,10 +11,10 @@ from difflib import get_close_matches
 from shlex import quote
 from typing import Any
 
-from jobs.api.fields import IGNORED_FIELDS, REFUSED_FIELDS
 from jobs.api.json_values import check_json
 from jobs.api.request import ChatRequest
-from jobs.cli.fields import SOURCES, request_fields
+from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
+from jobs.cli.field_options import SOURCES, request_fields
 from jobs.cli.row_files import Row
 from jobs.client.custom_ids import content_id
 from jobs.errors import InvalidRequest, invalid

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from jobs.api.wire import describe, not_json
 from jobs.cli.compressed import compression_of, decompressed
-from jobs.cli.fields import SOURCES, field_value, request_fields
+from jobs.cli.field_options import SOURCES, field_value, request_fields
 from jobs.encoding import DuplicateKey, parse_written
 from jobs.errors import InvalidRequest, invalid
 from jobs.sizes import counted

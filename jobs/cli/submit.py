@@ -10,7 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 
 from jobs.cli.failures import Failure, Interrupted, WrongInput
-from jobs.cli.fields import SOURCES, fields_option, request_fields, unknown_field
+from jobs.cli.field_options import SOURCES, fields_option, request_fields, unknown_field
 from jobs.cli.options import Seconds, check_run, client, json_option, quiet_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.sizes import counted

@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from jobs.errors import invalid
 from jobs.results.files import SAMPLES, TEMPORARY, Results, write_tables, write_text
-from jobs.results.replaced import NOTE, read_note
 from jobs.results.schema import SCHEMA
+from jobs.results.superseded import NOTE, read_note
 
 GROUP_ROWS = 50_000  # rows of a row group
 GROUP_BYTES = 64 * 2**20  # and bytes in memory

@@ -25,9 +25,9 @@ import pyarrow.parquet as pq
 from jobs.disk import sync_folder
 from jobs.errors import invalid
 from jobs.keys import RUN_ID
-from jobs.results.replaced import without_replaced
 from jobs.results.rows import Row
 from jobs.results.schema import SCHEMA, leaves
+from jobs.results.superseded import without_superseded
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -169,12 +169,12 @@ class Results:
     def files(self, run: str) -> list[Path]:
         """The run's Parquet files, without those that `compact` has replaced."""
         folder = self.path(run)
-        return without_replaced(sorted((folder / SAMPLES).glob("*.parquet")), folder)
+        return without_superseded(sorted((folder / SAMPLES).glob("*.parquet")), folder)
 
     def _dataset(self, run: str, stacklevel: int) -> ds.Dataset:
         import pyarrow.dataset as ds  # it imports pandas, which a worker need not wait for
 
-        from jobs.results.newest import newest_attempts
+        from jobs.results.latest import latest_attempts
 
         files = self.files(run)
         faults = _check(files)
@@ -183,7 +183,7 @@ class Results:
         whole = [str(file) for file in files if file not in faults]
         if not whole:
             return ds.dataset(SCHEMA.empty_table())
-        return newest_attempts(ds.dataset(whole, schema=SCHEMA, format="parquet"))
+        return latest_attempts(ds.dataset(whole, schema=SCHEMA, format="parquet"))
 
 
 def _check(files: list[Path]) -> dict[Path, str]:

@@ -14,7 +14,7 @@ from worker.checkpoint.dtypes import FROM_CONFIG
 from worker.checkpoint.files import present, read_json
 from worker.checkpoint.foreign import why_without
 from worker.checkpoint.quantization import Quantization, read_quantization
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.model import Family
 
 CONFIG, GENERATION = "config.json", "generation_config.json"

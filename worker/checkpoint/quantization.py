@@ -21,7 +21,7 @@ from torch.nn import functional as F
 
 from jobs.errors import JobError
 from worker.checkpoint.dtypes import FROM_SAFETENSORS
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 
 FP8 = "F8_E4M3"  # the dtype in safetensors files
 SCALES = ("_scale_inv", "_scale")  # suffixes of a weight's name; the values multiply in both

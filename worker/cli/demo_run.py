@@ -17,9 +17,9 @@ import click
 import pyarrow as pa
 
 from jobs import ChatRequest, Client, JobError, Results, keys
-from jobs.cli.answer import print_stream
 from jobs.cli.failures import Unavailable
 from jobs.cli.output import echo, print_json
+from jobs.cli.printing import print_stream
 from jobs.cli.progress import RowProgress
 from jobs.cli.requests import InvalidLine, Overrides, read_requests
 from jobs.cli.row_files import json_rows

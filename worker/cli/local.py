@@ -11,9 +11,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jobs.api.conversation import Turn
-from jobs.cli.answer import CUT, print_calls, print_stream
 from jobs.cli.dialogue import Dialogue, Stopped
 from jobs.cli.output import echo
+from jobs.cli.printing import CUT, print_calls, print_stream
 from worker.cli.options import need_torch, refusal
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from worker.engine.prompt_logprobs import TokenScore
 from worker.engine.sampler import Sampled
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import TokenEvent
-from worker.text.answer import AnswerReader
+from worker.text.answer_reader import AnswerReader
 from worker.text.tool_call import Call
 
 logger = logging.getLogger(__name__)

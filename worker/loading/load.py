@@ -33,7 +33,7 @@ from worker.models.registry import FAMILIES
 from worker.processes.memory_limit import address_space_advice
 from worker.prompt.builder import Prompt, PromptBuilder
 from worker.prompt.template import ChatTemplate, chat_obstacle
-from worker.text.answer import AnswerReader
+from worker.text.answer_reader import AnswerReader
 from worker.text.harmony import HarmonySplitter, writes_harmony
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags, reasoning_tags
 

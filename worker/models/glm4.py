@@ -20,7 +20,7 @@ from worker.layers.rope import Rope, Rotation
 from worker.layers.self_attention import SelfAttention
 from worker.layers.weights.quantised_tensor import Weight
 from worker.layers.weights.slot import WeightSlot
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.model import Decoder, Family, Placement
 from worker.models.pre_norm import PreNormConfig
 from worker.models.sandwich import SandwichLayer

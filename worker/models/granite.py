@@ -11,7 +11,7 @@ from torch import Tensor
 from worker.layers.mlp import GatedMLP
 from worker.layers.rope import Rope
 from worker.layers.self_attention import SelfAttention
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.model import Decoder, Family, Placement, PreNormLayer
 from worker.models.pre_norm import PreNormConfig
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.model import Decoder, Family, Placement
 from worker.models.pre_norm import SLIDING, PreNormConfig, one_window, pre_norm, windows_by_kind
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker.layers.experts import SparseMLP
 from worker.layers.weights.slot import WeightSlot
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.mixture import ALL_SPARSE, ExpertsConfig
 from worker.models.model import Decoder, Family, FeedForward, Placement
 from worker.models.pre_norm import PreNormConfig, one_window, pre_norm

@@ -7,7 +7,7 @@ from typing import Any
 
 from worker.layers.experts import SparseMLP
 from worker.layers.mlp import ACTIVATIONS, Activation
-from worker.models.fields import MAX_EXPERTS, Fields
+from worker.models.config_fields import MAX_EXPERTS, Fields
 from worker.models.model import Placement
 
 # Checkpoints may stack all experts of a layer in one tensor per projection, as Qwen3.5-MoE is

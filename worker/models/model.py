@@ -24,7 +24,7 @@ from worker.layers.rope import Rope, Rotation
 from worker.layers.self_attention import HeadShape
 from worker.layers.weights.quantised_tensor import Compress
 from worker.layers.weights.slot import WeightSlot
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 
 
 @dataclass(frozen=True)

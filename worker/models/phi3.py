@@ -10,7 +10,7 @@ from typing import Any
 
 from worker.layers.mlp import GatedMLP
 from worker.layers.self_attention import SelfAttention
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.model import Decoder, Family, FeedForward, Mixer, Placement
 from worker.models.pre_norm import PreNormConfig, one_window, pre_norm
 

@@ -7,7 +7,7 @@ With use_sliding_window, some layers attend within a sliding window.
 from __future__ import annotations
 
 from worker.layers.self_attention import SelfAttention
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.model import Decoder, Family, Mixer, Placement
 from worker.models.pre_norm import PreNormConfig, pre_norm, windows_from_layer
 

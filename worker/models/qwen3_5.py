@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from worker.layers.mlp import GatedMLP
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.hybrid import HYBRID_DEFAULTS, HybridConfig, hybrid
 from worker.models.mixture import ExpertsConfig
 from worker.models.model import Decoder, Family, FeedForward, Placement

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from worker.layers.mlp import GatedMLP
 from worker.layers.self_attention import SelfAttention
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.mixture import ExpertsConfig
 from worker.models.model import Decoder, Family, FeedForward, Mixer, Placement
 from worker.models.pre_norm import PreNormConfig, pre_norm, windows_from_layer

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from worker.checkpoint.tokenizer import Tokenizer
-from worker.prompt.conversation import before_mark, messages_for, variables_for
 from worker.prompt.encoder import PromptEncoder
 from worker.prompt.template import NO_TEMPLATE, ChatTemplate
-from worker.prompt.turns import answer_room, build_newest
+from worker.prompt.template_inputs import before_mark, messages_for, variables_for
+from worker.prompt.trim_turns import answer_room, build_newest
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,9 @@ import pytest
 from openai.resources.chat.completions import Completions
 from openai.types.chat import ChatCompletionMessage, ChatCompletionStreamOptionsParam
 
-from jobs.api.fields import (
+from jobs.api.message import Message
+from jobs.api.request import ChatRequest, IgnoredFieldWarning
+from jobs.api.unsupported_fields import (
     IGNORED_FIELDS,
     IGNORED_IN_CALL,
     IGNORED_IN_FUNCTION,
@@ -22,8 +24,6 @@ from jobs.api.fields import (
     IGNORED_IN_TOOL,
     REFUSED_FIELDS,
 )
-from jobs.api.message import Message
-from jobs.api.request import ChatRequest, IgnoredFieldWarning
 from jobs.errors import InvalidRequest
 
 PAGE = (Path(__file__).parents[3] / "docs" / "requests.md").read_text(encoding="utf-8")

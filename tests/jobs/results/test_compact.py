@@ -13,7 +13,7 @@ from jobs import JobError, Results, keys
 from jobs.cli import build
 from jobs.results import compact as module
 from jobs.results.compact import compact
-from tests.jobs.results.test_newest import row, write
+from tests.jobs.results.test_latest import row, write
 
 
 def numbers(results: Results) -> list[int]:

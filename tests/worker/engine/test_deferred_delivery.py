@@ -21,7 +21,7 @@ from worker.engine.host import EngineHost
 from worker.engine.sampler import Sampled
 from worker.engine.sequence import TokenEvent
 from worker.model_spec import ModelSpec
-from worker.text.answer import AnswerReader, Part
+from worker.text.answer_reader import AnswerReader, Part
 from worker.text.harmony import HarmonySplitter
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from worker.layers.rope import Rope
-from worker.models.fields import Fields, read_rope
+from worker.models.config_fields import Fields, read_rope
 
 LONG = {"long_factor": [1.5 + i for i in range(32)], "short_factor": [1 + i / 9 for i in range(32)]}
 VARIANTS: dict[str, dict[str, Any]] = {

@@ -21,8 +21,8 @@ from tests.worker.templates import (
     QWEN_TEMPLATE,
 )
 from worker.loading.tool_syntax import parser_maker, tool_syntax
-from worker.prompt.conversation import messages_for
 from worker.prompt.template import ChatTemplate
+from worker.prompt.template_inputs import messages_for
 from worker.text.tool_call import Call
 
 # As in the first template of Qwen3, which fails on a message without content.

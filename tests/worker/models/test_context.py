@@ -13,7 +13,7 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES
 

@@ -12,7 +12,7 @@ import torch
 
 from worker.checkpoint.quantization import Mxfp4, read_quantization
 from worker.layers.mlp import clamped
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.model import Placement
 from worker.models.registry import FAMILIES
 

@@ -14,7 +14,7 @@ from worker.gguf.read import dense, mixtures
 from worker.gguf.read.header import Tensors
 from worker.gguf.read.metadata import ARCHITECTURE, Metadata
 from worker.gguf.read.rope import ReadFactors, rope_fields
-from worker.models.fields import MAX_LAYERS
+from worker.models.config_fields import MAX_LAYERS
 
 ReadConfig = Callable[[Metadata, Tensors, dict[str, Any]], dict[str, Any]]
 

@@ -11,7 +11,7 @@ from stat import S_ISREG
 from jobs.errors import JobError
 from jobs.sizes import counted
 from worker.gguf.read.header import MAX_HEADER, Header, Incomplete, StoredTensor, parse
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 
 SUFFIX = ".gguf"
 SUFFIXES = (SUFFIX, ".bin", ".safetensors")  # of files with models; 3.2-1B ends with none

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from worker.models.fields import REQUIRED, Fields
+from worker.models.config_fields import REQUIRED, Fields
 
 ARCHITECTURE = "general.architecture"
 

@@ -24,7 +24,7 @@ from worker.gguf.read.tensors import Presented
 from worker.gguf.read.tokenizer import adds_bos, build_tokenizer
 from worker.gguf.read.vocabulary import Vocabulary
 from worker.gguf.tokenizer_keys import TEMPLATE, TEMPLATES
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 
 TOKENIZER, TEMPLATE_FILE = "tokenizer.json", "chat_template.jinja"
 MAX_FACTORS = 1 << 20  # bytes of a tensor of RoPE factors

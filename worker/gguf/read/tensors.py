@@ -22,7 +22,7 @@ from worker.gguf.read.delta_net import delta_net_pieces
 from worker.gguf.read.header import StoredTensor, Tensors
 from worker.gguf.read.names import names_of
 from worker.gguf.read.pieces import Piece
-from worker.models.fields import MAX_EXPERTS
+from worker.models.config_fields import MAX_EXPERTS
 
 LAYER = re.compile(r"blk\.(\d+)\.")
 SUFFIX = re.compile(r"\.(weight|bias)$")

@@ -26,7 +26,7 @@ from worker.models import (
     qwen3,
     smollm3,
 )
-from worker.models.fields import Fields, read_head_shape, read_rope
+from worker.models.config_fields import Fields, read_head_shape, read_rope
 from worker.models.llama import LlamaConfig
 from worker.models.pre_norm import PreNormConfig, one_window, windows_from_layer
 

@@ -16,7 +16,7 @@ from worker.gguf.delta_net import DeltaNetRows
 from worker.gguf.write import dense, mixtures
 from worker.gguf.write.keys import Facts, Keys, rope_keys, rope_tensors
 from worker.layers.self_attention import HeadShape
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 
 ReadFacts = Callable[[Fields], Facts]
 

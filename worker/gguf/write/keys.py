@@ -20,7 +20,7 @@ from worker.gguf.names import FREQUENCIES, LONG, SHORT
 from worker.layers.mlp import ACTIVATIONS
 from worker.layers.rope import RopeConfig, longrope_factor
 from worker.layers.self_attention import HeadShape
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 from worker.models.pre_norm import PreNormConfig, Windows
 
 Keys = dict[str, Any]  # metadata, without the architecture's prefix

@@ -6,7 +6,7 @@ import pytest
 
 from jobs import ChatRequest, JobError
 from jobs.api.message import Message
-from worker.prompt.turns import build_newest, split_turns
+from worker.prompt.trim_turns import build_newest, split_turns
 
 SYSTEM: dict[str, object] = {"role": "system", "content": "sys"}
 CALL = {"id": "c", "type": "function", "function": {"name": "f", "arguments": "{}"}}

@@ -91,8 +91,8 @@ def field_value(name: str, text: str) -> Any:
 def request_fields() -> tuple[str, ...]:
     """Return all names that a request may have at its top level, sorted; also refused ones, whose
     error says what to do instead."""
-    from jobs.api.fields import IGNORED_FIELDS, REFUSED_FIELDS
     from jobs.api.request import ChatRequest
+    from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
 
     return tuple(
         sorted({*ChatRequest.model_fields, *IGNORED_FIELDS, *REFUSED_FIELDS, "request_id"})

@@ -15,7 +15,7 @@ ATTEMPT = ("job_id", "attempt", "finished_at")  # of one job, the greatest is th
 UNKNOWN = 0  # a time for sorting, of a job without one
 
 
-def newest_attempts(rows: ds.Dataset) -> ds.Dataset:
+def latest_attempts(rows: ds.Dataset) -> ds.Dataset:
     """The rows of the newest attempt at each job, lazily. Reads one column, and more of them only
     if a row_index occurs twice."""
     first_choices = rows.to_table([KEY], filter=pc.field("choice_index") == 0)[KEY]

@@ -8,7 +8,7 @@ import pytest
 
 from jobs import ChatChunk
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice
-from jobs.cli.answer import print_job, print_other_choices, print_stream
+from jobs.cli.printing import print_job, print_other_choices, print_stream
 from jobs.cli.waiting import WaitNotice
 from jobs.testing import Answer, FakeWorker
 

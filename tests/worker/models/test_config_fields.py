@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from jobs.errors import JobError
-from worker.models.fields import Fields
+from worker.models.config_fields import Fields
 
 NOT_FINITE = [float("nan"), float("inf"), 10**400]
 

@@ -18,7 +18,7 @@ def read_note(run_dir: Path) -> dict[str, list[str]]:
     return note
 
 
-def without_replaced(files: Sequence[Path], run_dir: Path) -> list[Path]:
+def without_superseded(files: Sequence[Path], run_dir: Path) -> list[Path]:
     """The files that count among those listed. Call it after listing: a note is written before its
     new file appears, so a listing with the new file never misses the note."""
     note = read_note(run_dir)

@@ -11,11 +11,11 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jobs.cli.answer import call_text
 from jobs.cli.dialogue import Dialogue, Stopped
 from jobs.cli.failures import sentence
 from jobs.cli.output import echo, report
-from jobs.cli.spent import Spent
+from jobs.cli.printing import call_text
+from jobs.cli.usage import TurnUsage
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ class Conversation:
 
     def __init__(self, dialogue: Dialogue) -> None:
         self._dialogue = dialogue
-        self._last, self._all = Spent(), Spent()
+        self._last, self._all = TurnUsage(), TurnUsage()
         self._commands: dict[str, Callable[[str], None]] = {
             "/system": self._set_system,
             "/history": self._show_history,
@@ -109,7 +109,7 @@ class Conversation:
             return
         if usage is not None:
             seconds = time.monotonic() - started
-            self._last = Spent(1, usage.prompt_tokens, usage.completion_tokens, seconds)
+            self._last = TurnUsage(1, usage.prompt_tokens, usage.completion_tokens, seconds)
             self._all = self._all.plus(self._last)
 
     def _set_system(self, text: str) -> None:
@@ -134,7 +134,7 @@ class Conversation:
 
     def _reset(self, _: str) -> None:
         self._dialogue.reset(())
-        self._last = self._all = Spent()
+        self._last = self._all = TurnUsage()
         _say("the conversation begins again")
 
     def _save(self, rest: str) -> None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from jobs.sizes import counted
 
 
-class Spent(NamedTuple):
+class TurnUsage(NamedTuple):
     """The tokens and seconds of answers."""
 
     answers: int = 0
@@ -15,8 +15,8 @@ class Spent(NamedTuple):
     completion: int = 0
     seconds: float = 0.0
 
-    def plus(self, other: Spent) -> Spent:
-        return Spent(
+    def plus(self, other: TurnUsage) -> TurnUsage:
+        return TurnUsage(
             self.answers + other.answers,
             self.prompt + other.prompt,
             self.completion + other.completion,
