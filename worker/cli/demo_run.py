@@ -36,7 +36,7 @@ from worker.demo import DATASET
 
 MODEL = "demo"
 QUESTION = "What is 17 + 25?"
-POLL_SECONDS = 0.1
+PROGRESS_POLL_SECONDS = 0.1
 DEMO_STALL_SECONDS = 120.0  # the demo fails after this long without a finished job
 
 
@@ -112,7 +112,7 @@ def _model(name: str, kind: str | None) -> Iterator[str]:
 def _wait_until_ready(client: Client, worker: WorkerProcess, model: str) -> None:
     while not (ready := _status(client, worker)):
         worker.check()
-        time.sleep(POLL_SECONDS)
+        time.sleep(PROGRESS_POLL_SECONDS)
     echo(f"worker {ready[0]['name']} serves {model} on {ready[0]['device']}", err=True)
 
 
@@ -149,7 +149,7 @@ def _wait_for_rows(
                     f"stalled: {ended} of {counted(count, 'job')} ended, none in the last "
                     f"{DEMO_STALL_SECONDS:g} s"
                 )
-            time.sleep(POLL_SECONDS)
+            time.sleep(PROGRESS_POLL_SECONDS)
 
 
 def _status(client: Client, worker: WorkerProcess) -> list[dict[str, Any]]:

@@ -47,7 +47,7 @@ FLAGS = (
 LINK = "-shared"
 SLOWEST = "quantised"  # how the names of the sources begin that are compiled first
 UNFINISHED = "build-"  # how the names of folders begin in which a library is built
-WAIT_SECONDS = 0.2  # between two looks at whether another process has compiled the library
+LIBRARY_POLL_SECONDS = 0.2  # between two looks at whether another process has compiled the library
 
 
 @dataclass(frozen=True)
@@ -141,7 +141,7 @@ def _one_at_a_time(target: Path) -> Iterator[None]:
                 notice = ""
             if waited >= compilers.MAX_COMPILE_SECONDS:
                 raise CannotBuild(f"another process compiles them for more than {waited:.0f} s")
-            time.sleep(WAIT_SECONDS)
+            time.sleep(LIBRARY_POLL_SECONDS)
         yield
 
 

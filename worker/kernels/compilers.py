@@ -23,8 +23,8 @@ logger = logging.getLogger(__name__)
 COMPILER_STALL_SECONDS = 60.0  # compilers that neither run nor use CPU time for so long hang
 MAX_COMPILE_SECONDS = 1200.0  # for the commands of one call: a busy machine may need minutes
 NOTICE_SECONDS = 3.0  # after which the log says what takes so long
-WAIT_SECONDS = 0.02  # between two looks at whether commands have ended
-LOOK_SECONDS = 1.0  # between two looks at whether they work
+END_POLL_SECONDS = 0.02  # between two looks at whether commands have ended
+ACTIVITY_POLL_SECONDS = 1.0  # between two looks at whether they work
 # Standard input of the guard is a pipe from this process: `read` returns when this process ends.
 GUARD = "read _; kill -KILL 0"
 
@@ -48,7 +48,7 @@ def run(
             while waiting and len(running) < _cores():
                 running.append(_Command(waiting.pop(0), group, folder))
                 started.append(running[-1])
-            time.sleep(WAIT_SECONDS)
+            time.sleep(END_POLL_SECONDS)
             running = [one for one in running if one.runs()]
             watch.look(started[-1].name)
     return [one.output() for one in started]
@@ -100,10 +100,10 @@ class _Watch:
             self._notice = ""
         if now - self._begin >= MAX_COMPILE_SECONDS:
             raise CannotBuild(f"{name} took more than {MAX_COMPILE_SECONDS:.0f} s")
-        if now - self._looked < LOOK_SECONDS:
+        if now - self._looked < ACTIVITY_POLL_SECONDS:
             return
         self._looked = now
-        self._idle = 0.0 if self._activity.works() else self._idle + LOOK_SECONDS
+        self._idle = 0.0 if self._activity.works() else self._idle + ACTIVITY_POLL_SECONDS
         if self._idle >= COMPILER_STALL_SECONDS:
             raise CannotBuild(f"{name} hangs: it did not work for {COMPILER_STALL_SECONDS:.0f} s")
 

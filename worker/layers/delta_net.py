@@ -27,7 +27,7 @@ from worker.layers.rope import Rotation
 from worker.layers.weights.quantised_tensor import Weight
 from worker.layers.weights.slot import WeightSlot
 
-CHUNK = 64  # tokens per triangular system
+CHUNK_LENGTH = 64  # tokens per triangular system
 L2_EPS = 1e-6
 LEAST = -40.0  # log of the smallest decay that counts
 
@@ -253,7 +253,7 @@ def recur_in_chunks(
     → [length, heads, value_dim]. Equal to `recur` per token, up to rounding, if |k| ≤ 1.
     """
     length = len(q)
-    size = min(CHUNK, length)
+    size = min(CHUNK_LENGTH, length)
     padding = -length % size  # k = beta = g = 0: padding leaves the state unchanged
 
     def chunks(x: Tensor) -> Tensor:

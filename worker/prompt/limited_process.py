@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 MAX_WAIT = 60.0  # wall-clock time of one request, in seconds; the worker's watchdog gives 120
 CHILD_STALL_SECONDS = 5.0  # a child that neither runs nor uses CPU time for so long does not answer
-LOOK_SECONDS = 0.25  # between two looks at a child that works
+CHILD_POLL_SECONDS = 0.25  # between two looks at a child that works
 EXIT_SECONDS = 1.0  # how long a child that closed its output may take to exit
 STARTS = 2  # of children for one request: the first, and one in place of it
 READ_BYTES = 1 << 20  # bytes read at once
@@ -200,8 +200,8 @@ class _Child:
         poll = select.poll()
         poll.register(pipe, event)
         idle, activity = 0.0, Activity(self.pid)
-        while not poll.poll(LOOK_SECONDS * 1000):
-            idle = 0.0 if activity.works() else idle + LOOK_SECONDS
+        while not poll.poll(CHILD_POLL_SECONDS * 1000):
+            idle = 0.0 if activity.works() else idle + CHILD_POLL_SECONDS
             if idle >= CHILD_STALL_SECONDS:
                 raise TimeoutError(
                     f"does not answer: it did not work for {CHILD_STALL_SECONDS:g} s"

@@ -16,7 +16,7 @@ from worker.backend import MachineError, Outcome
 logger = logging.getLogger(__name__)
 
 OPEN_FAILURES = 3  # in a row, after which the worker reports that it is paused
-PAUSE_SECONDS = (0.5, 60.0)  # after a failure: the first, the longest
+BREAKER_PAUSE_SECONDS = (0.5, 60.0)  # after a failure: the first, the longest
 
 
 class CircuitBreaker:
@@ -79,7 +79,7 @@ class CircuitBreaker:
     def _pause(self, reason: str) -> None:
         self.generation += 1
         self._failures += 1
-        first, longest = PAUSE_SECONDS
+        first, longest = BREAKER_PAUSE_SECONDS
         self._until = time.monotonic() + min(longest, first * 2 ** min(self._failures - 1, 20))
         if max(self._failures, len(self._failed)) >= OPEN_FAILURES:
             if not self.reason:

@@ -17,7 +17,7 @@ from jobs.store.damage import Damage, causes, is_damage
 
 logger = logging.getLogger(__name__)
 
-PAUSE_SECONDS = 1.0  # before a stage that has failed is repeated
+STAGE_PAUSE_SECONDS = 1.0  # before a stage that has failed is repeated
 
 
 class Faults:
@@ -50,7 +50,7 @@ class Faults:
 
     def _failed(self, name: str, error: Exception) -> None:
         first = name not in self._failing
-        self._failing[name] = time.monotonic() + PAUSE_SECONDS
+        self._failing[name] = time.monotonic() + STAGE_PAUSE_SECONDS
         if not first:
             return
         damaged: list[Damage] = []

@@ -20,9 +20,9 @@ from jobs.store.preludes import QUEUE_LUA
 
 WAKE = lua.load("jobs.store", "wake", QUEUE_LUA)
 
-WAIT_SECONDS = 10.0  # of one command that waits for a push
-CLOSE_SECONDS = 2.0  # that the end of the thread is waited for: it may just open a connection
-LOOK_SECONDS = 1.0  # between two looks at the queues; also the pause after a Redis error
+BLPOP_SECONDS = 10.0  # of one command that waits for a push
+THREAD_END_SECONDS = 2.0  # that the end of the thread is waited for: it may just open a connection
+QUEUE_POLL_SECONDS = 1.0  # between two looks at the queues; also the pause after a Redis error
 
 
 # KEYS and ARGV of wake.lua, by name and in order.
@@ -75,7 +75,9 @@ class Waker:
             waits_for_others = self._waits_for not in (None, self._wake_keys)
         self._armed.set()
         if waits_for_others:
-            self._wake_script(keys=WakeKeys(self._own_key), args=WakeArgs(int(1000 * WAIT_SECONDS)))
+            self._wake_script(
+                keys=WakeKeys(self._own_key), args=WakeArgs(int(1000 * BLPOP_SECONDS))
+            )
 
     def pass_on(self, wake_keys: Sequence[str]) -> None:
         """Let another worker wake if this one has no room any more for the job that has woken it.
@@ -92,10 +94,10 @@ class Waker:
                 self._taken = None
 
     def look(self, job_waits: Callable[[], bool]) -> None:
-        """Wake if `job_waits`, which is asked once in LOOK_SECONDS while this is armed."""
+        """Wake if `job_waits`, which is asked once in QUEUE_POLL_SECONDS while this is armed."""
         now = time.monotonic()
         if self._armed.is_set() and now >= self._next_look:
-            self._next_look = now + LOOK_SECONDS
+            self._next_look = now + QUEUE_POLL_SECONDS
             if job_waits():
                 self._wake()
 
@@ -104,7 +106,7 @@ class Waker:
         worker asleep."""
         self._closed.set()
         self._armed.set()
-        deadline = time.monotonic() + CLOSE_SECONDS
+        deadline = time.monotonic() + THREAD_END_SECONDS
         while self._thread.is_alive() and time.monotonic() < deadline:
             self._waiting.close()  # also ends the command that waits; the next one may just begin
             self._thread.join(0.01)
@@ -114,14 +116,14 @@ class Waker:
             with self._lock:
                 self._waits_for = waits_for = self._wake_keys
             try:
-                woken = self._waiting.blpop([*waits_for, self._own_key], timeout=WAIT_SECONDS)
+                woken = self._waiting.blpop([*waits_for, self._own_key], timeout=BLPOP_SECONDS)
             except Exception as error:
                 if self._closed.is_set():  # `close` has closed the connection, at any moment
                     break
                 if not isinstance(error, redis.RedisError):
                     raise
                 woken = True
-                if self._closed.wait(LOOK_SECONDS):
+                if self._closed.wait(QUEUE_POLL_SECONDS):
                     break
             finally:
                 with self._lock:

@@ -42,7 +42,7 @@ PART_BYTES = 64 * 2**20  # bytes of their JSON, at most
 PART_SECONDS = 30.0
 IDLE_PART_SECONDS = 5.0
 PLAN_SECONDS = 30.0  # how long a plan belongs to its recorder
-POLL_SECONDS = 0.5  # pause between polls of the outboxes
+OUTBOX_POLL_SECONDS = 0.5  # pause between polls of the outboxes
 LOCK_SECONDS = 0.4  # between two polls by any recorder; less than its own pause
 QUIET_SECONDS = 2.0  # the same if no run had an outbox at the last poll
 SOON_POLL_SECONDS = 0.1  # longest pause while the worker stops, or has just become idle
@@ -155,7 +155,7 @@ class Recorder:
         while not self._empty.is_set() and not self._stop.is_set():
             finishing = self._finishing.is_set()
             soon = self._soon()
-            pause = self._soon_pause if soon else POLL_SECONDS
+            pause = self._soon_pause if soon else OUTBOX_POLL_SECONDS
             self._soon_pause = min(2 * self._soon_pause, SOON_POLL_SECONDS)
             try:
                 wrote = self._may_look() and self._write_due_parts()

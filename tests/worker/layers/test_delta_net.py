@@ -64,7 +64,7 @@ def test_chunks_and_single_tokens_are_the_same_recurrence(
 @pytest.mark.parametrize("g", [0.0, -20.0])
 def test_chunks_of_identical_keys_are_the_same_recurrence(g: float) -> None:
     """Each token overwrites what the one before it has stored: the triangular system is full."""
-    length, random = 2 * delta_net.CHUNK, torch.Generator().manual_seed(1)
+    length, random = 2 * delta_net.CHUNK_LENGTH, torch.Generator().manual_seed(1)
     q = torch.randn(length, HEADS, KEY, generator=random)
     k = torch.randn(1, HEADS, KEY, generator=random)
     k = (k / k.norm(dim=-1, keepdim=True)).expand(length, -1, -1)
@@ -81,4 +81,4 @@ def test_chunks_of_identical_keys_are_the_same_recurrence(g: float) -> None:
 
 def test_the_tried_lengths_span_several_chunks() -> None:
     """The property above covers several chunks and parts of one."""
-    assert 3 * delta_net.CHUNK < 200
+    assert 3 * delta_net.CHUNK_LENGTH < 200

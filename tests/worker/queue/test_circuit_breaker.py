@@ -79,7 +79,7 @@ def test_a_sick_worker_leaves_the_jobs_to_a_healthy_one(site: Site) -> None:
 
 
 def test_a_job_that_no_machine_can_run_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.queue.circuit_breaker.PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.01, 0.02))
     monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.0)
     bad, good = site.submit(unforkable=1), site.submit("good")
     site.burst()
@@ -128,7 +128,7 @@ def test_a_worker_whose_device_fails_every_job_leaves_the_queue_to_others(site: 
 def test_a_worker_whose_device_works_again_claims_as_before(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.queue.circuit_breaker.PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.01, 0.02))
     monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.01)
     caplog.set_level(logging.INFO)
 
@@ -160,7 +160,7 @@ def test_one_bad_job_does_not_stop_a_worker(
 def test_bad_jobs_fail_after_their_retries_and_the_burst_ends(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.queue.circuit_breaker.PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.01, 0.02))
     monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.01)
     bad = site.submit_many(["a", "b", "c", "d"], fail="internal")
     good = site.submit("good")
@@ -179,7 +179,7 @@ def test_a_start_that_fails_for_another_reason_is_retried(
     monkeypatch: pytest.MonkeyPatch,
     error: Exception,
 ) -> None:
-    monkeypatch.setattr("worker.queue.circuit_breaker.PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.01, 0.02))
     monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.01)
 
     class Starting(FakeBackend):
@@ -262,7 +262,7 @@ def test_errors_of_requests_and_successes_between_do_not_stop_a_worker() -> None
 
 
 def test_one_probe_runs_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("worker.queue.circuit_breaker.PAUSE_SECONDS", (0.0, 0.0))
+    monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.0, 0.0))
     breaker = CircuitBreaker()
     breaker.claimed()
     assert breaker.may_claim()

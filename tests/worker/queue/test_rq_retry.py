@@ -84,7 +84,7 @@ def test_a_job_that_a_machine_could_not_run_waits_longer_each_time(
 ) -> None:
     monkeypatch.setattr(attempts, "RETRY_SECONDS", 200.0)
     monkeypatch.setattr(attempts, "MAX_RETRY_SECONDS", 1000.0)
-    monkeypatch.setattr("worker.queue.circuit_breaker.PAUSE_SECONDS", (0.01, 0.02))
+    monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.01, 0.02))
     job = site.submit(unforkable=1)
     for longest in (200.0, 400.0, 800.0):
         site.burst()

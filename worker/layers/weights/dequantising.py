@@ -13,7 +13,7 @@ from worker.layers.weights.quantised_tensor import QuantisedTensor
 
 # Values of the weight that are dequantised for one product, on the CPU and elsewhere. Larger
 # products take more memory.
-CHUNK, ACCELERATOR_CHUNK = 1 << 18, 1 << 24
+PRODUCT_VALUES, ACCELERATOR_PRODUCT_VALUES = 1 << 18, 1 << 24
 
 
 class DequantisingWeight:
@@ -35,8 +35,8 @@ class DequantisingWeight:
 
 
 def _pieces(part: QuantisedTensor) -> list[QuantisedTensor]:
-    """`part` split by rows into views of at most CHUNK values."""
+    """`part` split by rows into views of at most PRODUCT_VALUES values."""
     rows, columns = part.shape
-    chunk = ACCELERATOR_CHUNK if is_accelerator(part.device) else CHUNK
+    chunk = ACCELERATOR_PRODUCT_VALUES if is_accelerator(part.device) else PRODUCT_VALUES
     step = max(1, chunk // columns)
     return [part[start : start + step] for start in range(0, rows, step)]

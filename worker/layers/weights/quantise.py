@@ -17,7 +17,7 @@ from torch import Tensor
 from worker.layers.weights.quantised_tensor import QuantisedTensor
 
 # Values that are quantised at a time: the temporary tensors stay in the processor's cache.
-CHUNK = 1 << 17
+QUANTISE_VALUES = 1 << 17
 TINY = 1e-15  # parts whose values are all smaller are stored as zeros
 
 
@@ -27,7 +27,7 @@ def quantise(tensor: Tensor, kind: Type) -> QuantisedTensor:
     shape = tuple(tensor.shape)
     groups = tensor.reshape(-1, values)
     blocks = torch.empty(len(groups), size, dtype=torch.uint8)
-    step = max(1, CHUNK // values)
+    step = max(1, QUANTISE_VALUES // values)
     for start in range(0, len(groups), step):
         blocks[start : start + step] = FUNCTIONS[kind](groups[start : start + step].float().cpu())
     return QuantisedTensor(kind, shape, blocks.view(*shape[:-1], -1))

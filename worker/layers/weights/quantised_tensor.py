@@ -14,8 +14,8 @@ from worker.layers.weights.dequantise import FUNCTIONS, dequantise
 
 # Values that a CPU dequantises at a time. The temporary tensors stay in the cache of one core, and
 # torch starts no threads for them, which would wait for each other after every operation.
-CHUNK = 1 << 15
-ACCELERATOR_CHUNK = 1 << 24  # each operation starts a kernel there
+DEQUANTISE_VALUES = 1 << 15
+ACCELERATOR_DEQUANTISE_VALUES = 1 << 24  # each operation starts a kernel there
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -48,7 +48,7 @@ class QuantisedTensor:
         values, size = GGML_QUANT_SIZES[self.type]
         blocks = self.blocks.reshape(-1, size)
         output = torch.empty(len(blocks), values, dtype=dtype, device=self.device)
-        chunk = ACCELERATOR_CHUNK if is_accelerator(self.device) else CHUNK
+        chunk = ACCELERATOR_DEQUANTISE_VALUES if is_accelerator(self.device) else DEQUANTISE_VALUES
         step = max(1, chunk // values)
         for start in range(0, len(blocks), step):
             output[start : start + step] = dequantise(blocks[start : start + step], self.type)

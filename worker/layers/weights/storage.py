@@ -32,7 +32,7 @@ from worker.layers.weights.quantised_tensor import (
 )
 
 TARGET = Type.Q8_0  # its error is small beside that of the types with fewer bits
-CHUNK = 1 << 20  # values that are encoded at a time
+REENCODE_VALUES = 1 << 20  # values that are encoded at a time
 
 
 class ProductKind(Enum):
@@ -73,7 +73,7 @@ def reencode(weight: QuantisedTensor) -> QuantisedTensor:
     """A matrix in blocks of TARGET, with its values rounded once more."""
     rows, columns = weight.shape
     blocks = torch.empty(rows, bytes_of(columns, TARGET), dtype=torch.uint8)
-    step = max(1, CHUNK // columns)
+    step = max(1, REENCODE_VALUES // columns)
     with np.errstate(all="ignore"):  # a damaged scale may be infinite or NaN
         for start in range(0, rows, step):
             values = weight[start : start + step].dequantise(torch.float32).cpu().numpy()

@@ -16,7 +16,7 @@ from worker.layers.weights.quantised_tensor import QuantisedTensor
 logger = logging.getLogger(__name__)
 
 # Values of the weight that are dequantised for one product of a large batch.
-CHUNK = 1 << 24
+LARGE_PRODUCT_VALUES = 1 << 24
 
 
 @cache
@@ -45,7 +45,9 @@ class TritonWeight:
     def __init__(self, parts: Sequence[QuantisedTensor]) -> None:
         self._parts = [(part.type.name, part.blocks.contiguous()) for part in parts]
         self._out_features = sum(part.shape[0] for part in parts)
-        self._rows = max(1, CHUNK // parts[0].shape[1])  # of the weight, dequantised at a time
+        self._rows = max(
+            1, LARGE_PRODUCT_VALUES // parts[0].shape[1]
+        )  # of the weight, dequantised at a time
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         triton = kernels()

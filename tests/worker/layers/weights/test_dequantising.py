@@ -68,7 +68,7 @@ def test_a_linear_of_blocks_equals_one_of_their_values(
     chunk: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(dequantising, "CHUNK", chunk)
+    monkeypatch.setattr(dequantising, "PRODUCT_VALUES", chunk)
     sizes = [part.shape[0] for part in parts]
     linear = LinearFactory(torch.float32, CPU).column(IN, *sizes, bias=biased)
     biases = [torch.randn(size) for size in sizes]

@@ -101,7 +101,7 @@ def test_dequantised_values_are_gguf_s(kind: Type) -> None:
 def test_merged_parts_with_a_bias_in_the_layer_s_dtype(
     dtype: torch.dtype, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(triton, "CHUNK", 256 * 7)
+    monkeypatch.setattr(triton, "LARGE_PRODUCT_VALUES", 256 * 7)
     parts = [quantised(Type.Q4_K, 24, 256), quantised(Type.Q6_K, 9, 256, seed=1)]
     x, bias = torch.randn(rows, 512).to(dtype)[:, ::2], torch.randn(33).to(dtype)
     weight = torch.cat([values(part).to(dtype) for part in parts])
