@@ -17,7 +17,7 @@ from jobs.errors import JobError
 from worker.checkpoint.headers import SAMPLE_BYTES, TensorHeader
 from worker.checkpoint.quantization import DEQUANTISED
 from worker.gguf.read.header import Tensors
-from worker.gguf.read.tensors import Presented
+from worker.gguf.read.tensors import TensorMap
 from worker.gguf.types import DENSE, NAMES
 from worker.layers.weights.quantised_tensor import Weight
 from worker.processes.pages import ReadPages, release
@@ -29,15 +29,15 @@ class GgufHeaders:
     described_by = "metadata"
     readable = NAMES
 
-    def __init__(self, location: Path, stored: Tensors, presented: Presented) -> None:
-        self.location, self._stored, self._presented = location, stored, presented
-        self._pieces = presented.pieces()
+    def __init__(self, location: Path, stored: Tensors, tensor_map: TensorMap) -> None:
+        self.location, self._stored, self._tensor_map = location, stored, tensor_map
+        self._views = tensor_map.views()
         self.tensors: Mapping[str, TensorHeader] = {
-            name: piece.header for name, piece in self._pieces.items()
+            name: view.header for name, view in self._views.items()
         }
 
     def label(self, name: str) -> str:
-        return self._presented.label(name)
+        return self._tensor_map.label(name)
 
     def dtype(self, quantised: Container[str] = ()) -> torch.dtype | None:
         """Quantised weights run in bfloat16 by default."""
@@ -50,8 +50,8 @@ class GgufHeaders:
 class GgufCheckpoint(GgufHeaders):
     """Implements Checkpoint. Each part is mapped when a tensor of it is first read."""
 
-    def __init__(self, location: Path, stored: Tensors, presented: Presented) -> None:
-        super().__init__(location, stored, presented)
+    def __init__(self, location: Path, stored: Tensors, tensor_map: TensorMap) -> None:
+        super().__init__(location, stored, tensor_map)
         self._files: dict[Path, Tensor] = {}
         self._pages = ReadPages()
 
@@ -70,7 +70,7 @@ class GgufCheckpoint(GgufHeaders):
     def read(self, name: str) -> Weight:
         header = self.tensors[name]
         self._pages.reading(name, header.end - header.begin, self._files)
-        return self._pieces[name].read(self._map(header.file))
+        return self._views[name].read(self._map(header.file))
 
     def fingerprint(self) -> str:
         """A hash of each tensor's name, type, shape and first 64 KiB."""

@@ -6,10 +6,12 @@ The oldest files of Qwen3-Next keep its projections grouped by key head (ssm_in,
 from __future__ import annotations
 
 from worker.gguf.delta_net import DeltaNetRows
-from worker.gguf.read.pieces import Piece
+from worker.gguf.read.tensor_views import TensorView
 
 
-def delta_net_pieces(rows: DeltaNetRows, name: str, whole: Piece) -> dict[str, Piece] | None:
+def delta_net_views(
+    rows: DeltaNetRows, name: str, whole: TensorView
+) -> dict[str, TensorView] | None:
     """The tensors under `linear_attn` that are made from one of the file; None if it belongs to
     another part of the layer, or has the wrong shape."""
     part = name.split(".", 2)[2]
@@ -37,16 +39,16 @@ def delta_net_pieces(rows: DeltaNetRows, name: str, whole: Piece) -> dict[str, P
         return None
     ours, count, order = names[part]
     # Rows of another number are reported with the shapes.
-    piece = whole.with_rows(order()) if rows.tiled and whole.shape[0] == count else whole
+    view = whole.with_rows(order()) if rows.tiled and whole.shape[0] == count else whole
     if part == "ssm_a":
-        piece = piece.changed(lambda decays: (-decays).log())
+        view = view.changed(lambda decays: (-decays).log())
     if part == "ssm_conv1d.weight" and len(whole.shape) == 2:
         channels, kernel = whole.shape
-        piece = piece.changed(lambda weight: weight[:, None], (channels, 1, kernel))
-    return {ours: piece}
+        view = view.changed(lambda weight: weight[:, None], (channels, 1, kernel))
+    return {ours: view}
 
 
-def _grouped(rows: DeltaNetRows, part: str, whole: Piece) -> dict[str, Piece] | None:
+def _grouped(rows: DeltaNetRows, part: str, whole: TensorView) -> dict[str, TensorView] | None:
     if rows.value_heads < rows.key_heads:
         return None
     names = ("in_proj_qkv", "in_proj_z")

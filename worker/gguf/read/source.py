@@ -19,8 +19,8 @@ from worker.gguf.read.config import config_fields, find_architecture
 from worker.gguf.read.files import join, read_local_header
 from worker.gguf.read.header import Header, StoredTensor
 from worker.gguf.read.metadata import Metadata
-from worker.gguf.read.pieces import floats
-from worker.gguf.read.tensors import Presented
+from worker.gguf.read.tensor_views import floats
+from worker.gguf.read.tensors import TensorMap
 from worker.gguf.read.tokenizer import adds_bos, build_tokenizer
 from worker.gguf.read.vocabulary import Vocabulary
 from worker.gguf.tokenizer_keys import TEMPLATE, TEMPLATES
@@ -97,10 +97,10 @@ class GgufSource(LocalSource):
         return sources
 
     def headers(self) -> Headers:
-        return GgufHeaders(self.path, self._header.tensors, self._presented)
+        return GgufHeaders(self.path, self._header.tensors, self._tensor_map)
 
     def weights(self) -> Checkpoint:
-        return GgufCheckpoint(self.path, self._header.tensors, self._presented)
+        return GgufCheckpoint(self.path, self._header.tensors, self._tensor_map)
 
     @cached_property
     def _header(self) -> Header:
@@ -119,9 +119,9 @@ class GgufSource(LocalSource):
         return config_fields(self._metadata, self._header.tensors, self._factors)
 
     @property
-    def _presented(self) -> Presented:
+    def _tensor_map(self) -> TensorMap:
         architecture = find_architecture(self._metadata)
-        return Presented(architecture, self._fields, self._header.tensors)
+        return TensorMap(architecture, self._fields, self._header.tensors)
 
     def _factors(self, name: str) -> list[float] | None:
         """The values of a tensor of RoPE factors; None if it is absent."""

@@ -18,10 +18,10 @@ from jobs.errors import JobError
 from worker.gguf.architectures import Architecture
 from worker.gguf.delta_net import DeltaNetRows
 from worker.gguf.names import FACTORS
-from worker.gguf.read.delta_net import delta_net_pieces
+from worker.gguf.read.delta_net import delta_net_views
 from worker.gguf.read.header import StoredTensor, Tensors
 from worker.gguf.read.names import names_of
-from worker.gguf.read.pieces import Piece
+from worker.gguf.read.tensor_views import TensorView
 from worker.models.config_fields import MAX_EXPERTS
 
 LAYER = re.compile(r"blk\.(\d+)\.")
@@ -38,7 +38,7 @@ DEFAULT_NAMES = ("mlp.experts", {part: f"{part}_proj" for part in ("gate", "up",
 LINEAR = "linear_attention"
 
 
-class Presented:
+class TensorMap:
     """The tensors of one model. `fields` are those of its config.json."""
 
     def __init__(
@@ -52,18 +52,18 @@ class Presented:
         self._linear = {index for index, kind in enumerate(kinds) if kind == LINEAR}
         self._delta = DeltaNetRows.of(fields, architecture.tiled) if self._linear else None
 
-    def pieces(self) -> dict[str, Piece]:
+    def views(self) -> dict[str, TensorView]:
         """The model's tensors by name. A tensor that no family has keeps its name."""
-        found: dict[str, Piece] = {}
+        found: dict[str, TensorView] = {}
         for stored in self._tensors.values():
-            for name, piece in self._of(stored):
+            for name, view in self._of(stored):
                 if name in found:
                     both = f"{found[name].stored.name} and {stored.name}"
                     raise JobError(
                         "unsupported_model",
                         f"{stored.file} has {name} twice: as {both}; download the model again",
                     )
-                found[name] = piece
+                found[name] = view
         return found
 
     def label(self, name: str) -> str:
@@ -80,19 +80,19 @@ class Presented:
     def _expert_names(self) -> tuple[str, dict[str, str]]:
         return EXPERT_NAMES.get(self._fields["model_type"], DEFAULT_NAMES)
 
-    def _of(self, stored: StoredTensor) -> Iterator[tuple[str, Piece]]:
+    def _of(self, stored: StoredTensor) -> Iterator[tuple[str, TensorView]]:
         layer = LAYER.match(stored.name)
         index = int(layer[1]) if layer else None
         if stored.name in FACTORS or (index is not None and index >= self._layers):
             return  # read with the configuration, or of multi-token prediction
-        whole = Piece.whole(stored)
+        whole = TensorView.whole(stored)
         expert = EXPERTS.fullmatch(stored.name)
         stacked = stored.shape[0] <= MAX_EXPERTS
         if expert and stacked and len(stored.shape) == (3 if expert[3] == "weight" else 2):
             yield from self._experts(whole, int(expert[1]), expert[2], expert[3])
             return
         if index in self._linear and self._delta is not None:
-            found = delta_net_pieces(self._delta, stored.name, whole)
+            found = delta_net_views(self._delta, stored.name, whole)
             if found is not None:
                 yield from ((f"model.layers.{index}.linear_attn.{n}", p) for n, p in found.items())
                 return
@@ -102,22 +102,22 @@ class Presented:
             return
         yield self._plain(whole)
 
-    def _plain(self, piece: Piece) -> tuple[str, Piece]:
-        name = piece.stored.name
+    def _plain(self, view: TensorView) -> tuple[str, TensorView]:
+        name = view.stored.name
         suffix = SUFFIX.search(name)
         base = name[: suffix.start()] if suffix else name
         if suffix is None or base not in self._names:
-            return name, piece
+            return name, view
         ours = self._names[base]
         part = ours.rpartition(".")[2]
         if self._architecture.zero_centred and part.endswith("norm"):
-            piece = piece.changed(lambda values: values - 1)
+            view = view.changed(lambda values: values - 1)
         elif self._architecture.permuted and part in ("q_proj", "k_proj"):
-            if piece.shape[0] == self._rows(part) and self._fields["head_dim"] % 2 == 0:
-                piece = piece.with_rows(self._halves(part))
-        elif part == "shared_expert_gate" and len(piece.shape) == 1:
-            piece = piece.changed(lambda values: values[None], (1, *piece.shape))
-        return (ours if part in WITHOUT_SUFFIX else ours + suffix[0]), piece
+            if view.shape[0] == self._rows(part) and self._fields["head_dim"] % 2 == 0:
+                view = view.with_rows(self._halves(part))
+        elif part == "shared_expert_gate" and len(view.shape) == 1:
+            view = view.changed(lambda values: values[None], (1, *view.shape))
+        return (ours if part in WITHOUT_SUFFIX else ours + suffix[0]), view
 
     def _halves(self, part: str) -> Tensor:
         """The order of rows that puts the channels of each head that rotate together half a head
@@ -132,8 +132,8 @@ class Presented:
         return rows
 
     def _experts(
-        self, whole: Piece, layer: int, part: str, suffix: str
-    ) -> Iterator[tuple[str, Piece]]:
+        self, whole: TensorView, layer: int, part: str, suffix: str
+    ) -> Iterator[tuple[str, TensorView]]:
         """One tensor for each expert and projection, of [experts, rows, columns] or, for biases,
         [experts, rows]."""
         prefix, parts = self._expert_names
@@ -147,7 +147,9 @@ class Presented:
             yield f"{name}.{parts['gate']}.{suffix}", matrix.with_rows(slice(None, half))
             yield f"{name}.{parts['up']}.{suffix}", matrix.with_rows(slice(half, None))
 
-    def _fused(self, whole: Piece, layer: int, suffix: str) -> Iterator[tuple[str, Piece]]:
+    def _fused(
+        self, whole: TensorView, layer: int, suffix: str
+    ) -> Iterator[tuple[str, TensorView]]:
         """Queries, keys and values that are stored in one tensor."""
         queries, values = self._rows("q_proj"), self._rows("v_proj")
         if whole.shape[0] != queries + 2 * values or self._fields["head_dim"] % 2:

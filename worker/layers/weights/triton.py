@@ -45,9 +45,8 @@ class TritonWeight:
     def __init__(self, parts: Sequence[QuantisedTensor]) -> None:
         self._parts = [(part.type.name, part.blocks.contiguous()) for part in parts]
         self._out_features = sum(part.shape[0] for part in parts)
-        self._rows = max(
-            1, LARGE_PRODUCT_VALUES // parts[0].shape[1]
-        )  # of the weight, dequantised at a time
+        # Of the weight, dequantised at a time.
+        self._rows = max(1, LARGE_PRODUCT_VALUES // parts[0].shape[1])
 
     def __call__(self, x: Tensor, bias: Tensor | None) -> Tensor:
         triton = kernels()

@@ -33,9 +33,8 @@ def test_values_are_bit_for_bit_those_of_gguf(
     kind: GGMLQuantizationType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Over random bytes, which include infinite and NaN scales."""
-    monkeypatch.setattr(
-        quantised_tensor, "DEQUANTISE_VALUES", 1 << 12
-    )  # rows end between two chunks
+    # Rows end between two chunks.
+    monkeypatch.setattr(quantised_tensor, "DEQUANTISE_VALUES", 1 << 12)
     tensor = random_tensor(kind, 96, 1024)
     values = tensor.dequantise(torch.float32)
     with np.errstate(all="ignore"):

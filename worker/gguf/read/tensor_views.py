@@ -23,7 +23,7 @@ Transform = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, eq=False)
-class Piece:
+class TensorView:
     """`matrix` is taken first, then `rows` of it, then `transforms` are applied to float32 values.
     `shape` is that of the result."""
 
@@ -34,20 +34,20 @@ class Piece:
     transforms: tuple[Transform, ...] = field(default=())
 
     @classmethod
-    def whole(cls, stored: StoredTensor) -> Piece:
+    def whole(cls, stored: StoredTensor) -> TensorView:
         return cls(stored, stored.shape)
 
-    def one_matrix(self, index: int) -> Piece:
+    def one_matrix(self, index: int) -> TensorView:
         """One of the stacked matrices of a whole tensor."""
         return replace(self, matrix=index, shape=self.shape[1:])
 
-    def with_rows(self, rows: slice | Tensor) -> Piece:
+    def with_rows(self, rows: slice | Tensor) -> TensorView:
         """Some rows, or all in another order."""
         assert self.rows is None
         count = len(range(self.shape[0])[rows]) if isinstance(rows, slice) else len(rows)
         return replace(self, rows=rows, shape=(count, *self.shape[1:]))
 
-    def changed(self, transform: Transform, shape: tuple[int, ...] | None = None) -> Piece:
+    def changed(self, transform: Transform, shape: tuple[int, ...] | None = None) -> TensorView:
         """With other values, and maybe another shape."""
         return replace(self, transforms=(*self.transforms, transform), shape=shape or self.shape)
 
@@ -71,7 +71,7 @@ class Piece:
 
     def read(self, file: Tensor) -> Weight:
         """The values, where possible as a view of `file`: the bytes of the whole file."""
-        weight = view(self.stored, file)
+        weight = view_of(self.stored, file)
         if isinstance(weight, QuantisedTensor) and (self.transforms or len(weight.shape) == 1):
             weight = self._few(weight).dequantise(torch.float32)
         elif self.matrix is not None:
@@ -90,7 +90,7 @@ class Piece:
         return weight if self.matrix is None else weight[self.matrix]
 
 
-def view(stored: StoredTensor, file: Tensor) -> Weight:
+def view_of(stored: StoredTensor, file: Tensor) -> Weight:
     """A stored tensor as a view of the bytes of its file."""
     raw = file[stored.begin : stored.end]
     if stored.type in DENSE:
@@ -103,7 +103,7 @@ def view(stored: StoredTensor, file: Tensor) -> Weight:
 def floats(stored: StoredTensor, raw: bytes) -> list[float]:
     """The values of a small tensor, such as RoPE factors, from its bytes."""
     alone = replace(stored, begin=0, end=len(raw))
-    weight = view(alone, torch.frombuffer(bytearray(raw), dtype=torch.uint8))
+    weight = view_of(alone, torch.frombuffer(bytearray(raw), dtype=torch.uint8))
     values = weight.dequantise(torch.float32) if isinstance(weight, QuantisedTensor) else weight
     numbers: list[float] = values.flatten().float().tolist()
     return numbers
