@@ -16,8 +16,14 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
 from jobs.errors import JobError, WaitTimeout, invalid
-from jobs.store.connection.protocol import Steps, commands, listen, next_events, retry
-from jobs.store.damage import is_damage, typed_wrongly
+from jobs.store.connection.protocol import (
+    Steps,
+    commands,
+    listen,
+    next_events,
+    read_damage,
+    retry,
+)
 from jobs.store.job_state import JobState, Status, parse_state, read_outcome, unknown
 from jobs.store.rq_layout import CHANGING_FIELDS, job_key
 
@@ -85,11 +91,8 @@ class Ends:
         try:
             return (yield from self._read_states(ids))
         except ResponseError as error:
-            if not is_damage(error):
-                raise
             names = {job_key(job_id): job_id for job_id in ids}
-            kinds = yield from retry(commands([("type", name) for name in names]), self.deadline)
-            damaged = typed_wrongly(dict(zip(names, kinds, strict=True)))
+            damaged = yield from read_damage(error, list(names), self.deadline)
             if not damaged:
                 raise
         unreadable = {names[one.key]: JobError("internal", str(one)) for one in damaged}

@@ -16,7 +16,7 @@ from jobs import clock, keys, lua
 from jobs.errors import JobError, failure_of
 from jobs.store import rq_layout
 from jobs.store.claimed_job import FIELDS, ClaimedJob, Lease, read
-from jobs.store.damage import is_damage, readable, wrong_types
+from jobs.store.damage import damage_of, is_damage, readable
 from jobs.store.limits import DEFAULTS, Limits, parse_limits
 from jobs.store.preludes import QUEUE_LUA
 from jobs.store.turns import BEGIN, begin_script, read_history, session_of
@@ -95,7 +95,7 @@ class Turns:
     def _unreadable(self, name: str, error: redis.RedisError) -> JobError:
         """The script of a session has failed because of a key that another program has written."""
         names = (keys.session(name), keys.turns(name), keys.open_turns(name))
-        wrong = wrong_types(self._redis, names)
+        wrong = damage_of(self._redis, error, names)
         if not wrong:
             return failure_of(error)
         return JobError("internal", f"session {name!r} can't be read: {wrong[0]}")

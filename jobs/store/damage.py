@@ -119,9 +119,18 @@ def named(error: BaseException) -> Damage | None:
     return _wrong_type(found[1], found[2]) if found else None
 
 
+def damage_of(client: redis.Redis, error: BaseException, names: Iterable[str]) -> list[Damage]:
+    """The keys that made a command fail: the one that a script has named, or those of another type
+    among `names`. Empty for an error about anything else. Raises redis.RedisError."""
+    if not is_damage(error):
+        return []
+    by_script = named(error)
+    return [by_script] if by_script else wrong_types(client, names)
+
+
 def causes(client: redis.Redis, error: redis.RedisError, queues: Iterable[str]) -> list[Damage]:
-    """The keys of another type that an error may be about. `queues`: as in `find_damage`. Raises
-    redis.RedisError."""
+    """`damage_of` for an error whose keys are not known: all shared keys are looked at. `queues`:
+    as in `find_damage`. Raises redis.RedisError."""
     if not is_damage(error):
         return []
     by_script = named(error)

@@ -24,7 +24,7 @@ from jobs.api.request import ChatRequest
 from jobs.errors import InvalidRequest, JobError, invalid
 from jobs.results.outbox import run_of
 from jobs.sizes import counted
-from jobs.store.damage import is_damage, wrong_types
+from jobs.store.damage import damage_of
 from jobs.store.enqueue_errors import (
     custom_id_taken,
     id_taken,
@@ -421,7 +421,7 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
         # The script may have run before Redis was full, and its reply was lost.
         return None if stored == job.data else redis_full(redis)
     if isinstance(reply, Exception):
-        if is_damage(reply) and (damaged := wrong_types(redis, job.all_keys())):
+        if damaged := damage_of(redis, reply, job.all_keys()):
             raise JobError("internal", f"the job can't be enqueued: {damaged[0]}")
         raise reply
     if reply[0] == b"busy" or reply[0].startswith(b"session"):

@@ -20,7 +20,7 @@ from jobs.errors import JobError
 from jobs.store import rq_layout
 from jobs.store.claimed_job import waited_too_long
 from jobs.store.connection.protocol import Commands
-from jobs.store.damage import Damage, Damaged, Reports, is_damage, named, wrong_types
+from jobs.store.damage import Damage, Damaged, Reports, damage_of, is_damage, wrong_types
 from jobs.store.job_end import end_waiting, record_end
 from jobs.store.job_state import JobState, Status, read_outcome, read_state
 from jobs.store.preludes import DEPENDENTS_LUA, QUEUE_LUA, TURNS_LUA
@@ -110,10 +110,7 @@ class DeferredJobs:
             turn_keys = ReleaseTurnKeys(key, keys.open_turns(name))
             self._release_turn(keys=turn_keys, args=ReleaseTurnArgs(job, name))
         except redis.ResponseError as error:
-            by_script = named(error)
-            if by_script is not None:
-                raise Damaged([by_script]) from None
-            if is_damage(error) and (found := wrong_types(self._redis, names)):
+            if found := damage_of(self._redis, error, names):
                 raise Damaged(found) from None
             raise
 

@@ -18,8 +18,7 @@ from jobs.api.wire import describe
 from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
 from jobs.keys import SESSION_ID
-from jobs.store.connection.protocol import Steps, command, commands, retry
-from jobs.store.damage import is_damage, typed_wrongly
+from jobs.store.connection.protocol import Steps, command, read_damage, retry
 from jobs.store.limits import DEFAULTS
 from jobs.store.preludes import QUEUE_LUA, TURNS_LUA
 from jobs.store.turns import (
@@ -210,11 +209,8 @@ def run_command(name: str, *words: Any) -> Steps[Any]:
     try:
         return (yield from retry(command(*words)))
     except ResponseError as error:
-        if not is_damage(error):
-            raise
         names = (keys.session(name), keys.turns(name), keys.open_turns(name))
-        found = yield from retry(commands([("type", key) for key in names]))
-        wrong = typed_wrongly(dict(zip(names, found, strict=True)))
+        wrong = yield from read_damage(error, names)
         if not wrong:
             raise
         raise JobError("internal", f"session {name!r} can't be read: {wrong[0]}") from None

@@ -30,7 +30,7 @@ import redis
 from jobs.errors import JobError
 from jobs.store.connection.connect import redis_failure
 from jobs.store.connection.live import Mailbox
-from jobs.store.damage import is_damage, type_of, typed_wrongly
+from jobs.store.damage import Damage, is_damage, named, type_of, typed_wrongly
 
 T = TypeVar("T")
 
@@ -144,6 +144,19 @@ def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
             if hopeless or now > min(give_up, deadline or give_up):
                 raise
         yield sleep(PAUSE_SECONDS)
+
+
+def read_damage(
+    error: redis.RedisError, names: Sequence[str], deadline: float | None = None
+) -> Steps[list[Damage]]:
+    """`damage_of` as steps: the keys that made a command fail, empty for any other error."""
+    if not is_damage(error):
+        return []
+    by_script = named(error)
+    if by_script:
+        return [by_script]
+    kinds = yield from retry(commands([("type", name) for name in names]), deadline)
+    return typed_wrongly(dict(zip(names, kinds, strict=True)))
 
 
 def run_sync(steps: Steps[T], connection: Connection) -> T:
