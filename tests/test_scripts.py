@@ -22,10 +22,12 @@ from jobs.store import (
     presence,
     purge,
     requeue,
+    results_folder,
     rights,
     sessions,
     stream,
     turns,
+    wake_lists,
     workers,
 )
 from jobs.store.preludes import (
@@ -37,8 +39,6 @@ from jobs.store.preludes import (
     STREAM_END_LUA,
     TURNS_LUA,
 )
-from worker.queue import waker
-from worker.record import folder
 
 ROOT = Path(__file__).parent.parent
 SCRIPTS = sorted(
@@ -96,10 +96,10 @@ CASES: list[tuple[str, str, Any]] = [
     (maintenance.NEARER, "KEYS", maintenance.NearerKeys),
     (maintenance.NEARER, "ARGV", maintenance.NearerArgs),
     (job_end.RECORD, "ARGV", job_end.RecordArgs),
-    (waker.WAKE, "KEYS", waker.WakeKeys),
-    (waker.WAKE, "ARGV", waker.WakeArgs),
-    (folder.FOLDER, "KEYS", folder.FolderKeys),
-    (folder.FOLDER, "ARGV", folder.FolderArgs),
+    (wake_lists.WAKE, "KEYS", wake_lists.WakeKeys),
+    (wake_lists.WAKE, "ARGV", wake_lists.WakeArgs),
+    (results_folder.FOLDER, "KEYS", results_folder.FolderKeys),
+    (results_folder.FOLDER, "ARGV", results_folder.FolderArgs),
     (part_plans.LOCK, "KEYS", part_plans.LockKeys),
     (part_plans.LOCK, "ARGV", part_plans.LockArgs),
     (part_plans.PLAN, "KEYS", part_plans.PlanKeys),

@@ -20,6 +20,7 @@ from jobs.store.job_store import JobStore
 from jobs.store.presence import Presence
 from jobs.store.rights import check_rights
 from jobs.store.stream import StreamWriter
+from jobs.store.wake_lists import WakeLists
 from jobs.store.workers import Workers, worker_key
 from worker.backend import Backend, ModelInfo
 from worker.model_spec import ModelSpec
@@ -109,7 +110,7 @@ def serve(
             LeaseKeeper(own_connection, watchdog, lease_seconds, hang_seconds),
             Reaper(store, workers, settlements, lease_seconds),
             breaker,
-            partial(Waker, connect(redis_url), client),
+            partial(Waker, WakeLists(connect(redis_url), client)),
             Faults(client, store.queues),
             lease_seconds=lease_seconds,
             grace=grace,

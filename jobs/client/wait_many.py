@@ -19,6 +19,7 @@ from jobs.results.outbox import DEFAULT_RUN, run_of
 from jobs.sizes import counted
 from jobs.store.connection.protocol import Emit, Emitting, Steps, command, retry, sleep
 from jobs.store.job_state import Status, read_outcome, read_state, unknown
+from jobs.store.part_plans import want_rows
 
 # Seconds between two looks at an outbox: first, and at most. Each pause is longer than the one
 # before by PAUSE_GROWTH, so that the end is seen late by at most about an eighth of the wait.
@@ -107,7 +108,7 @@ def wait_for_outbox(
     if last:
         # A full Redis refuses it: the rows are written without hurry then.
         with suppress(OutOfMemoryError):
-            yield from retry(command("sadd", keys.WANTED, run), deadline)
+            yield from want_rows(run, deadline)
     pause, first = FIRST_SECONDS, (0, 0)
     while last:
         found = yield from retry(command("xrange", key, count=1), deadline)

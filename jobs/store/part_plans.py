@@ -16,7 +16,8 @@ from redis import Redis
 
 from jobs import keys, lua
 from jobs.results import outbox
-from jobs.store.damage import Damage, Reports, is_damage, wrong_types
+from jobs.store.connection.protocol import Steps, command, retry
+from jobs.store.damage import Damage, Reports, damage_of, is_damage
 
 LOCK = lua.load("jobs.store", "recorder_lock")
 PLAN = lua.load("jobs.store", "plan_part")
@@ -108,6 +109,11 @@ class Plan:
     count: int
 
 
+def want_rows(run: str, deadline: float | None = None) -> Steps[None]:
+    """Have the rows of a run written at once."""
+    yield from retry(command("sadd", keys.WANTED, run), deadline)
+
+
 class PartPlans:
     """The plans in one Redis, made in the name of one recorder."""
 
@@ -151,8 +157,8 @@ class PartPlans:
         for name, reply in zip(names, replies, strict=True):
             if isinstance(reply, Exception) and not is_damage(reply):
                 raise reply
-            wrong = isinstance(reply, Exception)
-            self._reports.update(name, wrong_types(self._redis, [name]) if wrong else [])
+            failed = isinstance(reply, Exception)
+            self._reports.update(name, damage_of(self._redis, reply, [name]) if failed else [])
         return [[] if isinstance(reply, Exception) else reply for reply in replies]
 
     def acquire_lock(self, seconds: float) -> RecorderLock:
@@ -197,7 +203,7 @@ class PartPlans:
         if isinstance(reply, Exception):
             if not is_damage(reply):
                 raise reply
-            wrong = wrong_types(self._redis, [keys.outbox(run), keys.parts(run)])
+            wrong = damage_of(self._redis, reply, [keys.outbox(run), keys.parts(run)])
             found = Damage(keys.parts(run), f"can't be used ({reply})", "look at its fields")
             return wrong or [found], None
         fields, *plan = reply

@@ -22,6 +22,7 @@ from rq.worker_registration import WORKERS_BY_QUEUE_KEY
 from jobs import keys, lua
 from jobs.store import rq_layout
 from jobs.store.redis_clock import RedisClock
+from jobs.store.workers import worker_key
 
 BIRTH = lua.load("jobs.store", "register")
 REPORT = lua.load("jobs.store", "report")
@@ -50,6 +51,30 @@ class ReportArgs(NamedTuple):
     current: str
     now_text: str
     seconds: int
+
+
+class LoadingPresence:
+    """A worker that loads its models, as others see it: RQ does not know it yet. `about`: what it
+    says about itself."""
+
+    def __init__(
+        self, client: redis.Redis, name: str, about: Mapping[str, Any], lease_seconds: float
+    ) -> None:
+        self._report = client.register_script(REPORT)
+        self._names = ReportKeys(keys.worker(name), worker_key(name))
+        process = {"name": name, "host": socket.gethostname(), "pid": os.getpid()}
+        self._args = ReportArgs(
+            about=json.dumps({**process, **about}),
+            milliseconds=int(METRICS_SECONDS * lease_seconds * 1000),
+            state="",
+            current="",
+            now_text="",
+            seconds=0,
+        )
+
+    def report(self) -> None:
+        """Publish it. Raises redis.RedisError."""
+        self._report(keys=self._names, args=self._args)
 
 
 class Presence:

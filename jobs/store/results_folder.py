@@ -1,6 +1,7 @@
 """The results folder that the workers of one Redis share: its id, in a file there and in Redis.
 
-Workers claim it (`worker/record/folder.py`); the command line compares a folder with it.
+Workers claim it (`worker/record/folder.py`); the command line compares a folder with it. Owns the
+key in Redis.
 """
 
 from __future__ import annotations
@@ -8,16 +9,30 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import redis
 
-from jobs import keys
+from jobs import keys, lua
 from jobs.errors import JobError
 from jobs.store.damage import is_damage
 
 ID_FILE = ".chatjobs-id"
 ID_BYTES = 100  # of the file, at most
+
+
+FOLDER = lua.load("jobs.store", "results_folder")
+
+
+# KEYS and ARGV of results_folder.lua, by name and in order.
+
+
+class FolderKeys(NamedTuple):
+    results: str
+
+
+class FolderArgs(NamedTuple):
+    folder: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +78,22 @@ def read_record(client: redis.Redis) -> FolderRecord | None:
         "another program has written it: stop all workers, delete it, and start them with the "
         "folder that they had",
     )
+
+
+def add_record(client: redis.Redis, record: FolderRecord) -> bool:
+    """Write the record of this Redis. False if there is one already."""
+    script = client.register_script(FOLDER)
+    return bool(script(keys=FolderKeys(keys.RESULTS), args=FolderArgs(record.to_json())))
+
+
+def replace_record(client: redis.Redis, record: FolderRecord) -> None:
+    """Write the record of the same folder anew."""
+    client.set(keys.RESULTS, record.to_json())
+
+
+def delete_record(client: redis.Redis) -> None:
+    """Let the next worker choose the folder."""
+    client.delete(keys.RESULTS)
 
 
 def read_id(root: Path) -> str | None:

@@ -16,7 +16,7 @@ from typing import Any
 import click
 import pyarrow as pa
 
-from jobs import ChatRequest, Client, JobError, Results, keys
+from jobs import ChatRequest, Client, JobError, Results
 from jobs.cli.failures import Unavailable
 from jobs.cli.output import echo, print_json
 from jobs.cli.printing import print_stream
@@ -28,6 +28,8 @@ from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from jobs.sizes import counted
 from jobs.store.backlog import recording_faults
+from jobs.store.connection.protocol import run_sync
+from jobs.store.part_plans import want_rows
 from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
 from worker.cli.options import refusal
@@ -130,7 +132,8 @@ def _wait_for_rows(
             speed = sum(status["tokens_per_second"] for status in _status(client, worker))
             progress.update(ended, speed)
             if ended == count:
-                client.redis.sadd(keys.WANTED, run_id)  # the worker writes the last rows now
+                # The worker writes the last rows now.
+                run_sync(want_rows(run_id), client.connection)
                 faults = recording_faults(_status(client, worker))
                 if faults:
                     raise Unavailable(

@@ -111,10 +111,11 @@ def private_redis_hint() -> str:
 def _keep_what_is_left(server: EmbeddedRedis, folder: str | None, records: bool) -> str:
     """Keep the rows and jobs that are left in the server, and say how to go on. Returns what is
     wrong, "" if nothing is lost or delayed."""
-    from jobs import JobError, keys
+    from jobs import JobError
     from jobs.cli.status import queues
     from jobs.store.backlog import read_unwritten
     from jobs.store.connection.connect import connect
+    from jobs.store.results_folder import delete_record
 
     if not server.replies:
         return _lost(server.wait_for_end(), folder)
@@ -136,7 +137,7 @@ def _keep_what_is_left(server: EmbeddedRedis, folder: str | None, records: bool)
         try:
             if folder is None:
                 # No other worker uses this server: the next command may choose another folder.
-                redis.delete(keys.RESULTS)
+                delete_record(redis)
                 folder = str(server.keep())
         except JobError as error:
             return f"{left}: lost with the private Redis, which can't be kept: {error.message}"

@@ -6,10 +6,7 @@ presence go on under the same name.
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import socket
 import threading
 import time
 from collections.abc import Sequence
@@ -21,9 +18,8 @@ from typing import Any, Self
 
 import redis
 
-from jobs import keys
-from jobs.store.presence import METRICS_SECONDS, REPORT, ReportArgs, ReportKeys
-from jobs.store.workers import Workers, worker_key
+from jobs.store.presence import LoadingPresence
+from jobs.store.workers import Workers
 from worker.backend import MemoryUse
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE
 
@@ -55,11 +51,7 @@ class Loading:
         lease_seconds: float,
     ) -> None:
         self._workers, self._lease_seconds = workers, lease_seconds
-        self._report = client.register_script(REPORT)
         about: dict[str, Any] = {
-            "name": workers.name,
-            "host": socket.gethostname(),
-            "pid": os.getpid(),
             "models": [],  # none is served yet
             "names": [],
             "loading": {one: loading_names(one) for one in references},
@@ -71,7 +63,7 @@ class Loading:
             "running": 0,
             "tokens_per_second": 0.0,
         }
-        self._about = json.dumps(about)
+        self._presence = LoadingPresence(client, workers.name, about, lease_seconds)
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._loop, name="loading", daemon=True)
 
@@ -101,13 +93,4 @@ class Loading:
 
     def _publish(self) -> None:
         self._workers.renew(self._lease_seconds, stopping=False)
-        name = self._workers.name
-        args = ReportArgs(
-            about=self._about,
-            milliseconds=int(METRICS_SECONDS * self._lease_seconds * 1000),
-            state="",  # RQ knows the worker once it serves
-            current="",
-            now_text="",
-            seconds=0,
-        )
-        self._report(keys=ReportKeys(keys.worker(name), worker_key(name)), args=args)
+        self._presence.report()

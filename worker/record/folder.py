@@ -13,31 +13,24 @@ import socket
 import uuid
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
 
 import redis
 
-from jobs import keys, lua
+from jobs import keys
 from jobs.errors import JobError
-from jobs.store.results_folder import ID_FILE, FolderRecord, read_id, read_record
+from jobs.store.results_folder import (
+    ID_FILE,
+    FolderRecord,
+    add_record,
+    read_id,
+    read_record,
+    replace_record,
+)
 from worker.record.disk_faults import FolderLost, explain, is_full
 
 logger = logging.getLogger(__name__)
 
 PROBE_BYTES = 4096
-
-FOLDER = lua.load("jobs.store", "results_folder")
-
-
-# KEYS and ARGV of the script, by name and in order.
-
-
-class FolderKeys(NamedTuple):
-    results: str
-
-
-class FolderArgs(NamedTuple):
-    folder: str
 
 
 class ResultsFolder:
@@ -91,12 +84,11 @@ def claim_folder(client: redis.Redis, root: Path) -> ResultsFolder:
     except OSError as error:
         raise _unusable(root, error) from None
     mine = FolderRecord(folder_id, socket.gethostname(), str(root), device)
-    note = client.register_script(FOLDER)
     if theirs is not None:
         if mine != theirs and _is_same_place(mine, theirs):
             with suppress(redis.exceptions.OutOfMemoryError):  # the device has another number now
-                client.set(keys.RESULTS, mine.to_json())
-    elif not note(keys=FolderKeys(keys.RESULTS), args=FolderArgs(mine.to_json())):
+                replace_record(client, mine)
+    elif not add_record(client, mine):
         theirs = read_record(client)
         if theirs is not None:
             _refuse_another(theirs, root)

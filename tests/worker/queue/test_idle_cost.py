@@ -16,6 +16,7 @@ import redis
 
 from jobs import keys
 from jobs.store.connection.connect import connect
+from jobs.store.wake_lists import WakeLists
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import PATIENCE, QUICK, ROOT, Site, wait_until
 from worker.model_spec import ModelSpec
@@ -52,7 +53,9 @@ def test_an_idle_worker_sends_few_commands(site: Site) -> None:
 def test_a_submitted_job_wakes_a_waiting_worker(site: Site) -> None:
     woken: list[int] = []
     key = keys.wake("chat:fake")
-    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, lambda: woken.append(1))
+    waker = Waker(
+        WakeLists(redis.Redis.from_url(site.url), site.redis), OWN_KEY, lambda: woken.append(1)
+    )
     site.submit()
     time.sleep(0.2)
     assert woken == []  # not armed: the worker has no room, and the token is for another one
@@ -129,7 +132,7 @@ def test_a_wake_up_is_passed_on_after_a_redis_error(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     woken, client, key = threading.Semaphore(0), site.redis, keys.wake("chat:fake")
-    waker = Waker(redis.Redis.from_url(site.url), client, OWN_KEY, woken.release)
+    waker = Waker(WakeLists(redis.Redis.from_url(site.url), client), OWN_KEY, woken.release)
     waker.arm([key])
     site.submit()
     assert woken.acquire(timeout=PATIENCE)
@@ -157,7 +160,7 @@ def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> Non
         return True
 
     client, key = redis.Redis.from_url(site.url), keys.wake("chat:fake")
-    waker = Waker(client, site.redis, OWN_KEY, lambda: woken.append(1))
+    waker = Waker(WakeLists(client, site.redis), OWN_KEY, lambda: woken.append(1))
     waker.look(job_waits)
     assert asked == []
     waker.arm([key])
@@ -169,7 +172,7 @@ def test_the_queues_are_looked_at_only_while_the_worker_waits(site: Site) -> Non
 
 def test_a_closed_waker_leaves_the_next_token(site: Site) -> None:
     key = keys.wake("chat:fake")
-    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, lambda: None)
+    waker = Waker(WakeLists(redis.Redis.from_url(site.url), site.redis), OWN_KEY, lambda: None)
     waker.arm([key])
     wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
     waker.close()
@@ -197,7 +200,9 @@ def test_a_waker_survives_redis_errors(site: Site) -> None:
     woken: list[int] = []
     site.redis.set(keys.wake("chat:fake"), "not a list")
     key = keys.wake("chat:fake")
-    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, lambda: woken.append(1))
+    waker = Waker(
+        WakeLists(redis.Redis.from_url(site.url), site.redis), OWN_KEY, lambda: woken.append(1)
+    )
     waker.arm([key])
     wait_until(lambda: woken == [1])
     site.redis.delete(keys.wake("chat:fake"))
@@ -223,7 +228,9 @@ def test_a_worker_without_room_for_bulk_jobs_leaves_their_tokens(site: Site) -> 
     backend = Full()
     capacity = Capacity(backend, {"fake": "fake"}, single=False)
     woken: list[int] = []
-    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, lambda: woken.append(1))
+    waker = Waker(
+        WakeLists(redis.Redis.from_url(site.url), site.redis), OWN_KEY, lambda: woken.append(1)
+    )
     waker.arm(capacity.wake_keys)
     site.submit(priority="bulk")
     site.submit()
@@ -235,7 +242,7 @@ def test_a_worker_without_room_for_bulk_jobs_leaves_their_tokens(site: Site) -> 
 
 def test_a_worker_that_waits_for_some_jobs_can_wait_for_others(site: Site) -> None:
     woken = threading.Semaphore(0)
-    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, woken.release)
+    waker = Waker(WakeLists(redis.Redis.from_url(site.url), site.redis), OWN_KEY, woken.release)
     interactive, bulk = keys.wake("chat:fake"), keys.wake("bulk:fake")
     waker.arm([interactive])  # the batch is full of bulk jobs
     wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
@@ -250,7 +257,7 @@ def test_a_worker_that_waits_for_some_jobs_can_wait_for_others(site: Site) -> No
 
 def test_a_foreign_value_at_its_own_key_does_not_stop_a_worker(site: Site) -> None:
     woken = threading.Semaphore(0)
-    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, woken.release)
+    waker = Waker(WakeLists(redis.Redis.from_url(site.url), site.redis), OWN_KEY, woken.release)
     waker.arm([keys.wake("chat:fake")])
     wait_until(lambda: site.redis.info("clients")["blocked_clients"] == 1)
     site.redis.set(OWN_KEY, "not a list")
@@ -264,7 +271,7 @@ def test_a_closed_waker_leaves_the_tokens_to_others(site: Site) -> None:
     key = keys.wake("chat:fake")
     for number in range(100):
         connection = connect(site.url)
-        waker = Waker(connection, site.redis, OWN_KEY, lambda: None)
+        waker = Waker(WakeLists(connection, site.redis), OWN_KEY, lambda: None)
         waker.arm([key])
         time.sleep(0.0001 * (number % 30))  # `close` meets each step of the thread
         waker.close()
@@ -277,7 +284,7 @@ def test_a_closed_waker_leaves_the_tokens_to_others(site: Site) -> None:
 def test_a_worker_that_stops_passes_on_the_token_that_has_woken_it(site: Site) -> None:
     key = keys.wake("chat:fake")
     woken = threading.Semaphore(0)
-    waker = Waker(redis.Redis.from_url(site.url), site.redis, OWN_KEY, woken.release)
+    waker = Waker(WakeLists(redis.Redis.from_url(site.url), site.redis), OWN_KEY, woken.release)
     waker.arm([key])
     site.redis.rpush(key, 1)
     assert woken.acquire(timeout=PATIENCE)
