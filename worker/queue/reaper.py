@@ -57,7 +57,7 @@ class Reaper:
             failed: redis.RedisError | None = None
             for worker in dead:
                 try:
-                    self._bury(worker)
+                    self._return_jobs_of(worker)
                 except redis.RedisError as error:  # of one worker's keys: the others are next
                     if not is_damage(error):
                         raise
@@ -68,7 +68,7 @@ class Reaper:
     def reclaim_own(self, leases: Collection[Lease]) -> None:
         """Return the jobs of this worker, whose engine died while it ran them."""
         started = [job for job in self._store.leases.started() if job.lease in leases]
-        self._blame(started, self._store.leases, self._workers.name, None)
+        self._count_death(started, self._store.leases, self._workers.name, None)
 
     def _look(self) -> list[DeadWorker]:
         now = time.monotonic()
@@ -79,7 +79,7 @@ class Reaper:
             raise
         return self._deaths.look(leases, self._workers.connections, now)
 
-    def _bury(self, dead: DeadWorker) -> None:
+    def _return_jobs_of(self, dead: DeadWorker) -> None:
         leases = self._store.leases_of(dead)
         started = leases.started()
         announced = self._workers.announced(dead.name)
@@ -93,10 +93,10 @@ class Reaper:
         if announced:
             leases.give_back([job.lease for job in started])
         else:
-            self._blame(started, leases, dead.name, dead)
+            self._count_death(started, leases, dead.name, dead)
         self._workers.remove(dead)
 
-    def _blame(
+    def _count_death(
         self,
         started: Sequence[StartedJob],
         leases: Leases,
