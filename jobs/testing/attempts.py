@@ -42,17 +42,14 @@ class Attempts:
         self._redis: Any = redis
         self._writer = StreamWriter(redis)
         self._plans = PartPlans(redis, WORKER, PLAN_SECONDS)
-        self._store = JobStore(redis, [], WORKER, worker_key(WORKER))
-        self._models: list[str] = []
+        self._models: list[str] = []  # the store follows it
+        self._store = JobStore(redis, self._models, WORKER, worker_key(WORKER))
 
     @property
     def store(self) -> JobStore:
         """The store of all models that have queues now."""
         queues = [name for name in queue_names(self._client) if keys.is_queue(name)]
-        models = sorted({keys.model_of(queue) for queue in queues})
-        if models != self._models:
-            self._models = models
-            self._store = JobStore(self._client, models, WORKER, worker_key(WORKER))
+        self._models[:] = sorted({keys.model_of(queue) for queue in queues})
         return self._store
 
     def claim(self) -> list[ClaimedJob]:
