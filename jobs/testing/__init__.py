@@ -9,7 +9,7 @@ if not (find_spec("fakeredis") and find_spec("lupa")):
 
     raise ImportError(f"jobs.testing needs fakeredis and lupa: {command_for('testing')}")
 
-from jobs.testing.answer import Answer, Reply
 from jobs.testing.fake_worker import Answers, FakeWorker
+from jobs.testing.replies import Answer, Reply
 
 __all__ = ["Answer", "Answers", "FakeWorker", "Reply"]

@@ -18,12 +18,12 @@ from jobs.client.client import Client
 from jobs.results.outbox import DEFAULT_RUN
 from jobs.results.rows import Row, rows_of
 from jobs.sizes import counted
-from jobs.testing.answer import Answer, Reply, check_reply
 from jobs.testing.connections import (
     ScriptingRedis,
     connected_async_client,
     connected_client,
 )
+from jobs.testing.replies import Answer, Reply, check_reply
 from jobs.testing.stepper import Stepper
 
 # One reply to every request, a list of replies in the order of the requests, or a function.

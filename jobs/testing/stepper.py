@@ -13,8 +13,8 @@ from jobs.api.request import ChatRequest
 from jobs.errors import JobError, failure_of
 from jobs.results.outbox import OutboxEntry
 from jobs.store.claimed_job import ClaimedJob, Lease
-from jobs.testing.answer import Plan, Reply
 from jobs.testing.attempts import Attempts
+from jobs.testing.replies import Plan, Reply
 
 
 @dataclass
