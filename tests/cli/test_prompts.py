@@ -10,9 +10,9 @@ from click.testing import CliRunner
 
 from tests.cli.test_json import documented
 from tests.worker.checkpoints import make_checkpoint
+from worker.cache.state_file import StateFile
 from worker.cli.prompts import prompts
 from worker.cli.work import work
-from worker.engine.state_file import StateFile
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from jobs.api.answer import ChatCompletion
 from tests.cli.conftest import COMMAND
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.site import PATIENCE, Site
-from worker.engine.state_file import StateFile
+from worker.cache.state_file import StateFile
 
 SYSTEM = "You answer questions about the weather. " * 8
 

@@ -9,8 +9,8 @@ from typing import NamedTuple
 import torch
 from torch.nn import functional as F
 
-from worker.engine.cache_changes import Protect
-from worker.engine.cache_pool import CachePool
+from worker.cache.changes import Protect
+from worker.cache.pool import CachePool
 from worker.engine.plan import DraftPlan
 from worker.engine.sampler import Sampled, sample
 from worker.engine.sampling_batch import SamplingBatch, SamplingInput

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
+from worker.cache.book import CacheBook
 from worker.device import Device
-from worker.engine.cache_book import CacheBook
 from worker.engine.draft_costs import DraftCosts
 from worker.engine.ngram import NgramProposer
 from worker.engine.proposer import ModelProposer, Proposer, Run

@@ -17,16 +17,16 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError, failure_of
 from worker import device as devices
 from worker.backend import ModelInfo, Sink
+from worker.cache.book import CacheBook
+from worker.cache.pool import CachePool
+from worker.cache.prefix_cache import PrefixCache
+from worker.cache.sizes import CacheSizes
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, Held, computing, threads_of
 from worker.engine.bad_words import bad_word_ids
-from worker.engine.cache_book import CacheBook
-from worker.engine.cache_pool import CachePool
-from worker.engine.cache_sizes import CacheSizes
 from worker.engine.chat_assembly import ChatAssembly, ChatEvents
 from worker.engine.chat_generation import ChatGeneration
 from worker.engine.drafting import Drafting, drafting_of, speculation
-from worker.engine.prefix_cache import PrefixCache
 from worker.engine.recovery import Changes, reason_of
 from worker.engine.runner import ModelRunner, Sample
 from worker.engine.sampler import sample

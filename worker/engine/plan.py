@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from worker.engine.cache_changes import CacheChange
+from worker.cache.changes import CacheChange
 from worker.layers.batch import Span
 
 

@@ -14,18 +14,18 @@ from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker import device as devices
-from worker.engine.cache_book import FIRST_COLUMNS, CacheBook
-from worker.engine.cache_changes import Drop, SaveBlocks, SaveSnapshot
+from worker.cache.book import FIRST_COLUMNS, CacheBook
+from worker.cache.changes import Drop, SaveBlocks, SaveSnapshot
+from worker.cache.copies import Copy
+from worker.cache.prefix_state import PrefixState, adopted
+from worker.cache.prefix_store import BLOCK, StateRef
+from worker.cache.session_states import SessionStates
+from worker.cache.state_dir import StateDir
+from worker.cache.state_file import Origin, StateFile, write_state
 from worker.engine.engine import EngineCore
 from worker.engine.plan import StepPlan
-from worker.engine.prefix_state import PrefixState, adopted
-from worker.engine.prefix_store import BLOCK, StateRef
 from worker.engine.runner import ModelRunner
 from worker.engine.scorer import token_ids
-from worker.engine.session_states import SessionStates
-from worker.engine.slot_copies import Copy
-from worker.engine.state_dir import StateDir
-from worker.engine.state_file import Origin, StateFile, write_state
 from worker.layers.batch import Span
 from worker.layers.transfer import read_back
 

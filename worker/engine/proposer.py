@@ -6,7 +6,7 @@ from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from typing import Protocol
 
-from worker.engine.cache_book import CacheBook
+from worker.cache.book import CacheBook
 from worker.engine.draft_runner import Proposed
 from worker.engine.plan import DraftPlan
 from worker.engine.sampling_batch import SamplingInput

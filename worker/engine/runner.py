@@ -8,15 +8,15 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from worker.engine.cache_changes import CacheChange, SaveBlocks, SaveSnapshot
-from worker.engine.cache_pool import CachePool
+from worker.cache.changes import CacheChange, SaveBlocks, SaveSnapshot
+from worker.cache.copies import Copy
+from worker.cache.pool import CachePool
+from worker.cache.prefix_store import StateRef
 from worker.engine.draft_runner import DraftRunner, Proposed
 from worker.engine.plan import DraftPlan, StepPlan
-from worker.engine.prefix_store import StateRef
 from worker.engine.prompt_logprobs import score_tokens
 from worker.engine.sampler import Sampled, StepResult, sample
 from worker.engine.sampling_batch import SamplingBatch, SamplingInput
-from worker.engine.slot_copies import Copy
 from worker.layers.batch import Batch
 from worker.models.model import Model
 

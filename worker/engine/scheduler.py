@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from jobs import clock
 from jobs.errors import JobError
-from worker.engine.cache_book import CacheBook
+from worker.cache.book import CacheBook
+from worker.cache.prefix_cache import PrefixCache
 from worker.engine.plan import StepPlan
-from worker.engine.prefix_cache import PrefixCache
 from worker.engine.recovery import fail_unsure
 from worker.engine.sampler import StepResult
 from worker.engine.sampling_batch import SamplingBatch

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
-from worker.engine.cache_book import CacheBook
+from worker.cache.book import CacheBook
 from worker.engine.plan import StepPlan
 from worker.engine.prompt_logprobs import CHUNK_TOKENS
 from worker.layers.batch import Span

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence as SequenceOf
 
+from worker.cache.book import CacheBook
+from worker.cache.changes import Protect, Rewind
 from worker.engine.acceptance import WORTH, updated
-from worker.engine.cache_book import CacheBook
-from worker.engine.cache_changes import Protect, Rewind
 from worker.engine.draft_costs import DraftCosts
 from worker.engine.proposer import Proposer
 from worker.engine.scheduled import NO_DRAFT, ScheduledSequence, Selected, Verified

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from jobs.api.sampling import Sampling
+from worker.cache.book import CacheBook
+from worker.cache.changes import CacheChange
+from worker.cache.pool import CachePool
+from worker.cache.sizes import CacheSizes
 from worker.checkpoint.config import GenerationDefaults
-from worker.engine.cache_book import CacheBook
-from worker.engine.cache_changes import CacheChange
-from worker.engine.cache_pool import CachePool
-from worker.engine.cache_sizes import CacheSizes
 from worker.engine.sampler import Sampled, StepResult
 from worker.engine.sampling_plan import plan_sampling
 from worker.engine.scheduler import Scheduler

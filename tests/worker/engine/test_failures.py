@@ -16,7 +16,7 @@ from tests.worker.engine.chat_requests import PROMPT, ask
 from tests.worker.panics import panic
 from worker import Engine
 from worker.backend import Outcome
-from worker.engine import cache_pool
+from worker.cache import pool as cache_pool
 from worker.engine.chat_assembly import ChatAssembly
 from worker.engine.collect import CollectingSink
 

@@ -15,9 +15,9 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker import device as devices
-from worker.engine import prefix_cache
+from worker.cache import prefix_cache
+from worker.cache.prefix_store import BLOCK
 from worker.engine.collect import CollectingSink
-from worker.engine.prefix_store import BLOCK
 from worker.layers.batch import Batch
 
 SYSTEM = [5 + i % 90 for i in range(100)]

@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from worker import ChatSession, Engine
-from worker.engine.cache_pool import CachePool
+from worker.cache.pool import CachePool
 from worker.engine.engine import EngineCore
 from worker.engine.host import EngineHost
 from worker.model_spec import ModelSpec
@@ -32,16 +32,16 @@ SEEDS = 12
 STATE_FILES = {
     *("engine.py", "scheduler.py", "waiting_line.py", "prefix_cache.py", "prefix_store.py"),
     *(
-        "cache_book.py",
-        "cache_pool.py",
-        "slot_copies.py",
+        "book.py",
+        "pool.py",
+        "copies.py",
         "shared_columns.py",
         "recovery.py",
         "kv_cache.py",
         "runner.py",
         "scheduled.py",
     ),
-    *("recurrent_cache.py", "cache.py", "speculation.py", "rollback.py"),
+    *("recurrent_cache.py", "cache.py", "speculation.py", "undo.py"),
 }
 
 

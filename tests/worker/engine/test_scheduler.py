@@ -17,9 +17,9 @@ from tests.worker.engine.fakes import (
     make_caches,
     selected,
 )
-from worker.engine.cache_book import CacheBook
-from worker.engine.cache_changes import Resize
-from worker.engine.cache_sizes import CacheSizes
+from worker.cache.book import CacheBook
+from worker.cache.changes import Resize
+from worker.cache.sizes import CacheSizes
 from worker.engine.sampler import Sampled
 from worker.engine.scheduler import Scheduler
 from worker.engine.slots import Slots

@@ -10,8 +10,8 @@ import pytest
 
 from tests.worker.engine.stateful import QUESTION, ask, cached, files, make
 from tests.worker.site import wait_until
-from worker.engine.state_dir import StateDir
-from worker.engine.state_file import StateFile
+from worker.cache.state_dir import StateDir
+from worker.cache.state_file import StateFile
 
 
 def test_a_restarted_engine_continues_a_session(folder: Path, tmp_path: Path) -> None:

@@ -14,10 +14,10 @@ import pytest
 
 from jobs.errors import JobError
 from tests.worker.engine.stateful import QUESTION, ask, cached, files, make
+from worker.cache import state_file
+from worker.cache.state_dir import StateDir
+from worker.cache.state_file import StateFile
 from worker.checkpoint import safetensors_files
-from worker.engine import state_file
-from worker.engine.state_dir import StateDir
-from worker.engine.state_file import StateFile
 
 
 def test_damaged_files_are_deleted_with_a_log_line(

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 import torch
 
-from worker.engine.cache_changes import (
+from worker.cache.changes import (
     Begin,
     CacheChange,
     Clear,
@@ -24,9 +24,9 @@ from worker.engine.cache_changes import (
     SaveSnapshot,
     Share,
 )
-from worker.engine.rollback import Undo
-from worker.engine.slot_copies import Copy, copy_blocks, copy_snapshot, write_copies
-from worker.engine.state_layout import StateLayout
+from worker.cache.copies import Copy, copy_blocks, copy_snapshot, write_copies
+from worker.cache.state_layout import StateLayout
+from worker.cache.undo import Undo
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache
 

@@ -11,9 +11,9 @@ import torch
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
-from worker.engine.cache_changes import Share
-from worker.engine.prefix_store import BLOCK, Block
-from worker.engine.shared_columns import SharedColumns
+from worker.cache.changes import Share
+from worker.cache.prefix_store import BLOCK, Block
+from worker.cache.shared_columns import SharedColumns
 from worker.layers.batch import Batch
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from worker.engine.key_chain import KeyChain
-from worker.engine.prefix_store import BLOCK, Block, PrefixStore, StateRef
-from worker.engine.slot_copies import Copy
+from worker.cache.copies import Copy
+from worker.cache.key_chain import KeyChain
+from worker.cache.prefix_store import BLOCK, Block, PrefixStore, StateRef
 
 NEWEST_SNAPSHOTS = 2  # taken from a path: the newest ones
 

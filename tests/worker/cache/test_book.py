@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.worker.engine.fakes import layer_of, make_caches
-from worker.engine.cache_book import FIRST_COLUMNS
+from worker.cache.book import FIRST_COLUMNS
 
 
 def test_the_lowest_free_slot_is_acquired_until_none_is_left() -> None:

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from worker.engine.cache_changes import Resize
-from worker.engine.cache_pool import CachePool
-from worker.engine.cache_sizes import CacheSizes
-from worker.engine.slot_copies import Copy, copy_blocks, copy_snapshot, write_copies
+from worker.cache.changes import Resize
+from worker.cache.copies import Copy, copy_blocks, copy_snapshot, write_copies
+from worker.cache.pool import CachePool
+from worker.cache.sizes import CacheSizes
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.recurrent_cache import RecurrentCache

@@ -16,13 +16,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from worker.engine.key_chain import KeyChain
-from worker.engine.prefix_match import PrefixMatch
-from worker.engine.prefix_state import PrefixState, add, take
-from worker.engine.prefix_store import BLOCK, StateRef
-from worker.engine.slot_copies import Copy
-from worker.engine.state_dir import StateDir
-from worker.engine.state_file import Origin
+from worker.cache.copies import Copy
+from worker.cache.key_chain import KeyChain
+from worker.cache.prefix_match import PrefixMatch
+from worker.cache.prefix_state import PrefixState, add, take
+from worker.cache.prefix_store import BLOCK, StateRef
+from worker.cache.state_dir import StateDir
+from worker.cache.state_file import Origin
 
 logger = logging.getLogger(__name__)
 

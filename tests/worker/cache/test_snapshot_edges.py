@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from worker.engine.prefix_store import BLOCK
-from worker.engine.snapshot_edges import SnapshotEdges, spaced_edges
+from worker.cache.prefix_store import BLOCK
+from worker.cache.snapshot_edges import SnapshotEdges, spaced_edges
 
 FIRST = 256
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.engine.key_chain import KeyChain, Tokens
-from worker.engine.prefix_store import BLOCK, PrefixStore
+from worker.cache.key_chain import KeyChain, Tokens
+from worker.cache.prefix_store import BLOCK, PrefixStore
 
 
 @dataclass(frozen=True, slots=True)

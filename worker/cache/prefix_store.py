@@ -3,7 +3,7 @@ eviction.
 
 A block's key is a hash of its tokens and of the key of the block before it, so a key stands for the
 whole text up to the block's end. The store knows numbers only: of each state its bytes, and the
-number by which the device finds it (`worker.engine.cache_pool`).
+number by which the device finds it (`worker.cache.pool`).
 """
 
 from __future__ import annotations

@@ -15,10 +15,10 @@ from itertools import count
 
 from jobs.errors import JobError
 from jobs.sizes import counted
-from worker.engine.cache_changes import Begin, CacheChange, Clear, Drop, Release, Resize
-from worker.engine.cache_sizes import CacheSizes
-from worker.engine.prefix_store import PrefixStore, StateRef
-from worker.engine.shared_columns import SharedColumns
+from worker.cache.changes import Begin, CacheChange, Clear, Drop, Release, Resize
+from worker.cache.prefix_store import PrefixStore, StateRef
+from worker.cache.shared_columns import SharedColumns
+from worker.cache.sizes import CacheSizes
 
 FIRST_COLUMNS = 256  # tokens per slot in the first allocation
 

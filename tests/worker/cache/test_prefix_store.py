@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from worker.engine.prefix_store import (
+from worker.cache.prefix_store import (
     BLOCK,
     MAX_PROVISIONAL,
     MAX_SNAPSHOTS,

@@ -25,15 +25,15 @@ import torch
 from jobs.disk import sync_folder
 from jobs.errors import invalid
 from jobs.sizes import counted
+from worker.cache.copies import Copy
+from worker.cache.prefix_state import PrefixState
+from worker.cache.prefix_store import BLOCK
+from worker.cache.state_checksum import NO_CRC, checksum, crc_field
+from worker.cache.state_errors import Damaged, Unreadable
+from worker.cache.state_layout import StateLayout, StateTensor
 from worker.checkpoint.dtypes import FROM_SAFETENSORS
 from worker.checkpoint.headers import TensorHeader
 from worker.checkpoint.safetensors_files import read_tensors
-from worker.engine.prefix_state import PrefixState
-from worker.engine.prefix_store import BLOCK
-from worker.engine.slot_copies import Copy
-from worker.engine.state_checksum import NO_CRC, checksum, crc_field
-from worker.engine.state_errors import Damaged, Unreadable
-from worker.engine.state_layout import StateLayout, StateTensor
 
 FORMAT, VERSION = "chatjobs prompt cache", 1
 PARTIAL = ".partial"  # end of the names of files being written

@@ -21,12 +21,12 @@ import torch
 
 from jobs.errors import JobError, invalid
 from jobs.sizes import size_texts
-from worker.engine.key_chain import KeyChain
-from worker.engine.prefix_state import PrefixState
-from worker.engine.prefix_store import BLOCK, root_key
-from worker.engine.state_errors import Damaged, Unreadable
-from worker.engine.state_file import PARTIAL, Origin, StateFile, write_state
-from worker.engine.state_layout import StateLayout
+from worker.cache.key_chain import KeyChain
+from worker.cache.prefix_state import PrefixState
+from worker.cache.prefix_store import BLOCK, root_key
+from worker.cache.state_errors import Damaged, Unreadable
+from worker.cache.state_file import PARTIAL, Origin, StateFile, write_state
+from worker.cache.state_layout import StateLayout
 
 logger = logging.getLogger(__name__)
 

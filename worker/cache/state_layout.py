@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from worker.engine.prefix_store import BLOCK
+from worker.cache.prefix_store import BLOCK
 from worker.layers.cache import LayerCache
 
 

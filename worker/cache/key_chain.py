@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 
-from worker.engine.prefix_store import BLOCK, block_key, root_key
+from worker.cache.prefix_store import BLOCK, block_key, root_key
 
 Tokens = Callable[[int, int], list[int]]  # the token ids at positions [start, end)
 

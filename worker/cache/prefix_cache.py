@@ -16,20 +16,41 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
 from itertools import islice
+from typing import Protocol
 
-from worker.engine.cache_book import CacheBook
-from worker.engine.cache_changes import Load, Retain, SaveBlocks, SaveSnapshot
-from worker.engine.key_chain import KeyChain, salt_hash
-from worker.engine.prefix_match import Hit, PrefixMatch
-from worker.engine.prefix_store import BLOCK, OVERHEAD, Block, root_key
-from worker.engine.sequence import Sequence
-from worker.engine.session_states import SessionStates
-from worker.engine.snapshot_edges import Progress, SnapshotEdges
+from worker.cache.book import CacheBook
+from worker.cache.changes import Load, Retain, SaveBlocks, SaveSnapshot
+from worker.cache.key_chain import KeyChain, salt_hash
+from worker.cache.prefix_match import Hit, PrefixMatch
+from worker.cache.prefix_store import BLOCK, OVERHEAD, Block, root_key
+from worker.cache.session_states import SessionStates
+from worker.cache.snapshot_edges import Progress, SnapshotEdges
 
 COMPARED = 32  # sequences whose prompts are compared with a new one
 PROVISIONAL_SHARE = 8  # one of this many bytes of the cache limit may hold provisional snapshots
 
 StateOf = Callable[[int], tuple[object, ...]]
+
+
+class Sequence(Protocol):
+    """What the prefix cache knows of a sequence. It sets `computed` and `cached_tokens`."""
+
+    prompt_ids: list[int]
+    computed: int  # leading tokens that are in its slot
+    cached_tokens: int | None  # of the prompt; None: not admitted yet
+    slot: int | None
+    salt: str
+    session: str | None
+
+    @property
+    def reusable(self) -> int:
+        """Number of leading tokens that need not be computed if their state is known."""
+
+    def next_count(self, budget: int) -> int:
+        """Number of pending tokens that a step with room for `budget` tokens computes."""
+
+    def tokens(self, start: int, end: int) -> list[int]:
+        """Token ids at positions [start, end)."""
 
 
 class PrefixCache:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from worker.engine.key_chain import KeyChain
+from worker.cache.key_chain import KeyChain
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
-from worker.engine.cache_sizes import Rewinding
-from worker.engine.rollback import Undo
+from worker.cache.sizes import Rewinding
+from worker.cache.undo import Undo
 from worker.layers.batch import Batch, Span
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache

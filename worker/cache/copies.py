@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.engine.prefix_store import BLOCK
+from worker.cache.prefix_store import BLOCK
 from worker.layers.cache import LayerCache
 
 

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from worker.engine.cache_changes import Share
-from worker.engine.prefix_store import BLOCK, Block
+from worker.cache.changes import Share
+from worker.cache.prefix_store import BLOCK, Block
 
 Branches = dict[int, "Node"]
 Node = tuple[
