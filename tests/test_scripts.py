@@ -113,7 +113,7 @@ CASES: list[tuple[str, str, Any]] = [
 
 # In the order in which scripts have them in front.
 PRELUDES = (
-    *(JOB_END_LUA, STREAM_END_LUA, DEPENDENTS_LUA, QUEUE_LUA, TURNS_LUA, RESERVATIONS_LUA),
+    *(JOB_END_LUA, DEPENDENTS_LUA, QUEUE_LUA, TURNS_LUA, RESERVATIONS_LUA, STREAM_END_LUA),
     LEASE_LUA,
 )
 

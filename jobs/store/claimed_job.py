@@ -16,15 +16,14 @@ from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
 from jobs.results.failures import Failure, parse_failures
 from jobs.store.enqueue_errors import too_large
+from jobs.store.expiry import FAILURE_SECONDS, RESULT_SECONDS
 from jobs.store.limits import Limits
 from jobs.store.rq_layout import (
     CANCEL,
     DEADLINE,
-    FAILURE_SECONDS,
     FAILURES,
     GROUP,
     MACHINE_ERRORS,
-    RESULT_SECONDS,
     RETRIED,
     decode_call,
     integer,

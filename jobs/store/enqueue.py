@@ -33,15 +33,13 @@ from jobs.store.enqueue_errors import (
     row_taken,
     too_large,
 )
+from jobs.store.expiry import BULK_RESULT_SECONDS, FAILURE_SECONDS, RESULT_SECONDS, ROW_SECONDS
 from jobs.store.limits import DEFAULTS
 from jobs.store.preludes import QUEUE_LUA, RESERVATIONS_LUA, TURNS_LUA
 from jobs.store.rq_layout import (
-    BULK_RESULT_SECONDS,
     DATA,
-    FAILURE_SECONDS,
     MAX_DATA,
     QUEUES_KEY,
-    RESULT_SECONDS,
     TENANT,
     deferred_key,
     encode_call,
@@ -60,7 +58,6 @@ RequestInput: TypeAlias = ChatRequest | RequestFields
 
 BATCH = 500  # jobs per round trip
 RESULT_TTLS = {"interactive": RESULT_SECONDS, "bulk": BULK_RESULT_SECONDS}
-ROW_SECONDS = 7 * 86_400  # a row stays reserved this long after it was submitted, and after its end
 DIGEST_BYTES = 8  # of a request with a row, as in reservations.lua, and of a custom_id
 
 _to_json = json.JSONEncoder(separators=(",", ":")).encode

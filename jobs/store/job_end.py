@@ -26,7 +26,7 @@ from jobs.results import outbox
 from jobs.results.failures import Failure
 from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.store.connection.protocol import Steps, command, retry
-from jobs.store.enqueue import ROW_SECONDS
+from jobs.store.expiry import ROW_SECONDS, SECONDS_WHEN_FULL
 from jobs.store.job_state import JobState, read_existing
 from jobs.store.leases import lease_args, lease_keys
 from jobs.store.preludes import JOB_END_LUA, LEASE_LUA
@@ -49,7 +49,6 @@ SETTLE = lua.load("jobs.store", "settle", JOB_END_LUA, LEASE_LUA)
 CANCEL = lua.load("jobs.store", "cancel", JOB_END_LUA)
 RECORD = lua.load("jobs.store", "record", JOB_END_LUA)
 
-SECONDS_WHEN_FULL = 60  # how long results are kept at most while Redis is full: rows have them too
 MEMORY_CHECK_SECONDS = 1.0  # how long the answer to "is Redis full" holds
 WORKER_COUNTERS = {"finished": "successful_job_count", "failed": "failed_job_count"}
 ROW_STATUSES: dict[End, outbox.Status] = {

@@ -16,11 +16,11 @@ from jobs.errors import ErrorCode, JobError
 from jobs.results.failures import Failure, parse_failures
 from jobs.store import rq_layout
 from jobs.store.connection.protocol import Steps, command, retry
+from jobs.store.expiry import FAILURE_SECONDS
 from jobs.store.rq_layout import (
     ATTEMPT,
     CHANGING_FIELDS,
     ERROR,
-    FAILURE_SECONDS,
     FAILURES,
     FURTHER_FIELDS,
     ROW,

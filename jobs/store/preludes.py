@@ -6,13 +6,17 @@ A text begins with the texts that it needs, unless its comment says which come b
 from __future__ import annotations
 
 from jobs import lua
+from jobs.store import expiry
 
-QUEUE_LUA = lua.load("jobs.store", "queue")  # the lists in which the jobs of a queue wait
+_IN_LUA = ("OPEN_SESSION_SECONDS", "TENANT_RUNNING_SECONDS", "ENDED_LOG_SECONDS")
+
+EXPIRY_LUA = "".join(f"local {name} = {getattr(expiry, name)}\n" for name in _IN_LUA)
+QUEUE_LUA = lua.load("jobs.store", "queue", EXPIRY_LUA)  # lists in which the jobs of a queue wait
 DEPENDENTS_LUA = lua.load("jobs.store", "dependents", QUEUE_LUA)  # jobs that wait for other jobs
 TURNS_LUA = lua.load("jobs.store", "turns")  # of sessions; behind QUEUE_LUA
 RESERVATIONS_LUA = lua.load("jobs.store", "reservations")  # rows and bytes; behind QUEUE_LUA
 LEASE_LUA = lua.load("jobs.store", "lease")  # of a started job; behind QUEUE_LUA
-STREAM_END_LUA = lua.load("jobs.store", "end_stream")
+STREAM_END_LUA = lua.load("jobs.store", "end_stream")  # behind QUEUE_LUA
 JOB_END_LUA = lua.load(
-    "jobs.store", "job_end", STREAM_END_LUA, DEPENDENTS_LUA, TURNS_LUA, RESERVATIONS_LUA
+    "jobs.store", "job_end", DEPENDENTS_LUA, TURNS_LUA, RESERVATIONS_LUA, STREAM_END_LUA
 )

@@ -56,11 +56,6 @@ RETRIED = "chatjobs_retried"  # retries used after errors
 CHANGING_FIELDS = ("status", ATTEMPT, ERROR, ROW)
 FURTHER_FIELDS = ("data", "origin", "created_at", "enqueued_at", "failure_ttl", FAILURES)
 
-# Seconds that RQ keeps a job that has ended, with its result.
-RESULT_SECONDS = 86_400  # interactive jobs
-BULK_RESULT_SECONDS = 3_600  # bulk results are rows in Parquet by then
-FAILURE_SECONDS = 7 * 86_400
-
 MAX_DATA = 64 * 2**20  # bytes of a job's data, decompressed
 MAX_DEPTH = 100  # levels of nested JSON, well below the recursion limit of Python's json
 

@@ -19,6 +19,7 @@ from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
 from jobs.keys import SESSION_ID
 from jobs.store.connection.protocol import Steps, command, read_damage, retry
+from jobs.store.expiry import SESSION_SECONDS
 from jobs.store.limits import DEFAULTS
 from jobs.store.preludes import QUEUE_LUA, TURNS_LUA
 from jobs.store.turns import (
@@ -34,8 +35,6 @@ from jobs.store.turns import (
 CREATE = lua.load("jobs.store", "session_create", QUEUE_LUA, TURNS_LUA)
 CUT = lua.load("jobs.store", "session_cut", QUEUE_LUA, TURNS_LUA)
 REPLACE = lua.load("jobs.store", "session_replace", QUEUE_LUA, TURNS_LUA)
-
-SESSION_SECONDS = 7 * 86_400  # after its last change, a session expires
 
 
 # KEYS and ARGV of the scripts, by name and in order.

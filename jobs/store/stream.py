@@ -9,11 +9,11 @@ from redis import Redis
 from redis.exceptions import RedisError, ResponseError
 
 from jobs import keys, lua
+from jobs.store.expiry import LOG_SECONDS
 from jobs.stream.entries import Entry
 
 LOG_ENTRIES = 2**16  # approximate length of a log; followers of a longer one get the result instead
 LOG_BYTES = 16 * 2**20  # approximate size of its entries
-LOG_SECONDS = 3600  # expiry of a log after its last entry; end_stream.lua shortens it at the end
 
 CALL_ENTRIES = 100  # of one call of the script, which Redis runs without a break
 

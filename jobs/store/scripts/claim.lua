@@ -101,13 +101,13 @@ local function forget_lost(running, count)
   end
 end
 
--- Adds a job to those that its tenant runs. The set expires a week after the last one started.
+-- Adds a job to those that its tenant runs. The set expires some time after the last one started.
 local function note_running(id, entry)
   local running = running_of(id)
   if not running then return end
   forget_lost(running, 2)
   redis.call('SADD', running, entry)
-  redis.call('EXPIRE', running, 604800)
+  redis.call('EXPIRE', running, TENANT_RUNNING_SECONDS)
 end
 
 local time = redis.call('TIME')

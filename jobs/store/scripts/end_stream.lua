@@ -1,4 +1,4 @@
--- Prelude for scripts that settle a job: defines end_stream.
+-- Prelude for scripts that end a job. Needs the constants in front of queue.lua.
 --
 -- end_stream(log, live, id, payload, has_log) appends the end entry to the job's token stream and
 -- publishes it. Does nothing if the log refuses the entry, that is, after a later attempt has begun. A
@@ -15,6 +15,6 @@ local function end_stream(log, live, id, payload, has_log)
     redis.pcall('COPY', log, log .. ':copy', 'REPLACE')
     redis.pcall('RENAME', log .. ':copy', log)
   end
-  redis.call('EXPIRE', log, 600)  -- seconds; the job's own hash holds the whole answer
+  redis.call('EXPIRE', log, ENDED_LOG_SECONDS)
   redis.call('PUBLISH', live, '{"id":"' .. id .. '","d":' .. payload .. '}')
 end

@@ -1,11 +1,10 @@
--- Prelude for scripts that begin or end turns of sessions. Needs the functions of queue.lua. The
--- names are those of jobs/keys.py.
+-- Prelude for scripts that begin or end turns of sessions. Needs queue.lua and the constants in front
+-- of it. The names are those of jobs/keys.py.
 --
 -- A session is a hash, the list of its turns, and the list of its jobs that have not ended: the first
 -- one runs or is queued, the others wait as RQ's deferred jobs. Only these functions change that list.
 --
 -- Atomic as part of the script that calls these functions.
-local OPEN_SECONDS = 604800  -- a session with jobs that have not ended is kept for this time
 local MAX_OPEN = 100  -- jobs of one session that have not ended
 local MAX_TTL = 2147483647
 
@@ -34,7 +33,7 @@ end
 -- The time to live of a session in seconds; nil if another program has written no such number.
 local function ttl_of(session)
   local stored = redis.call('HGET', session_key(session), 'ttl')
-  if not stored then return OPEN_SECONDS end
+  if not stored then return OPEN_SESSION_SECONDS end
   local seconds = whole(stored)
   return seconds and seconds >= 1 and seconds <= MAX_TTL and seconds or nil
 end
@@ -46,8 +45,8 @@ end
 
 -- A session expires some time after its last change.
 local function keep_session(session)
-  local seconds = ttl_of(session) or OPEN_SECONDS
-  if redis.call('EXISTS', open_key(session)) == 1 then seconds = math.max(seconds, OPEN_SECONDS) end
+  local seconds = ttl_of(session) or OPEN_SESSION_SECONDS
+  if redis.call('EXISTS', open_key(session)) == 1 then seconds = math.max(seconds, OPEN_SESSION_SECONDS) end
   for _, key in ipairs({session_key(session), turns_key(session), open_key(session)}) do
     redis.call('EXPIRE', key, seconds)
   end

@@ -6,7 +6,7 @@ import pytest
 
 from jobs import Client, JobError, keys
 from jobs.api.params import JobFields, RequestFields
-from jobs.store.enqueue import ROW_SECONDS
+from jobs.store.expiry import ROW_SECONDS
 from jobs.store.rq_layout import job_key
 from tests.jobs.conftest import StepwiseWorker
 

@@ -12,7 +12,8 @@ from jobs import AsyncClient, AsyncJob, ChatRequest, Client, JobError
 from jobs.api.params import RequestFields
 from jobs.errors import InvalidRequest
 from jobs.store.enqueue import BATCH
-from jobs.store.rq_layout import BULK_RESULT_SECONDS, RESULT_SECONDS, job_key
+from jobs.store.expiry import BULK_RESULT_SECONDS, RESULT_SECONDS
+from jobs.store.rq_layout import job_key
 
 REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 

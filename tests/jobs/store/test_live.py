@@ -16,7 +16,7 @@ from jobs import AsyncClient, AsyncJob, ChatCompletion, Client, JobError, keys
 from jobs.client import follow, wait
 from jobs.store.connection import live
 from jobs.store.connection.connect import connect_async
-from jobs.store.preludes import STREAM_END_LUA
+from jobs.store.preludes import QUEUE_LUA, STREAM_END_LUA
 from jobs.store.rq_layout import job_key, result_fields, results_key
 from tests.jobs.conftest import StepwiseWorker, completion_of
 from tests.waiting import PATIENCE, wait_until
@@ -24,7 +24,7 @@ from tests.waiting import PATIENCE, wait_until
 REQUEST: Any = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 RESULTS, FOLLOWERS = 2_000, 1_000
 
-END = STREAM_END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], true)"
+END = QUEUE_LUA + STREAM_END_LUA + "\nend_stream(KEYS[1], KEYS[2], ARGV[1], ARGV[2], true)"
 
 
 def end_all(client: Client, job_ids: Sequence[str]) -> None:

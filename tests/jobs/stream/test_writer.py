@@ -6,7 +6,8 @@ import json
 
 from jobs import keys
 from jobs.api.answer import TokenLogprob
-from jobs.store.stream import CALL_ENTRIES, LOG_SECONDS
+from jobs.store.expiry import LOG_SECONDS
+from jobs.store.stream import CALL_ENTRIES
 from jobs.stream.delta import Delta
 from jobs.stream.entries import END_SEQ, Entry, end_id
 

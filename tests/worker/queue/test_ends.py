@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -13,8 +14,10 @@ from jobs import keys
 from jobs.client.job import Job
 from jobs.errors import JobError
 from jobs.results.failures import failure
-from jobs.store.connection.protocol import run_sync
+from jobs.store.connection.protocol import Commands, run_sync
 from jobs.store.job_end import cancel as cancel_steps
+from jobs.store.job_end import record_end
+from jobs.store.job_state import read_state
 from jobs.store.job_store import JobStore
 from jobs.store.requeue import requeue
 from jobs.store.rq_layout import job_key, results_key
@@ -93,6 +96,20 @@ def test_an_attempt_that_fails_while_the_job_is_cancelled_is_in_the_row(
     site.burst()
     assert site.row(job)["status"] == "cancelled"
     assert [one["message"] for one in site.row(job)["failures"]] == ["the first attempt"]
+
+
+def test_a_row_of_an_older_state_is_not_recorded(site: Site) -> None:
+    job, commands = site.submit(), Commands(site.redis)
+    fetch(site, job).cancel()
+    before = commands.run_steps(read_state(job.id, full=True))
+    failures = [failure(1, 0.0, "w0", JobError("timeout", "of another attempt"))]
+    site.redis.hset(job_key(job.id), "chatjobs_failures", json.dumps(failures))
+    error = JobError("cancelled", "with RQ's tools")
+    assert not commands.run_steps(record_end(before, error, "canceled", None))
+    assert not site.redis.exists(keys.outbox("default"))
+    now = commands.run_steps(read_state(job.id, full=True))
+    assert commands.run_steps(record_end(now, error, "canceled", None))
+    assert site.redis.xlen(keys.outbox("default")) == 1
 
 
 @each_end

@@ -18,7 +18,8 @@ from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.results import outbox
 from jobs.store.claimed_job import ClaimedJob
 from jobs.store.connection.protocol import run_sync
-from jobs.store.job_end import SECONDS_WHEN_FULL, Settlement
+from jobs.store.expiry import SECONDS_WHEN_FULL
+from jobs.store.job_end import Settlement
 from jobs.store.job_store import JobStore
 from jobs.store.leases import StartedJob
 from jobs.store.limits import set_limit
