@@ -88,7 +88,6 @@ def watch(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
         return logits
 
     monkeypatch.setattr(core.runner, "model", forward)
-    monkeypatch.setattr(core.scorer, "_model", forward)
     return batches
 
 
