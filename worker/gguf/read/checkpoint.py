@@ -18,7 +18,7 @@ from worker.checkpoint.headers import SAMPLE_BYTES, TensorHeader
 from worker.checkpoint.quantization import DEQUANTISED
 from worker.gguf.read.header import Tensors
 from worker.gguf.read.tensors import TensorMap
-from worker.gguf.types import DENSE, NAMES
+from worker.gguf.tensor_format import DENSE, READABLE_NAMES
 from worker.layers.weights.quantised_tensor import Weight
 from worker.processes.pages import ReadPages, release
 
@@ -27,7 +27,7 @@ class GgufHeaders:
     """Implements Headers. `stored` are the tensors of all parts of the file."""
 
     described_by = "metadata"
-    readable = NAMES
+    readable = READABLE_NAMES
 
     def __init__(self, location: Path, stored: Tensors, tensor_map: TensorMap) -> None:
         self.location, self._stored, self._tensor_map = location, stored, tensor_map

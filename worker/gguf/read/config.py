@@ -9,11 +9,11 @@ from typing import Any
 from jobs.errors import JobError
 from worker.gguf import architectures
 from worker.gguf.architectures import Architecture
-from worker.gguf.names import EMBEDDING, HEAD
 from worker.gguf.read import dense, mixtures
 from worker.gguf.read.header import Tensors
 from worker.gguf.read.metadata import ARCHITECTURE, Metadata
 from worker.gguf.read.rope import ReadFactors, rope_fields
+from worker.gguf.tensor_format import EMBEDDING, HEAD
 from worker.models.config_fields import MAX_LAYERS
 
 ReadConfig = Callable[[Metadata, Tensors, dict[str, Any]], dict[str, Any]]

@@ -21,7 +21,7 @@ from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 from jobs.errors import JobError
 from jobs.sizes import size_text
 from worker.checkpoint.foreign import FIRST_BYTES, GGUF, foreign
-from worker.gguf.types import READABLE
+from worker.gguf.tensor_format import READABLE
 
 LENGTH = struct.Struct("<Q")  # of a string
 VERSIONS = (2, 3)

@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from worker.gguf.names import FREQUENCIES, LONG, SHORT
 from worker.gguf.read.metadata import Metadata
+from worker.gguf.tensor_format import FREQUENCIES, LONG, SHORT
 
 ReadFactors = Callable[[str], list[float] | None]  # the values of a tensor, None if it is absent
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from worker.checkpoint.headers import TensorHeader
 from worker.gguf.read.header import StoredTensor
-from worker.gguf.types import DENSE
+from worker.gguf.tensor_format import DENSE
 from worker.layers.weights.quantised_tensor import QuantisedTensor, Weight
 
 Transform = Callable[[Tensor], Tensor]

@@ -12,18 +12,43 @@ from collections.abc import Iterator
 from typing import Any
 
 import torch
+from gguf.tensor_mapping import get_tensor_name_map
 from torch import Tensor
 
 from jobs.errors import JobError
 from worker.gguf.architectures import Architecture
 from worker.gguf.delta_net import DeltaNetRows
-from worker.gguf.names import FACTORS
 from worker.gguf.read.delta_net import delta_net_views
 from worker.gguf.read.header import StoredTensor, Tensors
-from worker.gguf.read.names import names_of
 from worker.gguf.read.tensor_views import TensorView
+from worker.gguf.tensor_format import FACTORS
 from worker.models.config_fields import MAX_EXPERTS
 
+# Names in safetensors files that the families use: the `gguf` package maps them to those in the
+# file.
+MODEL_NAMES = ("model.embed_tokens", "model.norm", "lm_head")
+LAYER_NAMES = (
+    "input_layernorm",
+    "post_attention_layernorm",
+    "pre_feedforward_layernorm",
+    "post_feedforward_layernorm",
+    *(f"self_attn.{part}" for part in ("q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm")),
+    *(f"mlp.{part}_proj" for part in ("gate", "up", "down")),
+    "mlp.gate",
+    *(f"mlp.experts.{part}_proj" for part in ("gate", "up", "down")),
+    *(f"mlp.shared_expert.{part}_proj" for part in ("gate", "up", "down")),
+    "mlp.shared_expert_gate",
+    *(f"linear_attn.{part}" for part in ("A_log", "conv1d", "norm", "out_proj")),
+    *(f"linear_attn.in_proj_{part}" for part in ("qkv", "z", "b", "a", "ba", "qkvz")),
+)
+# Names that take precedence: where a family merges tensors, or names them differently.
+MERGED = ("self_attn.qkv_proj", "mlp.gate_up_proj")
+OWN_NAMES = {
+    "phi3": MERGED,
+    "glm4": (*MERGED, "post_self_attn_layernorm", "post_mlp_layernorm"),
+    "mixtral": ("block_sparse_moe.gate",),
+    "gpt_oss": ("mlp.router", "self_attn.sinks"),
+}
 LAYER = re.compile(r"blk\.(\d+)\.")
 SUFFIX = re.compile(r"\.(weight|bias)$")
 EXPERTS = re.compile(r"blk\.(\d+)\.ffn_(gate|up|down|gate_up)_exps\.(weight|bias)")
@@ -46,7 +71,7 @@ class TensorMap:
     ) -> None:
         self._architecture, self._fields, self._tensors = architecture, fields, tensors
         self._layers: int = fields["num_hidden_layers"]
-        self._names = names_of(architecture, fields["model_type"], self._layers)
+        self._names = _names_of(architecture, fields["model_type"], self._layers)
         self._files = {ours: theirs for theirs, ours in self._names.items()}
         kinds = fields.get("layer_types") or []
         self._linear = {index for index, kind in enumerate(kinds) if kind == LINEAR}
@@ -162,3 +187,20 @@ class TensorMap:
                 rows = start + self._halves(part)
             yield f"model.layers.{layer}.self_attn.{part}.{suffix}", whole.with_rows(rows)
             start += count
+
+
+def _names_of(architecture: Architecture, model_type: str, layers: int) -> dict[str, str]:
+    """The base of a name in the file → the base in safetensors files, without `.weight` or `.bias`.
+    `blk.0.attn_q` → `model.layers.0.self_attn.q_proj`."""
+    known = get_tensor_name_map(architecture.number, layers)
+    per_layer = (*OWN_NAMES.get(model_type, ()), *LAYER_NAMES)
+    bases = [
+        *MODEL_NAMES,
+        *(f"model.layers.{i}.{part}" for i in range(layers) for part in per_layer),
+    ]
+    found: dict[str, str] = {}
+    for base in bases:
+        name = known.get_name(base)
+        if name is not None:
+            found.setdefault(name, base)
+    return found

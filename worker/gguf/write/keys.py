@@ -16,7 +16,7 @@ from torch import Tensor
 from jobs.errors import JobError
 from worker.gguf.architectures import Architecture
 from worker.gguf.delta_net import DeltaNetRows
-from worker.gguf.names import FREQUENCIES, LONG, SHORT
+from worker.gguf.tensor_format import FREQUENCIES, LONG, SHORT
 from worker.layers.mlp import ACTIVATIONS
 from worker.layers.rope import RopeConfig, longrope_factor
 from worker.layers.self_attention import HeadShape

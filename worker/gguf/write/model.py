@@ -20,7 +20,7 @@ from worker.checkpoint import weights
 from worker.checkpoint.quantization import Mxfp4
 from worker.checkpoint.source import ModelSource
 from worker.gguf.read.source import GgufSource
-from worker.gguf.types import DENSE
+from worker.gguf.tensor_format import DENSE
 from worker.gguf.write.description import describe
 from worker.gguf.write.recipe import KINDS, file_type, types
 from worker.gguf.write.tensors import OutputTensor, output_tensors

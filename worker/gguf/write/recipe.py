@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from gguf import GGML_QUANT_SIZES, LlamaFileType
 from gguf import GGMLQuantizationType as Type
 
-from worker.gguf.names import EMBEDDING, HEAD
-from worker.gguf.types import DENSE
+from worker.gguf.tensor_format import DENSE, EMBEDDING, HEAD
 
 # Name of a kind → type of most of its tensors.
 KINDS: dict[str, Type] = {
