@@ -19,7 +19,7 @@ from worker.model_spec import ModelSpec
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
-    """A resident model, as results and status describe it."""
+    """A loaded model, as results and status describe it."""
 
     name: str  # of the folder or repository; queues and requests use it or the reference
     reference: str  # folder, repo id or file that it was loaded from

@@ -118,9 +118,9 @@ def load_engine(
     path: Path, dtype: str = "bf16", *, max_batch: int = 4, quantize: str | None = None
 ) -> Engine:
     """An engine on the device, within `fake_device`. Its failures are raised by `step`."""
-    resident = load(ModelSpec(reference=str(path), dtype=dtype, quantize=quantize), Device(DEVICE))
+    loaded = load(ModelSpec(reference=str(path), dtype=dtype, quantize=quantize), Device(DEVICE))
     core = EngineCore(
-        resident, slots=Slots(max_batch), context=512, cache_bytes=devices.free_bytes(DEVICE) // 4
+        loaded, slots=Slots(max_batch), context=512, cache_bytes=devices.free_bytes(DEVICE) // 4
     )
     core._recover = _raise  # type: ignore[method-assign]
     return Engine(core)

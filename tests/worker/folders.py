@@ -14,20 +14,20 @@ from safetensors.torch import load_file, save_file
 
 from jobs import JobError
 from worker.device import Device
-from worker.loading.load import ResidentModel, load
+from worker.loading.load import LoadedModel, load
 from worker.model_spec import ModelSpec
 
 WEIGHTS = "model.safetensors"
 
 
-def resident(folder: Path | str) -> ResidentModel:
+def loaded(folder: Path | str) -> LoadedModel:
     return load(ModelSpec(reference=str(folder), dtype="fp32"), Device(torch.device("cpu")))
 
 
 def refusal(folder: Path | str, code: str = "unsupported_model") -> str:
     """The error message for loading the folder; checks its code and that it is a single line."""
     with pytest.raises(JobError) as caught:
-        resident(folder)
+        loaded(folder)
     assert caught.value.code == code
     assert "\n" not in caught.value.message
     return caught.value.message

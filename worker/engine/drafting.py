@@ -16,7 +16,7 @@ from worker.engine.speculation import Speculation
 from worker.layers.cache import LayerCache
 from worker.loading.draft import load_draft
 from worker.loading.find import find
-from worker.loading.load import ResidentModel
+from worker.loading.load import LoadedModel
 from worker.loading.preflight import smallest_window
 from worker.model_spec import ModelSpec
 from worker.models.model import Model
@@ -33,15 +33,15 @@ class Drafting:
     per guess."""
 
     tokens: int
-    resident: ResidentModel | None = None
+    loaded: LoadedModel | None = None
 
     @property
     def weight_bytes(self) -> int:
-        return 0 if self.resident is None else self.resident.info.weight_bytes
+        return 0 if self.loaded is None else self.loaded.info.weight_bytes
 
     @property
     def model(self) -> Model | None:
-        return None if self.resident is None else self.resident.model
+        return None if self.loaded is None else self.loaded.model
 
     def make_caches(self) -> list[LayerCache]:
         return [] if self.model is None else self.model.make_caches()

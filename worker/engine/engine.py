@@ -1,4 +1,4 @@
-"""The generation loop of one resident model: submitted requests in, token events out."""
+"""The generation loop of one loaded model: submitted requests in, token events out."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from worker.engine.scheduler import Scheduler
 from worker.engine.scorer import Scorer
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
-from worker.loading.load import ResidentModel, check_context, load, memory_named
+from worker.loading.load import LoadedModel, check_context, load, memory_named
 from worker.model_spec import ModelSpec
 from worker.processes.tuning import keep_memory
 
@@ -51,7 +51,7 @@ class EngineCore:
 
     def __init__(
         self,
-        resident: ResidentModel,
+        loaded: LoadedModel,
         *,
         slots: Slots,
         context: int,
@@ -61,41 +61,41 @@ class EngineCore:
         on_work: Callable[[], None] = lambda: None,
         draw: Sample = sample,
     ) -> None:
-        self.info: ModelInfo = resident.info
+        self.info: ModelInfo = loaded.info
         self.weight_bytes = self.info.weight_bytes + (drafting.weight_bytes if drafting else 0)
-        self.tokenizer: Tokenizer = resident.tokenizer
-        self.prompts = resident.prompts(context)
+        self.tokenizer: Tokenizer = loaded.tokenizer
+        self.prompts = loaded.prompts(context)
         self.context_length = context
-        self.vocab_size = resident.model.vocab_size  # may be larger than the tokenizer's
+        self.vocab_size = loaded.model.vocab_size  # may be larger than the tokenizer's
         self.max_batch = slots.batch
         self.steps = 0
-        self.device = resident.device
+        self.device = loaded.device
         number = slots.batch + slots.paused + 1  # one for the scorer
-        makers = resident.model.make_caches, drafting.make_caches if drafting else list
+        makers = loaded.model.make_caches, drafting.make_caches if drafting else list
         self.book = CacheBook(
             CacheSizes(*[make() for make in makers]),
             max_slots=number,
             max_columns=context,
             limit_bytes=cache_bytes,
         )
-        self._resident, self.state_of = resident, resident.state_of
+        self._loaded, self.state_of = loaded, loaded.state_of
         limits = devices.limits(self.device)
         stride = limits.stride if slots.batch == 1 else None
         self.prefix = PrefixCache(
             self.book,
-            resident.state_of if prefix_cache else None,
+            loaded.state_of if prefix_cache else None,
             stride,
             stride or 4 * limits.stride,  # a cut of prefill there costs little time
         )
         self.runner = ModelRunner(
-            resident.model,
+            loaded.model,
             CachePool(*makers, slots=number),
             self.device,
             drafting.model if drafting else None,
             draw=draw,
             on_unsaved=self.prefix.reset,
         )
-        self.scorer = Scorer(self.runner.forward, self.book, context, resident.not_finite)
+        self.scorer = Scorer(self.runner.forward, self.book, context, loaded.not_finite)
         self.speculation = speculation(
             drafting, self.book, self.runner.propose, limits.step_tokens, slots.batch
         )
@@ -105,7 +105,7 @@ class EngineCore:
             limits.step_tokens,
             prefix_cache=self.prefix,
             speculation=self.speculation,
-            not_finite=resident.not_finite,
+            not_finite=loaded.not_finite,
         )
         self._submitted: deque[Sequence] = deque()  # from any thread to the one that steps
         self._changes = Changes(self._scheduler.reset)
@@ -128,17 +128,17 @@ class EngineCore:
         Raises JobError."""
         with memory_named(spec.reference, device):
             drafting = drafting_of(spec, device)
-            resident = load(spec, device)
+            loaded = load(spec, device)
         if device.torch.type == "cpu":
             keep_memory()
         if spec.context is not None:
-            check_context(spec.context, resident)
+            check_context(spec.context, loaded)
         limit, batch = spec.cache_bytes, spec.max_batch
         batch = devices.limits(device.torch).max_batch if batch is None else batch
         return cls(
-            resident,
+            loaded,
             slots=Slots.share(batch, interactive_slots, preempt),
-            context=spec.context or resident.model.context_length,
+            context=spec.context or loaded.model.context_length,
             cache_bytes=device.cache_room() if limit is None else limit,
             prefix_cache=spec.prefix_cache,
             drafting=drafting,
@@ -192,7 +192,7 @@ class EngineCore:
         self.prefix.fetch(prompt.token_ids, request.cache_salt)
         self.require_open()
         plan = self.plan(request, prompt.token_ids)
-        make_reader = self._resident.reader_maker(request, prompt)
+        make_reader = self._loaded.reader_maker(request, prompt)
         readers = [make_reader() for _ in range(plan.n)]
         events: ChatEvents = deque()
         assembly = ChatAssembly(
@@ -228,7 +228,7 @@ class EngineCore:
         """Fill in the defaults of a prompt's sampling options. Raises JobError."""
         return plan_sampling(
             sampling,
-            self._resident.defaults,
+            self._loaded.defaults,
             prompt_length=len(prompt),
             context_length=self.context_length,
             vocab_size=self.vocab_size,
@@ -271,7 +271,7 @@ class EngineCore:
     def chat_obstacle(self) -> str | None:
         """The reason for which chat requests fail, with the remedy; None if the model has a chat
         template."""
-        return self._resident.chat_obstacle
+        return self._loaded.chat_obstacle
 
     def require_open(self) -> None:
         """Raises JobError (cancelled) after `close`."""
@@ -291,7 +291,7 @@ class EngineCore:
         self.speculation.close()
         self.book.close()
         self.runner.close()
-        del self.scorer, self._resident, self.state_of
+        del self.scorer, self._loaded, self.state_of
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

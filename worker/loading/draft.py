@@ -7,12 +7,12 @@ from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device
 from worker.loading.description import describe
 from worker.loading.find import find
-from worker.loading.load import ResidentModel, load
+from worker.loading.load import LoadedModel, load
 from worker.loading.preflight import Preflight, preflight
 from worker.model_spec import ModelSpec
 
 
-def load_draft(spec: ModelSpec, target: ModelSpec, device: Device) -> ResidentModel:
+def load_draft(spec: ModelSpec, target: ModelSpec, device: Device) -> LoadedModel:
     """Compare two models by their headers, and load the draft. Call it before the target is
     loaded. Raises JobError("invalid_request") if one can't draft for the other, and the errors of
     `load`."""

@@ -46,7 +46,7 @@ SEARCH_SECONDS = 20.0  # limit of the search for a non-finite weight, which stal
 
 
 @dataclass(frozen=True)
-class ResidentModel:
+class LoadedModel:
     """A model with its weights on the device, its tokenizer, chat template and defaults."""
 
     info: ModelInfo
@@ -113,7 +113,7 @@ class ResidentModel:
             return error.message
 
 
-def load(spec: ModelSpec, device: Device) -> ResidentModel:
+def load(spec: ModelSpec, device: Device) -> LoadedModel:
     """Check everything that can be checked, then read the weights. Raises JobError."""
     compression = compression_of(spec.quantize)
     source = find(spec.reference, spec.download_dir)
@@ -139,7 +139,7 @@ def load(spec: ModelSpec, device: Device) -> ResidentModel:
         model = FAMILIES[config.model_type](config.fields, checked.tied, place)
         weights.load(model.weight_map(), checkpoint, config.quantization)
         fingerprint = _fingerprint(checkpoint.fingerprint(), checked)
-    return ResidentModel(
+    return LoadedModel(
         info=_info(checked, fingerprint),
         source=source,
         model=model,
@@ -222,9 +222,9 @@ def _version() -> str:
         return "0"
 
 
-def check_context(context: int, resident: ResidentModel) -> None:
+def check_context(context: int, loaded: LoadedModel) -> None:
     """Refuse a context beyond a stretch that the config states; warn beyond plain positions."""
-    model = resident.model
+    model = loaded.model
     most = model.context_length if model.stretched else MAX_CONTEXT
     if not 1 < context <= most:
         raise invalid(f"context must be 2 to {most} for this model, got {context}", "context")
@@ -232,7 +232,7 @@ def check_context(context: int, resident: ResidentModel) -> None:
         logger.warning(
             "%s: context %d exceeds the %d positions of its config.json: answers may degrade "
             "beyond them, unless rope_scaling in config.json stretches the positions",
-            resident.info.reference,
+            loaded.info.reference,
             context,
             model.context_length,
         )

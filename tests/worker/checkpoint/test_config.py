@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.worker.checkpoints import make_checkpoint
-from tests.worker.folders import edit_json, edit_weights, logits, refusal, resident
+from tests.worker.folders import edit_json, edit_weights, loaded, logits, refusal
 from worker.models.registry import FAMILIES
 
 
@@ -165,7 +165,7 @@ def test_defaults_and_end_tokens_come_from_both_configs_and_the_template(folder:
     edit_json(folder / "config.json", lambda config: config.update(eos_token_id=7))
     values = {"eos_token_id": [8, 9], "temperature": 0.6, "top_k": 20, "top_p": 0.95}
     edit_json(folder / "generation_config.json", lambda config: config.update(values))
-    model = resident(folder)
+    model = loaded(folder)
     end = model.tokenizer.id_of("<|im_end|>")
     assert model.defaults.eos_token_ids == {7, 8, 9, end}
     assert (model.defaults.temperature, model.defaults.top_k) == (0.6, 20)
@@ -175,8 +175,8 @@ def test_defaults_and_end_tokens_come_from_both_configs_and_the_template(folder:
 def test_do_sample_false_means_greedy(folder: Path) -> None:
     values = {"do_sample": False, "temperature": 0.6, "top_k": 20}
     edit_json(folder / "generation_config.json", lambda config: config.update(values))
-    assert resident(folder).defaults.temperature == 0.0
-    assert resident(folder).defaults.top_k is None
+    assert loaded(folder).defaults.temperature == 0.0
+    assert loaded(folder).defaults.top_k is None
 
 
 def test_a_wrapped_text_model_is_read_from_its_text_config(folder: Path, original: Path) -> None:
@@ -197,7 +197,7 @@ def test_a_wrapped_text_model_is_read_from_its_text_config(folder: Path, origina
         ],
     )
     edit_weights(folder, lambda tensors: tensors.update({"model.visual.x": torch.zeros(3)}))
-    assert resident(folder).info.family == "qwen3"
+    assert loaded(folder).info.family == "qwen3"
     assert torch.equal(logits(folder), logits(original))
 
 
@@ -221,6 +221,6 @@ def test_a_special_token_outside_the_models_vocabulary_is_dropped(folder: Path) 
     edit_json(
         folder / "tokenizer.json", lambda values: values["added_tokens"].append(token | flags)
     )
-    model = resident(folder)
+    model = loaded(folder)
     assert model.tokenizer.vocab_size == model.model.vocab_size == 407
     assert max(model.tokenizer.encode("<image>")) < 407

@@ -17,7 +17,7 @@ from click.testing import CliRunner
 
 from jobs import ChatRequest
 from jobs.cli import build
-from tests.worker.folders import WEIGHTS, logits, refusal, resident
+from tests.worker.folders import WEIGHTS, loaded, logits, refusal
 from tests.worker.gguf.converter import convert
 from worker import Engine
 from worker.loading.find import find
@@ -149,7 +149,7 @@ def test_a_file_of_a_folder_is_said_for_what_it_is(name: str, kind: str, folder:
         path.unlink()
     else:  # the remedy: the file itself
         path.write_bytes(whole)
-    assert resident(folder).info.family == "qwen3"
+    assert loaded(folder).info.family == "qwen3"
 
 
 @pytest.mark.parametrize("kind", FOREIGN)
@@ -162,7 +162,7 @@ def test_a_single_file_is_said_for_what_it_is(
     assert f"{tmp_path / name} is " in refusal(tmp_path / name)
     assert sentence.removeprefix("is ") in refusal(tmp_path / name)
     shutil.copy(gguf, tmp_path / name)
-    assert resident(tmp_path / name).info.family == "qwen3"
+    assert loaded(tmp_path / name).info.family == "qwen3"
 
 
 def test_a_shard_is_said_for_what_it_is(sharded: Path) -> None:
@@ -202,7 +202,7 @@ def test_a_download_that_has_not_ended_is_named(place: str, folder: Path) -> Non
         "whole file"
     )
     partial.rename(folder / WEIGHTS)
-    assert resident(folder).info.family == "qwen3"
+    assert loaded(folder).info.family == "qwen3"
 
 
 def test_a_folder_of_the_hubs_cache_names_the_one_inside(original: Path, tmp_path: Path) -> None:
@@ -210,7 +210,7 @@ def test_a_folder_of_the_hubs_cache_names_the_one_inside(original: Path, tmp_pat
     shutil.copytree(original, cache / "snapshots" / "abc")
     message = refusal(cache, "model_not_found")
     assert message.endswith(f"it is a folder of the hub's cache: give {cache}/snapshots/abc")
-    assert resident(message.rpartition(" ")[2]).info.family == "qwen3"
+    assert loaded(message.rpartition(" ")[2]).info.family == "qwen3"
 
 
 def test_an_empty_folder_is_said_to_be_empty(tmp_path: Path) -> None:
@@ -252,5 +252,5 @@ def test_an_adapter_beside_a_model_is_not_applied_and_the_log_says_so(
 ) -> None:
     (folder / "adapter_config.json").write_text("{}")
     with caplog.at_level(logging.WARNING):
-        resident(folder)
+        loaded(folder)
     assert "the LoRA adapter beside the model (adapter_config.json) is not applied" in caplog.text

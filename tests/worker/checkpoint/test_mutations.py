@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jobs import JobError
-from tests.worker.folders import WEIGHTS, edit_json, refusal, resident
+from tests.worker.folders import WEIGHTS, edit_json, loaded, refusal
 from worker.prompt.encoder import PromptEncoder
 
 INDEX = "model.safetensors.index.json"
@@ -98,7 +98,7 @@ def test_a_mutated_file_is_refused_by_a_joberror_or_loads(
         edit = edit_header if name == WEIGHTS else edit_json
         edit(folder / name, lambda values: mutate(values, action, list(steps), odd))
         try:
-            model = resident(folder)
+            model = loaded(folder)
             PromptEncoder(model.tokenizer, 64).encode("hello")
         except JobError as error:
             assert error.message
@@ -126,7 +126,7 @@ def test_damaged_bytes_are_refused_by_a_joberror_or_load(
         start = int(place * len(content))
         (folder / name).write_bytes(content[:start] + inserted + content[start + removed :])
         try:
-            resident(folder)
+            loaded(folder)
         except JobError as error:
             assert error.message
 
@@ -161,4 +161,4 @@ def test_a_template_that_writes_half_a_character_fails_requests_only(folder: Pat
         folder / "tokenizer_config.json", lambda values: values.update(chat_template=template)
     )
     (folder / "chat_template.jinja").unlink(missing_ok=True)
-    assert resident(folder).template is not None
+    assert loaded(folder).template is not None

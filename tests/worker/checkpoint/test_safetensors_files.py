@@ -13,9 +13,9 @@ from tests.worker.folders import (
     WEIGHTS,
     edit_json,
     edit_weights,
+    loaded,
     logits,
     refusal,
-    resident,
     set_header,
 )
 
@@ -105,7 +105,7 @@ def test_overlapping_tensors_are_refused_when_they_are_read(folder: Path) -> Non
 def test_shards_give_the_same_weights_as_one_file(original: Path, sharded: Path) -> None:
     assert not (sharded / WEIGHTS).exists()
     assert torch.equal(logits(sharded), logits(original))
-    assert resident(sharded).info.fingerprint == resident(original).info.fingerprint
+    assert loaded(sharded).info.fingerprint == loaded(original).info.fingerprint
 
 
 @pytest.mark.parametrize("content", ["", "{", "[]", "{}", '{"weight_map": 3}', "[" * 9999])
@@ -183,14 +183,14 @@ def test_a_shard_with_a_name_that_is_too_long_is_reported(sharded: Path) -> None
 
 
 def test_the_fingerprint_changes_with_any_tensor(folder: Path, original: Path) -> None:
-    before = resident(original).info.fingerprint
-    assert resident(folder).info.fingerprint == before
+    before = loaded(original).info.fingerprint
+    assert loaded(folder).info.fingerprint == before
     for name in (Q_PROJ, "model.norm.weight"):
 
         def change(tensors: dict[str, torch.Tensor], name: str = name) -> None:
             tensors[name].view(-1)[0] += 1
 
         edit_weights(folder, change)
-        after = resident(folder).info.fingerprint
+        after = loaded(folder).info.fingerprint
         assert after != before
         before = after

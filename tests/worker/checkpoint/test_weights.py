@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from tests.worker.checkpoints import make_checkpoint
-from tests.worker.folders import WEIGHTS, edit_json, edit_weights, logits, refusal, resident
+from tests.worker.folders import WEIGHTS, edit_json, edit_weights, loaded, logits, refusal
 
 Q_PROJ = "model.layers.0.self_attn.q_proj.weight"
 
@@ -49,7 +49,7 @@ def test_tensors_outside_the_text_model_are_skipped(
 ) -> None:
     edit_weights(folder, lambda tensors: tensors.update({name: torch.zeros(size)}))
     with caplog.at_level("INFO"):
-        assert resident(folder).info.family == "qwen3"
+        assert loaded(folder).info.family == "qwen3"
     assert [record.getMessage() for record in caplog.records] == [
         f"{folder}: ignored 1 tensor outside the text model (vision, multi-token prediction)"
     ]
@@ -120,4 +120,4 @@ def test_gemma_is_tied_by_default(tmp_path: Path) -> None:
     )
     assert HEAD not in load_file(folder / WEIGHTS)
     edit_json(folder / "config.json", lambda config: config.pop("tie_word_embeddings"))
-    assert resident(folder).info.family == "gemma3_text"
+    assert loaded(folder).info.family == "gemma3_text"

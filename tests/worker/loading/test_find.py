@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.worker.folders import WEIGHTS, refusal, resident
+from tests.worker.folders import WEIGHTS, loaded, refusal
 
 INDEX = "model.safetensors.index.json"
 
@@ -22,7 +22,7 @@ def test_a_missing_folder_is_reported_with_the_alternatives(reference: str) -> N
 
 
 def test_a_file_of_weights_stands_for_its_folder(folder: Path) -> None:
-    assert resident(folder / WEIGHTS).info.name == folder.name
+    assert loaded(folder / WEIGHTS).info.name == folder.name
 
 
 def test_a_link_loop_is_not_a_folder(tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_the_missing_part_of_a_folder_is_named(folder: Path, part: str, what: st
 @pytest.mark.parametrize("part", ["tokenizer_config.json", "generation_config.json"])
 def test_optional_files_may_be_missing(folder: Path, part: str) -> None:
     (folder / part).unlink()
-    assert resident(folder).info.family == "qwen3"
+    assert loaded(folder).info.family == "qwen3"
 
 
 def test_an_empty_folder_is_not_a_model(tmp_path: Path) -> None:

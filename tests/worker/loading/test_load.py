@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from jobs import JobError
 from jobs.api.sampling import Sampling
-from tests.worker.folders import WEIGHTS, resident
+from tests.worker.folders import WEIGHTS, loaded
 from worker import Engine
 from worker import device as devices
 from worker.checkpoint.folder import FolderSource
@@ -69,14 +69,14 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_every_small_file_is_read_once(remote: RemoteSource, reads: list[str]) -> None:
-    resident("org/tiny")
+    loaded("org/tiny")
     assert {name: reads.count(name) for name in SMALL_FILES} == dict.fromkeys(SMALL_FILES, 1)
 
 
 def test_weights_are_downloaded_after_the_first_check_and_opened_once(
     remote: RemoteSource,
 ) -> None:
-    assert resident("org/tiny").info.family == "qwen3"
+    assert loaded("org/tiny").info.family == "qwen3"
     assert remote.events == ["headers", "download", "open"]
 
 
@@ -91,7 +91,7 @@ def test_a_model_that_does_not_fit_is_not_downloaded(
 
 
 def test_model_info_matches_the_files(original: Path) -> None:
-    info = resident(original).info
+    info = loaded(original).info
     tensors = load_file(original / WEIGHTS)
     assert (info.name, info.reference, info.revision) == ("tiny", str(original), None)
     assert info.parameters == sum(tensor.numel() for tensor in tensors.values())

@@ -1,4 +1,4 @@
-"""Quantised weights of a resident model: from GGUF files, and with `quantize` while loading."""
+"""Quantised weights of a loaded model: from GGUF files, and with `quantize` while loading."""
 
 from __future__ import annotations
 

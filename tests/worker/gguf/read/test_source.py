@@ -12,7 +12,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 
 from jobs import ChatRequest, JobError
-from tests.worker.folders import logits, refusal, resident
+from tests.worker.folders import loaded, logits, refusal
 from tests.worker.gguf.converter import convert
 from tests.worker.gguf.raw import text
 from tests.worker.templates import QWEN_TEMPLATE
@@ -269,7 +269,7 @@ def test_nan_weights_are_found(checkpoint: Path, tmp_path: Path) -> None:
     path.write_bytes(content)
     with find(str(path)).weights() as weights:
         assert "tensor blk.0.ffn_up.weight in " in find_non_finite(weights, torch.float32, 10.0)
-    assert "tensor blk.0.ffn_up.weight in " in resident(path).not_finite(3).message
+    assert "tensor blk.0.ffn_up.weight in " in loaded(path).not_finite(3).message
 
 
 def test_quantised_weights_run_in_bfloat16_and_equal_their_values(
