@@ -9,7 +9,7 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.conversation import Turn, TurnInput, messages_of, split_turns
 from jobs.api.params import MessageInput, SessionTurnFields
-from jobs.client.caller_waits import answer_of_async, cancelling_async, follow_or_cancel
+from jobs.client.cancelling_waits import answer_of_async, cancelling_async, follow_or_cancel
 from jobs.client.follow import OnRestart, check_stream
 from jobs.client.job import AsyncJob
 from jobs.client.wait import check_timeout

@@ -16,7 +16,7 @@ from jobs.api.caller import warn_caller
 from jobs.api.chunk import ChatChunk
 from jobs.api.params import CompletionFields
 from jobs.api.request import ChatRequest, IgnoredFieldWarning
-from jobs.client.caller_waits import answer_of, answer_of_async, follow_or_cancel
+from jobs.client.cancelling_waits import answer_of, answer_of_async, follow_or_cancel
 from jobs.client.job import AsyncJob, Job
 from jobs.errors import JobError
 from jobs.store.connection.protocol import Connection, iterate_async, iterate_sync

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from jobs import AsyncClient, Client, JobError, WaitTimeout
-from jobs.client import caller_waits
+from jobs.client import cancelling_waits
 from jobs.store.connection.protocol import Steps, run_sync
 from jobs.store.job_end import cancel
 from jobs.testing import FakeWorker
@@ -70,8 +70,8 @@ def test_an_answer_that_comes_while_the_job_is_cancelled_is_returned(
         worker.finish(job_id, "x")
         return (yield from cancel(job_id))
 
-    monkeypatch.setattr(caller_waits, "cancel", too_late)
-    steps = caller_waits.wait_or_cancel(job.id, 0.01)
+    monkeypatch.setattr(cancelling_waits, "cancel", too_late)
+    steps = cancelling_waits.wait_or_cancel(job.id, 0.01)
     assert run_sync(steps, client.connection).text == "x"
 
 
@@ -85,9 +85,9 @@ def test_a_job_that_cannot_be_cancelled_is_not_called_cancelled(
         yield from ()
         raise JobError("unavailable", "Redis is gone")
 
-    monkeypatch.setattr(caller_waits, "cancel", fails)
+    monkeypatch.setattr(cancelling_waits, "cancel", fails)
     with pytest.raises(WaitTimeout, match="it is not cancelled"):
-        run_sync(caller_waits.wait_or_cancel(job.id, 0.01), client.connection)
+        run_sync(cancelling_waits.wait_or_cancel(job.id, 0.01), client.connection)
 
 
 def test_jobs_and_lists_of_jobs_are_awaited() -> None:
