@@ -133,6 +133,16 @@ def test_scripts_are_found() -> None:
     assert {"enqueue", "cancel"} <= {path.stem for path in SCRIPTS}
 
 
+def test_only_the_store_sends_scripts() -> None:
+    files = [path for package in ("jobs", "worker") for path in (ROOT / package).rglob("*.py")]
+    sends = re.compile(r"\blua\.load\(|\bregister_script\(")
+    senders = {path for path in files if sends.search(path.read_text())}
+    outside = {path for path in senders if path.parent != ROOT / "jobs/store"}
+    assert senders > outside, "the search finds nothing"
+    assert outside == {ROOT / "jobs/testing/connections.py"}  # for fakeredis, without their flags
+    assert {path.parent for path in SCRIPTS} == {ROOT / "jobs/store/scripts"}
+
+
 def test_each_script_opens_with_a_header_that_describes_it() -> None:
     for path in SCRIPTS:
         text = path.read_text()
