@@ -43,19 +43,20 @@ class SamplingInput:
         for processor in self._processors:
             processor.rollback(count)
 
-    def process(self, logits: Tensor, draft: Sequence[int]) -> None:
-        """Change the logits [1 + draft tokens, vocab] of the next token and of those that follow
-        the draft's, in place."""
+    def process(self, logits: Tensor, first: int, draft: Sequence[int]) -> None:
+        """Change the logits [rows, vocab] of the next token, which are at row `first`, and of those
+        that follow the draft's, in place."""
         taken = 0
         try:
-            for number, row in enumerate(logits):
-                if number:
-                    self.advance(draft[number - 1 : number])
+            for row in range(first, first + 1 + len(draft)):
+                if row > first:
+                    self.advance(draft[taken : taken + 1])
                     taken += 1
                 for processor in self._processors:
-                    processor.apply(row)
+                    processor.apply(logits[row])
         finally:
-            self.rollback(taken)
+            if taken:
+                self.rollback(taken)
 
 
 class Row(NamedTuple):
@@ -109,5 +110,5 @@ class SamplingBatch:
         if any(self.rows[first].logprobs for first, _, _ in self._processed):
             logits = logits.clone()
         for first, sampling, draft in self._processed:
-            sampling.process(logits[first : first + 1 + len(draft)], draft)
+            sampling.process(logits, first, draft)
         return logits
