@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
-from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
+from jobs.operations import Operation, Request
 from jobs.stream.delta import Delta
 from worker import service
 from worker.backend import Backend, Handle, Health, MemoryUse, ModelInfo, Outcome, Progress, Sink
@@ -37,7 +37,7 @@ class Orders(NamedTuple):
 class _Running:
     """One request, and its assembly. It ends after its chunks, once jobs may end."""
 
-    def __init__(self, request: ChatRequest, sink: Sink) -> None:
+    def __init__(self, request: Request, sink: Sink) -> None:
         self.request, self._sink = request, sink
         self._made: deque[Progress] = deque()
         self._chunks = 20 if request.publishes else 1
@@ -79,7 +79,7 @@ class _Running:
             usage=Usage(prompt_tokens=1, completion_tokens=20, total_tokens=21),
         )
         return Outcome(
-            completion=completion,
+            result=completion,
             prompt_token_ids=list(range(100)),
             output_token_ids=[list(range(20))],
             seed=1,
@@ -112,7 +112,7 @@ class NullBackend(Backend):
     def room(self, model: str, *, bulk: bool = False) -> int:
         return max(0, self._batch - len(self._running))
 
-    def submit(self, request: ChatRequest, sink: Sink) -> Handle:
+    def submit(self, operation: Operation, request: Request, sink: Sink) -> Handle:
         running = _Running(request, sink)
         with self._lock:
             self._running.append(running)

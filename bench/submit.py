@@ -23,7 +23,7 @@ from rq.serializers import JSONSerializer
 from bench.harness import median, report
 from jobs import Client
 from jobs.embedded import EmbeddedRedis
-from jobs.keys import TASK
+from jobs.operations import CHAT
 
 BATCH = 500  # jobs of one call of `enqueue_many`
 
@@ -50,7 +50,7 @@ def by_rq(url: str, requests: list[Any]) -> None:
         for start in range(0, len(requests), BATCH):
             queue.enqueue_many(
                 [
-                    Queue.prepare_data(TASK, args=(one,), timeout=100)
+                    Queue.prepare_data(CHAT.func, args=(one,), timeout=100)
                     for one in requests[start : start + BATCH]
                 ]
             )

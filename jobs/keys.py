@@ -14,7 +14,6 @@ JOB_ID = re.compile(r"[A-Za-z0-9_-]{1,200}")
 RUN_ID = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,99}")
 SESSION_ID = re.compile(r"[A-Za-z0-9_.:@-]{1,200}")
 
-TASK = "worker.tasks.chat_completion"  # function name of every chat job
 # Function names of the jobs of any version: a worker leaves those that it does not run to others.
 TASKS = re.compile(r"worker\.tasks\.[a-z][a-z_]{0,49}")
 _QUEUE = re.compile(rf"(chat|bulk):(.*?)(?: ({TASKS.pattern}))?", re.DOTALL)
@@ -64,15 +63,15 @@ def is_bulk(queue: str) -> bool:
     return queue.startswith(bulk_queue(""))
 
 
-def func_of(queue: str) -> str:
-    """The function of the jobs that belong into an RQ queue."""
+def func_of(queue: str) -> str | None:
+    """The function whose jobs alone belong into an RQ queue. None: any that its workers run."""
     found = _QUEUE.fullmatch(queue)
-    return (found[3] if found else None) or TASK
+    return found[3] if found else None
 
 
 def queue_for(func: str, queue: str) -> str:
-    """RQ queue for the jobs of another function than TASK: that of the same model and priority, for
-    them alone. Workers that do not run `func` do not look there."""
+    """RQ queue for the jobs of a function that the workers of `queue` do not run: that of the same
+    model and priority, for them alone. Other workers do not look there."""
     return f"{queue} {func}"
 
 

@@ -9,10 +9,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, Protocol
 
-from jobs.api.answer import ChatCompletion, Usage
-from jobs.api.request import ChatRequest
+from jobs.api.answer import Usage
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
+from jobs.operations import Operation, Request, Result
 from jobs.stream.delta import Delta
 from worker.model_spec import ModelSpec
 
@@ -72,12 +72,12 @@ class Health:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of a request. Exactly one of `completion` and `error` is set; `partial` holds
-    what a cancelled or failed request had generated."""
+    """The outcome of a request. Exactly one of `result` and `error` is set; `partial` holds what a
+    cancelled or failed request had generated."""
 
-    completion: ChatCompletion | None = None
+    result: Result | None = None
     error: JobError | None = None
-    partial: ChatCompletion | None = None
+    partial: Result | None = None
     prompt_token_ids: list[int] = field(default_factory=list)
     output_token_ids: list[list[int]] = field(default_factory=list)  # per choice
     token_logprobs: list[list[float]] = field(default_factory=list)  # per choice, if requested
@@ -144,12 +144,12 @@ class Backend(Protocol):
         """Load a model. Raises JobError."""
 
     def room(self, model: str, *, bulk: bool) -> int:
-        """Number of bulk or interactive sequences that can be submitted now; a request with n
-        choices has n."""
+        """Number of bulk or interactive sequences that can be submitted now; a request has as many
+        as its operation's cost."""
 
-    def submit(self, request: ChatRequest, sink: Sink) -> Handle:
-        """Queue a request without waiting. Raises JobError if its model is not loaded; otherwise
-        the sink is told of its progress, also of an error of the request."""
+    def submit(self, operation: Operation, request: Request, sink: Sink) -> Handle:
+        """Queue a request of an operation without waiting. Raises JobError if its model is not
+        loaded; otherwise the sink is told of its progress, also of an error of the request."""
 
     def close(self) -> None:
         """Stop the engine thread and free the device's memory."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 from pydantic import Field
 
@@ -10,6 +10,8 @@ from jobs.api.message import ToolCall
 from jobs.api.wire import Wire
 
 FinishReason = Literal["stop", "length", "tool_calls"]
+
+LEAST_BYTES_OF_LOGPROB = len('{"token":"","logprob":0}')
 
 
 class TopLogprob(Wire):
@@ -99,3 +101,24 @@ class ChatCompletion(Wire):
     def text(self) -> str:
         """Content of the first choice."""
         return self.choices[0].message.content or ""
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """That of the first choice."""
+        return self.choices[0].finish_reason
+
+    def least_detail_bytes(self) -> int:
+        """Bytes that its log-probabilities have as JSON, at least. Does not encode them, since they
+        may be larger than the memory."""
+        tokens = [
+            token
+            for choice in self.choices
+            if choice.logprobs is not None
+            for token in choice.logprobs.content or ()
+        ]
+        return LEAST_BYTES_OF_LOGPROB * sum(1 + len(token.top_logprobs) for token in tokens)
+
+    def without_details(self) -> Self:
+        """The answer without its log-probabilities."""
+        choices = [choice.model_copy(update={"logprobs": None}) for choice in self.choices]
+        return self.model_copy(update={"choices": choices})

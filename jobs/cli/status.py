@@ -13,6 +13,7 @@ from jobs.cli.options import connection, json_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.cli.table import number, print_table
 from jobs.cli.waiting import rows_wait
+from jobs.operations import CHAT
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -243,7 +244,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
         {
             "name": name,
             "model": keys.model_of(name),
-            "func": keys.func_of(name),
+            "func": keys.func_of(name) or CHAT.func,
             "queued": next(depths) + next(depths) + next(depths),
             "deferred": next(depths),
             "scheduled": next(depths),

@@ -13,6 +13,7 @@ from redis import Redis, RedisError
 
 from jobs import keys
 from jobs.api.caller import warn_caller
+from jobs.operations import CHAT
 from jobs.store.damage import Damage
 
 CHECK_SECONDS = 5.0  # between two reads of the workers, by one client
@@ -36,14 +37,14 @@ class Published(NamedTuple):
 
     def serve(self, queue: str) -> int:
         """Number of running workers that take the jobs of an RQ queue."""
-        model, func = keys.model_of(queue), keys.func_of(queue)
+        model, func = keys.model_of(queue), keys.func_of(queue) or CHAT.func
         return sum(model in one["names"] and func in _funcs(one) for one in self.running)
 
 
 def nobody_takes(queue: str, workers: Published) -> str:
     """The clause about an RQ queue whose jobs no running worker takes."""
     model, func = keys.model_of(queue), keys.func_of(queue)
-    if func == keys.TASK:
+    if func is None:
         return nobody_serves(model, workers)
     run = ", ".join(sorted({one for worker in workers.running for one in _funcs(worker)}))
     return (
@@ -93,7 +94,7 @@ def published(redis: Redis) -> Published:
 
 def _funcs(worker: Mapping[str, Any]) -> list[str]:
     """The functions whose jobs a worker runs; those of older versions do not say it."""
-    funcs: list[str] = worker.get("funcs", [keys.TASK])
+    funcs: list[str] = worker.get("funcs", [CHAT.func])
     return funcs
 
 

@@ -2,7 +2,7 @@
 
 The script that settles a job (a worker's, or a client's that cancels a queued job) appends one
 entry to the Redis stream `keys.outbox(run)` and adds `run` to the set `keys.OUTBOXES`. The stream
-entry has one field, `row`: the JSON of an `OutboxEntry`. `jobs.results.rows.rows_of` converts it to
+entry has one field, `row`: the JSON of an `OutboxEntry`. `jobs.operations.rows_of` converts it to
 rows. It ignores unknown keys and reads missing ones as null, so that writers of different versions
 can share an outbox.
 """
@@ -34,12 +34,13 @@ class OutboxEntry(TypedDict):
 
     v: int  # VERSION
     job_id: str
+    operation: str  # name of the Operation; see `operation_of`
     run: str
     row_index: int  # unique in the run; see `row_index_of`
     attempt: int  # number of the attempt; 0: cancelled before the first
     status: Status
-    request: dict[str, Any]  # JSON of the ChatRequest, as submitted
-    completion: dict[str, Any] | None  # JSON of the ChatCompletion; partial unless ok
+    request: dict[str, Any]  # JSON of the request, as submitted
+    completion: dict[str, Any] | None  # JSON of the operation's result; partial unless ok
     error: dict[str, Any] | None  # JobError.to_dict(), unless ok
     failures: list[Failure]  # the failed attempts
     prompt_token_ids: list[int]
@@ -62,6 +63,7 @@ def outbox_entry(
     request: dict[str, Any],
     status: Status,
     *,
+    operation: str,
     attempt: int,
     completion: dict[str, Any] | None = None,
     error: dict[str, Any] | None = None,
@@ -93,6 +95,7 @@ def outbox_entry(
     return OutboxEntry(
         v=VERSION,
         job_id=job_id,
+        operation=operation,
         run=run,
         row_index=row_index,
         attempt=attempt,
@@ -131,9 +134,13 @@ def _without_content(completion: dict[str, Any] | None) -> dict[str, Any] | None
     return {**completion, "choices": choices}
 
 
-def encode(entry: OutboxEntry) -> str:
-    """JSON text for the stream entry's field `row`."""
-    return to_json(entry)
+def encode(entry: OutboxEntry, completion: str | None = None) -> str:
+    """JSON text for the stream entry's field `row`. `completion`: the JSON text of its completion,
+    if there is one already."""
+    if completion is None:
+        return to_json(entry)
+    rest = {name: value for name, value in entry.items() if name != "completion"}
+    return f'{to_json(rest)[:-1]},"completion":{completion}}}'
 
 
 def decode(value: str | bytes) -> OutboxEntry:
@@ -142,6 +149,12 @@ def decode(value: str | bytes) -> OutboxEntry:
     if not isinstance(entry, dict):
         raise ValueError(f"an outbox entry is a JSON object, got {value[:60]!r}")
     return entry  # type: ignore[return-value]
+
+
+def operation_of(entry: OutboxEntry) -> str:
+    """The name of the operation of an entry; those of version 0.1 have none and are of chats."""
+    name = entry.get("operation")
+    return name if isinstance(name, str) else "chat"
 
 
 def run_of(request: dict[str, Any]) -> str:

@@ -1,4 +1,5 @@
-"""Outbox entries → rows of `jobs.results.schema`. Pure; never raises for a JSON object.
+"""The columns of `jobs.results.schema` that all rows of a job share, from its outbox entry. Pure;
+never raises for a JSON object.
 
 Requests from other producers may hold any JSON. A value that doesn't fit its column becomes null,
 so that no entry can stop the recorder.
@@ -8,15 +9,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from typing import Any
 
 from jobs.errors import JobError
-from jobs.results.outbox import DEFAULT_RUN, OutboxEntry, row_index_of
-from jobs.results.schema import SCHEMA_VERSION
+from jobs.results.outbox import DEFAULT_RUN, OutboxEntry, operation_of, row_index_of
 from jobs.results.values import (
     as_float,
-    as_floats,
     as_int,
     as_ints,
     as_json,
@@ -25,12 +23,12 @@ from jobs.results.values import (
     as_text,
     as_texts,
     as_time,
-    item_at,
-    length_of,
     seconds_between,
 )
 
 Row = dict[str, Any]
+
+SCHEMA_VERSION = 1  # incremented when a column that has been written changes or is removed
 
 # Fields of a request that don't affect its answer.
 _NOT_HASHED = frozenset({"job", "user", "metadata", "stream", "stream_options", "cache_salt"})
@@ -69,18 +67,6 @@ _PROVENANCE = {  # column: field of worker.backend.ModelInfo
 }
 
 
-def rows_of(entry: OutboxEntry) -> list[Row]:
-    """One row per choice; exactly one, with choice_index 0, unless the status is ok."""
-    shared = _shared(entry)
-    choices = as_objects(as_object(entry.get("completion")).get("choices"))
-    if entry.get("status") != "ok" or not choices:
-        choices = choices[:1] or [{}]
-    return [
-        {**shared, **_answer(entry, choice, number, len(choices))}
-        for number, choice in enumerate(choices)
-    ]
-
-
 def request_hash(request: dict[str, Any]) -> str:
     """SHA-256 of the fields that affect the answer, independent of their order."""
     content = {key: value for key, value in request.items() if key not in _NOT_HASHED}
@@ -88,8 +74,8 @@ def request_hash(request: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def _shared(entry: OutboxEntry) -> Row:
-    """Columns with the same value for all choices of a job."""
+def shared_columns(entry: OutboxEntry) -> Row:
+    """The columns with the same value in all rows of a job."""
     request = as_object(entry.get("request"))
     options = as_object(request.get("job"))
     error = as_object(entry.get("error"))
@@ -102,7 +88,7 @@ def _shared(entry: OutboxEntry) -> Row:
         "row_index": row_index_of(job_id, request) if row_index is None else row_index,
         "attempt": as_int(entry.get("attempt"), 16) or 0,
         "request_hash": request_hash(request),
-        "operation": "chat",
+        "operation": operation_of(entry),
         "status": as_text(entry.get("status")) or "error",
         "model": as_text(request.get("model")) or "",
         "custom_id": as_text(options.get("custom_id")),
@@ -132,62 +118,6 @@ def _failure(failure: dict[str, Any]) -> Row:
         "attempt": as_int(failure.get("attempt"), 16),
         "at": as_time(failure.get("at")),
         **{name: as_text(failure.get(name)) for name in ("worker", "code", "message")},
-    }
-
-
-def _answer(entry: OutboxEntry, choice: dict[str, Any], number: int, total: int) -> Row:
-    """The columns of one choice."""
-    message = as_object(choice.get("message"))
-    usage = as_object(as_object(entry.get("completion")).get("usage"))
-    status = entry.get("status")
-    reason = as_text(choice.get("finish_reason"))
-    ids = as_ints(item_at(entry.get("output_token_ids"), number))
-    tokens = as_objects(as_object(choice.get("logprobs")).get("content"))
-    logprobs = as_floats(item_at(entry.get("token_logprobs"), number))
-    if logprobs is None and tokens:
-        logprobs = [as_float(token.get("logprob")) for token in tokens]
-    scored = [value for value in logprobs or () if value is not None]
-    generated = len(ids) if ids is not None else None
-    if generated is None and total == 1:
-        generated = as_int(usage.get("completion_tokens"), 32)
-    text = as_text(message.get("content"))
-    details = as_object(item_at(entry.get("details"), number))
-    if not details and total == 1:
-        details = as_object(usage.get("completion_tokens_details"))
-    first, last = as_float(entry.get("first_token_at")), as_float(entry.get("finished_at"))
-    rest = (generated or 0) - 1
-    return {
-        "choice_index": number,
-        "text": text,
-        "reasoning": as_text(message.get("reasoning_content")),
-        "tool_calls": _tool_calls(message.get("tool_calls")),
-        "parsed": _parsed(as_object(entry.get("request")).get("response_format"), text),
-        "finish_reason": reason if status == "ok" else as_text(status),
-        "output_token_ids": ids,
-        "logprob_sum": math.fsum(scored) if scored else None,
-        "scored_tokens": len(scored) if scored else None,
-        "token_logprobs": logprobs,
-        "top_logprobs": _top_logprobs(tokens),
-        "input_tokens": as_int(usage.get("prompt_tokens"), 32)
-        or length_of(entry.get("prompt_token_ids")),
-        "output_tokens": generated,
-        "cached_tokens": as_int(
-            as_object(usage.get("prompt_tokens_details")).get("cached_tokens"), 32
-        ),
-        "reasoning_tokens": as_int(details.get("reasoning_tokens"), 32),
-        **_draft(details),
-        "tpot_s": (last - first) / rest if first and last and rest > 0 else None,
-    }
-
-
-def _draft(details: dict[str, Any]) -> Row:
-    """The figures of the draft, null if there was none."""
-    accepted = as_int(details.get("accepted_prediction_tokens"), 32)
-    rejected = as_int(details.get("rejected_prediction_tokens"), 32)
-    return {
-        "drafted_tokens": None if accepted is None or rejected is None else accepted + rejected,
-        "accepted_tokens": accepted,
-        "draft_steps": as_int(details.get("prediction_steps"), 32),
     }
 
 
@@ -241,7 +171,7 @@ def _messages(value: Any) -> list[Row] | None:
             "reasoning_content": as_text(message.get("reasoning_content")),
             "name": as_text(message.get("name")),
             "tool_call_id": as_text(message.get("tool_call_id")),
-            "tool_calls": _tool_calls(message.get("tool_calls")),
+            "tool_calls": tool_calls(message.get("tool_calls")),
         }
         for message in as_objects(value)
     ]
@@ -253,7 +183,7 @@ def _content(value: Any) -> str | None:
     return as_text(value)
 
 
-def _tool_calls(value: Any) -> list[Row] | None:
+def tool_calls(value: Any) -> list[Row] | None:
     if not isinstance(value, list):
         return None
     return [
@@ -267,29 +197,3 @@ def _tool_calls(value: Any) -> list[Row] | None:
         }
         for call in as_objects(value)
     ]
-
-
-def _top_logprobs(tokens: list[dict[str, Any]]) -> list[list[Row]] | None:
-    """None unless requested. `token_id` stays null: OpenAI's form has no token ids."""
-    if not any(token.get("top_logprobs") for token in tokens):
-        return None
-    return [
-        [
-            {"token": as_text(top.get("token")), "logprob": as_float(top.get("logprob"))}
-            for top in as_objects(token.get("top_logprobs"))
-        ]
-        for token in tokens
-    ]
-
-
-def _parsed(response_format: Any, text: str | None) -> str | None:
-    """The answer, if JSON was asked for and it is JSON. Null in rows of chatjobs workers, which
-    refuse such requests; FakeWorker answers them."""
-    kind = as_object(response_format).get("type")
-    if kind not in ("json_object", "json_schema") or text is None:
-        return None
-    try:
-        json.loads(text)
-    except ValueError:
-        return None
-    return text

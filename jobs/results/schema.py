@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-SCHEMA_VERSION = 1  # incremented when a column that has been written changes or is removed
+from jobs.results.rows import SCHEMA_VERSION
 
 TEXT = pa.string()
 TIME = pa.timestamp("us", tz="UTC")

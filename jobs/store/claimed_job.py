@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jobs import keys
-from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
+from jobs.operations import CHAT, OPERATIONS
 from jobs.results.failures import Failure, parse_failures
 from jobs.store.enqueue_errors import too_large
 from jobs.store.expiry import FAILURE_SECONDS, RESULT_SECONDS
@@ -25,6 +25,7 @@ from jobs.store.rq_layout import (
     GROUP,
     MACHINE_ERRORS,
     RETRIED,
+    Call,
     decode_call,
     integer,
     parse_time,
@@ -32,8 +33,7 @@ from jobs.store.rq_layout import (
 )
 from jobs.store.turns import History
 
-FUNCS = (keys.TASK,)  # functions whose jobs workers run
-MAX_GROWTH = 12  # a character has at most so many in JSON that is ASCII
+MAX_GROWTH = 12  # bytes that one byte of JSON has at most when it is encoded again as ASCII
 MAX_INTERVAL = 10 * 365 * 86_400  # seconds that a retry may wait
 _BY_NAME = (
     "chat workers call no functions that a job names: let a job with depends_on follow it instead"
@@ -200,7 +200,7 @@ class ClaimedJob:
         """True if only workers of another version run its function. One that was cancelled ends
         here: no worker of that version may come."""
         is_task = self.func is not None and keys.TASKS.fullmatch(self.func) is not None
-        return is_task and self.func not in FUNCS and not self.cancelled
+        return is_task and self.func not in OPERATIONS and not self.cancelled
 
 
 def read(
@@ -213,24 +213,22 @@ def read(
     """The job of a lease from the values of FIELDS. `now`: the time of Redis. Never raises."""
     fields = dict(zip(FIELDS, values, strict=True))
     redis_ahead = now - claimed_at
-    func: str | None = None
-    args: Sequence[Any] = []
-    kwargs: dict[str, Any] = {}
+    call = Call(None, [], {}, 0)
     fault: JobError | None = None
     try:
-        func, args, kwargs = decode_call(fields["data"] or b"")
+        call = decode_call(fields["data"] or b"")
     except ValueError as error:
         fault = invalid(
-            f"the job's data cannot be read as JSON: {error}; enqueue {keys.TASK} with the keyword "
+            f"the job's data cannot be read as JSON: {error}; enqueue {CHAT.func} with the keyword "
             "argument request and RQ's serializer json"
         )
-    fault = fault or _unsupported(fields) or _excess(request_of(kwargs) or {}, limits)
+    fault = fault or _unsupported(fields) or _excess(call, limits)
     enqueued_at = parse_time(fields["enqueued_at"]) or parse_time(fields["created_at"])
     return ClaimedJob(
         lease=lease,
-        func=func,
-        args=args,
-        kwargs=kwargs,
+        func=call.func,
+        args=call.args,
+        kwargs=call.kwargs,
         fault=fault,
         claimed_at=claimed_at,
         enqueued_at=enqueued_at or claimed_at + redis_ahead,
@@ -253,10 +251,12 @@ def _unsupported(fields: Mapping[str, bytes | None]) -> JobError | None:
     return None
 
 
-def _excess(request: dict[str, Any], limits: Limits) -> JobError | None:
-    """The error of a request that exceeds the limits of requests, whoever enqueued it."""
-    if MAX_GROWTH * len(to_json(request)) <= min(limits.request_bytes, limits.message_bytes):
+def _excess(call: Call, limits: Limits) -> JobError | None:
+    """The error of a request that exceeds the limits of requests, whoever enqueued it. Only one
+    that may exceed them is encoded again."""
+    if MAX_GROWTH * call.size <= min(limits.request_bytes, limits.message_bytes):
         return None
+    request = request_of(call.kwargs) or {}
     size = len(json.dumps(request))
     if size > limits.request_bytes:
         return too_large("request_bytes", size, limits.request_bytes)

@@ -22,6 +22,7 @@ from jobs import keys, lua
 from jobs.api.params import RequestFields
 from jobs.api.request import ChatRequest
 from jobs.errors import InvalidRequest, JobError, invalid
+from jobs.operations import operation_for
 from jobs.results.outbox import run_of
 from jobs.sizes import counted
 from jobs.store.damage import damage_of
@@ -269,7 +270,7 @@ def new_job(request: ChatRequest, *, by_custom_id: bool = False) -> NewJob:
     job_id = job_id or _new_id()
     comma = "," if content["job"] else ""
     text = f'{text[:-2]}{comma}"id":"{job_id}"}}}}'
-    call, data = encode_call(keys.TASK, "request", text)
+    call, data = encode_call(operation_for(request).func, "request", text)
     return NewJob(job_id, request, run, len(call), max(map(len, messages)), data, digest, keyed)
 
 

@@ -18,10 +18,11 @@ from redis import Redis
 from redis.client import Pipeline
 
 from jobs import clock, keys, lua
-from jobs.api.answer import ChatCompletion
+from jobs.api.answer import ChatCompletion, FinishReason
 from jobs.api.conversation import Turn, ended_turn
-from jobs.encoding import encodable
+from jobs.encoding import encodable, to_json
 from jobs.errors import JobError
+from jobs.operations import Result, operation_named
 from jobs.results import outbox
 from jobs.results.failures import Failure
 from jobs.store.claimed_job import ClaimedJob, Lease
@@ -133,6 +134,24 @@ class RecordArgs(NamedTuple):
     read_failures: bytes
 
 
+class Answer(NamedTuple):
+    """The result of a job, as RQ's result and the end of its token stream have it."""
+
+    text: str  # JSON
+    finish_reason: FinishReason
+    usage: dict[str, Any] | None  # JSON form of `Usage`
+
+    @classmethod
+    def of(cls, result: Result) -> Answer:
+        return cls.encoded(result, to_json(result.to_dict()))
+
+    @classmethod
+    def encoded(cls, result: Result, text: str) -> Answer:
+        """`text`: the JSON of the result."""
+        usage = result.usage
+        return cls(text, result.finish_reason, usage.to_dict() if usage is not None else None)
+
+
 @dataclass(frozen=True, slots=True)
 class JobEnd:
     """The end of a job, for its hash, RQ's registry and result, its row, its token stream and its
@@ -148,7 +167,7 @@ class JobEnd:
     row_index: int
     row: str  # outbox.encode(…)
     error: JobError | None = None
-    completion: dict[str, Any] | None = None  # ChatCompletion's JSON
+    answer: Answer | None = None  # of a job that has finished
     failures: Sequence[Failure] = ()  # to be written to the hash; none leaves those there
     turn: Turn | None = None  # of the job's session
     replaces_turn: bool = False  # of the last turn
@@ -160,9 +179,8 @@ class JobEnd:
     @property
     def reason(self) -> EndReason:
         """What the token stream ends with."""
-        if self.completion is not None:
-            reason: EndReason = self.completion["choices"][0]["finish_reason"]
-            return reason
+        if self.answer is not None:
+            return self.answer.finish_reason
         return "cancelled" if self.status == "canceled" else "error"
 
     @property
@@ -184,7 +202,7 @@ class JobEnd:
     @property
     def args(self) -> list[Any]:
         """EndArgs and the fields of RQ's result."""
-        usage = self.completion["usage"] if self.completion is not None else None
+        usage = self.answer.usage if self.answer is not None else None
         args = EndArgs(
             job_id=self.job,
             status=self.status,
@@ -210,7 +228,7 @@ class JobEnd:
         result = result_fields(
             self.job,
             self.status,
-            answer=self.completion,
+            answer=self.answer.text if self.answer is not None else None,
             error=encodable(str(self.error)) if self.error is not None else None,
             worker=self.worker,
             execution=self.execution,
@@ -233,6 +251,7 @@ def unanswered(
         state.id,
         state.request,
         ROW_STATUSES[end],
+        operation=operation_named(state.func).name,
         attempt=attempt,
         error=error.to_dict(),
         failures=state.failures,
@@ -263,7 +282,7 @@ class Settlement:
     run: str
     row_index: int
     row: str  # outbox.encode(…)
-    completion: dict[str, Any] | None  # ChatCompletion's JSON
+    answer: Answer | None
     error: JobError | None
     failures: Sequence[Failure]
     turn: Turn | None = None  # of the job's session
@@ -274,7 +293,7 @@ class Settlement:
 
     @property
     def status(self) -> End:
-        if self.completion is not None:
+        if self.answer is not None:
             return "finished"
         if self.error is not None and self.error.code == "cancelled":
             return "canceled"
@@ -288,12 +307,10 @@ def row_status(error: JobError | None) -> outbox.Status:
     return "cancelled" if error.code == "cancelled" else "error"
 
 
-def turn_of(
-    claimed: ClaimedJob, answer: ChatCompletion | None, error: JobError | None
-) -> Turn | None:
+def turn_of(claimed: ClaimedJob, answer: Result | None, error: JobError | None) -> Turn | None:
     """The turn that a job appends to its session. An answer that was stopped is a turn as far as it
     got; one that failed is none."""
-    if claimed.history is None or answer is None:
+    if claimed.history is None or not isinstance(answer, ChatCompletion):
         return None
     if error is not None and error.code not in ("cancelled", "timeout"):
         return None
@@ -320,7 +337,7 @@ class Settler:
 
     def send(self, settlement: Settlement, dead: DeadWorker | None, pipeline: Pipeline) -> None:
         """Add the script to `pipeline`. It replies 0 if the lease is lost, else 1."""
-        claimed, completion, error = settlement.claimed, settlement.completion, settlement.error
+        claimed, error = settlement.claimed, settlement.error
         lease, status = claimed.lease, settlement.status
         keep = claimed.result_ttl if status == "finished" else claimed.failure_ttl
         if status == "finished" and keep > SECONDS_WHEN_FULL and self._is_full():
@@ -343,7 +360,7 @@ class Settler:
             row_index=settlement.row_index,
             row=settlement.row,
             error=error,
-            completion=completion,
+            answer=settlement.answer,
             failures=settlement.failures if error is not None else (),
             turn=settlement.turn,
             replaces_turn=claimed.history is not None and claimed.history.replaces,

@@ -58,6 +58,7 @@ class JobState:
     row_attempt: int | None  # of which the last row is: a requeued job has one before it waits
     error: JobError | None
     # Empty unless read with `full`:
+    func: str | None  # on the wire: names the operation
     request: dict[str, Any]
     queue: str
     created_at: float
@@ -88,6 +89,7 @@ def parse_state(job_id: str, fields: Sequence[str], values: Sequence[bytes | Non
     """The state in some fields of the job's hash."""
     found = {name: value for name, value in zip(fields, values, strict=True) if value}
     created_at = parse_time(found.get("created_at"))
+    func, request = rq_layout.submitted_call(found.get("data", b""))
     return JobState(
         id=job_id,
         status=Status(rq_layout.read_status(found.get("status"))),
@@ -95,7 +97,8 @@ def parse_state(job_id: str, fields: Sequence[str], values: Sequence[bytes | Non
         attempt_text=found.get(ATTEMPT, b""),
         row_attempt=integer(found.get(ROW), -1) if ROW in found else None,
         error=_error(found.get(ERROR)),
-        request=rq_layout.submitted_request(found.get("data", b"")),
+        func=func,
+        request=request,
         queue=found.get("origin", b"").decode("utf-8", "replace"),
         created_at=created_at or 0.0,
         enqueued_at=parse_time(found.get("enqueued_at")) or created_at,

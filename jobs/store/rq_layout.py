@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from itertools import chain
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from redis import Redis
 from rq import Queue
@@ -30,7 +30,7 @@ from rq.registry import (
 from rq.results import Result
 from rq.utils import now, utcformat
 
-from jobs.encoding import CompactJSON, from_json
+from jobs.encoding import JSONText, from_json
 
 DATA = "data"  # RQ's field of a job hash: the call, serialised and compressed
 COMPRESSION = 1  # level of zlib; higher ones are slower and not much smaller for JSON
@@ -196,8 +196,17 @@ def encode_call(func: str, name: str, value: str) -> tuple[bytes, bytes]:
     return call, zlib.compress(call, COMPRESSION)
 
 
-def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]:
-    """Function name, args and kwargs from the field `data` of a job's hash.
+class Call(NamedTuple):
+    """The call in a job's data. `size`: bytes of its JSON."""
+
+    func: str | None
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    size: int
+
+
+def decode_call(data: bytes) -> Call:
+    """The call in the field `data` of a job's hash.
 
     Raises ValueError unless it is a call in JSON within a job's limits. Nothing is unpickled.
     """
@@ -220,7 +229,7 @@ def decode_call(data: bytes) -> tuple[str | None, Sequence[Any], dict[str, Any]]
     func, instance, args, kwargs = call
     if instance is not None or not isinstance(args, list) or not isinstance(kwargs, dict):
         raise ValueError("it is not a call of a plain function")
-    return func if isinstance(func, str) else None, args, kwargs
+    return Call(func if isinstance(func, str) else None, args, kwargs, len(text))
 
 
 def request_of(kwargs: dict[str, Any]) -> dict[str, Any] | None:
@@ -229,28 +238,29 @@ def request_of(kwargs: dict[str, Any]) -> dict[str, Any] | None:
     return request if isinstance(request, dict) else None
 
 
-def submitted_request(data: bytes) -> dict[str, Any]:
-    """The request in a job's data, for readers that do not run it: the row of a cancelled job keeps
-    also a request that a worker would refuse. {} if there is none of MAX_DATA. Never raises."""
+def submitted_call(data: bytes) -> tuple[str | None, dict[str, Any]]:
+    """Function and request in a job's data, for readers that do not run it: the row of a cancelled
+    job keeps also a request that a worker would refuse. {} if there is none of MAX_DATA. Never
+    raises."""
     with suppress(zlib.error):  # RQ reads uncompressed data as well
         data = zlib.decompressobj().decompress(data, MAX_DATA)
     try:
-        _, _, _, kwargs = json.loads(data)
-        return request_of(kwargs) or {}
+        func, _, _, kwargs = json.loads(data)
+        return func if isinstance(func, str) else None, request_of(kwargs) or {}
     except (ValueError, TypeError, AttributeError, RecursionError):
-        return {}
+        return None, {}
 
 
 def result_fields(
     job_id: str,
     end: End,
     *,
-    answer: dict[str, Any] | None = None,
+    answer: str | None = None,
     error: str | None = None,
     worker: str = "",
     execution: str | None = None,
 ) -> list[Any]:
-    """Field, value, … of the entry in the results stream for a job that ended."""
+    """Field, value, … of the entry in the results stream for a job that ended. `answer`: JSON."""
     result = Result(
         job_id,
         _RESULT_TYPES[end],
@@ -258,7 +268,7 @@ def result_fields(
         return_value=answer,
         exc_string=error,
         worker_name=worker,
-        serializer=CompactJSON,
+        serializer=JSONText,
         execution_id=execution,
     )
     return list(chain.from_iterable(result.serialize().items()))
@@ -271,7 +281,7 @@ def read_result(job_id: str, entry_id: bytes, fields: dict[bytes, bytes]) -> tup
         entry_id.decode(),
         fields,
         connection=None,  # type: ignore[arg-type]
-        serializer=CompactJSON,
+        serializer=JSONText,
     )
     return result.return_value, result.exc_string
 

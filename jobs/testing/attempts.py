@@ -16,10 +16,11 @@ from redis import Redis
 from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.errors import JobError
+from jobs.operations import CHAT
 from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure
 from jobs.store.claimed_job import ClaimedJob
-from jobs.store.job_end import Settlement, row_status, turn_of
+from jobs.store.job_end import Answer, Settlement, row_status, turn_of
 from jobs.store.job_store import JobStore
 from jobs.store.part_plans import Look, PartPlans
 from jobs.store.rq_layout import queue_names, scheduled_key
@@ -111,6 +112,7 @@ class Attempts:
             job.lease.job,
             job.request,
             row_status(error),
+            operation=CHAT.name,
             attempt=job.lease.attempt,
             completion=content,
             error=error.to_dict() if error is not None else None,
@@ -125,7 +127,7 @@ class Attempts:
             run=entry["run"],
             row_index=entry["row_index"],
             row=outbox.encode(entry),
-            completion=content if error is None else None,
+            answer=Answer.of(answer) if answer is not None and error is None else None,
             error=error,
             failures=failures,
             turn=turn_of(job, answer, error),

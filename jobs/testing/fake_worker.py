@@ -15,8 +15,9 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.client.aio import AsyncClient
 from jobs.client.client import Client
+from jobs.operations import rows_of
 from jobs.results.outbox import DEFAULT_RUN
-from jobs.results.rows import Row, rows_of
+from jobs.results.rows import Row
 from jobs.sizes import counted
 from jobs.testing.connections import (
     ScriptingRedis,

@@ -16,9 +16,9 @@ from click.testing import CliRunner, Result
 
 from jobs import JobError
 from jobs.cli import build, main
+from jobs.operations import rows_of
 from jobs.results.files import table_of, write_part, write_run_card
 from jobs.results.outbox import Status, outbox_entry
-from jobs.results.rows import rows_of
 
 if TYPE_CHECKING:
     from tests.cli.terminal import Terminal
@@ -71,6 +71,7 @@ def finished_run(tmp_path: Path) -> Path:
             f"job-{number}",
             {**request, "job": {"run": "r1", "row": number}},
             status,
+            operation="chat",
             attempt=1,
             completion=completion if status == "ok" else None,
             error=JobError("timeout", "too slow").to_dict() if status == "error" else None,

@@ -9,6 +9,7 @@ import pytest
 
 from jobs import Client, Job, JobError, keys
 from jobs.api.params import RequestFields
+from jobs.operations import CHAT
 from jobs.store import find_jobs
 from jobs.store.requeue import REQUEUE, RequeueArgs, RequeueKeys
 from jobs.store.rq_layout import encode_call
@@ -224,7 +225,7 @@ def test_jobs_with_a_foreign_ttl_are_requeued_without_one(
     for name in ("a", "b"):
         fail(client, worker, name)
     request = f'{{"model":"m","messages":[],"job":{{"run":"r","ttl":{ttl}}}}}'
-    _, data = encode_call(keys.TASK, "request", request)
+    _, data = encode_call(CHAT.func, "request", request)
     client.redis.hset("rq:job:a", "data", data)
     result = run("jobs", "requeue", "--run", "r", "--redis", redis_url)
     assert (result.exit_code, result.stderr) == (0, "2 jobs requeued\n")

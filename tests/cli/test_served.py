@@ -13,10 +13,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from jobs import Client, keys
+from jobs import Client
 from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from jobs.install import command_for
+from jobs.operations import CHAT
 from tests.cli.conftest import COMMAND, Run, Show, Spawn
 from tests.waiting import PATIENCE, wait_until
 
@@ -151,7 +152,7 @@ def test_status_lists_workers_and_queues(run: Run, served: Served) -> None:
     failed = failed_jobs(run, served) + 1
     run("chat", "-m", "demo", "--redis", served.url, "again and " * 2000)
     waiting = {"queued": 0, "deferred": 0, "scheduled": 0, "running": 0}
-    queue = {"name": "chat:demo", "model": "demo", "func": keys.TASK}
+    queue = {"name": "chat:demo", "model": "demo", "func": CHAT.func}
     facts = {**queue, **waiting, "failed": failed, "workers": 1}
 
     def shown() -> tuple[list[str], Any]:

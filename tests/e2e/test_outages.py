@@ -14,6 +14,7 @@ from rq.serializers import JSONSerializer
 from jobs import Client, JobError, keys
 from jobs.cli import build
 from jobs.embedded import EmbeddedRedis
+from jobs.operations import CHAT
 from tests.worker.site import PATIENCE, Site, wait_until
 
 LEASE_SECONDS = 2.5  # longer than a busy machine stops a worker
@@ -95,7 +96,7 @@ def test_a_policy_that_evicts_stops_workers_and_submits(site: Site) -> None:
         assert reason in caught.value.message
         queue = Queue("chat:fake", connection=site.redis, serializer=JSONSerializer)
         request = {"model": "fake", "messages": [{"role": "user", "content": "x"}]}
-        enqueued = site.client.job(queue.enqueue(keys.TASK, kwargs={"request": request}).id)
+        enqueued = site.client.job(queue.enqueue(CHAT.func, kwargs={"request": request}).id)
         _wait_for_renewal(site)
         assert enqueued.status() == "queued"
     assert enqueued.result(timeout=PATIENCE)

@@ -34,6 +34,7 @@ from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
+from jobs.operations import Operation
 from jobs.stream.delta import Delta
 from tests.worker.panics import panic
 from worker.backend import Health, MemoryUse, ModelInfo, Outcome, Progress, Sink
@@ -149,7 +150,7 @@ class FakeHandle:
             ),
         )
         return Outcome(
-            completion=None if error else completion,
+            result=None if error else completion,
             error=error,
             partial=completion if error else None,
             prompt_token_ids=[7],
@@ -215,7 +216,7 @@ class FakeBackend:
         with self._lock:
             return max(0, self.max_batch - self._sequences())
 
-    def submit(self, request: ChatRequest, sink: Sink) -> FakeHandle:
+    def submit(self, operation: Operation, request: Any, sink: Sink) -> FakeHandle:
         control = request.metadata or {}
         if control.get("kill"):
             os.kill(os.getpid(), signal.SIGKILL)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from jobs.results.rows import rows_of
+from jobs.operations import rows_of
 from tests.worker.fake_backend import FakeBackend
 from worker.backend import ModelInfo
 from worker.model_spec import ModelSpec

@@ -216,7 +216,7 @@ class ChatAssembly:
         started = [end.started_at for end in ends if end.started_at is not None]
         first_tokens = [end.first_token_at for end in ends if end.first_token_at is not None]
         return Outcome(
-            completion=None if failed else completion,
+            result=None if failed else completion,
             error=self._error,
             partial=completion if failed else None,
             prompt_token_ids=self._prompt_ids,

@@ -1,14 +1,17 @@
-"""A running chat request: the sequences of its choices, whose token events go into a queue."""
+"""Runs chat requests: the sequences of their choices, whose token events go into a queue."""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Collection
 from functools import partial
 
 from jobs import clock
 from jobs.api.request import ChatRequest
+from worker.backend import Sink
 from worker.checkpoint.tokenizer import Tokenizer
-from worker.engine.chat_assembly import ChatEvents, SequenceEnd
+from worker.engine.chat_assembly import ChatAssembly, ChatEvents, SequenceEnd
+from worker.engine.engine import EngineCore
 from worker.engine.prompt_logprobs import PromptLogprobs
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import Sequence, TokenEvent
@@ -86,3 +89,37 @@ class ChatGeneration:
             acceptance=sequence.acceptance if self._drafts else None,
             prompt_logprobs=scores.positions if scores is not None else (),
         )
+
+
+def start_chat(engine: EngineCore, request: ChatRequest, sink: Sink) -> ChatGeneration:
+    """Check a request and queue its sequences. `sink` is told on the stepping thread that there are
+    events. Raises JobError if the request can't run."""
+    engine.require_open()
+    prompt = engine.prompts.build(request)  # may take seconds
+    engine.prefix.fetch(prompt.token_ids, request.cache_salt)
+    engine.require_open()
+    plan = engine.plan(request, prompt.token_ids)
+    make_reader = engine.loaded.reader_maker(request, prompt)
+    readers = [make_reader() for _ in range(plan.n)]
+    events: ChatEvents = deque()
+    assembly = ChatAssembly(
+        request,
+        plan,
+        prompt.token_ids,
+        engine.tokenizer,
+        readers,
+        events,
+        fingerprint=engine.info.fingerprint,
+    )
+    generation = ChatGeneration(
+        request,
+        plan,
+        prompt.token_ids,
+        engine.tokenizer,
+        readers[0].markers,
+        events,
+        partial(sink.pending, assembly),
+        drafts=engine.speculation.drafts,
+    )
+    engine.add(generation.sequences)
+    return generation

@@ -184,10 +184,10 @@ class ChatSession:
             self._engine.step()
         outcome = turn.sink.outcome
         assert outcome is not None
-        answer, cancelled = outcome.completion, False
+        answer, cancelled = outcome.result, False
         if answer is None and outcome.error is not None and outcome.error.code == "cancelled":
             answer, cancelled = outcome.partial, True
         ended = None
-        if answer is not None:
+        if isinstance(answer, ChatCompletion):
             ended = ended_turn(turn.messages, answer, cancelled=cancelled)
         self._turns, self._turn = [*self._turns, *([ended] if ended else [])], None

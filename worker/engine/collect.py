@@ -71,9 +71,9 @@ class CollectingSink:
         """The completion of a request that has ended. Raises JobError if it failed."""
         outcome = self.outcome
         assert outcome is not None
-        if outcome.completion is None:
+        if not isinstance(outcome.result, ChatCompletion):
             raise outcome.error or JobError("internal", "the request ended with no completion")
-        return outcome.completion
+        return outcome.result
 
     def _advance(self) -> None:
         if self._outcome is None and self._assembly is not None:

@@ -1,4 +1,4 @@
-"""The generation loop of one loaded model: submitted requests in, token events out."""
+"""The generation loop of one loaded model: sequences in, token events out."""
 
 from __future__ import annotations
 
@@ -8,15 +8,13 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from functools import partial
 
 import torch
 
-from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError, failure_of
 from worker import device as devices
-from worker.backend import ModelInfo, Sink
+from worker.backend import ModelInfo
 from worker.cache.book import CacheBook
 from worker.cache.pool import CachePool
 from worker.cache.prefix_cache import PrefixCache
@@ -24,8 +22,6 @@ from worker.cache.sizes import CacheSizes
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, Held, computing, threads_of
 from worker.engine.bad_words import bad_word_ids
-from worker.engine.chat_assembly import ChatAssembly, ChatEvents
-from worker.engine.chat_generation import ChatGeneration
 from worker.engine.drafting import Drafting, drafting_of, speculation
 from worker.engine.recovery import Changes, reason_of
 from worker.engine.runner import ModelRunner, Sample
@@ -45,8 +41,8 @@ logger = logging.getLogger(__name__)
 class EngineCore:
     """Steps one model: schedule, forward, sample, commit.
 
-    One thread steps, scores and closes, or its callers hold a lock for these. `submit`, `add`,
-    `cancel` of what they started, and the properties are safe from any thread.
+    One thread steps, scores and closes, or its callers hold a lock for these. `add`, `cancel` of
+    what was added, and the properties are safe from any thread.
     """
 
     def __init__(
@@ -78,7 +74,7 @@ class EngineCore:
             max_columns=context,
             limit_bytes=cache_bytes,
         )
-        self._loaded, self.state_of = loaded, loaded.state_of
+        self.loaded, self.state_of = loaded, loaded.state_of
         limits = devices.limits(self.device)
         stride = limits.stride if slots.batch == 1 else None
         self.prefix = PrefixCache(
@@ -184,39 +180,6 @@ class EngineCore:
             threads=threads_of(self.info.weight_bytes),
         )
 
-    def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
-        """Check a request and queue its sequences; `sink` is told on the stepping thread that there
-        are events. Raises JobError if the request can't run."""
-        self.require_open()
-        prompt = self.prompts.build(request)  # may take seconds
-        self.prefix.fetch(prompt.token_ids, request.cache_salt)
-        self.require_open()
-        plan = self.plan(request, prompt.token_ids)
-        make_reader = self._loaded.reader_maker(request, prompt)
-        readers = [make_reader() for _ in range(plan.n)]
-        events: ChatEvents = deque()
-        assembly = ChatAssembly(
-            request,
-            plan,
-            prompt.token_ids,
-            self.tokenizer,
-            readers,
-            events,
-            fingerprint=self.info.fingerprint,
-        )
-        generation = ChatGeneration(
-            request,
-            plan,
-            prompt.token_ids,
-            self.tokenizer,
-            readers[0].markers,
-            events,
-            partial(sink.pending, assembly),
-            drafts=self.speculation.drafts,
-        )
-        self.add(generation.sequences)
-        return generation
-
     def add(self, sequences: Iterable[Sequence]) -> None:
         """Queue sequences for the next step. Raises JobError if the engine is closed."""
         with self._close_lock:
@@ -228,7 +191,7 @@ class EngineCore:
         """Fill in the defaults of a prompt's sampling options. Raises JobError."""
         return plan_sampling(
             sampling,
-            self._loaded.defaults,
+            self.loaded.defaults,
             prompt_length=len(prompt),
             context_length=self.context_length,
             vocab_size=self.vocab_size,
@@ -271,7 +234,7 @@ class EngineCore:
     def chat_obstacle(self) -> str | None:
         """The reason for which chat requests fail, with the remedy; None if the model has a chat
         template."""
-        return self._loaded.chat_obstacle
+        return self.loaded.chat_obstacle
 
     def require_open(self) -> None:
         """Raises JobError (cancelled) after `close`."""
@@ -291,7 +254,7 @@ class EngineCore:
         self.speculation.close()
         self.book.close()
         self.runner.close()
-        del self.scorer, self._loaded, self.state_of
+        del self.scorer, self.loaded, self.state_of
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

@@ -11,8 +11,8 @@ from concurrent.futures import Future, wait
 from functools import partial
 from pathlib import Path
 
-from jobs.api.request import ChatRequest
 from jobs.errors import JobError
+from jobs.operations import Operation, Request
 from jobs.sizes import counted
 from worker.backend import Health, MemoryUse, ModelInfo, Sink
 from worker.device import Device, choose_device
@@ -109,8 +109,8 @@ class EngineHost:
         engine = self._engine(model)
         return engine.room(bulk=bulk, **self._coming(engine))
 
-    def submit(self, request: ChatRequest, sink: Sink) -> Preparation:
-        return self._preparer.submit(self._engine(request.model), request, sink)
+    def submit(self, operation: Operation, request: Request, sink: Sink) -> Preparation:
+        return self._preparer.submit(self._engine(request.model), operation, request, sink)
 
     def close(self) -> None:
         self._closing = True

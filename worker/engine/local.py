@@ -22,7 +22,7 @@ from jobs.sizes import counted
 from worker.backend import Sink
 from worker.device import Device, choose_device
 from worker.engine import prompt_caches
-from worker.engine.chat_generation import ChatGeneration
+from worker.engine.chat_generation import ChatGeneration, start_chat
 from worker.engine.collect import CollectingSink, Generation, Token, generation, streamed
 from worker.engine.engine import EngineCore
 from worker.engine.sampling_plan import SamplingPlan
@@ -232,7 +232,7 @@ class Engine:
     def submit(self, request: ChatRequest, sink: Sink) -> ChatGeneration:
         """Queue a request without waiting; `sink` is told on the thread that steps that there are
         events. Raises JobError if the request can't run."""
-        return self._core.submit(request, sink)
+        return start_chat(self._core, request, sink)
 
     def step(self) -> bool:
         """Advance all running sequences once. Returns False if there was nothing to run."""

@@ -9,11 +9,11 @@ import math
 import queue
 import threading
 
-from jobs.api.request import ChatRequest
 from jobs.errors import JobError, failure_of
-from worker.backend import MachineError, Outcome, Sink
-from worker.engine.chat_generation import ChatGeneration
+from jobs.operations import Operation, Request
+from worker.backend import Handle, MachineError, Outcome, Sink
 from worker.engine.engine import EngineCore
+from worker.engine.operations import STARTS
 
 logger = logging.getLogger(__name__)
 
@@ -21,26 +21,29 @@ logger = logging.getLogger(__name__)
 class Preparation:
     """The handle of a submitted request, from before its prompt is built."""
 
-    def __init__(self, engine: EngineCore, request: ChatRequest, sink: Sink) -> None:
-        self.engine, self.sequences = engine, request.n or 1
+    def __init__(
+        self, engine: EngineCore, operation: Operation, request: Request, sink: Sink
+    ) -> None:
+        self.engine, self.sequences = engine, operation.cost(request)
         self.bulk = request.job.priority == "bulk"
+        self._start = STARTS[operation.func]
         self._request, self._sink = request, sink
         self._cancelled = threading.Event()
-        self._generation: ChatGeneration | None = None
+        self._started: Handle | None = None
 
     def cancel(self) -> None:
         """Stop as soon as possible. Thread-safe."""
-        self._cancelled.set()  # first: `run` looks at it after it has set the generation
-        generation = self._generation
-        if generation is not None:
-            generation.cancel()
+        self._cancelled.set()  # first: `run` looks at it after it has started the request
+        started = self._started
+        if started is not None:
+            started.cancel()
 
     def run(self) -> None:
         """Build the prompt and queue the sequences; an error ends the request."""
         try:
             if self._cancelled.is_set():
                 raise JobError("cancelled", "the request was cancelled")
-            self._generation = self.engine.submit(self._request, self._sink)
+            self._started = self._start(self.engine, self._request, self._sink)
         except OSError as error:  # no process could be started
             self._sink.ended(Outcome(error=MachineError.of(error)))
         except MachineError as error:  # a process did not start, or does not answer
@@ -52,7 +55,7 @@ class Preparation:
             self._sink.ended(Outcome(error=reason))
         else:
             if self._cancelled.is_set():
-                self._generation.cancel()
+                self._started.cancel()
 
 
 PREPARATIONS_PER_BULK = 16  # interactive preparations that a bulk one lets go first
@@ -84,8 +87,10 @@ class Preparer:
                 one.sequences for one in self._waiting if one.engine is engine and one.bulk == bulk
             )
 
-    def submit(self, engine: EngineCore, request: ChatRequest, sink: Sink) -> Preparation:
-        preparation = Preparation(engine, request, sink)
+    def submit(
+        self, engine: EngineCore, operation: Operation, request: Request, sink: Sink
+    ) -> Preparation:
+        preparation = Preparation(engine, operation, request, sink)
         with self._lock:
             self._waiting[preparation] = None
             self._submitted += 1

@@ -11,15 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from jobs import clock, keys
-from jobs.api.answer import ChatCompletion
-from jobs.api.request import ChatRequest
+from jobs import clock
+from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
+from jobs.operations import OPERATIONS, Operation, Request, Result, operation_named
 from jobs.results import outbox
 from jobs.results.failures import Failure, add_failure, failure
 from jobs.sizes import size_text, size_texts
 from jobs.store.claimed_job import ClaimedJob, Lease, ran_too_long, waited_too_long
-from jobs.store.job_end import Settlement, row_status, turn_of
+from jobs.store.job_end import Answer, Settlement, row_status, turn_of
 from jobs.store.rq_layout import request_of
 from jobs.store.turns import History
 from worker.backend import Handle, ModelInfo, Outcome
@@ -27,15 +27,14 @@ from worker.queue.publisher import StreamBuffer
 
 logger = logging.getLogger(__name__)
 
-LEAST_BYTES_OF_LOGPROB = len('{"token":"","logprob":0}')
-
 
 @dataclass(eq=False)
 class Attempt:
     """A running attempt, from claim to settlement."""
 
     claimed: ClaimedJob
-    request: ChatRequest
+    operation: Operation
+    request: Request
     stream: StreamBuffer
     deadline: float | None  # by jobs.clock
     handle: Handle | None = None
@@ -51,7 +50,7 @@ class Attempt:
     @property
     def sequences(self) -> int:
         """Number of sequences it adds to the batch."""
-        return self.request.n or 1
+        return self.operation.cost(self.request)
 
     def stop(self, reason: JobError) -> None:
         """Stop the generation. Only the first reason is kept."""
@@ -88,14 +87,17 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
         raise claimed.fault
     if claimed.cancelled:
         raise JobError("cancelled", f"job {claimed.lease.job} was cancelled")
-    if claimed.func != keys.TASK:
-        raise invalid(f"this queue runs only {keys.TASK}, the job names {claimed.func!r}", "func")
+    operation = OPERATIONS.get(claimed.func or "")
+    if operation is None:
+        known = ", ".join(OPERATIONS)
+        raise invalid(f"this queue runs only {known}, the job names {claimed.func!r}", "func")
     content = request_of(claimed.kwargs)
     if claimed.args or len(claimed.kwargs) != 1 or content is None:
         raise invalid(
-            f"{keys.TASK} takes one keyword argument, request, which is a JSON object", "request"
+            f"{operation.func} takes one keyword argument, request, which is a JSON object",
+            "request",
         )
-    request = ChatRequest.parse(_with_history(content, claimed.history))
+    request = operation.request.parse(_with_history(content, claimed.history))
     request.job.id = claimed.lease.job
     if request.model not in models:
         served = ", ".join(sorted(models))
@@ -117,7 +119,7 @@ def admit(claimed: ClaimedJob, models: Mapping[str, ModelInfo]) -> Attempt:
         end = claimed.claimed_at + terms.timeout
         deadline = end if deadline is None else min(deadline, end)
     stream = StreamBuffer(claimed.lease.job, claimed.lease.attempt)
-    return Attempt(claimed, request, stream, deadline)
+    return Attempt(claimed, operation, request, stream, deadline)
 
 
 def _with_history(content: dict[str, Any], history: History | None) -> dict[str, Any]:
@@ -151,16 +153,38 @@ class SettlementBuilder(NamedTuple):
         it is too large even so.
         """
         outcome, error = attempt.outcome or Outcome(), attempt.error
-        answer = outcome.completion or outcome.partial
-        if answer is not None and least_bytes_of_logprobs(answer) > row_bytes:
-            answer = _without_logprobs(answer, attempt.lease.job, row_bytes)
+        answer = outcome.result or outcome.partial
+        if answer is not None and answer.least_detail_bytes() > row_bytes:
+            answer = _without_details(answer, attempt.lease.job, row_bytes)
             outcome = replace(outcome, token_logprobs=[])
+        entry, row, text = self._row(attempt, outcome, answer)
+        if len(row) > row_bytes and answer is not None:
+            answer = _without_details(answer, attempt.lease.job, row_bytes)
+            entry, row, text = self._row(attempt, replace(outcome, token_logprobs=[]), answer)
+        if len(row) > row_bytes:
+            size, most = size_texts(len(row), row_bytes)
+            raise invalid(
+                f"the answer is too large for its row: {size}, and the limit (row_bytes) is "
+                f"{most}: ask for fewer tokens or choices, or raise the limit (chatjobs limits "
+                "row_bytes=N)",
+                "max_tokens",
+            )
+        has_result = outcome.result is not None and error is None
+        result = Answer.encoded(answer, text) if answer is not None and has_result else None
+        settlement = _settlement(attempt.claimed, entry, row, result, error)
+        return replace(settlement, turn=turn_of(attempt.claimed, answer, error))
+
+    def _row(
+        self, attempt: Attempt, outcome: Outcome, answer: Result | None
+    ) -> tuple[outbox.OutboxEntry, str, str]:
+        """The outbox entry of an attempt, its JSON, and the JSON of the answer."""
+        error, sampling = attempt.error, outcome.sampling
         content = answer.to_dict() if answer else None
-        sampling = outcome.sampling
         entry = outbox.outbox_entry(
             attempt.lease.job,
             attempt.claimed.request,
             row_status(error),
+            operation=attempt.operation.name,
             attempt=attempt.lease.attempt,
             completion=content,
             error=error.to_dict() if error else None,
@@ -179,23 +203,9 @@ class SettlementBuilder(NamedTuple):
             host=self.host,
             provenance=self.provenance[attempt.request.model],
         )
-        row = outbox.encode(entry)
-        if len(row) > row_bytes and answer is not None:
-            answer = _without_logprobs(answer, attempt.lease.job, row_bytes)
-            entry["completion"] = content = answer.to_dict()
-            entry["token_logprobs"] = []
-            row = outbox.encode(entry)
-        if len(row) > row_bytes:
-            size, most = size_texts(len(row), row_bytes)
-            raise invalid(
-                f"the answer is too large for its row: {size}, and the limit (row_bytes) is "
-                f"{most}: ask for fewer tokens or choices, or raise the limit (chatjobs limits "
-                "row_bytes=N)",
-                "max_tokens",
-            )
-        completion = content if outcome.completion is not None and error is None else None
-        settlement = _settlement(attempt.claimed, entry, row, completion, error)
-        return replace(settlement, turn=turn_of(attempt.claimed, answer, error))
+        text = to_json(content)
+        stored = content is not None and entry["completion"] is content  # else without content
+        return entry, outbox.encode(entry, text if stored else None), text
 
     def failures(self, claimed: ClaimedJob, error: JobError | None) -> list[Failure]:
         """The failed attempts at a job, this one included if it ended with an error."""
@@ -213,6 +223,7 @@ class SettlementBuilder(NamedTuple):
             claimed.lease.job,
             claimed.request,
             row_status(error),
+            operation=operation_named(claimed.func).name,
             attempt=claimed.lease.attempt,
             error=error.to_dict(),
             failures=self.failures(claimed, error) if failures is None else failures,
@@ -224,37 +235,24 @@ class SettlementBuilder(NamedTuple):
         return _settlement(claimed, entry, outbox.encode(entry), None, error)
 
 
-def least_bytes_of_logprobs(answer: ChatCompletion) -> int:
-    """Bytes that the log-probabilities of an answer have as JSON, at least. Does not encode them,
-    since they may be larger than the memory."""
-    tokens = [
-        token
-        for choice in answer.choices
-        if choice.logprobs is not None
-        for token in choice.logprobs.content or ()
-    ]
-    return LEAST_BYTES_OF_LOGPROB * sum(1 + len(token.top_logprobs) for token in tokens)
-
-
-def _without_logprobs(answer: ChatCompletion, job: str, row_bytes: int) -> ChatCompletion:
+def _without_details(answer: Result, job: str, row_bytes: int) -> Result:
     logger.warning(
         "job %s: its row would exceed %s (row_bytes) and has no log-probabilities",
         job,
         size_text(row_bytes),
     )
-    choices = [choice.model_copy(update={"logprobs": None}) for choice in answer.choices]
-    return answer.model_copy(update={"choices": choices})
+    return answer.without_details()
 
 
 def _settlement(
     claimed: ClaimedJob,
     entry: outbox.OutboxEntry,
     row: str,
-    completion: dict[str, Any] | None,
+    answer: Answer | None,
     error: JobError | None,
 ) -> Settlement:
     return Settlement(
-        claimed, entry["run"], entry["row_index"], row, completion, error, entry["failures"]
+        claimed, entry["run"], entry["row_index"], row, answer, error, entry["failures"]
     )
 
 

@@ -111,7 +111,7 @@ class Attempts:
         attempt.generation = self._breaker.generation
         try:
             sink = AttemptSink(attempt, self._events)
-            attempt.handle = self._backend.submit(attempt.request, sink)
+            attempt.handle = self._backend.submit(attempt.operation, attempt.request, sink)
             return attempt.sequences
         except OSError as error:
             self._end(attempt, Outcome(error=MachineError.of(error)))

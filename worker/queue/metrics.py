@@ -9,7 +9,7 @@ from typing import Any
 
 from jobs import keys
 from jobs.errors import JobError
-from jobs.store.claimed_job import FUNCS
+from jobs.operations import OPERATIONS
 from worker.backend import Backend, ModelInfo
 
 
@@ -46,7 +46,7 @@ class Metrics:
         return {
             "models": sorted({model.name for model in self._models.values()}),
             "names": sorted(self._models),
-            "funcs": sorted(FUNCS),
+            "funcs": sorted(OPERATIONS),
             "started_at": self._started_at,
             "device": memory.device,
             "memory": asdict(memory),

@@ -23,9 +23,10 @@ from redis.retry import Retry
 
 from jobs.embedded import HASH_BYTES
 from jobs.keys import RUN_ID
+from jobs.operations import rows_of
 from jobs.results import outbox
 from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
-from jobs.results.rows import Row, rows_of
+from jobs.results.rows import Row
 from jobs.store.backlog import read_unwritten
 from jobs.store.damage import causes, is_damage
 from jobs.store.durable import NotDurable, read_persistence, wait_until_durable

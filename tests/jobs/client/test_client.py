@@ -17,6 +17,7 @@ from rq.serializers import JSONSerializer
 
 from jobs import Client, JobError, keys
 from jobs.api.params import RequestFields
+from jobs.operations import CHAT
 from jobs.store.connection.connect import check_server, redis_failure
 from jobs.store.job_state import Status
 from jobs.testing import Answer, FakeWorker
@@ -29,7 +30,7 @@ REQUEST: RequestFields = {"model": "demo", "messages": [{"role": "user", "conten
 def test_a_job_is_a_plain_rq_job_in_json(client: Client) -> None:
     job = client.submit({**REQUEST, "temperature": 0})
     stored = RQJob.fetch(job.id, connection=client.redis, serializer=JSONSerializer)
-    assert stored.func_name == keys.TASK
+    assert stored.func_name == CHAT.func
     assert stored.kwargs["request"]["temperature"] == 0
     queue = Queue("chat:demo", connection=client.redis, serializer=JSONSerializer)
     assert queue.job_ids == [job.id]

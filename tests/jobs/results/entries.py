@@ -63,6 +63,7 @@ def ok_entry(
         job_id,
         request,
         "ok",
+        operation="chat",
         attempt=1,
         completion={"choices": answers, "usage": usage},
         prompt_token_ids=[1, 2, 3],
@@ -83,4 +84,6 @@ def ok_entry(
 def error_entry(row: int = 5, job_id: str = "j2") -> OutboxEntry:
     error = JobError("out_of_memory", "needs 9 GiB, 4 GiB are free").to_dict()
     request = {"model": "demo", "messages": [], "job": {"run": "r1", "row": row}}
-    return outbox_entry(job_id, request, "error", attempt=3, error=error, finished_at=5.0)
+    return outbox_entry(
+        job_id, request, "error", operation="chat", attempt=3, error=error, finished_at=5.0
+    )

@@ -16,9 +16,9 @@ import pytest
 
 from jobs import Results
 from jobs.errors import InvalidRequest
+from jobs.operations import rows_of
 from jobs.results.files import BrokenFileWarning, table_of, write_part, write_run_card
 from jobs.results.outbox import decode, encode
-from jobs.results.rows import rows_of
 from jobs.results.schema import SCHEMA, leaves
 from tests.jobs.results.entries import error_entry, ok_entry
 

@@ -10,8 +10,8 @@ import duckdb
 import pytest
 
 from jobs import Results
+from jobs.operations import rows_of
 from jobs.results.files import table_of, write_part
-from jobs.results.rows import rows_of
 from tests.worker.site import ROOT
 
 

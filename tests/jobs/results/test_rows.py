@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
+from jobs.operations import rows_of
 from jobs.results import outbox
 from jobs.results.files import table_of
 from jobs.results.outbox import DEFAULT_RUN, decode, encode, row_index_of, run_of
-from jobs.results.rows import rows_of
 from jobs.results.schema import SCHEMA
 from tests.jobs.results.entries import REQUEST, error_entry, ok_entry
 from worker.backend import ModelInfo
@@ -239,6 +239,7 @@ def test_store_false_leaves_neither_prompt_nor_answer_in_the_row() -> None:
         "j",
         request,
         "ok",
+        operation="chat",
         attempt=1,
         completion=completion,
         prompt_token_ids=[1, 2],
@@ -250,5 +251,5 @@ def test_store_false_leaves_neither_prompt_nor_answer_in_the_row() -> None:
     assert (row["run_id"], row["row_index"], row["custom_id"]) == ("r", 3, "c")
     assert (row["finish_reason"], row["input_tokens"], row["output_tokens"]) == ("stop", 2, 3)
     assert row["text"] is row["messages"] is row["token_logprobs"] is None
-    stored = outbox.outbox_entry("j", {**request, "store": True}, "ok", attempt=1)
+    stored = outbox.outbox_entry("j", {**request, "store": True}, "ok", operation="chat", attempt=1)
     assert "secret question" in outbox.encode(stored)

@@ -32,7 +32,7 @@ def end_all(client: Client, job_ids: Sequence[str]) -> None:
     for start in range(0, len(job_ids), 500):
         pipeline = client.redis.pipeline(transaction=False)
         for number, job_id in enumerate(job_ids[start : start + 500], start):
-            answer = completion_of(job_id, f"answer {number}").to_dict()
+            answer = completion_of(job_id, f"answer {number}").to_json()
             fields = result_fields(job_id, "finished", answer=answer)
             entry = dict(zip(fields[::2], fields[1::2], strict=True))
             pipeline.xadd(results_key(job_id), entry)

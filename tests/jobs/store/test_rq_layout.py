@@ -45,8 +45,9 @@ def test_a_call_that_rq_wrote_is_decoded(client: Client) -> None:
     job = RQJob.create(
         "m.f", args=(1,), kwargs={"a": 2}, connection=client.redis, serializer=JSONSerializer
     )
-    assert rq_layout.decode_call(job.to_dict()["data"]) == ("m.f", [1], {"a": 2})
-    assert rq_layout.decode_call(job.data) == ("m.f", [1], {"a": 2})
+    size = len(job.data)
+    assert rq_layout.decode_call(job.to_dict()["data"]) == ("m.f", [1], {"a": 2}, size)
+    assert rq_layout.decode_call(job.data) == ("m.f", [1], {"a": 2}, size)
 
 
 DEEP: list[Any] = []
@@ -86,7 +87,7 @@ def test_a_time_is_read_back_and_anything_else_is_none() -> None:
 
 
 def test_a_result_is_read_back() -> None:
-    pairs = rq_layout.result_fields("j1", "finished", answer={"a": 1})
+    pairs = rq_layout.result_fields("j1", "finished", answer='{"a":1}')
     fields = {
         str(name).encode(): str(value).encode()
         for name, value in zip(pairs[::2], pairs[1::2], strict=True)
@@ -153,7 +154,7 @@ def test_the_request_of_a_job_that_is_not_run_is_unpacked_within_the_limit() -> 
     del text
     tracemalloc.start()
     try:
-        assert rq_layout.submitted_request(bomb) == {}
+        assert rq_layout.submitted_call(bomb) == (None, {})
         assert tracemalloc.get_traced_memory()[1] < 3 * rq_layout.MAX_DATA
     finally:
         tracemalloc.stop()

@@ -186,5 +186,5 @@ def test_a_scale_that_is_not_a_number_is_named(stored: Stored) -> None:
     bad = {f"{NAME}_scale_inv": torch.full((3, 2), float("nan"))}
     edit_weights(stored.quantised, lambda tensors: tensors.update(bad))
     engine = Engine.load(str(stored.quantised), device="cpu")
-    error = engine._core._loaded.not_finite(3)
+    error = engine._core.loaded.not_finite(3)
     assert f"tensor {NAME}_scale_inv in" in error.message

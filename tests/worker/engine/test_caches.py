@@ -13,6 +13,7 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import KINDS, make_checkpoint
 from worker import Engine
 from worker.device import Device
+from worker.engine.chat_generation import start_chat
 from worker.engine.collect import CollectingSink
 from worker.engine.engine import EngineCore
 from worker.engine.scheduler import Scheduler
@@ -78,13 +79,13 @@ def test_pauses_for_interactive_requests_change_neither_tokens_nor_streams(
     )
     sinks = [CollectingSink() for _ in requests]
     generations = [
-        core.submit(request, sink) for request, sink in zip(requests[:2], sinks, strict=False)
+        start_chat(core, request, sink) for request, sink in zip(requests[:2], sinks, strict=False)
     ]
     for _ in range(10):
         core.step()
     first, second = (one.sequences[0] for one in generations)
     for request, sink in zip(requests[2:], sinks[2:], strict=True):
-        core.submit(request, sink)
+        start_chat(core, request, sink)
     core.step()
     assert core.running == 2
     assert second.computed > 0 and first.computed == 0  # one keeps its cache, one starts again

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jobs.errors import JobError
+from jobs.operations import CHAT
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from tests.worker.site import wait_until
 from worker import Engine
@@ -108,9 +109,9 @@ def test_the_receiver_assembles_the_answer_on_its_own_thread(
         request = ask(n=2, seed=1, temperature=1.0, logprobs=True)
         request = request.model_copy(update={"model": host.load(spec).name})
         early, late = WaitingSink(), LateSink()
-        host.submit(request, early)
+        host.submit(CHAT, request, early)
         expected = early.wait()
-        host.submit(request, late)
+        host.submit(CHAT, request, late)
         wait_until(lambda: late.announced == 3)  # the first event, and the last ones
         wait_until(lambda: host.health().running + host.health().waiting == 0)
         shown = late.take()

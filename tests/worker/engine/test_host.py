@@ -13,6 +13,7 @@ import pytest
 from jobs.api.job_options import JobOptions
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError
+from jobs.operations import CHAT
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from tests.worker.panics import TRIGGER, make_fragile
@@ -37,7 +38,7 @@ def spec(path: Path) -> ModelSpec:
 
 def chat(host: EngineHost, request: ChatRequest) -> str:
     sink = WaitingSink()
-    host.submit(request, sink)
+    host.submit(CHAT, request, sink)
     return sink.wait().text
 
 
@@ -80,7 +81,7 @@ def test_many_threads_submit_and_one_thread_steps(
     assert health.alive and health.progress > 0 and not health.running
     assert steppers == {"engine"}
     with pytest.raises(JobError, match=f"loaded: {info.name}") as caught:
-        host.submit(ask().model_copy(update={"model": "other"}), CollectingSink())
+        host.submit(CHAT, ask().model_copy(update={"model": "other"}), CollectingSink())
     assert caught.value.code == "model_not_found"
     host.close()
     assert not host.health().alive
@@ -118,7 +119,7 @@ def test_closing_fails_running_requests_and_drops_the_models(
     info = host.load(spec(path))
     sink = WaitingSink()
     request = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
-    host.submit(request, sink)
+    host.submit(CHAT, request, sink)
     wait_until(lambda: host.health().running)
     host.close()
     with pytest.raises(JobError, match="the engine was closed") as caught:
@@ -150,7 +151,7 @@ def test_a_prompt_on_which_the_tokenizer_panics_fails_alone(
     host.load(spec(tmp_path / "m"))
     sinks = [WaitingSink(), WaitingSink(), WaitingSink()]
     for sink, text in zip(sinks, ("hello", TRIGGER, "hello"), strict=True):
-        host.submit(ask(text, seed=1), sink)
+        host.submit(CHAT, ask(text, seed=1), sink)
     with pytest.raises(JobError, match="retry-limit-in-match") as caught:
         sinks[1].wait()
     assert (caught.value.code, caught.value.param) == ("invalid_request", "messages")
@@ -173,7 +174,7 @@ def test_a_request_that_is_still_prepared_takes_room_and_can_be_cancelled(
     request = request.model_copy(update={"model": info.name})
     room = host.room(info.name, bulk=False)
     sinks = [WaitingSink(), WaitingSink(), WaitingSink()]
-    running, waiting, last = (host.submit(request, sink) for sink in sinks)
+    running, waiting, last = (host.submit(CHAT, request, sink) for sink in sinks)
     assert host.room(info.name, bulk=False) == room - 6
     assert host.health().waiting == 6
     running.cancel()
@@ -209,13 +210,13 @@ def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
     long = ask(max_tokens=500, ignore_eos=True).model_copy(update={"model": info.name})
     sinks = [WaitingSink() for _ in range(6)]
     for sink in sinks:
-        host.submit(bulk(long), sink)
+        host.submit(CHAT, bulk(long), sink)
     wait_until(lambda: host.health().running == 4)
     assert host.room(info.name, bulk=True) == 0
     assert host.room(info.name, bulk=False) == 6
     short = long.model_copy(update={"max_tokens": 2, "n": 3})
     interactive = WaitingSink()
-    host.submit(short, interactive)
+    host.submit(CHAT, short, interactive)
     wait_until(lambda: host.health().waiting == 5)
     submitted.set()
     assert len(interactive.wait().choices) == 3
@@ -241,7 +242,7 @@ def test_interactive_prompts_are_prepared_before_bulk_prompts(
     sinks = [WaitingSink() for _ in range(20)]
     submitted = [bulk(request)] * 3 + [request] * 17
     for one, sink in zip(submitted, sinks, strict=True):
-        host.submit(one, sink)
+        host.submit(CHAT, one, sink)
         wait_until(lambda: built)  # the first one is prepared at once
     release.set()
     for sink in sinks:

@@ -204,7 +204,7 @@ def run(pair: Pair, actions: list[Ask | Cancel | Steps], pin: bool = False) -> N
     core.book.kept.clear()
     if pin:
         pin_prompt_cache(core, pair.pinned, Path("pinned"))
-    roots = {root_key(*core._loaded.state_of(1))}
+    roots = {root_key(*core.loaded.state_of(1))}
     asked: list[tuple[Ask, int, Sequence, list[TokenEvent]]] = []
 
     def step() -> bool:

@@ -17,6 +17,7 @@ import pytest
 
 from jobs.api.sampling import Sampling
 from jobs.errors import JobError
+from jobs.operations import CHAT
 from tests.waiting import PATIENCE
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
@@ -200,14 +201,14 @@ def test_memory_that_cannot_be_allocated_fails_one_request_after_another(
         patch.setattr(np, "zeros", no_memory)
         sinks = [WaitingSink(), WaitingSink()]
         for sink in sinks:
-            host.submit(request, sink)
+            host.submit(CHAT, request, sink)
         for sink in sinks:
             with pytest.raises(JobError, match="no memory") as caught:
                 sink.wait()
             assert caught.value.code == "out_of_memory"
     assert host.health().alive
     sink = WaitingSink()
-    host.submit(request, sink)
+    host.submit(CHAT, request, sink)
     assert sink.wait().usage is not None
     host.close()
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import KINDS, make_checkpoint
@@ -94,8 +95,8 @@ def outcomes(engine: Engine, requests: list[dict[str, Any]]) -> list[Outcome]:
 def answer(outcome: Outcome) -> tuple[Any, list[float]]:
     """Everything in an answer but its ids, times and the figures of the draft; and its
     log-probabilities, which are rounded in another way when more tokens are computed together."""
-    assert outcome.completion is not None, outcome.error
-    choices = [choice.model_dump() for choice in outcome.completion.choices]
+    assert isinstance(outcome.result, ChatCompletion), outcome.error
+    choices = [choice.model_dump() for choice in outcome.result.choices]
     for choice in choices:
         for call in choice["message"]["tool_calls"] or ():
             call["id"] = ""
@@ -220,7 +221,9 @@ def test_a_cancelled_sequence_with_guesses_leaves_the_others_alone(
         expected = plain.chat(request)
         if index == 1:
             cut = sink.outcome.partial
-            assert cut is not None and (expected.text or "").startswith(cut.text or "")
+            assert isinstance(cut, ChatCompletion) and (expected.text or "").startswith(
+                cut.text or ""
+            )
         else:
             assert sink.completion().text == expected.text
 
@@ -230,7 +233,7 @@ def test_figures_of_a_request_are_those_of_its_choices(load: Load, drafts: dict[
     message = {"role": "user", "content": "the red sun"}
     request = {"model": "m", "messages": [message], "temperature": 1, "max_tokens": 30, "seed": 1}
     (outcome,) = outcomes(engine, [request | {"n": 3}])
-    found = outcome.completion
+    found = outcome.result
     assert (
         found is not None
         and found.usage is not None

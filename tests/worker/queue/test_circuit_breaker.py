@@ -11,6 +11,7 @@ import pytest
 from jobs import JobError, keys
 from jobs.api.request import ChatRequest
 from jobs.client.serving import read_workers
+from jobs.operations import CHAT, Operation
 from jobs.store.leases import MAX_MACHINE_ERRORS
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
@@ -31,10 +32,10 @@ class Recovering(FakeBackend):
         self._failures = failures
         self.site: Site | None = None
 
-    def submit(self, request: ChatRequest, sink: Sink) -> Any:
+    def submit(self, operation: Operation, request: Any, sink: Sink) -> Any:
         self.tried.append(str(request.job.id))
         self.sick = len(self.tried) <= self._failures
-        return super().submit(request, sink)
+        return super().submit(operation, request, sink)
 
     def memory(self) -> Any:  # called at each check
         if self.site is not None:
@@ -92,7 +93,7 @@ def test_a_job_that_no_machine_can_run_fails(site: Site, monkeypatch: pytest.Mon
 
 def test_a_prompt_whose_process_cannot_start_is_the_machine_s_fault() -> None:
     class Engine:
-        def submit(self, request: ChatRequest, sink: Sink) -> None:
+        def require_open(self) -> None:
             raise BlockingIOError(11, "Resource temporarily unavailable")
 
     class Ends:
@@ -103,7 +104,7 @@ def test_a_prompt_whose_process_cannot_start_is_the_machine_s_fault() -> None:
 
     sink = Ends()
     request = ChatRequest(model="fake", messages=[{"role": "user", "content": "hi"}])
-    Preparation(Engine(), request, sink).run()  # type: ignore[arg-type]
+    Preparation(Engine(), CHAT, request, sink).run()  # type: ignore[arg-type]
     assert sink.outcome is not None
     assert isinstance(sink.outcome.error, MachineError)
 
@@ -133,9 +134,9 @@ def test_a_worker_whose_device_works_again_claims_as_before(
     caplog.set_level(logging.INFO)
 
     class Repaired(FakeBackend):
-        def submit(self, request: ChatRequest, sink: Sink) -> Any:
+        def submit(self, operation: Operation, request: Any, sink: Sink) -> Any:
             self.broken = len(self.begun) < 12
-            return super().submit(request, sink)
+            return super().submit(operation, request, sink)
 
     jobs = site.submit_many([f"q{i}" for i in range(40)], retries=12)
     backend = site.burst(Repaired(max_batch=8))
@@ -185,11 +186,11 @@ def test_a_start_that_fails_for_another_reason_is_retried(
     class Starting(FakeBackend):
         tried = 0
 
-        def submit(self, request: ChatRequest, sink: Sink) -> Any:
+        def submit(self, operation: Operation, request: Any, sink: Sink) -> Any:
             self.tried += 1
             if self.tried <= 6:
                 raise error
-            return super().submit(request, sink)
+            return super().submit(operation, request, sink)
 
     jobs = site.submit_many([f"q{i}" for i in range(20)], retries=6)
     backend = Starting()

@@ -10,8 +10,8 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.client.job import Job
+from jobs.operations import rows_of
 from jobs.results import outbox
-from jobs.results.rows import rows_of
 from jobs.store.claimed_job import ClaimedJob
 from jobs.stream.delta import Delta
 from jobs.testing.attempts import Attempts

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from jobs import ChatRequest, JobError, Session, keys
+from jobs import JobError, Session, keys
+from jobs.operations import Operation
 from jobs.store.job_state import Status
 from jobs.store.job_store import JobStore
 from jobs.store.rq_layout import job_key
@@ -40,13 +41,13 @@ class _Writes(FakeBackend):
         super().__init__()
         self._write = (site, session, field, value, job)
 
-    def submit(self, request: ChatRequest, sink: Sink) -> FakeHandle:
+    def submit(self, operation: Operation, request: Any, sink: Sink) -> FakeHandle:
         site, session, field, value, job = self._write
         if request.job.id == job and field is not None:
             write(site, session, field, value)
         elif request.job.id == job:
             site.redis.set(keys.turns(session.id), value)
-        return super().submit(request, sink)
+        return super().submit(operation, request, sink)
 
 
 @pytest.mark.parametrize("ttl", TTLS)
@@ -122,11 +123,11 @@ class _Overwrites(FakeBackend):
         super().__init__()
         self._site, self._key, self._job = site, key, job
 
-    def submit(self, request: ChatRequest, sink: Sink) -> FakeHandle:
+    def submit(self, operation: Operation, request: Any, sink: Sink) -> FakeHandle:
         if request.job.id == self._job:
             self._site.redis.rename(self._key, "aside")
             self._site.redis.set(self._key, "x")
-        return super().submit(request, sink)
+        return super().submit(operation, request, sink)
 
 
 @pytest.mark.parametrize("key_of", [keys.session, keys.turns, keys.open_turns])

@@ -19,7 +19,7 @@ from jobs.results import outbox
 from jobs.store.claimed_job import ClaimedJob
 from jobs.store.connection.protocol import run_sync
 from jobs.store.expiry import SECONDS_WHEN_FULL
-from jobs.store.job_end import Settlement
+from jobs.store.job_end import Answer, Settlement
 from jobs.store.job_store import JobStore
 from jobs.store.leases import StartedJob
 from jobs.store.limits import set_limit
@@ -291,11 +291,11 @@ def finished(claimed: ClaimedJob) -> Settlement:
         choices=[Choice(index=0, message=AssistantMessage(content="a"), finish_reason="stop")],
         usage=Usage(prompt_tokens=1, completion_tokens=1, total_tokens=2),
     )
-    content = completion.to_dict()
-    entry = outbox.outbox_entry(claimed.lease.job, claimed.request, "ok", attempt=1)
-    return Settlement(
-        claimed, entry["run"], entry["row_index"], outbox.encode(entry), content, None, []
+    entry = outbox.outbox_entry(
+        claimed.lease.job, claimed.request, "ok", operation="chat", attempt=1
     )
+    row, answer = outbox.encode(entry), Answer.of(completion)
+    return Settlement(claimed, entry["run"], entry["row_index"], row, answer, None, [])
 
 
 def record(site: Site) -> None:

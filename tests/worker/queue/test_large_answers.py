@@ -8,9 +8,10 @@ import pytest
 import redis
 from rq import Queue
 
-from jobs import JobError, keys
+from jobs import JobError
 from jobs.api.answer import ChoiceLogprobs, TokenLogprob, TopLogprob
 from jobs.api.params import RequestFields
+from jobs.operations import CHAT
 from jobs.store.job_end import Settler
 from jobs.store.limits import DEFAULTS, set_limit
 from tests.worker.fake_backend import FakeBackend, FakeHandle, text_of
@@ -30,7 +31,7 @@ def with_logprobs(monkeypatch: pytest.MonkeyPatch, tokens: int) -> None:
         made = make(self, error)
         top = [TopLogprob(token="x", logprob=-1.0)] * 5
         content = [TokenLogprob(token="x", logprob=-1.0, top_logprobs=top)] * tokens
-        for choice in made.completion.choices:
+        for choice in made.result.choices:
             choice.logprobs = ChoiceLogprobs(content=content)
         return made
 
@@ -82,7 +83,7 @@ def test_an_answer_that_redis_does_not_take_fails_alone(
     send = Settler.send
 
     def send_or_fail(self: Settler, settlement: Any, *rest: Any) -> None:
-        if settlement.lease.job == jobs[1].id and settlement.completion is not None:
+        if settlement.lease.job == jobs[1].id and settlement.answer is not None:
             raise redis.ConnectionError("the server closed the connection")
         send(self, settlement, *rest)
 
@@ -156,7 +157,7 @@ def test_the_default_limits_refuse_a_large_prompt(
         site.client.submit(request)
     assert caught.value.code == "invalid_request"
     assert not site.redis.exists(f"rq:queue:{QUEUE}")
-    foreign = site.client.job(queue.enqueue(keys.TASK, request=request).id)
+    foreign = site.client.job(queue.enqueue(CHAT.func, request=request).id)
     site.burst()
     with pytest.raises(JobError, match=refusal):
         foreign.result(timeout=PATIENCE)

@@ -11,6 +11,7 @@ from rq.job import Job as RQJob
 from rq.serializers import JSONSerializer
 
 from jobs import JobError, keys
+from jobs.operations import CHAT
 from jobs.store.connection.protocol import run_sync
 from jobs.store.job_store import JobStore
 from jobs.store.requeue import requeue
@@ -33,7 +34,7 @@ def rows_in_outbox(site: Site) -> int:
 
 
 def enqueue_in(queue: Queue, seconds: float) -> RQJob:
-    return queue.enqueue_in(timedelta(seconds=seconds), keys.TASK, request=REQUEST)
+    return queue.enqueue_in(timedelta(seconds=seconds), CHAT.func, request=REQUEST)
 
 
 def test_a_scheduled_job_is_queued_when_its_time_has_come(
@@ -108,7 +109,7 @@ def test_a_requeued_hash_loses_its_expiry(site: Site, store: JobStore, queue: Qu
     job = site.submit()
     assert store.settle([ended(one) for one in claim(store)]) == [True]
     fetch(site, job).requeue()
-    limited = queue.enqueue(keys.TASK, request=REQUEST, ttl=1000)
+    limited = queue.enqueue(CHAT.func, request=REQUEST, ttl=1000)
     assert site.redis.ttl(job_key(job.id)) > 0
     store.maintenance.step()
     assert site.redis.ttl(job_key(job.id)) == -1
@@ -150,7 +151,7 @@ def test_a_ttl_passes_in_the_queue_by_the_clock_of_redis(site: Site, store: JobS
 
 def test_the_timeout_of_rq_ends_an_attempt(site: Site, queue: Queue) -> None:
     request = {**REQUEST, "metadata": {"words": "1000000"}}
-    job = queue.enqueue(keys.TASK, request=request, job_timeout=1)
+    job = queue.enqueue(CHAT.func, request=request, job_timeout=1)
     site.burst()
     with pytest.raises(JobError, match=r"RQ's timeout of 1 s \(job_timeout\): enqueue it"):
         site.client.job(job.id).result(timeout=PATIENCE)
@@ -159,9 +160,9 @@ def test_the_timeout_of_rq_ends_an_attempt(site: Site, queue: Queue) -> None:
 def test_dependents_are_queued_even_if_the_reply_is_lost(
     site: Site, store: JobStore, queue: Queue
 ) -> None:
-    parents = [queue.enqueue(keys.TASK, request=REQUEST) for _ in range(2)]
-    child = queue.enqueue(keys.TASK, request=REQUEST, depends_on=parents[0])
-    both = queue.enqueue(keys.TASK, request=REQUEST, depends_on=parents)
+    parents = [queue.enqueue(CHAT.func, request=REQUEST) for _ in range(2)]
+    child = queue.enqueue(CHAT.func, request=REQUEST, depends_on=parents[0])
+    both = queue.enqueue(CHAT.func, request=REQUEST, depends_on=parents)
     site.burst()  # its settlements alone: no further call for the dependents
     for job in (*parents, child, both):
         assert site.client.job(job.id).result(timeout=PATIENCE).text

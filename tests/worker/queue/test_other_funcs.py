@@ -19,6 +19,7 @@ import worker.tasks
 from jobs import JobError, WaitTimeout, keys
 from jobs.cli import build
 from jobs.client.job import Job
+from jobs.operations import CHAT
 from tests.worker.fake_backend import text_of
 from tests.worker.site import PATIENCE, Site, wait_until
 
@@ -26,7 +27,7 @@ SCORE = "worker.tasks.score"
 OWN = f"chat:fake {SCORE}"  # the queue of the function
 REQUEST: Any = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
 NOBODY = (
-    f"no worker runs {SCORE} for 'fake' (functions run now: {keys.TASK}; start a worker of a "
+    f"no worker runs {SCORE} for 'fake' (functions run now: {CHAT.func}; start a worker of a "
     "version of chatjobs that does, or end the jobs with chatjobs jobs cancel)"
 )
 
@@ -97,7 +98,7 @@ def test_it_waits_however_it_came_into_the_queue(site: Site, queue: Queue, how: 
     if how == "scheduled":
         job = queue.enqueue_in(timedelta(0), SCORE, request=REQUEST)
     elif how == "after a chat":
-        chat = queue.enqueue(keys.TASK, request=REQUEST)
+        chat = queue.enqueue(CHAT.func, request=REQUEST)
         job = score(queue, depends_on=chat)
     else:
         own = f"bulk:fake {SCORE}"
@@ -159,7 +160,7 @@ def test_status_and_waits_say_that_no_worker_runs_it_and_cancel_ends_it(
     shown = command("status", "--redis", site.url)
     assert f"{NOBODY}: its jobs wait" in shown.stderr
     found = json.loads(command("status", "--json", "--redis", site.url).stdout)
-    assert [one["funcs"] for one in found["workers"]] == [[keys.TASK]]
+    assert [one["funcs"] for one in found["workers"]] == [[CHAT.func]]
     of_queue = {one["name"]: one for one in found["queues"]}
     assert of_queue[OWN]["model"] == "fake"
     assert of_queue[OWN]["func"] == SCORE

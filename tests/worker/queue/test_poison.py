@@ -12,8 +12,9 @@ import pytest
 from rq import Queue
 from rq.serializers import JSONSerializer
 
-from jobs import JobError, keys
+from jobs import JobError
 from jobs.client.job import Job
+from jobs.operations import CHAT, Operation
 from jobs.store.job_end import Settlement
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.panics import panic
@@ -35,7 +36,7 @@ class Bomb:
         return Path.touch, (self._path,)
 
 
-def call(request: Any, func: str = keys.TASK, args: Any = (), **more: Any) -> bytes:
+def call(request: Any, func: str = CHAT.func, args: Any = (), **more: Any) -> bytes:
     return json.dumps([func, None, list(args), {"request": request, **more}]).encode()
 
 
@@ -157,7 +158,7 @@ def test_an_id_of_another_form_is_served(site: Site) -> None:
 
 def test_a_job_pickled_by_rq_fails_with_a_hint(site: Site) -> None:
     queue = Queue("chat:fake", connection=site.redis)
-    job = queue.enqueue(keys.TASK, request=GOOD)
+    job = queue.enqueue(CHAT.func, request=GOOD)
     site.burst()
     with pytest.raises(JobError, match="serializer json"):
         site.client.job(job.id).result(timeout=1)
@@ -165,7 +166,7 @@ def test_a_job_pickled_by_rq_fails_with_a_hint(site: Site) -> None:
 
 def test_a_job_enqueued_with_rq_is_served(site: Site) -> None:
     queue = Queue("chat:fake", connection=site.redis, serializer=JSONSerializer)
-    job = queue.enqueue(keys.TASK, request=GOOD)
+    job = queue.enqueue(CHAT.func, request=GOOD)
     site.burst()
     answer: Any = job.return_value(refresh=True)
     assert answer["object"] == "chat.completion"
@@ -203,11 +204,11 @@ def test_a_panic_at_settlement_fails_only_its_job(
 
 def test_an_outcome_that_cannot_be_encoded_fails_only_its_job(site: Site) -> None:
     class Odd(FakeBackend):
-        def submit(self, request: Any, sink: Any) -> Any:
+        def submit(self, operation: Operation, request: Any, sink: Any) -> Any:
             if request.messages[0].text == "odd":
-                sink.ended(Outcome(completion=3))  # type: ignore[arg-type]
+                sink.ended(Outcome(result=3))  # type: ignore[arg-type]
                 return None
-            return super().submit(request, sink)
+            return super().submit(operation, request, sink)
 
     odd, good = site.submit_many(["odd", "good"], words=1)
     site.burst(Odd())

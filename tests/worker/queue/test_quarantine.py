@@ -23,11 +23,11 @@ def test_an_idle_worker_runs_each_group_apart(site: Site) -> None:
     class Together(FakeBackend):
         """Notes which jobs are in the batch when one starts."""
 
-        def submit(self, request, sink):
+        def submit(self, operation, request, sink):
             with self._lock:
                 inside = {str(handle.request.job.id) for handle in self._handles}
             met.update({frozenset((one, str(request.job.id))) for one in inside})
-            return super().submit(request, sink)
+            return super().submit(operation, request, sink)
 
     met: set[frozenset[str]] = set()
     first = [suspect(site, "g1", f"a{i}") for i in range(3)]

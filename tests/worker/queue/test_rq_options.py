@@ -13,7 +13,7 @@ from rq import Callback, Queue, Repeat, Retry
 from rq.job import Dependency
 from rq.job import Job as RQJob
 
-from jobs import keys
+from jobs.operations import CHAT
 from tests.worker.site import ROOT, Site
 
 REQUEST = {"model": "fake", "messages": [{"role": "user", "content": "hi"}]}
@@ -41,7 +41,7 @@ OF_FUNCTIONS = {"f", "args", "kwargs", "pipeline"}  # not of the job
 
 
 def enqueue(queue: Queue, **options: Any) -> RQJob:
-    return queue.enqueue(keys.TASK, kwargs={"request": REQUEST}, **options)
+    return queue.enqueue(CHAT.func, kwargs={"request": REQUEST}, **options)
 
 
 @pytest.mark.parametrize("option", REFUSED)
@@ -85,7 +85,7 @@ def test_a_job_that_depends_on_a_chat_job_runs_after_it_as_the_error_advises(
 
 
 def test_a_job_can_be_enqueued_each_time_as_the_error_advises(site: Site, queue: Queue) -> None:
-    jobs = [enqueue(queue), queue.enqueue_in(timedelta(0), keys.TASK, request=REQUEST)]
+    jobs = [enqueue(queue), queue.enqueue_in(timedelta(0), CHAT.func, request=REQUEST)]
     site.burst()
     assert [job.get_status() for job in jobs] == ["finished", "finished"]
     assert len(site.rows()) == 2

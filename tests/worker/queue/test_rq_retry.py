@@ -9,7 +9,7 @@ from rq import Queue
 from rq.job import Job as RQJob
 from rq.job import Retry
 
-from jobs import keys
+from jobs.operations import CHAT
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.site import Site
@@ -25,7 +25,7 @@ def enqueue(queue: Queue, retry: Retry, **metadata: str) -> RQJob:
         "messages": [{"role": "user", "content": "hi"}],
         "metadata": {"fail": "context_length_exceeded", **metadata},
     }
-    return queue.enqueue(keys.TASK, request=request, retry=retry)
+    return queue.enqueue(CHAT.func, request=request, retry=retry)
 
 
 def wait_of(site: Site, job: Any) -> float:

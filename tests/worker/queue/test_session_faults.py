@@ -9,6 +9,7 @@ from rq.serializers import JSONSerializer
 
 from jobs import JobError, Session, keys
 from jobs.client.job import Job
+from jobs.operations import CHAT
 from jobs.store.connection.protocol import run_sync
 from jobs.store.job_state import Status
 from jobs.store.job_store import JobStore
@@ -247,7 +248,7 @@ def test_a_turn_that_waits_for_its_session_longer_than_its_ttl_fails(site: Site)
 def enqueue_by_rq(site: Site, session: str) -> RQJob:
     request = {"model": "fake", "messages": [USER], "job": {"session": session}}
     queue = Queue(QUEUE, connection=site.redis, serializer=JSONSerializer)
-    return queue.enqueue(keys.TASK, kwargs={"request": request})
+    return queue.enqueue(CHAT.func, kwargs={"request": request})
 
 
 def test_a_job_that_was_enqueued_by_others_joins_its_session(site: Site) -> None:

@@ -22,7 +22,7 @@ def fill(site: Site, count: int, first: int = 0, text: str = "hi", run: str = RU
             "messages": [{"role": "user", "content": text}],
             "job": {"run": run, "row": number},
         }
-        entry = outbox.outbox_entry(f"job-{number}", request, "error", attempt=1)
+        entry = outbox.outbox_entry(f"job-{number}", request, "error", operation="chat", attempt=1)
         pipeline.xadd(keys.outbox(run), {outbox.FIELD: outbox.encode(entry)})
     pipeline.sadd(keys.OUTBOXES, run)
     pipeline.execute()

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from jobs import keys
+from jobs.operations import rows_of
 from jobs.results.files import write_part
-from jobs.results.rows import rows_of
 from jobs.store.results_folder import ID_FILE
 from tests.worker.record.outboxes import RUN, files, fill, numbers, plan_next
 from tests.worker.site import PATIENCE, Site, wait_until

@@ -1,0 +1,95 @@
+"""The operations that jobs run, by the function that names each on the wire.
+
+A kind of job begins with an entry here. Client, store, worker and recorder ask this registry, and
+nothing else knows the names of the functions. `worker.engine.operations` says how an engine runs
+each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Protocol, Self
+
+from jobs.api.answer import ChatCompletion, FinishReason, Usage
+from jobs.api.job_options import JobOptions
+from jobs.api.request import ChatRequest
+from jobs.results.chat_rows import chat_rows
+from jobs.results.outbox import OutboxEntry, operation_of
+from jobs.results.rows import Row
+
+
+class Request(Protocol):
+    """What a job asks for, checked. `parse` raises InvalidRequest."""
+
+    model: str
+    job: JobOptions
+
+    @classmethod
+    def parse(cls, data: Any) -> Self: ...
+
+    @property
+    def publishes(self) -> bool:
+        """True if its deltas go to the token stream in Redis."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+class Result(Protocol):
+    """The answer to a request."""
+
+    @property
+    def usage(self) -> Usage | None: ...
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """What its token stream ends with."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+    def least_detail_bytes(self) -> int:
+        """Bytes that its details have as JSON, at least; computed without encoding them."""
+
+    def without_details(self) -> Self:
+        """The answer without what a row that is too large leaves out."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One kind of job."""
+
+    func: str  # on the wire: the function of RQ's job
+    name: str  # in the column `operation`
+    request: type[Request]
+    result: type[Result]
+    cost: Callable[[Any], int]  # of a request: the sequences that it adds to the batch
+    rows: Callable[[OutboxEntry], list[Row]]
+
+
+CHAT = Operation(
+    func="worker.tasks.chat_completion",
+    name="chat",
+    request=ChatRequest,
+    result=ChatCompletion,
+    cost=lambda request: request.n or 1,
+    rows=chat_rows,
+)
+
+OPERATIONS = {operation.func: operation for operation in (CHAT,)}
+
+
+def operation_named(func: str | None) -> Operation:
+    """The operation of a function. A job of another one has a row as a chat has."""
+    return OPERATIONS.get(func or "", CHAT)
+
+
+def operation_for(request: Request) -> Operation:
+    """The operation that takes such a request."""
+    return next(one for one in OPERATIONS.values() if isinstance(request, one.request))
+
+
+def rows_of(entry: OutboxEntry) -> list[Row]:
+    """The rows of an ended job. One of an unknown operation has the columns that all jobs share."""
+    name = operation_of(entry)
+    found = (one for one in OPERATIONS.values() if one.name == name)
+    return next(found, CHAT).rows(entry)
