@@ -131,7 +131,7 @@ def _without_content(completion: dict[str, Any] | None) -> dict[str, Any] | None
         }
         for choice in completion["choices"]
     ]
-    return {**completion, "choices": choices}
+    return {**completion, "choices": choices, "prompt_logprobs": None}
 
 
 def encode(entry: OutboxEntry, completion: str | None = None) -> str:

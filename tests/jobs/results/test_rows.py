@@ -234,6 +234,7 @@ def test_store_false_leaves_neither_prompt_nor_answer_in_the_row() -> None:
         "id": "x",
         "choices": [{"index": 0, "message": message, "finish_reason": "stop"}],
         "usage": {"prompt_tokens": 2, "completion_tokens": 3, "total_tokens": 5},
+        "prompt_logprobs": [None, {"7": {"decoded_token": "secret", "logprob": -1.0, "rank": 1}}],
     }
     entry = outbox.outbox_entry(
         "j",

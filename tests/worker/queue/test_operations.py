@@ -1,0 +1,195 @@
+"""An operation of its own passes queue, loop, backend and recorder; values are encoded once."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from pydantic import Field
+from rq import Queue
+from rq.job import Job as RQJob
+
+from jobs import ChatRequest, JobError, encoding
+from jobs.api.answer import FinishReason, Usage
+from jobs.api.job_options import JobOptions
+from jobs.api.wire import Checked, Wire
+from jobs.client.serving import read_workers
+from jobs.operations import CHAT, OPERATIONS, Operation
+from jobs.results.outbox import OutboxEntry
+from jobs.results.rows import Row, shared_columns
+from tests.worker.fake_backend import FakeBackend, text_of
+from tests.worker.site import Site
+from worker.backend import Outcome, Sink
+
+
+class LengthRequest(Checked):
+    """Asks for the lengths of texts."""
+
+    model: str
+    texts: list[str]
+    job: JobOptions = Field(default_factory=JobOptions)
+
+    @property
+    def publishes(self) -> bool:
+        return False
+
+
+class Lengths(Wire):
+    lengths: list[int]
+    usage: Usage | None = None
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        return "stop"
+
+    def least_detail_bytes(self) -> int:
+        return 0
+
+    def without_details(self) -> Lengths:
+        return self
+
+
+def length_rows(entry: OutboxEntry) -> list[Row]:
+    """One row for each text."""
+    lengths = (entry["completion"] or {}).get("lengths", [None])
+    return [
+        {**shared_columns(entry), "choice_index": number, "output_tokens": length}
+        for number, length in enumerate(lengths)
+    ]
+
+
+LENGTHS = Operation(
+    func="worker.tasks.lengths",
+    name="lengths",
+    request=LengthRequest,
+    result=Lengths,
+    cost=lambda request: len(request.texts),
+    rows=length_rows,
+)
+
+
+class Measuring(FakeBackend):
+    """Runs the operation in `submit`; the workers that it sees publish their functions."""
+
+    def __init__(self, site: Site) -> None:
+        super().__init__()
+        self.costs: list[int] = []
+        self.funcs: set[str] = set()
+        self._site = site
+
+    def submit(self, operation: Operation, request: Any, sink: Sink) -> Any:
+        if operation is CHAT:
+            return super().submit(operation, request, sink)
+        self.costs.append(operation.cost(request))
+        self.funcs = {func for one in read_workers(self._site.redis) for func in one["funcs"]}
+        if "" in request.texts:
+            sink.ended(Outcome(error=JobError("internal", "requested by the test")))
+        else:
+            sink.ended(Outcome(result=Lengths(lengths=[len(text) for text in request.texts])))
+        return SimpleNamespace(cancel=lambda: None)
+
+
+@pytest.fixture
+def enqueue(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> Callable[..., RQJob]:
+    monkeypatch.setitem(OPERATIONS, LENGTHS.func, LENGTHS)
+
+    def enqueue(*texts: str, **fields: Any) -> RQJob:
+        request = {"model": "fake", "texts": texts, "job": {"retries": 0}, **fields}
+        return queue.enqueue(LENGTHS.func, request=request)
+
+    return enqueue
+
+
+def rows_by_job(site: Site) -> dict[str, list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in site.rows():
+        found.setdefault(row["job_id"], []).append(row)
+    return found
+
+
+def test_jobs_of_another_operation_end_beside_chats(
+    site: Site, enqueue: Callable[..., RQJob]
+) -> None:
+    first, chat, second = enqueue("a", "bcd"), site.submit(), enqueue("ef")
+    backend = Measuring(site)
+    site.burst(backend)
+    assert backend.costs == [2, 1]
+    assert backend.funcs == {CHAT.func, LENGTHS.func}
+    assert first.return_value(refresh=True) == {"lengths": [1, 3]}
+    assert second.return_value(refresh=True) == {"lengths": [2]}
+    assert chat.result(timeout=1).text == text_of(chat.request)
+    rows = rows_by_job(site)
+    assert [row["output_tokens"] for row in rows[first.id]] == [1, 3]
+    assert [row["choice_index"] for row in rows[first.id]] == [0, 1]
+    operations = {job: {row["operation"] for row in found} for job, found in rows.items()}
+    assert operations == {first.id: {"lengths"}, second.id: {"lengths"}, chat.id: {"chat"}}
+
+
+def test_jobs_of_another_operation_fail_in_rows_of_their_own(
+    site: Site, enqueue: Callable[..., RQJob]
+) -> None:
+    failed, refused, cancelled = enqueue(""), enqueue("a", texts="not a list"), enqueue("b")
+    assert site.client.job(cancelled.id).cancel()
+    site.burst(Measuring(site))
+    rows = rows_by_job(site)
+    for job, code, word in (
+        (failed, "internal", "requested by the test"),
+        (refused, "invalid_request", "texts"),
+        (cancelled, "cancelled", "cancelled"),
+    ):
+        (row,) = rows[job.id]
+        assert (row["operation"], row["error_type"]) == ("lengths", code)
+        assert word in row["error_message"]
+
+
+@pytest.fixture
+def coded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
+    """The texts that this process has decoded and encoded as JSON, outside of the recorder."""
+    found: list[tuple[str, str]] = []
+
+    def watched(kind: str, convert: Callable[..., Any]) -> Callable[..., Any]:
+        def call(value: Any, *args: Any, **options: Any) -> Any:
+            result = convert(value, *args, **options)
+            text = value if kind == "decoded" else result
+            if threading.current_thread() is threading.main_thread():
+                found.append((kind, text if isinstance(text, str) else text.decode()))
+            return result
+
+        return call
+
+    for module in (encoding.pydantic_core, json):
+        for name in ("from_json", "to_json", "loads", "dumps"):
+            if hasattr(module, name):
+                kind = "decoded" if name in ("from_json", "loads") else "encoded"
+                monkeypatch.setattr(module, name, watched(kind, getattr(module, name)))
+    yield found
+
+
+def test_a_request_is_decoded_once_and_an_answer_encoded_once(
+    site: Site, monkeypatch: pytest.MonkeyPatch, coded: list[tuple[str, str]]
+) -> None:
+    """The row has both: the request is encoded again there, the answer is not."""
+    parsed: list[str] = []
+    construct = ChatRequest.__init__
+
+    def watched(self: ChatRequest, **fields: Any) -> None:
+        construct(self, **fields)
+        parsed.append(self.messages[0].text)
+
+    job = site.submit("a question", priority="bulk")
+    answer = text_of(job.request)
+    monkeypatch.setattr(ChatRequest, "__init__", watched)
+    coded.clear()
+    site.burst()
+    texts = {
+        text: [kind for kind, found in coded if text in found] for text in ("a question", answer)
+    }
+    assert texts == {"a question": ["decoded", "encoded"], answer: ["encoded"]}
+    assert parsed == ["a question"]
+    assert job.result(timeout=1).text == answer
+    (row,) = site.rows()
+    assert row["text"] == answer
