@@ -48,25 +48,27 @@ class ModelProposer:
         asked: list[Sequence] = []
         spans: list[Span] = []
         lengths: list[int] = []
+        sampling: list[SamplingInput] = []
         left = self._step_tokens
         for sequence, most in wanted:
             known, length, slot = sequence.draft_computed, sequence.length, sequence.slot
             number, count = min(most, self._context - length), min(length - known, left)
             if number <= 0 or not count:
                 continue
-            assert slot is not None
+            assert slot is not None and sequence.sampling is not None  # it has drawn tokens
             ids = sequence.tokens(known, known + count)
             if max(ids) >= self._vocab_size:
                 sequence.acceptance.off = True
                 continue
             asked.append(sequence)
+            sampling.append(sequence.sampling)
             spans.append(Span(slot, known, ids, len(sequence.prompt_ids)))
             lengths.append(number if known + count == length else 0)
             left -= count
         if not asked:
             return {}
         plan = DraftPlan(self._book.take_changes(), tuple(spans), tuple(lengths))
-        proposed = self._run(plan, [sequence.sampling for sequence in asked])
+        proposed = self._run(plan, sampling)
         drafts = {}
         for sequence, span, number, found in zip(asked, spans, lengths, proposed, strict=True):
             if not found.finite:  # nothing is drafted for it any more

@@ -36,8 +36,8 @@ class ScheduledSequence:
 
     @property
     def ready(self) -> bool:
-        """True if the next token can be drawn after it."""
-        return self.count == self.sequence.pending
+        """True if the next token is drawn after it."""
+        return self.count == self.sequence.pending and self.sequence.sampling is not None
 
     @property
     def scores_prompt(self) -> bool:
@@ -94,7 +94,7 @@ def sampling_batch(scheduled: SequenceOf[ScheduledSequence]) -> SamplingBatch:
             scored = sequence.prompt_logprobs.wanted(sequence.computed, one.count)
             batch.scored.append((row + scored.row, scored))
             row += one.count - 1
-        if one.ready:
+        if sequence.sampling is not None and one.ready:
             batch.add(sequence.sampling, draft, at=row)
         row += 1 + len(draft)
     return batch

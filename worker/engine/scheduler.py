@@ -128,6 +128,8 @@ class Scheduler:
         self._speculation.settle(one, drawn, taken)
         if sequence.computed <= len(sequence.prompt_ids) and finite:
             self._prefix.keep(sequence)
+            if sequence.sampling is None and sequence.pending == 0:
+                sequence.complete()
         if not finite and not sequence.ended:
             sequence.fail(self.not_finite(sequence.length))
             self.remove(sequence, poisoned=True)

@@ -1,4 +1,4 @@
-"""State of one generated choice: its tokens, how many are in the KV cache, and how it ends."""
+"""State of one sequence: its tokens, how many are in the KV cache, and how it ends."""
 
 from __future__ import annotations
 
@@ -36,16 +36,19 @@ Listener = Callable[[TokenEvent], None]
 class Sequence:
     """Prompt and output tokens of one choice. The first `computed` tokens are in the KV cache.
 
+    Without `plan` nothing is drawn: it ends when its prompt is computed, and `prompt_logprobs` has
+    what is wanted of the logits. Without a detokenizer its events have no text.
+
     Owned by the thread that steps the engine; `cancel` may be called from any thread.
     """
 
     def __init__(
         self,
         prompt_ids: SequenceOf[int],
-        plan: SamplingPlan,
-        choice: int,
-        detokenizer: Detokenizer,
-        listener: Listener,
+        plan: SamplingPlan | None = None,
+        choice: int = 0,
+        detokenizer: Detokenizer | None = None,
+        listener: Listener | None = None,
         prompt_logprobs: PromptLogprobs | None = None,
         *,
         salt: str = "",
@@ -55,9 +58,8 @@ class Sequence:
         self.bulk = bulk  # it leaves its slot to interactive sequences
         self.prompt_ids = list(prompt_ids)
         self.output_ids: list[int] = []
-        self.plan = plan
         self.prompt_logprobs = prompt_logprobs
-        self.sampling = SamplingInput(plan, choice, self.prompt_ids)
+        self.sampling = None if plan is None else SamplingInput(plan, choice, self.prompt_ids)
         self.session = session  # its state may go to files
         self.salt = salt  # state is shared with sequences of the same salt only
         self.cached_tokens: int | None = None  # of the prompt; None: not admitted yet
@@ -70,7 +72,9 @@ class Sequence:
         self.ended = False
         self.unsure = False  # a token was appended, and the listener may not know it
         self._detokenizer = detokenizer
-        self._stops = StopStrings(plan.stop_strings, include=plan.include_stop)
+        self._stops: StopStrings | None = None
+        if plan is not None and plan.stop_strings:
+            self._stops = StopStrings(plan.stop_strings, include=plan.include_stop)
         self._listener = listener
 
     @property
@@ -117,8 +121,9 @@ class Sequence:
         input."""
         self.slot = None
         self.computed = self.draft_computed = 0
-        plan, choice = self.plan, self.sampling.choice
-        self.sampling = SamplingInput(plan, choice, self.prompt_ids, self.output_ids)
+        if self.sampling is not None:
+            plan, choice = self.sampling.plan, self.sampling.choice
+            self.sampling = SamplingInput(plan, choice, self.prompt_ids, self.output_ids)
 
     def accept(self, sampled: Sampled) -> None:
         """Append the sampled token, notify the listener, and end on a stop condition."""
@@ -126,17 +131,27 @@ class Sequence:
         self._accept(sampled)
         self.unsure = False
 
+    def complete(self) -> None:
+        """End a sequence that draws nothing."""
+        self.unsure = True
+        self._end(TokenEvent(None, finish_reason="stop"))
+        self.unsure = False
+
     def _accept(self, sampled: Sampled) -> None:
-        plan = self.plan
+        sampling = self.sampling
+        assert sampling is not None
+        plan = sampling.plan
         self.output_ids.append(sampled.token_id)
-        self.sampling.advance((sampled.token_id,))
+        sampling.advance((sampled.token_id,))
         may_stop = len(self.output_ids) >= plan.min_tokens
         at_stop_token = sampled.token_id in plan.stop_ids
         if at_stop_token and not plan.include_stop:
             self._finish(sampled, "", "stop")
             return
-        text, stopped = self._detokenizer.push(sampled.token_id), False
-        if plan.stop_strings and may_stop:
+        text, stopped = "", False
+        if self._detokenizer is not None:
+            text = self._detokenizer.push(sampled.token_id)
+        if self._stops is not None and may_stop:
             text, stopped = self._stops.push(text)
         if stopped:
             self._end(TokenEvent(sampled, text, "stop"))
@@ -144,7 +159,7 @@ class Sequence:
             self._finish(sampled, text, "stop")
         elif len(self.output_ids) >= plan.max_tokens:
             self._finish(sampled, text, "length")
-        else:
+        elif self._listener is not None:
             self._listener(TokenEvent(sampled, text))
 
     def fail(self, error: JobError) -> None:
@@ -163,13 +178,14 @@ class Sequence:
         self._end(TokenEvent(sampled, text + rest, "stop" if stopped else reason))
 
     def _end(self, event: TokenEvent) -> None:
-        self._listener(event)
+        if self._listener is not None:
+            self._listener(event)
         self.ended = True  # last: another thread may wait for it, then read the events
 
     def _flush(self) -> tuple[str, bool]:
         """Returns the text that was held back, and whether a stop string ended it."""
-        tail = self._detokenizer.finish()
-        if not self.plan.stop_strings:
+        tail = self._detokenizer.finish() if self._detokenizer is not None else ""
+        if self._stops is None:
             return tail, False
         text, stopped = self._stops.push(tail)
         return (text, True) if stopped else (text + self._stops.flush(), False)

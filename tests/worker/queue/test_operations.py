@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
+import pydantic_core
 import pytest
 from pydantic import Field
 from rq import Queue
 from rq.job import Job as RQJob
 
-from jobs import ChatRequest, JobError, encoding
+from jobs import ChatRequest, JobError
 from jobs.api.answer import FinishReason, Usage
 from jobs.api.job_options import JobOptions
 from jobs.api.wire import Checked, Wire
@@ -161,7 +162,7 @@ def coded(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str]]]:
 
         return call
 
-    for module in (encoding.pydantic_core, json):
+    for module in (pydantic_core, json):
         for name in ("from_json", "to_json", "loads", "dumps"):
             if hasattr(module, name):
                 kind = "decoded" if name in ("from_json", "loads") else "encoded"
