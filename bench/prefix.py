@@ -40,7 +40,7 @@ from bench.static_batches import StaticBatches
 from jobs.api.sampling import Sampling
 from worker import Engine
 from worker.device import choose_device
-from worker.engine.collect import Token
+from worker.local.collect import Token
 
 FULL_BYTES = 3 << 29  # the limit of a cache that is full
 GROUP = 4  # rows without a common beginning that each side computes in its turn

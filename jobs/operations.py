@@ -1,7 +1,7 @@
 """The operations that jobs run, by the function that names each on the wire.
 
 A kind of job begins with an entry here. Client, store, worker and recorder ask this registry, and
-nothing else knows the names of the functions. `worker.engine.operations` says how an engine runs
+nothing else knows the names of the functions. `worker.host.operations` says how an engine runs
 each.
 """
 

@@ -28,7 +28,7 @@ PRELOADED = (
     "rich.live",
     "worker.cli.work",
     "worker.service",
-    "worker.engine.host",
+    "worker.host.engine_host",
 )
 
 

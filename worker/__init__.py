@@ -6,12 +6,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from worker.engine.chat_session import ChatSession
-    from worker.engine.local import Engine
+    from worker.local.engine import Engine
+    from worker.local.session import ChatSession
 
 __all__ = ["ChatSession", "Engine"]
 
-_MODULES = {"ChatSession": "worker.engine.chat_session", "Engine": "worker.engine.local"}
+_MODULES = {"ChatSession": "worker.local.session", "Engine": "worker.local.engine"}
 
 
 def advice() -> str:

@@ -1,6 +1,7 @@
 """The interface between the queue side of a worker and the engine that generates.
 
-`worker.engine.host` implements it. The service, queue and recorder import these types and no torch.
+`worker.host.engine_host` implements it. The service, queue and recorder import these types and no
+torch.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from pathlib import Path
 class ModelSpec:
     """The options of one model, which every step of loading takes whole.
 
-    `worker.engine.local.Engine.load` documents them; None stands for a default that depends on the
+    `worker.local.engine.Engine.load` documents them; None stands for a default that depends on the
     model or on the device. Values are checked by the step that uses them.
     """
 

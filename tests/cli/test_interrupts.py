@@ -50,7 +50,7 @@ def test_nothing_is_imported_before_ctrl_c_is_handled() -> None:
         ("pydantic", "chat -m demo hi"),
         ("redis", "status"),
         ("pyarrow", "results --results ."),
-        ("worker.engine.host", "work -m demo --redis embedded"),
+        ("worker.host.engine_host", "work -m demo --redis embedded"),
         ("torch", "work -m demo --redis embedded"),
         ("safetensors", "models check demo"),
         ("rich", "demo"),
@@ -70,7 +70,7 @@ def test_ctrl_c_while_a_model_is_loaded(redis_url: str, tmp_path: Path) -> None:
     words = ["work", "-m", "demo", "--redis", redis_url, "--results", str(tmp_path)]
     code = (
         "import os, signal, sys\n"
-        "from worker.engine.host import EngineHost\n"
+        "from worker.host.engine_host import EngineHost\n"
         "load = EngineHost.load\n"
         "def interrupted(self, reference):\n"
         "    load(self, reference)\n"

@@ -89,4 +89,4 @@ def test_a_worker_warns_when_it_starts(redis_url: str, tmp_path: Path) -> None:
             [COMMAND, *words, *options], capture_output=True, text=True, timeout=300
         )
         assert done.returncode == 0, done.stderr
-        assert (f"WARNING worker.engine.host: bare {MISSING}" in done.stderr) is warned
+        assert (f"WARNING worker.host.engine_host: bare {MISSING}" in done.stderr) is warned

@@ -12,7 +12,7 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine, device
 from worker.device import CPU_CACHE_SHARE, Device, Held
-from worker.engine.host import EngineHost
+from worker.host.engine_host import EngineHost
 from worker.model_spec import ModelSpec
 
 

@@ -60,7 +60,7 @@ class LocalModel:
         self, request: ChatRequest
     ) -> tuple[Iterator[ChatChunk], Callable[[], ChatCompletion]]:
         """The chunks of an answer, and its completion after their end. Both raise JobError."""
-        from worker.engine.collect import CollectingSink, streamed
+        from worker.local.collect import CollectingSink, streamed
 
         sink = CollectingSink()
         started = self._engine.submit(request, sink)

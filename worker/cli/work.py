@@ -224,7 +224,7 @@ def work(
     need_torch()
     from jobs import JobError
     from jobs.store.connection.connect import URL_VARIABLE
-    from worker.engine.host import EngineHost
+    from worker.host.engine_host import EngineHost
     from worker.service import serve
 
     _configure_logging(quiet)

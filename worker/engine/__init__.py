@@ -1,1 +1,1 @@
-"""Generation: the loop of one model, the thread that runs it, and the in-process API."""
+"""Generation with one model: scheduling, steps, sampling and kept state."""

@@ -9,7 +9,7 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from tests.waiting import PATIENCE
 from worker.backend import Assembly, Outcome
-from worker.engine.collect import CollectingSink
+from worker.local.collect import CollectingSink
 
 PROMPT = [5, 6, 7, 8]
 

@@ -20,12 +20,12 @@ from worker import Engine
 from worker import device as devices
 from worker.device import BatchLimits
 from worker.engine import sampler
-from worker.engine.collect import CollectingSink
 from worker.engine.sampling_batch import Row
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.recurrent_cache import RecurrentCache
+from worker.local.collect import CollectingSink
 from worker.models.registry import FAMILIES
 
 PROMPTS = [[7] * 20, [8, 9, 10], [11]]

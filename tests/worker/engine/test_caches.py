@@ -12,12 +12,12 @@ from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import KINDS, make_checkpoint
 from worker import Engine
+from worker.chat.generation import start_chat
 from worker.device import Device
-from worker.engine.chat_generation import start_chat
-from worker.engine.collect import CollectingSink
 from worker.engine.engine import EngineCore
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
+from worker.local.collect import CollectingSink
 from worker.model_spec import ModelSpec
 
 # A family of each kind of cache, and those whose attention or recurrence is computed in other ways.

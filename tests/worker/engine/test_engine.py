@@ -18,7 +18,7 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError
 from tests.worker.engine.chat_requests import PROMPT, ask
 from worker import Engine
-from worker.engine.collect import CollectingSink
+from worker.local.collect import CollectingSink
 
 
 def test_completions_and_chunks_are_valid_openai_objects(engine: Engine) -> None:

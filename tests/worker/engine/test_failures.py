@@ -17,8 +17,8 @@ from tests.worker.panics import panic
 from worker import Engine
 from worker.backend import Outcome
 from worker.cache import pool as cache_pool
-from worker.engine.chat_assembly import ChatAssembly
-from worker.engine.collect import CollectingSink
+from worker.chat.assembly import ChatAssembly
+from worker.local.collect import CollectingSink
 
 
 def fail() -> NoReturn:

@@ -18,9 +18,9 @@ from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.chat_requests import WaitingSink, ask
 from tests.worker.panics import TRIGGER, make_fragile
 from tests.worker.site import PATIENCE, wait_until
-from worker.engine.collect import CollectingSink
 from worker.engine.engine import EngineCore
-from worker.engine.host import EngineHost
+from worker.host.engine_host import EngineHost
+from worker.local.collect import CollectingSink
 from worker.model_spec import ModelSpec
 from worker.prompt.builder import Prompt, PromptBuilder
 
@@ -45,7 +45,7 @@ def chat(host: EngineHost, request: ChatRequest) -> str:
 def test_an_idle_engine_frees_the_storage_of_its_cache(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engine.host.LONGEST_SLEEP_SECONDS", 0.01)
+    monkeypatch.setattr("worker.host.engine_host.LONGEST_SLEEP_SECONDS", 0.01)
     name = host.load(spec(path)).name
     chat(host, ask("question").model_copy(update={"model": name}))
     wait_until(lambda: host.memory().cache == host._engines[name].book.kept.nbytes > 0)

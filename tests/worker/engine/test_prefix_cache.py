@@ -17,8 +17,8 @@ from worker import Engine
 from worker import device as devices
 from worker.cache import prefix_cache
 from worker.cache.prefix_store import BLOCK
-from worker.engine.collect import CollectingSink
 from worker.layers.batch import Batch
+from worker.local.collect import CollectingSink
 
 SYSTEM = [5 + i % 90 for i in range(100)]
 GREEDY = Sampling(temperature=0, max_tokens=6, ignore_eos=True)

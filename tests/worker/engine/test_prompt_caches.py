@@ -17,9 +17,9 @@ from jobs.errors import JobError
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.device import computing, threads_of
-from worker.engine.host import EngineHost
 from worker.engine.plan import StepPlan
 from worker.engine.prompt_caches import compute_state
+from worker.host.engine_host import EngineHost
 from worker.layers.batch import Batch, Span
 from worker.model_spec import ModelSpec
 

@@ -24,7 +24,7 @@ from tests.worker.engine.chat_requests import WaitingSink, ask
 from worker import ChatSession, Engine
 from worker.cache.pool import CachePool
 from worker.engine.engine import EngineCore
-from worker.engine.host import EngineHost
+from worker.host.engine_host import EngineHost
 from worker.model_spec import ModelSpec
 
 GREEDY = Sampling(temperature=0, max_tokens=6, ignore_eos=True)

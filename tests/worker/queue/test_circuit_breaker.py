@@ -16,7 +16,7 @@ from jobs.store.leases import MAX_MACHINE_ERRORS
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 from worker.backend import MachineError, Outcome, Sink
-from worker.engine.preparer import Preparation
+from worker.host.preparer import Preparation
 from worker.queue.circuit_breaker import OPEN_FAILURES, CircuitBreaker
 
 ERROR = MachineError("internal", "OSError: no memory")

@@ -9,8 +9,8 @@ from functools import partial
 from jobs import clock
 from jobs.api.request import ChatRequest
 from worker.backend import Sink
+from worker.chat.assembly import ChatAssembly, ChatEvents, SequenceEnd
 from worker.checkpoint.tokenizer import Tokenizer
-from worker.engine.chat_assembly import ChatAssembly, ChatEvents, SequenceEnd
 from worker.engine.engine import EngineCore
 from worker.engine.prompt_logprobs import PromptLogprobs
 from worker.engine.sampling_plan import SamplingPlan

@@ -7,7 +7,7 @@ from typing import Any
 
 from jobs.operations import CHAT
 from worker.backend import Handle, Sink
-from worker.engine.chat_generation import start_chat
+from worker.chat.generation import start_chat
 from worker.engine.engine import EngineCore
 
 # Each checks a request, queues its sequences and returns its handle. It runs on the preparer's

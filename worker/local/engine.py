@@ -20,14 +20,14 @@ from jobs.api.sampling import Sampling
 from jobs.errors import invalid
 from jobs.sizes import counted
 from worker.backend import Sink
+from worker.chat.generation import ChatGeneration, start_chat
 from worker.device import Device, choose_device
 from worker.engine import prompt_caches
-from worker.engine.chat_generation import ChatGeneration, start_chat
-from worker.engine.collect import CollectingSink, Generation, Token, generation, streamed
 from worker.engine.engine import EngineCore
 from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.scorer import token_ids
 from worker.engine.sequence import Listener, Sequence, TokenEvent
+from worker.local.collect import CollectingSink, Generation, Token, generation, streamed
 from worker.model_spec import ModelSpec
 from worker.prompt.template import template_path
 from worker.text.detokenizer import Detokenizer
@@ -42,8 +42,8 @@ class Engine:
 
     There is no thread of its own: a call that generates steps the engine until its result is
     complete, and the steps also advance the requests of other callers. A lock keeps steps from
-    overlapping, so all methods are thread-safe. Workers use `worker.engine.host` instead, where a
-    single thread steps.
+    overlapping, so all methods are thread-safe. Workers use `worker.host` instead, where a single
+    thread steps.
     """
 
     def __init__(self, core: EngineCore) -> None:

@@ -13,7 +13,7 @@ from jobs.errors import JobError, failure_of
 from jobs.operations import Operation, Request
 from worker.backend import Handle, MachineError, Outcome, Sink
 from worker.engine.engine import EngineCore
-from worker.engine.operations import STARTS
+from worker.host.operations import STARTS
 
 logger = logging.getLogger(__name__)
 

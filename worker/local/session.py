@@ -27,9 +27,9 @@ from jobs.api.session_fields import check_turn_fields
 from jobs.errors import JobError, invalid
 from jobs.saved import read_conversation, write_conversation
 from jobs.stream.chunks import ChunkBuilder
-from worker.engine.chat_generation import ChatGeneration
-from worker.engine.collect import CollectingSink
-from worker.engine.local import Engine
+from worker.chat.generation import ChatGeneration
+from worker.local.collect import CollectingSink
+from worker.local.engine import Engine
 from worker.prompt.builder import in_session
 
 

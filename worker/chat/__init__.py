@@ -1,0 +1,1 @@
+"""Chat requests: the sequences that generate an answer, and its assembly."""

@@ -1,0 +1,1 @@
+"""The backend of a worker: threads that prepare requests and step the engines."""

@@ -1,0 +1,1 @@
+"""The API for generation in the same process."""
