@@ -7,7 +7,7 @@ each.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol, Self
 
@@ -31,6 +31,8 @@ class Request(Protocol):
     @property
     def publishes(self) -> bool:
         """True if its deltas go to the token stream in Redis."""
+
+    def model_copy(self, *, update: Mapping[str, Any] | None = None) -> Self: ...
 
     def to_dict(self) -> dict[str, Any]: ...
 
@@ -60,6 +62,7 @@ class Operation:
 
     func: str  # on the wire: the function of RQ's job
     name: str  # in the column `operation`
+    title: str  # in the description of RQ's job
     request: type[Request]
     result: type[Result]
     cost: Callable[[Any], int]  # of a request: the sequences that it adds to the batch
@@ -69,6 +72,7 @@ class Operation:
 CHAT = Operation(
     func="worker.tasks.chat_completion",
     name="chat",
+    title="chat completion",
     request=ChatRequest,
     result=ChatCompletion,
     cost=lambda request: request.n or 1,

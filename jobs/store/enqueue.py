@@ -22,7 +22,7 @@ from jobs import keys, lua
 from jobs.api.params import RequestFields
 from jobs.api.request import ChatRequest
 from jobs.errors import InvalidRequest, JobError, invalid
-from jobs.operations import operation_for
+from jobs.operations import Request, operation_for
 from jobs.results.outbox import run_of
 from jobs.sizes import counted
 from jobs.store.damage import damage_of
@@ -119,7 +119,7 @@ class EnqueueArgs(NamedTuple):
 
 class NewJob(NamedTuple):
     id: str
-    request: ChatRequest
+    request: Request
     run: str
     request_bytes: int
     message_bytes: int
@@ -188,7 +188,8 @@ class NewJob(NamedTuple):
             session_waits=int(options.turn is not None and options.turn.wait),
         )
         keep = options.result_ttl or result_ttl or RESULT_TTLS[options.priority]
-        fields = _hash_fields(model, options.priority, now, keep)
+        title = operation_for(self.request).title
+        fields = _hash_fields(title, model, options.priority, now, keep)
         tenant = () if options.tenant is None else (TENANT, options.tenant)
         return [*named, *fields, *tenant]
 
@@ -224,19 +225,21 @@ def _keys_of(model: str, priority: str) -> EnqueueKeys:
 
 
 @lru_cache(maxsize=64)
-def _hash_fields(model: str, priority: str, now: str, result_ttl: int) -> tuple[Any, ...]:
+def _hash_fields(
+    title: str, model: str, priority: str, now: str, result_ttl: int
+) -> tuple[Any, ...]:
     """Field, value, … of the hash of a job that is queued now."""
     fields = queued_fields(
         now=now,
         queue=keys.queue(model, priority),
-        description=f"chat completion with {model[:100]}",  # RQ's own contains the prompt
+        description=f"{title} with {model[:100]}",  # RQ's own contains the prompt
         result_ttl=result_ttl,
         failure_ttl=FAILURE_SECONDS,
     )
     return tuple(chain.from_iterable(fields.items()))
 
 
-def is_keyed(request: ChatRequest) -> bool:
+def is_keyed(request: Request) -> bool:
     """True if custom_id identifies the row of the request; `job.row` is then a proposal."""
     options = request.job
     return options.run is not None and options.row is not None and options.custom_id is not None
@@ -252,16 +255,17 @@ def is_unwritten(reservation: bytes) -> bool:
     return len(reservation) > DIGEST_BYTES
 
 
-def new_job(request: ChatRequest, *, by_custom_id: bool = False) -> NewJob:
+def new_job(request: Request, *, by_custom_id: bool = False) -> NewJob:
     """`by_custom_id`: custom_id identifies the row of a request that has one."""
     content = request.to_dict()
     run, row, job_id = run_of(content), request.job.row, request.job.id
     keyed = by_custom_id and is_keyed(request)
     # All of it becomes JSON once: the sizes and the digest come from the text of the job.
-    messages = [_to_json(message) for message in content.pop("messages")]
+    messages = [_to_json(message) for message in content.pop("messages", ())]
     content["job"] = content.pop("job")  # last, so that the id can be appended
     content["job"].pop("id", None)
-    text = f'{{"messages":[{",".join(messages)}],{_to_json(content)[1:]}'
+    first = f'"messages":[{",".join(messages)}],' if messages else ""
+    text = f"{{{first}{_to_json(content)[1:]}"
     digest = b""
     if row is not None:
         content_text = (text + (job_id or "")).encode()
@@ -271,7 +275,8 @@ def new_job(request: ChatRequest, *, by_custom_id: bool = False) -> NewJob:
     comma = "," if content["job"] else ""
     text = f'{text[:-2]}{comma}"id":"{job_id}"}}}}'
     call, data = encode_call(operation_for(request).func, "request", text)
-    return NewJob(job_id, request, run, len(call), max(map(len, messages)), data, digest, keyed)
+    longest = max(map(len, messages), default=0)
+    return NewJob(job_id, request, run, len(call), longest, data, digest, keyed)
 
 
 def _row_job(run: str, row: int, digest: bytes) -> str:
@@ -336,7 +341,7 @@ def check_result_ttl(seconds: int) -> int:
 
 def enqueue(
     redis: Redis,
-    requests: Sequence[ChatRequest],
+    requests: Sequence[Request],
     result_ttl: int | None = None,
     *,
     by_custom_id: bool = False,

@@ -12,7 +12,6 @@ import pydantic_core
 import pytest
 from pydantic import Field
 from rq import Queue
-from rq.job import Job as RQJob
 
 from jobs import ChatRequest, JobError
 from jobs.api.answer import FinishReason, Usage
@@ -22,7 +21,9 @@ from jobs.client.serving import read_workers
 from jobs.operations import CHAT, OPERATIONS, Operation
 from jobs.results.outbox import OutboxEntry
 from jobs.results.rows import Row, shared_columns
+from jobs.store.enqueue import Enqueued, enqueue
 from tests.worker.fake_backend import FakeBackend, text_of
+from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import Site
 from worker.backend import Outcome, Sink
 
@@ -66,6 +67,7 @@ def length_rows(entry: OutboxEntry) -> list[Row]:
 LENGTHS = Operation(
     func="worker.tasks.lengths",
     name="lengths",
+    title="lengths",
     request=LengthRequest,
     result=Lengths,
     cost=lambda request: len(request.texts),
@@ -95,14 +97,21 @@ class Measuring(FakeBackend):
 
 
 @pytest.fixture
-def enqueue(monkeypatch: pytest.MonkeyPatch, queue: Queue) -> Callable[..., RQJob]:
+def lengths(monkeypatch: pytest.MonkeyPatch, site: Site) -> Callable[..., str]:
+    """Enqueues a job of the operation; returns its id."""
     monkeypatch.setitem(OPERATIONS, LENGTHS.func, LENGTHS)
 
-    def enqueue(*texts: str, **fields: Any) -> RQJob:
-        request = {"model": "fake", "texts": texts, "job": {"retries": 0}, **fields}
-        return queue.enqueue(LENGTHS.func, request=request)
+    def lengths(*texts: str) -> str:
+        request = LengthRequest(model="fake", texts=texts, job=JobOptions(retries=0))
+        (enqueued,) = enqueue(site.redis, [request])
+        assert isinstance(enqueued, Enqueued)
+        return enqueued.id
 
-    return enqueue
+    return lengths
+
+
+def value_of(site: Site, job: str) -> Any:
+    return fetch(site, site.client.job(job)).return_value(refresh=True)
 
 
 def rows_by_job(site: Site) -> dict[str, list[Row]]:
@@ -113,28 +122,29 @@ def rows_by_job(site: Site) -> dict[str, list[Row]]:
 
 
 def test_jobs_of_another_operation_end_beside_chats(
-    site: Site, enqueue: Callable[..., RQJob]
+    site: Site, lengths: Callable[..., str]
 ) -> None:
-    first, chat, second = enqueue("a", "bcd"), site.submit(), enqueue("ef")
+    first, chat, second = lengths("a", "bcd"), site.submit(), lengths("ef")
     backend = Measuring(site)
     site.burst(backend)
     assert backend.costs == [2, 1]
     assert backend.funcs == {CHAT.func, LENGTHS.func}
-    assert first.return_value(refresh=True) == {"lengths": [1, 3]}
-    assert second.return_value(refresh=True) == {"lengths": [2]}
+    assert value_of(site, first) == {"lengths": [1, 3]}
+    assert value_of(site, second) == {"lengths": [2]}
     assert chat.result(timeout=1).text == text_of(chat.request)
     rows = rows_by_job(site)
-    assert [row["output_tokens"] for row in rows[first.id]] == [1, 3]
-    assert [row["choice_index"] for row in rows[first.id]] == [0, 1]
+    assert [row["output_tokens"] for row in rows[first]] == [1, 3]
+    assert [row["choice_index"] for row in rows[first]] == [0, 1]
     operations = {job: {row["operation"] for row in found} for job, found in rows.items()}
-    assert operations == {first.id: {"lengths"}, second.id: {"lengths"}, chat.id: {"chat"}}
+    assert operations == {first: {"lengths"}, second: {"lengths"}, chat.id: {"chat"}}
 
 
 def test_jobs_of_another_operation_fail_in_rows_of_their_own(
-    site: Site, enqueue: Callable[..., RQJob]
+    site: Site, queue: Queue, lengths: Callable[..., str]
 ) -> None:
-    failed, refused, cancelled = enqueue(""), enqueue("a", texts="not a list"), enqueue("b")
-    assert site.client.job(cancelled.id).cancel()
+    failed, cancelled = lengths(""), lengths("b")
+    refused = queue.enqueue(LENGTHS.func, request={"model": "fake", "texts": "not a list"}).id
+    assert site.client.job(cancelled).cancel()
     site.burst(Measuring(site))
     rows = rows_by_job(site)
     for job, code, word in (
@@ -142,7 +152,7 @@ def test_jobs_of_another_operation_fail_in_rows_of_their_own(
         (refused, "invalid_request", "texts"),
         (cancelled, "cancelled", "cancelled"),
     ):
-        (row,) = rows[job.id]
+        (row,) = rows[job]
         assert (row["operation"], row["error_type"]) == ("lengths", code)
         assert word in row["error_message"]
 
