@@ -175,29 +175,28 @@ class ChatAssembly:
         self._ended, self._busy = outcome is not None, False
         return Progress(deltas, outcome)
 
-    def _take_events(self) -> list[list[TokenEvent]]:
+    def _take_events(self) -> dict[int, list[TokenEvent]]:
         """Remove the events from the queue until it is empty, so that the next one is announced;
         returns them by choice."""
         queue = self._events
-        found: list[list[TokenEvent]] = [[] for _ in self._choices]
+        found: dict[int, list[TokenEvent]] = {}
         while queue:
             choice, event, end = queue.popleft()
-            found[choice].append(event)
+            found.setdefault(choice, []).append(event)
             if end is not None:
                 self._choices[choice].end = end
+                self._unfinished -= 1
                 self._error = self._error or event.error
         return found
 
-    def _assemble(self, found: list[list[TokenEvent]], deltas: list[Delta]) -> Outcome | None:
-        """Append what the events add to `deltas`. Returns the outcome with the last one."""
-        for choice, events in zip(self._choices, found, strict=True):
-            if not events:
-                continue
+    def _assemble(self, found: dict[int, list[TokenEvent]], deltas: list[Delta]) -> Outcome | None:
+        """Append what the events add to `deltas`. Returns the outcome after the last one."""
+        for number, events in found.items():
+            choice = self._choices[number]
             for run, text in choice.runs(events):
                 delta = self._add(choice, run, text)
                 if delta is not None:
                     deltas.append(delta)
-            self._unfinished -= events[-1].last
         return self._outcome() if self._unfinished == 0 else None
 
     def _add(self, choice: ChoiceState, events: list[TokenEvent], text: str) -> Delta | None:

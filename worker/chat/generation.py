@@ -69,15 +69,18 @@ class ChatGeneration:
     def _on_token(self, choice: int, event: TokenEvent) -> None:
         if self._first_token_at is None and event.sampled is not None:
             self._first_token_at = clock.now()
-        end = self._end_of(self.sequences[choice]) if event.last else None
         events = self._events
-        events.append((choice, event, end))
+        if event.finish_reason is None and event.error is None:
+            events.append((choice, event, None))
+            # One event alone: the receiver had emptied the queue. Until it empties it again, it
+            # takes all that follow.
+            if len(events) == 1:
+                self._announce()
+            return
+        events.append((choice, event, self._end_of(self.sequences[choice])))
         if event.error is not None:
             self.cancel()  # one failed choice fails the request
-        # One event alone: the receiver had emptied the queue. It empties it again, if more come
-        # before. The last event always: an announcement may have failed.
-        if end is not None or len(events) == 1:
-            self._announce()
+        self._announce()  # always: an announcement may have failed
 
     def _end_of(self, sequence: Sequence) -> SequenceEnd:
         scores = sequence.prompt_logprobs
