@@ -9,6 +9,7 @@ import time
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import click
 
@@ -150,15 +151,13 @@ def chat(
     ):
         started = time.monotonic()
         connected.serving = None  # the notice says it
-        job = connected.submit(request)
+        job = _submit(connected, request)
         try:
             notice.watch(job)
             _wait_for_worker(connected, job, model, wait)
             completion = print_job(job, notice, as_json=as_json, quiet=quiet, timeout=timeout)
         except KeyboardInterrupt:
-            if _cancel(connected, job):
-                raise Interrupted(f"interrupted; job {job.id} is cancelled") from None
-            raise Interrupted(f"interrupted; {_may_go_on(job)}") from None
+            raise _interrupted(connected, job) from None
         except StreamRestarted:
             raise
         except WaitTimeout as error:
@@ -274,6 +273,27 @@ def _stdin() -> str:
             f"stdin is not text in {encoding}: {error.reason} at byte {error.start}; "
             "convert it, or set PYTHONIOENCODING to its encoding"
         ) from None
+
+
+def _submit(connected: Client, request: ChatRequest) -> Job:
+    """Enqueue a request. Ctrl-C meanwhile cancels its job, which Redis may have received already,
+    but not another one that has the same id."""
+    job = connected.job(request.job.id or uuid4().hex)
+    taken = request.job.id is not None and job.status() != "unknown"
+    options = request.job.model_copy(update={"id": job.id})
+    try:
+        return connected.submit(request.model_copy(update={"job": options}))
+    except KeyboardInterrupt:
+        if taken:
+            raise
+        raise _interrupted(connected, job) from None
+
+
+def _interrupted(connected: Client, job: Job) -> Interrupted:
+    """Cancels the job, and says whether that succeeded."""
+    if _cancel(connected, job):
+        return Interrupted(f"interrupted; job {job.id} is cancelled")
+    return Interrupted(f"interrupted; {_may_go_on(job)}")
 
 
 def _may_go_on(job: Job) -> str:

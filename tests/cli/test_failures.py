@@ -10,15 +10,18 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import click
 import pytest
+from click.testing import CliRunner
 
 from jobs import Client, JobError
 from jobs.cli import build
 from jobs.cli.failures import Failure
 from jobs.errors import ERROR_CODES
 from jobs.install import command_for
+from jobs.store.enqueue import enqueue
 from tests.cli.conftest import COMMAND, Run, Spawn
 from tests.jobs.conftest import StepwiseWorker
 from tests.waiting import PATIENCE
@@ -201,6 +204,39 @@ def test_an_empty_file_exits_with_2(run: Run, redis_url: str) -> None:
     result = run("submit", "-", "-m", "demo", "--redis", redis_url, input="\n")
     assert result.exit_code == 2
     assert "no rows" in result.stderr
+
+
+@pytest.mark.parametrize("fields", [[], ["-o", 'job={"id": "mine"}']], ids=["no id", "an id"])
+def test_ctrl_c_before_the_reply_to_the_submit_cancels_the_job(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch, fields: list[str]
+) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        enqueue(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("jobs.client.client.enqueue", interrupted)
+    words = ["chat", "-m", "slow", "--redis", redis_url, *fields, "hi"]
+    result = CliRunner().invoke(build(), words)
+    assert result.exit_code == 130
+    (job_id,) = re.findall(r"interrupted; job (\w+) is cancelled", result.stderr)
+    with Client(redis_url) as client:
+        assert client.job(job_id).status() == "cancelled"
+
+
+def test_ctrl_c_in_a_submit_that_is_refused_leaves_the_job_that_has_its_id(
+    redis_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with Client(redis_url) as client:
+        messages: Any = [{"role": "user", "content": "hi"}]
+        job = client.submit({"model": "slow", "messages": messages, "job": {"id": "mine"}})
+
+        def interrupted(*arguments: Any, **options: Any) -> None:
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("jobs.client.client.enqueue", interrupted)
+        words = ["chat", "-m", "slow", "--redis", redis_url, "-o", 'job={"id": "mine"}', "ho"]
+        assert CliRunner().invoke(build(), words).exit_code == 130
+        assert job.status() == "queued"
 
 
 def test_ctrl_c_cancels_the_job_and_exits_with_130(spawn: Spawn, redis_url: str) -> None:
