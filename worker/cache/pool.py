@@ -52,6 +52,7 @@ class CachePool:
         self._make_caches, self._make_draft_caches = make_caches, make_draft_caches
         self._make_layers()
 
+    @torch.inference_mode()  # storage that grew in a step consists of inference tensors
     def execute(self, change: CacheChange) -> None:
         """Make one change. Raises what torch raises if there is no memory."""
         match change:

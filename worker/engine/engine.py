@@ -280,6 +280,7 @@ class EngineCore:
         if not concerned:
             raise error
         self._scheduler.isolate(concerned, failure)
+        self.runner.apply(self.book.take_changes())  # frees memory, which may be what was lacking
         if len(concerned) > 1:
             logger.warning("a step failed (%s); its sequences run again one at a time", error)
             return

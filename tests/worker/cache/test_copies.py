@@ -46,6 +46,7 @@ def state(pool: CachePool, slot: int, end: int) -> list[torch.Tensor]:
 @pytest.mark.parametrize(
     "names", [("full",), ("full", "window", "other full"), ("recurrent", "full"), ("window",)]
 )
+@torch.inference_mode()
 def test_a_slot_gets_the_state_of_another_and_no_other_slot_changes(
     names: tuple[str, ...], end: int
 ) -> None:

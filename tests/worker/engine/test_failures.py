@@ -185,6 +185,18 @@ def test_a_sequence_that_breaks_the_model_fails_alone(path: Path, error: Excepti
     assert caught.value.code in ("internal", "out_of_memory")
 
 
+def test_memory_is_free_at_once_after_a_step_that_failed(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = Engine.load(str(path), device="cpu", dtype="fp32", max_batch=4)
+    monkeypatch.setattr(engine._core.runner, "model", lambda *_: fail())
+    with pytest.raises(JobError, match="requested by the test"):
+        engine.generate([PROMPT], Sampling(temperature=0, max_tokens=8))
+    caches: Any = engine._core.runner.pool.layers
+    assert not any(cache.stored().keys.numel() for cache in caches)
+    assert engine._core.book.bytes_held == 0
+
+
 def test_nan_in_one_sequence_does_not_affect_others(tmp_path: Path) -> None:
     from safetensors.torch import load_file, save_file
 
@@ -207,6 +219,11 @@ def test_nan_in_one_sequence_does_not_affect_others(tmp_path: Path) -> None:
         with pytest.raises(JobError, match=named):
             call()
         assert engine.generate([PROMPT], greedy) == expected
+    engine.save_prompt_cache([5] * 20, tmp_path / "state")
+    with pytest.raises(JobError, match=named):
+        engine.score([poison], [5])
+    assert engine.load_prompt_cache(tmp_path / "state") == 20  # clears the slot of the score
+    assert engine.generate([PROMPT], greedy) == expected
 
 
 UP = "model.layers.0.mlp.up_proj.weight"
