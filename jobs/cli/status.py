@@ -13,7 +13,6 @@ from jobs.cli.options import connection, json_option, redis_option
 from jobs.cli.output import echo, print_json
 from jobs.cli.table import number, print_table
 from jobs.cli.waiting import rows_wait
-from jobs.operations import CHAT
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
@@ -219,6 +218,7 @@ def queues(redis: Redis) -> list[dict[str, Any]]:
 
     Reads the keys directly: asking RQ's registries for their length would run their clean-up.
     """
+    from jobs.operations import CHAT
     from jobs.store.rq_layout import (
         deferred_key,
         queue_key,
