@@ -152,7 +152,7 @@ def decode(value: str | bytes) -> OutboxEntry:
 
 
 def operation_of(entry: OutboxEntry) -> str:
-    """The name of the operation of an entry; those of version 0.1 have none and are of chats."""
+    """The name of the operation of an entry; one of 0.2.0 or before has none: a chat."""
     name = entry.get("operation")
     return name if isinstance(name, str) else "chat"
 
