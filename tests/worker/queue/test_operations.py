@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -17,7 +18,6 @@ from jobs import ChatRequest, JobError
 from jobs.api.answer import FinishReason, Usage
 from jobs.api.job_options import JobOptions
 from jobs.api.wire import Checked, Wire
-from jobs.client.serving import read_workers
 from jobs.operations import CHAT, OPERATIONS, Operation
 from jobs.results.outbox import OutboxEntry
 from jobs.results.rows import Row, shared_columns
@@ -26,6 +26,7 @@ from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.site import Site
 from worker.backend import Outcome, Sink
+from worker.queue.metrics import Metrics
 
 
 class LengthRequest(Checked):
@@ -76,19 +77,16 @@ LENGTHS = Operation(
 
 
 class Measuring(FakeBackend):
-    """Runs the operation in `submit`; the workers that it sees publish their functions."""
+    """Runs the operation in `submit`."""
 
-    def __init__(self, site: Site) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.costs: list[int] = []
-        self.funcs: set[str] = set()
-        self._site = site
 
     def submit(self, operation: Operation, request: Any, sink: Sink) -> Any:
         if operation is CHAT:
             return super().submit(operation, request, sink)
         self.costs.append(operation.cost(request))
-        self.funcs = {func for one in read_workers(self._site.redis) for func in one["funcs"]}
         if "" in request.texts:
             sink.ended(Outcome(error=JobError("internal", "requested by the test")))
         else:
@@ -125,10 +123,11 @@ def test_jobs_of_another_operation_end_beside_chats(
     site: Site, lengths: Callable[..., str]
 ) -> None:
     first, chat, second = lengths("a", "bcd"), site.submit(), lengths("ef")
-    backend = Measuring(site)
+    backend = Measuring()
+    published = Metrics(backend, {}).read(time.monotonic())
+    assert published["funcs"] == sorted((CHAT.func, LENGTHS.func))
     site.burst(backend)
     assert backend.costs == [2, 1]
-    assert backend.funcs == {CHAT.func, LENGTHS.func}
     assert value_of(site, first) == {"lengths": [1, 3]}
     assert value_of(site, second) == {"lengths": [2]}
     assert chat.result(timeout=1).text == text_of(chat.request)
@@ -145,7 +144,7 @@ def test_jobs_of_another_operation_fail_in_rows_of_their_own(
     failed, cancelled = lengths(""), lengths("b")
     refused = queue.enqueue(LENGTHS.func, request={"model": "fake", "texts": "not a list"}).id
     assert site.client.job(cancelled).cancel()
-    site.burst(Measuring(site))
+    site.burst(Measuring())
     rows = rows_by_job(site)
     for job, code, word in (
         (failed, "internal", "requested by the test"),
