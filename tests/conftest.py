@@ -66,8 +66,9 @@ def pytest_collection_finish() -> None:
 
 def pytest_sessionfinish() -> None:
     SERVER.close()
-    # Commands that tests call register it: duckdb then reports what it takes for leaks.
+    # Commands that tests call freeze objects, now and at exit: duckdb reports those as leaks.
     atexit.unregister(gc.freeze)
+    gc.unfreeze()
 
 
 @pytest.fixture(scope="session")
