@@ -20,7 +20,7 @@ from jobs.results.rows import Row
 
 
 class Request(Protocol):
-    """What a job asks for, checked. `parse` raises InvalidRequest."""
+    """The checked request of a job. `parse` raises InvalidRequest."""
 
     model: str
     job: JobOptions

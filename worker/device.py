@@ -38,7 +38,7 @@ ACCELERATOR_LIMITS = BatchLimits(max_batch=128, step_tokens=8192, stride=512)
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """What one model holds on a device, in bytes, and the threads that it computes on."""
+    """Bytes that one model holds on a device, and the threads that it computes on."""
 
     owner: str  # the name of the model
     weights: int  # with those of its draft

@@ -1,4 +1,4 @@
-"""How long things are kept in Redis: every expiry of a key, in seconds.
+"""Every expiry of a key in Redis, in seconds.
 
 Scripts use some of them by the same names, see EXPIRY_LUA in preludes.py.
 """

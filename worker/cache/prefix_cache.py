@@ -33,7 +33,7 @@ StateOf = Callable[[int], tuple[object, ...]]
 
 
 class Sequence(Protocol):
-    """What the prefix cache knows of a sequence. It sets `computed` and `cached_tokens`."""
+    """A sequence as the prefix cache knows it. The cache sets `computed` and `cached_tokens`."""
 
     prompt_ids: list[int]
     computed: int  # leading tokens that are in its slot

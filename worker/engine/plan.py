@@ -1,4 +1,4 @@
-"""What a device does in one step, as picklable values that are made of numbers."""
+"""The work of a device in one step, as picklable values that are made of numbers."""
 
 from __future__ import annotations
 

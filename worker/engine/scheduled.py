@@ -69,8 +69,8 @@ class ScheduledSequence:
 
 @dataclass(frozen=True, slots=True)
 class Verified:
-    """What a step drew for one sequence: nothing, or the right tokens of its draft and one more.
-    `spoiled`: the slot may hold NaN after them."""
+    """The tokens that a step drew for one sequence: none, or the right tokens of its draft and one
+    more. `spoiled`: the slot may hold NaN after them."""
 
     tokens: SequenceOf[Sampled] = ()
     spoiled: bool = False

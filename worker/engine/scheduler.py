@@ -358,7 +358,8 @@ class Scheduler:
 
 
 def _verify(scheduled: SequenceOf[ScheduledSequence], result: StepResult) -> list[Verified]:
-    """What was drawn for each sequence of a plan. Adds the scores of prompts to them."""
+    """Return the tokens drawn for each sequence of a plan, and add the scores of prompts to the
+    sequences."""
     verified, row, scores = [], 0, iter(result.scores)
     for one in scheduled:
         if one.scores_prompt:

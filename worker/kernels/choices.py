@@ -106,7 +106,7 @@ def of(level: str, threads: int) -> Choices:
 
 
 def _read(path: Path | None) -> dict[str, int]:
-    """What other processes have found. Files that can't be read or understood hold nothing."""
+    """The numbers that processes have written. A file that can't be read or understood has none."""
     try:
         found = json.loads(path.read_bytes()) if path else {}
     except (OSError, ValueError):

@@ -1,1 +1,1 @@
-"""How Redis is reached: URLs, clients, subscriptions, the protocol of sync and async clients."""
+"""Connections to Redis: URLs, clients, subscriptions, the protocol of sync and async clients."""

@@ -6,6 +6,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from worker.kernels import choices, dense
+from worker.kernels import choices, dense, quantised
 from worker.kernels.choices import Choices
 from worker.kernels.dense import Way
 from worker.kernels.library import Library
@@ -122,4 +123,21 @@ def test_weights_use_what_was_measured(kernels: Library, monkeypatch: pytest.Mon
     assert dense.Matrices([weight]).way == way
     assert bf16.most_rows() in (0, 1, *bf16.MEASURED_ROWS)
     assert dense.Matrices([weight], Way(False, 9)).way == Way(False, 9)
+    choices.of.cache_clear()
+
+
+@pytest.mark.parametrize("name", ["avx512", "amx"])
+def test_the_measurements_of_other_levels_run_on_this_one(
+    kernels: Library, folder: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    """A level that has one way only measures it twice: the numbers mean nothing."""
+    monkeypatch.setattr(choices, "WEIGHT_BYTES", 1 << 22)
+    monkeypatch.setattr(kernels, "level", replace(kernels.level, name=name))
+    choices.of.cache_clear()
+    way = dense.fastest_way()
+    assert way.few in (dense.LEAST_UNPACKED, *dense.MEASURED_ROWS)
+    assert way.pairs or name == "avx512"
+    wide = quantised.fastest_wide_rows()
+    limits = (quantised.LEAST_WIDE_ROWS, *(rows + 1 for rows in quantised.MEASURED_ROWS))
+    assert wide in (limits if name == "amx" else (quantised.UNLIMITED,))
     choices.of.cache_clear()
