@@ -32,6 +32,7 @@ from worker.loading.load import load
 from worker.model_spec import ModelSpec
 
 DEVICE = torch.device("meta")
+ROOMS = ("worker.engine.", "worker.sampling.")  # whose modules read values back
 COPIES = {"aten::_to_copy"}  # the operations that may take a tensor from one device to another
 # Products and writes whose floating-point tensors have one dtype.
 ONE_DTYPE = {
@@ -90,11 +91,11 @@ def _filled(shape: list[int], value: float) -> Any:
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, *, true: bool = True) -> Answers:
-    """Replace `read_back` in all modules of the engine. In layers it stays, and raises: a forward
+    """Replace `read_back` in the modules of ROOMS. In layers it stays, and raises: a forward
     pass reads nothing."""
     answers, original = Answers(true=true), border.read_back
     for name, module in list(sys.modules.items()):
-        if name.startswith("worker.engine.") and getattr(module, "read_back", None) is original:
+        if name.startswith(ROOMS) and getattr(module, "read_back", None) is original:
             monkeypatch.setattr(module, "read_back", answers)
     return answers
 

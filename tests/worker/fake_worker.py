@@ -44,8 +44,8 @@ def arm(fault: str) -> None:
 
 def make_real(script: list[list[int]] | None, state_dir: Path | None) -> Backend:
     from tests.worker.scripted import scripted
-    from worker.engine.sampler import sample
     from worker.host.engine_host import EngineHost
+    from worker.sampling.sampler import sample
 
     draw = sample if script is None else scripted(script)
     return EngineHost(device="cpu", state_dir=state_dir, draw=draw)

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
-from worker.engine.sampler import Sampled
-from worker.engine.sampling_batch import Row, SamplingBatch
+from worker.sampling.inputs import Row, SamplingBatch
+from worker.sampling.sampler import Sampled
 
 
 def scripted(answers: Sequence[Sequence[int]]) -> Callable[[Tensor, SamplingBatch], list[Sampled]]:

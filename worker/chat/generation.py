@@ -12,9 +12,9 @@ from worker.backend import Sink
 from worker.chat.assembly import ChatAssembly, ChatEvents, SequenceEnd
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine.engine import EngineCore
-from worker.engine.prompt_logprobs import PromptLogprobs
-from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.sequence import Sequence, TokenEvent
+from worker.sampling.params import SamplingPlan
+from worker.sampling.prompt_logprobs import PromptLogprobs
 from worker.text.detokenizer import Detokenizer
 
 

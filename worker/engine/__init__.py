@@ -1,1 +1,1 @@
-"""Generation with one model: scheduling, steps, sampling and kept state."""
+"""Generation with one model: scheduling, steps and kept state."""

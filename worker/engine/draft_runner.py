@@ -12,11 +12,11 @@ from torch.nn import functional as F
 from worker.cache.changes import Protect
 from worker.cache.pool import CachePool
 from worker.engine.plan import DraftPlan
-from worker.engine.sampler import Sampled, sample
-from worker.engine.sampling_batch import SamplingBatch, SamplingInput
 from worker.layers.batch import Batch, Span
 from worker.layers.transfer import read_back
 from worker.models.model import Model
+from worker.sampling.inputs import SamplingBatch, SamplingInput
+from worker.sampling.sampler import Sampled, sample
 
 
 class Proposed(NamedTuple):

@@ -21,12 +21,9 @@ from worker.cache.prefix_cache import PrefixCache
 from worker.cache.sizes import CacheSizes
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, Held, computing, threads_of
-from worker.engine.bad_words import bad_word_ids
 from worker.engine.drafting import Drafting, drafting_of, speculation
 from worker.engine.recovery import Changes, reason_of
 from worker.engine.runner import ModelRunner, Sample
-from worker.engine.sampler import sample
-from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.engine.scheduler import Scheduler
 from worker.engine.scorer import Scorer
 from worker.engine.sequence import Sequence
@@ -34,6 +31,9 @@ from worker.engine.slots import Slots
 from worker.loading.load import LoadedModel, check_context, load, memory_named
 from worker.model_spec import ModelSpec
 from worker.processes.tuning import keep_memory
+from worker.sampling.bad_words import bad_word_ids
+from worker.sampling.params import SamplingPlan, plan_sampling
+from worker.sampling.sampler import sample
 
 logger = logging.getLogger(__name__)
 

@@ -9,10 +9,10 @@ from typing import Protocol
 from worker.cache.book import CacheBook
 from worker.engine.draft_runner import Proposed
 from worker.engine.plan import DraftPlan
-from worker.engine.sampling_batch import SamplingInput
 from worker.engine.scheduled import Draft
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Span
+from worker.sampling.inputs import SamplingInput
 
 Run = Callable[[DraftPlan, SequenceOf[SamplingInput]], list[Proposed]]
 

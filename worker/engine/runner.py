@@ -14,11 +14,11 @@ from worker.cache.pool import CachePool
 from worker.cache.prefix_store import StateRef
 from worker.engine.draft_runner import DraftRunner, Proposed
 from worker.engine.plan import DraftPlan, StepPlan
-from worker.engine.prompt_logprobs import score_tokens
-from worker.engine.sampler import Sampled, StepResult, sample
-from worker.engine.sampling_batch import SamplingBatch, SamplingInput
 from worker.layers.batch import Batch
 from worker.models.model import Model
+from worker.sampling.inputs import SamplingBatch, SamplingInput
+from worker.sampling.prompt_logprobs import score_tokens
+from worker.sampling.sampler import Sampled, StepResult, sample
 
 logger = logging.getLogger(__name__)
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from worker.engine.sampler import Sampled
-from worker.engine.sampling_batch import SamplingBatch
 from worker.engine.sequence import Sequence
 from worker.layers.batch import Span
+from worker.sampling.inputs import SamplingBatch
+from worker.sampling.sampler import Sampled
 
 Selected = tuple[Sequence, int]  # a sequence and the number of tokens that it computes
 

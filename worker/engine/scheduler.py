@@ -20,8 +20,6 @@ from worker.cache.book import CacheBook
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine.plan import StepPlan
 from worker.engine.recovery import fail_unsure
-from worker.engine.sampler import StepResult
-from worker.engine.sampling_batch import SamplingBatch
 from worker.engine.scheduled import NOTHING, ScheduledSequence, Selected, Verified, sampling_batch
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
@@ -29,6 +27,8 @@ from worker.engine.speculation import Speculation
 from worker.engine.turnover import Turnover
 from worker.engine.waiting_line import WaitingLine
 from worker.layers.batch import row_order
+from worker.sampling.inputs import SamplingBatch
+from worker.sampling.sampler import StepResult
 
 BULK_TOKENS = 8  # one of this many tokens of a step is kept for bulk sequences that run
 

@@ -12,9 +12,9 @@ from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker.cache.book import CacheBook
 from worker.engine.plan import StepPlan
-from worker.engine.prompt_logprobs import CHUNK_TOKENS
 from worker.layers.batch import Span
 from worker.layers.transfer import read_back, to_device
+from worker.sampling.prompt_logprobs import CHUNK_TOKENS
 
 
 class Scorer:

@@ -19,11 +19,11 @@ from worker.device import Device, choose_device
 from worker.engine.engine import EngineCore
 from worker.engine.prompt_caches import keep_sessions, pin_prompt_cache, read_prompt_cache
 from worker.engine.runner import Sample
-from worker.engine.sampler import sample
 from worker.host.preparer import Preparation, Preparer
 from worker.model_spec import ModelSpec
 from worker.processes.pages import trim_heap
 from worker.processes.tuning import freeze_gc_heap, tune, unfreeze_gc_heap
+from worker.sampling.sampler import sample
 
 logger = logging.getLogger(__name__)
 

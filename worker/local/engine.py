@@ -24,12 +24,12 @@ from worker.chat.generation import ChatGeneration, start_chat
 from worker.device import Device, choose_device
 from worker.engine import prompt_caches
 from worker.engine.engine import EngineCore
-from worker.engine.sampling_plan import SamplingPlan
 from worker.engine.scorer import token_ids
 from worker.engine.sequence import Listener, Sequence, TokenEvent
 from worker.local.collect import CollectingSink, Generation, Token, generation, streamed
 from worker.model_spec import ModelSpec
 from worker.prompt.template import template_path
+from worker.sampling.params import SamplingPlan
 from worker.text.detokenizer import Detokenizer
 
 

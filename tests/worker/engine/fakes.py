@@ -14,11 +14,11 @@ from worker.cache.changes import CacheChange
 from worker.cache.pool import CachePool
 from worker.cache.sizes import CacheSizes
 from worker.checkpoint.config import GenerationDefaults
-from worker.engine.sampler import Sampled, StepResult
-from worker.engine.sampling_plan import plan_sampling
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.layers.cache import LayerCache
+from worker.sampling.params import plan_sampling
+from worker.sampling.sampler import Sampled, StepResult
 
 CONTEXT = 4096
 

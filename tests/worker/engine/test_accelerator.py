@@ -19,14 +19,14 @@ from tests.worker.fake_device import DEVICE, Answers, Guard, answer, fake_device
 from worker import Engine
 from worker import device as devices
 from worker.device import BatchLimits
-from worker.engine import sampler
-from worker.engine.sampling_batch import Row
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.recurrent_cache import RecurrentCache
 from worker.local.collect import CollectingSink
 from worker.models.registry import FAMILIES
+from worker.sampling import sampler
+from worker.sampling.inputs import Row
 
 PROMPTS = [[7] * 20, [8, 9, 10], [11]]
 OPTIONS = Sampling(ignore_eos=True, max_tokens=2)

@@ -17,11 +17,11 @@ from tests.worker.site import wait_until
 from worker import Engine
 from worker.backend import Assembly
 from worker.chat.assembly import ChoiceState
-from worker.engine.sampler import Sampled
 from worker.engine.sequence import TokenEvent
 from worker.host.engine_host import EngineHost
 from worker.local.collect import CollectingSink
 from worker.model_spec import ModelSpec
+from worker.sampling.sampler import Sampled
 from worker.text.answer_reader import AnswerReader, Part
 from worker.text.harmony import HarmonySplitter
 from worker.text.reasoning import ReasoningSplitter, ReasoningTags

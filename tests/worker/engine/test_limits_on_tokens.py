@@ -13,11 +13,11 @@ from jobs.errors import InvalidRequest, JobError
 from tests.worker.engine.chat_requests import PROMPT, ask
 from worker import Engine
 from worker.checkpoint.config import GenerationDefaults
-from worker.engine.bad_words import bad_word_ids
-from worker.engine.sampler import sample
-from worker.engine.sampling_batch import SamplingBatch, SamplingInput
-from worker.engine.sampling_plan import SamplingPlan, plan_sampling
 from worker.local.collect import CollectingSink, Generation
+from worker.sampling.bad_words import bad_word_ids
+from worker.sampling.inputs import SamplingBatch, SamplingInput
+from worker.sampling.params import SamplingPlan, plan_sampling
+from worker.sampling.sampler import sample
 
 VOCAB = 50
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from jobs import ChatCompletion, ChatRequest
 from jobs.errors import InvalidRequest
 from worker import Engine
-from worker.engine.prompt_logprobs import PromptLogprobs, TokenScore, score_tokens
+from worker.sampling.prompt_logprobs import PromptLogprobs, TokenScore, score_tokens
 
 
 def asking(text: str = "one two three four five", **fields: object) -> ChatRequest:

@@ -20,9 +20,9 @@ from tests.worker.engine.fakes import (
 from worker.cache.book import CacheBook
 from worker.cache.changes import Resize
 from worker.cache.sizes import CacheSizes
-from worker.engine.sampler import Sampled
 from worker.engine.scheduler import Scheduler
 from worker.engine.slots import Slots
+from worker.sampling.sampler import Sampled
 
 
 def make_scheduler(

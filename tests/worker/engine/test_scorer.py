@@ -10,10 +10,10 @@ from torch import Tensor
 
 from jobs.errors import JobError
 from tests.worker.engine.fakes import CONTEXT, make_caches
-from worker.engine.prompt_logprobs import CHUNK_TOKENS
 from worker.engine.runner import ModelRunner
 from worker.engine.scorer import Scorer, token_ids
 from worker.layers.batch import Batch
+from worker.sampling.prompt_logprobs import CHUNK_TOKENS
 
 VOCAB = 8
 SCALE = 0.01  # of the logits: probabilities of all positions can be told apart

@@ -9,9 +9,9 @@ import pytest
 from jobs.errors import JobError
 from tests.worker.engine.chat_requests import ask
 from worker import Engine
-from worker.engine.prompt_logprobs import CHUNK_TOKENS, PromptLogprobs
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.local.collect import CollectingSink
+from worker.sampling.prompt_logprobs import CHUNK_TOKENS, PromptLogprobs
 
 PROMPT = [3 + number % 40 for number in range(CHUNK_TOKENS + 50)]
 TARGET = [7, 8, 9, 7]

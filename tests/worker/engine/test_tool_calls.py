@@ -23,10 +23,10 @@ from tests.worker.tokenizers import save_tokenizer
 from worker import Engine
 from worker.device import Device
 from worker.engine.engine import EngineCore
-from worker.engine.sampler import Sampled
-from worker.engine.sampling_batch import SamplingBatch
 from worker.model_spec import ModelSpec
 from worker.prompt.template import template_path
+from worker.sampling.inputs import SamplingBatch
+from worker.sampling.sampler import Sampled
 
 TOOLS: list[dict[str, Any]] = [
     {

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from worker.engine.processors import make_processors
-from worker.engine.prompt_logprobs import ScoredTokens
-from worker.engine.sampling_plan import SamplingPlan
+from worker.sampling.params import SamplingPlan
+from worker.sampling.processors import make_processors
+from worker.sampling.prompt_logprobs import ScoredTokens
 
 
 class SamplingInput:

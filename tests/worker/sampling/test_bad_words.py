@@ -10,7 +10,7 @@ from tests.worker.tokenizers import STYLES, save_tokenizer
 from worker import Engine
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.demo import MODEL_DIR
-from worker.engine.bad_words import bad_word_ids
+from worker.sampling.bad_words import bad_word_ids
 
 WORDS = ("the", "then", "answer", "Fox", "zebra", "naïve", "你好", "42", "7 + 5", "o", "don't", "!")
 

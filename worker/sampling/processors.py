@@ -10,8 +10,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from worker.engine.sampling_plan import REPETITION_WINDOW, SamplingPlan
 from worker.layers.transfer import to_device
+from worker.sampling.params import REPETITION_WINDOW, SamplingPlan
 
 
 class LogitsProcessor(Protocol):

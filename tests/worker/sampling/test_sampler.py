@@ -19,9 +19,9 @@ from transformers import (
 
 from jobs.api.sampling import Sampling
 from worker.checkpoint.config import GenerationDefaults
-from worker.engine.sampler import CANDIDATES, Sampled, sample, uniform
-from worker.engine.sampling_batch import SamplingBatch, SamplingInput
-from worker.engine.sampling_plan import SamplingPlan, plan_sampling
+from worker.sampling.inputs import SamplingBatch, SamplingInput
+from worker.sampling.params import SamplingPlan, plan_sampling
+from worker.sampling.sampler import CANDIDATES, Sampled, sample, uniform
 
 VOCAB = 3000
 

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.engine.prompt_logprobs import TokenScore
-from worker.engine.sampling_batch import Row, SamplingBatch
-from worker.engine.sampling_plan import SamplingPlan
 from worker.layers.embedding import greatest
 from worker.layers.transfer import read_back, to_device
+from worker.sampling.inputs import Row, SamplingBatch
+from worker.sampling.params import SamplingPlan
+from worker.sampling.prompt_logprobs import TokenScore
 
 CANDIDATES = 1024  # number of most likely tokens that top_p considers before a full sort
 
