@@ -32,7 +32,11 @@ from worker.loading.load import load
 from worker.model_spec import ModelSpec
 
 DEVICE = torch.device("meta")
-ROOMS = ("worker.engine.", "worker.sampling.")  # whose modules read values back
+ROOMS = (
+    "worker.engine.",
+    "worker.sampling.",
+    "worker.speculative.",
+)  # whose modules read values back
 COPIES = {"aten::_to_copy"}  # the operations that may take a tensor from one device to another
 # Products and writes whose floating-point tensors have one dtype.
 ONE_DTYPE = {

@@ -34,11 +34,11 @@ from jobs.errors import JobError, failure_of
 from jobs.stream.delta import Delta
 from worker.backend import Outcome, Progress
 from worker.checkpoint.tokenizer import Tokenizer
-from worker.engine.acceptance import Acceptance
 from worker.engine.sequence import TokenEvent
 from worker.sampling.params import SamplingPlan
 from worker.sampling.prompt_logprobs import TokenScore
 from worker.sampling.sampler import Sampled
+from worker.speculative.acceptance import Acceptance
 from worker.text.answer_reader import AnswerReader
 from worker.text.tool_call import Call
 

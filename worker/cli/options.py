@@ -54,7 +54,7 @@ KINDS = (
     *("Q8_0", "Q6_K", "Q5_K_M", "Q5_K_S", "Q4_K_M", "Q4_K_S", "Q5_1", "Q5_0", "Q4_1", "Q4_0"),
     *("BF16", "F16"),
 )
-# As in worker.engine.drafting, which imports torch.
+# As in worker.speculative.drafting, which imports torch.
 MOST_DRAFT_TOKENS = 32
 template_option = click.option(
     "--chat-template",

@@ -21,19 +21,20 @@ from worker.cache.prefix_cache import PrefixCache
 from worker.cache.sizes import CacheSizes
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, Held, computing, threads_of
-from worker.engine.drafting import Drafting, drafting_of, speculation
 from worker.engine.recovery import Changes, reason_of
 from worker.engine.runner import ModelRunner, Sample
 from worker.engine.scheduler import Scheduler
 from worker.engine.scorer import Scorer
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
+from worker.engine.speculation import make_speculation
 from worker.loading.load import LoadedModel, check_context, load, memory_named
 from worker.model_spec import ModelSpec
 from worker.processes.tuning import keep_memory
 from worker.sampling.bad_words import bad_word_ids
 from worker.sampling.params import SamplingPlan, plan_sampling
 from worker.sampling.sampler import sample
+from worker.speculative.drafting import Drafting, drafting_of
 
 logger = logging.getLogger(__name__)
 
@@ -92,7 +93,7 @@ class EngineCore:
             on_unsaved=self.prefix.reset,
         )
         self.scorer = Scorer(self.runner.forward, self.book, context, loaded.not_finite)
-        self.speculation = speculation(
+        self.speculation = make_speculation(
             drafting, self.book, self.runner.propose, limits.step_tokens, slots.batch
         )
         self._scheduler = Scheduler(

@@ -15,14 +15,3 @@ class StepPlan:
 
     changes: tuple[CacheChange, ...]
     spans: tuple[Span, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class DraftPlan:
-    """Changes of the caches, then as many forward passes of the draft model as the longest draft
-    has tokens. `spans`: the tokens of each sequence that the draft has not computed; `lengths`: how
-    many tokens it proposes after them. A span that starts at 0 is a new sequence."""
-
-    changes: tuple[CacheChange, ...]
-    spans: tuple[Span, ...]
-    lengths: tuple[int, ...]

@@ -12,13 +12,14 @@ from worker.cache.changes import CacheChange, SaveBlocks, SaveSnapshot
 from worker.cache.copies import Copy
 from worker.cache.pool import CachePool
 from worker.cache.prefix_store import StateRef
-from worker.engine.draft_runner import DraftRunner, Proposed
-from worker.engine.plan import DraftPlan, StepPlan
+from worker.engine.plan import StepPlan
 from worker.layers.batch import Batch
 from worker.models.model import Model
 from worker.sampling.inputs import SamplingBatch, SamplingInput
 from worker.sampling.prompt_logprobs import score_tokens
 from worker.sampling.sampler import Sampled, StepResult, sample
+from worker.speculative.draft_plan import DraftPlan, Proposed
+from worker.speculative.draft_runner import DraftRunner
 
 logger = logging.getLogger(__name__)
 

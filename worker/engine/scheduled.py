@@ -9,21 +9,9 @@ from worker.engine.sequence import Sequence
 from worker.layers.batch import Span
 from worker.sampling.inputs import SamplingBatch
 from worker.sampling.sampler import Sampled
+from worker.speculative.proposer import NO_DRAFT, Draft
 
 Selected = tuple[Sequence, int]  # a sequence and the number of tokens that it computes
-
-
-@dataclass(frozen=True, slots=True)
-class Draft:
-    """Tokens that are proposed after a sequence's last one. A draft model has caches: it computed
-    the `known` tokens of the sequence and its own up to position `end`."""
-
-    token_ids: SequenceOf[int]
-    known: int | None = None
-    end: int = 0
-
-
-NO_DRAFT = Draft(())
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from jobs.api.answer import FinishReason
 from jobs.errors import JobError, failure_of
-from worker.engine.acceptance import Acceptance
 from worker.sampling.inputs import SamplingInput
 from worker.sampling.params import SamplingPlan
 from worker.sampling.prompt_logprobs import CHUNK_TOKENS, PromptLogprobs
 from worker.sampling.sampler import Sampled
+from worker.speculative.acceptance import Acceptance
 from worker.text.detokenizer import Detokenizer
 from worker.text.stop_strings import StopStrings
 

@@ -1,8 +1,9 @@
-"""Chooses the sequences that compute drafts in a step, and the number of their tokens.
+"""Adds drafts to the sequences of a step, and takes back the tokens of drafts that are wrong.
 
 The model computes the tokens of a draft like known ones and draws what follows each of them. One is
 accepted if it is the token that was drawn before it, with the same random number as without a
-draft: so the tokens are the same, and only their number per step differs.
+draft: so the tokens are the same, and only their number per step differs. `worker.speculative`
+makes the drafts and measures whether they are worth it; it knows no step.
 """
 
 from __future__ import annotations
@@ -11,11 +12,13 @@ from collections.abc import Sequence as SequenceOf
 
 from worker.cache.book import CacheBook
 from worker.cache.changes import Protect, Rewind
-from worker.engine.acceptance import WORTH, updated
-from worker.engine.draft_costs import DraftCosts
-from worker.engine.proposer import Proposer
-from worker.engine.scheduled import NO_DRAFT, ScheduledSequence, Selected, Verified
+from worker.engine.scheduled import ScheduledSequence, Selected, Verified
 from worker.engine.sequence import Sequence
+from worker.speculative.acceptance import WORTH, updated
+from worker.speculative.draft_costs import DraftCosts
+from worker.speculative.drafting import Drafting
+from worker.speculative.model_proposer import Run
+from worker.speculative.proposer import NO_DRAFT, Proposer
 
 START_WEIGHT = 0.01  # of one token in the rate that new sequences begin with
 LEAST_START = WORTH + 0.1  # each sequence tries
@@ -60,7 +63,8 @@ class Speculation:
             if number > 0 and self._fits(sequence, count + number):
                 wanted.append((sequence, number))
                 left -= number
-        drafts = self._proposer.propose(wanted) if wanted else {}
+        proposed = self._proposer.propose(wanted) if wanted else []
+        drafts = {one: draft for (one, _), draft in zip(wanted, proposed, strict=True)}
         scheduled = []
         for sequence, count in selected:
             draft = drafts.get(sequence, NO_DRAFT)
@@ -146,3 +150,16 @@ class Speculation:
     def _fits(self, sequence: Sequence, count: int) -> bool:
         assert sequence.slot is not None
         return self._book.reserve(sequence.slot, sequence.computed + count)
+
+
+def make_speculation(
+    drafting: Drafting | None, book: CacheBook, run: Run, step_tokens: int, max_batch: int
+) -> Speculation:
+    """Of an engine that drafts, or that does not; `run` executes the plans of a draft model. With a
+    batch of one, the length of a draft does not depend on time: the same request takes the same
+    steps."""
+    if drafting is None:
+        return Speculation(None, book)
+    proposer = drafting.make_proposer(book, run, step_tokens)
+    costs = DraftCosts() if max_batch > 1 else None
+    return Speculation(proposer, book, most=drafting.tokens, step_tokens=step_tokens, costs=costs)

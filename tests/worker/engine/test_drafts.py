@@ -15,11 +15,11 @@ from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from tests.worker.engine.drafted import perturbed
 from worker import Engine
-from worker.engine.acceptance import LONGEST_SEQUENCE_PAUSE, Acceptance
-from worker.engine.ngram import Lookup
-from worker.engine.scheduled import Draft
 from worker.engine.sequence import Sequence
 from worker.kernels import library
+from worker.speculative.acceptance import LONGEST_SEQUENCE_PAUSE, Acceptance
+from worker.speculative.ngram import Lookup
+from worker.speculative.proposer import Draft
 
 GREEDY = Sampling(temperature=0, max_tokens=12, ignore_eos=True)
 LONG = Sampling(temperature=0, max_tokens=60, ignore_eos=True)
@@ -151,11 +151,11 @@ class Wrong:
     def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
         self._answers = answers
 
-    def propose(self, wanted: list[tuple[Sequence, int]]) -> dict[Sequence, Draft]:
-        guesses = {}
+    def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
+        guesses = []
         for sequence, number in wanted:
             answer = self._answers[tuple(sequence.prompt_ids)]
-            guesses[sequence] = Draft([answer[len(sequence.output_ids)] + 1] * number)
+            guesses.append(Draft([answer[len(sequence.output_ids)] + 1] * number))
         return guesses
 
 

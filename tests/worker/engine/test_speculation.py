@@ -17,12 +17,12 @@ from tests.worker.checkpoints import KINDS, make_checkpoint
 from tests.worker.engine.drafted import mixed_requests, perturbed
 from worker import Engine
 from worker.backend import Outcome
-from worker.engine.draft_costs import DraftCosts
 from worker.engine.scheduled import ScheduledSequence, Selected
 from worker.kernels import library
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
 from worker.local.collect import CollectingSink
+from worker.speculative.draft_costs import DraftCosts
 
 REQUESTS, FEWER, IN_BF16 = 60, 30, 16  # with the draft that is mostly right and full caches; else
 # Checkpoints whose products are computed by kernels.

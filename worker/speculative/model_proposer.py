@@ -1,30 +1,16 @@
-"""Proposes drafts: the interface, and the proposals of a draft model."""
+"""Proposes the tokens of a draft model: plans what it computes, and keeps what it has computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from collections.abc import Sequence as SequenceOf
-from typing import Protocol
+from collections.abc import Callable, Sequence
 
 from worker.cache.book import CacheBook
-from worker.engine.draft_runner import Proposed
-from worker.engine.plan import DraftPlan
-from worker.engine.scheduled import Draft
-from worker.engine.sequence import Sequence
 from worker.layers.batch import Span
 from worker.sampling.inputs import SamplingInput
+from worker.speculative.draft_plan import DraftPlan, Proposed
+from worker.speculative.proposer import NO_DRAFT, Draft, DraftedSequence
 
-Run = Callable[[DraftPlan, SequenceOf[SamplingInput]], list[Proposed]]
-
-
-class Proposer(Protocol):
-    """Proposes tokens. Used by the thread that steps the engine. `start`: the share of its tokens
-    that is assumed to be right before it is known."""
-
-    start: float
-
-    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Draft]:
-        """Drafts for the sequences, up to a number of tokens each; a sequence may be left out."""
+Run = Callable[[DraftPlan, Sequence[SamplingInput]], list[Proposed]]
 
 
 class ModelProposer:
@@ -43,14 +29,15 @@ class ModelProposer:
         self._run, self._book = run, book
         self._context, self._vocab_size, self._step_tokens = context, vocab_size, step_tokens
 
-    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Draft]:
-        """Drafts for the sequences, up to a number of tokens each."""
-        asked: list[Sequence] = []
+    def propose(self, wanted: Sequence[tuple[DraftedSequence, int]]) -> list[Draft]:
+        """Implements `Proposer`."""
+        drafts = [NO_DRAFT] * len(wanted)
+        asked: list[int] = []  # which of them
         spans: list[Span] = []
         lengths: list[int] = []
         sampling: list[SamplingInput] = []
         left = self._step_tokens
-        for sequence, most in wanted:
+        for index, (sequence, most) in enumerate(wanted):
             known, length, slot = sequence.draft_computed, sequence.length, sequence.slot
             number, count = min(most, self._context - length), min(length - known, left)
             if number <= 0 or not count:
@@ -60,21 +47,21 @@ class ModelProposer:
             if max(ids) >= self._vocab_size:
                 sequence.acceptance.off = True
                 continue
-            asked.append(sequence)
+            asked.append(index)
             sampling.append(sequence.sampling)
             spans.append(Span(slot, known, ids, len(sequence.prompt_ids)))
             lengths.append(number if known + count == length else 0)
             left -= count
         if not asked:
-            return {}
+            return drafts
         plan = DraftPlan(self._book.take_changes(), tuple(spans), tuple(lengths))
         proposed = self._run(plan, sampling)
-        drafts = {}
-        for sequence, span, number, found in zip(asked, spans, lengths, proposed, strict=True):
+        for index, span, number, found in zip(asked, spans, lengths, proposed, strict=True):
+            sequence = wanted[index][0]
             if not found.finite:  # nothing is drafted for it any more
                 sequence.draft_computed, sequence.acceptance.off = 0, True
                 continue
             sequence.draft_computed = span.end
             if number:
-                drafts[sequence] = Draft(found.token_ids, span.end, span.end + number - 1)
+                drafts[index] = Draft(found.token_ids, span.end, span.end + number - 1)
         return drafts

@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isfinite
-from typing import NamedTuple
 
 import torch
 from torch.nn import functional as F
 
 from worker.cache.changes import Protect
 from worker.cache.pool import CachePool
-from worker.engine.plan import DraftPlan
 from worker.layers.batch import Batch, Span
 from worker.layers.transfer import read_back
 from worker.models.model import Model
 from worker.sampling.inputs import SamplingBatch, SamplingInput
 from worker.sampling.sampler import Sampled, sample
-
-
-class Proposed(NamedTuple):
-    """The draft after one span. If `finite` is False, there were logits that are not, there is no
-    draft, and the draft's caches of the slot are empty."""
-
-    token_ids: list[int]
-    finite: bool = True
+from worker.speculative.draft_plan import DraftPlan, Proposed
 
 
 class Proposing:

@@ -9,10 +9,6 @@ from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker.cache.book import CacheBook
 from worker.device import Device
-from worker.engine.draft_costs import DraftCosts
-from worker.engine.ngram import NgramProposer
-from worker.engine.proposer import ModelProposer, Proposer, Run
-from worker.engine.speculation import Speculation
 from worker.layers.cache import LayerCache
 from worker.loading.draft import load_draft
 from worker.loading.find import find
@@ -20,6 +16,9 @@ from worker.loading.load import LoadedModel
 from worker.loading.preflight import smallest_window
 from worker.model_spec import ModelSpec
 from worker.models.model import Model
+from worker.speculative.model_proposer import ModelProposer, Run
+from worker.speculative.ngram import NgramProposer
+from worker.speculative.proposer import Proposer
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +44,18 @@ class Drafting:
 
     def make_caches(self) -> list[LayerCache]:
         return [] if self.model is None else self.model.make_caches()
+
+    def make_proposer(self, book: CacheBook, run: Run, step_tokens: int) -> Proposer:
+        """`run` executes the plans of a draft model, of at most `step_tokens` new tokens."""
+        if self.model is None:
+            return NgramProposer()
+        return ModelProposer(
+            run,
+            book,
+            context=self.model.context_length,
+            vocab_size=self.model.vocab_size,
+            step_tokens=step_tokens,
+        )
 
 
 def drafting_of(spec: ModelSpec, device: Device) -> Drafting | None:
@@ -78,28 +89,3 @@ def drafting_of(spec: ModelSpec, device: Device) -> Drafting | None:
     if spec.draft == NGRAM:
         return Drafting(most)
     return Drafting(most, load_draft(spec.of_draft(spec.draft), spec, device))
-
-
-def speculation(
-    drafting: Drafting | None,
-    book: CacheBook,
-    run: Run,
-    step_tokens: int,
-    max_batch: int,
-) -> Speculation:
-    """Of an engine that drafts, or that does not; `run` executes the plans of a draft model. With a
-    batch of one, the length of a draft does not depend on time: the same request takes the same
-    steps."""
-    if drafting is None:
-        return Speculation(None, book)
-    proposer: Proposer = NgramProposer()
-    if drafting.model is not None:
-        proposer = ModelProposer(
-            run,
-            book,
-            context=drafting.model.context_length,
-            vocab_size=drafting.model.vocab_size,
-            step_tokens=step_tokens,
-        )
-    costs = DraftCosts() if max_batch > 1 else None
-    return Speculation(proposer, book, most=drafting.tokens, step_tokens=step_tokens, costs=costs)

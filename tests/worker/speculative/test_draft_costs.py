@@ -11,7 +11,7 @@ import pytest
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
-from worker.engine.draft_costs import (
+from worker.speculative.draft_costs import (
     ENOUGH,
     LONGEST_PAUSE,
     PROBE_STEPS,

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Sequence
 from weakref import WeakKeyDictionary
 
-from worker.engine.scheduled import Draft
-from worker.engine.sequence import Sequence
+from worker.speculative.proposer import NO_DRAFT, Draft, DraftedSequence
 
 LONGEST, SHORTEST = 3, 2  # tokens that are looked up
 
@@ -18,7 +17,7 @@ class Lookup:
         self._ends: dict[tuple[int, ...], int] = {}
         self._indexed = 0  # leading tokens after which all runs are known
 
-    def following(self, ids: SequenceOf[int], number: int) -> list[int]:
+    def following(self, ids: Sequence[int], number: int) -> list[int]:
         """The tokens that followed the longest known run at the end of `ids`, up to `number`."""
         for end in range(self._indexed + 1, len(ids)):
             for size in range(SHORTEST, min(LONGEST, end) + 1):
@@ -41,14 +40,13 @@ class NgramProposer:
     start = 0.6  # short drafts at first: most texts repeat little
 
     def __init__(self) -> None:
-        self._lookups: WeakKeyDictionary[Sequence, Lookup] = WeakKeyDictionary()
+        self._lookups: WeakKeyDictionary[DraftedSequence, Lookup] = WeakKeyDictionary()
 
-    def propose(self, wanted: SequenceOf[tuple[Sequence, int]]) -> dict[Sequence, Draft]:
-        """Drafts for the sequences, up to a number of tokens each."""
-        drafts = {}
+    def propose(self, wanted: Sequence[tuple[DraftedSequence, int]]) -> list[Draft]:
+        """Implements `Proposer`."""
+        drafts = []
         for sequence, number in wanted:
             lookup = self._lookups.setdefault(sequence, Lookup())
             found = lookup.following(sequence.tokens(0, sequence.length), number)
-            if found:
-                drafts[sequence] = Draft(found)
+            drafts.append(Draft(found) if found else NO_DRAFT)
         return drafts

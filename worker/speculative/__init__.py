@@ -1,0 +1,1 @@
+"""Speculative decoding: drafts of the next tokens, and the choice of how many are worth it."""
