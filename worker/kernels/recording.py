@@ -97,6 +97,12 @@ class Recording(TorchDispatchMode):
         self._arena = arena
         arena.restart()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Else torch puts a wrapper around __torch_dispatch__ that imports its compiler: a second of
+        # the first step that is recorded.
+        return False
+
     def note(self, name: str, args: Iterable[Any]) -> None:
         """A kernel is called."""
         first = self.program.add(name, args)
