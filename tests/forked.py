@@ -26,7 +26,7 @@ _prctl = ctypes.CDLL(None).prctl
 
 
 class ForkServer:
-    """Owns the process of `tests.fork_server`, which starts with the first fork."""
+    """Forks processes; the process of `tests.fork_server` that does it starts with the first."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -68,6 +68,10 @@ class ForkServer:
                 _prctl(PR_SET_CHILD_SUBREAPER, 0)
         assert answer, "the fork server ended"
         return int(answer)
+
+    def connect(self, connection: socket.socket) -> None:
+        """Use a server that runs already, a child of this process."""
+        self._connection = connection
 
     def close(self) -> None:
         """End the server; the processes that it forked go on."""
