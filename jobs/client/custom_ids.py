@@ -11,13 +11,13 @@ import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from redis import Redis, ResponseError
+from redis import Redis
 
 from jobs import keys
 from jobs.api.request import ChatRequest
 from jobs.encoding import to_json
 from jobs.errors import JobError
-from jobs.store.damage import damage_of
+from jobs.store.damage import Damaged, damage_of
 from jobs.store.enqueue import Enqueued, NewJob, custom_id_digest, is_keyed, is_unwritten, new_job
 from jobs.store.enqueue_errors import custom_id_taken, id_taken, row_taken
 from jobs.store.rq_layout import DATA, job_key, queue_names
@@ -223,7 +223,7 @@ class FileRows:
             getattr(pipeline, name)(*args)
         try:
             replies: list[Any] = pipeline.execute() if commands else []
-        except ResponseError as error:
+        except Damaged as error:
             names = [str(key) for _, key, *_ in commands]
             if damaged := damage_of(self._redis, error, names):
                 raise JobError("internal", f"the rows can't be enqueued: {damaged[0]}") from None

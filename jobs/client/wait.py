@@ -9,8 +9,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from redis import ResponseError
-
 from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.wire import describe
@@ -24,6 +22,7 @@ from jobs.store.connection.protocol import (
     read_damage,
     retry,
 )
+from jobs.store.damage import Damaged
 from jobs.store.job_state import JobState, Status, parse_state, read_outcome, unknown
 from jobs.store.rq_layout import CHANGING_FIELDS, job_key
 
@@ -90,7 +89,7 @@ class Ends:
         so that the others can be waited for."""
         try:
             return (yield from self._read_states(ids))
-        except ResponseError as error:
+        except Damaged as error:
             names = {job_key(job_id): job_id for job_id in ids}
             damaged = yield from read_damage(error, list(names), self.deadline)
             if not damaged:

@@ -16,7 +16,7 @@ from jobs import clock, keys, lua
 from jobs.errors import JobError, failure_of
 from jobs.store import rq_layout
 from jobs.store.claimed_job import FIELDS, ClaimedJob, Lease, read
-from jobs.store.damage import damage_of, is_damage, readable
+from jobs.store.damage import Damaged, damage_of, readable
 from jobs.store.limits import DEFAULTS, Limits, parse_limits
 from jobs.store.preludes import QUEUE_LUA
 from jobs.store.turns import BEGIN, begin_script, read_history, session_of
@@ -85,14 +85,14 @@ class Turns:
             return replace(job, history=read_history(job.lease.job, job.request, reply))
         except JobError as error:
             return replace(job, fault=error)
-        except redis.RedisError as error:
-            if not is_damage(error):  # Redis restarts, or became a replica: the job runs later
-                raise
+        except Damaged as error:
             return replace(job, fault=self._unreadable(session_of(job.request), error))
+        except redis.RedisError:  # Redis restarts, or became a replica: the job runs later
+            raise
         except Exception as error:  # its turns are not what a session has: it fails only this job
             return replace(job, fault=failure_of(error))
 
-    def _unreadable(self, name: str, error: redis.RedisError) -> JobError:
+    def _unreadable(self, name: str, error: Damaged) -> JobError:
         """The script of a session has failed because of a key that another program has written."""
         names = (keys.session(name), keys.turns(name), keys.open_turns(name))
         wrong = damage_of(self._redis, error, names)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -74,12 +74,17 @@ class Damage(NamedTuple):
         return f"the key {self.key} in Redis {self.problem}: {self.remedy}"
 
 
-class Damaged(Exception):
-    """Keys of another type prevent a change."""
+class Damaged(redis.ResponseError):
+    """A command or a script failed because of the values in its keys. Errors of the connection, the
+    memory, the role and the permissions have classes of their own.
 
-    def __init__(self, found: Sequence[Damage]) -> None:
-        super().__init__(*map(str, found))
-        self.found = list(found)
+    found: the key, if a script has named it, see `check_type` in queue.lua; else nothing.
+    """
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        named = re.search(r"WRONGTYPE (.+?) is a (\w+), not a \w+", message)
+        self.found = [_wrong_type(named[1], named[2])] if named else []
 
 
 class Reports:
@@ -98,44 +103,33 @@ class Reports:
             self._reported[place] = set(found)
 
 
-def is_damage(error: BaseException) -> bool:
-    """True if a command failed because of the values in its keys. Errors of the connection, the
-    memory, the role and the permissions have classes of their own."""
-    return type(error) is redis.ResponseError
+def classified(error: Exception) -> Exception:
+    """An error in a reply of Redis: Damaged if it is about values. The only place that decides so:
+    connections pass all errors through it as they parse a reply, also those inside the reply of a
+    script or a transaction."""
+    return Damaged(str(error)) if type(error) is redis.ResponseError else error
 
 
 def readable(pipeline: Any, unreadable: Any = None) -> list[Any]:
     """The replies to the commands of a pipeline; `unreadable` for a key of another type."""
     replies = pipeline.execute(raise_on_error=False)
     for reply in replies:
-        if isinstance(reply, Exception) and not is_damage(reply):
+        if isinstance(reply, Exception) and not isinstance(reply, Damaged):
             raise reply
-    return [unreadable if isinstance(reply, Exception) else reply for reply in replies]
+    return [unreadable if isinstance(reply, Damaged) else reply for reply in replies]
 
 
-def named(error: BaseException) -> Damage | None:
-    """The key that a script has named in its error, see `check_type` in queue.lua."""
-    found = re.search(r"WRONGTYPE (.+?) is a (\w+), not a \w+", str(error))
-    return _wrong_type(found[1], found[2]) if found else None
-
-
-def damage_of(client: redis.Redis, error: BaseException, names: Iterable[str]) -> list[Damage]:
+def damage_of(client: redis.Redis, error: Damaged, names: Iterable[str]) -> list[Damage]:
     """The keys that made a command fail: the one that a script has named, or those of another type
-    among `names`. Empty for an error about anything else. Raises redis.RedisError."""
-    if not is_damage(error):
-        return []
-    by_script = named(error)
-    return [by_script] if by_script else wrong_types(client, names)
+    among `names`. Raises redis.RedisError."""
+    return error.found or wrong_types(client, names)
 
 
-def causes(client: redis.Redis, error: redis.RedisError, queues: Iterable[str]) -> list[Damage]:
+def causes(client: redis.Redis, error: Damaged, queues: Iterable[str]) -> list[Damage]:
     """`damage_of` for an error whose keys are not known: all shared keys are looked at. `queues`:
     as in `find_damage`. Raises redis.RedisError."""
-    if not is_damage(error):
-        return []
-    by_script = named(error)
     with suppress(ValueError):  # of names that are no text
-        return [by_script] if by_script else find_damage(client, queues)
+        return error.found or find_damage(client, queues)
     return []
 
 
@@ -190,10 +184,8 @@ def _of_tenants(client: redis.Redis, queue: str) -> Iterator[str]:
     """The keys of the tenants that have jobs in a queue."""
     try:
         tenants: Any = client.zrange(keys.tenants(queue), 0, -1)
-    except redis.ResponseError as error:
-        if not is_damage(error):
-            raise
-        return  # the key itself is reported
+    except Damaged:  # the key itself is reported
+        return
     for tenant in tenants:
         if tenant:  # RQ's own list has the name ''
             name = tenant.decode(errors="replace")

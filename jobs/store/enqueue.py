@@ -25,7 +25,7 @@ from jobs.errors import InvalidRequest, JobError, invalid
 from jobs.operations import Request, operation_for
 from jobs.results.outbox import run_of
 from jobs.sizes import counted
-from jobs.store.damage import damage_of
+from jobs.store.damage import Damaged, damage_of
 from jobs.store.enqueue_errors import (
     custom_id_taken,
     id_taken,
@@ -423,9 +423,9 @@ def _refusal(redis: Redis, job: NewJob, reply: Any) -> JobError | None:
         stored: Any = redis.hget(job_key(job.id), DATA)
         # The script may have run before Redis was full, and its reply was lost.
         return None if stored == job.data else redis_full(redis)
+    if isinstance(reply, Damaged) and (damaged := damage_of(redis, reply, job.all_keys())):
+        raise JobError("internal", f"the job can't be enqueued: {damaged[0]}")
     if isinstance(reply, Exception):
-        if damaged := damage_of(redis, reply, job.all_keys()):
-            raise JobError("internal", f"the job can't be enqueued: {damaged[0]}")
         raise reply
     if reply[0] == b"busy" or reply[0].startswith(b"session"):
         return refused(job.request.job.session or "", job.request.model, reply)

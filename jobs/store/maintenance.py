@@ -20,7 +20,7 @@ from jobs.errors import JobError
 from jobs.store import rq_layout
 from jobs.store.claimed_job import waited_too_long
 from jobs.store.connection.protocol import Commands
-from jobs.store.damage import Damage, Damaged, Reports, damage_of, is_damage, wrong_types
+from jobs.store.damage import Damage, Damaged, Reports, damage_of, wrong_types
 from jobs.store.job_end import end_waiting, record_end
 from jobs.store.job_state import JobState, Status, read_outcome, read_state
 from jobs.store.preludes import DEPENDENTS_LUA, QUEUE_LUA, TURNS_LUA
@@ -109,9 +109,8 @@ class DeferredJobs:
             names += (keys.session(name), keys.turns(name), keys.open_turns(name))
             turn_keys = ReleaseTurnKeys(key, keys.open_turns(name))
             self._release_turn(keys=turn_keys, args=ReleaseTurnArgs(job, name))
-        except redis.ResponseError as error:
-            if found := damage_of(self._redis, error, names):
-                raise Damaged(found) from None
+        except Damaged as error:
+            error.found = damage_of(self._redis, error, names)
             raise
 
 
@@ -157,13 +156,11 @@ class Maintenance:
         of other programs in Redis prevent it."""
         try:
             work()
-        except Damaged as error:
-            self._reports.update(key, error.found)
-            return False
         except Exception as error:
-            if isinstance(error, redis.RedisError) and not is_damage(error):
+            if isinstance(error, redis.RedisError) and not isinstance(error, Damaged):
                 raise
-            damaged = wrong_types(self._redis, [key])
+            damaged = error.found if isinstance(error, Damaged) else []
+            damaged = damaged or wrong_types(self._redis, [key])
             unreadable = Damage(key, f"belongs to what can't be read ({error})", "look at it")
             self._reports.update(key, damaged or [unreadable])
             return False

@@ -17,7 +17,7 @@ from redis import Redis
 from jobs import keys, lua
 from jobs.results import outbox
 from jobs.store.connection.protocol import Steps, command, retry
-from jobs.store.damage import Damage, Reports, damage_of, is_damage
+from jobs.store.damage import Damage, Damaged, Reports, damage_of
 
 LOCK = lua.load("jobs.store", "recorder_lock")
 PLAN = lua.load("jobs.store", "plan_part")
@@ -155,11 +155,13 @@ class PartPlans:
             getattr(pipeline, command)(name, **options)
         replies = pipeline.execute(raise_on_error=False) if names else []
         for name, reply in zip(names, replies, strict=True):
-            if isinstance(reply, Exception) and not is_damage(reply):
+            damaged: list[Damage] = []
+            if isinstance(reply, Damaged):
+                damaged = damage_of(self._redis, reply, [name])
+            elif isinstance(reply, Exception):
                 raise reply
-            failed = isinstance(reply, Exception)
-            self._reports.update(name, damage_of(self._redis, reply, [name]) if failed else [])
-        return [[] if isinstance(reply, Exception) else reply for reply in replies]
+            self._reports.update(name, damaged)
+        return [[] if isinstance(reply, Damaged) else reply for reply in replies]
 
     def acquire_lock(self, seconds: float) -> RecorderLock:
         """Try to get the lock to look at the outboxes, for `seconds`; for longer if there are many
@@ -200,12 +202,12 @@ class PartPlans:
     def _read(self, run: str, reply: Any, now: float) -> tuple[list[Damage], Plan | None]:
         """The plan of a run in the reply of plan.lua, and what another program has written. `now`:
         monotonic time of the look."""
-        if isinstance(reply, Exception):
-            if not is_damage(reply):
-                raise reply
+        if isinstance(reply, Damaged):
             wrong = damage_of(self._redis, reply, [keys.outbox(run), keys.parts(run)])
             found = Damage(keys.parts(run), f"can't be used ({reply})", "look at its fields")
             return wrong or [found], None
+        if isinstance(reply, Exception):
+            raise reply
         fields, *plan = reply
         damaged = [
             Damage(

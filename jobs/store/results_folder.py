@@ -15,7 +15,7 @@ import redis
 
 from jobs import keys, lua
 from jobs.errors import JobError
-from jobs.store.damage import is_damage
+from jobs.store.damage import Damaged
 
 ID_FILE = ".chatjobs-id"
 ID_BYTES = 100  # of the file, at most
@@ -58,9 +58,7 @@ def read_record(client: redis.Redis) -> FolderRecord | None:
     try:
         found: Any = client.get(keys.RESULTS)
         record = None if found is None else json.loads(found)
-    except (redis.ResponseError, ValueError, RecursionError) as error:
-        if isinstance(error, redis.ResponseError) and not is_damage(error):
-            raise
+    except (Damaged, ValueError, RecursionError) as error:
         record = error
     if record is None:
         return None

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-from redis.exceptions import OutOfMemoryError, ResponseError
+from redis.exceptions import OutOfMemoryError
 
 from jobs import keys, lua
 from jobs.api.conversation import Turn, TurnInput, checked_system, new_messages
@@ -19,6 +19,7 @@ from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
 from jobs.keys import SESSION_ID
 from jobs.store.connection.protocol import Steps, command, read_damage, retry
+from jobs.store.damage import Damaged
 from jobs.store.expiry import SESSION_SECONDS
 from jobs.store.limits import DEFAULTS
 from jobs.store.preludes import QUEUE_LUA, TURNS_LUA
@@ -207,7 +208,7 @@ def run_command(name: str, *words: Any) -> Steps[Any]:
     written one of its keys."""
     try:
         return (yield from retry(command(*words)))
-    except ResponseError as error:
+    except Damaged as error:
         names = (keys.session(name), keys.turns(name), keys.open_turns(name))
         wrong = yield from read_damage(error, names)
         if not wrong:

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from redis import Redis
-from redis.exceptions import RedisError, ResponseError
+from redis.exceptions import RedisError
 
 from jobs import keys, lua
+from jobs.store.damage import Damaged
 from jobs.store.expiry import LOG_SECONDS
 from jobs.stream.entries import Entry
 
@@ -55,6 +56,6 @@ class StreamWriter:
             keys=names, args=[*AppendArgs(LOG_SECONDS, LOG_ENTRIES, LOG_BYTES), *fields]
         )
         for reply in replies:
-            if isinstance(reply, RedisError) and type(reply) is not ResponseError:
+            if isinstance(reply, RedisError) and not isinstance(reply, Damaged):
                 raise reply
         return [reply == 1 for reply in replies]

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import fakeredis
+from fakeredis import FakeAsyncRedisConnection, FakeRedisConnection
+from redis import ResponseError
 
 from jobs import keys, lua
 from jobs.client.aio import AsyncClient
@@ -21,6 +23,7 @@ from jobs.store.connection.connect import DEFAULT_URL
 from jobs.store.connection.live import Event
 from jobs.store.connection.protocol import Command
 from jobs.store.connection.sync_driver import SyncConnection
+from jobs.store.damage import classified
 from jobs.store.rq_layout import CHANGING_FIELDS
 from jobs.testing.stepper import Stepper
 
@@ -48,8 +51,38 @@ class _AsyncClient(AsyncClient):
         self.connection = _AsyncConnection(server, stepper)
 
 
+class _FakeConnection(FakeRedisConnection):
+    """Raises the errors of the store's own connections."""
+
+    def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return _classified(super().read_response(*args, **options))
+        except ResponseError as error:
+            raise classified(error) from None
+
+
+class _AsyncFakeConnection(FakeAsyncRedisConnection):
+    """`_FakeConnection` for asyncio."""
+
+    async def read_response(self, *args: Any, **options: Any) -> Any:
+        try:
+            return _classified(await super().read_response(*args, **options))
+        except ResponseError as error:
+            raise classified(error) from None
+
+
+def _classified(reply: Any) -> Any:
+    """The reply, with the errors inside it classified."""
+    if isinstance(reply, list):
+        return [_classified(one) for one in reply]
+    return classified(reply) if isinstance(reply, Exception) else reply
+
+
 class ScriptingRedis(fakeredis.FakeRedis):
     """Runs scripts without their line of flags, which fakeredis does not know."""
+
+    def __init__(self, server: fakeredis.FakeServer) -> None:
+        super().__init__(server=server, connection_class=_FakeConnection)
 
     def register_script(self, script: Any) -> Any:
         return super().register_script(lua.split_flags(script)[1])
@@ -66,6 +99,9 @@ class ScriptingRedis(fakeredis.FakeRedis):
 
 class _AsyncRedis(fakeredis.FakeAsyncRedis):
     """`ScriptingRedis` for asyncio."""
+
+    def __init__(self, server: fakeredis.FakeServer) -> None:
+        super().__init__(server=server, connection_class=_AsyncFakeConnection)
 
     def eval(self, script: str, numkeys: int, *keys_and_args: Any) -> Any:
         return super().eval(lua.split_flags(script)[1], numkeys, *keys_and_args)

@@ -6,11 +6,11 @@ import json
 from collections.abc import Iterator
 
 import pytest
-import redis
 
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
 from jobs.store.claimed_job import ClaimedJob
+from jobs.store.connection.connect import connect
 from jobs.store.stream import StreamWriter
 from jobs.stream.delta import Delta
 from jobs.stream.entries import Entry
@@ -39,7 +39,7 @@ class StepwiseWorker:
     outbox at once."""
 
     def __init__(self, url: str) -> None:
-        self.redis = redis.Redis.from_url(url)
+        self.redis = connect(url)
         self.attempts = Attempts(self.redis)
         self.writer = StreamWriter(self.redis)
         self._started: dict[tuple[str, int], ClaimedJob] = {}

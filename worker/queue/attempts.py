@@ -18,7 +18,7 @@ from jobs.api.job_options import DEFAULT_RETRIES
 from jobs.errors import JobError, failure_of
 from jobs.sizes import size_text
 from jobs.store.claimed_job import ClaimedJob, Lease
-from jobs.store.damage import is_damage, named
+from jobs.store.damage import Damaged
 from jobs.store.job_end import Settlement
 from jobs.store.job_store import JobStore
 from worker.backend import Assembly, Backend, MachineError, ModelInfo, Outcome
@@ -48,9 +48,8 @@ def retry_pause(retried: int) -> float:
 def _reason(error: redis.RedisError, size: int) -> str:
     """The reason for which a job with an answer fails: Redis does not take its row of `size`
     bytes."""
-    damage = named(error)
-    if damage is not None:
-        return f"the answer can't be kept: {damage}"
+    if isinstance(error, Damaged) and error.found:
+        return f"the answer can't be kept: {error.found[0]}"
     return f"Redis did not take the answer ({size_text(size)}): {error}"
 
 
@@ -207,9 +206,7 @@ class Attempts:
                 failed = self._settlements.for_error(settlement.claimed, reason)
                 try:
                     held += self._store.settle([failed])
-                except redis.RedisError as second:
-                    if not is_damage(second):
-                        raise
+                except Damaged as second:
                     held.append(second)
                 else:
                     logger.error("job %s: %s", job, reason.message)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Collection
 import redis
 
 from jobs.errors import JobError
-from jobs.store.damage import Damage, causes, is_damage
+from jobs.store.damage import Damage, Damaged, causes
 
 logger = logging.getLogger(__name__)
 
@@ -34,11 +34,9 @@ class Faults:
             return False
         try:
             stage()
-        except redis.RedisError as error:
-            if not is_damage(error):
-                raise
+        except Damaged as error:
             self._failed(name, error)
-        except JobError:
+        except (redis.RedisError, JobError):
             raise
         except Exception as error:
             self._failed(name, error)
@@ -54,7 +52,7 @@ class Faults:
         if not first:
             return
         damaged: list[Damage] = []
-        if isinstance(error, redis.RedisError):
+        if isinstance(error, Damaged):
             damaged = causes(self._redis, error, self._queues)
         for one in damaged:
             logger.error("%s fails: %s", name, one)

@@ -14,7 +14,7 @@ from jobs import keys
 from jobs.errors import JobError
 from jobs.results.failures import Failure, add_failure, failure
 from jobs.store.claimed_job import Lease
-from jobs.store.damage import is_damage
+from jobs.store.damage import Damaged
 from jobs.store.job_store import JobStore
 from jobs.store.leases import Leases, StartedJob
 from jobs.store.workers import DeadWorker, Workers
@@ -54,13 +54,11 @@ class Reaper:
                 self._store.leases.give_back(unknown)
         dead = self._look()
         if dead and self._workers.elect(keys.REAPER, self._lease_seconds):
-            failed: redis.RedisError | None = None
+            failed: Damaged | None = None
             for worker in dead:
                 try:
                     self._return_jobs_of(worker)
-                except redis.RedisError as error:  # of one worker's keys: the others are next
-                    if not is_damage(error):
-                        raise
+                except Damaged as error:  # of one worker's keys: the others are next
                     failed = error
             if failed is not None:
                 raise failed

@@ -28,7 +28,7 @@ from jobs.results import outbox
 from jobs.results.files import RUN_FILE, SAMPLES, TEMPORARY, table_of, write_part, write_run_card
 from jobs.results.rows import Row
 from jobs.store.backlog import read_unwritten
-from jobs.store.damage import causes, is_damage
+from jobs.store.damage import Damaged, causes
 from jobs.store.durable import NotDurable, read_persistence, wait_until_durable
 from jobs.store.part_plans import Look, PartPlans, Plan, RecorderLock
 from worker.record.disk_faults import explain, fails_all
@@ -206,7 +206,7 @@ class Recorder:
     def _explain(self, error: NotDurable | redis.RedisError) -> str:
         """An error of Redis, or the key of another type that is its cause."""
         with suppress(redis.RedisError):
-            if isinstance(error, redis.RedisError) and (found := causes(self._redis, error, ())):
+            if isinstance(error, Damaged) and (found := causes(self._redis, error, ())):
                 return str(found[0])
         return f"Redis: {error}"
 
@@ -248,10 +248,10 @@ class Recorder:
                     raise NotDurable("the worker stops")
                 try:
                     self._execute(plan)
-                except (NotDurable, redis.RedisError) as error:
-                    if not is_damage(error):
-                        raise
+                except Damaged as error:
                     failed = failed or error
+                except (NotDurable, redis.RedisError):
+                    raise
                 except OSError as error:
                     if fails_all(error):
                         raise

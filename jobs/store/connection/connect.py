@@ -27,7 +27,7 @@ from jobs.errors import JobError, invalid
 from jobs.store.connection import transport
 from jobs.store.connection.sentinel import SentinelURL
 from jobs.store.connection.url import NO_CLUSTER, bad_url, check_url
-from jobs.store.damage import named
+from jobs.store.damage import Damaged
 
 URL_VARIABLE = "CHATJOBS_REDIS_URL"
 DEFAULT_URL = "redis://localhost:6379/0"
@@ -166,8 +166,8 @@ def redis_failure(client: Any, error: redis.RedisError) -> JobError:
         )
     if "compiling script" in reason and "'#'" in reason:
         return JobError("internal", TOO_OLD.format(server, ""))
-    if (damage := named(error)) is not None:
-        return JobError("internal", str(damage))
+    if isinstance(error, Damaged) and error.found:
+        return JobError("internal", str(error.found[0]))
     hint = WRONG_TYPE if "WRONGTYPE" in reason else ""
     return JobError("internal", f"Redis at {server} refused a command: {reason}{hint}")
 

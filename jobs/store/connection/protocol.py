@@ -30,7 +30,7 @@ import redis
 from jobs.errors import JobError
 from jobs.store.connection.connect import redis_failure
 from jobs.store.connection.live import Mailbox
-from jobs.store.damage import Damage, is_damage, named, type_of, typed_wrongly
+from jobs.store.damage import Damage, Damaged, type_of, typed_wrongly
 
 T = TypeVar("T")
 
@@ -147,14 +147,11 @@ def retry(call: Call, deadline: float | None = None) -> Steps[Any]:
 
 
 def read_damage(
-    error: redis.RedisError, names: Sequence[str], deadline: float | None = None
+    error: Damaged, names: Sequence[str], deadline: float | None = None
 ) -> Steps[list[Damage]]:
-    """`damage_of` as steps: the keys that made a command fail, empty for any other error."""
-    if not is_damage(error):
-        return []
-    by_script = named(error)
-    if by_script:
-        return [by_script]
+    """`damage_of` as steps: the keys that made a command fail."""
+    if error.found:
+        return error.found
     kinds = yield from retry(commands([("type", name) for name in names]), deadline)
     return typed_wrongly(dict(zip(names, kinds, strict=True)))
 
@@ -255,7 +252,7 @@ class Commands:
 
 def _suspects(failed: Call | None, error: redis.RedisError) -> list[str]:
     """The keys of the failed call, if another program may have written one of them."""
-    if not is_damage(error) or not isinstance(failed, CommandCall | CommandsCall):
+    if not isinstance(error, Damaged) or not isinstance(failed, CommandCall | CommandsCall):
         return []
     return [word for word in failed.words() if isinstance(word, str) and type_of(word)]
 

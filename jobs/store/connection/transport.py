@@ -2,8 +2,9 @@
 
 A server that refuses writes because it is a replica (now) is left: the connection is closed, and
 the error is a ConnectionError, so that the command is sent again on a new connection, which
-resolves the address again. A pipeline that reaches a server without its scripts loads them. And the
-socket's timeout begins when a blocking command has waited its own time.
+resolves the address again. An error about the values in keys is a Damaged. A pipeline that reaches
+a server without its scripts loads them. And the socket's timeout begins when a blocking command has
+waited its own time.
 """
 
 from __future__ import annotations
@@ -19,6 +20,8 @@ from redis.client import Pipeline
 from redis.exceptions import MasterDownError, NoScriptError, ReadOnlyError
 from redis.utils import SENTINEL as NOT_GIVEN
 
+from jobs.store.damage import classified
+
 
 class _Packer(connection.HiredisRespSerializer):
     """redis-py's packer looks at the type of each word, which takes longer than to pack it."""
@@ -30,6 +33,22 @@ class _Packer(connection.HiredisRespSerializer):
         return packed
 
 
+class _Parser(connection.DefaultParser):  # type: ignore[misc, valid-type]
+    """Makes the exceptions of error replies, also of those inside the reply of a script."""
+
+    @classmethod
+    def parse_error(cls, response: str) -> Exception:
+        return classified(super().parse_error(response))
+
+
+class _AsyncParser(async_connection.DefaultParser):  # type: ignore[misc, valid-type]
+    """`_Parser` for asyncio."""
+
+    @classmethod
+    def parse_error(cls, response: str) -> Exception:
+        return classified(super().parse_error(response))
+
+
 class _Sync:
     """For subclasses of redis.connection.Connection."""
 
@@ -38,6 +57,9 @@ class _Sync:
 
     def _construct_command_packer(self, packer: Any) -> Any:
         return _Packer()
+
+    def set_parser(self, parser_class: Any) -> None:
+        super().set_parser(_Parser)  # type: ignore[misc]
 
     def send_command(self, *words: Any, **options: Any) -> None:
         self._waits = waiting_time(words)
@@ -63,6 +85,9 @@ class _Async:
 
     socket_timeout: float | None
     _waits = 0.0
+
+    def set_parser(self, parser_class: Any) -> None:
+        super().set_parser(_AsyncParser)  # type: ignore[misc]
 
     async def send_command(self, *words: Any, **options: Any) -> None:
         self._waits = waiting_time(words)

@@ -80,6 +80,8 @@ PRIVATE: list[tuple[Any, str, list[str]]] = [
     *((kind, "read_response", ["disable_decoding", "timeout"]) for kind in CONNECTIONS),
     *((kind, "send_command", ["args", "kwargs"]) for kind in ASYNC_CONNECTIONS),
     *((kind, "read_response", ["disable_decoding", "timeout"]) for kind in ASYNC_CONNECTIONS),
+    *((kind, "set_parser", ["parser_class"]) for kind in (*CONNECTIONS, *ASYNC_CONNECTIONS)),
+    *((one.DefaultParser, "parse_error", ["response"]) for one in (connection, async_connection)),
     (connection.HiredisRespSerializer, "pack", ["args"]),
     (Pipeline, "load_scripts", []),
     (Pipeline, "_execute_transaction", ["connection", "commands", "raise_on_error"]),
