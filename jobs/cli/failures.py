@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import warnings
@@ -177,8 +178,10 @@ class CommandGroup(click.Group):
 
 
 def end_process(failure: Failure, *, as_json: bool) -> NoReturn:
-    """Print a failure, and end the process at once with its exit code, without clean-up. For
-    threads other than the main one."""
+    """Print a failure as the last line, and end the process at once with its exit code, without
+    clean-up. For threads other than the main one."""
+    for handler in logging.getLogger().handlers:
+        handler.acquire()  # for good: no other thread logs after the failure
     try:
         if as_json:
             print_json(error_object(failure), err=True)
