@@ -315,3 +315,28 @@ def test_debug_mode_raises_the_exception(
 ) -> None:
     monkeypatch.setenv("CHATJOBS_DEBUG", "1")
     assert isinstance(run("follow", "never-was", "--redis", redis_url).exception, JobError)
+
+
+ENDS = """
+import logging, threading, time
+from jobs.cli.failures import Failure, end_process
+
+class Slow(Failure):
+    def show(self, file=None):
+        super().show(file)
+        time.sleep(0.2)  # other threads go on
+
+def log():
+    while True:
+        logging.warning("Redis fails")
+
+logging.basicConfig()
+threading.Thread(target=log, daemon=True).start()
+end_process(Slow("the server has ended"), as_json=False)
+"""
+
+
+def test_no_other_thread_logs_after_the_failure_that_ends_a_process() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True)
+    assert ended.returncode == 1
+    assert ended.stderr.splitlines()[-1] == "error: the server has ended"
