@@ -100,7 +100,7 @@ def test_a_format_is_read_whatever_compresses_it(
         ("a.csv.bz2", bz2.compress(CSV), "compressed with bzip2: decompress it"),
         ("a.csv.xz", lzma.compress(CSV), "compressed with xz: decompress it"),
         ("a.xlsx", b"PK\x03\x04....", "spreadsheets (.xlsx) are: unpack it, or export it as CSV"),
-        ("a.jsonl.gz", gzip.compress(b"a" * (MAX_LINE + 2)), "line 1 has more than"),
+        ("a.jsonl.gz", gzip.compress(b"a" * (MAX_LINE + 2), 1), "line 1 has more than"),
         (
             "a.json",
             json.dumps([{"prompt": "a"}, {"prompt": "b"}], indent=1).encode(),

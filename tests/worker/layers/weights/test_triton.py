@@ -38,9 +38,11 @@ def fresh_kernels() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def interpreter() -> None:
+def interpreter() -> Iterator[None]:
     """Read when the kernels are defined, by the first import."""
-    os.environ["TRITON_INTERPRET"] = "1"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_INTERPRET", "1")
+        yield
 
 
 def quantised(kind: Type, rows: int, columns: int, seed: int = 0) -> QuantisedTensor:
