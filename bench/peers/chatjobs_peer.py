@@ -31,8 +31,8 @@ def start(path: str, threads: int) -> tuple[str, dict[str, Answer]]:
         came: deque[int] = deque()  # the index of a request for each of its tokens
 
         def add(index: int, prompt: list[int], count: int) -> None:
-            plan = engine._core.plan(_sampling(count), prompt)
-            sequence = engine._sequence(prompt, plan, 0, lambda event: came.append(index))
+            params = engine._core.sampling_params(_sampling(count), prompt)
+            sequence = engine._sequence(prompt, params, 0, lambda event: came.append(index))
             engine._core.add([sequence])
 
         def step() -> Iterator[tuple[int, int]]:

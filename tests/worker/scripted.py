@@ -23,4 +23,4 @@ def scripted(answers: Sequence[Sequence[int]]) -> Callable[[Tensor, SamplingBatc
 
 def _next(answer: Sequence[int], row: Row) -> int:
     at = row.position
-    return answer[at] if at < len(answer) else min(row.plan.stop_ids)
+    return answer[at] if at < len(answer) else min(row.params.stop_ids)

@@ -35,7 +35,7 @@ from jobs.stream.delta import Delta
 from worker.backend import Outcome, Progress
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine.sequence import TokenEvent
-from worker.sampling.params import SamplingPlan
+from worker.sampling.params import SamplingParams
 from worker.sampling.prompt_logprobs import TokenScore
 from worker.sampling.sampler import Sampled
 from worker.speculative.acceptance import Acceptance
@@ -138,7 +138,7 @@ class ChatAssembly:
     def __init__(
         self,
         request: ChatRequest,
-        plan: SamplingPlan,
+        params: SamplingParams,
         prompt_ids: list[int],
         tokenizer: Tokenizer,
         readers: Sequence[AnswerReader],
@@ -146,13 +146,13 @@ class ChatAssembly:
         *,
         fingerprint: str,
     ) -> None:
-        self._request, self._plan, self._prompt_ids = request, plan, prompt_ids
+        self._request, self._params, self._prompt_ids = request, params, prompt_ids
         self._tokenizer, self._fingerprint = tokenizer, fingerprint
         self._events = events
         self._created = int(time.time())
         name = request.job.id or uuid.uuid4().hex
         self._choices = [ChoiceState(i, reader, name) for i, reader in enumerate(readers)]
-        self._unfinished = plan.n  # choices
+        self._unfinished = params.n  # choices
         self._error: JobError | None = None  # the first one of a choice
         self._ended = False
         self._busy = False  # within `take`, or it was interrupted there
@@ -222,11 +222,11 @@ class ChatAssembly:
             output_token_ids=[choice.token_ids for choice in self._choices],
             token_logprobs=[[lp.logprob for lp in choice.logprobs] for choice in self._choices],
             details=details,
-            seed=self._plan.seed,
+            seed=self._params.seed,
             started_at=min(started, default=None),
             first_token_at=min(first_tokens, default=None),
             finished_at=max(end.finished_at for end in ends),
-            sampling=self._plan.as_sampling(),
+            sampling=self._params.as_sampling(),
         )
 
     def _completion(
@@ -244,7 +244,7 @@ class ChatAssembly:
                     message=choice.message(),
                     finish_reason=choice.finish_reason or "stop",
                     logprobs=ChoiceLogprobs(content=choice.logprobs)
-                    if self._plan.logprobs
+                    if self._params.logprobs
                     else None,
                 )
                 for choice in self._choices

@@ -13,7 +13,7 @@ from worker.chat.assembly import ChatAssembly, ChatEvents, SequenceEnd
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine.engine import EngineCore
 from worker.engine.sequence import Sequence, TokenEvent
-from worker.sampling.params import SamplingPlan
+from worker.sampling.params import SamplingParams
 from worker.sampling.prompt_logprobs import PromptLogprobs
 from worker.text.detokenizer import Detokenizer
 
@@ -29,7 +29,7 @@ class ChatGeneration:
     def __init__(
         self,
         request: ChatRequest,
-        plan: SamplingPlan,
+        params: SamplingParams,
         prompt_ids: list[int],
         tokenizer: Tokenizer,
         markers: Collection[str],
@@ -44,16 +44,16 @@ class ChatGeneration:
         self.sequences = [
             Sequence(
                 prompt_ids,
-                plan,
+                params,
                 choice,
-                Detokenizer(tokenizer, skip_special=plan.skip_special, shown=markers),
+                Detokenizer(tokenizer, skip_special=params.skip_special, shown=markers),
                 partial(self._on_token, choice),
                 None if top is None or choice else PromptLogprobs(prompt_ids, top),
                 salt=request.cache_salt or "",
                 bulk=request.job.priority == "bulk",
                 session=request.job.session,
             )
-            for choice in range(plan.n)
+            for choice in range(params.n)
         ]
 
     @property
@@ -101,13 +101,13 @@ def start_chat(engine: EngineCore, request: ChatRequest, sink: Sink) -> ChatGene
     prompt = engine.prompts.build(request)  # may take seconds
     engine.prefix.fetch(prompt.token_ids, request.cache_salt)
     engine.require_open()
-    plan = engine.plan(request, prompt.token_ids)
+    params = engine.sampling_params(request, prompt.token_ids)
     make_reader = engine.loaded.reader_maker(request, prompt)
-    readers = [make_reader() for _ in range(plan.n)]
+    readers = [make_reader() for _ in range(params.n)]
     events: ChatEvents = deque()
     assembly = ChatAssembly(
         request,
-        plan,
+        params,
         prompt.token_ids,
         engine.tokenizer,
         readers,
@@ -116,7 +116,7 @@ def start_chat(engine: EngineCore, request: ChatRequest, sink: Sink) -> ChatGene
     )
     generation = ChatGeneration(
         request,
-        plan,
+        params,
         prompt.token_ids,
         engine.tokenizer,
         readers[0].markers,

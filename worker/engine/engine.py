@@ -32,7 +32,7 @@ from worker.loading.load import LoadedModel, check_context, load, memory_named
 from worker.model_spec import ModelSpec
 from worker.processes.tuning import keep_memory
 from worker.sampling.bad_words import bad_word_ids
-from worker.sampling.params import SamplingPlan, plan_sampling
+from worker.sampling.params import SamplingParams, resolve_params
 from worker.sampling.sampler import sample
 from worker.speculative.drafting import Drafting, drafting_of
 
@@ -188,9 +188,9 @@ class EngineCore:
             self._submitted.extend(sequences)
         self._on_work()
 
-    def plan(self, sampling: Sampling, prompt: SequenceOf[int]) -> SamplingPlan:
+    def sampling_params(self, sampling: Sampling, prompt: SequenceOf[int]) -> SamplingParams:
         """Fill in the defaults of a prompt's sampling options. Raises JobError."""
-        return plan_sampling(
+        return resolve_params(
             sampling,
             self.loaded.defaults,
             prompt_length=len(prompt),

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from jobs.api.answer import FinishReason
 from jobs.errors import JobError, failure_of
 from worker.sampling.inputs import SamplingInput
-from worker.sampling.params import SamplingPlan
+from worker.sampling.params import SamplingParams
 from worker.sampling.prompt_logprobs import CHUNK_TOKENS, PromptLogprobs
 from worker.sampling.sampler import Sampled
 from worker.speculative.acceptance import Acceptance
@@ -36,8 +36,8 @@ Listener = Callable[[TokenEvent], None]
 class Sequence:
     """Prompt and output tokens of one choice. The first `computed` tokens are in the KV cache.
 
-    Without `plan` nothing is drawn: it ends when its prompt is computed, and `prompt_logprobs` has
-    what is wanted of the logits. Without a detokenizer its events have no text.
+    Without `params` nothing is drawn: it ends when its prompt is computed, and `prompt_logprobs`
+    has what is wanted of the logits. Without a detokenizer its events have no text.
 
     Owned by the thread that steps the engine; `cancel` may be called from any thread.
     """
@@ -45,7 +45,7 @@ class Sequence:
     def __init__(
         self,
         prompt_ids: SequenceOf[int],
-        plan: SamplingPlan | None = None,
+        params: SamplingParams | None = None,
         choice: int = 0,
         detokenizer: Detokenizer | None = None,
         listener: Listener | None = None,
@@ -59,7 +59,7 @@ class Sequence:
         self.prompt_ids = list(prompt_ids)
         self.output_ids: list[int] = []
         self.prompt_logprobs = prompt_logprobs
-        self.sampling = None if plan is None else SamplingInput(plan, choice, self.prompt_ids)
+        self.sampling = None if params is None else SamplingInput(params, choice, self.prompt_ids)
         self.session = session  # its state may go to files
         self.salt = salt  # state is shared with sequences of the same salt only
         self.cached_tokens: int | None = None  # of the prompt; None: not admitted yet
@@ -73,8 +73,8 @@ class Sequence:
         self.unsure = False  # a token was appended, and the listener may not know it
         self._detokenizer = detokenizer
         self._stops: StopStrings | None = None
-        if plan is not None and plan.stop_strings:
-            self._stops = StopStrings(plan.stop_strings, include=plan.include_stop)
+        if params is not None and params.stop_strings:
+            self._stops = StopStrings(params.stop_strings, include=params.include_stop)
         self._listener = listener
 
     @property
@@ -122,8 +122,8 @@ class Sequence:
         self.slot = None
         self.computed = self.draft_computed = 0
         if self.sampling is not None:
-            plan, choice = self.sampling.plan, self.sampling.choice
-            self.sampling = SamplingInput(plan, choice, self.prompt_ids, self.output_ids)
+            params, choice = self.sampling.params, self.sampling.choice
+            self.sampling = SamplingInput(params, choice, self.prompt_ids, self.output_ids)
 
     def accept(self, sampled: Sampled) -> None:
         """Append the sampled token, notify the listener, and end on a stop condition."""
@@ -140,12 +140,12 @@ class Sequence:
     def _accept(self, sampled: Sampled) -> None:
         sampling = self.sampling
         assert sampling is not None
-        plan = sampling.plan
+        params = sampling.params
         self.output_ids.append(sampled.token_id)
         sampling.advance((sampled.token_id,))
-        may_stop = len(self.output_ids) >= plan.min_tokens
-        at_stop_token = sampled.token_id in plan.stop_ids
-        if at_stop_token and not plan.include_stop:
+        may_stop = len(self.output_ids) >= params.min_tokens
+        at_stop_token = sampled.token_id in params.stop_ids
+        if at_stop_token and not params.include_stop:
             self._finish(sampled, "", "stop")
             return
         text, stopped = "", False
@@ -157,7 +157,7 @@ class Sequence:
             self._end(TokenEvent(sampled, text, "stop"))
         elif at_stop_token:
             self._finish(sampled, text, "stop")
-        elif len(self.output_ids) >= plan.max_tokens:
+        elif len(self.output_ids) >= params.max_tokens:
             self._finish(sampled, text, "length")
         elif self._listener is not None:
             self._listener(TokenEvent(sampled, text))

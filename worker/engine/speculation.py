@@ -140,7 +140,7 @@ class Speculation:
         if not sequence.output_ids or count != sequence.pending or count > self._most + 1:
             return 0  # it computes its prompt, perhaps again
         assert sequence.sampling is not None  # it has drawn tokens
-        last = sequence.sampling.plan.max_tokens - len(sequence.output_ids) - 1
+        last = sequence.sampling.params.max_tokens - len(sequence.output_ids) - 1
         last = min(last, self._window - count)  # a window can take back as many as it has columns
         number = sequence.acceptance.length(self._most, self._start)
         if number and self._costs is not None and self._costs.tries:

@@ -29,7 +29,7 @@ from worker.engine.sequence import Listener, Sequence, TokenEvent
 from worker.local.collect import CollectingSink, Generation, Token, generation, streamed
 from worker.model_spec import ModelSpec
 from worker.prompt.template import template_path
-from worker.sampling.params import SamplingPlan
+from worker.sampling.params import SamplingParams
 from worker.text.detokenizer import Detokenizer
 
 
@@ -150,10 +150,10 @@ class Engine:
         sequences: list[Sequence] = []
         for prompt, options in zip(prompts, samplings, strict=True):
             ids = self._ids(prompt)
-            plan = self._core.plan(options, ids)
-            for choice in range(plan.n):
+            params = self._core.sampling_params(options, ids)
+            for choice in range(params.n):
                 events.append([])
-                sequences.append(self._sequence(ids, plan, choice, events[-1].append))
+                sequences.append(self._sequence(ids, params, choice, events[-1].append))
         self._core.add(sequences)
         self._run(lambda: all(sequence.ended for sequence in sequences), sequences)
         return [generation(of_one) for of_one in events]
@@ -161,9 +161,9 @@ class Engine:
     def generate_stream(self, prompt: SequenceOf[int], sampling: Sampling) -> Iterator[Token]:
         """Continue one prompt of token ids and yield its tokens (the first choice only)."""
         ids = self._ids(prompt)
-        plan = self._core.plan(sampling, ids)
+        params = self._core.sampling_params(sampling, ids)
         events: deque[TokenEvent] = deque()
-        sequence = self._sequence(ids, plan, 0, events.append)
+        sequence = self._sequence(ids, params, 0, events.append)
         self._core.add([sequence])
         try:
             while events or not sequence.ended:
@@ -254,10 +254,10 @@ class Engine:
                 one.cancel()
 
     def _sequence(
-        self, ids: list[int], plan: SamplingPlan, choice: int, listener: Listener
+        self, ids: list[int], params: SamplingParams, choice: int, listener: Listener
     ) -> Sequence:
-        detokenizer = Detokenizer(self.tokenizer, skip_special=plan.skip_special)
-        return Sequence(ids, plan, choice, detokenizer, listener)
+        detokenizer = Detokenizer(self.tokenizer, skip_special=params.skip_special)
+        return Sequence(ids, params, choice, detokenizer, listener)
 
     def _ids(self, values: SequenceOf[int], name: str = "prompt", *, minimum: int = 1) -> list[int]:
         self._core.require_open()

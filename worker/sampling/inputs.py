@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from worker.sampling.params import SamplingPlan
+from worker.sampling.params import SamplingParams
 from worker.sampling.processors import make_processors
 from worker.sampling.prompt_logprobs import ScoredTokens
 
@@ -18,16 +18,16 @@ class SamplingInput:
 
     def __init__(
         self,
-        plan: SamplingPlan,
+        params: SamplingParams,
         choice: int,
         prompt_ids: Sequence[int],
         output_ids: Sequence[int] = (),
     ) -> None:
-        self.plan, self.choice, self.position = plan, choice, 0
-        self._processors = make_processors(plan, prompt_ids)
+        self.params, self.choice, self.position = params, choice, 0
+        self._processors = make_processors(params, prompt_ids)
         self.changes_logits = bool(self._processors)
         # The token of the greatest logit is drawn.
-        self.greedy = plan.greedy and not self.changes_logits
+        self.greedy = params.greedy and not self.changes_logits
         self.advance(output_ids)
 
     def advance(self, token_ids: Sequence[int]) -> None:
@@ -63,7 +63,7 @@ class Row(NamedTuple):
     """One row of logits. `position`: number of output tokens before the token that is drawn.
     `logprobs`: its log-probability is wanted."""
 
-    plan: SamplingPlan
+    params: SamplingParams
     choice: int
     position: int
     logprobs: bool
@@ -94,15 +94,15 @@ class SamplingBatch:
         `logprobs`, log-probabilities are not computed for it."""
         at = len(self.rows) if at is None else at
         self.at.extend(range(at, at + 1 + len(draft)))
-        plan, choice, first = sampling.plan, sampling.choice, sampling.position
-        logprobs = plan.logprobs and logprobs
+        params, choice, first = sampling.params, sampling.choice, sampling.position
+        logprobs = params.logprobs and logprobs
         if sampling.changes_logits:
             self._processed.append((len(self.rows), sampling, draft))
         if logprobs or not sampling.greedy:
             self.greedy = False
-        self.rows.append(Row(plan, choice, first, logprobs))
+        self.rows.append(Row(params, choice, first, logprobs))
         for position in range(first + 1, first + 1 + len(draft)):
-            self.rows.append(Row(plan, choice, position, logprobs))
+            self.rows.append(Row(params, choice, position, logprobs))
 
     def process(self, logits: Tensor) -> Tensor:
         """Returns logits [rows, vocab] after the processors. They are changed in place, unless

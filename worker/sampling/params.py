@@ -1,4 +1,4 @@
-"""Sampling options of one request with all defaults filled in, as sampler and sequence use them."""
+"""Resolves the sampling options of a request: all defaults filled in, limits checked."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ REPETITION_WINDOW = 64  # tokens that repetition_penalty covers, as llama.cpp's 
 
 
 @dataclass(frozen=True, slots=True)
-class SamplingPlan:
+class SamplingParams:
     """The value of each sampling option; a disabled option has its neutral value."""
 
     temperature: float
@@ -74,7 +74,7 @@ class SamplingPlan:
         )
 
 
-def plan_sampling(
+def resolve_params(
     sampling: Sampling,
     defaults: GenerationDefaults,
     *,
@@ -82,7 +82,7 @@ def plan_sampling(
     context_length: int,
     vocab_size: int,
     bad_word_ids: Sequence[Sequence[int]] = (),
-) -> SamplingPlan:
+) -> SamplingParams:
     """Fill in the model's defaults, then OpenAI's.
 
     `bad_word_ids`: the token sequences that write `sampling.bad_words`. Raises JobError for ids
@@ -135,7 +135,7 @@ def plan_sampling(
             "further tokens",
             "allowed_token_ids" if allowed else "bad_words",
         )
-    return SamplingPlan(
+    return SamplingParams(
         temperature=pick("temperature", 1.0),
         top_p=pick("top_p", 1.0),
         top_k=max(0, int(pick("top_k", 0))),

@@ -11,7 +11,7 @@ from typing import Protocol
 from torch import Tensor
 
 from worker.layers.transfer import to_device
-from worker.sampling.params import REPETITION_WINDOW, SamplingPlan
+from worker.sampling.params import REPETITION_WINDOW, SamplingParams
 
 
 class LogitsProcessor(Protocol):
@@ -149,19 +149,21 @@ class AllowedTokens(Stateless):
         logits[allowed] = kept
 
 
-def make_processors(plan: SamplingPlan, prompt_ids: Sequence[int]) -> tuple[LogitsProcessor, ...]:
+def make_processors(
+    params: SamplingParams, prompt_ids: Sequence[int]
+) -> tuple[LogitsProcessor, ...]:
     """The processors of a sequence without output, in the order in which they apply."""
     found: list[LogitsProcessor] = []
-    if plan.repetition_penalty != 1:
-        found.append(RepetitionPenalty(plan.repetition_penalty, prompt_ids))
-    if plan.presence_penalty or plan.frequency_penalty:
-        found.append(CountPenalties(plan.presence_penalty, plan.frequency_penalty))
-    if plan.logit_bias:
-        found.append(LogitBias(plan.logit_bias))
-    if plan.min_tokens:
-        found.append(MinTokens(plan.min_tokens, plan.stop_ids))
-    if plan.bad_word_ids:
-        found.append(BadWords(plan.bad_word_ids))
-    if plan.allowed_ids is not None:
-        found.append(AllowedTokens(plan.allowed_ids))
+    if params.repetition_penalty != 1:
+        found.append(RepetitionPenalty(params.repetition_penalty, prompt_ids))
+    if params.presence_penalty or params.frequency_penalty:
+        found.append(CountPenalties(params.presence_penalty, params.frequency_penalty))
+    if params.logit_bias:
+        found.append(LogitBias(params.logit_bias))
+    if params.min_tokens:
+        found.append(MinTokens(params.min_tokens, params.stop_ids))
+    if params.bad_word_ids:
+        found.append(BadWords(params.bad_word_ids))
+    if params.allowed_ids is not None:
+        found.append(AllowedTokens(params.allowed_ids))
     return tuple(found)

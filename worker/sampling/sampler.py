@@ -19,7 +19,7 @@ from torch import Tensor
 from worker.layers.embedding import greatest
 from worker.layers.transfer import read_back, to_device
 from worker.sampling.inputs import Row, SamplingBatch
-from worker.sampling.params import SamplingPlan
+from worker.sampling.params import SamplingParams
 from worker.sampling.prompt_logprobs import TokenScore
 
 CANDIDATES = 1024  # number of most likely tokens that top_p considers before a full sort
@@ -61,7 +61,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> list[Sampled]:
     token_ids: list[int] = read_back(chosen)
     if batch.greedy:
         return [Sampled(*pair) for pair in zip(token_ids, finite, strict=True)]
-    drawn = [at for at, row in enumerate(rows) if not row.plan.greedy and finite[at]]
+    drawn = [at for at, row in enumerate(rows) if not row.params.greedy and finite[at]]
     if drawn:
         picked = _draw(
             logits[drawn] if len(drawn) < len(rows) else logits, [rows[at] for at in drawn]
@@ -69,7 +69,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> list[Sampled]:
         for at, token_id in zip(drawn, picked, strict=True):
             token_ids[at] = token_id
     return [
-        _with_logprobs(raw[at], token_ids[at], row.plan)
+        _with_logprobs(raw[at], token_ids[at], row.params)
         if finite[at] and row.logprobs
         else Sampled(token_ids[at], finite[at])
         for at, row in enumerate(rows)
@@ -80,72 +80,72 @@ def _draw(logits: Tensor, rows: Sequence[Row]) -> list[int]:
     """Sample each row of [rows, vocab] by inverse transform at the row's uniform number.
 
     Rows with top_k or top_p are sampled from their most likely tokens, the others from the whole
-    vocabulary. The method depends on the row's own plan alone.
+    vocabulary. The method depends on the row's own parameters alone.
     """
     device = logits.device
-    plans = [row.plan for row in rows]
+    params = [row.params for row in rows]
     uniforms = to_device(
-        [uniform(plan.seed, choice, position) for plan, choice, position, _ in rows],
+        [uniform(one.seed, choice, position) for one, choice, position, _ in rows],
         device,
         torch.float64,
     )
-    scaled = logits / _column([p.temperature for p in plans], device)
-    ranked = [at for at, p in enumerate(plans) if p.top_k or p.top_p < 1]
-    chosen = [0] * len(plans)
+    scaled = logits / _column([p.temperature for p in params], device)
+    ranked = [at for at, p in enumerate(params) if p.top_k or p.top_p < 1]
+    chosen = [0] * len(params)
     for places, draw in (
-        ([at for at in range(len(plans)) if at not in ranked], _draw_unranked),
+        ([at for at in range(len(params)) if at not in ranked], _draw_unranked),
         (ranked, _draw_ranked),
     ):
         if places:
-            picked = draw(scaled[places], [plans[at] for at in places], uniforms[places])
+            picked = draw(scaled[places], [params[at] for at in places], uniforms[places])
             for at, token_id in zip(places, picked, strict=True):
                 chosen[at] = token_id
     return chosen
 
 
-def _draw_unranked(scaled: Tensor, plans: Sequence[SamplingPlan], uniforms: Tensor) -> list[int]:
+def _draw_unranked(scaled: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> list[int]:
     """Sample rows [rows, vocab] without top_k and top_p: cumulative sums in order of token id."""
     probs = scaled.softmax(-1)
-    if any(p.min_p for p in plans):
-        floor = _column([p.min_p for p in plans], scaled.device) * probs.amax(-1, keepdim=True)
+    if any(p.min_p for p in params):
+        floor = _column([p.min_p for p in params], scaled.device) * probs.amax(-1, keepdim=True)
         probs = probs.masked_fill(probs < floor, 0)
     chosen: list[int] = read_back(_invert(probs, uniforms))
     return chosen
 
 
-def _draw_ranked(scaled: Tensor, plans: Sequence[SamplingPlan], uniforms: Tensor) -> list[int]:
+def _draw_ranked(scaled: Tensor, params: Sequence[SamplingParams], uniforms: Tensor) -> list[int]:
     """Sample rows [rows, vocab] with top_k or top_p: cumulative sums in order of probability."""
     vocab = scaled.shape[-1]
-    width = min(max(p.top_k or CANDIDATES for p in plans), vocab)
+    width = min(max(p.top_k or CANDIDATES for p in params), vocab)
     values, ids = scaled.topk(width, dim=-1)
-    probs, covered = _rank(values, torch.logsumexp(scaled, -1, keepdim=True), plans, vocab)
+    probs, covered = _rank(values, torch.logsumexp(scaled, -1, keepdim=True), params, vocab)
     enough: list[bool] = read_back(covered)
     picks = _invert(probs, uniforms)
     chosen: list[int] = read_back(ids.gather(1, picks[:, None])[:, 0])
-    for row, plan in enumerate(plans):
+    for row, one in enumerate(params):
         if not enough[row]:
             all_values, all_ids = scaled[row].sort(descending=True, stable=True)
             total = torch.logsumexp(all_values, -1, keepdim=True)
-            all_probs, _ = _rank(all_values[None], total[None], [plan], vocab)
+            all_probs, _ = _rank(all_values[None], total[None], [one], vocab)
             chosen[row] = read_back(all_ids[_invert(all_probs, uniforms[row : row + 1])])[0]
     return chosen
 
 
 def _rank(
-    values: Tensor, total: Tensor, plans: Sequence[SamplingPlan], vocab: int
+    values: Tensor, total: Tensor, params: Sequence[SamplingParams], vocab: int
 ) -> tuple[Tensor, Tensor]:
     """Apply top_k, top_p and min_p to the sorted logits `values` [rows, width] of the candidates.
     Returns their probabilities, and for each row [rows] whether the candidates cover its top_p.
     `total` [rows, 1]: logsumexp of the whole row."""
     device, width = values.device, values.shape[-1]
     ranks = torch.arange(width, device=device)[None, :]
-    top_k = _column([float(p.top_k or vocab) for p in plans], device)
-    top_p = _column([p.top_p for p in plans], device)
+    top_k = _column([float(p.top_k or vocab) for p in params], device)
+    top_p = _column([p.top_p for p in params], device)
     probs = (values - total).exp().masked_fill(ranks >= top_k, 0)
     # top_p applies to probabilities renormalised after top_k, or else to those of the whole row.
     probs = torch.where(top_k < vocab, probs / probs.sum(-1, keepdim=True), probs)
     before = probs.cumsum(-1) - probs
-    min_p = _column([p.min_p for p in plans], device)
+    min_p = _column([p.min_p for p in params], device)
     out = ((before >= top_p) & (ranks > 0)) | (probs < min_p * probs[:, :1])
     covered = probs.sum(-1, keepdim=True) >= top_p
     return probs.masked_fill(out, 0), (covered | (top_k <= width) | (width == vocab))[:, 0]
@@ -162,10 +162,10 @@ def _invert(probs: Tensor, uniforms: Tensor) -> Tensor:
     return torch.searchsorted(sums, target, right=True)[:, 0].clamp(max=probs.shape[-1] - 1)
 
 
-def _with_logprobs(raw: Tensor, token_id: int, plan: SamplingPlan) -> Sampled:
+def _with_logprobs(raw: Tensor, token_id: int, params: SamplingParams) -> Sampled:
     total = torch.logsumexp(raw, dim=-1)
     top: tuple[tuple[int, float], ...] = ()
-    if plan.top_logprobs:
-        values, ids = raw.topk(plan.top_logprobs)
+    if params.top_logprobs:
+        values, ids = raw.topk(params.top_logprobs)
         top = tuple(zip(read_back(ids), read_back(values - total), strict=True))
     return Sampled(token_id, True, read_back(raw[token_id] - total), top)

@@ -17,7 +17,7 @@ from worker.checkpoint.config import GenerationDefaults
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.layers.cache import LayerCache
-from worker.sampling.params import plan_sampling
+from worker.sampling.params import resolve_params
 from worker.sampling.sampler import Sampled, StepResult
 
 CONTEXT = 4096
@@ -97,7 +97,7 @@ class FakeSequence(Sequence):
     """A sequence that keeps its events."""
 
     def __init__(self, length: int, *, bulk: bool = False, **sampling: Any) -> None:
-        plan = plan_sampling(
+        params = resolve_params(
             Sampling(**sampling),
             GenerationDefaults(eos_token_ids=frozenset({2})),
             prompt_length=length,
@@ -106,7 +106,7 @@ class FakeSequence(Sequence):
         )
         self.events: list[TokenEvent] = []
         detokenizer: Any = FakeDetokenizer()
-        super().__init__([7] * length, plan, 0, detokenizer, self.events.append, bulk=bulk)
+        super().__init__([7] * length, params, 0, detokenizer, self.events.append, bulk=bulk)
 
 
 def selected(scheduler: Scheduler) -> list[tuple[Sequence, int]]:

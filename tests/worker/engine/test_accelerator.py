@@ -179,10 +179,10 @@ def test_top_p_beyond_the_candidates_sorts_on_the_device(
 ) -> None:
     monkeypatch.setattr(sampler, "CANDIDATES", 4)
     answers = answer_false(monkeypatch)
-    plan = engine._core.plan(Sampling(top_p=0.9), [1])
+    params = engine._core.sampling_params(Sampling(top_p=0.9), [1])
     logits = torch.zeros(2, 100, device=DEVICE)
     with Guard():
-        rows = [Row(plan, choice, 0, False) for choice in range(2)]
+        rows = [Row(params, choice, 0, False) for choice in range(2)]
         assert sampler._draw(logits, rows) == [1, 1]
     assert answers.calls == 4  # the candidates, whether they are enough, and one sort per row
 

@@ -40,7 +40,7 @@ def test_a_response_that_cannot_be_assembled_fails_alone(
     whole = ChatAssembly._outcome
 
     def outcome(chat: ChatAssembly) -> Outcome:
-        if chat._plan.seed == 7:
+        if chat._params.seed == 7:
             fail()
         return whole(chat)
 

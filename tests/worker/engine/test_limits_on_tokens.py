@@ -16,14 +16,14 @@ from worker.checkpoint.config import GenerationDefaults
 from worker.local.collect import CollectingSink, Generation
 from worker.sampling.bad_words import bad_word_ids
 from worker.sampling.inputs import SamplingBatch, SamplingInput
-from worker.sampling.params import SamplingPlan, plan_sampling
+from worker.sampling.params import SamplingParams, resolve_params
 from worker.sampling.sampler import sample
 
 VOCAB = 50
 
 
-def plan(*bad: list[int], **fields: Any) -> SamplingPlan:
-    return plan_sampling(
+def params(*bad: list[int], **fields: Any) -> SamplingParams:
+    return resolve_params(
         Sampling(**fields),
         GenerationDefaults(eos_token_ids=frozenset({2})),
         prompt_length=3,
@@ -33,11 +33,11 @@ def plan(*bad: list[int], **fields: Any) -> SamplingPlan:
     )
 
 
-def drawn(plan: SamplingPlan, output: tuple[int, ...], rows: int = 200) -> set[int]:
+def drawn(params: SamplingParams, output: tuple[int, ...], rows: int = 200) -> set[int]:
     """The tokens that are drawn from equal logits."""
     batch = SamplingBatch()
     for choice in range(rows):
-        batch.add(SamplingInput(plan, choice, (3, 4), output))
+        batch.add(SamplingInput(params, choice, (3, 4), output))
     return {one.token_id for one in sample(torch.zeros(rows, VOCAB), batch)}
 
 
@@ -47,12 +47,12 @@ def one(engine: Engine, **fields: Any) -> Generation:
 
 
 def test_only_allowed_tokens_are_drawn() -> None:
-    assert drawn(plan(allowed_token_ids=[7, 9, 9, 11], seed=1), ()) == {7, 9, 11}
-    assert drawn(plan(allowed_token_ids=[7, 2], seed=1, min_tokens=1), ()) == {7}
+    assert drawn(params(allowed_token_ids=[7, 9, 9, 11], seed=1), ()) == {7, 9, 11}
+    assert drawn(params(allowed_token_ids=[7, 2], seed=1, min_tokens=1), ()) == {7}
 
 
 def test_a_bad_word_is_blocked_at_its_last_token_only() -> None:
-    wanted = plan([5, 6, 7], [8], seed=1)
+    wanted = params([5, 6, 7], [8], seed=1)
     every = set(range(VOCAB)) - {8}
     assert drawn(wanted, (5, 6), rows=2000) == every - {7}
     for output in ((), (6,), (5,), (6, 5), (5, 6, 1)):
@@ -73,7 +73,7 @@ def test_limits_that_leave_no_token_are_refused(
     bad: list[list[int]], fields: dict[str, Any], param: str
 ) -> None:
     with pytest.raises(InvalidRequest, match="may leave no token to generate") as caught:
-        plan(*bad, **fields)
+        params(*bad, **fields)
     assert caught.value.param == param
 
 

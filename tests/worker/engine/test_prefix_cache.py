@@ -216,7 +216,8 @@ def test_others_pass_a_sequence_that_waits_but_do_not_take_its_place(load: Load)
     prompts = [SYSTEM + [101] * 9, SYSTEM + [102] * 9, [103] * 20, [104] * 20, [105] * 20]
     events: list[Any] = []
     sequences = [
-        engine._sequence(prompt, core.plan(GREEDY, prompt), 0, events.append) for prompt in prompts
+        engine._sequence(prompt, core.sampling_params(GREEDY, prompt), 0, events.append)
+        for prompt in prompts
     ]
     core.add(sequences)
     engine.step()

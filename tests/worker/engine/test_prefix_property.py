@@ -133,7 +133,7 @@ def sequence_of(core: EngineCore, ask: Ask, choice: int) -> tuple[Sequence, list
     events: list[TokenEvent] = []
     sequence = Sequence(
         ask.prompt,
-        core.plan(sampling, ask.prompt),
+        core.sampling_params(sampling, ask.prompt),
         choice,
         Detokenizer(core.tokenizer),
         events.append,

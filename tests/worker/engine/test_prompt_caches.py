@@ -126,7 +126,9 @@ def test_a_loaded_one_is_never_evicted_and_serves_all_salts(folder: Path, tmp_pa
     core = engine._core
     for salt, expected in (("a", len(SYSTEM)), ("b", len(SYSTEM)), ("a", None)):
         before = cached(engine)
-        sequence = engine._sequence(SYSTEM + NEXT * 9, core.plan(GREEDY, SYSTEM), 0, lambda _: None)
+        sequence = engine._sequence(
+            SYSTEM + NEXT * 9, core.sampling_params(GREEDY, SYSTEM), 0, lambda _: None
+        )
         sequence.salt = salt
         core.add([sequence])
         while not sequence.ended:

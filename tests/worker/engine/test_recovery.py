@@ -94,8 +94,8 @@ def test_a_step_that_ends_at_any_line_changes_no_answer(
         answers: list[list[Any]] = [[] for _ in prompts]
         sequences = []
         for prompt, events in zip(prompts, answers, strict=True):
-            plan = engine._core.plan(GREEDY, prompt)
-            sequences.append(engine._sequence(prompt, plan, 0, events.append))
+            params = engine._core.sampling_params(GREEDY, prompt)
+            sequences.append(engine._sequence(prompt, params, 0, events.append))
         engine._core.add(sequences[:3])
         for _ in range(chosen.randint(0, 12)):
             engine.step()
@@ -175,10 +175,12 @@ def test_a_token_that_is_interrupted_on_its_way_is_not_lost_silently(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine = load(path)
-    plan = engine._core.plan(GREEDY, [1, 2, 3])
+    params = engine._core.sampling_params(GREEDY, [1, 2, 3])
     events: list[Any] = []
-    sequence = engine._sequence([1, 2, 3], plan, 0, events.append)
-    other = engine._sequence([4, 5], engine._core.plan(GREEDY, [4, 5]), 0, lambda event: None)
+    sequence = engine._sequence([1, 2, 3], params, 0, events.append)
+    other = engine._sequence(
+        [4, 5], engine._core.sampling_params(GREEDY, [4, 5]), 0, lambda event: None
+    )
     engine._core.add([sequence, other])
     engine.step()
     once(monkeypatch, sequence._detokenizer, "push", KeyboardInterrupt)

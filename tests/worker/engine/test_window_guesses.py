@@ -38,9 +38,9 @@ def test_a_sequence_that_resumes_with_several_pending_tokens_guesses_fewer(folde
         expected = plain.generate([prompt], SAMPLING)[0].token_ids
         for tokens in (2, 4, 6):
             core.book.kept.clear()
-            plan = core.plan(SAMPLING, prompt)
+            params = core.sampling_params(SAMPLING, prompt)
             events: list[TokenEvent] = []
-            sequence = engine._sequence(prompt, plan, 0, events.append)
+            sequence = engine._sequence(prompt, params, 0, events.append)
             core.add([sequence])
             while len(sequence.output_ids) < tokens:
                 engine.step()

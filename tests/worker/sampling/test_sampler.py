@@ -20,14 +20,14 @@ from transformers import (
 from jobs.api.sampling import Sampling
 from worker.checkpoint.config import GenerationDefaults
 from worker.sampling.inputs import SamplingBatch, SamplingInput
-from worker.sampling.params import SamplingPlan, plan_sampling
+from worker.sampling.params import SamplingParams, resolve_params
 from worker.sampling.sampler import CANDIDATES, Sampled, sample, uniform
 
 VOCAB = 3000
 
 
-def plan(**fields: object) -> SamplingPlan:
-    return plan_sampling(
+def params(**fields: object) -> SamplingParams:
+    return resolve_params(
         Sampling(**fields),
         GenerationDefaults(eos_token_ids=frozenset({2})),
         prompt_length=3,
@@ -58,7 +58,7 @@ def draw(
     output: tuple[int, ...] = (),
     **fields: object,
 ) -> int:
-    return drawn(row.clone()[None], SamplingInput(plan(**fields), 0, prompt, output))[0].token_id
+    return drawn(row.clone()[None], SamplingInput(params(**fields), 0, prompt, output))[0].token_id
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_rows_in_bf16_are_drawn_as_in_float32_and_stay_as_they_are(fields: dict[
     """They are in the memory of a recorded step. Each greatest logit comes several times."""
     rows = torch.stack([logits(seed) for seed in range(3)]).bfloat16()
     rows[:, 100::1000] = 50
-    draws = [SamplingInput(plan(**fields), 0, (5, 6), (7, 7)) for _ in rows]
+    draws = [SamplingInput(params(**fields), 0, (5, 6), (7, 7)) for _ in rows]
     before = rows.clone()
     assert drawn(rows, *draws) == drawn(rows.float(), *draws)
     assert torch.equal(rows, before)
@@ -109,7 +109,7 @@ def test_draws_follow_the_distribution_of_transformers(fields: dict[str, float])
     count = 3000
     found = drawn(
         row.repeat(count, 1),
-        *(SamplingInput(plan(seed=seed, **fields), 0, (), ()) for seed in range(count)),
+        *(SamplingInput(params(seed=seed, **fields), 0, (), ()) for seed in range(count)),
     )
     counts = torch.bincount(torch.tensor([s.token_id for s in found]), minlength=VOCAB)
     assert not counts[expected == 0].any(), "a truncated token was drawn"
@@ -136,7 +136,7 @@ def test_other_rows_never_change_a_draw() -> None:
     for trial in range(20):
         rows = [rng.choice(choices) for _ in range(6)]
         draws = [
-            SamplingInput(plan(seed=trial, **r), i, (1, 2), (5, 6, 7)) for i, r in enumerate(rows)
+            SamplingInput(params(seed=trial, **r), i, (1, 2), (5, 6, 7)) for i, r in enumerate(rows)
         ]
         stacked = torch.stack([logits(100 * trial + i) for i in range(6)])
         together = [s.token_id for s in drawn(stacked.clone(), *draws)]
@@ -171,14 +171,14 @@ def test_tiny_temperatures_are_greedy(temperature: float, fields: dict[str, Any]
 def test_extreme_options_draw_finite_tokens(temperature: float, penalty: float) -> None:
     row = logits(4, spread=1000.0)
     fields = {"temperature": temperature, "repetition_penalty": penalty, "seed": 1}
-    (one,) = drawn(row[None], SamplingInput(plan(**fields), 0, (5, 6), (7,)))
+    (one,) = drawn(row[None], SamplingInput(params(**fields), 0, (5, 6), (7,)))
     assert one.finite and 0 <= one.token_id < VOCAB
 
 
 @pytest.mark.parametrize(("given", "used"), [(1e-300, 0.01), (1e300, 100), (1.1, 1.1)])
 def test_a_repetition_penalty_of_the_model_is_clamped(given: float, used: float) -> None:
     defaults = GenerationDefaults(repetition_penalty=given)
-    made = plan_sampling(
+    made = resolve_params(
         Sampling(), defaults, prompt_length=3, context_length=1000, vocab_size=VOCAB
     )
     assert made.repetition_penalty == used
@@ -229,7 +229,7 @@ def test_logprobs_are_taken_before_penalties() -> None:
     row = logits(7)
     fields = {"temperature": 0.5, "top_k": 3, "logprobs": True, "top_logprobs": 4, "seed": 1}
     expected = row.log_softmax(-1)
-    draws = [SamplingInput(plan(logit_bias={9: 5.0}, **fields), 0, (), ())]
+    draws = [SamplingInput(params(logit_bias={9: 5.0}, **fields), 0, (), ())]
     sampled = drawn(row.clone()[None], *draws)[0]
     assert sampled.logprob == pytest.approx(float(expected[sampled.token_id]), abs=1e-5)
     values, ids = expected.topk(4)
@@ -239,7 +239,7 @@ def test_logprobs_are_taken_before_penalties() -> None:
 
 def test_a_row_of_nan_is_reported_and_does_not_affect_others() -> None:
     rows = torch.stack([logits(8), torch.full((VOCAB,), float("nan")), logits(9)])
-    inputs = [SamplingInput(plan(temperature=1, seed=3), i, ()) for i in range(3)]
+    inputs = [SamplingInput(params(temperature=1, seed=3), i, ()) for i in range(3)]
     found = drawn(rows.clone(), *inputs)
     assert [s.finite for s in found] == [True, False, True]
     alone = drawn(rows[2:].clone(), inputs[2])
@@ -262,7 +262,7 @@ def test_tokens_after_a_draft_are_drawn_as_if_it_were_the_output(
     fields: dict[str, Any], temperature: float
 ) -> None:
     """And the draft leaves no trace in what is drawn next."""
-    options = plan_with_bad_words(temperature=temperature, seed=5, **fields)
+    options = params_with_bad_words(temperature=temperature, seed=5, **fields)
     prompt, output, draft = (7, 7, 3), [5, 2, 11], [5, 11, 7]
     rows = torch.stack([logits(seed) for seed in range(4)])
     rows[:, [2, 5, 11]] += 8
@@ -278,5 +278,5 @@ def test_tokens_after_a_draft_are_drawn_as_if_it_were_the_output(
     assert drawn(rows[2:3].clone(), sampling) == expected[2:3]
 
 
-def plan_with_bad_words(**fields: Any) -> SamplingPlan:
-    return replace(plan(**fields), bad_word_ids=((9,), (5, 11), (11, 5, 7)))
+def params_with_bad_words(**fields: Any) -> SamplingParams:
+    return replace(params(**fields), bad_word_ids=((9,), (5, 11), (11, 5, 7)))
