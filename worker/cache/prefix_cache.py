@@ -18,11 +18,11 @@ from collections.abc import Callable, Iterable
 from itertools import islice
 from typing import Protocol
 
+from worker.cache.block_keys import BlockKeys, root_key, salt_hash
 from worker.cache.book import CacheBook
 from worker.cache.changes import Load, Retain, SaveBlocks, SaveSnapshot
-from worker.cache.key_chain import KeyChain, salt_hash
 from worker.cache.prefix_match import Hit, PrefixMatch
-from worker.cache.prefix_store import BLOCK, OVERHEAD, Block, root_key
+from worker.cache.prefix_store import BLOCK, OVERHEAD, Block
 from worker.cache.session_states import SessionStates
 from worker.cache.snapshot_edges import Progress, SnapshotEdges
 
@@ -146,12 +146,12 @@ class PrefixCache:
         finally:
             self._progress.pop(sequence, None)
 
-    def chain(self, prompt_length: int, salt: str) -> KeyChain | None:
+    def chain(self, prompt_length: int, salt: str) -> BlockKeys | None:
         """The keys of such prompts; None: nothing is kept. May be called by any thread."""
         if self._state_of is None:
             return None
         root = root_key(*self._state_of(prompt_length))
-        return KeyChain(root, salt_hash(salt), self._store.pinned)
+        return BlockKeys(root, salt_hash(salt), self._store.pinned)
 
     def fetch(self, prompt_ids: list[int], salt: str | None) -> None:
         """Read what files hold of a prompt and the store doesn't. May be called by any thread, and
@@ -318,7 +318,7 @@ class PrefixCache:
         """The keys of a sequence's first blocks."""
         return self._chain(sequence).extend(sequence.tokens, blocks)
 
-    def _chain(self, sequence: Sequence) -> KeyChain:
+    def _chain(self, sequence: Sequence) -> BlockKeys:
         progress = self._progress.get(sequence)
         if progress is None:
             chain = self.chain(len(sequence.prompt_ids), sequence.salt)

@@ -6,7 +6,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import Any
 
-from worker.cache.key_chain import KeyChain, Tokens
+from worker.cache.block_keys import BlockKeys, Tokens
 from worker.cache.prefix_store import BLOCK, PrefixStore
 
 
@@ -28,7 +28,7 @@ class PrefixMatch:
     grid: int
     exact: bool
 
-    def longest(self, chain: KeyChain, tokens: Tokens, most: int) -> Hit:
+    def longest(self, chain: BlockKeys, tokens: Tokens, most: int) -> Hit:
         """The longest prefix of at most `most` tokens."""
         keys = chain.extend(tokens, most // BLOCK)
         known = self.store.known(keys)
@@ -45,7 +45,7 @@ class PrefixMatch:
                 return Hit(path, end)
         return Hit()
 
-    def _tail(self, chain: KeyChain, path: list[bytes], tokens: Tokens, most: int) -> Hit | None:
+    def _tail(self, chain: BlockKeys, path: list[bytes], tokens: Tokens, most: int) -> Hit | None:
         """A path with the longest shorter block after it."""
         block = self.store.get(path[-1]) if path and self.exact else None
         if block is None:

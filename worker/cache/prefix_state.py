@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from worker.cache.block_keys import BlockKeys
 from worker.cache.copies import Copy
-from worker.cache.key_chain import KeyChain
 from worker.cache.prefix_store import BLOCK, Block, PrefixStore, StateRef
 
 NEWEST_SNAPSHOTS = 2  # taken from a path: the newest ones
@@ -25,7 +25,7 @@ class PrefixState:
     def nbytes(self) -> int:
         return sum(one.nbytes for one in (*self.blocks, *self.snapshots.values()))
 
-    def as_blocks(self, chain: KeyChain) -> dict[bytes, Block[Copy]]:
+    def as_blocks(self, chain: BlockKeys) -> dict[bytes, Block[Copy]]:
         """The blocks of a store, by their keys in the chain of these tokens."""
         count = len(self.token_ids)
         chain.extend(self._tokens, count // BLOCK)
@@ -86,7 +86,7 @@ def add(
     store: PrefixStore[StateRef],
     adopt: Callable[[Copy], StateRef],
     state: PrefixState,
-    chain: KeyChain,
+    chain: BlockKeys,
     limit: int,
 ) -> None:
     """Add a state to a store of at most `limit` bytes, if there is room for all of it."""

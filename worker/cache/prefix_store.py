@@ -8,8 +8,6 @@ number by which the device finds it (`worker.cache.pool`).
 
 from __future__ import annotations
 
-import hashlib
-from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -58,16 +56,6 @@ class Block(Generic[Kept]):
     def nbytes(self) -> int:
         snapshot = 0 if self.snapshot is None else self.snapshot.nbytes
         return OVERHEAD + self.state.nbytes + snapshot
-
-
-def root_key(*facts: object) -> bytes:
-    """The key before the first block. State is shared only where all facts are equal."""
-    return hashlib.blake2b(repr(facts).encode("utf-8", "surrogatepass"), digest_size=32).digest()
-
-
-def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
-    """The key of the block of `tokens` after `parent`."""
-    return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=32).digest()
 
 
 class PrefixStore(Generic[Kept]):

@@ -16,8 +16,8 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+from worker.cache.block_keys import BlockKeys
 from worker.cache.copies import Copy
-from worker.cache.key_chain import KeyChain
 from worker.cache.prefix_match import PrefixMatch
 from worker.cache.prefix_state import PrefixState, add, take
 from worker.cache.prefix_store import BLOCK, StateRef
@@ -66,7 +66,7 @@ class SessionStates:
         self._limit = waiting_bytes
         self._ended: dict[bytes, _Ended] = {}  # by the last key of its path, oldest first
         self._last: dict[str, bytes] = {}  # that key, by the name of the file
-        self._fetched: deque[tuple[PrefixState, KeyChain]] = deque()
+        self._fetched: deque[tuple[PrefixState, BlockKeys]] = deque()
         self._writes: queue.SimpleQueue[Write | None] = queue.SimpleQueue()
         self._bytes = 0  # waiting to be written
         self._lock = threading.Lock()  # held to change it
@@ -77,7 +77,7 @@ class SessionStates:
     def ended(
         self,
         session: str,
-        chain: KeyChain,
+        chain: BlockKeys,
         path: Sequence[bytes],
         token_ids: Sequence[int],
         prompt_length: int,
@@ -94,7 +94,7 @@ class SessionStates:
         self._ended[path[-1]] = _Ended(name, path, token_ids, origin, time.time())
         self._last[name] = path[-1]
 
-    def fetch(self, chain: KeyChain, prompt_ids: list[int]) -> None:
+    def fetch(self, chain: BlockKeys, prompt_ids: list[int]) -> None:
         """Read what a file holds of a prompt and the store doesn't. Called by other threads."""
         most = len(prompt_ids) - 1
         known = self._matching.longest(chain, lambda a, b: prompt_ids[a:b], most).end

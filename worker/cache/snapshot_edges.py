@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from worker.cache.key_chain import KeyChain
+from worker.cache.block_keys import BlockKeys
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,5 +59,5 @@ def spaced_edges(begin: int, last: int, first: int) -> Iterator[int]:
 class Progress:
     """The block keys of one sequence, and the positions of its snapshots."""
 
-    chain: KeyChain
+    chain: BlockKeys
     edges: SnapshotEdges = field(default_factory=SnapshotEdges)

@@ -21,9 +21,9 @@ import torch
 
 from jobs.errors import JobError, invalid
 from jobs.sizes import size_texts
-from worker.cache.key_chain import KeyChain
+from worker.cache.block_keys import BlockKeys, root_key
 from worker.cache.prefix_state import PrefixState
-from worker.cache.prefix_store import BLOCK, root_key
+from worker.cache.prefix_store import BLOCK
 from worker.cache.state_errors import Damaged, Unreadable
 from worker.cache.state_file import PARTIAL, Origin, StateFile, write_state
 from worker.cache.state_layout import StateLayout
@@ -87,7 +87,7 @@ class StateDir:
         self._scan()
 
     def find(
-        self, chain: KeyChain, token_ids: Sequence[int], most: int, *, snapshots: bool, grid: int
+        self, chain: BlockKeys, token_ids: Sequence[int], most: int, *, snapshots: bool, grid: int
     ) -> Found | None:
         """The longest state of at most `most` leading tokens, a multiple of `grid` of them or, if
         `grid` is BLOCK and there are `snapshots`, up to any snapshot."""
@@ -200,7 +200,7 @@ class StateDir:
         if file is not None and self._is_ours(file.origin):
             origin = file.origin
             root = root_key(origin.fingerprint, origin.dtype, origin.rotation)
-            chain = KeyChain(root, origin.salt, self._pinned)
+            chain = BlockKeys(root, origin.salt, self._pinned)
             keys = chain.extend(
                 lambda start, end: file.token_ids[start:end], len(file.token_ids) // BLOCK
             )

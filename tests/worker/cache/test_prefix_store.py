@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
+from worker.cache.block_keys import block_key, root_key
 from worker.cache.prefix_store import (
     BLOCK,
     MAX_PROVISIONAL,
@@ -13,8 +14,6 @@ from worker.cache.prefix_store import (
     OVERHEAD,
     Block,
     PrefixStore,
-    block_key,
-    root_key,
 )
 
 ROOT = root_key("model", "bf16", (0,), "")

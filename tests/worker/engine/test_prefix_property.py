@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from jobs.api.sampling import Sampling
 from tests.worker.checkpoints import KINDS, make_checkpoint
 from worker import Engine
+from worker.cache.block_keys import root_key
 from worker.cache.prefix_cache import PROVISIONAL_SHARE
-from worker.cache.prefix_store import BLOCK, MAX_PROVISIONAL, MAX_SNAPSHOTS, root_key
+from worker.cache.prefix_store import BLOCK, MAX_PROVISIONAL, MAX_SNAPSHOTS
 from worker.engine.engine import EngineCore
 from worker.engine.prompt_caches import compute_state, pin_prompt_cache
 from worker.engine.sequence import Sequence, TokenEvent

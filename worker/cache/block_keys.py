@@ -1,4 +1,4 @@
-"""The keys of one sequence's blocks, and where its `cache_salt` enters them.
+"""The keys of blocks: hashes of the text up to the end of each, and where a `cache_salt` enters.
 
 State of a sequence with a salt is shared with sequences of the same salt only, except for pinned
 blocks: a prompt cache that the operator has loaded holds no tenant's text. So the salt enters the
@@ -8,11 +8,22 @@ keys after the last pinned block.
 from __future__ import annotations
 
 import hashlib
+from array import array
 from collections.abc import Callable, Sequence
 
-from worker.cache.prefix_store import BLOCK, block_key, root_key
+from worker.cache.prefix_store import BLOCK
 
 Tokens = Callable[[int, int], list[int]]  # the token ids at positions [start, end)
+
+
+def root_key(*facts: object) -> bytes:
+    """The key before the first block. State is shared only where all facts are equal."""
+    return hashlib.blake2b(repr(facts).encode("utf-8", "surrogatepass"), digest_size=32).digest()
+
+
+def block_key(parent: bytes, tokens: Sequence[int]) -> bytes:
+    """The key of the block of `tokens` after `parent`."""
+    return hashlib.blake2b(parent + array("q", tokens).tobytes(), digest_size=32).digest()
 
 
 def salt_hash(salt: str) -> str:
@@ -21,9 +32,9 @@ def salt_hash(salt: str) -> str:
     return hashlib.blake2b(text, digest_size=16).hexdigest() if salt else ""
 
 
-class KeyChain:
-    """`root`: the key before the first block. `salt`: a `salt_hash`. `pinned`: whether a block is
-    there for all salts."""
+class BlockKeys:
+    """The keys of one sequence's blocks. `root`: the key before the first one. `salt`: a
+    `salt_hash`. `pinned`: whether a block is there for all salts."""
 
     def __init__(self, root: bytes, salt: str, pinned: Callable[[bytes], bool]) -> None:
         self.root, self.salt = root, salt
