@@ -6,7 +6,7 @@ its own state is copied into the store. A slot is contiguous and belongs to one 
 
 Layers that keep every position (full attention) can be cut at any block edge afterwards. All
 others (sliding windows, recurrent states) exist only for the last token, so a model that has such
-layers keeps snapshots of them at a few edges: the last one in the prompt, those where prompts
+layers keeps snapshots of them at a few points: the last one in the prompt, those where prompts
 part from each other, and the end of the sequence. Where the next prompt will part isn't known yet,
 so a new prompt leaves provisional snapshots as well, at growing distances.
 """
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Protocol
 
@@ -24,7 +25,7 @@ from worker.cache.changes import Load, Retain, SaveBlocks, SaveSnapshot
 from worker.cache.prefix_match import Hit, PrefixMatch
 from worker.cache.prefix_store import BLOCK, OVERHEAD, Block
 from worker.cache.session_states import SessionStates
-from worker.cache.snapshot_edges import Progress, SnapshotEdges
+from worker.cache.snapshot_points import SnapshotPoints
 
 COMPARED = 32  # sequences whose prompts are compared with a new one
 PROVISIONAL_SHARE = 8  # one of this many bytes of the cache limit may hold provisional snapshots
@@ -51,6 +52,14 @@ class Sequence(Protocol):
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids at positions [start, end)."""
+
+
+@dataclass(eq=False, slots=True)
+class Progress:
+    """The block keys of one sequence, and the positions of its snapshots."""
+
+    chain: BlockKeys
+    points: SnapshotPoints = field(default_factory=SnapshotPoints)
 
 
 class PrefixCache:
@@ -85,13 +94,13 @@ class PrefixCache:
         self._progress: dict[Sequence, Progress] = {}
 
     def count(self, sequence: Sequence, budget: int) -> int:
-        """Number of pending tokens that a step computes: up to the next edge of interest."""
+        """Number of pending tokens that a step computes: up to the next snapshot point."""
         count, start = sequence.next_count(budget), sequence.computed
         if self.stride is not None:
             count = min(count, self.stride - start % self.stride)
         progress = self._progress.get(sequence)
-        edge = None if progress is None else progress.edges.after(start)
-        return count if edge is None else min(count, edge - start)
+        point = None if progress is None else progress.points.after(start)
+        return count if point is None else min(count, point - start)
 
     def waits(self, sequence: Sequence, running: Iterable[Sequence]) -> bool:
         """True if a running sequence computes a prefix of this one, and will have it no later than
@@ -114,7 +123,7 @@ class PrefixCache:
         `others`: the sequences that come next. Returns the number of tokens to compute, 0 if there
         is no room."""
         hit = self._match(sequence)
-        self._plan_edges(sequence, hit.end, others)
+        self._plan_points(sequence, hit.end, others)
         count = self._begin(sequence, slot, budget, hit)
         if not count and hit.end:  # the kept blocks take the room
             hit = Hit()
@@ -130,9 +139,9 @@ class PrefixCache:
         if self._state_of is None:
             return
         path = self._keep(sequence, sequence.computed // self._grid * self._grid)
-        edges, end = self._progress[sequence].edges, sequence.computed
-        if end in edges.ends:
-            self._keep_snapshot(sequence, path, provisional=end in edges.provisional)
+        points, end = self._progress[sequence].points, sequence.computed
+        if end in points.ends:
+            self._keep_snapshot(sequence, path, provisional=end in points.provisional)
 
     def end(self, sequence: Sequence, *, usable: bool = True) -> None:
         """Keep the state of a sequence that leaves its slot for good, or if it isn't usable drop
@@ -279,7 +288,7 @@ class PrefixCache:
         self._store.touch(whole)
         return whole
 
-    def _plan_edges(self, sequence: Sequence, begin: int, others: Iterable[Sequence]) -> None:
+    def _plan_points(self, sequence: Sequence, begin: int, others: Iterable[Sequence]) -> None:
         """Choose where snapshots of a prompt are kept: before its last token, where prompts part
         (that of an earlier sequence, of which only blocks are kept, or those of `others`), and
         provisional ones."""
@@ -296,7 +305,7 @@ class PrefixCache:
         parting = {self._store.known(keys) * BLOCK}
         if shared:
             parting |= {min(shared), max(shared)}
-        self._progress[sequence].edges = SnapshotEdges.plan(
+        self._progress[sequence].points = SnapshotPoints.plan(
             begin, last, parting, grid=self._grid, spacing=self.spacing
         )
 
@@ -304,7 +313,7 @@ class PrefixCache:
         """The last of its first `shared` tokens at which a running sequence will leave state."""
         if not self._needs_snapshots:
             return shared // self._grid * self._grid
-        return self._progress[sequence].edges.until(shared)
+        return self._progress[sequence].points.until(shared)
 
     def _shared(self, sequence: Sequence, other: Sequence) -> int:
         """Number of leading tokens in whole blocks that a sequence could take from the prompt of

@@ -5,13 +5,11 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field
-
-from worker.cache.block_keys import BlockKeys
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
-class SnapshotEdges:
+class SnapshotPoints:
     """Numbers of leading tokens, ascending. `provisional`: those of which it is not known whether
     other prompts part there."""
 
@@ -21,13 +19,13 @@ class SnapshotEdges:
     @classmethod
     def plan(
         cls, begin: int, last: int, parting: Iterable[int], *, grid: int, spacing: int
-    ) -> SnapshotEdges:
+    ) -> SnapshotPoints:
         """The positions in a prompt of which `begin` tokens are kept: `last`, the positions
         `parting` at which other prompts part from it, and spaced ones after these. All are
         multiples of `grid`."""
         known = {min(end, last) // grid * grid for end in parting}
         wanted = {end for end in known | {last} if end > begin}
-        spaced = {*spaced_edges(max({begin, *known}), last, spacing)} - wanted
+        spaced = {*spaced_points(max({begin, *known}), last, spacing)} - wanted
         return cls(sorted(wanted | spaced), frozenset(spaced))
 
     def after(self, start: int) -> int | None:
@@ -41,23 +39,15 @@ class SnapshotEdges:
         return self.ends[at - 1] if at else 0
 
 
-def spaced_edges(begin: int, last: int, first: int) -> Iterator[int]:
+def spaced_points(begin: int, last: int, first: int) -> Iterator[int]:
     """Each power of two times `first` tokens between `begin` and `last`: the same places in all
     prompts, few in long ones, and one in the second half of any longer beginning that two prompts
     have in common.
 
     Prefill is cut there, so each is at least half of `first` away from where it is cut anyway.
     """
-    edge, least = first, first // 2
-    while edge + least <= last:
-        if edge >= begin + least:
-            yield edge
-        edge *= 2
-
-
-@dataclass(eq=False, slots=True)
-class Progress:
-    """The block keys of one sequence, and the positions of its snapshots."""
-
-    chain: BlockKeys
-    edges: SnapshotEdges = field(default_factory=SnapshotEdges)
+    point, least = first, first // 2
+    while point + least <= last:
+        if point >= begin + least:
+            yield point
+        point *= 2
