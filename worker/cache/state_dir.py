@@ -24,8 +24,14 @@ from jobs.sizes import size_texts
 from worker.cache.block_keys import BlockKeys, root_key
 from worker.cache.prefix_state import PrefixState
 from worker.cache.prefix_store import BLOCK
-from worker.cache.state_errors import Damaged, Unreadable
-from worker.cache.state_file import PARTIAL, Origin, StateFile, write_state
+from worker.cache.state_file import (
+    PARTIAL,
+    Damaged,
+    Origin,
+    StateFile,
+    Unreadable,
+    write_state,
+)
 from worker.cache.state_layout import StateLayout
 
 logger = logging.getLogger(__name__)

@@ -23,13 +23,11 @@ import numpy.typing as npt
 import torch
 
 from jobs.disk import sync_folder
-from jobs.errors import invalid
+from jobs.errors import InvalidRequest, invalid
 from jobs.sizes import counted
 from worker.cache.copies import Copy
 from worker.cache.prefix_state import PrefixState
 from worker.cache.prefix_store import BLOCK
-from worker.cache.state_checksum import NO_CRC, checksum, crc_field
-from worker.cache.state_errors import Damaged, Unreadable
 from worker.cache.state_layout import StateLayout, StateTensor
 from worker.checkpoint.dtypes import FROM_SAFETENSORS
 from worker.checkpoint.headers import TensorHeader
@@ -37,6 +35,8 @@ from worker.checkpoint.safetensors_files import read_tensors
 
 FORMAT, VERSION = "chatjobs prompt cache", 1
 PARTIAL = ".partial"  # end of the names of files being written
+NO_CRC = "0" * 8  # in the header while its CRC is computed
+CHUNK_BYTES = 1 << 24  # read at once for the checksum
 TO_SAFETENSORS = {dtype: name for name, dtype in FROM_SAFETENSORS.items()}
 RAW: dict[int, tuple[torch.dtype, npt.DTypeLike]] = {  # by bytes of a value
     2: (torch.int16, np.int16),
@@ -45,6 +45,31 @@ RAW: dict[int, tuple[torch.dtype, npt.DTypeLike]] = {  # by bytes of a value
 }
 
 Values = npt.NDArray[Any]
+
+
+class Damaged(InvalidRequest):
+    """A file is truncated or changed, or no safetensors file at all: `fact`."""
+
+    def __init__(self, path: Path, fact: str) -> None:
+        sentence = f"{path} can't be used as a prompt cache: {fact}; save it again"
+        super().__init__("invalid_request", sentence, "prompt_cache")
+        self.path, self.fact = path, fact
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Damaged, (self.path, self.fact))
+
+
+class Unreadable(InvalidRequest):
+    """A file that may be whole can't be opened or read now."""
+
+    def __init__(self, path: Path, error: OSError) -> None:
+        fact = error.strerror or type(error).__name__
+        sentence = f"{path} cannot be opened or read: {fact}"
+        super().__init__("invalid_request", sentence, "prompt_cache")
+        self.path, self.error = path, error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (Unreadable, (self.path, self.error))
 
 
 @dataclass(frozen=True)
@@ -206,7 +231,7 @@ def write_state(path: Path, origin: Origin, layout: StateLayout, state: PrefixSt
                 file.write(data)
             size = file.tell()
             file.seek(0)
-            file.write(header.replace(crc_field(NO_CRC), crc_field(f"{crc:08x}")))
+            file.write(header.replace(_crc_field(NO_CRC), _crc_field(f"{crc:08x}")))
             file.flush()
             os.fsync(file.fileno())
         os.replace(partial, path)
@@ -215,6 +240,23 @@ def write_state(path: Path, origin: Origin, layout: StateLayout, state: PrefixSt
         with suppress(FileNotFoundError):
             partial.unlink()
     return size
+
+
+def checksum(file: BinaryIO, stated: str) -> str:
+    """The CRC of tensors and header of a file whose header states one. Raises struct.error if it is
+    truncated."""
+    file.seek(0)
+    start = file.read(8)
+    header = file.read(struct.unpack("<Q", start)[0])
+    crc = zlib.crc32(start + header.replace(_crc_field(stated), _crc_field(NO_CRC)))
+    while chunk := file.read(CHUNK_BYTES):
+        crc = zlib.crc32(chunk, crc)
+    return f"{crc:08x}"
+
+
+def _crc_field(crc: str) -> bytes:
+    """The entry of the checksum in a header."""
+    return f'"crc32":"{crc}"'.encode()
 
 
 def _header(
