@@ -36,7 +36,7 @@ from worker.backend import Outcome, Progress
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine.sequence import TokenEvent
 from worker.sampling.params import SamplingParams
-from worker.sampling.prompt_logprobs import TokenScore
+from worker.sampling.prompt_logits import TokenScore
 from worker.sampling.sampler import Sampled
 from worker.speculative.acceptance import Acceptance
 from worker.text.answer_reader import AnswerReader

@@ -14,7 +14,7 @@ from worker.checkpoint.tokenizer import Tokenizer
 from worker.engine.engine import EngineCore
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.sampling.params import SamplingParams
-from worker.sampling.prompt_logprobs import PromptLogprobs
+from worker.sampling.prompt_logits import PromptLogprobs
 from worker.text.detokenizer import Detokenizer
 
 
@@ -41,6 +41,7 @@ class ChatGeneration:
         self._events, self._announce, self._drafts = events, announce, drafts
         self._first_token_at: float | None = None
         top = request.prompt_logprobs
+        self._scores = None if top is None else PromptLogprobs(prompt_ids, top)
         self.sequences = [
             Sequence(
                 prompt_ids,
@@ -48,7 +49,7 @@ class ChatGeneration:
                 choice,
                 Detokenizer(tokenizer, skip_special=params.skip_special, shown=markers),
                 partial(self._on_token, choice),
-                None if top is None or choice else PromptLogprobs(prompt_ids, top),
+                None if choice else self._scores,
                 salt=request.cache_salt or "",
                 bulk=request.job.priority == "bulk",
                 session=request.job.session,
@@ -77,20 +78,20 @@ class ChatGeneration:
             if len(events) == 1:
                 self._announce()
             return
-        events.append((choice, event, self._end_of(self.sequences[choice])))
+        events.append((choice, event, self._end_of(choice)))
         if event.error is not None:
             self.cancel()  # one failed choice fails the request
         self._announce()  # always: an announcement may have failed
 
-    def _end_of(self, sequence: Sequence) -> SequenceEnd:
-        scores = sequence.prompt_logprobs
+    def _end_of(self, choice: int) -> SequenceEnd:
+        sequence, scores = self.sequences[choice], self._scores
         return SequenceEnd(
             finished_at=clock.now(),
             started_at=sequence.started_at,
             first_token_at=self._first_token_at,
             cached_tokens=sequence.cached_tokens or 0,
             acceptance=sequence.acceptance if self._drafts else None,
-            prompt_logprobs=scores.positions if scores is not None else (),
+            prompt_logprobs=scores.positions if scores is not None and not choice else (),
         )
 
 

@@ -24,7 +24,6 @@ from worker.device import Device, Held, computing, threads_of
 from worker.engine.recovery import Changes, reason_of
 from worker.engine.runner import ModelRunner, Sample
 from worker.engine.scheduler import Scheduler
-from worker.engine.scorer import Scorer
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
 from worker.engine.speculation import make_speculation
@@ -42,7 +41,7 @@ logger = logging.getLogger(__name__)
 class EngineCore:
     """Steps one model: schedule, forward, sample, commit.
 
-    One thread steps, scores and closes, or its callers hold a lock for these. `add`, `cancel` of
+    One thread steps and closes, or its callers hold a lock for these. `add`, `cancel` of
     what was added, and the properties are safe from any thread.
     """
 
@@ -67,7 +66,7 @@ class EngineCore:
         self.max_batch = slots.batch
         self.steps = 0
         self.device = loaded.device
-        number = slots.batch + slots.paused + 1  # one for the scorer
+        number = slots.batch + slots.paused + 1  # one for prompt caches
         makers = loaded.model.make_caches, drafting.make_caches if drafting else list
         self.book = CacheBook(
             CacheSizes(*[make() for make in makers]),
@@ -92,7 +91,6 @@ class EngineCore:
             draw=draw,
             on_unsaved=self.prefix.reset,
         )
-        self.scorer = Scorer(self.runner.forward, self.book, context, loaded.not_finite)
         self.speculation = make_speculation(
             drafting, self.book, self.runner.propose, limits.step_tokens, slots.batch
         )
@@ -199,7 +197,7 @@ class EngineCore:
             bad_word_ids=bad_word_ids(self.tokenizer, sampling.bad_words or ()),
         )
 
-    @torch.inference_mode()  # caches grown by the scorer are inference tensors
+    @torch.inference_mode()
     def step(self) -> bool:
         """Advance every scheduled sequence once. Returns False if there was nothing to run."""
         with self._computing(), self._changes.begin():
@@ -255,7 +253,7 @@ class EngineCore:
         self.speculation.close()
         self.book.close()
         self.runner.close()
-        del self.scorer, self.loaded, self.state_of
+        del self.loaded, self.state_of
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

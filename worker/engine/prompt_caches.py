@@ -25,7 +25,7 @@ from worker.cache.state_file import Origin, StateFile, write_state
 from worker.engine.engine import EngineCore
 from worker.engine.plan import StepPlan
 from worker.engine.runner import ModelRunner
-from worker.engine.scorer import token_ids
+from worker.engine.token_ids import token_ids
 from worker.layers.batch import Span
 from worker.layers.transfer import read_back
 
@@ -86,7 +86,7 @@ def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
             span = Span(slot, start, prompt[start:end], count)
             logits = core.runner.forward(StepPlan(book.take_changes(), (span,)))
             if not read_back(logits.isfinite().all()):
-                raise core.scorer.not_finite(end)
+                raise core.loaded.not_finite(end)
             if sizes.needs_snapshots and end in (count, count // stride * stride):
                 snapshots[end] = book.new_state(sizes.snapshot(end))
                 book.emit(SaveSnapshot(slot, end, snapshots[end].number))

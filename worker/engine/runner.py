@@ -14,9 +14,10 @@ from worker.cache.pool import CachePool
 from worker.cache.prefix_store import StateRef
 from worker.engine.plan import StepPlan
 from worker.layers.batch import Batch
+from worker.layers.transfer import read_back
 from worker.models.model import Model
 from worker.sampling.inputs import SamplingBatch, SamplingInput
-from worker.sampling.prompt_logprobs import score_tokens
+from worker.sampling.prompt_logits import read_rows
 from worker.sampling.sampler import Sampled, StepResult, sample
 from worker.speculative.draft_plan import DraftPlan, Proposed
 from worker.speculative.draft_runner import DraftRunner
@@ -66,17 +67,14 @@ class ModelRunner:
         return self.model(Batch.lay_out(plan.spans, self.device), self.pool.layers)
 
     def sample(self, logits: Tensor, batch: SamplingBatch) -> StepResult:
-        """Draw tokens after a forward pass, and score prompts. Raises ValueError if the logits of a
-        prompt that is scored are not finite."""
-        scores = [
-            score_tokens(logits[row : row + len(one.token_ids)], one.token_ids, one.top)
-            for row, one in batch.scored
-        ]
+        """Draw tokens after a forward pass, and read the logits of prompts."""
+        prompts = read_rows(logits, batch.prompts) if batch.prompts else ()
+        checks = read_back(logits[batch.checked].isfinite().all(1)) if batch.checked else ()
         if not batch.rows:
-            return StepResult([], scores)
+            return StepResult((), prompts, checks)
         if len(batch.rows) < len(logits):
             logits = logits[batch.at]
-        return StepResult(self._draw(logits, batch), scores)
+        return StepResult(self._draw(logits, batch), prompts, checks)
 
     def propose(self, plan: DraftPlan, sampling: Sequence[SamplingInput]) -> list[Proposed]:
         """Execute a plan of the draft model. Returns a draft for each of its spans."""

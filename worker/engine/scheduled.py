@@ -25,12 +25,12 @@ class ScheduledSequence:
     @property
     def ready(self) -> bool:
         """True if the next token is drawn after it."""
-        return self.count == self.sequence.pending and self.sequence.sampling is not None
+        return self.sequence.sampling is not None and self.count == self.sequence.pending
 
     @property
-    def scores_prompt(self) -> bool:
-        """True if all its logits are wanted, for the log-probabilities of a prompt."""
-        return self.sequence.scores_prompt(self.count)
+    def checked(self) -> bool:
+        """True if it ends after it, and its last logits are only checked to be finite."""
+        return self.sequence.sampling is None and self.count == self.sequence.pending
 
     def span(self) -> Span:
         sequence, start, draft = self.sequence, self.sequence.computed, self.draft.token_ids
@@ -38,7 +38,9 @@ class ScheduledSequence:
         ids = sequence.tokens(start, start + self.count)
         if draft:
             ids += draft
-        logits = self.count if self.scores_prompt else 1 + len(draft)
+        logits = 1 + len(draft)
+        if sequence.reader is not None:
+            logits = sequence.reads(self.count) or logits
         return Span(sequence.slot, start, ids, len(sequence.prompt_ids), logits)
 
     def verified(self, sampled: SequenceOf[Sampled]) -> Verified:
@@ -70,6 +72,7 @@ class Verified:
 
 
 NOTHING = Verified()
+NOT_FINITE = Verified((Sampled(0, False),))
 
 
 def sampling_batch(scheduled: SequenceOf[ScheduledSequence]) -> SamplingBatch:
@@ -77,12 +80,14 @@ def sampling_batch(scheduled: SequenceOf[ScheduledSequence]) -> SamplingBatch:
     batch, row = SamplingBatch(), 0
     for one in scheduled:
         sequence, draft = one.sequence, one.draft.token_ids
-        if one.scores_prompt:
-            assert sequence.prompt_logprobs is not None
-            scored = sequence.prompt_logprobs.wanted(sequence.computed, one.count)
-            batch.scored.append((row + scored.row, scored))
-            row += one.count - 1
-        if sequence.sampling is not None and one.ready:
+        if sequence.reader is not None and (rows := sequence.reads(one.count)):
+            wanted = sequence.reader.wanted(sequence.computed + one.count)
+            batch.prompts.append((row, wanted))
+            row += rows - 1
+        if sequence.sampling is None:
+            if one.checked:
+                batch.checked.append(row)
+        elif one.ready:
             batch.add(sequence.sampling, draft, at=row)
         row += 1 + len(draft)
     return batch

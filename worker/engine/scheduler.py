@@ -20,7 +20,14 @@ from worker.cache.book import CacheBook
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine.plan import StepPlan
 from worker.engine.recovery import fail_unsure
-from worker.engine.scheduled import NOTHING, ScheduledSequence, Selected, Verified, sampling_batch
+from worker.engine.scheduled import (
+    NOT_FINITE,
+    NOTHING,
+    ScheduledSequence,
+    Selected,
+    Verified,
+    sampling_batch,
+)
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
 from worker.engine.speculation import Speculation
@@ -28,6 +35,7 @@ from worker.engine.turnover import Turnover
 from worker.engine.waiting_line import WaitingLine
 from worker.layers.batch import row_order
 from worker.sampling.inputs import SamplingBatch
+from worker.sampling.prompt_logits import STEP_TOKENS
 from worker.sampling.sampler import StepResult
 
 BULK_TOKENS = 8  # one of this many tokens of a step is kept for bulk sequences that run
@@ -61,6 +69,7 @@ class Scheduler:
     scheduled: SequenceOf[ScheduledSequence] = ()  # of the last plan, in the order of its spans
     tokens_generated: int = 0
     _pulled: Sequence | None = None  # a bulk sequence that has waited long and does not yield
+    _read: int = 0  # rows of logits that are read of the prompts of the step that is selected
 
     def __post_init__(self) -> None:
         self._prefix = self.prefix_cache or PrefixCache(self.book)
@@ -143,6 +152,7 @@ class Scheduler:
         """The sequences of the next step."""
         self.isolated = [sequence for sequence in self.isolated if not sequence.ended]
         scheduled: list[Selected] = []
+        self._read = 0
         bulk = [sequence for sequence in self.running if self._yields(sequence)]
         kept = min(sum(one.pending for one in bulk), -(-self.step_tokens // BULK_TOKENS))
         not_yielding = [sequence for sequence in self.running if not self._yields(sequence)]
@@ -199,9 +209,13 @@ class Scheduler:
             count = self._prefix.count(sequence, budget)
             if sequence not in self.running or count == 0:
                 continue  # preempted for an older sequence, or the budget is spent
+            if sequence.reader is not None and self._reads_later(sequence):
+                continue
             if self._reserve(sequence, count):
                 scheduled.append((sequence, count))
                 budget -= count
+                if sequence.reader is not None:
+                    self._read += sequence.reads(count)
         return budget
 
     def _admit_first(self, budget: int, scheduled: list[Selected]) -> tuple[int, int]:
@@ -217,6 +231,8 @@ class Scheduler:
             if self._waits(sequence):
                 held += 1
                 continue
+            if self._reads_later(sequence):
+                break
             if not self._find_slot(sequence, held) or not self._admit(sequence, budget, scheduled):
                 break
             budget -= 0 if sequence.ended else scheduled[-1][1]
@@ -235,6 +251,8 @@ class Scheduler:
             if self._waits(sequence):
                 own += 1
                 continue
+            if self._reads_later(sequence):
+                break
             if not self._admit(sequence, budget, scheduled):
                 break
             budget -= 0 if sequence.ended else scheduled[-1][1]
@@ -303,7 +321,12 @@ class Scheduler:
         self.running.insert(end, sequence)
         self.waiting.taken(sequence, bulk_runs=self.bulk_running > 0)
         scheduled.append((sequence, count))
+        self._read += sequence.reads(count)
         return True
+
+    def _reads_later(self, sequence: Sequence) -> bool:
+        """True if logits of a sequence are to be read, and the step reads enough of others."""
+        return self._read >= STEP_TOKENS and sequence.reads(sequence.pending) > 0
 
     def _make_room(self, sequence: Sequence) -> bool:
         """Free the cache of a paused sequence, or of a bulk one that runs if `sequence` goes before
@@ -358,17 +381,23 @@ class Scheduler:
 
 
 def _verify(scheduled: SequenceOf[ScheduledSequence], result: StepResult) -> list[Verified]:
-    """Return the tokens drawn for each sequence of a plan, and add the scores of prompts to the
-    sequences."""
-    verified, row, scores = [], 0, iter(result.scores)
+    """Return the tokens drawn for each sequence of a plan, and give readers of prompts what was
+    read."""
+    verified, row, prompts, checks = [], 0, iter(result.prompts), iter(result.checks)
     for one in scheduled:
-        if one.scores_prompt:
-            assert one.sequence.prompt_logprobs is not None
-            one.sequence.prompt_logprobs.positions += next(scores)
+        finite = True
+        if one.sequence.reader is not None and one.sequence.reads(one.count):
+            found = next(prompts)
+            if found is None:
+                finite = False
+            else:
+                one.sequence.reader.add(found)
+        if one.checked:
+            finite = next(checks) and finite
+        drawn = NOTHING
         if one.ready:
             rows = 1 + len(one.draft.token_ids)
-            verified.append(one.verified(result.tokens[row : row + rows]))
+            drawn = one.verified(result.tokens[row : row + rows])
             row += rows
-        else:
-            verified.append(NOTHING)
+        verified.append(drawn if finite else NOT_FINITE)
     return verified

@@ -10,7 +10,7 @@ from jobs.api.answer import FinishReason
 from jobs.errors import JobError, failure_of
 from worker.sampling.inputs import SamplingInput
 from worker.sampling.params import SamplingParams
-from worker.sampling.prompt_logprobs import CHUNK_TOKENS, PromptLogprobs
+from worker.sampling.prompt_logits import CHUNK_TOKENS, PromptReader
 from worker.sampling.sampler import Sampled
 from worker.speculative.acceptance import Acceptance
 from worker.text.detokenizer import Detokenizer
@@ -36,8 +36,8 @@ Listener = Callable[[TokenEvent], None]
 class Sequence:
     """Prompt and output tokens of one choice. The first `computed` tokens are in the KV cache.
 
-    Without `params` nothing is drawn: it ends when its prompt is computed, and `prompt_logprobs`
-    has what is wanted of the logits. Without a detokenizer its events have no text.
+    Without `params` nothing is drawn: it ends when its prompt is computed. `reader` takes what is
+    wanted of the prompt's logits. Without a detokenizer its events have no text.
 
     Owned by the thread that steps the engine; `cancel` may be called from any thread.
     """
@@ -49,7 +49,7 @@ class Sequence:
         choice: int = 0,
         detokenizer: Detokenizer | None = None,
         listener: Listener | None = None,
-        prompt_logprobs: PromptLogprobs | None = None,
+        reader: PromptReader | None = None,
         *,
         salt: str = "",
         bulk: bool = False,
@@ -58,7 +58,7 @@ class Sequence:
         self.bulk = bulk  # it leaves its slot to interactive sequences
         self.prompt_ids = list(prompt_ids)
         self.output_ids: list[int] = []
-        self.prompt_logprobs = prompt_logprobs
+        self.reader = reader
         self.sampling = None if params is None else SamplingInput(params, choice, self.prompt_ids)
         self.session = session  # its state may go to files
         self.salt = salt  # state is shared with sequences of the same salt only
@@ -90,20 +90,24 @@ class Sequence:
     def reusable(self) -> int:
         """Number of leading tokens that need not be computed if their state is known: all but the
         last, and none whose logits are still wanted."""
-        scores, most = self.prompt_logprobs, self.length - 1
-        if scores is None or not scores.wants(0, self.length):
+        reader, most = self.reader, self.length - 1
+        if reader is None or not reader.wants(0, self.length):
             return most
-        return min(most, len(scores.positions))
+        return min(most, reader.row)
 
     def next_count(self, budget: int) -> int:
         """Number of pending tokens that a step with room for `budget` tokens computes."""
-        count = min(self.pending, budget)
-        return min(count, CHUNK_TOKENS) if self.scores_prompt(count) else count
+        count, reader = min(self.pending, budget), self.reader
+        if reader is None or not reader.wants(self.computed, count):
+            return count
+        return min(count, reader.row - self.computed + CHUNK_TOKENS)
 
-    def scores_prompt(self, count: int) -> bool:
-        """True if the next `count` tokens belong to a prompt whose log-probabilities are wanted."""
-        scores = self.prompt_logprobs
-        return scores is not None and scores.wants(self.computed, count)
+    def reads(self, count: int) -> int:
+        """Number of the next `count` tokens, the last ones, whose logits are read."""
+        reader, start = self.reader, self.computed
+        if reader is None or not reader.wants(start, count):
+            return 0
+        return start + count - reader.row
 
     def tokens(self, start: int, end: int) -> list[int]:
         """Token ids at positions [start, end)."""

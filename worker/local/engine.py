@@ -10,26 +10,27 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from pydantic import BaseModel
-from torch import Tensor
+from torch import Tensor, cat
 
 from jobs.api.answer import ChatCompletion
 from jobs.api.chunk import ChatChunk
 from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
 from jobs.api.sampling import Sampling
-from jobs.errors import invalid
+from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker.backend import Sink
 from worker.chat.generation import ChatGeneration, start_chat
 from worker.device import Device, choose_device
 from worker.engine import prompt_caches
 from worker.engine.engine import EngineCore
-from worker.engine.scorer import token_ids
 from worker.engine.sequence import Listener, Sequence, TokenEvent
+from worker.engine.token_ids import token_ids
 from worker.local.collect import CollectingSink, Generation, Token, generation, streamed
 from worker.model_spec import ModelSpec
 from worker.prompt.template import template_path
 from worker.sampling.params import SamplingParams
+from worker.sampling.prompt_logits import PromptLogits, PromptLogprobs, PromptReader
 from worker.text.detokenizer import Detokenizer
 
 
@@ -51,7 +52,7 @@ class Engine:
         self.tokenizer = core.tokenizer
         self.context_length = core.context_length
         self._core = core
-        self._lock = threading.Lock()  # held while stepping, scoring or closing
+        self._lock = threading.Lock()  # held while stepping or closing
 
     @classmethod
     def load(
@@ -183,15 +184,20 @@ class Engine:
         """Log-probability of each target token given the prompt and the targets before it.
         Raises JobError."""
         prompt_ids, target_ids = self._ids(prompt), self._ids(target, "target", minimum=0)
-        with self._lock, self._core.changing():
-            return self._core.scorer.score(prompt_ids, target_ids)
+        if not target_ids:
+            return []
+        ids = [*prompt_ids, *target_ids]
+        scores = PromptLogprobs(ids, 0, first=len(prompt_ids))
+        self._read(ids[:-1], scores)
+        return [one[0].logprob for one in scores.positions]
 
     def prompt_logits(self, prompt: SequenceOf[int]) -> Tensor:
         """Logits after each token of the prompt: float32 [len, vocab], on the CPU.
         Raises JobError."""
         ids = self._ids(prompt)
-        with self._lock, self._core.changing():
-            return self._core.scorer.prompt_logits(ids)
+        logits = PromptLogits(len(ids))
+        self._read(ids, logits)
+        return cat(logits.rows)
 
     def prompt_ids(self, request: ChatRequest) -> list[int]:
         """Token ids of the request's messages, rendered by the chat template. Raises JobError."""
@@ -252,6 +258,21 @@ class Engine:
         finally:
             for one in started:
                 one.cancel()
+
+    def _read(self, ids: list[int], reader: PromptReader) -> None:
+        """Compute a prompt in the batch and read its logits. Raises JobError."""
+        if len(ids) > self.context_length:
+            raise JobError(
+                "context_length_exceeded",
+                f"{len(ids)} tokens exceed the context of {self.context_length} tokens",
+                "prompt",
+            )
+        events: list[TokenEvent] = []
+        sequence = Sequence(ids, listener=events.append, reader=reader)
+        self._core.add([sequence])
+        self._run(lambda: sequence.ended, [sequence])
+        if events[-1].error is not None:
+            raise events[-1].error
 
     def _sequence(
         self, ids: list[int], params: SamplingParams, choice: int, listener: Listener

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from worker.sampling.params import SamplingParams
 from worker.sampling.processors import make_processors
-from worker.sampling.prompt_logprobs import ScoredTokens
+from worker.sampling.prompt_logits import WantedRows
 
 
 class SamplingInput:
@@ -72,13 +72,14 @@ class Row(NamedTuple):
 class SamplingBatch:
     """The sequences that draw in a step. The rows of each follow those of the one before: one for
     its next token, and one for the token after each token of its draft. `at`: the rows of the
-    step's logits that they are. `scored`: prompt tokens, and the row after which the first one
-    comes."""
+    step's logits that they are. `prompts`: the rows to read of prompts, and where the first one
+    is. `checked`: rows that must be finite, of sequences that draw nothing."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
         self.at: list[int] = []
-        self.scored: list[tuple[int, ScoredTokens]] = []
+        self.prompts: list[tuple[int, WantedRows]] = []
+        self.checked: list[int] = []
         self.greedy = True  # the tokens of the greatest logits are drawn, and nothing else is asked
         self._processed: list[tuple[int, SamplingInput, Sequence[int]]] = []  # from which row on
 

@@ -20,7 +20,7 @@ from worker.layers.embedding import greatest
 from worker.layers.transfer import read_back, to_device
 from worker.sampling.inputs import Row, SamplingBatch
 from worker.sampling.params import SamplingParams
-from worker.sampling.prompt_logprobs import TokenScore
+from worker.sampling.prompt_logits import Found
 
 CANDIDATES = 1024  # number of most likely tokens that top_p considers before a full sort
 
@@ -37,10 +37,12 @@ class Sampled:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """The tokens of the rows of a sampling batch, and the scores of its prompt tokens."""
+    """The tokens of the rows of a sampling batch, what was read of its prompts (None for one whose
+    logits are not finite), and whether each checked row is finite."""
 
     tokens: Sequence[Sampled]
-    scores: Sequence[Sequence[list[TokenScore]]]
+    prompts: Sequence[Found | None] = ()
+    checks: Sequence[bool] = ()
 
 
 def uniform(seed: int, choice: int, position: int) -> float:

@@ -129,4 +129,4 @@ def advance(scheduler: Scheduler) -> list[Sequence]:
 def commit(scheduler: Scheduler) -> None:
     """Let every token of the planned step be 5."""
     number = len(scheduler.sampling().rows)
-    scheduler.commit(StepResult([Sampled(5, True)] * number, []))
+    scheduler.commit(StepResult([Sampled(5, True)] * number))

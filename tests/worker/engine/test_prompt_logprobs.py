@@ -9,7 +9,7 @@ from torch import Tensor
 from jobs import ChatCompletion, ChatRequest
 from jobs.errors import InvalidRequest
 from worker import Engine
-from worker.sampling.prompt_logprobs import PromptLogprobs, TokenScore, score_tokens
+from worker.sampling.prompt_logits import PromptLogprobs, TokenScore, WantedRows, score_tokens
 
 
 def asking(text: str = "one two three four five", **fields: object) -> ChatRequest:
@@ -82,22 +82,32 @@ def test_a_prompt_that_is_computed_again_is_scored_once() -> None:
     scores = PromptLogprobs([0, 1, 2, 3], top=1)
     logits = torch.eye(4)
 
-    def add(start: int, count: int) -> None:
-        wanted = scores.wanted(start, count)
-        rows = logits[start + wanted.row :][: len(wanted.token_ids)]
-        scores.positions += score_tokens(rows, wanted.token_ids, wanted.top)
+    def add(end: int) -> None:
+        (found,) = score_tokens(logits, [(scores.row, scores.wanted(end))])
+        assert found is not None
+        scores.add(found)
 
     assert scores.wants(0, 2)
-    add(0, 2)
+    add(2)
     assert len(scores.positions) == 2
     assert not scores.wants(0, 2)
-    add(0, 3)
+    add(3)
     assert len(scores.positions) == 3
     assert not scores.wants(3, 1)
     value = float(logits[0].log_softmax(0)[1])
     assert scores.positions[0][0] == TokenScore(1, pytest.approx(value), 2)  # type: ignore[arg-type]
 
 
-def test_logits_that_are_not_finite_are_refused() -> None:
-    with pytest.raises(ValueError, match="not finite"):
-        score_tokens(torch.full((1, 4), torch.nan), [1], 1)
+def test_prompts_of_one_step_are_scored_together() -> None:
+    logits = torch.randn(9, 30)
+    logits[4] = torch.nan
+    asked = [(0, WantedRows(2, [3, 4], 2)), (3, WantedRows(2, [1, 1], 0)), (6, WantedRows(1, [9]))]
+    first, bad, last = score_tokens(logits, asked)
+    assert [score_tokens(logits, [one])[0] for one in asked] == [first, bad, last]
+    assert first is not None and [len(one) for one in first] in ([3, 3], [2, 3], [3, 2], [2, 2])
+    assert bad is None
+    assert last is not None and [one[0].token_id for one in last] == [9]
+
+
+def test_logits_that_are_not_finite_have_no_scores() -> None:
+    assert score_tokens(torch.full((1, 4), torch.nan), [(0, WantedRows(1, [1], 1))]) == [None]

@@ -11,7 +11,7 @@ from tests.worker.engine.chat_requests import ask
 from worker import Engine
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.local.collect import CollectingSink
-from worker.sampling.prompt_logprobs import CHUNK_TOKENS, PromptLogprobs
+from worker.sampling.prompt_logits import CHUNK_TOKENS, PromptLogprobs
 
 PROMPT = [3 + number % 40 for number in range(CHUNK_TOKENS + 50)]
 TARGET = [7, 8, 9, 7]
@@ -23,7 +23,7 @@ def test_one_is_scored_in_the_batch_of_a_chat(path: Path, draft: str | None) -> 
     expected, answer = engine.score(PROMPT, TARGET), engine.chat(ask(seed=1)).text
     scores = PromptLogprobs([*PROMPT, *TARGET], 0)
     events: list[TokenEvent] = []
-    scored = Sequence([*PROMPT, *TARGET], listener=events.append, prompt_logprobs=scores)
+    scored = Sequence([*PROMPT, *TARGET], listener=events.append, reader=scores)
     sink = CollectingSink()
     engine.submit(ask(seed=1), sink)
     engine._core.add([scored])
@@ -60,7 +60,7 @@ def test_one_that_nobody_listens_to_only_fills_the_prefix_cache(path: Path) -> N
 def test_one_can_be_cancelled(path: Path) -> None:
     engine = Engine.load(str(path), dtype="fp32", max_batch=4)
     events: list[TokenEvent] = []
-    scored = Sequence(PROMPT, listener=events.append, prompt_logprobs=PromptLogprobs(PROMPT, 0))
+    scored = Sequence(PROMPT, listener=events.append, reader=PromptLogprobs(PROMPT, 0))
     engine._core.add([scored])
     engine.step()
     scored.cancel()
