@@ -98,12 +98,21 @@ def test_an_attempt_that_fails_while_the_job_is_cancelled_is_in_the_row(
     assert [one["message"] for one in site.row(job)["failures"]] == ["the first attempt"]
 
 
-def test_a_row_of_an_older_state_is_not_recorded(site: Site) -> None:
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        (
+            "chatjobs_failures",
+            json.dumps([failure(1, 0.0, "w0", JobError("timeout", "of another attempt"))]),
+        ),
+        ("chatjobs_attempt", "1"),
+    ],
+)
+def test_a_row_of_an_older_state_is_not_recorded(site: Site, field: str, value: str) -> None:
     job, commands = site.submit(), Commands(site.redis)
     fetch(site, job).cancel()
     before = commands.run_steps(read_state(job.id, full=True))
-    failures = [failure(1, 0.0, "w0", JobError("timeout", "of another attempt"))]
-    site.redis.hset(job_key(job.id), "chatjobs_failures", json.dumps(failures))
+    site.redis.hset(job_key(job.id), field, value)
     error = JobError("cancelled", "with RQ's tools")
     assert not commands.run_steps(record_end(before, error, "canceled", None))
     assert not site.redis.exists(keys.outbox("default"))
