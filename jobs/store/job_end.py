@@ -18,14 +18,12 @@ from redis import Redis
 from redis.client import Pipeline
 
 from jobs import clock, keys, lua
-from jobs.api.answer import ChatCompletion, FinishReason
-from jobs.api.conversation import Turn, ended_turn
-from jobs.encoding import encodable, to_json
+from jobs.api.conversation import Turn
+from jobs.encoding import encodable
 from jobs.errors import JobError
-from jobs.operations import Result, operation_named
+from jobs.operations import operation_named
 from jobs.results import outbox
 from jobs.results.failures import Failure
-from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.store.connection.protocol import Steps, command, retry
 from jobs.store.expiry import ROW_SECONDS, SECONDS_WHEN_FULL
 from jobs.store.job_state import JobState, read_existing
@@ -42,6 +40,7 @@ from jobs.store.rq_layout import (
     results_key,
     scheduled_key,
 )
+from jobs.store.settlement import Answer, Settlement
 from jobs.store.turns import session_of
 from jobs.store.workers import DeadWorker
 from jobs.stream.entries import EndReason, end_id, end_payload, publishes
@@ -132,24 +131,6 @@ class CancelArgs(NamedTuple):
 class RecordArgs(NamedTuple):
     read_attempt: bytes
     read_failures: bytes
-
-
-class Answer(NamedTuple):
-    """The result of a job, as RQ's result and the end of its token stream have it."""
-
-    text: str  # JSON
-    finish_reason: FinishReason
-    usage: dict[str, Any] | None  # JSON form of `Usage`
-
-    @classmethod
-    def of(cls, result: Result) -> Answer:
-        return cls.encoded(result, to_json(result.to_dict()))
-
-    @classmethod
-    def encoded(cls, result: Result, text: str) -> Answer:
-        """`text`: the JSON of the result."""
-        usage = result.usage
-        return cls(text, result.finish_reason, usage.to_dict() if usage is not None else None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,50 +253,6 @@ def unanswered(
         has_result=has_result,
         ended_at=format_time(datetime.fromtimestamp(now, UTC)),
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Settlement:
-    """The end of a job: the values for RQ's keys, the outbox and the token stream."""
-
-    claimed: ClaimedJob
-    run: str
-    row_index: int
-    row: str  # outbox.encode(…)
-    answer: Answer | None
-    error: JobError | None
-    failures: Sequence[Failure]
-    turn: Turn | None = None  # of the job's session
-
-    @property
-    def lease(self) -> Lease:
-        return self.claimed.lease
-
-    @property
-    def status(self) -> End:
-        if self.answer is not None:
-            return "finished"
-        if self.error is not None and self.error.code == "cancelled":
-            return "canceled"
-        return "failed"
-
-
-def row_status(error: JobError | None) -> outbox.Status:
-    """The status of the row of a job that a worker ends."""
-    if error is None:
-        return "ok"
-    return "cancelled" if error.code == "cancelled" else "error"
-
-
-def turn_of(claimed: ClaimedJob, answer: Result | None, error: JobError | None) -> Turn | None:
-    """The turn that a job appends to its session. An answer that was stopped is a turn as far as it
-    got; one that failed is none."""
-    if claimed.history is None or not isinstance(answer, ChatCompletion):
-        return None
-    if error is not None and error.code not in ("cancelled", "timeout"):
-        return None
-    messages = claimed.request["messages"]
-    return ended_turn(messages, answer, cancelled=error is not None, job=claimed.lease.job)
 
 
 class Settler:

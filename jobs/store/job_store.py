@@ -18,10 +18,11 @@ from jobs.store.claim import Claim, Claims
 from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.store.damage import readable
 from jobs.store.eviction import eviction
-from jobs.store.job_end import Settlement, Settler
+from jobs.store.job_end import Settler
 from jobs.store.leases import Leases
 from jobs.store.maintenance import Maintenance
 from jobs.store.served_queues import ServedQueues
+from jobs.store.settlement import Settlement
 from jobs.store.workers import DeadWorker
 
 SOON = 70.0  # seconds: more than the longest pause before a retry

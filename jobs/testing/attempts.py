@@ -16,14 +16,12 @@ from redis import Redis
 from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.errors import JobError
-from jobs.operations import CHAT
 from jobs.results import outbox
-from jobs.results.failures import Failure, add_failure, failure
 from jobs.store.claimed_job import ClaimedJob
-from jobs.store.job_end import Answer, Settlement, row_status, turn_of
 from jobs.store.job_store import JobStore
 from jobs.store.part_plans import Look, PartPlans
 from jobs.store.rq_layout import queue_names, scheduled_key
+from jobs.store.settlement import failed_attempts, settlement_of
 from jobs.store.stream import StreamWriter
 from jobs.store.workers import worker_key
 from jobs.stream.delta import Delta
@@ -83,7 +81,9 @@ class Attempts:
 
     def retry(self, job: ClaimedJob, allowed: int, error: JobError) -> bool:
         """Return the job to the end of its queue after an error. False if no retry is left."""
-        return self._store.leases.retry(job.lease, allowed, 0.0, _failures(job, error))
+        return self._store.leases.retry(
+            job.lease, allowed, 0.0, failed_attempts(job, error, WORKER)
+        )
 
     def finish(self, job: ClaimedJob, completion: ChatCompletion) -> None:
         """End the job with its answer."""
@@ -106,38 +106,5 @@ class Attempts:
         return taken
 
     def _end(self, job: ClaimedJob, answer: ChatCompletion | None, error: JobError | None) -> None:
-        content = answer.to_dict() if answer is not None else None
-        failures = _failures(job, error)
-        entry = outbox.outbox_entry(
-            job.lease.job,
-            job.request,
-            row_status(error),
-            operation=CHAT.name,
-            attempt=job.lease.attempt,
-            completion=content,
-            error=error.to_dict() if error is not None else None,
-            failures=failures,
-            enqueued_at=job.enqueued_at,
-            started_at=job.claimed_at,
-            finished_at=time.time(),
-            worker=WORKER,
-        )
-        settlement = Settlement(
-            claimed=job,
-            run=entry["run"],
-            row_index=entry["row_index"],
-            row=outbox.encode(entry),
-            answer=Answer.of(answer) if answer is not None and error is None else None,
-            error=error,
-            failures=failures,
-            turn=turn_of(job, answer, error),
-        )
+        settlement = settlement_of(job, answer, error, worker=WORKER, started_at=job.claimed_at)
         self._store.settle([settlement])
-
-
-def _failures(job: ClaimedJob, error: JobError | None) -> Sequence[Failure]:
-    """The failed attempts at the job, with this one if it ended with an error."""
-    before = job.terms.failures
-    if error is None or error.code == "cancelled":
-        return before
-    return add_failure(before, failure(job.lease.attempt, time.time(), WORKER, error))

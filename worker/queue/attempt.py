@@ -6,21 +6,18 @@ Uses no Redis: attempts.py moves attempts from claim to settlement.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from jobs import clock
-from jobs.encoding import to_json
 from jobs.errors import JobError, invalid
-from jobs.operations import OPERATIONS, Operation, Request, Result, operation_named
-from jobs.results import outbox
-from jobs.results.failures import Failure, add_failure, failure
+from jobs.operations import OPERATIONS, Operation, Request, Result
+from jobs.results.failures import Failure
 from jobs.sizes import size_text, size_texts
 from jobs.store.claimed_job import ClaimedJob, Lease, ran_too_long, waited_too_long
-from jobs.store.job_end import Answer, Settlement, row_status, turn_of
 from jobs.store.rq_layout import request_of
+from jobs.store.settlement import Settlement, failed_attempts, settlement_of
 from jobs.store.turns import History
 from worker.backend import Handle, ModelInfo, Outcome
 from worker.queue.publisher import StreamBuffer
@@ -152,87 +149,57 @@ class SettlementBuilder(NamedTuple):
         An answer whose row would exceed `row_bytes` loses its log-probabilities. Raises JobError if
         it is too large even so.
         """
-        outcome, error = attempt.outcome or Outcome(), attempt.error
+        outcome = attempt.outcome or Outcome()
         answer = outcome.result or outcome.partial
         if answer is not None and answer.least_detail_bytes() > row_bytes:
             answer = _without_details(answer, attempt.lease.job, row_bytes)
             outcome = replace(outcome, token_logprobs=[])
-        entry, row, text = self._row(attempt, outcome, answer)
-        if len(row) > row_bytes and answer is not None:
+        settlement = self._settlement(attempt, outcome, answer)
+        if len(settlement.row) > row_bytes and answer is not None:
             answer = _without_details(answer, attempt.lease.job, row_bytes)
-            entry, row, text = self._row(attempt, replace(outcome, token_logprobs=[]), answer)
-        if len(row) > row_bytes:
-            size, most = size_texts(len(row), row_bytes)
+            settlement = self._settlement(attempt, replace(outcome, token_logprobs=[]), answer)
+        if len(settlement.row) > row_bytes:
+            size, most = size_texts(len(settlement.row), row_bytes)
             raise invalid(
                 f"the answer is too large for its row: {size}, and the limit (row_bytes) is "
                 f"{most}: ask for fewer tokens or choices, or raise the limit (chatjobs limits "
                 "row_bytes=N)",
                 "max_tokens",
             )
-        has_result = outcome.result is not None and error is None
-        result = Answer.encoded(answer, text) if answer is not None and has_result else None
-        settlement = _settlement(attempt.claimed, entry, row, result, error)
-        return replace(settlement, turn=turn_of(attempt.claimed, answer, error))
+        return settlement
 
-    def _row(
-        self, attempt: Attempt, outcome: Outcome, answer: Result | None
-    ) -> tuple[outbox.OutboxEntry, str, str]:
-        """The outbox entry of an attempt, its JSON, and the JSON of the answer."""
-        error, sampling = attempt.error, outcome.sampling
-        content = answer.to_dict() if answer else None
-        entry = outbox.outbox_entry(
-            attempt.lease.job,
-            attempt.claimed.request,
-            row_status(error),
-            operation=attempt.operation.name,
-            attempt=attempt.lease.attempt,
-            completion=content,
-            error=error.to_dict() if error else None,
-            failures=self.failures(attempt.claimed, error),
+    def _settlement(self, attempt: Attempt, outcome: Outcome, answer: Result | None) -> Settlement:
+        sampling = outcome.sampling
+        return settlement_of(
+            attempt.claimed,
+            answer,
+            attempt.error,
+            worker=self.worker,
+            started_at=outcome.started_at,
+            first_token_at=outcome.first_token_at,
+            finished_at=outcome.finished_at,
             prompt_token_ids=outcome.prompt_token_ids,
             output_token_ids=outcome.output_token_ids,
             token_logprobs=outcome.token_logprobs,
             details=[one.to_dict() for one in outcome.details],
             sampling=sampling.to_dict() if sampling else None,
             seed=outcome.seed,
-            enqueued_at=attempt.claimed.enqueued_at,
-            started_at=_by_redis(attempt.claimed, outcome.started_at),
-            first_token_at=_by_redis(attempt.claimed, outcome.first_token_at),
-            finished_at=_by_redis(attempt.claimed, outcome.finished_at or clock.now()),
-            worker=self.worker,
             host=self.host,
             provenance=self.provenance[attempt.request.model],
         )
-        text = to_json(content)
-        stored = content is not None and entry["completion"] is content  # else without content
-        return entry, outbox.encode(entry, text if stored else None), text
 
-    def failures(self, claimed: ClaimedJob, error: JobError | None) -> list[Failure]:
-        """The failed attempts at a job, this one included if it ended with an error."""
-        before = claimed.terms.failures
-        if error is None or error.code == "cancelled":
-            return list(before)
-        return add_failure(before, failure(claimed.lease.attempt, time.time(), self.worker, error))
+    def failures(self, claimed: ClaimedJob, error: JobError) -> Sequence[Failure]:
+        """The failed attempts at a job, with this one, which ended with an error."""
+        return failed_attempts(claimed, error, self.worker)
 
     def for_error(
         self, claimed: ClaimedJob, error: JobError, failures: Sequence[Failure] | None = None
     ) -> Settlement:
         """The settlement of a job that is not run, or not run again. `failures`: its failed
         attempts; None: those before, and this one."""
-        entry = outbox.outbox_entry(
-            claimed.lease.job,
-            claimed.request,
-            row_status(error),
-            operation=operation_named(claimed.func).name,
-            attempt=claimed.lease.attempt,
-            error=error.to_dict(),
-            failures=self.failures(claimed, error) if failures is None else failures,
-            enqueued_at=claimed.enqueued_at,
-            finished_at=_by_redis(claimed, clock.now()),
-            worker=self.worker,
-            host=self.host,
+        return settlement_of(
+            claimed, None, error, worker=self.worker, host=self.host, failures=failures
         )
-        return _settlement(claimed, entry, outbox.encode(entry), None, error)
 
 
 def _without_details(answer: Result, job: str, row_bytes: int) -> Result:
@@ -242,20 +209,3 @@ def _without_details(answer: Result, job: str, row_bytes: int) -> Result:
         size_text(row_bytes),
     )
     return answer.without_details()
-
-
-def _settlement(
-    claimed: ClaimedJob,
-    entry: outbox.OutboxEntry,
-    row: str,
-    answer: Answer | None,
-    error: JobError | None,
-) -> Settlement:
-    return Settlement(
-        claimed, entry["run"], entry["row_index"], row, answer, error, entry["failures"]
-    )
-
-
-def _by_redis(claimed: ClaimedJob, time: float | None) -> float | None:
-    """A time of jobs.clock by the clock of Redis, which all workers share."""
-    return None if time is None else time + claimed.redis_ahead

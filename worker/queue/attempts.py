@@ -19,8 +19,8 @@ from jobs.errors import JobError, failure_of
 from jobs.sizes import size_text
 from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.store.damage import Damaged
-from jobs.store.job_end import Settlement
 from jobs.store.job_store import JobStore
+from jobs.store.settlement import Settlement
 from worker.backend import Assembly, Backend, MachineError, ModelInfo, Outcome
 from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken

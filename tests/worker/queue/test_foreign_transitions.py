@@ -21,12 +21,12 @@ from jobs import JobError, Session, keys
 from jobs.client.job import Job
 from jobs.store.claimed_job import ClaimedJob
 from jobs.store.connection.protocol import run_sync
-from jobs.store.job_end import Settlement
 from jobs.store.job_store import JobStore
 from jobs.store.leases import Leases, StartedJob
 from jobs.store.purge import purge
 from jobs.store.requeue import requeue
 from jobs.store.rq_layout import job_key
+from jobs.store.settlement import Settlement
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.session_turns import open_session
 from tests.worker.site import PATIENCE, Site

@@ -15,11 +15,9 @@ import rq
 
 from jobs import Client, JobError, keys
 from jobs.api.answer import AssistantMessage, ChatCompletion, Choice, Usage
-from jobs.results import outbox
 from jobs.store.claimed_job import ClaimedJob
 from jobs.store.connection.protocol import run_sync
 from jobs.store.expiry import SECONDS_WHEN_FULL
-from jobs.store.job_end import Answer, Settlement
 from jobs.store.job_store import JobStore
 from jobs.store.leases import StartedJob
 from jobs.store.limits import set_limit
@@ -27,6 +25,7 @@ from jobs.store.purge import purge
 from jobs.store.requeue import requeue
 from jobs.store.results_folder import ID_FILE
 from jobs.store.rq_layout import job_key
+from jobs.store.settlement import Settlement, settlement_of
 from jobs.store.stream import StreamWriter
 from jobs.store.workers import Workers
 from jobs.stream.delta import Delta
@@ -291,11 +290,7 @@ def finished(claimed: ClaimedJob) -> Settlement:
         choices=[Choice(index=0, message=AssistantMessage(content="a"), finish_reason="stop")],
         usage=Usage(prompt_tokens=1, completion_tokens=1, total_tokens=2),
     )
-    entry = outbox.outbox_entry(
-        claimed.lease.job, claimed.request, "ok", operation="chat", attempt=1
-    )
-    row, answer = outbox.encode(entry), Answer.of(completion)
-    return Settlement(claimed, entry["run"], entry["row_index"], row, answer, None, [])
+    return settlement_of(claimed, completion, None, worker="w")
 
 
 def record(site: Site) -> None:

@@ -9,10 +9,10 @@ import pytest
 from jobs import JobError, keys
 from jobs.client.job import Job
 from jobs.store.claimed_job import ClaimedJob
-from jobs.store.job_end import Settlement
 from jobs.store.job_store import JobStore
 from jobs.store.leases import LOST_SECONDS, Leases, StartedJob
 from jobs.store.rq_layout import results_key
+from jobs.store.settlement import Settlement
 from jobs.store.workers import DeadWorker
 from tests.worker.site import Site
 from worker.queue.attempt import SettlementBuilder

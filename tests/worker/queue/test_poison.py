@@ -15,7 +15,7 @@ from rq.serializers import JSONSerializer
 from jobs import JobError
 from jobs.client.job import Job
 from jobs.operations import CHAT, Operation
-from jobs.store.job_end import Settlement
+from jobs.store.settlement import Settlement
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.panics import panic
 from tests.worker.site import Site
