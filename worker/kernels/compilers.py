@@ -12,8 +12,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from typing import IO
 
 from worker.processes.activity import Activity
 from worker.processes.output import output_file
@@ -42,24 +43,29 @@ def run(
     Raises CannotBuild if one fails or all hang, and OSError if one can't be started.
     """
     waiting, started, running = list(commands), list[_Command](), list[_Command]()
-    with _group() as group:
+    with ExitStack() as ended:
+        ended.callback(_collect, started)  # after the group's end
+        group = ended.enter_context(_group())
         watch = _Watch(group, notice)
         while waiting or running:
             while waiting and len(running) < _cores():
-                running.append(_Command(waiting.pop(0), group, folder))
+                output = ended.enter_context(output_file())
+                running.append(_Command(waiting.pop(0), group, folder, output))
                 started.append(running[-1])
             time.sleep(END_POLL_SECONDS)
             running = [one for one in running if one.runs()]
             watch.look(started[-1].name)
-    return [one.output() for one in started]
+        return [one.output() for one in started]
 
 
 class _Command:
     """A command that runs, or has run."""
 
-    def __init__(self, words: Sequence[str], group: int, folder: Path | None) -> None:
+    def __init__(
+        self, words: Sequence[str], group: int, folder: Path | None, output: IO[bytes]
+    ) -> None:
         self.name = words[0]
-        self._output = output_file()
+        self._output = output
         self._process = subprocess.Popen(
             words,
             stdin=subprocess.DEVNULL,
@@ -79,9 +85,18 @@ class _Command:
             raise CannotBuild(f"{self.name} failed ({fact.strip()})")
         return status is None
 
+    def wait(self) -> None:
+        self._process.wait()
+
     def output(self) -> str:
         self._output.seek(0)
         return self._output.read().decode(errors="replace")
+
+
+def _collect(commands: Sequence[_Command]) -> None:
+    """Wait for processes that have ended or were killed."""
+    for command in commands:
+        command.wait()
 
 
 class _Watch:
