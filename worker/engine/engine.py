@@ -153,7 +153,8 @@ class EngineCore:
     @property
     def waiting(self) -> int:
         """Number of queued sequences, including those that no step has seen yet."""
-        return len(self._scheduler.waiting) + len(self._submitted)
+        scheduler = self._scheduler
+        return len(scheduler.waiting) + len(scheduler.saving) + len(self._submitted)
 
     def room(self, *, bulk: bool, bulk_coming: int, interactive_coming: int) -> int:
         """Number of further sequences that can be submitted now, see `Slots.room`; others are

@@ -7,27 +7,22 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from jobs.api.params import MessageInput
 from jobs.api.request import ChatRequest
 from jobs.errors import JobError, invalid
-from jobs.sizes import counted
 from worker import device as devices
 from worker.cache.book import FIRST_COLUMNS, CacheBook
-from worker.cache.changes import Drop, SaveBlocks, SaveSnapshot
 from worker.cache.copies import Copy
 from worker.cache.prefix_state import PrefixState, adopted
 from worker.cache.prefix_store import BLOCK, StateRef
 from worker.cache.session_states import SessionStates
 from worker.cache.state_dir import StateDir
 from worker.cache.state_file import Origin, StateFile, write_state
+from worker.cache.state_saver import StateSaver
 from worker.engine.engine import EngineCore
-from worker.engine.plan import StepPlan
 from worker.engine.runner import ModelRunner
+from worker.engine.sequence import Listener, Sequence
 from worker.engine.token_ids import token_ids
-from worker.layers.batch import Span
-from worker.layers.transfer import read_back
 
 NEXT_TURNS = ("0", "x")  # two messages that begin differently
 WAITING_SHARE = 4  # one of this many bytes of the cache limit may wait to be written, or to be used
@@ -56,11 +51,10 @@ def _role(message: MessageInput) -> Any:
     return message.get("role") if isinstance(message, Mapping) else getattr(message, "role", None)
 
 
-@torch.inference_mode()
-def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
-    """The state of a prompt, computed alone and cut as with one sequence in the batch, whatever
-    the engine's batch is. Must not run while the engine steps. Raises JobError."""
-    count, stride = len(prompt), devices.limits(core.device).stride
+def saving(core: EngineCore, prompt: list[int], listener: Listener) -> tuple[Sequence, StateSaver]:
+    """A sequence that computes a prompt alone, cut as with one sequence in the batch, whatever the
+    engine's batch is; and what keeps its state. Raises JobError."""
+    count = len(prompt)
     if count < BLOCK:
         raise invalid(f"a prompt cache needs at least {BLOCK} tokens, got {count}", "prompt")
     if count >= core.context_length:
@@ -69,48 +63,24 @@ def compute_state(core: EngineCore, prompt: list[int]) -> PrefixState:
             f"{count} tokens leave no room for more in the context of {core.context_length} tokens",
             "prompt",
         )
-    book, sizes = core.book, core.book.sizes
-    blocks = [book.new_state(sizes.blocks(BLOCK)) for _ in range(0, count, BLOCK)]
-    snapshots: dict[int, StateRef] = {}
-    slot = book.acquire()
-    assert slot is not None  # the pool has one slot more than the batch
-    poisoned = True
-    try:
-        if not book.reserve(slot, count):
-            raise JobError(
-                "out_of_memory", f"the KV cache has no room for {counted(count, 'token')} now"
-            )
-        book.begin(slot)
-        for start in range(0, count, stride):
-            end = min(count, start + stride)
-            span = Span(slot, start, prompt[start:end], count)
-            logits = core.runner.forward(StepPlan(book.take_changes(), (span,)))
-            if not read_back(logits.isfinite().all()):
-                raise core.loaded.not_finite(end)
-            if sizes.needs_snapshots and end in (count, count // stride * stride):
-                snapshots[end] = book.new_state(sizes.snapshot(end))
-                book.emit(SaveSnapshot(slot, end, snapshots[end].number))
-        book.emit(SaveBlocks(slot, 0, count, tuple([block.number for block in blocks])))
-        poisoned = False
-        core.runner.apply(book.take_changes())
-        copies = [core.runner.copy_of(state) for state in (*blocks, *snapshots.values())]
-        found = [copy for copy in copies if copy is not None]
-        if len(found) < len(copies):
-            raise JobError(
-                "out_of_memory", f"there is no memory for the state of {counted(count, 'token')}"
-            )
-        whole = dict(zip(snapshots, found[len(blocks) :], strict=True))
-        return PrefixState(prompt, found[: len(blocks)], whole)
-    finally:
-        for state in (*blocks, *snapshots.values()):
-            book.emit(Drop(state.number))
-        book.release(slot, poisoned=poisoned)
+    saver = StateSaver(core.book, prompt, devices.limits(core.device).stride)
+    return Sequence(prompt, listener=listener, saver=saver), saver
+
+
+def saved(core: EngineCore, saver: StateSaver) -> PrefixState:
+    """The state of a prompt that was computed. Must not run while the engine steps. Raises
+    JobError."""
+    state = saver.take(core.runner.copy_of)
+    saver.drop()
+    if state is None:
+        raise JobError("out_of_memory", "there is no memory for the state of the prompt")
+    return state
 
 
 def writer(core: EngineCore, state: PrefixState, path: Path) -> Callable[[], None]:
     """Writes the state of a prompt, also while the engine steps or after its end. Raises JobError
     when it is called."""
-    stride = devices.limits(core.device).stride  # see `compute_state`
+    stride = devices.limits(core.device).stride  # see `saving`
     origin, layout = _origin(core, len(state.token_ids), stride), core.runner.pool.layout()
 
     def write() -> None:

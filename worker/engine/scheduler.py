@@ -6,16 +6,21 @@ interactive sequences before bulk ones, oldest first. Interactive ones without a
 ones. When the KV cache is full, the newest sequences are preempted and recomputed later. A sequence
 waits while an older one computes their common prefix. Later sequences may be admitted before it,
 but not into its reserved slot.
+
+A sequence whose state is saved for a file runs alone, so that its bits do not depend on others: in
+every second step, if there are others.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 from jobs import clock
 from jobs.errors import JobError
+from jobs.sizes import counted
 from worker.cache.book import CacheBook
 from worker.cache.prefix_cache import PrefixCache
 from worker.engine.plan import StepPlan
@@ -61,6 +66,7 @@ class Scheduler:
     waiting: WaitingLine = field(default_factory=WaitingLine)
     running: list[Sequence] = field(default_factory=list)  # bulk ones are last; else oldest first
     isolated: list[Sequence] = field(default_factory=list)  # run one at a time until these end
+    saving: deque[Sequence] = field(default_factory=deque)  # run alone, one after another
     live: dict[Sequence, None] = field(default_factory=dict)  # all, in their order of arrival
     admitting: Sequence | None = None  # while `schedule` runs
     prefix_cache: PrefixCache | None = None  # None: every sequence computes all its tokens
@@ -69,6 +75,8 @@ class Scheduler:
     scheduled: SequenceOf[ScheduledSequence] = ()  # of the last plan, in the order of its spans
     tokens_generated: int = 0
     _pulled: Sequence | None = None  # a bulk sequence that has waited long and does not yield
+    _alone: Sequence | None = None  # one of `saving`, in the step that is not committed yet
+    _others: bool = False  # the last step was one of `saving`, and the next one is not
     _read: int = 0  # rows of logits that are read of the prompts of the step that is selected
 
     def __post_init__(self) -> None:
@@ -86,10 +94,10 @@ class Scheduler:
         return self.bulk_running + len(self.waiting.bulk)
 
     def add(self, sequence: Sequence) -> None:
-        """Append a sequence to the waiting line, unless it is there."""
+        """Append a sequence to those that wait, unless it is there."""
         if sequence not in self.live:
             self.live[sequence] = None
-            self.waiting.add(sequence)
+            (self.waiting if sequence.saver is None else self.saving).append(sequence)
 
     def remove(self, sequence: Sequence, *, poisoned: bool = False) -> None:
         """Remove an ended sequence; `poisoned` if its KV slot may hold NaN."""
@@ -97,6 +105,8 @@ class Scheduler:
             self.running.remove(sequence)
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
+        elif sequence in self.saving:
+            self.saving.remove(sequence)
         self._prefix.end(sequence, usable=not poisoned)
         self._release(sequence, poisoned=poisoned)
         self.live.pop(sequence, None)
@@ -104,7 +114,7 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """Returns the next step, without spans if there is nothing to run. Fails sequences that
         exceed the KV cache limit on their own."""
-        selected = self._select()
+        selected = self._select_alone() or self._select() or self._select_alone()
         scheduled = self._speculation.extend(selected) if selected else []
         spans = row_order([one.span() for one in scheduled])
         by_slot = {one.sequence.slot: one for one in scheduled}
@@ -125,6 +135,7 @@ class Scheduler:
         for one, drawn in zip(scheduled, verified, strict=True):
             self._commit(one, drawn)
         self._speculation.end()
+        self._others, self._alone = self._alone is not None, None
 
     def _commit(self, one: ScheduledSequence, drawn: Verified) -> None:
         sequence, taken = one.sequence, 0
@@ -136,7 +147,11 @@ class Scheduler:
         self.tokens_generated += taken
         self._speculation.settle(one, drawn, taken)
         if sequence.computed <= len(sequence.prompt_ids) and finite:
-            self._prefix.keep(sequence)
+            if sequence.saver is None:
+                self._prefix.keep(sequence)
+            else:
+                assert sequence.slot is not None
+                sequence.saver.keep(sequence.slot, sequence.computed)
             if sequence.sampling is None and sequence.pending == 0:
                 sequence.complete()
         if not finite and not sequence.ended:
@@ -148,8 +163,28 @@ class Scheduler:
         elif drawn.spoiled:  # its slot may hold NaN after its last token
             self._preempt(sequence, first=True, poisoned=True)
 
+    def _select_alone(self) -> list[Selected]:
+        """The sequence whose state is saved, if the last step was not its own."""
+        if self._others or not self.saving:
+            self._others = False
+            return []
+        sequence, book = self.saving[0], self.book
+        assert sequence.saver is not None
+        if sequence.slot is None:
+            sequence.slot = book.acquire()
+            assert sequence.slot is not None  # there is one more than running and paused ones have
+            if not book.reserve(sequence.slot, sequence.length):
+                tokens = counted(sequence.length, "token")
+                fact = f"the KV cache has no room for {tokens} now"
+                self._fail(sequence, JobError("out_of_memory", fact))
+                return []
+            book.begin(sequence.slot)
+            sequence.started_at = sequence.started_at or clock.now()
+        self._alone, stride = sequence, sequence.saver.stride
+        return [(sequence, min(sequence.pending, stride - sequence.computed % stride))]
+
     def _select(self) -> list[Selected]:
-        """The sequences of the next step."""
+        """The sequences of the next step, of those that run together."""
         self.isolated = [sequence for sequence in self.isolated if not sequence.ended]
         scheduled: list[Selected] = []
         self._read = 0
@@ -166,6 +201,8 @@ class Scheduler:
     @property
     def concerned(self) -> list[Sequence]:
         """The sequences that a failed step ran, or was about to run."""
+        if self._alone is not None:
+            return [self._alone]
         return [one for one in dict.fromkeys((*self.running, self.admitting)) if one is not None]
 
     def isolate(self, sequences: SequenceOf[Sequence], failure: JobError) -> None:
@@ -182,7 +219,10 @@ class Scheduler:
         self.admitting = self._pulled = None
         for sequence in order:
             sequence.restart()
-        self.waiting.refill(sequence for sequence in order if sequence in self.live)
+        left = [sequence for sequence in order if sequence in self.live]
+        self.waiting.refill(sequence for sequence in left if sequence.saver is None)
+        self.saving = deque(sequence for sequence in left if sequence.saver is not None)
+        self._alone, self._others = None, False
         self.book.free_all()
         self._prefix.reset()
 
@@ -310,7 +350,7 @@ class Scheduler:
             # The cache is full. A slot with a lower number may need less.
             self._release(sequence)
             if not self._make_room(sequence) and not resumed:
-                if self.running:
+                if self.running or self.saving:
                     return False
                 self._fail(sequence, self.book.too_large(sequence.length))
                 return True

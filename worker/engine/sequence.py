@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from jobs.api.answer import FinishReason
 from jobs.errors import JobError, failure_of
+from worker.cache.state_saver import StateSaver
 from worker.sampling.inputs import SamplingInput
 from worker.sampling.params import SamplingParams
 from worker.sampling.prompt_logits import CHUNK_TOKENS, PromptReader
@@ -37,7 +38,8 @@ class Sequence:
     """Prompt and output tokens of one choice. The first `computed` tokens are in the KV cache.
 
     Without `params` nothing is drawn: it ends when its prompt is computed. `reader` takes what is
-    wanted of the prompt's logits. Without a detokenizer its events have no text.
+    wanted of the prompt's logits. A sequence with a `saver` runs alone, and its state is kept for a
+    file. Without a detokenizer its events have no text.
 
     Owned by the thread that steps the engine; `cancel` may be called from any thread.
     """
@@ -50,6 +52,7 @@ class Sequence:
         detokenizer: Detokenizer | None = None,
         listener: Listener | None = None,
         reader: PromptReader | None = None,
+        saver: StateSaver | None = None,
         *,
         salt: str = "",
         bulk: bool = False,
@@ -58,7 +61,7 @@ class Sequence:
         self.bulk = bulk  # it leaves its slot to interactive sequences
         self.prompt_ids = list(prompt_ids)
         self.output_ids: list[int] = []
-        self.reader = reader
+        self.reader, self.saver = reader, saver
         self.sampling = None if params is None else SamplingInput(params, choice, self.prompt_ids)
         self.session = session  # its state may go to files
         self.salt = salt  # state is shared with sequences of the same salt only
@@ -128,6 +131,8 @@ class Sequence:
         if self.sampling is not None:
             params, choice = self.sampling.params, self.sampling.choice
             self.sampling = SamplingInput(params, choice, self.prompt_ids, self.output_ids)
+        if self.saver is not None:
+            self.saver.restart()
 
     def accept(self, sampled: Sampled) -> None:
         """Append the sampled token, notify the listener, and end on a stop condition."""

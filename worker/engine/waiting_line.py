@@ -28,7 +28,7 @@ class WaitingLine:
         yield from self.first
         yield from self.bulk
 
-    def add(self, sequence: Sequence) -> None:
+    def append(self, sequence: Sequence) -> None:
         """Append a sequence to those of its priority."""
         (self.bulk if sequence.bulk else self.first).append(sequence)
 
@@ -37,7 +37,7 @@ class WaitingLine:
         self.first.clear()
         self.bulk.clear()
         for sequence in sequences:
-            self.add(sequence)
+            self.append(sequence)
 
     def newest_paused(self, other: Sequence) -> Sequence | None:
         """The newest sequence that waits and keeps its cache, but not `other`."""

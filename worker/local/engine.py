@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -20,6 +21,7 @@ from jobs.api.sampling import Sampling
 from jobs.errors import JobError, invalid
 from jobs.sizes import counted
 from worker.backend import Sink
+from worker.cache.prefix_state import PrefixState
 from worker.chat.generation import ChatGeneration, start_chat
 from worker.device import Device, choose_device
 from worker.engine import prompt_caches
@@ -219,8 +221,7 @@ class Engine:
             ids = self._ids(prompt_caches.common_ids(self._core, messages, fields))
         else:
             ids = self._ids(cast("SequenceOf[int]", prompt))
-        with self._lock, self._core.changing():
-            state = prompt_caches.compute_state(self._core, ids)
+        with self._state_of(ids) as state:
             write = prompt_caches.writer(self._core, state, Path(path))
         write()
         return len(ids)
@@ -268,7 +269,23 @@ class Engine:
                 "prompt",
             )
         events: list[TokenEvent] = []
-        sequence = Sequence(ids, listener=events.append, reader=reader)
+        self._compute(Sequence(ids, listener=events.append, reader=reader), events)
+
+    @contextmanager
+    def _state_of(self, ids: list[int]) -> Iterator[PrefixState]:
+        """A context in which no step is taken, with the state of a prompt. Raises JobError."""
+        events: list[TokenEvent] = []
+        sequence, saver = prompt_caches.saving(self._core, ids, events.append)
+        try:
+            self._compute(sequence, events)
+            with self._lock, self._core.changing():
+                yield prompt_caches.saved(self._core, saver)
+        finally:
+            with self._lock:
+                saver.drop()
+
+    def _compute(self, sequence: Sequence, events: SequenceOf[TokenEvent]) -> None:
+        """Run a sequence that draws nothing to its end. Raises JobError."""
         self._core.add([sequence])
         self._run(lambda: sequence.ended, [sequence])
         if events[-1].error is not None:

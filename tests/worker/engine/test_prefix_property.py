@@ -21,7 +21,7 @@ from worker.cache.block_keys import root_key
 from worker.cache.prefix_cache import PROVISIONAL_SHARE
 from worker.cache.prefix_store import BLOCK, MAX_PROVISIONAL, MAX_SNAPSHOTS
 from worker.engine.engine import EngineCore
-from worker.engine.prompt_caches import compute_state, pin_prompt_cache
+from worker.engine.prompt_caches import pin_prompt_cache
 from worker.engine.sequence import Sequence, TokenEvent
 from worker.text.detokenizer import Detokenizer
 
@@ -87,7 +87,8 @@ class Pair:
         self.alone = cache(self._alone)
         self.core = self.shared._core
         self.core.prefix.spacing = 2 * BLOCK  # prompts are short here
-        self.pinned = compute_state(self.core, PINNED)
+        with self.shared._state_of(PINNED) as state:
+            self.pinned = state
         self.preempted = self.evicted = self.shared_columns = 0
         self._count()
 

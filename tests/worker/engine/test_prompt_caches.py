@@ -18,7 +18,6 @@ from tests.worker.checkpoints import make_checkpoint
 from worker import Engine
 from worker.device import computing, threads_of
 from worker.engine.plan import StepPlan
-from worker.engine.prompt_caches import compute_state
 from worker.host.engine_host import EngineHost
 from worker.layers.batch import Batch, Span
 from worker.model_spec import ModelSpec
@@ -309,8 +308,8 @@ def test_a_file_opens_in_the_safetensors_library(saved: Path, engine: Engine) ->
     from safetensors.torch import load_file
 
     tensors = load_file(saved)
-    state = compute_state(engine._core, SYSTEM)
-    views = [block.views()[0] for block in state.blocks]
+    with engine._state_of(SYSTEM) as state:
+        views = [block.views()[0] for block in state.blocks]
     assert torch.equal(tensors["layers.0.keys"], torch.cat(views, dim=1))
     assert saved.stat().st_mode & 0o777 == 0o600
 
