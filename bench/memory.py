@@ -20,8 +20,8 @@ import click
 from bench.harness import MIB, report, resident_bytes
 from bench.shapes import QWEN3_06B, random_checkpoint
 from jobs import ChatRequest, Client
-from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
+from jobs.store.worker_status import read_workers
 from worker.cli.demo_run import demo_requests
 from worker.demo import MODEL_DIR
 

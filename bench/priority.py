@@ -116,7 +116,7 @@ def wait_of(client: Client) -> tuple[float, float]:
 
 
 def tokens_of(client: Client) -> int:
-    from jobs.client.serving import read_workers
+    from jobs.store.worker_status import read_workers
 
     time.sleep(4.5)  # workers publish three times per lease of 12 s
     return sum(worker["tokens"] for worker in read_workers(client.redis))

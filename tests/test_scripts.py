@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import ast
 import re
+from collections.abc import Iterator
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
+from redis.commands.core import CoreCommands
 
 from jobs import lua
 from jobs.store import (
@@ -141,6 +144,34 @@ def test_only_the_store_sends_scripts() -> None:
     assert senders > outside, "the search finds nothing"
     assert outside == {ROOT / "jobs/testing/connections.py"}  # for fakeredis, without their flags
     assert {path.parent for path in SCRIPTS} == {ROOT / "jobs/store/scripts"}
+
+
+# Commands about the server, not about a key.
+OF_SERVER = {"ping", "info", "config_get"}
+COMMANDS = {name for name in dir(CoreCommands) if not name.startswith("_")} - OF_SERVER
+
+
+def commands_in(text: str) -> Iterator[str]:
+    """What sends commands about keys in a source: methods of a client, a pipeline, and the
+    functions that describe commands to sync and async clients."""
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Call(func=ast.Attribute(attr="pipeline")):
+                yield ast.unparse(node)
+            case ast.ImportFrom(module="jobs.store.connection.protocol", names=names):
+                yield from (one.name for one in names if one.name in ("command", "commands"))
+            case ast.Call(func=ast.Attribute(value=receiver, attr=name)) if name in COMMANDS:
+                if re.search(r"(redis|client|pipe|pipeline)$", ast.unparse(receiver)):
+                    yield ast.unparse(node)
+
+
+def test_only_the_store_sends_commands_about_keys() -> None:
+    files = [path for package in ("jobs", "worker") for path in (ROOT / package).rglob("*.py")]
+    found = {path: list(commands_in(path.read_text())) for path in files}
+    senders = {str(path.relative_to(ROOT)) for path, calls in found.items() if calls}
+    outside = {name for name in senders if not name.startswith("jobs/store/")}
+    assert len(senders) > len(outside) + 10, "the search finds too little"
+    assert outside == {"jobs/testing/connections.py"}, found  # the store's commands, on fakeredis
 
 
 def test_each_script_opens_with_a_header_that_describes_it() -> None:

@@ -23,7 +23,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from jobs import Client
-from jobs.client.serving import read_workers
+from jobs.store.worker_status import read_workers
 from tests.test_readme import README, blocks
 from tests.waiting import PATIENCE
 from worker.kernels import build

@@ -329,7 +329,8 @@ def _request(model: str, system: str | None, text: str, fields: dict[str, Any]) 
 def _wait_for_worker(connected: Client, job: Job, model: str, seconds: float) -> None:
     """Return once a worker serves `model` or the job has started; raise after `seconds`."""
     from jobs import JobError
-    from jobs.client.serving import nobody_serves, published
+    from jobs.client.serving import nobody_serves
+    from jobs.store.worker_status import published
 
     deadline = time.monotonic() + seconds
     while job.status() in ("deferred", "scheduled", "queued"):

@@ -64,8 +64,9 @@ def limits(
 
 def _warn_if_unknown(redis: Redis, model: str) -> None:
     """Warn about a model that no worker serves and that has no queue: it may be a typing error."""
-    from jobs.client.serving import nobody_serves, published, who_loads
+    from jobs.client.serving import nobody_serves, who_loads
     from jobs.store.rq_layout import queue_names
+    from jobs.store.worker_status import published
 
     workers = published(redis)
     known = workers.served | set(map(keys.model_of, queue_names(redis)))

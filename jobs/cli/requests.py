@@ -16,8 +16,8 @@ from jobs.api.request import ChatRequest
 from jobs.api.unsupported_fields import IGNORED_FIELDS, REFUSED_FIELDS
 from jobs.cli.field_options import SOURCES, request_fields
 from jobs.cli.row_files import Row
-from jobs.client.custom_ids import content_id
 from jobs.errors import InvalidRequest, invalid
+from jobs.store.custom_ids import content_id
 from jobs.store.rq_layout import MAX_DATA
 
 BATCH_URL = "/v1/chat/completions"

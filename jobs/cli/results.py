@@ -87,13 +87,13 @@ def compact(run: str, as_json: bool, results: str, redis_url: str) -> None:
     --redis is asked whether rows are still to be written. Read the run with jobs.Results meanwhile,
     which reads each row once; other readers see rows twice for a moment.
     """
-    from jobs import keys
     from jobs.results.compact import compact
+    from jobs.store.backlog import has_unwritten
 
     store = _open(results)
     store.path(run)  # raises if there is no such run
     with connection(redis_url) as redis:
-        if redis.exists(keys.outbox(run), keys.parts(run)):
+        if has_unwritten(redis, run):
             raise Failure(
                 f"rows of run {run} are still in Redis: wait until the run has ended and a worker "
                 "has written them"

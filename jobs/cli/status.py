@@ -16,10 +16,8 @@ from jobs.cli.waiting import rows_wait
 from jobs.sizes import counted
 
 if TYPE_CHECKING:
-    from redis import Redis
-
-    from jobs.client.serving import Published
     from jobs.store.backlog import Unwritten
+    from jobs.store.worker_status import Published
 
 
 LONG_SECONDS = 60.0  # rows that wait longer are mentioned; usually it is half of that
@@ -51,17 +49,18 @@ def status(host: str | None, as_json: bool, redis_url: str) -> None:
 
     Exit code 1 if a worker can't write rows, or if values in Redis can't be read.
     """
-    from jobs.client.serving import Published, published
     from jobs.store.backlog import Unwritten, any_records, read_unwritten, recording_faults
     from jobs.store.damage import find_damage
     from jobs.store.eviction import read_eviction
+    from jobs.store.queue_depths import read_queues
     from jobs.store.rq_layout import QUEUES_KEY
+    from jobs.store.worker_status import Published, published
 
     with connection(redis_url) as redis:
         damaged = find_damage(redis)
         wrong = {one.key for one in damaged}
         workers = Published([], [], []) if keys.WORKERS in wrong else published(redis)
-        lengths = [] if QUEUES_KEY in wrong else queues(redis)
+        lengths = [] if QUEUES_KEY in wrong else read_queues(redis)
         rows = Unwritten({}) if keys.OUTBOXES in wrong else read_unwritten(redis)
         eviction = read_eviction(redis)
     damaged += workers.damaged
@@ -211,52 +210,3 @@ def _accepted(worker: dict[str, Any]) -> str:
     if not steps:
         return "-"
     return f"{_share(accepted, worker['drafted_tokens'])}, {accepted / steps:.1f} a step"
-
-
-def queues(redis: Redis) -> list[dict[str, Any]]:
-    """Depth of every chatjobs queue, by name.
-
-    Reads the keys directly: asking RQ's registries for their length would run their clean-up.
-    """
-    from jobs.operations import CHAT
-    from jobs.store.rq_layout import (
-        deferred_key,
-        queue_key,
-        queue_names,
-        registry_key,
-        scheduled_key,
-        wip_key,
-    )
-
-    names = [name for name in queue_names(redis) if keys.is_queue(name)]
-    with redis.pipeline(transaction=False) as pipe:
-        for name in names:
-            pipe.llen(queue_key(name))
-            pipe.llen(keys.quarantine(name))
-            pipe.hget(keys.TENANT_JOBS, name)
-            pipe.zcard(deferred_key(name))
-            pipe.zcard(scheduled_key(name))
-            pipe.zcard(wip_key(name))
-            pipe.zcard(registry_key(name, "failed"))
-        replies = pipe.execute(raise_on_error=False)
-    depths = iter([_count(reply) for reply in replies])
-    return [
-        {
-            "name": name,
-            "model": keys.model_of(name),
-            "func": keys.func_of(name) or CHAT.func,
-            "queued": next(depths) + next(depths) + next(depths),
-            "deferred": next(depths),
-            "scheduled": next(depths),
-            "running": next(depths),
-            "failed": next(depths),
-        }
-        for name in names
-    ]
-
-
-def _count(reply: Any) -> int:
-    """A number in a reply of Redis; 0 for a key of another type, which is reported on its own."""
-    if isinstance(reply, bytes):
-        return int(reply) if reply.isdigit() and len(reply) < 16 else 0
-    return reply if isinstance(reply, int) else 0

@@ -294,8 +294,8 @@ def _check_taken(connected: Client, rows: RowFile, overrides: Overrides) -> None
     """Raises WrongInput if another request has the id, the row or the custom_id of a row: nothing
     is enqueued then."""
     from jobs.cli.requests import InvalidLine
-    from jobs.client.custom_ids import FileRows
     from jobs.errors import invalid
+    from jobs.store.custom_ids import FileRows
 
     total = 0
     errors = _Errors()
@@ -317,9 +317,9 @@ def _enqueue(
     """Enqueue the rows, and yield the job of each. Raises Failure or JobError with the first row
     that is refused, after the jobs of the others that are read with it."""
     from jobs.cli.outcomes import Submitted
-    from jobs.client.custom_ids import enqueue_rows
     from jobs.errors import JobError
     from jobs.results.outbox import DEFAULT_RUN
+    from jobs.store.custom_ids import enqueue_rows
 
     enqueue = partial(connected.enqueue, by_custom_id=True)
     done = 0

@@ -96,8 +96,8 @@ class WaitNotice:
 
 def reason_of_rows(connection: Connection, rows: Rows) -> str:
     """Return why rows are not written yet; "" if they are."""
-    from jobs.client.serving import read_workers
     from jobs.store.backlog import any_records, read_unwritten, recording_faults
+    from jobs.store.worker_status import read_workers
 
     waiting = read_unwritten(connection.redis, rows.runs)
     if not waiting.count:

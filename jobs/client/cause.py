@@ -1,4 +1,4 @@
-"""Finds in Redis what a job waits for: for notices of the command line, and for the errors of waits
+"""Says what a job waits for: for notices of the command line, and for the errors of waits
 that time out."""
 
 from __future__ import annotations
@@ -7,13 +7,20 @@ from datetime import datetime
 
 from redis import RedisError
 
-from jobs import keys
-from jobs.client.serving import Published, nobody_takes, read_values, worker_keys
+from jobs.client.serving import nobody_takes
+from jobs.keys import model_of
 from jobs.sizes import counted
-from jobs.store.connection.protocol import Steps, command, retry
-from jobs.store.job_state import Status, read_state
-from jobs.store.rq_layout import queue_key, scheduled_key
+from jobs.store.connection.protocol import Steps
+from jobs.store.job_state import (
+    JobState,
+    Status,
+    count_jobs_before,
+    count_turns_before,
+    read_due,
+    read_state,
+)
 from jobs.store.turns import session_of
+from jobs.store.worker_status import read_published
 
 
 def cause_of_wait(job_id: str) -> Steps[str]:
@@ -30,43 +37,32 @@ def what_it_waits_for(job_id: str, name: str) -> Steps[str]:
     state = yield from read_state(job_id, full=True)
     match state.status:
         case Status.SCHEDULED:
-            due = yield from retry(command("zscore", scheduled_key(state.queue), job_id))
+            due = yield from read_due(state)
             if due is None:  # queued since its state was read
                 return ""
             moment = datetime.fromtimestamp(due).astimezone()
             return f"{name} is scheduled for {moment:%Y-%m-%d %H:%M:%S %z}"
         case Status.DEFERRED:
-            session = session_of(state.request)
-            before = yield from retry(command("lpos", keys.open_turns(session), job_id))
-            if not isinstance(before, int):
+            before = yield from count_turns_before(state)
+            if before is None:
                 return f"{name} waits for other jobs"
             turns = counted(before, "other turn")
-            return f"{name} waits for {turns} of session {session!r}"
+            return f"{name} waits for {turns} of session {session_of(state.request)!r}"
         case Status.QUEUED:
-            return (yield from _place(job_id, name, state.queue, state.request.get("job")))
+            return (yield from _place(name, state))
         case _:
             return ""
 
 
-def _read_workers() -> Steps[Published]:
-    """The workers that run, and those that load their models."""
-    names = yield from retry(command("zrange", keys.WORKERS, 0, -1))
-    found = worker_keys(names)
-    values = (yield from retry(command("mget", found))) if found else []
-    return read_values(values)
-
-
-def _place(job_id: str, name: str, queue: str, options: object) -> Steps[str]:
+def _place(name: str, state: JobState) -> Steps[str]:
     """The place of a queued job in its queue, or that no worker serves the queue."""
-    model = keys.model_of(queue)
-    workers = yield from _read_workers()
-    if not workers.serve(queue):
-        return nobody_takes(queue, workers)
-    tenant = options.get("tenant") if isinstance(options, dict) else None
-    waiting = keys.tenant_queue(queue, tenant) if tenant else queue_key(queue)
-    ahead = yield from retry(command("lpos", waiting, job_id))
-    if not isinstance(ahead, int):  # claimed since its state was read
+    workers = yield from read_published()
+    if not workers.serve(state.queue):
+        return nobody_takes(state.queue, workers)
+    ahead = yield from count_jobs_before(state)
+    if ahead is None:  # claimed since its state was read
         return ""
+    model, tenant = model_of(state.queue), state.tenant
     whose = f" of tenant {tenant!r}" if tenant else ""
     if ahead == 0:
         return f"{name} is the next one{whose} for {model!r}"

@@ -26,14 +26,13 @@ from jobs.store.connection.protocol import (
     Emit,
     Emitting,
     Steps,
-    command,
     iterate_async,
     iterate_sync,
     listen,
     next_events,
-    retry,
 )
 from jobs.store.job_state import JobState, Status, read_outcome, read_state, unknown
+from jobs.store.stream import read_log
 from jobs.stream.cursor import StreamCursor
 from jobs.stream.entries import Entry
 
@@ -150,9 +149,7 @@ def _catch_up(
         ended = False
         size = PAGE
         while size == PAGE:
-            attempt, seq = cursor.position
-            step = command("xrange", keys.log(job_id), min=f"({attempt}-{seq}", count=PAGE)
-            page = yield from retry(step, patience.deadline)
+            page = yield from read_log(job_id, cursor.position, PAGE, patience.deadline)
             size = len(page)
             for entry_id, fields in page:
                 entry = _entry(job_id, entry_id, fields.get(b"d"))

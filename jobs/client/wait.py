@@ -6,7 +6,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import Any
 
 from jobs import keys
@@ -14,17 +13,8 @@ from jobs.api.answer import ChatCompletion
 from jobs.api.wire import describe
 from jobs.client.cause import cause_of_wait
 from jobs.errors import JobError, WaitTimeout, invalid
-from jobs.store.connection.protocol import (
-    Steps,
-    commands,
-    listen,
-    next_events,
-    read_damage,
-    retry,
-)
-from jobs.store.damage import Damaged
-from jobs.store.job_state import JobState, Status, parse_state, read_outcome, unknown
-from jobs.store.rq_layout import CHANGING_FIELDS, job_key
+from jobs.store.connection.protocol import Steps, listen, next_events
+from jobs.store.job_state import JobState, Status, read_outcome, read_states, unknown
 
 # Without a message. Then Redis is read again: messages may be lost, and RQ's tools publish none.
 SILENCE_SECONDS = 2.0
@@ -74,7 +64,7 @@ class Ends:
 
     def _read(self, ids: list[str]) -> Steps[list[JobState]]:
         """The jobs of `ids` that have ended."""
-        states = yield from self._states(ids)
+        states = yield from read_states(ids, self.deadline)
         ended = []
         for job_id, state in states.items():
             if state.status.over or state.status is Status.UNKNOWN:
@@ -83,32 +73,6 @@ class Ends:
             else:
                 self._waiting[job_id] = state.status
         return ended
-
-    def _states(self, ids: list[str]) -> Steps[dict[str, JobState]]:
-        """The states of jobs. One whose key another program has written has failed, with the key,
-        so that the others can be waited for."""
-        try:
-            return (yield from self._read_states(ids))
-        except Damaged as error:
-            names = {job_key(job_id): job_id for job_id in ids}
-            damaged = yield from read_damage(error, list(names), self.deadline)
-            if not damaged:
-                raise
-        unreadable = {names[one.key]: JobError("internal", str(one)) for one in damaged}
-        readable = [job_id for job_id in ids if job_id not in unreadable]
-        states = (yield from self._read_states(readable)) if readable else {}
-        for job_id, failure in unreadable.items():
-            state = parse_state(job_id, ("status",), (b"failed",))
-            states[job_id] = replace(state, error=failure)
-        return states
-
-    def _read_states(self, ids: list[str]) -> Steps[dict[str, JobState]]:
-        reads = [("hmget", job_key(job_id), CHANGING_FIELDS) for job_id in ids]
-        replies = yield from retry(commands(reads), self.deadline)
-        return {
-            job_id: parse_state(job_id, CHANGING_FIELDS, values)
-            for job_id, values in zip(ids, replies, strict=True)
-        }
 
     def _timed_out(self) -> Steps[JobError]:
         job_id, status = next(iter(self._waiting.items()))

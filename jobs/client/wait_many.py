@@ -9,7 +9,6 @@ from typing import Any, TypeVar
 
 from redis.exceptions import OutOfMemoryError
 
-from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.api.wire import describe
@@ -17,7 +16,8 @@ from jobs.client.wait import Ends
 from jobs.errors import JobError, WaitTimeout, invalid
 from jobs.results.outbox import DEFAULT_RUN, run_of
 from jobs.sizes import counted
-from jobs.store.connection.protocol import Emit, Emitting, Steps, command, retry, sleep
+from jobs.store.backlog import count_entries, read_first_entry, read_last_entry
+from jobs.store.connection.protocol import Emit, Emitting, Steps, sleep
 from jobs.store.job_state import Status, read_outcome, read_state, unknown
 from jobs.store.part_plans import want_rows
 
@@ -103,22 +103,19 @@ def wait_for_outbox(
     The first id grows as long as the outbox exists. A smaller one is that of a new outbox, made
     after all rows of the old one had left it and the clock of Redis was set back.
     """
-    key = keys.outbox(run)
-    last = yield from retry(command("xrevrange", key, count=1), deadline)
-    if last:
-        # A full Redis refuses it: the rows are written without hurry then.
-        with suppress(OutOfMemoryError):
-            yield from want_rows(run, deadline)
-    pause, first = FIRST_SECONDS, (0, 0)
-    while last:
-        found = yield from retry(command("xrange", key, count=1), deadline)
-        if not found:
+    last = yield from read_last_entry(run, deadline)
+    if last is None:
+        return
+    # A full Redis refuses it: the rows are written without hurry then.
+    with suppress(OutOfMemoryError):
+        yield from want_rows(run, deadline)
+    pause, before = FIRST_SECONDS, (0, 0)
+    while (first := (yield from read_first_entry(run, deadline))) is not None:
+        if first > last or first < before:
             return
-        before, first = first, _position(found[0][0])
-        if first > _position(last[0][0]) or first < before:
-            return
+        before = first
         if deadline is not None and time.monotonic() >= deadline:
-            count = yield from retry(command("xlen", key), deadline)
+            count = yield from count_entries(run, deadline)
             are, them = ("is", "it") if count == 1 else ("are", "them")
             raise WaitTimeout(
                 f"the jobs have ended, but {counted(count, 'row')} of run {run!r} {are} not in "
@@ -127,8 +124,3 @@ def wait_for_outbox(
             )
         yield sleep(pause)
         pause = min(PAUSE_GROWTH * pause, ROWS_SECONDS)
-
-
-def _position(entry_id: bytes) -> tuple[int, int]:
-    milliseconds, number = entry_id.split(b"-")
-    return int(milliseconds), int(number)

@@ -2,7 +2,8 @@
 
 `BacklogCounter` is for workers that must not claim too much: all of them count together, each call
 looks at a portion of the outboxes and gets the last complete count. `read_unwritten` is for people:
-exact, by run, with the age of the oldest row.
+exact, by run, with the age of the oldest row. The entries of one run are for those who wait for
+its rows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import redis
 from redis import Redis
 
 from jobs import keys, lua
+from jobs.store.connection.protocol import Steps, command, retry
 from jobs.store.limits import read_limits
 
 COUNT = lua.load("jobs.store", "count")
@@ -36,6 +38,9 @@ class CountArgs(NamedTuple):
     portion: int
     pause_milliseconds: int
     expire_milliseconds: int
+
+
+EntryId = tuple[int, int]  # of a Redis stream: milliseconds, and a number within one
 
 
 class Backlog(NamedTuple):
@@ -93,6 +98,34 @@ def read_unwritten(client: redis.Redis, runs: Iterable[str] | None = None) -> Un
             counts[name] = count
             oldest = max(oldest, now[0] + now[1] / 1e6 - int(first[0][0].split(b"-")[0]) / 1000)
     return Unwritten(counts, oldest)
+
+
+def has_unwritten(client: redis.Redis, run: str) -> bool:
+    """True if the run has rows, or a part, that a recorder has to write."""
+    return bool(client.exists(keys.outbox(run), keys.parts(run)))
+
+
+def read_first_entry(run: str, deadline: float | None = None) -> Steps[EntryId | None]:
+    """The id of the oldest row in the outbox of a run; None if it is empty."""
+    found = yield from retry(command("xrange", keys.outbox(run), count=1), deadline)
+    return _entry_id(found[0][0]) if found else None
+
+
+def read_last_entry(run: str, deadline: float | None = None) -> Steps[EntryId | None]:
+    """The id of the newest row in the outbox of a run; None if it is empty."""
+    found = yield from retry(command("xrevrange", keys.outbox(run), count=1), deadline)
+    return _entry_id(found[0][0]) if found else None
+
+
+def count_entries(run: str, deadline: float | None = None) -> Steps[int]:
+    """Number of rows in the outbox of a run."""
+    count: int = yield from retry(command("xlen", keys.outbox(run)), deadline)
+    return count
+
+
+def _entry_id(text: bytes) -> EntryId:
+    milliseconds, number = text.split(b"-")
+    return int(milliseconds), int(number)
 
 
 def recording_faults(workers: Iterable[Mapping[str, Any]]) -> dict[str, str]:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from pydantic import ValidationError
 
+from jobs import keys
 from jobs.api.answer import ChatCompletion
 from jobs.api.request import ChatRequest
 from jobs.errors import ErrorCode, JobError
 from jobs.results.failures import Failure, parse_failures
 from jobs.store import rq_layout
-from jobs.store.connection.protocol import Steps, command, retry
+from jobs.store.connection.protocol import Steps, command, commands, read_damage, retry
+from jobs.store.damage import Damaged
 from jobs.store.expiry import FAILURE_SECONDS
 from jobs.store.rq_layout import (
     ATTEMPT,
@@ -27,6 +29,7 @@ from jobs.store.rq_layout import (
     integer,
     parse_time,
 )
+from jobs.store.turns import session_of
 
 
 class Status(StrEnum):
@@ -67,6 +70,13 @@ class JobState:
     failures: list[Failure]  # of its attempts so far
     failures_text: bytes  # as they are in the hash
 
+    @property
+    def tenant(self) -> str | None:
+        """The tenant in whose list it waits."""
+        options = self.request.get("job")
+        tenant = options.get("tenant") if isinstance(options, dict) else None
+        return tenant or None
+
 
 def read_state(
     job_id: str, *, full: bool = False, deadline: float | None = None
@@ -75,6 +85,57 @@ def read_state(
     fields = CHANGING_FIELDS + FURTHER_FIELDS if full else CHANGING_FIELDS
     values = yield from retry(command("hmget", rq_layout.job_key(job_id), fields), deadline)
     return parse_state(job_id, fields, values)
+
+
+def read_states(ids: Sequence[str], deadline: float | None = None) -> Steps[dict[str, JobState]]:
+    """The states of jobs. One whose key another program has written has failed, with the key, so
+    that the others can be waited for."""
+    try:
+        return (yield from _read_states(ids, deadline))
+    except Damaged as error:
+        names = {rq_layout.job_key(job_id): job_id for job_id in ids}
+        damaged = yield from read_damage(error, list(names), deadline)
+        if not damaged:
+            raise
+    unreadable = {names[one.key]: JobError("internal", str(one)) for one in damaged}
+    readable = [job_id for job_id in ids if job_id not in unreadable]
+    states = (yield from _read_states(readable, deadline)) if readable else {}
+    for job_id, failure in unreadable.items():
+        state = parse_state(job_id, ("status",), (b"failed",))
+        states[job_id] = replace(state, error=failure)
+    return states
+
+
+def _read_states(ids: Sequence[str], deadline: float | None) -> Steps[dict[str, JobState]]:
+    reads = [("hmget", rq_layout.job_key(job_id), CHANGING_FIELDS) for job_id in ids]
+    replies = yield from retry(commands(reads), deadline)
+    return {
+        job_id: parse_state(job_id, CHANGING_FIELDS, values)
+        for job_id, values in zip(ids, replies, strict=True)
+    }
+
+
+def read_due(state: JobState) -> Steps[float | None]:
+    """When a scheduled job is due, in seconds since the epoch; None if it is not scheduled now."""
+    due: float | None = yield from retry(
+        command("zscore", rq_layout.scheduled_key(state.queue), state.id)
+    )
+    return due
+
+
+def count_turns_before(state: JobState) -> Steps[int | None]:
+    """Number of open turns before this one in its session; None if it waits for none."""
+    session = keys.open_turns(session_of(state.request))
+    place: int | None = yield from retry(command("lpos", session, state.id))
+    return place
+
+
+def count_jobs_before(state: JobState) -> Steps[int | None]:
+    """Number of jobs before this one in its list; None if it does not wait there now."""
+    queue, tenant = state.queue, state.tenant
+    waiting = keys.tenant_queue(queue, tenant) if tenant else rq_layout.queue_key(queue)
+    place: int | None = yield from retry(command("lpos", waiting, state.id))
+    return place
 
 
 def read_existing(job_id: str) -> Steps[JobState]:

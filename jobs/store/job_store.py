@@ -6,6 +6,7 @@ with what RQ itself writes and reads.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
@@ -91,6 +92,14 @@ class JobStore:
             pipeline.llen(keys.quarantine(queue))
             pipeline.zcount(rq_layout.scheduled_key(queue), "-inf", soon)
         return any(readable(pipeline))
+
+    def next_due(self) -> float:
+        """When the next scheduled job is due, in seconds since the epoch; infinity without one."""
+        pipeline = self._redis.pipeline(transaction=False)
+        for queue in self.queues:
+            pipeline.zrange(rq_layout.scheduled_key(queue), 0, 0, withscores=True)
+        firsts = readable(pipeline, unreadable=())
+        return min((due for first in firsts for _, due in first), default=math.inf)
 
     def suspects(self) -> set[str]:
         """The queues whose suspects wait for an idle worker."""

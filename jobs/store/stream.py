@@ -9,6 +9,7 @@ from redis import Redis
 from redis.exceptions import RedisError
 
 from jobs import keys, lua
+from jobs.store.connection.protocol import Steps, command, retry
 from jobs.store.damage import Damaged
 from jobs.store.expiry import LOG_SECONDS
 from jobs.stream.entries import Entry
@@ -28,6 +29,16 @@ class AppendArgs(NamedTuple):
     expire_seconds: int
     max_entries: int
     max_bytes: int
+
+
+def read_log(
+    job_id: str, after: tuple[int, int], count: int, deadline: float | None = None
+) -> Steps[list[tuple[bytes, dict[bytes, bytes]]]]:
+    """Up to `count` entries of a job's log behind the position `after`: their ids and fields."""
+    attempt, seq = after
+    call = command("xrange", keys.log(job_id), min=f"({attempt}-{seq}", count=count)
+    page: list[tuple[bytes, dict[bytes, bytes]]] = yield from retry(call, deadline)
+    return page
 
 
 class StreamWriter:

@@ -116,7 +116,20 @@ class Workers:
         self._reports.update(keys.WORKERS, [one for one in read if isinstance(one, Damage)])
         return dict(one for one in read if not isinstance(one, Damage))
 
-    def elect(self, key: str, seconds: float) -> bool:
+    def elect_reaper(self, seconds: float) -> bool:
+        """True if this worker returns the jobs of dead ones, for `seconds` from now."""
+        return self._hold(keys.REAPER, seconds)
+
+    def elect_maintainer(self, queues: Collection[str], seconds: float) -> bool:
+        """True if this worker maintains the queues, for `seconds` from now."""
+        return self._hold(keys.upkeep(queues), seconds)
+
+    def elect_isolated(self, queue: str, seconds: float) -> bool:
+        """True if this worker is the one that becomes idle to run the suspects of a queue, for
+        `seconds` from now."""
+        return self._hold(keys.quarantine_worker(queue), seconds)
+
+    def _hold(self, key: str, seconds: float) -> bool:
         """True if this worker holds the leader lock `key`, for `seconds` from now."""
         args = ElectArgs(self.name, int(seconds * 1000))
         elected = bool(self._elect(keys=ElectKeys(key), args=args))

@@ -6,10 +6,8 @@ processes or a model: the renewal of leases, the reaper, the engine.
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Sequence
-from typing import Any
 
 from redis import Redis
 
@@ -20,7 +18,7 @@ from jobs.results import outbox
 from jobs.store.claimed_job import ClaimedJob
 from jobs.store.job_store import JobStore
 from jobs.store.part_plans import Look, PartPlans
-from jobs.store.rq_layout import queue_names, scheduled_key
+from jobs.store.rq_layout import queue_names
 from jobs.store.settlement import failed_attempts, settlement_of
 from jobs.store.stream import StreamWriter
 from jobs.store.workers import worker_key
@@ -38,7 +36,6 @@ class Attempts:
 
     def __init__(self, redis: Redis) -> None:
         self._client = redis
-        self._redis: Any = redis
         self._writer = StreamWriter(redis)
         self._plans = PartPlans(redis, WORKER, PLAN_SECONDS)
         self._models: list[str] = []  # the store follows it
@@ -62,12 +59,7 @@ class Attempts:
 
     def next_due(self) -> float:
         """Seconds until the next scheduled job is due; infinity if there is none."""
-        firsts = (
-            self._redis.zrange(scheduled_key(queue), 0, 0, withscores=True)
-            for queue in queue_names(self._client)
-        )
-        now = time.time()
-        return min((max(0.0, due - now) for first in firsts for _, due in first), default=math.inf)
+        return max(0.0, self.store.next_due() - time.time())
 
     def cancelled(self, jobs: Sequence[ClaimedJob]) -> list[bool]:
         """True for each job that a client has asked to stop."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from jobs import Client, keys
-from jobs.client.custom_ids import FileRows
+from jobs.store.custom_ids import FileRows
 from jobs.store.rq_layout import job_key
 from tests.cli.conftest import Run, Spawn
 from tests.cli.test_jobs import client, worker

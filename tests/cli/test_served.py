@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from jobs import Client
-from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from jobs.install import command_for
 from jobs.operations import CHAT
+from jobs.store.worker_status import read_workers
 from tests.cli.conftest import COMMAND, Run, Show, Spawn
 from tests.waiting import PATIENCE, wait_until
 

@@ -18,8 +18,8 @@ import pytest
 from jobs import Client
 from jobs.cli.submit import REQUESTS_AT_ONCE
 from jobs.cli.waiting import reason
-from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
+from jobs.store.worker_status import read_workers
 from tests.cli.conftest import Run, Spawn
 from tests.jobs.conftest import publish_worker
 from tests.worker.site import PATIENCE, Site, wait_until

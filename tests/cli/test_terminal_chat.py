@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jobs import ChatRequest
-from jobs.client.serving import read_workers
+from jobs.store.worker_status import read_workers
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal
 from tests.worker.fake_backend import text_of

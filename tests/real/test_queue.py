@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jobs.client.serving import read_workers
+from jobs.store.worker_status import read_workers
 from tests.cli.conftest import COMMAND
 from tests.real.conftest import Real
 from tests.worker.site import Site, wait_until

@@ -27,8 +27,8 @@ sys.path.append(str(Path(__file__).parents[2]))  # behind PYTHONPATH, for tests.
 
 import jobs
 from jobs import Client, WaitTimeout
-from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
+from jobs.store.worker_status import read_workers
 from tests.upgrade import contents, redis_text
 
 MAIN = "from jobs.cli import main; main()"

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 
 from jobs import Client, Results, keys
 from jobs.client.job import Job
-from jobs.client.serving import read_workers
+from jobs.store.worker_status import read_workers
 from tests.waiting import PATIENCE as PATIENCE
 from tests.waiting import wait_until as wait_until
 from tests.worker.fake_backend import FakeBackend

@@ -23,13 +23,13 @@ from jobs.cli.printing import print_stream
 from jobs.cli.progress import RowProgress
 from jobs.cli.requests import InvalidLine, Overrides, read_requests
 from jobs.cli.row_files import json_rows
-from jobs.cli.status import queues
-from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from jobs.sizes import counted
 from jobs.store.backlog import recording_faults
 from jobs.store.connection.protocol import run_sync
 from jobs.store.part_plans import want_rows
+from jobs.store.queue_depths import read_queues
+from jobs.store.worker_status import read_workers
 from worker.cli.demo_report import print_report, report_of
 from worker.cli.demo_worker import WorkerProcess
 from worker.cli.options import refusal
@@ -127,7 +127,7 @@ def _wait_for_rows(
         while True:
             worker.check()
             ended = count - sum(
-                queue["queued"] + queue["running"] for queue in queues(client.redis)
+                queue["queued"] + queue["running"] for queue in read_queues(client.redis)
             )
             speed = sum(status["tokens_per_second"] for status in _status(client, worker))
             progress.update(ended, speed)

@@ -112,9 +112,9 @@ def _keep_what_is_left(server: EmbeddedRedis, folder: str | None, records: bool)
     """Keep the rows and jobs that are left in the server, and say how to go on. Returns what is
     wrong, "" if nothing is lost or delayed."""
     from jobs import JobError
-    from jobs.cli.status import queues
     from jobs.store.backlog import read_unwritten
     from jobs.store.connection.connect import connect
+    from jobs.store.queue_depths import read_queues
     from jobs.store.results_folder import delete_record
 
     if not server.replies:
@@ -123,7 +123,7 @@ def _keep_what_is_left(server: EmbeddedRedis, folder: str | None, records: bool)
         rows = read_unwritten(redis).count
         jobs = sum(
             queue[state]
-            for queue in queues(redis)
+            for queue in read_queues(redis)
             for state in ("queued", "deferred", "scheduled", "running")
         )
         if rows and not records:

@@ -246,8 +246,7 @@ class WorkerLoop:
             return
         waiting = self._store.suspects()
         for queue in self._suspects & waiting:
-            lock = keys.quarantine_worker(queue)
-            if self._workers.elect(lock, CHECKS_PER_LEASE * self._check_seconds):
+            if self._workers.elect_isolated(queue, CHECKS_PER_LEASE * self._check_seconds):
                 self._isolating = True
         self._suspects = waiting
 

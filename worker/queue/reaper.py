@@ -10,7 +10,6 @@ from dataclasses import replace
 
 import redis
 
-from jobs import keys
 from jobs.errors import JobError
 from jobs.results.failures import Failure, add_failure, failure
 from jobs.store.claimed_job import Lease
@@ -47,13 +46,13 @@ class Reaper:
         `known` to it: the reply to that claim was lost. Also maintain the queues."""
         if (now := time.monotonic()) >= self._next_look_at_own:
             self._next_look_at_own = now + self._lease_seconds
-            if self._workers.elect(keys.upkeep(self._store.queues), self._lease_seconds):
+            if self._workers.elect_maintainer(self._store.queues, self._lease_seconds):
                 self._store.maintenance.step()
             own = [job.lease for job in self._store.leases.started()]
             if unknown := [lease for lease in own if lease not in known]:
                 self._store.leases.give_back(unknown)
         dead = self._look()
-        if dead and self._workers.elect(keys.REAPER, self._lease_seconds):
+        if dead and self._workers.elect_reaper(self._lease_seconds):
             failed: Damaged | None = None
             for worker in dead:
                 try:

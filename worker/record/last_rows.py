@@ -8,9 +8,9 @@ from typing import Protocol
 
 import redis
 
-from jobs.client.serving import read_workers
 from jobs.store.backlog import any_records, read_unwritten
 from jobs.store.connection.connect import connect, limit_waits
+from jobs.store.worker_status import read_workers
 from worker.record.recorder import Recorder
 
 logger = logging.getLogger(__name__)

@@ -10,9 +10,9 @@ import pytest
 
 from jobs import JobError, keys
 from jobs.api.request import ChatRequest
-from jobs.client.serving import read_workers
 from jobs.operations import CHAT, Operation
 from jobs.store.leases import MAX_MACHINE_ERRORS
+from jobs.store.worker_status import read_workers
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 from worker.backend import MachineError, Outcome, Sink

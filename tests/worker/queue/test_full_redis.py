@@ -157,7 +157,7 @@ def test_every_step_of_a_worker_runs_while_redis_is_full(site: Site) -> None:
         store.leases.give_back([claimed[2].lease])
         workers = Workers(site.url, "w1", store.queues, 5.0)
         workers.renew(60.0, stopping=False)
-        assert workers.elect(keys.REAPER, 60.0)
+        assert workers.elect_reaper(60.0)
         store.leases.reclaim([StartedJob(claimed[1].lease, 1)])
         assert writer.write_many([Entry(jobs[0].id, 1, 1, (Delta(0, "x"),))]) == [True]
         assert store.settle([ended(claimed[0])]) == [True]

@@ -13,11 +13,11 @@ import pytest
 import redis
 
 from jobs import JobError, keys
-from jobs.client.serving import read_workers
 from jobs.embedded import EmbeddedRedis
 from jobs.store.control import Control
 from jobs.store.limits import set_limit
 from jobs.store.presence import Presence
+from jobs.store.worker_status import read_workers
 from jobs.stream.entries import END_SEQ, is_end_message
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until

@@ -120,12 +120,12 @@ def test_a_dead_worker_leaves_no_name(site: Site, reaper: Reaper) -> None:
 
 def test_one_worker_is_elected(site: Site, workers: Workers) -> None:
     other = Workers(site.url, "w2", [], patience=5.0)
-    assert workers.elect(keys.REAPER, 60.0)
-    assert not other.elect(keys.REAPER, 60.0)
-    assert workers.elect(keys.REAPER, 60.0)
+    assert workers.elect_reaper(60.0)
+    assert not other.elect_reaper(60.0)
+    assert workers.elect_reaper(60.0)
     assert 0 < site.redis.ttl(keys.REAPER) <= 60
     site.redis.delete(keys.REAPER)
-    assert other.elect(keys.REAPER, 60.0)
+    assert other.elect_reaper(60.0)
     other.close()
 
 

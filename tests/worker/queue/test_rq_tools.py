@@ -19,9 +19,9 @@ from rq.serializers import JSONSerializer
 from rq.suspension import resume, suspend
 
 from jobs.client.job import Job
-from jobs.client.serving import read_workers
 from jobs.store.connection.protocol import run_sync
 from jobs.store.requeue import requeue
+from jobs.store.worker_status import read_workers
 from tests.worker.fake_backend import text_of
 from tests.worker.queue.rq_jobs import QUEUE, fetch
 from tests.worker.site import PATIENCE, ROOT, Site, wait_until

@@ -1,0 +1,134 @@
+"""Reads the statuses that workers publish: those that run, and those that load their models.
+
+presence.py writes them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+from redis import Redis
+
+from jobs import keys
+from jobs.operations import CHAT
+from jobs.store.connection.protocol import Steps, command, retry
+from jobs.store.damage import Damage
+
+
+class Published(NamedTuple):
+    """The statuses that workers publish, by worker name."""
+
+    running: list[dict[str, Any]]
+    loading: list[dict[str, Any]]  # those that serve nothing yet, since they load their models
+    damaged: list[Damage]  # what no worker has written
+
+    @property
+    def served(self) -> set[str]:
+        """The names of the models that the running workers serve."""
+        return {name for worker in self.running for name in worker["names"]}
+
+    def serve(self, queue: str) -> int:
+        """Number of running workers that take the jobs of an RQ queue."""
+        model, func = keys.model_of(queue), keys.func_of(queue) or CHAT.func
+        return sum(model in one["names"] and func in funcs_of(one) for one in self.running)
+
+
+def read_workers(redis: Redis) -> list[dict[str, Any]]:
+    """The status that each running worker publishes, by worker name. What no worker has written is
+    left out."""
+    return published(redis).running
+
+
+def published(redis: Redis) -> Published:
+    """The status of each worker, and the values that are none."""
+    found: Any = redis.zrange(keys.WORKERS, 0, -1)
+    running: list[dict[str, Any]] = []
+    loading: list[dict[str, Any]] = []
+    damaged: list[Damage] = []
+    for name in sorted(found):
+        if not _is_text(name):
+            problem = f"has the member {name!r}, which is no name of a worker"
+            damaged.append(Damage(keys.WORKERS, problem, "remove it (ZREM)"))
+    names = _worker_keys(found)
+    values: Any = redis.mget(names) if names else []
+    for name, value in zip(names, values, strict=True):
+        status = _read_status(value) if value is not None else None
+        if status is not None:
+            (loading if _loads(status) else running).append(status)
+        elif value is not None:
+            problem = "does not hold what a worker says about itself"
+            damaged.append(Damage(name, problem, "delete it (DEL)"))
+    return Published(running, loading, damaged)
+
+
+def read_published() -> Steps[Published]:
+    """`published` as steps, without damage."""
+    names = _worker_keys((yield from retry(command("zrange", keys.WORKERS, 0, -1))))
+    values = (yield from retry(command("mget", names))) if names else []
+    found = [_read_status(value) for value in values if value is not None]
+    known = [status for status in found if status is not None]
+    loading = [status for status in known if _loads(status)]
+    return Published([status for status in known if not _loads(status)], loading, [])
+
+
+def funcs_of(worker: Mapping[str, Any]) -> list[str]:
+    """The functions whose jobs a worker runs; those of older versions do not say it."""
+    funcs: list[str] = worker.get("funcs", [CHAT.func])
+    return funcs
+
+
+def _worker_keys(members: Iterable[bytes]) -> list[str]:
+    """The keys of the workers that are members of keys.WORKERS, by name."""
+    return [keys.worker(name.decode()) for name in sorted(members) if _is_text(name)]
+
+
+def _loads(status: Mapping[str, Any]) -> bool:
+    """True if a worker still loads its models; those of older versions do not say it."""
+    return bool(status.get("loading"))
+
+
+def _is_text(name: bytes) -> bool:
+    try:
+        name.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _read_status(value: bytes) -> dict[str, Any] | None:
+    """The status that a worker has published; None for any other value."""
+    try:
+        found = json.loads(value)
+    except (ValueError, RecursionError):
+        return None
+    match found:
+        case {
+            "name": str(),
+            "host": str(),
+            "device": str(),
+            "paused": str(),
+            "models": [*models],
+            "names": [*names],
+            "memory": {"weights": int() | float(), "cache": int() | float()},
+            "running": int(),
+            "tokens_per_second": int() | float(),
+        } if all(isinstance(one, str) for one in (*models, *names)):
+            status: dict[str, Any] = found
+            counted = ("cached_tokens", "prompt_tokens", "clock_behind")
+            counts = [status.get(name, 0) for name in counted]
+            readable = all(isinstance(one, int) for one in counts) and _are_texts(
+                status.get("funcs", [])
+            )
+            return status if readable and _is_loading(status.get("loading", {})) else None
+    return None
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(one, str) for one in value)
+
+
+def _is_loading(value: Any) -> bool:
+    """True if a value holds the possible names of models, by their references."""
+    return isinstance(value, dict) and all(map(_are_texts, value.values()))
