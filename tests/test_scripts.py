@@ -34,12 +34,14 @@ from jobs.store import (
     workers,
 )
 from jobs.store.preludes import (
+    AFFINITY_LUA,
     DEPENDENTS_LUA,
     JOB_END_LUA,
     LEASE_LUA,
     QUEUE_LUA,
     RESERVATIONS_LUA,
     STREAM_END_LUA,
+    TENANT_RUNNING_LUA,
     TURNS_LUA,
 )
 
@@ -117,7 +119,7 @@ CASES: list[tuple[str, str, Any]] = [
 # In the order in which scripts have them in front.
 PRELUDES = (
     *(JOB_END_LUA, DEPENDENTS_LUA, QUEUE_LUA, TURNS_LUA, RESERVATIONS_LUA, STREAM_END_LUA),
-    LEASE_LUA,
+    *(TENANT_RUNNING_LUA, AFFINITY_LUA, LEASE_LUA),
 )
 
 
@@ -187,7 +189,7 @@ def test_each_script_opens_with_a_header_that_describes_it() -> None:
 
 
 def test_each_script_compiles(redis_url: str) -> None:
-    preludes = JOB_END_LUA + LEASE_LUA
+    preludes = JOB_END_LUA + TENANT_RUNNING_LUA + LEASE_LUA
     with redis.Redis.from_url(redis_url) as client:
         for path in SCRIPTS:
             flags, body = lua.split_flags(path.read_text())
@@ -195,6 +197,20 @@ def test_each_script_compiles(redis_url: str) -> None:
                 client.script_load(flags + preludes + body)
             except redis.ResponseError as error:
                 pytest.fail(f"{path.name}: {error}")
+
+
+def test_each_script_has_in_front_the_functions_that_it_calls() -> None:
+    """A missing one would be a global that Redis refuses, which pcall hides."""
+    defines = re.compile(r"^local function (\w+)\(", re.MULTILINE)
+    functions = {name for path in SCRIPTS for name in defines.findall(path.read_text())}
+    whole = {script for script, table, _ in CASES if table in ("KEYS", "ARGV")}
+    for script in whole:
+        text = re.sub(r"--.*", "", script)
+        found = {one[1]: one.start(1) for one in re.finditer(r"local function (\w+)\(", text)}
+        for call in re.finditer(r"(?<![\w.:])(\w+)\(|(?<=\bpcall\()(\w+)", text):
+            name = call[1] or call[2]
+            if name in functions:
+                assert found.get(name, len(text)) <= call.start(), (name, text[-60:])
 
 
 def test_each_unpacked_table_has_names_in_python() -> None:

@@ -18,10 +18,10 @@ from jobs.store import rq_layout
 from jobs.store.claimed_job import FIELDS, ClaimedJob, Lease, read
 from jobs.store.damage import Damaged, damage_of, readable
 from jobs.store.limits import DEFAULTS, Limits, parse_limits
-from jobs.store.preludes import QUEUE_LUA
+from jobs.store.preludes import AFFINITY_LUA, QUEUE_LUA, TENANT_RUNNING_LUA
 from jobs.store.turns import BEGIN, begin_script, read_history, session_of
 
-CLAIM = lua.load("jobs.store", "claim", QUEUE_LUA)
+CLAIM = lua.load("jobs.store", "claim", QUEUE_LUA, TENANT_RUNNING_LUA, AFFINITY_LUA)
 
 LEASE_SCORE_SECONDS = 10 * 365 * 86_400  # RQ's own clean-up must never see an expired lease
 

@@ -28,7 +28,7 @@ from jobs.store.connection.protocol import Steps, command, retry
 from jobs.store.expiry import ROW_SECONDS, SECONDS_WHEN_FULL
 from jobs.store.job_state import JobState, read_existing
 from jobs.store.leases import lease_args, lease_keys
-from jobs.store.preludes import JOB_END_LUA, LEASE_LUA
+from jobs.store.preludes import JOB_END_LUA, LEASE_LUA, TENANT_RUNNING_LUA
 from jobs.store.rq_layout import (
     End,
     deferred_key,
@@ -45,7 +45,7 @@ from jobs.store.turns import session_of
 from jobs.store.workers import DeadWorker
 from jobs.stream.entries import EndReason, end_id, end_payload, publishes
 
-SETTLE = lua.load("jobs.store", "settle", JOB_END_LUA, LEASE_LUA)
+SETTLE = lua.load("jobs.store", "settle", JOB_END_LUA, TENANT_RUNNING_LUA, LEASE_LUA)
 CANCEL = lua.load("jobs.store", "cancel", JOB_END_LUA)
 RECORD = lua.load("jobs.store", "record", JOB_END_LUA)
 

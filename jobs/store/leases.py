@@ -21,7 +21,7 @@ from jobs.results.failures import Failure, parse_failures
 from jobs.store import rq_layout
 from jobs.store.claimed_job import ClaimedJob, Lease
 from jobs.store.damage import readable
-from jobs.store.preludes import LEASE_LUA, QUEUE_LUA, RESERVATIONS_LUA
+from jobs.store.preludes import LEASE_LUA, QUEUE_LUA, RESERVATIONS_LUA, TENANT_RUNNING_LUA
 from jobs.store.rq_layout import (
     ATTEMPT,
     CANCEL,
@@ -35,7 +35,9 @@ from jobs.store.workers import DeadWorker
 
 logger = logging.getLogger(__name__)
 
-RETURN = lua.load("jobs.store", "return", QUEUE_LUA, RESERVATIONS_LUA, LEASE_LUA)
+RETURN = lua.load(
+    "jobs.store", "return", QUEUE_LUA, RESERVATIONS_LUA, TENANT_RUNNING_LUA, LEASE_LUA
+)
 
 LOST_SECONDS = 3600.0  # after this time without a death, those of before no longer count
 MAX_MACHINE_ERRORS = 20  # machines that may fail to run a job before it fails

@@ -1,7 +1,7 @@
 #!lua flags=allow-oom
 -- Moves jobs from the front of their queues to "started", in the name of one worker. Before that, it
 -- queues the scheduled jobs whose time has come (also those of RQ's enqueue_in and enqueue_at). The
--- caller loads this script behind the functions of queue.lua.
+-- caller loads this script behind the functions of queue.lua, tenant_running.lua and affinity.lua.
 --
 -- KEYS  started: sorted set of the jobs that the worker has started
 --       workers: sorted set of the workers
@@ -30,9 +30,8 @@
 -- 100 tenants above the number of jobs that there is room for, and at 4 that are parked, since the
 -- limit may have changed. It queues at most 100 scheduled jobs per queue.
 --
--- A turn of a session is left to the worker that has run the turn before it and may still have its
--- state, if that worker says that it has room, for HOLD_MS from the first call that passes it over.
--- That call wakes the worker. At most MAX_HELD jobs of a list are passed over.
+-- A turn of a session may be left to another worker, see affinity.lua. At most MAX_HELD jobs of a list are
+-- passed over.
 --
 -- The wake list of a queue without waiting jobs is deleted.
 --
@@ -47,7 +46,6 @@ local worker, execution_prefix, now_text, now_seconds, score, take_suspects,
   fields, limit_names = unpack(ARGV)
 local capacity = {unpack(ARGV, 9)}
 
-local HOLD_MS = 250
 local MAX_HELD = 16
 
 local function words(text)
@@ -91,77 +89,8 @@ local function usable_by_claims(key, kind)
   return false
 end
 
--- Removes jobs that RQ's tools have ended from a set of running jobs. Looks at `count` of them.
-local function forget_lost(running, count)
-  for _, entry in ipairs(redis.call('SRANDMEMBER', running, count)) do
-    local execution, id, name = string.match(entry, '^(%S+) (%S+) (.+)$')
-    if not name or not redis.call('ZSCORE', 'rq:wip:' .. name, id .. ':' .. execution) then
-      redis.call('SREM', running, entry)
-    end
-  end
-end
-
--- Adds a job to those that its tenant runs. The set expires some time after the last one started.
-local function note_running(id, entry)
-  local running = running_of(id)
-  if not running then return end
-  forget_lost(running, 2)
-  redis.call('SADD', running, entry)
-  redis.call('EXPIRE', running, TENANT_RUNNING_SECONDS)
-end
-
 local time = redis.call('TIME')
-local now_ms = time[1] * 1000 + math.floor(time[2] / 1000)
-
-local session_keys = {}  -- by job; false without a session
-
-local function session_key_of(id, job)
-  if session_keys[id] == nil then
-    local session = redis.call('HGET', job, 'chatjobs_session')
-    session_keys[id] = session and 'chatjobs:{' .. session .. '}:session'
-  end
-  return session_keys[id]
-end
-
-local rooms = {}  -- by worker: what it says about its room, by queue
-
-local function has_room(name, queue)
-  if not rooms[name] then
-    local text = redis.pcall('GET', 'chatjobs:worker:' .. name)
-    local readable, report = pcall(cjson.decode, type(text) == 'string' and text or '{}')
-    local room = readable and type(report) == 'table' and report.room
-    rooms[name] = type(room) == 'table' and room or {}
-  end
-  return (tonumber(rooms[name][name_of(queue)]) or 0) > 0
-end
-
-local held = {}  -- by job: whether it is left to another worker
-local held_ms = -1
-
-local function is_held(id, job, queue)
-  if held[id] ~= nil then return held[id] end
-  held[id] = false
-  local session = session_key_of(id, job)
-  local holder = session and redis.pcall('HGET', session, 'worker')
-  if type(holder) ~= 'string' or holder == worker or not has_room(holder, queue) then return false end
-  local left = HOLD_MS
-  local held_until = tonumber(redis.call('HGET', job, 'chatjobs_held') or '')
-  if held_until then
-    left = held_until - now_ms
-    if not (left > 0 and left <= HOLD_MS) then return false end  -- also of a foreign value
-  else
-    redis.call('HSET', job, 'chatjobs_held', string.format('%d', now_ms + HOLD_MS))
-    wake('chatjobs:wake-worker:' .. holder, HOLD_MS)
-  end
-  held[id] = true
-  held_ms = held_ms < 0 and left or math.min(held_ms, left)
-  return true
-end
-
--- The worker of a turn has the state of its session from now on.
-local function hold_session(session)
-  if redis.call('TYPE', session).ok == 'hash' then redis.call('HSET', session, 'worker', worker) end
-end
+local affinity = session_affinity(worker, time[1] * 1000 + math.floor(time[2] / 1000))
 
 local function start(number, id, job, queue, wip, list)
   local attempt = next_attempt(job)
@@ -181,8 +110,7 @@ local function start(number, id, job, queue, wip, list)
   local entry = execution .. ' ' .. id .. ' ' .. name
   redis.call('ZADD', started, job_score, entry)
   pcall(note_running, id, entry)
-  local session = session_key_of(id, job)
-  if session then hold_session(session) end
+  affinity.take_session(id, job)
   local values = redis.call('HMGET', job, unpack(job_fields))
   taken[#taken + 1] = {number, id, attempt, execution, unpack(values)}
 end
@@ -218,25 +146,15 @@ end
 
 local function nothing() end
 
-local function unless_held(id, job, queue) return is_held(id, job, queue) and 'pass' or 'take' end
+local function unless_held(id, job, queue)
+  return affinity.is_held(id, job, queue) and 'pass' or 'take'
+end
 
 local first_group
 local function if_in_first_group(_, job)
   local group = redis.call('HGET', job, 'chatjobs_group') or ''
   first_group = first_group or group
   return group == first_group and 'take' or 'stop'
-end
-
--- Returns whether a tenant may have one more running job. Counts only leases that are held.
-local function may_run(tenant)
-  local set = redis.call('HMGET', limits, 'tenant_running:' .. tenant, 'tenant_running')
-  local limit = tonumber(set[1] or '') or tonumber(set[2] or '')
-  local running = 'chatjobs:tenant-running:' .. tenant
-  if not limit then return true end
-  if not usable_by_claims(running, 'set') then return false end
-  if redis.call('SCARD', running) < limit then return true end
-  forget_lost(running, 8)
-  return redis.call('SCARD', running) < limit
 end
 
 local left_tenants = 0  -- whether tenants wait that were not reached in this call
@@ -250,7 +168,11 @@ local function take_round_robin(number, queue, wip)
     last = move_to_end(queue, '', last)
   end
   for _, tenant in ipairs(redis.call('ZRANGEBYSCORE', tenants, PARKED, '+inf', 'LIMIT', 0, 4)) do
-    if may_run(tenant) then last = move_to_end(queue, tenant, last) else park(queue, tenant) end
+    if may_run(limits, tenant, usable_by_claims) then
+      last = move_to_end(queue, tenant, last)
+    else
+      park(queue, tenant)
+    end
   end
   local served, all_held = {}, false  -- by tenant: number of jobs that were taken when it came last
   for _ = 1, 100 + capacity[number] do
@@ -260,7 +182,8 @@ local function take_round_robin(number, queue, wip)
     if all_held then break end
     served[tenant] = #taken
     local list = list_of(queue, tenant)
-    if tenant ~= '' and not (usable_by_claims(list, 'list') and may_run(tenant)) then
+    if tenant ~= '' and not (usable_by_claims(list, 'list')
+      and may_run(limits, tenant, usable_by_claims)) then
       park(queue, tenant)
     else
       last = move_to_end(queue, tenant, last)
@@ -305,7 +228,7 @@ end
 
 local function reply(left)
   local set = redis.pcall('HMGET', limits, unpack(words(limit_names)))
-  return {taken, left, held_ms, now, not set.err and set}
+  return {taken, left, affinity.held_ms, now, not set.err and set}
 end
 
 local function check_queue(queue, wip, quarantine)

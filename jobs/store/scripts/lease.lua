@@ -1,5 +1,5 @@
 -- Prelude for scripts that end or return a job that a worker has started. Needs the functions of
--- queue.lua. The tables of such a script begin with these keys and args:
+-- tenant_running.lua. The tables of such a script begin with these keys and args:
 --
 -- keys  wip: sorted set of the started jobs of its queue
 --       execution: hash of this execution

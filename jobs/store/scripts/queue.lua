@@ -115,25 +115,3 @@ local function remove_job(queue, id)
   left_list(queue, tenant)
   return true
 end
-
--- The key of the set of the running jobs of a job's tenant; nil if it has none.
-local function running_of(id)
-  local tenant = tenant_of(id)
-  if tenant == '' then return nil end
-  return 'chatjobs:tenant-running:' .. tenant
-end
-
--- A job runs no more: its tenant is served again in the queues where it is parked. entry is the job's
--- member of the set of its running jobs.
-local function left_running(id, entry)
-  local running, tenant = running_of(id), tenant_of(id)
-  if not running then return end
-  redis.pcall('SREM', running, entry)
-  for _, name in ipairs(redis.call('HKEYS', 'chatjobs:tenant-jobs')) do
-    local queue = 'rq:queue:' .. name
-    local place = redis.pcall('ZSCORE', tenants_of(queue), tenant)
-    if type(place) == 'string' and tonumber(place) >= tonumber(PARKED) then
-      move_to_end(queue, tenant, last_place(queue))
-    end
-  end
-end

@@ -18,7 +18,7 @@ from jobs.store.job_store import JobStore
 from tests.worker.queue.test_job_store import claim, ended, store
 from tests.worker.site import PATIENCE, Site
 
-HELD = 0.25  # seconds, as in claim.lua
+HELD = 0.25  # seconds, as in affinity.lua
 ROOM = {"room": {"chat:fake": 4, "bulk:fake": 4}}
 
 
