@@ -46,6 +46,7 @@ class CacheBook:
         self._used: set[int] = set()
         self._slots = 0  # allocated rows
         self._columns = 0  # allocated tokens per row
+        self._lacking: tuple[int, str] | None = None  # bytes that the device lacked, and its words
         self._numbers = count()
 
     def emit(self, change: CacheChange) -> None:
@@ -125,11 +126,23 @@ class CacheBook:
             (slots, least, self.limit_bytes),
         ):
             needed = self.sizes.storage(rows, size)
-            if needed <= limit and self.kept.shrink(self.limit_bytes - needed):
+            if (
+                needed <= limit
+                and self._may_have(needed)
+                and self.kept.shrink(self.limit_bytes - needed)
+            ):
                 self.emit(Resize(rows, size, min(slots, self._slots)))
                 self._slots, self._columns = rows, size
                 return True
         return False
+
+    def resize_failed(self, resize: Resize, fact: str) -> None:
+        """Allocate less than this from now on: the device has no memory for it, as `fact` says."""
+        self._lacking = self.sizes.storage(resize.slots, resize.columns), fact
+
+    def forget_failure(self) -> None:
+        """Allocate as much as the limit allows again."""
+        self._lacking = None
 
     def begin(self, slot: int) -> None:
         """Prepare `slot` for a new sequence."""
@@ -142,12 +155,15 @@ class CacheBook:
 
     def fits_alone(self, columns: int) -> bool:
         """True if a single sequence of `columns` tokens stays below the limit, beside the pinned
-        bytes."""
-        return self.bytes_for_one(columns) <= self.limit_bytes - self.kept.pinned_bytes
+        bytes, and the device is not known to lack the memory."""
+        need = self.bytes_for_one(columns)
+        return need <= self.limit_bytes - self.kept.pinned_bytes and self._may_have(need)
 
     def too_large(self, tokens: int) -> JobError:
         """The error of a sequence of so many tokens that never fits."""
         need, pinned = self.bytes_for_one(tokens + 1), self.kept.pinned_bytes
+        if self._lacking is not None and need <= self.limit_bytes - pinned:
+            return no_memory(tokens, self._lacking[1])
         beside = f", of which prompt caches have {pinned / 2**20:.0f} MiB" if pinned else ""
         return JobError(
             "out_of_memory",
@@ -161,6 +177,17 @@ class CacheBook:
         self.kept.clear()
         self._deallocate()
 
+    def _may_have(self, nbytes: int) -> bool:
+        return self._lacking is None or nbytes < self._lacking[0]
+
     def _deallocate(self) -> None:
         self.emit(Release())
         self._slots = self._columns = 0
+
+
+def no_memory(tokens: int, fact: str) -> JobError:
+    """The error of a sequence of so many tokens for which the device has no memory."""
+    return JobError(
+        "out_of_memory",
+        f"no memory for {counted(tokens, 'token')}: {fact}; shorten the prompt or max_tokens",
+    )

@@ -21,8 +21,8 @@ from worker.cache.prefix_cache import PrefixCache
 from worker.cache.sizes import CacheSizes
 from worker.checkpoint.tokenizer import Tokenizer
 from worker.device import Device, Held, computing, threads_of
-from worker.engine.recovery import Changes, reason_of
-from worker.engine.runner import ModelRunner, Sample
+from worker.engine.recovery import Changes, first_line, reason_of
+from worker.engine.runner import ModelRunner, Sample, StorageError
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
@@ -212,6 +212,8 @@ class EngineCore:
                 logits = self.runner.forward(plan)
                 self._scheduler.commit(self.runner.sample(logits, self._scheduler.sampling()))
                 self.runner.apply(self.book.take_changes())
+            except StorageError as error:
+                self._plan_smaller(error)
             except BaseException as error:  # one bad sequence must not fail the others
                 self._recover(error)
         return True
@@ -271,6 +273,14 @@ class EngineCore:
         self._scheduler.remove_cancelled()
         if self.prefix.sessions is not None:
             self.prefix.sessions.add_fetched()
+
+    def _plan_smaller(self, error: StorageError) -> None:
+        """Compute all sequences anew in less storage than the device had memory for."""
+        fact = first_line(error.__cause__ or error)
+        self.book.resize_failed(error.resize, fact)
+        logger.warning("the KV cache can't grow: %s; it stays smaller until it is empty", fact)
+        self._scheduler.isolate(self._scheduler.isolated, JobError("out_of_memory", fact))
+        self.runner.apply(self.book.take_changes())
 
     def _recover(self, error: BaseException) -> None:
         """Run the sequences of a failed step one at a time; fail one that ran alone. Raises an

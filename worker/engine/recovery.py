@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from jobs.errors import JobError, failure_of
-from jobs.sizes import counted
 from worker import device as devices
+from worker.cache.book import no_memory
 from worker.engine.sequence import Sequence
 
 logger = logging.getLogger(__name__)
@@ -49,10 +49,11 @@ def fail_unsure(sequences: Iterable[Sequence], failure: JobError | None) -> None
 def reason_of(error: BaseException, tokens: int) -> JobError:
     """The error of a sequence with so many tokens that was alone in a failed step."""
     if devices.is_out_of_memory(error):
-        fact = (str(error).splitlines() or ["out of memory"])[0]
-        return JobError(
-            "out_of_memory",
-            f"no memory for {counted(tokens, 'token')}: {fact}; shorten the prompt or max_tokens",
-        )
+        return no_memory(tokens, first_line(error))
     logger.error("a sequence failed in the engine", exc_info=error)
     return JobError("internal", f"the engine failed: {failure_of(error).message}")
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error of lacking memory; torch's have a dozen."""
+    return (str(error).splitlines() or ["out of memory"])[0]

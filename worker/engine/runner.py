@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable, Sequence
 import torch
 from torch import Tensor
 
-from worker.cache.changes import CacheChange, SaveBlocks, SaveSnapshot
+from worker.cache.changes import CacheChange, Resize, SaveBlocks, SaveSnapshot
 from worker.cache.copies import Copy
 from worker.cache.pool import CachePool
 from worker.cache.prefix_store import StateRef
+from worker.device import is_out_of_memory
 from worker.engine.plan import StepPlan
 from worker.layers.batch import Batch
 from worker.layers.transfer import read_back
@@ -25,6 +26,14 @@ from worker.speculative.draft_runner import DraftRunner
 logger = logging.getLogger(__name__)
 
 Sample = Callable[[Tensor, SamplingBatch], list[Sampled]]
+
+
+class StorageError(Exception):
+    """The device has no memory for storage of this size; its cause is the error of the device."""
+
+    def __init__(self, resize: Resize) -> None:
+        super().__init__(resize)
+        self.resize = resize
 
 
 class ModelRunner:
@@ -47,12 +56,14 @@ class ModelRunner:
         self._draw, self._on_unsaved = draw, on_unsaved
 
     def apply(self, changes: Iterable[CacheChange]) -> None:
-        """Change the caches. Raises what torch raises if there is no memory for a slot."""
+        """Change the caches. Raises StorageError if there is no memory for their storage."""
         unsaved: BaseException | None = None
         for change in changes:
             try:
                 self.pool.execute(change)
             except (RuntimeError, MemoryError) as error:
+                if isinstance(change, Resize) and is_out_of_memory(error):
+                    raise StorageError(change) from error
                 if not isinstance(change, SaveBlocks | SaveSnapshot):
                     raise
                 unsaved = error

@@ -110,6 +110,8 @@ class Scheduler:
         self._prefix.end(sequence, usable=not poisoned)
         self._release(sequence, poisoned=poisoned)
         self.live.pop(sequence, None)
+        if not self.live:
+            self.book.forget_failure()
 
     def schedule(self) -> StepPlan:
         """Returns the next step, without spans if there is nothing to run. Fails sequences that

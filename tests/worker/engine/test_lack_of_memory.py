@@ -1,0 +1,105 @@
+"""A device that has less memory than the limit of the KV cache says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from jobs.api.sampling import Sampling
+from jobs.errors import JobError
+from tests.worker.engine.fakes import FakeSequence, make_caches, selected
+from worker import Engine
+from worker.cache.changes import Resize
+from worker.cache.pool import CachePool
+from worker.engine.scheduler import Scheduler
+from worker.engine.slots import Slots
+
+GREEDY = Sampling(temperature=0, max_tokens=8, ignore_eos=True)
+PROMPTS = [[5 + number] * (20 + number) for number in range(8)]
+
+
+def load(path: Path, **options: Any) -> Engine:
+    return Engine.load(str(path), device="cpu", dtype="fp32", max_batch=8, **options)
+
+
+class Memory:
+    """Lets storage have so many cells (slots times tokens); counts those that are refused."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, cells: int) -> None:
+        self.cells, self.refused, self.granted = cells, 0, 0
+        execute = CachePool.execute
+
+        def limited(pool: CachePool, change: Any) -> None:
+            if isinstance(change, Resize):
+                if change.slots * change.columns > self.cells:
+                    self.refused += 1
+                    raise torch.OutOfMemoryError("no room\nand more about it")
+                self.granted = change.slots * change.columns
+            execute(pool, change)
+
+        patch.setattr(CachePool, "execute", limited)
+
+
+@pytest.mark.parametrize(("cells", "together"), [(5 * 256, 5), (3 * 300, 3), (60, 2), (40, 1)])
+def test_storage_that_cannot_be_allocated_is_planned_smaller(
+    path: Path, monkeypatch: pytest.MonkeyPatch, cells: int, together: int
+) -> None:
+    """No request fails, and as many run together as there is memory for."""
+    expected = load(path, prefix_cache=False).generate(PROMPTS, GREEDY)
+    engine = load(path, prefix_cache=False)
+    memory = Memory(monkeypatch, cells)
+    most = 0
+    model: Any = engine._core.runner.model
+
+    def watched(*args: Any) -> torch.Tensor:
+        nonlocal most
+        most = max(most, engine._core.running)
+        logits: torch.Tensor = model(*args)
+        return logits
+
+    monkeypatch.setattr(engine._core.runner, "model", watched)
+    assert engine.generate(PROMPTS, GREEDY) == expected
+    assert 0 < memory.refused < 20
+    assert most == together
+
+
+def test_a_sequence_that_is_too_large_even_alone_says_so(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(path)
+    Memory(monkeypatch, 200)
+    with pytest.raises(JobError, match="no memory for 250 tokens: no room; shorten") as caught:
+        engine.generate([[7] * 250], GREEDY)
+    assert caught.value.code == "out_of_memory"
+    assert len(engine.generate([[7] * 20], GREEDY)[0].token_ids) == 8
+
+
+def test_the_whole_is_tried_again_once_the_engine_was_empty(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = load(path)
+    memory = Memory(monkeypatch, 600)
+    engine.generate(PROMPTS, GREEDY)
+    assert memory.granted <= 600
+    memory.cells, memory.refused = 10**6, 0
+    engine.generate(PROMPTS, GREEDY)
+    assert memory.refused == 0 and memory.granted > 9 * 256 - 1
+
+
+def test_an_error_of_one_sequence_is_not_taken_for_a_lack_of_storage(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that failed together still run one at a time after storage could not grow."""
+    book, _ = make_caches(slots=4)
+    scheduler = Scheduler(book, Slots(3), step_tokens=1000)
+    sequences = [FakeSequence(10) for _ in range(3)]
+    for one in sequences:
+        scheduler.add(one)
+    selected(scheduler)
+    scheduler.isolate(sequences, JobError("internal", "failed"))
+    selected(scheduler)
+    scheduler.isolate(scheduler.isolated, JobError("out_of_memory", "no room"))
+    assert len(selected(scheduler)) == 1
