@@ -37,7 +37,7 @@ from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
 from worker.engine.speculation import Speculation
 from worker.engine.turnover import Turnover
-from worker.engine.waiting_line import WaitingLine
+from worker.engine.wait_queue import WaitQueue
 from worker.layers.batch import row_order
 from worker.sampling.inputs import SamplingBatch
 from worker.sampling.prompt_logits import STEP_TOKENS
@@ -53,7 +53,7 @@ def _not_finite(tokens: int) -> JobError:
 
 @dataclass
 class Scheduler:
-    """Owns the waiting line and the running batch. Used by the thread that steps the engine.
+    """Owns the wait queue and the running batch. Used by the thread that steps the engine.
 
     It knows numbers only. `schedule` returns what the device has to do, `commit` takes what came of
     it. A step that fails is not committed, and `isolate` follows. `not_finite(tokens)`: the error
@@ -63,7 +63,7 @@ class Scheduler:
     book: CacheBook
     slots: Slots
     step_tokens: int  # maximum number of tokens per step
-    waiting: WaitingLine = field(default_factory=WaitingLine)
+    waiting: WaitQueue = field(default_factory=WaitQueue)
     running: list[Sequence] = field(default_factory=list)  # bulk ones are last; else oldest first
     isolated: list[Sequence] = field(default_factory=list)  # run one at a time until these end
     saving: deque[Sequence] = field(default_factory=deque)  # run alone, one after another
@@ -266,7 +266,7 @@ class Scheduler:
         held = 0
         while budget:
             if self._pull_bulk():
-                held = 0  # it is the first in the line now
+                held = 0  # it is the first in the queue now
             if held == len(self.waiting.first):
                 break
             sequence = self.waiting.first[held]

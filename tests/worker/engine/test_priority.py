@@ -11,7 +11,7 @@ from tests.worker.engine.fakes import FakeSequence, advance, commit, make_caches
 from worker.engine.scheduler import Scheduler
 from worker.engine.sequence import Sequence
 from worker.engine.slots import Slots
-from worker.engine.waiting_line import ADMISSIONS_PER_BULK
+from worker.engine.wait_queue import ADMISSIONS_PER_BULK
 
 
 def make_scheduler(slots: Slots, *, limit: int = 1 << 30, step_tokens: int = 1000) -> Scheduler:

@@ -31,7 +31,7 @@ GREEDY = Sampling(temperature=0, max_tokens=6, ignore_eos=True)
 FAMILIES = ["qwen3", "gemma3_text", "qwen3_5_text"]  # full, window, recurrent caches
 SEEDS = 12
 STATE_FILES = {
-    *("engine.py", "scheduler.py", "waiting_line.py", "prefix_cache.py", "prefix_store.py"),
+    *("engine.py", "scheduler.py", "wait_queue.py", "prefix_cache.py", "prefix_store.py"),
     *(
         "book.py",
         "pool.py",

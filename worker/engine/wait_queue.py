@@ -13,7 +13,7 @@ from worker.engine.sequence import Sequence
 ADMISSIONS_PER_BULK = 16  # interactive admissions before a bulk one
 
 
-class WaitingLine:
+class WaitQueue:
     """`first` is taken before `bulk`."""
 
     def __init__(self) -> None:
