@@ -166,7 +166,7 @@ class EngineCore:
             bulk_running=scheduler.bulk_running,
             bulk_all=bulk_all + bulk_coming,
             interactive=self.running + self.waiting - bulk_all + interactive_coming,
-            ended=scheduler.turnover.recent,
+            ended=scheduler.finish_rate.recent,
         )
 
     @property

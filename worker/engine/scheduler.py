@@ -34,9 +34,8 @@ from worker.engine.scheduled import (
     sampling_batch,
 )
 from worker.engine.sequence import Sequence
-from worker.engine.slots import Slots
+from worker.engine.slots import FinishRate, Slots
 from worker.engine.speculation import Speculation
-from worker.engine.turnover import Turnover
 from worker.engine.wait_queue import WaitQueue
 from worker.layers.batch import row_order
 from worker.sampling.inputs import SamplingBatch
@@ -82,7 +81,7 @@ class Scheduler:
     def __post_init__(self) -> None:
         self._prefix = self.prefix_cache or PrefixCache(self.book)
         self._speculation = self.speculation or Speculation(None, self.book)
-        self.turnover = Turnover(self.slots.batch)
+        self.finish_rate = FinishRate(self.slots.batch)
 
     @property
     def bulk_running(self) -> int:
@@ -160,7 +159,7 @@ class Scheduler:
             sequence.fail(self.not_finite(sequence.length))
             self.remove(sequence, poisoned=True)
         elif sequence.ended:
-            self.turnover.count()
+            self.finish_rate.count()
             self.remove(sequence, poisoned=drawn.spoiled)
         elif drawn.spoiled:  # its slot may hold NaN after its last token
             self._preempt(sequence, first=True, poisoned=True)

@@ -1,7 +1,10 @@
-"""The shares of interactive and bulk sequences in the slots of a batch."""
+"""The slots of a batch: the shares of interactive and bulk sequences, and the room for more."""
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jobs.errors import invalid
@@ -9,6 +12,8 @@ from jobs.errors import invalid
 RESERVED_SHARE = 16  # one slot of this many is kept for interactive sequences without `preempt`
 PAUSED_SHARE = 8  # one more slot for this many, for sequences that keep their cache while paused
 BATCH_PER_QUEUED = 2  # slots of the batch per queued sequence, see `Slots.room`
+RECENT_SECONDS = 0.1  # about twice the time between two claims of a busy worker
+MOST_HALF_BATCHES = 4  # that are counted: what is claimed here, no other worker takes
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,3 +56,22 @@ class Slots:
         if bulk:
             return max(0, most - self.reserved - bulk_all - interactive, 1 - bulk_all)
         return max(0, most - interactive - (0 if self.preempt else bulk_running))
+
+
+class FinishRate:
+    """Counts the sequences that have ended a moment ago, as `Slots.room` needs them. The engine
+    thread counts, any thread may read. `batch`: slots."""
+
+    def __init__(self, batch: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._ends: deque[float] = deque(maxlen=batch // 2 * MOST_HALF_BATCHES)
+
+    def count(self) -> None:
+        """A sequence has ended."""
+        self._ends.append(self._clock())
+
+    @property
+    def recent(self) -> int:
+        """Number of sequences that ended in the last RECENT_SECONDS."""
+        since = self._clock() - RECENT_SECONDS
+        return sum(end >= since for end in tuple(self._ends))

@@ -90,7 +90,7 @@ def test_many_threads_submit_and_one_thread_steps(
 def test_short_requests_make_room_for_as_many_as_ended_lately(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.engine.turnover.SECONDS", 3600.0)
+    monkeypatch.setattr("worker.engine.slots.RECENT_SECONDS", 3600.0)
     info = host.load(spec(path))
     assert host.room(info.name, bulk=False) == 6  # a batch of 4 and half of it
     for _ in range(5):

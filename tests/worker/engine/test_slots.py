@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from worker.engine.slots import Slots
-from worker.engine.turnover import SECONDS, Turnover
+from worker.engine.slots import RECENT_SECONDS, FinishRate, Slots
 
 
 class Clock:
@@ -16,25 +15,25 @@ class Clock:
 
 def test_only_ends_of_a_moment_ago_count() -> None:
     clock = Clock()
-    turnover = Turnover(4, clock)
-    assert turnover.recent == 0
-    turnover.count()
-    clock.now += SECONDS / 2
-    turnover.count()
-    turnover.count()
-    assert turnover.recent == 3
-    clock.now += 0.75 * SECONDS
-    assert turnover.recent == 2
-    clock.now += SECONDS
-    assert turnover.recent == 0
+    rate = FinishRate(4, clock)
+    assert rate.recent == 0
+    rate.count()
+    clock.now += RECENT_SECONDS / 2
+    rate.count()
+    rate.count()
+    assert rate.recent == 3
+    clock.now += 0.75 * RECENT_SECONDS
+    assert rate.recent == 2
+    clock.now += RECENT_SECONDS
+    assert rate.recent == 0
 
 
 def test_no_more_than_two_batches_count() -> None:
     for batch, most in ((16, 32), (2, 4), (1, 0)):  # a batch of one claims nothing ahead
-        turnover = Turnover(batch, Clock())
+        rate = FinishRate(batch, Clock())
         for _ in range(1000):
-            turnover.count()
-        assert turnover.recent == most
+            rate.count()
+        assert rate.recent == most
 
 
 def test_the_queue_holds_half_a_batch_or_as_many_as_ended() -> None:
