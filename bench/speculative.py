@@ -103,7 +103,7 @@ def compare(
             spent = seconds(partial(run, engines[name]))
             found[name].append(tokens / spent)
             print(f"  {task}: {name}: {found[name][-1]:.4g} tokens/s", file=sys.stderr)
-    steps, guessed, accepted = (
+    steps, proposed, accepted = (
         after - earlier
         for after, earlier in zip(
             (figures.steps, figures.drafted_tokens, figures.accepted_tokens), before, strict=True
@@ -115,7 +115,7 @@ def compare(
         "plain tokens/s": median(found["plain"]),
         "drafted tokens/s": median(found["drafted"]),
         "drafted / plain": median(ratios),
-        "accepted": f"{accepted / max(guessed, 1):.0%}",
+        "accepted": f"{accepted / max(proposed, 1):.0%}",
         "accepted a step": accepted / max(steps, 1),
         "same tokens": "yes" if same else "no",
     }

@@ -66,9 +66,9 @@ class Health:
     loading: bool = False
     prompt_tokens: int = 0  # of all sequences that have run
     cached_tokens: int = 0  # of these, how many were not computed but read from the prefix cache
-    drafted_tokens: int = 0  # guessed by drafts
+    drafted_tokens: int = 0  # proposed by drafts
     accepted_tokens: int = 0  # of these, how many were right
-    draft_steps: int = 0  # in which guesses were verified, counted for each sequence
+    draft_steps: int = 0  # in which drafts were verified, counted for each sequence
 
 
 @dataclass(frozen=True, slots=True)

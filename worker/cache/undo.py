@@ -1,4 +1,4 @@
-"""Takes back tokens that a forward pass computed on a guess."""
+"""Takes back tokens that a forward pass computed on a draft."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ from worker.model_spec import ModelSpec
     "--draft-model",
     "draft",
     metavar="D",
-    help="Guess the next tokens and check several in one pass; answers stay the same, up to near "
+    help="Propose the next tokens and check several in one pass; answers stay the same, up to near "
     "ties in bf16. D: a smaller model with the same vocabulary, or 'ngram', which looks them up in "
     "the prompt and the answer.",
 )
@@ -88,7 +88,7 @@ from worker.model_spec import ModelSpec
     "--draft-tokens",
     type=click.IntRange(1, MOST_DRAFT_TOKENS),
     metavar="N",
-    help="Most tokens of a guess; fewer where guesses are often wrong. [default: 4]",
+    help="Most tokens of a proposal; fewer where proposals are often wrong. [default: 4]",
 )
 @click.option(
     "--interactive-slots",

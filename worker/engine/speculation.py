@@ -54,7 +54,7 @@ class Speculation:
     def extend(self, selected: SequenceOf[Selected]) -> list[ScheduledSequence]:
         """The sequences of a step, with drafts where they are worth it and there is room."""
         self._drafted = self._accepted = 0
-        if self._proposer is None or self._rests(selected):
+        if self._proposer is None or self._pauses(selected):
             return [ScheduledSequence(sequence, count) for sequence, count in selected]
         left = self._step_tokens - sum(count for _, count in selected)
         wanted = []
@@ -74,7 +74,7 @@ class Speculation:
                 self._book.emit(Protect(sequence.slot, sequence.computed, end))
             scheduled.append(ScheduledSequence(sequence, count, draft))
         if self._costs is not None:
-            self._costs.looked()
+            self._costs.proposed()
         return scheduled
 
     def count(
@@ -126,11 +126,11 @@ class Speculation:
         """Free the proposer."""
         self._proposer = None
 
-    def _rests(self, selected: SequenceOf[Selected]) -> bool:
+    def _pauses(self, selected: SequenceOf[Selected]) -> bool:
         """True if a step has no drafts because they would make it slower."""
         if self._costs is None:
             return False
-        if self._costs.rests(len(selected)):
+        if self._costs.pauses(len(selected)):
             return True
         drawing = sum(bool(one.output_ids) and count == one.pending for one, count in selected)
         return not self._costs.begin(drawing, whole=drawing == len(selected))
@@ -143,7 +143,7 @@ class Speculation:
         last = sequence.sampling.params.max_tokens - len(sequence.output_ids) - 1
         last = min(last, self._window - count)  # a window can take back as many as it has columns
         number = sequence.acceptance.length(self._most, self._start)
-        if number and self._costs is not None and self._costs.tries:
+        if number and self._costs is not None and self._costs.probes:
             number = self._most  # what short drafts cost tells little about long ones
         return min(number, last)
 

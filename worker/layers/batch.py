@@ -98,7 +98,7 @@ class DecodeGroup:
 @dataclass(frozen=True, slots=True)
 class ShortGroup:
     """The decode group and the short chunks after it, as rows for kernels that compute each token
-    as decode does: verified guesses have the bits that they would have one by one."""
+    as decode does: verified drafts have the bits that they would have one by one."""
 
     size: int  # all rows
     chunks: int  # number of short chunks

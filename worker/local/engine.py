@@ -87,9 +87,9 @@ class Engine:
         sequence, by default the model's own; a model whose config doesn't stretch its positions may
         go beyond, with a warning. cache_bytes: limit of the KV cache and of the state that is
         kept of earlier prompts. prefix_cache: let prompts that begin alike share that state.
-        draft: a smaller model with the same vocabulary, which guesses the next tokens, or `ngram`,
+        draft: a smaller model with the same vocabulary, which proposes the next tokens, or `ngram`,
         which looks them up in the prompt and the answer; the tokens stay the same. draft_tokens:
-        most tokens of a guess, by default 4.
+        most tokens of a proposal, by default 4.
         download_dir: where models of
         the hub are stored, by default the hub library's cache. chat_template: file with a chat
         template to use instead of the model's own. tool_parser: syntax of the model's tool calls

@@ -71,7 +71,7 @@ class Model(Protocol):
         """One forward pass. `caches` come from `make_caches`. Returns logits [batch.logits_rows,
         vocab_size], in float32 or the model's dtype. The next call may overwrite them."""
 
-    def guess(
+    def draft_tokens(
         self, batch: Batch, caches: Sequence[LayerCache], count: int, vocab_size: int
     ) -> list[tuple[Tensor, Tensor]]:
         """The most likely tokens after each sequence of a small batch with one row of logits each:
@@ -210,7 +210,7 @@ class Decoder:
             logits = torch.tanh(logits.float() / self._logit_cap) * self._logit_cap
         return logits
 
-    def guess(
+    def draft_tokens(
         self, batch: Batch, caches: Sequence[LayerCache], count: int, vocab_size: int
     ) -> list[tuple[Tensor, Tensor]]:
         def compute(given: Inputs) -> list[tuple[Tensor, Tensor]]:

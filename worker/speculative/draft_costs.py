@@ -1,4 +1,4 @@
-"""Measures while the engine runs whether guesses save time, by batch size."""
+"""Measures while the engine runs whether drafts save time, by batch size."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from statistics import fmean, median
 
-SHARE = 0.005  # of the engine's time, that guesses may lose
+SHARE = 0.005  # of the engine's time, that drafts may lose
 SAVED = 120.0  # seconds of engine time whose share can be saved up for later losses
 SAMPLES = 5  # measured steps that count: the last ones
-ENOUGH = 3  # steps without guesses before the first with them
-PROBE_STEPS = 3  # steps with guesses in a probe
-REFRESH = 128  # steps with guesses until one without them is measured again
+ENOUGH = 3  # steps without drafts before the first with them
+PROBE_STEPS = 3  # steps with drafts in a probe
+REFRESH = 128  # steps with drafts until one without them is measured again
 FIRST_PAUSE, LONGEST_PAUSE = 16, 2048  # steps from a probe that lost time to the next one
 PROBE_INTERVAL = 8  # measure one step in eight during a pause
 
@@ -22,25 +22,25 @@ PROBE_INTERVAL = 8  # measure one step in eight during a pause
 class Size:
     """Measurements of batches of similar size."""
 
-    # Seconds of the last steps without guesses.
+    # Seconds of the last steps without drafts.
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    # Seconds that the last steps with guesses have saved, since a pause; lost ones are negative.
+    # Seconds that the last steps with drafts have saved, since a pause; lost ones are negative.
     gains: deque[float] = field(default_factory=lambda: deque(maxlen=SAMPLES))
-    age: int = 0  # steps with guesses since the last one without
+    age: int = 0  # steps with drafts since the last one without
     left: int = 0  # steps of the pause that are left
-    rest: int = 0  # steps until one is measured
+    unmeasured: int = 0  # steps until one is measured
     pause: int = FIRST_PAUSE  # the next one
 
     @property
     def seconds(self) -> float:
-        """The mean time of a step without guesses, without the least and the greatest one."""
+        """The mean time of a step without drafts, without the least and the greatest one."""
         return fmean(sorted(self.plain)[1:-1])
 
-    def rests(self) -> bool:
+    def pauses(self) -> bool:
         """True if a step belongs to a pause and is not measured."""
-        if not self.rest:
+        if not self.unmeasured:
             return False
-        self.rest, self.left = self.rest - 1, max(0, self.left - 1)
+        self.unmeasured, self.left = self.unmeasured - 1, max(0, self.left - 1)
         return True
 
     def add_plain(self, seconds: float) -> None:
@@ -63,59 +63,59 @@ class Size:
 
 
 class DraftCosts:
-    """Compares the time of steps that have guesses with what their tokens take without.
+    """Compares the time of steps that have drafts with what their tokens take without.
 
     Batch sizes are grouped by powers of two, and measured as long as the engine lives. In each
-    group, a probe of PROBE_STEPS steps uses guesses. Guesses go on while most steps gain time, and
+    group, a probe of PROBE_STEPS steps uses drafts. Drafts go on while most steps gain time, and
     pause when most lose it.
 
     An account bounds the losses. Its income is SHARE of the time of all steps, and the gains. It
-    pays the losses, and the time of drafts that found no guess. While the account is overdrawn, no
-    probe starts. Once the debt exceeds the cost of REFRESH steps, active guessing pauses as well.
-    Guesses that never pay cost SHARE of the time, plus one initial probe.
+    pays the losses, and the time of proposers that proposed nothing. While it is overdrawn, no
+    probe starts. Once the debt exceeds the cost of REFRESH steps, active drafting pauses as well.
+    Drafts that never pay cost SHARE of the time, plus one initial probe.
 
-    Steps that also compute prompts have no guesses, since their gain could not be measured. `clock`
+    Steps that also compute prompts have no drafts, since their gain could not be measured. `clock`
     is in seconds.
     """
 
     def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
         self._clock = clock
         self._sizes: defaultdict[int, Size] = defaultdict(Size)
-        self.tries = False  # this step belongs to a probe
+        self.probes = False  # this step belongs to a probe
         self._account = 0.0  # seconds
         self._began, self._spent, self._drawing = 0.0, 0.0, 0
         self._measured = False  # this step is measured
 
-    def rests(self, sequences: int) -> bool:
+    def pauses(self, sequences: int) -> bool:
         """Begin a step of so many sequences. True if it belongs to a pause and is not measured."""
         self._began, self._measured = self._clock(), False
-        return self._sizes[sequences.bit_length()].rests()
+        return self._sizes[sequences.bit_length()].pauses()
 
     def begin(self, drawing: int, *, whole: bool) -> bool:
-        """Continue a step that `rests` did not skip. `drawing`: its sequences that draw a token;
-        `whole`: it has no others. True if they guess."""
+        """Continue a step that `pauses` did not skip. `drawing`: its sequences that draw a token;
+        `whole`: it has no others. True if they draft."""
         self._spent, self._drawing, self._measured = 0.0, drawing, whole
         size = self._sizes[drawing.bit_length()]
         if not drawing or not whole or len(size.plain) < ENOUGH or size.age >= REFRESH:
             return False
-        self.tries = len(size.gains) < PROBE_STEPS
+        self.probes = len(size.gains) < PROBE_STEPS
         if size.left or (self._account < 0 and not size.gains):
-            size.rest = PROBE_INTERVAL - 1
+            size.unmeasured = PROBE_INTERVAL - 1
             return False
         return True
 
-    def looked(self) -> None:
-        """The draft has ended, with guesses or with none."""
+    def proposed(self) -> None:
+        """The proposer has returned, with drafts or with none."""
         self._spent = self._clock() - self._began
 
-    def end(self, guessed: int, accepted: int) -> None:
-        """End a step that computed so many guessed tokens, of which `accepted` were right."""
+    def end(self, drafted: int, accepted: int) -> None:
+        """End a step that computed so many drafted tokens, of which `accepted` were right."""
         seconds = self._clock() - self._began
         self._account = min(self._account + SHARE * seconds, SHARE * SAVED)
         if not self._measured:
             return
         size = self._sizes[self._drawing.bit_length()]
-        if guessed:
+        if drafted:
             gain = size.seconds * (1 + accepted / self._drawing) - seconds
             size.add_gain(gain)
             self._account += gain

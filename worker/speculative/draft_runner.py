@@ -92,7 +92,7 @@ class DraftRunner:
             count = max(1, min(one.left for one in drafting))
             if not self._by_position and not all(one.found for one in drafting):
                 count = 1  # what the draft overwrites is not saved yet
-            found = self.model.guess(batch, self._pool.draft_layers, count, self._vocab_size)
+            found = self.model.draft_tokens(batch, self._pool.draft_layers, count, self._vocab_size)
             best = read_back(torch.stack([values for values, _ in found]))
             ids = read_back(torch.stack([tokens for _, tokens in found]))
             return [

@@ -29,7 +29,7 @@ DRAFT_TOKENS, MOST_TOKENS = 4, 32
 @dataclass(frozen=True, slots=True)
 class Drafting:
     """The options: a draft model, or None for the lookup of n-grams. `tokens`: the limit of tokens
-    per guess."""
+    per draft."""
 
     tokens: int
     loaded: LoadedModel | None = None
@@ -83,9 +83,7 @@ def drafting_of(spec: ModelSpec, device: Device) -> Drafting | None:
             + (f"at most {least - 1}" if least > 1 else "no draft"),
             "draft_tokens",
         )
-    logger.info(
-        "guesses for %s: %s, at most %s", spec.reference, spec.draft, counted(most, "token")
-    )
+    logger.info("drafts for %s: %s, at most %s", spec.reference, spec.draft, counted(most, "token"))
     if spec.draft == NGRAM:
         return Drafting(most)
     return Drafting(most, load_draft(spec.of_draft(spec.draft), spec, device))

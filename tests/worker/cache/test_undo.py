@@ -61,13 +61,13 @@ def state(layers: Sequence[LayerCache], end: int) -> list[torch.Tensor]:
 def test_a_slot_holds_the_tokens_that_are_kept_and_no_others(
     names: tuple[str, ...], right: int, start: int
 ) -> None:
-    layers, guessed = make(names), 4
+    layers, drafted = make(names), 4
     compute(layers, 0, start)
-    undo = Undo(layers, SLOT, start, start + guessed)
-    compute(layers, start, start + guessed, seed=1)
-    held = Rewinding(layers).kept(start, start + right, start + guessed)
+    undo = Undo(layers, SLOT, start, start + drafted)
+    compute(layers, start, start + drafted, seed=1)
+    held = Rewinding(layers).kept(start, start + right, start + drafted)
     undo.restore(held)
-    all_kept = right == guessed
+    all_kept = right == drafted
     assert held == (start if "recurrent" in names and not all_kept else start + right)
     expected = make(names)
     compute(expected, 0, start)

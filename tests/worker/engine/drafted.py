@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-# Of the weights' size: many guesses of such a copy are right, and some are wrong.
+# Of the weights' size: many proposals of such a copy are right, and some are wrong.
 NOISE = {"qwen3": 0.02, "gemma3_text": 0.05, "qwen3_5_text": 0.005, "qwen3_next": 0.005}
 
 TOOL = {

@@ -55,7 +55,7 @@ def test_a_run_that_repeats_itself_goes_on() -> None:
 # --- how much -----------------------------------------------------------------------------------
 
 
-def test_the_length_of_a_guess_follows_what_was_accepted() -> None:
+def test_the_length_of_a_draft_follows_what_was_accepted() -> None:
     acceptance = Acceptance()
     assert acceptance.length(4, 0.8) == 4
     for _ in range(3):
@@ -86,7 +86,7 @@ def test_a_draft_that_is_always_wrong_is_tried_less_and_less() -> None:
 
 @pytest.mark.skipif(library.active() is None, reason="without kernels nothing is replayed")
 def test_steps_in_which_a_model_draft_computes_two_tokens_are_replayed(tmp_path: Path) -> None:
-    """As after a guess that was right to its end."""
+    """As after a draft that was right to its end."""
     model = make_checkpoint(tmp_path / "model", hidden_size=64, intermediate_size=96)
     plain = load(model, dtype="bf16", max_batch=1)
     drafted = load(model, dtype="bf16", max_batch=1, draft=str(model))
@@ -109,7 +109,7 @@ def test_drafts_have_caches_in_the_pool_and_leave_nothing(folder: Path) -> None:
     assert drafted._core.runner.pool.draft_layers == []
 
 
-def test_guesses_stop_at_the_context_of_the_draft(
+def test_drafts_stop_at_the_context_of_the_draft(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short = make_checkpoint(
@@ -135,34 +135,34 @@ def watched(owner: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> list[int]
             logits: torch.Tensor = model(batch, caches)
             return logits
 
-        def guess(self, batch: Any, caches: Any, count: int, vocab_size: int) -> Any:
+        def draft_tokens(self, batch: Any, caches: Any, count: int, vocab_size: int) -> Any:
             (positions,) = batch.positions.tolist()[-1:]  # of one sequence
             seen.extend(batch.positions.tolist())
             seen.extend(range(positions + 1, positions + count))
-            return model.guess(batch, caches, count, vocab_size)
+            return model.draft_tokens(batch, caches, count, vocab_size)
 
     monkeypatch.setattr(owner, name, Watched())
     return seen
 
 
 class Wrong:
-    """A draft that never guesses the tokens of `answers`, which are by prompt."""
+    """A proposer that never proposes the tokens of `answers`, which are by prompt."""
 
     def __init__(self, answers: dict[tuple[int, ...], list[int]]) -> None:
         self._answers = answers
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[Draft]:
-        guesses = []
+        drafts = []
         for sequence, number in wanted:
             answer = self._answers[tuple(sequence.prompt_ids)]
-            guesses.append(Draft([answer[len(sequence.output_ids)] + 1] * number))
-        return guesses
+            drafts.append(Draft([answer[len(sequence.output_ids)] + 1] * number))
+        return drafts
 
 
-def test_logits_after_a_wrong_guess_that_are_not_finite_harm_nothing(
+def test_logits_after_a_wrong_draft_that_are_not_finite_harm_nothing(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A wrong guess is a token that the model would never compute."""
+    """A wrong draft has a token that the model would never compute."""
     prompts = [PROMPT, PROMPT[:9]]
     expected = load(folder).generate(prompts, GREEDY)
     engine = load(folder, draft="ngram")
@@ -175,7 +175,7 @@ def test_logits_after_a_wrong_guess_that_are_not_finite_harm_nothing(
 
     def poisoned(batch: Any, caches: Any) -> torch.Tensor:
         logits = model(batch, caches)
-        if batch.chunks and 1 < batch.chunks[-1].length <= 5:  # it ends with a guess
+        if batch.chunks and 1 < batch.chunks[-1].length <= 5:  # it ends with a draft
             spoiled.append(1)
             logits[-1] = float("nan")
         return logits
@@ -202,9 +202,9 @@ def test_a_draft_whose_logits_are_not_finite_is_not_asked_again(
             logits: torch.Tensor = model(batch, caches)
             return logits * float("nan")
 
-        def guess(self, batch: Any, caches: Any, count: int, vocab_size: int) -> Any:
+        def draft_tokens(self, batch: Any, caches: Any, count: int, vocab_size: int) -> Any:
             asked.append(1)
-            found = model.guess(batch, caches, count, vocab_size)
+            found = model.draft_tokens(batch, caches, count, vocab_size)
             return [(best * float("nan"), chosen) for best, chosen in found]
 
     monkeypatch.setattr(draft, "model", Poisoned())
@@ -249,7 +249,7 @@ def test_a_sequence_with_a_token_that_the_draft_does_not_have_drafts_no_more(
     assert engine._core.speculation.drafted_tokens > drafted
 
 
-def test_what_guesses_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_what_drafts_is_logged(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "worker"):
         load(folder, draft="ngram", draft_tokens=3)
-    assert f"guesses for {folder}: ngram, at most 3 tokens" in caplog.messages
+    assert f"drafts for {folder}: ngram, at most 3 tokens" in caplog.messages

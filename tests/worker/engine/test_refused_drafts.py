@@ -63,7 +63,7 @@ def test_numbers_of_tokens_that_cannot_work_are_refused(folder: Path) -> None:
     assert "needs a draft" in refused(folder, draft_tokens=3)
 
 
-def test_guesses_as_long_as_the_smallest_window_are_refused(folder: Path, tmp_path: Path) -> None:
+def test_drafts_as_long_as_the_smallest_window_are_refused(folder: Path, tmp_path: Path) -> None:
     wide, narrow, one = (
         make_checkpoint(tmp_path / str(window), "gemma3_text", sliding_window=window)
         for window in (8, 6, 1)
@@ -76,7 +76,7 @@ def test_guesses_as_long_as_the_smallest_window_are_refused(folder: Path, tmp_pa
 
 
 @pytest.mark.parametrize("tokens", ["4", 2.5, True])
-def test_the_length_of_a_guess_is_an_integer(path: Path, tokens: Any) -> None:
+def test_the_length_of_a_draft_is_an_integer(path: Path, tokens: Any) -> None:
     with pytest.raises(JobError, match="draft_tokens must be 1 to 32"):
         Engine.load(str(path), device="cpu", draft="ngram", draft_tokens=tokens)
 

@@ -71,7 +71,7 @@ def load(folder: Path) -> Load:
     def load(**options: Any) -> Engine:
         options = {"max_batch": 4, "dtype": "fp32", **options}
         engine = Engine.load(str(folder), device="cpu", **options)
-        engine._core.speculation._costs = None  # guess whatever it costs
+        engine._core.speculation._costs = None  # draft whatever it costs
         return engine
 
     return load
@@ -135,28 +135,26 @@ def test_requests_of_all_kinds_have_the_tokens_that_they_have_without_a_draft(
 
 @pytest.mark.skipif(library.active() is None, reason="other products depend on the rows")
 @pytest.mark.parametrize("fields", SERVED.values(), ids=SERVED)
-def test_one_at_a_time_in_bf16_guesses_change_no_bit(
-    fields: dict[str, Any], tmp_path: Path
-) -> None:
+def test_one_at_a_time_in_bf16_drafts_change_no_bit(fields: dict[str, Any], tmp_path: Path) -> None:
     """The CPU kernels compute a few rows of a sequence as they compute each alone, in full windows
     and recurrent layers as well. Products of six rows add in another order, and recurrent layers
-    compute what was accepted again, with the next guesses."""
+    compute what was accepted again, with the next drafts."""
     model = make_checkpoint(tmp_path / "target", **WIDE, **fields)
     near = perturbed(model, tmp_path / "near")
     requests = mixed_requests(IN_BF16)
     options: dict[str, Any] = {"device": "cpu", "dtype": "bf16", "max_batch": 1}
     plain = Engine.load(str(model), **options)
-    guesses = 2 if "linear_key_head_dim" in fields else 4
-    drafted = Engine.load(str(model), draft=str(near), draft_tokens=guesses, **options)
+    drafts = 2 if "linear_key_head_dim" in fields else 4
+    drafted = Engine.load(str(model), draft=str(near), draft_tokens=drafts, **options)
     for expected, found in zip(outcomes(plain, requests), outcomes(drafted, requests), strict=True):
         assert answer(found) == answer(expected)
     assert drafted._core.speculation.accepted_tokens > 50
 
 
-def test_guesses_that_pause_and_start_again_change_no_token(
+def test_drafts_that_pause_and_start_again_change_no_token(
     load: Load, drafts: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a clock by which guesses cost nothing, then much, in turn."""
+    """On a clock by which drafts cost nothing, then much, in turn."""
     plain, drafted = load(), load(draft=drafts["near"])
     core, model, now = drafted._core, drafted._core.runner.model, [0.0]
     core.speculation._costs = DraftCosts(lambda: now[0])
@@ -167,7 +165,7 @@ def test_guesses_that_pause_and_start_again_change_no_token(
         return model(batch, caches)
 
     monkeypatch.setattr(core.runner, "model", timed)
-    steps = []  # whether each had guesses
+    steps = []  # whether each had drafts
     extend = core.speculation.extend
 
     def watched(scheduled: Sequence[Selected]) -> list[ScheduledSequence]:
@@ -200,7 +198,7 @@ def test_the_next_turn_begins_on_state_without_rejected_tokens(
     assert figures.drafted_tokens > figures.accepted_tokens > 0
 
 
-def test_a_cancelled_sequence_with_guesses_leaves_the_others_alone(
+def test_a_cancelled_sequence_with_drafts_leaves_the_others_alone(
     load: Load, drafts: dict[str, str]
 ) -> None:
     drafted, plain = load(draft=drafts["near"]), load()

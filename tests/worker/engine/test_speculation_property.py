@@ -1,4 +1,4 @@
-"""The same random requests as without drafts: rejected guesses leave no trace in the tokens, in
+"""The same random requests as without drafts: rejected drafts leave no trace in the tokens, in
 kept state or in the bytes that are held."""
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def pair(
 ) -> Iterator[Pair]:
     folder = make_checkpoint(tmp_path_factory.mktemp("model") / "target", KINDS[request.param])
     pair = Pair(folder, str(perturbed(folder, folder.parent / "draft")))
-    pair.core.speculation._costs = None  # guess whatever it costs
+    pair.core.speculation._costs = None  # draft whatever it costs
     yield pair
     drafts, failed = pair.core.speculation, request.session.testsfailed
     rejected = drafts.drafted_tokens - drafts.accepted_tokens

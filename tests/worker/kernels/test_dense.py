@@ -81,7 +81,7 @@ def test_results_that_are_larger_than_the_caches(kernels: Library, outputs: int,
 
 @pytest.mark.parametrize("rows", range(2, 6))
 def test_few_rows_have_the_bits_that_each_has_alone(kernels: Library, rows: int) -> None:
-    """A token and its verified guesses are such rows."""
+    """A token and its verified drafts are such rows."""
     assert_rows_have_the_bits_that_each_has_alone(rows, 320)
 
 

@@ -89,9 +89,9 @@ class Run:
             self._lengths[slot] += len(tokens)
         return logits
 
-    def guess(self, ids: dict[int, list[int]], count: int, vocab: int) -> list[list[int]]:
+    def draft_tokens(self, ids: dict[int, list[int]], count: int, vocab: int) -> list[list[int]]:
         """The most likely tokens after these; nothing is kept of them."""
-        found = self._model.guess(self._batch(ids, last=True), self._caches, count, vocab)
+        found = self._model.draft_tokens(self._batch(ids, last=True), self._caches, count, vocab)
         for best, _ in found:
             assert bool(best.isfinite().all()) and best.dtype is torch.float32
         for slot, tokens in ids.items():
@@ -148,7 +148,7 @@ def test_the_most_likely_tokens_are_those_of_single_steps(
     """Of any of the slots after one or two tokens, while caches and tables of positions grow."""
     model, draw = decoder_of(load(tmp_path, family, dtype)), random.Random(family)
     monkeypatch.setattr(rope, "LEAST_ROWS", 32)
-    guessing, single = Run(model, 4, 96), Run(model, 4, 96)
+    drafting, single = Run(model, 4, 96), Run(model, 4, 96)
     made: list[tuple[int, int]] = []  # numbers of chunks and of passes
     call = Step.__call__
 
@@ -161,10 +161,10 @@ def test_the_most_likely_tokens_are_those_of_single_steps(
         slots = sorted(draw.sample(range(4), draw.randint(1, 2)))
         ids = {slot: [draw.randrange(100) for _ in range(draw.choice([1, 2]))] for slot in slots}
         if number == 30:
-            for run in (guessing, single):
+            for run in (drafting, single):
                 run.resize(6, 160)
         count, vocab = draw.randint(1, 3), 90  # the last tokens are not wanted
-        guesses = guessing.guess(ids, count, vocab)
+        drafts = drafting.draft_tokens(ids, count, vocab)
         order, found = sorted(ids, key=lambda slot: len(ids[slot])), []
         with computed(model):
             for _ in range(count):
@@ -175,8 +175,8 @@ def test_the_most_likely_tokens_are_those_of_single_steps(
                     for slot, token in zip(rows, logits.argmax(-1).tolist(), strict=True)
                 }
                 found.append([ids[slot][0] for slot in order])
-        assert guesses == found
-        single._lengths[:] = guessing._lengths
+        assert drafts == found
+        single._lengths[:] = drafting._lengths
     chunks, passes = {one[0] for one in made}, {one[1] for one in made}
     if dtype == "fp32":
         assert not made

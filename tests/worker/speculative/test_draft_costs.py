@@ -1,4 +1,4 @@
-"""When guesses are tried, go on and pause, on a clock that the tests move."""
+"""When drafts are tried, go on and pause, on a clock that the tests move."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from worker.speculative.draft_costs import (
 
 
 class Steps:
-    """Steps of an engine whose sequences guess 4 tokens each, if they may. `found`: seconds until
-    the guesses are there."""
+    """Steps of an engine whose sequences draft 4 tokens each, if they may. `found`: seconds until
+    the drafts are there."""
 
     def __init__(self) -> None:
         self.now, self.lost, self.looks = 0.0, 0.0, 0
@@ -41,18 +41,18 @@ class Steps:
         whole: bool = True,
         finds: bool = True,
     ) -> bool:
-        """One step, whose guesses have so many right tokens each. Returns whether it had some."""
-        guesses = not self.costs.rests(batch) and self._looks(batch, whole)
-        if guesses:
+        """One step, whose drafts have so many right tokens each. Returns whether it had some."""
+        drafts = not self.costs.pauses(batch) and self._looks(batch, whole)
+        if drafts:
             self.now += found
             self.lost += found
-            self.costs.looked()
-        guessed = 4 * batch if guesses and finds else 0
-        self.now += plain + guessed * token
-        if guessed:
-            self.lost += guessed * token - right * plain
-        self.costs.end(guessed, right * batch if guessed else 0)
-        return guessed > 0
+            self.costs.proposed()
+        drafted = 4 * batch if drafts and finds else 0
+        self.now += plain + drafted * token
+        if drafted:
+            self.lost += drafted * token - right * plain
+        self.costs.end(drafted, right * batch if drafted else 0)
+        return drafted > 0
 
     def _looks(self, batch: int, whole: bool) -> bool:
         self.looks += 1
@@ -62,7 +62,7 @@ class Steps:
 @pytest.mark.parametrize(
     ("token", "found"), [(0.06, 0.0), (0.2, 0.0), (2.0, 0.0), (0.01, 3.0), (0.0, 50.0)]
 )
-def test_guesses_that_never_pay_take_a_share_of_the_time(token: float, found: float) -> None:
+def test_drafts_that_never_pay_take_a_share_of_the_time(token: float, found: float) -> None:
     steps, random_ = Steps(), random.Random(1)
     most, sizes = found + 4 * 16 * token, (16, 16, 16, 16, 9, 3)
     for count in range(1, 20_001):
@@ -77,7 +77,7 @@ def test_guesses_that_never_pay_take_a_share_of_the_time(token: float, found: fl
     assert steps.looks < 0.3 * 20_000  # most steps do nothing for it
 
 
-def test_guesses_that_begin_to_lose_take_no_more_than_was_saved_up() -> None:
+def test_drafts_that_begin_to_lose_take_no_more_than_was_saved_up() -> None:
     steps = Steps()
     for _ in range(2000):
         steps.step(1, plain=1.0, token=0.1, right=3)
@@ -95,7 +95,7 @@ def test_looking_that_finds_nothing_takes_a_share_of_the_time() -> None:
     assert 0 < steps.lost <= SHARE * steps.now + 0.2
 
 
-def test_guesses_go_on_where_they_gain_and_pause_where_they_lose() -> None:
+def test_drafts_go_on_where_they_gain_and_pause_where_they_lose() -> None:
     steps = Steps()
     for batch in (1, 16):
         for _ in range(ENOUGH + PROBE_STEPS):
@@ -114,13 +114,13 @@ def test_a_draft_that_computes_prompts_in_its_first_step_is_not_judged_by_it() -
     assert all(steps.step(16, plain=1.0, token=0.01, right=3) for _ in range(REFRESH // 2))
 
 
-def test_a_step_without_guesses_is_measured_again() -> None:
+def test_a_step_without_drafts_is_measured_again() -> None:
     steps = Steps()
     found = [steps.step(4, plain=1.0, token=0.01, right=3) for _ in range(3 * REFRESH)]
     assert 2 <= found[ENOUGH:].count(False) <= 3
 
 
-def test_a_pause_ends_when_guesses_gain() -> None:
+def test_a_pause_ends_when_drafts_gain() -> None:
     steps = Steps()
     for _ in range(1000):
         steps.step(8, plain=1.0, token=0.2, right=3)
@@ -128,7 +128,7 @@ def test_a_pause_ends_when_guesses_gain() -> None:
     assert found[-1]
 
 
-def test_nothing_is_guessed_in_steps_that_compute_prompts() -> None:
+def test_nothing_is_drafted_in_steps_that_compute_prompts() -> None:
     steps = Steps()
     for _ in range(100):
         assert not steps.step(8, plain=1.0, token=0.01, right=3, whole=False)
@@ -138,7 +138,7 @@ def test_nothing_is_guessed_in_steps_that_compute_prompts() -> None:
     assert steps.step(8, plain=1.0, token=0.01, right=3)
 
 
-def test_an_engine_whose_guesses_cost_too_much_seldom_asks_the_draft(
+def test_an_engine_whose_drafts_cost_too_much_seldom_asks_the_draft(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a clock by which each token of a step takes a second."""

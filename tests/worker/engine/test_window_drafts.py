@@ -1,4 +1,4 @@
-"""Guesses beside sliding windows: no more tokens in a step than the window has columns."""
+"""Drafts beside sliding windows: no more tokens in a step than the window has columns."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_checkpoint(path, "gemma3_text", sliding_window=WINDOW)
 
 
-def test_a_sequence_that_resumes_with_several_pending_tokens_guesses_fewer(folder: Path) -> None:
+def test_a_sequence_that_resumes_with_several_pending_tokens_drafts_fewer(folder: Path) -> None:
     plain = Engine.load(str(folder), device="cpu", dtype="fp32", prefix_cache=False)
     engine = Engine.load(
         str(folder), device="cpu", dtype="fp32", max_batch=4, draft="ngram", draft_tokens=WINDOW - 1
