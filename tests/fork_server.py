@@ -1,13 +1,15 @@
 """A process that has imported torch and this package, and forks the processes of the tests.
 
 `python -m tests.fork_server FD`: the socket FD brings a JSON object (`argv`, `env`, `cwd`,
-`new_session`) with stdin, stdout and stderr as descriptors; the answer is the process id. Each
-process is orphaned at birth, so that the test, a subreaper at that moment, becomes its parent.
+`new_session`, `terminal`) with stdin, stdout and stderr as descriptors; the answer is the process
+id. Each process is orphaned at birth, so that the test, a subreaper at that moment, becomes its
+parent.
 """
 
 from __future__ import annotations
 
 import atexit
+import fcntl
 import gc
 import io
 import json
@@ -17,6 +19,7 @@ import signal
 import socket
 import sys
 import tempfile
+import termios
 import threading
 import time
 import weakref
@@ -84,6 +87,8 @@ def become(order: dict[str, Any]) -> None:
     """Take the place of a Python that was started with these words."""
     if order["new_session"]:
         os.setsid()
+    if order["terminal"]:
+        fcntl.ioctl(0, termios.TIOCSCTTY, 0)
     os.chdir(order["cwd"])
     os.environ.clear()
     os.environ.update(order["env"])

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 COMMAND = str(Path(sys.executable).with_name("chatjobs"))
-MODULES = ("tests.worker.fake_worker", "tests.run_code")
+MODULES = ("bench.peers.chatjobs_peer", "tests.run_code", "tests.worker.fake_worker")
 # Python and the libraries read these when they start.
 AT_START = (
     *("PYTHON", "LC_", "LANG", "LD_", "MALLOC_", "ASAN_"),
@@ -23,6 +23,16 @@ AT_START = (
 PR_SET_CHILD_SUBREAPER = 36
 _execute = subprocess.Popen._execute_child  # type: ignore[attr-defined]
 _prctl = ctypes.CDLL(None).prctl
+
+
+class TakeTerminal:
+    """A preexec_fn: this side of a pseudo-terminal becomes that of the process."""
+
+    def __init__(self, side: int) -> None:
+        self.side = side
+
+    def __call__(self) -> None:
+        os.login_tty(self.side)
 
 
 class ForkServer:
@@ -41,20 +51,25 @@ class ForkServer:
             return False
         words = [os.fsdecode(word) for word in words]
         ours = words[0] == COMMAND or (words[:2] == [sys.executable, "-m"] and words[2] in MODULES)
-        plain = not (call["preexec_fn"] or call["pass_fds"] or call["shell"])
+        begin = call["preexec_fn"]
+        plain = begin is None or isinstance(begin, TakeTerminal)
+        plain = plain and not (call["pass_fds"] or call["shell"])
         environment = os.environ if call["env"] is None else call["env"]
         return ours and plain and _at_start(environment) == _at_start(self.environment)
 
     def fork(self, call: dict[str, Any]) -> int:
         """Return the id of the process, a child of this one."""
         words = [os.fsdecode(word) for word in call["args"]]
+        begin = call["preexec_fn"]
         order = {
             "argv": words if words[0] == COMMAND else words[1:],
             "env": dict(os.environ if call["env"] is None else call["env"]),
             "cwd": os.fspath(call["cwd"] or os.getcwd()),
-            "new_session": bool(call["start_new_session"]),
+            "new_session": bool(call["start_new_session"] or begin),
+            "terminal": begin is not None,
         }
         descriptors = [call["p2cread"], call["c2pwrite"], call["errwrite"]]
+        descriptors = descriptors if begin is None else [begin.side] * 3
         given = [number if one == -1 else one for number, one in enumerate(descriptors)]
         with self._lock:
             if self._connection is None:

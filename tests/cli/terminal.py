@@ -10,6 +10,7 @@ import threading
 from pathlib import Path
 
 from tests.cli.conftest import COMMAND
+from tests.forked import TakeTerminal
 from tests.waiting import PATIENCE, wait_until
 
 PROMPT_BEGINS = "\x1b[?2004h"  # the editor takes pasted text from now on
@@ -23,18 +24,14 @@ class Terminal:
 
     def __init__(self, *words: str, nice: int = 0) -> None:
         self._end, side = os.openpty()
-
-        def begin() -> None:
-            os.login_tty(side)
-            os.nice(nice)
-
         self._process = subprocess.Popen(
             [COMMAND, *words],
-            preexec_fn=begin,
-            pass_fds=(side,),
+            preexec_fn=TakeTerminal(side),
             env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "200"},
         )
         os.close(side)
+        if nice:
+            os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
         self._text = ""
         self._seen = self._prompts = 0
         self._reader = threading.Thread(target=self._read, daemon=True)

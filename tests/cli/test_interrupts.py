@@ -69,7 +69,7 @@ def test_ctrl_c_while_modules_are_imported(target: str, words: str) -> None:
 def test_ctrl_c_while_a_model_is_loaded(redis_url: str, tmp_path: Path) -> None:
     words = ["work", "-m", "demo", "--redis", redis_url, "--results", str(tmp_path)]
     code = (
-        "import os, signal, sys\n"
+        "import os, signal\n"
         "from worker.host.engine_host import EngineHost\n"
         "load = EngineHost.load\n"
         "def interrupted(self, reference):\n"
@@ -77,12 +77,10 @@ def test_ctrl_c_while_a_model_is_loaded(redis_url: str, tmp_path: Path) -> None:
         "    os.kill(os.getpid(), signal.SIGINT)\n"
         "    return load(self, reference)\n"
         "EngineHost.load = interrupted\n"
-        f"sys.argv = ['chatjobs', *{words!r}]\n"
         "from jobs.cli import main; main()\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
-    )
+    command = [sys.executable, "-m", "tests.run_code", code, "chatjobs", *words]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PATIENCE)
     assert done.returncode == 130
     assert "Traceback" not in done.stderr
     assert done.stderr.splitlines()[-1] == "interrupted"
