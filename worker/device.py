@@ -65,7 +65,7 @@ class Device:
 
     @property
     def held(self) -> tuple[Held, ...]:
-        """What each model holds, in the order of loading."""
+        """The holdings of each model, in the order of loading."""
         return tuple(owner.held for owner in self._owners)
 
     def add(self, owner: Owner) -> None:

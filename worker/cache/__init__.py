@@ -1,1 +1,1 @@
-"""The KV cache: what is known of it, its memory, prefixes that are kept, and state in files."""
+"""The KV cache: its numbers, its memory, kept prefixes, and state in files."""

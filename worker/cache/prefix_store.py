@@ -17,8 +17,8 @@ from itertools import count
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 BLOCK = 16  # tokens
-OVERHEAD = 512  # bytes of a block beside its state
-MAX_SNAPSHOTS = 64  # kept by one store, beside provisional ones
+OVERHEAD = 512  # bytes of a block in addition to its state
+MAX_SNAPSHOTS = 64  # kept by one store, not counting provisional ones
 MAX_PROVISIONAL = 16
 
 

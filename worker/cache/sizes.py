@@ -9,7 +9,7 @@ from worker.layers.kv_cache import WindowKVCache
 
 
 class Rewinding:
-    """How layers take tokens back."""
+    """The ability of layers to take tokens back."""
 
     def __init__(self, layers: Sequence[LayerCache]) -> None:
         # Whether tokens overwrite what earlier ones need; else nothing is taken back.

@@ -17,7 +17,7 @@ UNIT = 32  # outputs of a unit of work: a matrix has at least as many
 TILE_ROWS = 16  # rows of x that are packed together
 PADDING = 16  # columns in float32, see dense_linear in src/dense.cpp
 MEASURED_ROWS = (6, 8, 10, 12, 16, 20, 24, 32, 48)
-LEAST_UNPACKED = 5  # rows, which so have the bits that each has alone: a token and a draft after it
+LEAST_UNPACKED = 5  # rows, each with the bits that it has alone: a token and a draft after it
 UNLIMITED = 1 << 30  # rows
 
 

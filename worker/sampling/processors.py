@@ -121,7 +121,7 @@ class MinTokens:
 
 
 class BadWords(OutputTokens):
-    """Excludes the last token of each of these sequences after the others of it."""
+    """Excludes the last token of a sequence where the output ends with its other tokens."""
 
     def __init__(self, token_ids: Sequence[Sequence[int]]) -> None:
         super().__init__()

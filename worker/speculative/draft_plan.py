@@ -1,4 +1,4 @@
-"""The work of a draft model in one step, and what comes of it, as picklable values."""
+"""The work of a draft model in one step, and its result, as picklable values."""
 
 from __future__ import annotations
 
