@@ -99,17 +99,18 @@ class PeerProcess:
     def _last_words(self) -> str:
         """The last line that the process wrote to stderr."""
         assert self._errors is not None
-        self._errors.seek(0)
-        lines = [line.strip() for line in self._errors if line.strip()]
+        with self._errors as errors:
+            errors.seek(0)
+            lines = [line.strip() for line in errors if line.strip()]
         return lines[-1] if lines else ""
 
     def _stop(self) -> int | None:
         if self._process is None:
             return None
-        self._process.terminate()
-        status = self._process.wait()
+        with self._process as process:
+            process.terminate()
         self._process = None
-        return status
+        return process.returncode
 
     def __enter__(self) -> Self:
         return self
@@ -121,6 +122,8 @@ class PeerProcess:
         trace: TracebackType | None,
     ) -> None:
         self._stop()
+        if self._errors is not None:
+            self._errors.close()
 
 
 def export_openvino(source: Path, weight_format: str, target: Path) -> Path:
