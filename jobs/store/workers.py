@@ -1,7 +1,7 @@
 """The workers as they see each other: leases, the jobs that each has started, and who is gone.
 
-The lease of a worker is its score in one sorted set. lease_keeper.py renews it, deaths.py decides
-who has died, reaper.py returns the jobs.
+The lease of a worker is its score in one sorted set. lease_keeper.py renews it, failure_detector.py
+decides who has died, reaper.py returns the jobs.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from jobs.store.job_store import JobStore
 from jobs.store.leases import Leases, StartedJob
 from jobs.store.workers import DeadWorker, Workers
 from worker.queue.attempt import SettlementBuilder, worker_lost
-from worker.queue.deaths import Deaths
+from worker.queue.failure_detector import FailureDetector
 
 logger = logging.getLogger(__name__)
 
@@ -39,7 +39,7 @@ class Reaper:
         self._store, self._workers = store, workers
         self._settlements, self._lease_seconds = settlements, lease_seconds
         self._next_look_at_own = 0.0  # monotonic
-        self._deaths = Deaths(workers.name, lease_seconds)
+        self._detector = FailureDetector(workers.name, lease_seconds)
 
     def reap(self, known: Collection[Lease]) -> None:
         """Return the jobs of workers that have died, and jobs claimed by this worker that are not
@@ -72,9 +72,9 @@ class Reaper:
         try:
             leases = self._workers.leases()
         except redis.RedisError:
-            self._deaths.forget()
+            self._detector.forget()
             raise
-        return self._deaths.look(leases, self._workers.connections, now)
+        return self._detector.look(leases, self._workers.connections, now)
 
     def _return_jobs_of(self, dead: DeadWorker) -> None:
         leases = self._store.leases_of(dead)

@@ -21,7 +21,7 @@ class _Seen:
     since: float  # monotonic
 
 
-class Deaths:
+class FailureDetector:
     """The leases of the other workers, as one worker has seen them. A lease lasts
     `lease_seconds`."""
 
