@@ -27,13 +27,13 @@ from worker.model_spec import ModelSpec
 from worker.queue.attempt import SettlementBuilder
 from worker.queue.attempts import Attempts
 from worker.queue.circuit_breaker import CircuitBreaker
-from worker.queue.faults import Faults
 from worker.queue.lease_keeper import RENEWALS_PER_LEASE, LeaseKeeper
 from worker.queue.loading import Loading
 from worker.queue.loop import LEASE_SECONDS, WorkerLoop
 from worker.queue.publisher import Publisher
 from worker.queue.reaper import Reaper
 from worker.queue.served import Served
+from worker.queue.stages import Stages
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 from worker.record.folder import claim_folder
@@ -111,7 +111,7 @@ def serve(
             Reaper(store, workers, settlements, lease_seconds),
             breaker,
             partial(Waker, WakeLists(connect(redis_url), client)),
-            Faults(client, store.queues),
+            Stages(client, store.queues),
             lease_seconds=lease_seconds,
             grace=grace,
             burst=burst,

@@ -26,12 +26,12 @@ from worker.queue.admission import Admission
 from worker.queue.attempts import Attempts
 from worker.queue.capacity import Capacity
 from worker.queue.circuit_breaker import CircuitBreaker
-from worker.queue.faults import Faults
 from worker.queue.lease_keeper import LeaseKeeper
 from worker.queue.metrics import Metrics
 from worker.queue.outage import Outage
 from worker.queue.reaper import Reaper
 from worker.queue.served import Served
+from worker.queue.stages import Stages
 from worker.queue.waker import Waker
 from worker.queue.watchdog import Watchdog
 
@@ -66,7 +66,7 @@ class WorkerLoop:
         reaper: Reaper,
         breaker: CircuitBreaker,
         waker: Callable[[str, Callable[[], None]], Waker],
-        faults: Faults,
+        stages: Stages,
         *,
         lease_seconds: float,
         grace: float,
@@ -77,7 +77,7 @@ class WorkerLoop:
         self._backend, self._store, self._attempts = backend, store, attempts
         self._presence, self._workers, self._control = presence, workers, control
         self._watchdog, self._keeper, self._reaper = watchdog, keeper, reaper
-        self._breaker, self._faults = breaker, faults
+        self._breaker, self._stages = breaker, stages
         self._admission, self._outage = Admission(presence, store, lease_seconds), Outage()
         self._check_seconds = lease_seconds / CHECKS_PER_LEASE
         self._served, self._metrics = served, Metrics(backend, served, results)
@@ -102,7 +102,7 @@ class WorkerLoop:
         self._keeper.start()
         self._presence.birth()
         self._control.subscribe()
-        run, crashed = self._faults.run, True
+        run, crashed = self._stages.run, True
         try:
             while not self._finished():
                 self._watchdog.touch()
@@ -163,7 +163,7 @@ class WorkerLoop:
             return
         sick, pause = self._breaker.reason, self._admission.pause
         metrics = self._metrics.read(now, sick, pause, claims=self.stop_at is None)
-        jobs, run = [attempt.lease.job for attempt in self._attempts], self._faults.run
+        jobs, run = [attempt.lease.job for attempt in self._attempts], self._stages.run
         run("reporting", lambda: self._presence.report(metrics, jobs))
         run("checking leases", self._check_leases)
         run("looking for dead workers", lambda: self._reaper.reap(set(self._attempts.leases)))
@@ -285,7 +285,7 @@ class WorkerLoop:
             attempt.stop(JobError("cancelled", "the worker stops"))
         self._waker.close()  # the jobs that return wake other workers
         try:
-            self._faults.run("settling jobs", self._attempts.settle)
+            self._stages.run("settling jobs", self._attempts.settle)
             leases = self._attempts.leases
             if crashed:
                 self._reaper.reclaim_own(leases)

@@ -15,9 +15,9 @@ from tests.worker.fake_backend import FakeBackend
 from tests.worker.site import Site
 from worker.model_spec import ModelSpec
 from worker.queue.attempt import admit
-from worker.queue.faults import Faults
 from worker.queue.metrics import Metrics
 from worker.queue.served import Served
+from worker.queue.stages import Stages
 
 QUEUES = [f"{kind}:{name}" for kind in ("chat", "bulk") for name in ("org/one", "one")]
 MORE = [f"{kind}:{name}" for kind in ("chat", "bulk") for name in ("org/one", "two", "one")]
@@ -113,8 +113,8 @@ def test_a_fault_is_looked_for_in_the_queues_of_the_moment(
         backend.close()
     served = Served([one])
     store = JobStore(site.redis, served, "w1", worker_key("w1"))
-    faults = Faults(site.redis, store.queues)
+    stages = Stages(site.redis, store.queues)
     served.add(two)
     site.redis.set("rq:queue:chat:two", "foreign")
-    assert not faults.run("claiming jobs", lambda: store.claim(lambda *_: 1))
+    assert not stages.run("claiming jobs", lambda: store.claim(lambda *_: 1))
     assert "rq:queue:chat:two" in caplog.text

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 STAGE_PAUSE_SECONDS = 1.0  # before a stage that has failed is repeated
 
 
-class Faults:
+class Stages:
     """The stages of one worker that fail now. `queues`: those that it serves, as they are now."""
 
     def __init__(self, client: redis.Redis, queues: Collection[str]) -> None:
