@@ -11,10 +11,11 @@ import csv
 import json
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import IO, Any
+from typing import IO, Any, Self
 
 from jobs.api.wire import describe, not_json
 from jobs.cli.compressed import compression_of, decompressed
@@ -44,7 +45,8 @@ FOREIGN = {
 
 
 class RowFile:
-    """The rows of an open file. What can't be read twice, such as a pipe, is copied to the disk.
+    """The rows of an open file. What can't be read twice, such as a pipe, is copied to the disk;
+    the context deletes the copy.
 
     `names`: fields of a row by the names of the columns that hold them. `columns`: the names that
     were found in what was read, if there are `names`. Raises InvalidRequest for a format that can't
@@ -54,7 +56,8 @@ class RowFile:
     def __init__(self, file: IO[bytes], name: str, names: Mapping[str, str] | None = None) -> None:
         self.name, self._names = name, names or {}
         self.columns: dict[str, None] = {}  # in their order
-        self._file = file if file.seekable() else _copied(file)
+        self._copies = ExitStack()
+        self._file = file if file.seekable() else self._copied(file)
         self._start = self._file.tell()
         self._compression = compression_of(self._file.read(HEAD_BYTES))
         path = Path(name)
@@ -62,11 +65,17 @@ class RowFile:
         head = self._head()
         self._parquet = head.startswith(PARQUET)
         if self._parquet and self._compression:  # its reader goes to and fro
-            self._file, self._start, self._compression = _copied(self._opened()), 0, None
+            self._file, self._start, self._compression = self._copied(self._opened()), 0, None
         _refuse_foreign(head, self._suffix)
         self.unit = "row" if self._parquet else "line"
         json_lines = not self._parquet and self._suffix not in (".csv", *TSV_SUFFIXES)
         self.part = "field" if json_lines else "column"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        self._copies.close()
 
     def __iter__(self) -> Iterator[Row]:
         file = self._opened()
@@ -88,6 +97,12 @@ class RowFile:
         self._file.seek(self._start)
         return decompressed(self._file, self._compression) if self._compression else self._file
 
+    def _copied(self, file: IO[bytes]) -> IO[bytes]:
+        copy = self._copies.enter_context(TemporaryFile())  # noqa: SIM115 - a false alarm
+        shutil.copyfileobj(file, copy)
+        copy.seek(0)
+        return copy
+
     def _renamed(self, data: dict[str, Any]) -> dict[str, Any] | InvalidRequest:
         if self._names:
             self.columns.update(dict.fromkeys(data))
@@ -106,13 +121,6 @@ def _refuse_foreign(head: bytes, suffix: str) -> None:
             "the file is not Parquet, which begins with PAR1: name CSV .csv, tab-separated text "
             ".tsv, and JSON objects, one per line, .jsonl"
         )
-
-
-def _copied(file: IO[bytes]) -> IO[bytes]:
-    copy: IO[bytes] = TemporaryFile()  # noqa: SIM115 - it lives as long as the rows
-    shutil.copyfileobj(file, copy)
-    copy.seek(0)
-    return copy
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:

@@ -185,7 +185,7 @@ def submit(
 
     name = getattr(file, "name", "<stdin>")
     try:
-        rows = RowFile(file, name, names)
+        rows = click.get_current_context().with_resource(RowFile(file, name, names))
     except InvalidRequest as error:
         raise WrongInput(f"{name}: {error.message}") from None
     overrides = Overrides(model, run, priority, fields, keep, tenant, delay, names)

@@ -102,7 +102,8 @@ def test_a_child_of_a_dead_worker_prints_no_traceback(module: str) -> None:
         requests = [tokenizer, {"text": "a", "context": 9, "longest": 9, "seconds": 2}]
     process.stdin.write(b"".join(json.dumps(request).encode() + b"\n" for request in requests))
     process.stdin.close()
-    assert process.stderr.read() == b""
+    with process.stderr as errors:
+        assert errors.read() == b""
     assert process.wait(timeout=PATIENCE) == 1
 
 

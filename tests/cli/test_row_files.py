@@ -183,7 +183,6 @@ def test_a_pipe_is_read_twice(tmp_path: Path) -> None:
     reading, writing = os.pipe()
     os.write(writing, b'{"prompt": "a"}\n{"prompt": "b"}\n')
     os.close(writing)
-    with open(reading, "rb") as file:
-        rows = RowFile(file, "-")
+    with open(reading, "rb") as file, RowFile(file, "-") as rows:
         assert list(rows) == list(rows)
         assert len(list(rows)) == 2

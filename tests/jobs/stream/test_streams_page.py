@@ -6,6 +6,7 @@ import http.client
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import time
@@ -83,8 +84,8 @@ def port(redis_url: str) -> Iterator[int]:
     deadline = time.monotonic() + PATIENCE
     while True:
         try:
-            http.client.HTTPConnection("127.0.0.1", port).connect()
-            break
+            with socket.create_connection(("127.0.0.1", port)):
+                break
         except OSError:
             assert server.poll() is None and time.monotonic() < deadline
             time.sleep(0.05)

@@ -41,12 +41,14 @@ def tls_proxy(target: int, certificate: trustme.LeafCert) -> Listener:
     certificate.configure_cert(context)
 
     def serve(plain: socket.socket) -> None:
-        outside = context.wrap_socket(plain, server_side=True)
-        inside = socket.create_connection(("127.0.0.1", target))
-        back = threading.Thread(target=_pump, args=(inside, outside), daemon=True)
-        back.start()
-        _pump(outside, inside)
-        back.join()
+        with (
+            context.wrap_socket(plain, server_side=True) as outside,
+            socket.create_connection(("127.0.0.1", target)) as inside,
+        ):
+            back = threading.Thread(target=_pump, args=(inside, outside), daemon=True)
+            back.start()
+            _pump(outside, inside)
+            back.join()
 
     return Listener(serve)
 
