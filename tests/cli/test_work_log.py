@@ -1,4 +1,4 @@
-"""A worker does not depend on its log."""
+"""The log of a worker names what it uses, and no worker depends on its log."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from jobs import ChatRequest, Client
-from tests.cli.conftest import COMMAND
+from tests.cli.conftest import COMMAND, Run
 
 REQUEST = ChatRequest(
     model="demo",
@@ -45,3 +45,10 @@ def test_a_worker_whose_log_can_not_be_written_works(
             done = subprocess.run(["sh", "-c", 'exec "$@" 2>&-', "sh", *command])
         assert done.returncode == 0
         assert job.result(timeout=1).usage.completion_tokens == 4
+
+
+def test_the_device_is_named(run: Run, redis_url: str, tmp_path: Path) -> None:
+    words = ["--model", "demo", "--device", "cpu", "--burst", "--redis", redis_url]
+    worked = run("work", *words, "--results", str(tmp_path))
+    assert worked.exit_code == 0
+    assert "device: cpu" in worked.stderr.splitlines()

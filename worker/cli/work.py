@@ -245,7 +245,7 @@ def work(
                 state_bytes=state_bytes,
             )
             if not quiet:
-                echo(f"device: {backend.device}", err=True)
+                echo(f"device: {backend.device.torch}", err=True)
             folder = None if no_record else Path(results)
             serve(backend, specs, redis_url=url, results=folder, grace=grace, burst=burst)
         except JobError as error:
