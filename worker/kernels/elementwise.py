@@ -156,13 +156,13 @@ def _adjacent(x: Tensor) -> Tensor:
     return x if x.stride()[1:] == (x.shape[2], 1) else x.contiguous()
 
 
-def greatest(x: Tensor) -> tuple[Tensor, Tensor]:
+def argmax(x: Tensor) -> tuple[Tensor, Tensor]:
     """As torch.max(x.float(), dim=-1) of x [rows, size]: values and first indices, [rows]."""
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, size = x.shape
     values = torch.empty(rows, dtype=torch.float32)
     indices = torch.empty(rows, dtype=torch.int64)
-    library.require().greatest(
+    library.require().argmax(
         x.data_ptr(),
         x.stride(0),
         values.data_ptr(),

@@ -37,7 +37,7 @@ SIGNATURES = {
     "prepare_queries_and_keys": "plplp pffpp ipp liii iii",
     "attend_decode": "plplpl pp pppp p lll iii ff iii",
     "attend_chunks": "plplpl pp pl pp ll iii ff iii",
-    "greatest": "plppll ii",
+    "argmax": "plppll ii",
     "gather_rows": "ppp ll",
     "select_experts": "plpl iii pp ii",
     "add_biases": "ppp iii",
@@ -70,7 +70,7 @@ class Library:
     prepare_queries_and_keys: Callable[..., None]
     attend_decode: Callable[..., None]
     attend_chunks: Callable[..., None]
-    greatest: Callable[..., None]
+    argmax: Callable[..., None]
     gather_rows: Callable[..., None]
     select_experts: Callable[..., None]
     add_biases: Callable[..., None]

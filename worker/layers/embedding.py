@@ -14,10 +14,10 @@ from worker.layers.weights.quantised_tensor import Compress, QuantisedTensor, We
 from worker.layers.weights.slot import WeightSlot
 
 
-def greatest(logits: Tensor) -> tuple[Tensor, Tensor]:
+def argmax(logits: Tensor) -> tuple[Tensor, Tensor]:
     """The greatest logit of each row [rows, vocab], as float32, and its first id: [rows] each."""
     if library.serves(logits):
-        return elementwise.greatest(logits)
+        return elementwise.argmax(logits)
     best, chosen = logits.max(dim=-1)
     return best.float(), chosen
 

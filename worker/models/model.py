@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worker.layers.batch import Batch
 from worker.layers.cache import LayerCache
-from worker.layers.embedding import Embedding, Head, greatest
+from worker.layers.embedding import Embedding, Head, argmax
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
 from worker.layers.linear import LinearFactory
 from worker.layers.norm import MakeNorm, Norm, RMSNorm, ZeroCentredRMSNorm
@@ -219,7 +219,7 @@ class Decoder:
                 if number:
                     given = Inputs(given.batch.following(found[-1][1]))
                 logits = self._compute(given, caches)
-                found.append(greatest(logits[:, :vocab_size]))
+                found.append(argmax(logits[:, :vocab_size]))
             return found
 
         inputs = self._inputs(batch, count)

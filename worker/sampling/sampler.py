@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from worker.layers.embedding import greatest
+from worker.layers.embedding import argmax
 from worker.layers.transfer import read_back, to_device
 from worker.sampling.inputs import Row, SamplingBatch
 from worker.sampling.params import SamplingParams
@@ -58,7 +58,7 @@ def sample(logits: Tensor, batch: SamplingBatch) -> list[Sampled]:
     if not batch.greedy:
         logits = logits.to(torch.float32, copy=True)
     raw, logits = logits, batch.process(logits)  # log-probabilities are taken before penalties
-    best, chosen = greatest(logits)
+    best, chosen = argmax(logits)
     finite = [math.isfinite(one) for one in read_back(best)]
     token_ids: list[int] = read_back(chosen)
     if batch.greedy:

@@ -175,7 +175,7 @@ def test_queries_and_keys(
     levels=st.integers(1, 50),
     dtype=DTYPES,
 )
-def test_greatest(
+def test_argmax(
     kernels: Library,
     rows: int,
     size: int,
@@ -188,7 +188,7 @@ def test_greatest(
     x = wide.to(dtype)[:, :size]
     if special is not None:
         x[rows // 2, int(where * (size - 1))] = special
-    values, indices = elementwise.greatest(x)
+    values, indices = elementwise.argmax(x)
     expected, _ = x.float().max(dim=-1)
     torch.testing.assert_close(values, expected, rtol=0, atol=0, equal_nan=True)
     for row, best, index in zip(x.tolist(), expected.tolist(), indices.tolist(), strict=True):
@@ -198,8 +198,8 @@ def test_greatest(
             assert row[index] != row[index]
 
 
-def test_greatest_of_a_row_without_finite_logits(kernels: Library) -> None:
-    values, indices = elementwise.greatest(torch.full((2, 40), float("-inf")))
+def test_argmax_of_a_row_without_finite_logits(kernels: Library) -> None:
+    values, indices = elementwise.argmax(torch.full((2, 40), float("-inf")))
     assert values.tolist() == [float("-inf")] * 2
     assert indices.tolist() == [0, 0]
 

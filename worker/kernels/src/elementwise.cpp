@@ -166,7 +166,7 @@ void prepare_heads(const Heads& h) {
 
 // The first index of the greatest element, and that element. NaN counts as greatest, as in torch.
 template <typename T>
-float find_greatest(const T* x, int64_t size, int64_t* index) {
+float argmax_of(const T* x, int64_t size, int64_t* index) {
     constexpr int64_t BLOCK = 1024;
     float best = -INFINITY;
     int64_t block = 0;
@@ -204,11 +204,11 @@ float find_greatest(const T* x, int64_t size, int64_t* index) {
 }
 
 template <typename T>
-void find_greatest_of_rows(const T* x, int64_t stride, float* values, int64_t* indices,
+void argmax_of_rows(const T* x, int64_t stride, float* values, int64_t* indices,
                            int64_t rows, int64_t size, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows > 1 && rows * size >= SERIAL)
     for (int64_t row = 0; row < rows; row++)
-        values[row] = find_greatest(x + row * stride, size, indices + row);
+        values[row] = argmax_of(x + row * stride, size, indices + row);
 }
 
 }  // namespace
@@ -272,14 +272,14 @@ EXPORT void prepare_queries_and_keys(const void* q, int64_t q_stride, const void
 FROM_WORDS(prepare_queries_and_keys)
 
 // Per row of x [rows, size], with `stride` between rows: the greatest element and its first index.
-EXPORT void greatest(const void* x, int64_t stride, float* values, int64_t* indices, int64_t rows,
-                     int64_t size, int type, int threads) {
+EXPORT void argmax(const void* x, int64_t stride, float* values, int64_t* indices, int64_t rows,
+                   int64_t size, int type, int threads) {
     if (type == FLOAT32)
-        find_greatest_of_rows((const float*)x, stride, values, indices, rows, size, threads);
+        argmax_of_rows((const float*)x, stride, values, indices, rows, size, threads);
     else
-        find_greatest_of_rows((const bf16*)x, stride, values, indices, rows, size, threads);
+        argmax_of_rows((const bf16*)x, stride, values, indices, rows, size, threads);
 }
-FROM_WORDS(greatest)
+FROM_WORDS(argmax)
 
 // out [rows] = the rows of `table` with these numbers; `bytes` each.
 EXPORT void gather_rows(const char* table, const int64_t* numbers, char* out, int64_t rows,
