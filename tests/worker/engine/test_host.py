@@ -77,8 +77,9 @@ def test_many_threads_submit_and_one_thread_steps(
     for thread in threads:
         thread.join(PATIENCE)
     assert [texts[i] for i in range(8)] == expected
+    wait_until(lambda: not host.health().running)  # the end of an answer comes before its step's
     health = host.health()
-    assert health.alive and health.progress > 0 and not health.running
+    assert health.alive and health.progress > 0
     assert steppers == {"engine"}
     with pytest.raises(JobError, match=f"loaded: {info.name}") as caught:
         host.submit(CHAT, ask().model_copy(update={"model": "other"}), CollectingSink())
