@@ -1,5 +1,5 @@
-"""Ctrl-C: ends the command at once while it starts, and raises KeyboardInterrupt in a command that
-has something to undo or to say.
+"""Ctrl-C: ends the command at once while it starts, raises KeyboardInterrupt in a command that has
+something to undo or to say, and calls a function where code may not be interrupted at any line.
 
 While modules are imported, a KeyboardInterrupt would end in a traceback or be lost in an extension.
 """
@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 
 TYPE_CHECKING = False  # without `typing`: this is imported before Ctrl-C is handled
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from typing import Any, NoReturn
 
 INTERRUPTED = 130  # 128 + SIGINT, as shells report it
@@ -35,6 +35,30 @@ def interrupts_raise() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, _exit)
+
+
+@contextmanager
+def interrupts_call(stop: Callable[[], bool]) -> Iterator[Callable[[], bool]]:
+    """The first Ctrl-C in the block calls `stop`, which returns False if there is nothing to stop:
+    Ctrl-C then raises KeyboardInterrupt, as each further one does. `stop` may come at any line of
+    the block. Yields a function that returns True once `stop` was called."""
+    stopped = False
+
+    def handle(signum: int, frame: Any) -> None:
+        nonlocal stopped
+        if stopped or not stop():
+            signal.default_int_handler(signum, frame)
+        stopped = True
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.default_int_handler:
+        yield lambda: False
+        return
+    signal.signal(signal.SIGINT, handle)
+    try:
+        yield lambda: stopped
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _exit(signum: int, frame: Any) -> NoReturn:

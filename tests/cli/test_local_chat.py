@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from jobs.cli.dialogue import Stopped
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal
+from worker import Engine
+from worker.chat.assembly import ChoiceState
+from worker.cli.local import LocalModel
+from worker.engine.sequence import TokenEvent
 
 GREEDY = ("-o", "temperature=0")
 LOCAL = ("chat", "--local", "--model", "demo", *GREEDY)
@@ -107,6 +117,41 @@ def test_a_conversation_keeps_its_turns_in_memory(opened: list[Terminal], tmp_pa
     terminal.expect("assistant: 5")
     terminal.type("\x04")
     assert terminal.wait() == 0
+
+
+@pytest.fixture
+def interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C comes while the third events of an answer are assembled."""
+    runs, calls = ChoiceState.runs, count(1)
+
+    def interrupted(self: ChoiceState, events: list[TokenEvent]) -> Iterator[Any]:
+        if next(calls) == 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        return runs(self, events)
+
+    monkeypatch.setattr(ChoiceState, "runs", interrupted)
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_ctrl_c_leaves_no_answer_half_assembled(caplog: pytest.LogCaptureFixture) -> None:
+    fields = {"temperature": 0, "ignore_eos": True, "max_tokens": 400}
+    model = LocalModel(Engine.load("demo", device="cpu"))
+    dialogue = model.dialogue(None, fields)
+    with pytest.raises(Stopped):
+        dialogue.ask("What is 2 + 3?")
+    _, (turn,) = dialogue.read()
+    assert turn.finish_reason == "cancelled"
+    assert turn.answer["reasoning_content"].startswith("2")
+    assert not caplog.records
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.usefixtures("interrupted")
+def test_ctrl_c_ends_a_single_question(run: Run) -> None:
+    done = run(*LOCAL, "-o", "ignore_eos=true", "-o", "max_tokens=400", "What is 2 + 3?")
+    assert done.exit_code == 130
+    assert done.stderr.splitlines()[-1].endswith("interrupted")
+    assert "error" not in done.stderr
 
 
 def test_ctrl_c_stops_the_answer_and_keeps_it(opened: list[Terminal], tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from jobs.api.conversation import Turn
 from jobs.cli.dialogue import Dialogue, Stopped
+from jobs.cli.interrupts import interrupts_call
 from jobs.cli.output import echo
 from jobs.cli.printing import CUT, print_calls, print_stream
 from worker.cli.options import need_torch, refusal
@@ -64,7 +65,13 @@ class LocalModel:
 
         sink = CollectingSink()
         started = self._engine.submit(request, sink)
-        return streamed(request, started, sink, self._engine.step), sink.completion
+
+        def stop() -> bool:
+            started.cancel()
+            return True
+
+        chunks = streamed(request, started, sink, self._engine.step)
+        return _interruptible(chunks, stop), sink.completion
 
     def dialogue(self, system: str | None, fields: dict[str, Any]) -> Dialogue:
         """A conversation in memory. Raises JobError for fields that are invalid."""
@@ -86,7 +93,8 @@ class LocalDialogue:
         def chunks() -> Iterator[ChatChunk]:
             nonlocal usage
             options = {"include_usage": True}
-            for chunk in self._session.stream(question, stream_options=options):
+            answer = self._session.stream(question, stream_options=options)
+            for chunk in _interruptible(answer, self._session.stop):
                 usage = chunk.usage or usage
                 yield chunk
 
@@ -114,3 +122,18 @@ class LocalDialogue:
 
     def close(self) -> None:
         """The process ends with the conversation."""
+
+
+def _interruptible(chunks: Iterator[ChatChunk], stop: Callable[[], bool]) -> Iterator[ChatChunk]:
+    """The chunks of an answer. Ctrl-C calls `stop`, and KeyboardInterrupt is raised after the step
+    that runs: it would leave a step, or the answer, half done."""
+    from jobs import JobError
+
+    with interrupts_call(stop) as stopped:
+        try:
+            yield from chunks
+        except JobError:
+            if not stopped():
+                raise
+        if stopped():
+            raise KeyboardInterrupt

@@ -89,6 +89,16 @@ class ChatSession:
         self._request(content, fields)  # raises now, not at the first step
         return self._run(content, fields, CollectingSink())
 
+    def stop(self) -> bool:
+        """Stop the answer that is generated: the call that generates it raises JobError
+        (cancelled), and the answer is kept as far as it got, with the finish_reason `cancelled`.
+        Any thread or signal handler may call this. Returns False if no answer is generated."""
+        turn = self._turn
+        if turn is None or turn.chat.done:
+            return False
+        turn.chat.cancel()
+        return True
+
     def undo(self) -> Turn:
         """Remove the last turn, and return it. Raises JobError while one runs."""
         with self._idle():
