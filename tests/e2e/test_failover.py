@@ -110,7 +110,7 @@ def test_a_replica_that_lagged_and_was_promoted_gives_no_job_two_rows(
     replica.send(signal.SIGCONT)
     wait_until(lambda: sentinel.client.sentinel_masters()["main"]["port"] == replica.port)
     assert not replica.client.exists("filler")
-    wait_until(lambda: all(job.status().over for job in jobs))
+    site.client.wait_for_rows(jobs, timeout=PATIENCE)
     assert worker.stop() == 0
     site.assert_settled(jobs, "r1")
     site.close()

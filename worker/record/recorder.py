@@ -88,6 +88,7 @@ class Recorder:
         self._woken = threading.Event()
         self._empty = threading.Event()
         self._fault = ""  # why rows can't be written now
+        self._last_fault = ""  # the same, found since it finishes: one from before may have passed
         self._log_at = 0.0  # monotonic: when it is logged again
         self._file_since: float | None = None  # monotonic: begin of the file in progress
         self._with_others = False
@@ -137,13 +138,13 @@ class Recorder:
         they are written, or are in the parts of other recorders.
 
         `with_others`: also wait for the parts of other recorders, dead ones included. Gives up when
-        `over` returns True, which is called often, with why rows can't be written now; rows that
-        are left stay in Redis.
+        `over` returns True, which is called often, with why the last rows can't be written; rows
+        that are left stay in Redis.
         """
         self._with_others = with_others
         self._finishing.set()
         self._woken.set()
-        while not over(self._fault) and not self._empty.wait(SOON_POLL_SECONDS):
+        while not over(self._last_fault) and not self._empty.wait(SOON_POLL_SECONDS):
             pass
         self._stop.set()  # a part in progress is completed here, or by another recorder
         self._woken.set()
@@ -182,6 +183,8 @@ class Recorder:
                     continue
                 if finishing and not (self._with_others and self._plans.any_open()):
                     self._empty.set()
+            if finishing:
+                self._last_fault = self._fault
             self._woken.wait(min(pause, FINISH_PAUSE_SECONDS) if finishing else pause)
             self._woken.clear()
 

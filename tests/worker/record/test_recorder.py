@@ -344,3 +344,17 @@ def test_a_recorder_that_stops_gives_its_plan_to_others(site: Site, make: Any) -
     (site.folder / RUN).unlink()
     assert other._write_due_parts()
     assert numbers(site) == [0, 1, 2]
+
+
+def test_a_fault_that_has_passed_does_not_end_the_wait_for_the_last_rows(
+    site: Site, make: Any
+) -> None:
+    """As after an outage of Redis: the last recorder gives up sooner if it has a fault."""
+    fill(site, 3)
+    last = make("last")
+    (site.folder / RUN).write_text("in the way")
+    last.start()
+    wait_until(lambda: last.state["error"])
+    (site.folder / RUN).unlink()
+    assert last.finish(bool)  # until it has a fault
+    assert numbers(site) == [0, 1, 2]
