@@ -17,7 +17,7 @@ from torch import Tensor
 from worker.layers.transfer import read_back, to_device
 
 # Bounds of the memory for logits in one step, in rows.
-CHUNK_TOKENS = 256  # that are read of one sequence
+CHUNK_TOKENS = 256  # that are read of one sequence, and that are scored at a time
 STEP_TOKENS = 1024  # after so many, no other sequence has logits to read
 
 
@@ -118,13 +118,14 @@ def score_tokens(
     vocab]. None for an entry whose logits are not finite."""
     at = [row for first, one in wanted for row in range(first, first + one.rows)]
     token_ids = [token_id for _, one in wanted for token_id in one.token_ids]
-    rows = (logits[at] if len(at) < len(logits) else logits).float().log_softmax(-1)
-    own = rows.gather(1, to_device(token_ids, rows.device)[:, None])
-    best = rows.topk(min(max(one.top for _, one in wanted), rows.shape[1]), dim=1)
-    finite = read_back(rows.isfinite().all(1))
-    logprobs = read_back(torch.cat([own, best.values], dim=1))
-    ranks = (rows > own).sum(1, keepdim=True) + 1
-    numbers = read_back(torch.cat([ranks, best.indices], dim=1))
+    scored, top = to_device(token_ids, logits.device), max(one.top for _, one in wanted)
+    chunks = [
+        _score_chunk(logits[at[begin : begin + CHUNK_TOKENS]], ids, top)
+        for begin, ids in zip(
+            range(0, len(at), CHUNK_TOKENS), scored.split(CHUNK_TOKENS), strict=True
+        )
+    ]
+    finite, logprobs, numbers = (read_back(torch.cat(parts)) for parts in zip(*chunks, strict=True))
     found: list[list[list[TokenScore]] | None] = []
     row = 0
     for _, one in wanted:
@@ -136,6 +137,21 @@ def score_tokens(
             else None
         )
     return found
+
+
+def _score_chunk(logits: Tensor, token_ids: Tensor, top: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Of rows of logits [rows, vocab] and a token for each: whether the row is finite [rows], the
+    log-probabilities of the token and of the `top` most probable ones [rows, 1 + top], and the
+    token's rank and their ids [rows, 1 + top]. In float32, so few rows at a time."""
+    rows = logits.float().log_softmax(-1)
+    own = rows.gather(1, token_ids[:, None])
+    best = rows.topk(min(top, rows.shape[1]), dim=1)
+    ranks = (rows > own).sum(1, keepdim=True) + 1
+    logprobs, numbers = (
+        torch.cat([own, best.values], dim=1),
+        torch.cat([ranks, best.indices], dim=1),
+    )
+    return rows.isfinite().all(1), logprobs, numbers
 
 
 def _scores(token_id: int, logprobs: list[float], numbers: list[int], top: int) -> list[TokenScore]:
