@@ -255,7 +255,7 @@ def test_sigterm_returns_unfinished_jobs_in_their_order(site: Site) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_second_signal_ends_the_worker_at_once(site: Site, number: signal.Signals) -> None:
     jobs = site.submit_many([f"q{i}" for i in range(8)], words=100_000)
-    worker = site.worker(delay=0.02, grace=3600.0)
+    worker = site.worker(delay=0.02, grace=3600.0, abort_seconds=PATIENCE)
     wait_until(lambda: all(job.status().value == "started" for job in jobs))
     worker.send(number)
     time.sleep(0.5)
@@ -269,7 +269,7 @@ def test_a_second_signal_does_not_wait_for_redis(site: Site) -> None:
     with EmbeddedRedis() as server:
         other = Site(server.url, site.folder)
         jobs = other.submit_many(["a", "b"], words=100_000)
-        worker = other.worker(grace=3600.0)
+        worker = other.worker(grace=3600.0, abort_seconds=PATIENCE)
         wait_until(lambda: all(job.status().value == "started" for job in jobs))
         server.stop()
         time.sleep(1.0)

@@ -67,7 +67,7 @@ def test_a_second_signal_ends_a_worker_that_starts_a_job(site: Site) -> None:
     worker = site.worker(grace=3600.0)
     wait_until(lambda: "a slow start" in worker.output)
     worker.send(signal.SIGTERM)
-    time.sleep(0.5)
+    wait_until(partial(announced, site, worker), "the end is not announced")
     assert worker.alive
     worker.send(signal.SIGTERM)
     assert worker.wait() == EXIT_ABORTED
@@ -183,7 +183,7 @@ def test_a_worker_whose_rows_can_not_be_written_stops_and_says_so(site: Site) ->
 def test_a_burst_whose_rows_can_not_be_written_fails(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(last_rows, "FINISH_SECONDS", 2.0)
+    monkeypatch.setattr(last_rows, "FINISH_SECONDS", 5.0)
     site.folder.mkdir()
     (site.folder / "default").write_text("in the way")
     site.submit("one")

@@ -2,7 +2,8 @@
 
 The JSON object holds arguments of `serve` and of `FakeBackend`. `real`: use the real engine
 instead; `script`: token ids with which it answers, one list per choice; `prompt_caches`:
-of its models; `state_dir`: of its host. `fault` names the step of
+of its models; `state_dir`: of its host; `abort_seconds`: that its end may take after the second
+signal. `fault` names the step of
 the recorder after which the process kills itself: planned, durable, written (not renamed), renamed.
 """
 
@@ -20,6 +21,7 @@ from typing import Any
 
 from jobs import JobError
 from tests.worker.fake_backend import FakeBackend
+from worker import signals
 from worker.backend import Backend
 from worker.model_spec import ModelSpec
 from worker.record import recorder
@@ -66,6 +68,7 @@ def main() -> int:
         for one in options.pop("models", ["fake"])
     ]
     arm(options.pop("fault", ""))
+    signals.ABORT_SECONDS = options.pop("abort_seconds", signals.ABORT_SECONDS)
     options["results"] = Path(options["results"])
     try:
         serve(backend, specs, **options)
