@@ -8,6 +8,7 @@ import re
 import shlex
 import signal
 import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,12 @@ from jobs.embedded import EmbeddedRedis
 from tests.cli.conftest import COMMAND, Run
 from tests.worker.site import PATIENCE, wait_until
 
+ROOT = Path(__file__).parents[2]
+LOADS_FOR_EVER = """
+import time
+from worker.host.engine_host import EngineHost
+EngineHost.load = lambda *_: time.sleep(3600)
+"""
 REQUEST: RequestFields = {
     "model": "demo",
     "messages": [{"role": "user", "content": "2+3"}],
@@ -35,14 +42,24 @@ def server_of(client: Client) -> int:
 
 class Work:
     """`chatjobs work` with a private Redis, as a process. Further words are options. It has written
-    `until` then."""
+    `until` then. `code`: runs in its process before the command."""
 
     def __init__(
-        self, folder: Path, *words: str, until: str = " serves demo", **environment: str
+        self,
+        folder: Path,
+        *words: str,
+        until: str = " serves demo",
+        code: str = "",
+        **environment: str,
     ) -> None:
-        command = [str(COMMAND), "work", "-m", "demo", "--results", str(folder), *words]
+        command = [str(COMMAND)]
+        if code:
+            code += "\nfrom jobs.cli import main; main()"
+            command = [sys.executable, "-m", "tests.run_code", code, "chatjobs"]
+        command += ["work", "-m", "demo", "--results", str(folder), *words]
         self.process = subprocess.Popen(
             command,
+            cwd=ROOT if code else None,
             stdin=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -73,6 +90,12 @@ class Work:
         for line in self.process.stderr:
             self.output += line
         self.process.stderr.close()
+
+
+def is_in_file(folder: Path, job: str) -> bool:
+    """True if a server has written a job to its append-only file: while a sync of that file lasts,
+    it replies before it writes."""
+    return any(job.encode() in file.read_bytes() for file in folder.glob("appendonlydir/*.aof"))
 
 
 def next_command(output: str) -> list[str]:
@@ -199,6 +222,7 @@ def test_a_worker_that_ends_with_a_server_in_a_folder_names_the_command_that_goe
     work = Work(results, "--redis", f"embedded:{short}")
     with Client(work.url) as client:
         job = client.submit({**REQUEST, "job": {"run": "r1", "row": 0, "delay": 1}})
+        wait_until(lambda: is_in_file(short, job.id))
         os.kill(server_of(client), signal.SIGKILL)
     assert work.wait() == 3
     assert f"the jobs and rows that it has written to {short} are kept" in work.output
@@ -212,7 +236,8 @@ def test_a_worker_that_ends_with_a_server_in_a_folder_names_the_command_that_goe
 
 def test_a_worker_that_loads_ends_with_its_private_server(tmp_path: Path) -> None:
     words = ["--redis", "embedded"]
-    work = Work(tmp_path / "results", *words, until="private Redis:", TMPDIR=str(tmp_path))
+    loads = {"code": LOADS_FOR_EVER, "until": "private Redis:"}
+    work = Work(tmp_path / "results", *words, **loads, TMPDIR=str(tmp_path))
     with Client(work.url) as client:
         os.kill(server_of(client), signal.SIGKILL)
     assert work.wait() == 3

@@ -14,7 +14,7 @@ from jobs.store.worker_status import read_workers
 from tests.cli.conftest import Run
 from tests.cli.terminal import Terminal
 from tests.worker.fake_backend import text_of
-from tests.worker.site import Site, wait_until
+from tests.worker.site import PATIENCE, Site, wait_until
 
 
 def answer_to(content: str, words: int = 5) -> str:
@@ -32,7 +32,8 @@ def site(redis_url: str, tmp_path: Path) -> Iterator[Site]:
 
 
 def start(site: Site, opened: list[Terminal], *words: str) -> Terminal:
-    opened.append(Terminal("chat", "--model", "fake", "--redis", site.url, *words))
+    patient = ("--wait", str(PATIENCE))
+    opened.append(Terminal("chat", "--model", "fake", "--redis", site.url, *patient, *words))
     opened[-1].expect("/help")
     return opened[-1]
 
