@@ -51,6 +51,7 @@ def test_the_workers_are_read_once_in_some_seconds(
 ) -> None:
     """But each model is named once, and so is each again after some seconds."""
     publish_worker(client, "demo")
+    monkeypatch.setattr(serving, "CHECK_SECONDS", 600.0)
     before = reads_of_workers(client)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

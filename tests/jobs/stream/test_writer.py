@@ -10,6 +10,7 @@ from jobs.store.expiry import LOG_SECONDS
 from jobs.store.stream import CALL_ENTRIES
 from jobs.stream.delta import Delta
 from jobs.stream.entries import END_SEQ, Entry, end_id
+from tests.waiting import PATIENCE
 
 REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 
@@ -17,7 +18,7 @@ REQUEST = {"model": "demo", "messages": [{"role": "user", "content": "hi"}]}
 def test_an_entry_is_in_the_log_and_on_the_channel(worker):
     pubsub = worker.redis.pubsub(ignore_subscribe_messages=True)
     pubsub.subscribe(keys.live("a"))
-    pubsub.get_message(timeout=1)
+    pubsub.get_message(timeout=PATIENCE)
     delta = Delta(1, "x", "y", (TokenLogprob(token="x", logprob=-1),), "stop")
     token = {"token": "x", "logprob": -1.0, "top_logprobs": []}
     payload = {"p": [{"i": 1, "c": "x", "r": "y", "l": [token], "f": "stop"}]}
@@ -25,7 +26,7 @@ def test_an_entry_is_in_the_log_and_on_the_channel(worker):
     ((entry_id, fields),) = worker.redis.xrange(keys.log("a"))
     assert entry_id == b"2-1"
     assert json.loads(fields[b"d"]) == payload
-    message = pubsub.get_message(timeout=1)
+    message = pubsub.get_message(timeout=PATIENCE)
     assert json.loads(message["data"]) == {"id": "2-1", "d": payload}
     assert 0 < worker.redis.ttl(keys.log("a")) <= LOG_SECONDS
 
@@ -34,7 +35,7 @@ def test_a_zombie_can_neither_write_nor_publish_after_a_later_attempt(worker):
     assert worker.write("a", 2, 1, "new")
     pubsub = worker.redis.pubsub(ignore_subscribe_messages=True)
     pubsub.subscribe(keys.live("a"))
-    pubsub.get_message(timeout=1)
+    pubsub.get_message(timeout=PATIENCE)
     assert not worker.write("a", 1, 5, "old")
     assert pubsub.get_message(timeout=0.2) is None
     assert worker.redis.xlen(keys.log("a")) == 1

@@ -240,7 +240,7 @@ def test_jobs_that_nobody_waits_for_are_run(worker: FakeWorker) -> None:
 
 
 def test_a_delay_is_waited_for_and_an_endless_one_lets_waiting_time_out() -> None:
-    worker = FakeWorker([Answer("late", delay=0.05), Answer(delay=math.inf)])
+    worker = FakeWorker([Answer("late", delay=0.5), Answer(delay=math.inf)])
     first, second = worker.client().submit_many([REQUEST] * 2)
     with pytest.raises(JobError, match=r"has not ended after 0\.01 s"):
         first.result(timeout=0.01)
