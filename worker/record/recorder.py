@@ -167,6 +167,10 @@ class Recorder:
                     self._folder.probe()
                     logger.info("rows are written again")
                     self._fault = ""
+                # A round that is stopped plans nothing, whatever is left.
+                done = finishing and not wrote and not self._stop.is_set()
+                if done and not (self._with_others and self._plans.any_open()):
+                    self._empty.set()
             except (NotDurable, redis.RedisError) as error:
                 if self._stop.is_set():
                     return
@@ -181,8 +185,6 @@ class Recorder:
             else:
                 if finishing and wrote:
                     continue
-                if finishing and not (self._with_others and self._plans.any_open()):
-                    self._empty.set()
             if finishing:
                 self._last_fault = self._fault
             self._woken.wait(min(pause, FINISH_PAUSE_SECONDS) if finishing else pause)

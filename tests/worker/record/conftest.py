@@ -8,7 +8,7 @@ import pytest
 
 from jobs.store.connection.connect import connect
 from tests.disks import Disk
-from tests.worker.site import Site
+from tests.worker.site import PATIENCE, Site
 from worker.record.folder import claim_folder
 from worker.record.recorder import Recorder
 
@@ -29,6 +29,10 @@ def make(site: Site) -> Iterator[Any]:
     yield recorder
     for one in made:
         one._stop.set()
+        one._woken.set()
+    for one in made:
+        if one._thread.ident is not None:  # else its thread was not started
+            one._thread.join(PATIENCE)
         one._redis.close()
 
 

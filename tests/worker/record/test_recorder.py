@@ -335,12 +335,30 @@ def test_the_last_recorder_leaves_rows_that_come_later_to_others(
     assert site.redis.xlen(keys.outbox(RUN)) == 3
 
 
+def test_a_recorder_that_gives_up_before_it_plans_leaves_rows(
+    site: Site, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fill(site, 3)
+    last, looks = make("last"), threading.Event()
+
+    def give_up() -> None:
+        looks.set()
+        assert last._stop.wait(PATIENCE)
+
+    monkeypatch.setattr(last, "_check_folder", give_up)
+    last._finishing.set()  # before its first round
+    last.start()
+    assert not last.finish(lambda fault: looks.is_set())
+    assert site.redis.xlen(keys.outbox(RUN)) == 3
+
+
 def test_a_recorder_that_stops_gives_its_plan_to_others(site: Site, make: Any) -> None:
     fill(site, 3)
     last, other = make("last", plan_seconds=600.0), make("other", plan_seconds=600.0)
     (site.folder / RUN).write_text("in the way")
     last.start()
     assert not last.finish(bool)  # until it has a fault
+    wait_until(lambda: not last._thread.is_alive())
     (site.folder / RUN).unlink()
     assert other._write_due_parts()
     assert numbers(site) == [0, 1, 2]
