@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 PATIENCE = 180.0  # seconds after which a wait fails
@@ -19,3 +20,11 @@ def wait_until(condition: Callable[[], Any], failure: str = "") -> None:
         assert end < deadline, failure or "the condition did not become true"
         time.sleep(min(1.0, max(0.02, 4 * (end - begin))))
         begin = time.monotonic()
+
+
+def has_ended(pid: int) -> bool:
+    """True for a zombie as well: in a container nobody may reap orphans."""
+    try:
+        return ") Z " in Path(f"/proc/{pid}/stat").read_text()
+    except OSError:  # it is gone, or goes while this reads
+        return True

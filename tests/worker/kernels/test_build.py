@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tests.worker.site import wait_until
+from tests.waiting import has_ended, wait_until
 from worker.kernels import build, compilers, library
 from worker.kernels.build import AMX, AVX2, AVX512, Level
 from worker.kernels.compilers import CannotBuild
@@ -86,12 +86,6 @@ def started(folder: Path, count: int) -> list[int]:
     pids = folder / "pids"
     wait_until(lambda: pids.exists() and len(pids.read_text().split()) >= count)
     return [int(word) for word in pids.read_text().split()]
-
-
-def have_ended(pids: list[int]) -> bool:
-    """Zombies have ended as well: in a container nobody may reap orphans."""
-    stats = [Path(f"/proc/{pid}/stat") for pid in pids]
-    return all(not stat.exists() or ") Z " in stat.read_text() for stat in stats)
 
 
 def cpuinfo(path: Path, *flags: str) -> Path:
@@ -214,7 +208,7 @@ def test_a_compiler_that_hangs_is_reported_and_killed_and_torch_computes(
     notice, warning = (record.getMessage() for record in caplog.records)
     assert notice == f"compiling the CPU kernels with {fake}: this is done once on this machine"
     assert warning.startswith(f"computing with torch alone, because {fake} hangs: it did not work")
-    wait_until(lambda: have_ended(started(empty_cache, 2)))
+    wait_until(lambda: all(map(has_ended, started(empty_cache, 2))))
     assert not list(build.cache_folder().rglob("*.so"))
 
 
@@ -251,8 +245,8 @@ def test_compilers_end_with_the_process_that_waits_for_them(
     pids = started(empty_cache, 2)
     waiting.send_signal(number)
     waiting.wait()
-    wait_until(lambda: have_ended(started(empty_cache, 2)))
-    assert not have_ended([os.getpid()])
+    wait_until(lambda: all(map(has_ended, started(empty_cache, 2))))
+    assert not has_ended(os.getpid())
     assert pids
 
 

@@ -7,13 +7,12 @@ import resource
 import signal
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from jobs import JobError
-from tests.worker.site import PATIENCE, wait_until
+from tests.waiting import PATIENCE, has_ended, wait_until
 from worker.prompt import sandbox
 from worker.prompt.template import ChatTemplate
 
@@ -171,8 +170,7 @@ def test_a_renderer_exits_with_its_worker() -> None:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=PATIENCE
     )
-    process = Path(f"/proc/{int(done.stdout)}")
-    wait_until(lambda: not process.exists() or "zombie" in (process / "status").read_text())
+    wait_until(lambda: has_ended(int(done.stdout)))
 
 
 def test_a_range_is_bounded() -> None:

@@ -124,9 +124,11 @@ def test_shared_keys_of_another_type_end_no_worker(site: Site) -> None:
     site.client.serving = None
     shared = [key for key, is_shared in all_keys().items() if is_shared]
     for key in shared:
-        site.redis.delete(key)
         kind = "string" if type_of(key) != "string" else "list"
-        WRITERS[kind](site.redis, key)
+        with site.redis.pipeline() as at_once:  # else the worker may write between the two
+            at_once.delete(key)
+            WRITERS[kind](at_once, key)
+            at_once.execute()
     with pytest.raises(JobError, match="RENAME"):
         site.submit("refused")
     wait_until(lambda: keys.WORKERS in worker.output)

@@ -33,6 +33,7 @@ from jobs.stream.entries import Entry
 from tests.worker.queue.rq_jobs import fetch
 from tests.worker.queue.test_job_store import claim, ended
 from tests.worker.site import PATIENCE, Site, wait_until
+from worker.queue.loop import LEASE_SECONDS
 from worker.record.folder import ResultsFolder
 from worker.record.recorder import Recorder
 
@@ -95,7 +96,7 @@ def test_the_first_worker_starts_on_a_redis_that_jobs_have_filled_and_drains_it(
     with room(site, 1.5):
         taken, _ = fill(site, result_ttl=1)
         site.redis.config_set("maxmemory", "1")  # producers have taken all room that there was
-        worker = site.worker()
+        worker = site.worker(lease_seconds=LEASE_SECONDS)  # a third of it is its patience
         wait_until(lambda: len(site.rows()) == taken)
         (name,) = (found.decode() for found in site.redis.zrange(keys.WORKERS, 0, -1))
         wait_until(lambda: site.redis.exists(keys.worker(name)))
@@ -132,7 +133,7 @@ def test_an_overdue_job_that_cannot_be_read_stops_nothing_on_a_full_redis(site: 
     site.redis.set(job_key("damaged"), "of another program")
     job = site.submit("a")
     with site.settings(maxmemory="1"):
-        worker = site.worker()
+        worker = site.worker(lease_seconds=LEASE_SECONDS)
         wait_until(lambda: job.status().over)
         assert worker.stop() == 0
     assert "Redis fails" not in worker.output

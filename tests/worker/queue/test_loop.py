@@ -22,6 +22,7 @@ from jobs.stream.entries import END_SEQ, is_end_message
 from tests.worker.fake_backend import FakeBackend, text_of
 from tests.worker.site import Site, wait_until
 from worker.queue.lease_keeper import EXIT_HUNG
+from worker.queue.loop import LEASE_SECONDS
 
 
 def test_a_job_ends_with_its_result_its_stream_and_its_row(site: Site) -> None:
@@ -193,11 +194,12 @@ def test_the_worker_waits_while_redis_is_down(tmp_path: Path) -> None:
     server = EmbeddedRedis(tmp_path / "redis", append_only=True).start()
     site = Site(server.url, tmp_path / "results")
     jobs = site.submit_many([f"q{i}" for i in range(60)], words=20)
-    worker = site.worker(delay=0.005)
+    # A third of the lease is the patience with Redis: less would log further failures.
+    worker = site.worker(delay=0.005, lease_seconds=3.0)
     try:
         wait_until(lambda: any(job.status().over for job in jobs))
         server.stop()
-        time.sleep(1.5)  # longer than the lease
+        time.sleep(3.5)  # longer than the lease
         server.start()
         wait_until(lambda: all(job.status().over for job in jobs))
         wait_until(lambda: len(site.rows()) >= 60)
@@ -233,7 +235,7 @@ def test_redis_is_back_when_it_has_replied(
     monkeypatch.setattr(Control, "commands", read)
     monkeypatch.setattr(Presence, "may_pause", ask)
     job = site.submit(words=200)
-    site.burst(FakeBackend(delay=0.01))
+    site.burst(FakeBackend(delay=0.01), lease_seconds=LEASE_SECONDS)  # it waits long for replies
     assert job.status().value == "finished" and not down
     messages = [record.getMessage() for record in caplog.records]
     assert len([one for one in messages if one.startswith("Redis fails")]) == 1

@@ -150,7 +150,7 @@ def test_status_and_waits_say_that_no_worker_runs_it_and_cancel_ends_it(
     site: Site, queue: Queue
 ) -> None:
     name = score(queue).id
-    site.worker()
+    site.worker(lease_seconds=60.0)  # in the status for half of that without a report
     site.wait_for_workers()
     wait_until(lambda: waiting(site) == [name])
     job = site.client.job(name)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import re
+import select
 import socket
 import ssl
-import threading
 from collections.abc import Iterator
-from contextlib import closing, suppress
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -36,7 +36,8 @@ USERS = re.findall(
 
 
 def tls_proxy(target: int, certificate: trustme.LeafCert) -> Listener:
-    """Terminates TLS in front of a plain port, as stunnel does."""
+    """Terminates TLS in front of a plain port, as stunnel does. One thread serves both directions
+    of a connection: two may not use a TLS socket at once."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     certificate.configure_cert(context)
 
@@ -45,20 +46,16 @@ def tls_proxy(target: int, certificate: trustme.LeafCert) -> Listener:
             context.wrap_socket(plain, server_side=True) as outside,
             socket.create_connection(("127.0.0.1", target)) as inside,
         ):
-            back = threading.Thread(target=_pump, args=(inside, outside), daemon=True)
-            back.start()
-            _pump(outside, inside)
-            back.join()
+            other = {outside: inside, inside: outside}
+            while True:
+                ready = [outside] if outside.pending() else select.select([*other], [], [])[0]
+                for source in ready:
+                    data = source.recv(65536)
+                    if not data:
+                        return
+                    other[source].sendall(data)
 
     return Listener(serve)
-
-
-def _pump(source: socket.socket, target: socket.socket) -> None:
-    with suppress(OSError):
-        while data := source.recv(65536):
-            target.sendall(data)
-    with suppress(OSError):
-        target.shutdown(socket.SHUT_RDWR)
 
 
 @pytest.fixture(scope="module")
