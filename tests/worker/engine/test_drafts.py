@@ -90,6 +90,7 @@ def test_steps_in_which_a_model_draft_computes_two_tokens_are_replayed(tmp_path:
     model = make_checkpoint(tmp_path / "model", hidden_size=64, intermediate_size=96)
     plain = load(model, dtype="bf16", max_batch=1)
     drafted = load(model, dtype="bf16", max_batch=1, draft=str(model))
+    drafted._core.speculation._costs = None
     assert drafted.generate([PROMPT], LONG) == plain.generate([PROMPT], LONG)
     draft: Any = drafted._core.runner.draft
     forms = [form[-2:] for form in draft.model._replay._steps]

@@ -198,12 +198,16 @@ def bulk(request: ChatRequest) -> ChatRequest:
 def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
     host: EngineHost, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The engine stands still from when the batch is full until the request has come."""
-    step, submitted = EngineCore.step, threading.Event()
+    """The engine stands still from when the batch is full until the request has come, and 100
+    steps later, of 500, until the others are looked at."""
+    step, submitted, seen = EngineCore.step, threading.Event(), threading.Event()
+    steps: list[None] = []
 
     def waits(self: EngineCore) -> bool:
         if self.running == 4:
             assert submitted.wait(PATIENCE)
+            steps.append(None)
+            assert len(steps) < 100 or seen.wait(PATIENCE)
         return step(self)
 
     monkeypatch.setattr(EngineCore, "step", waits)
@@ -221,7 +225,9 @@ def test_an_interactive_request_ends_before_bulk_ones_that_fill_the_batch(
     wait_until(lambda: host.health().waiting == 5)
     submitted.set()
     assert len(interactive.wait().choices) == 3
-    assert [sink.outcome for sink in sinks] == [None] * 6
+    outcomes = [sink.outcome for sink in sinks]
+    seen.set()
+    assert outcomes == [None] * 6
     for sink in sinks:
         assert sink.wait().usage is not None
 

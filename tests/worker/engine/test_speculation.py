@@ -146,6 +146,7 @@ def test_one_at_a_time_in_bf16_drafts_change_no_bit(fields: dict[str, Any], tmp_
     plain = Engine.load(str(model), **options)
     drafts = 2 if "linear_key_head_dim" in fields else 4
     drafted = Engine.load(str(model), draft=str(near), draft_tokens=drafts, **options)
+    drafted._core.speculation._costs = None  # draft whatever it costs
     for expected, found in zip(outcomes(plain, requests), outcomes(drafted, requests), strict=True):
         assert answer(found) == answer(expected)
     assert drafted._core.speculation.accepted_tokens > 50

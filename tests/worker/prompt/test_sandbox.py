@@ -13,7 +13,7 @@ import pytest
 
 from jobs import JobError
 from tests.waiting import PATIENCE, has_ended, wait_until
-from worker.prompt import sandbox
+from worker.prompt import limited_process, sandbox
 from worker.prompt.template import ChatTemplate
 
 HELLO = {"role": "user", "content": "Hello!"}
@@ -108,6 +108,7 @@ def test_an_endless_template_is_stopped_and_the_next_one_works(
     monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setattr(sandbox, "RENDER_SECONDS", 0.2)
+    monkeypatch.setattr(limited_process, "MAX_WAIT", PATIENCE)
     error = refusal(source)
     assert error.code == "unsupported_model"
     assert error.message.startswith("the model's chat template exceeds the limits of the sandbox")
@@ -144,6 +145,7 @@ def test_unbounded_memory_is_stopped_and_the_next_template_works(
     monkeypatch: pytest.MonkeyPatch, source: str
 ) -> None:
     monkeypatch.setattr(sandbox, "RENDER_SECONDS", 0.5)
+    monkeypatch.setattr(limited_process, "MAX_WAIT", PATIENCE)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     error = refusal(source)
     assert error.code == "unsupported_model"
