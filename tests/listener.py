@@ -19,6 +19,8 @@ class Listener:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def close(self) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # ends `accept`, which would go on listening
         self._listener.close()
 
     def _accept(self) -> None:

@@ -90,6 +90,7 @@ class Terminal:
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
             self._process.wait()
+        self._reader.join(timeout=PATIENCE)  # else it could read what another test opens next
         os.close(self._end)
 
     def _read(self) -> None:
