@@ -113,8 +113,9 @@ def test_a_folder_that_can_not_be_written_is_said_and_each_start_measures(
     assert "choices are measured at each start, because they can't be kept" in caplog.text
 
 
-def test_weights_use_what_was_measured(kernels: Library, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A real measurement, with little memory."""
+@pytest.mark.usefixtures("kernels", "folder")  # in this order: the kernels are in the user's cache
+def test_weights_use_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A real measurement, with little memory: it is not kept for the user's models."""
     monkeypatch.setattr(choices, "WEIGHT_BYTES", 1 << 22)
     choices.of.cache_clear()
     weight = torch.ones(64, 64, dtype=torch.bfloat16)
