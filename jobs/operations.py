@@ -45,7 +45,7 @@ class Result(Protocol):
 
     @property
     def finish_reason(self) -> FinishReason:
-        """What its token stream ends with."""
+        """The reason at the end of its token stream."""
 
     def to_dict(self) -> dict[str, Any]: ...
 

@@ -159,7 +159,7 @@ class JobEnd:
 
     @property
     def reason(self) -> EndReason:
-        """What the token stream ends with."""
+        """The reason at the end of the token stream."""
         if self.answer is not None:
             return self.answer.finish_reason
         return "cancelled" if self.status == "canceled" else "error"

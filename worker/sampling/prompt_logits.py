@@ -97,8 +97,8 @@ class PromptLogits(PromptReader):
 
 
 def read_rows(logits: Tensor, wanted: Sequence[tuple[int, WantedRows]]) -> list[Found | None]:
-    """What is wanted of the logits [rows, vocab] of a step, of each entry from its row on; None if
-    its logits are not finite."""
+    """Read the logits [rows, vocab] of a step for each entry, from its row on. None for an entry
+    whose logits are not finite."""
     scored = [(row, one) for row, one in wanted if one.token_ids]
     scores = iter(score_tokens(logits, scored) if scored else ())
     found: list[Found | None] = []
