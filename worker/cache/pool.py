@@ -26,7 +26,6 @@ from worker.cache.changes import (
 )
 from worker.cache.copies import Copy, copy_blocks, copy_snapshot, write_copies
 from worker.cache.state_layout import StateLayout
-from worker.cache.undo import Undo
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache
 
@@ -48,7 +47,7 @@ class CachePool:
     ) -> None:
         self.shared = torch.zeros(slots, 2, dtype=torch.int64)
         self.kept: dict[int, Copy] = {}  # by the numbers of their states
-        self._protected: dict[tuple[int, bool], Undo] = {}  # by slot, of the model or its draft
+        self._protected: dict[tuple[int, bool], _Protected] = {}  # by slot; True: of the draft
         self._make_caches, self._make_draft_caches = make_caches, make_draft_caches
         self._make_layers()
 
@@ -76,9 +75,9 @@ class CachePool:
                 self.kept[state] = copy_snapshot(self.layers, slot, end)
             case Protect(slot, start, end, draft):
                 layers = self.draft_layers if draft else self.layers
-                self._protected[slot, draft] = Undo(layers, slot, start, end)
+                self._protected[slot, draft] = _Protected(layers, slot, start, end)
             case Rewind(slot, kept, draft):
-                self._protected.pop((slot, draft)).restore(kept)
+                self._protected.pop((slot, draft)).rewind(kept)
             case Drop(state):
                 self.kept.pop(state, None)
             case Retain(states):
@@ -124,6 +123,23 @@ class CachePool:
         for layer in self.layers:
             if isinstance(layer, FullKVCache):
                 layer.share(self.shared)
+
+
+class _Protected:
+    """The tokens [start, end) of one slot, with a copy of the values that they overwrite. Made
+    before they are computed."""
+
+    def __init__(self, layers: Sequence[LayerCache], slot: int, start: int, end: int) -> None:
+        self._slot, self._start, self._end = slot, start, end
+        self._saved = [
+            (layer, layer.save(slot, start, end)) for layer in layers if not layer.by_position
+        ]
+
+    def rewind(self, kept: int) -> None:
+        """Take back the tokens [kept, end); see `Rewinding.kept`."""
+        if kept < self._end:
+            for layer, saved in self._saved:
+                layer.restore(self._slot, saved, self._start, kept, self._end)
 
 
 def _clear(layers: Sequence[LayerCache], slot: int) -> None:

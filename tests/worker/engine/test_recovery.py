@@ -42,7 +42,7 @@ STATE_FILES = {
         "runner.py",
         "scheduled.py",
     ),
-    *("recurrent_cache.py", "cache.py", "speculation.py", "undo.py"),
+    *("recurrent_cache.py", "cache.py", "speculation.py"),
 }
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 
+from worker.cache.changes import Protect, Resize, Rewind
+from worker.cache.pool import CachePool
 from worker.cache.sizes import Rewinding
-from worker.cache.undo import Undo
 from worker.layers.batch import Batch, Span
 from worker.layers.cache import LayerCache
 from worker.layers.kv_cache import FullKVCache, WindowKVCache
@@ -18,7 +19,7 @@ CPU = torch.device("cpu")
 HEADS, DIM, WINDOW, SLOT = 2, 3, 6, 1
 
 
-def make(names: Sequence[str]) -> list[LayerCache]:
+def make(names: Sequence[str]) -> CachePool:
     makers: dict[str, Callable[[], LayerCache]] = {
         "full": lambda: FullKVCache(HEADS, DIM, torch.float32, CPU),
         "window": lambda: WindowKVCache(HEADS, DIM, WINDOW, torch.float32, CPU),
@@ -26,10 +27,9 @@ def make(names: Sequence[str]) -> list[LayerCache]:
             channels=2, kernel=3, heads=1, key_dim=2, value_dim=2, dtype=torch.float32, device=CPU
         ),
     }
-    layers = [makers[name]() for name in names]
-    for layer in layers:
-        layer.resize(3, 40, keep=0)
-    return layers
+    pool = CachePool(lambda: [makers[name]() for name in names], slots=3)
+    pool.execute(Resize(3, 40, keep=0))
+    return pool
 
 
 def compute(layers: Sequence[LayerCache], start: int, end: int, seed: int = 0) -> None:
@@ -53,6 +53,7 @@ def state(layers: Sequence[LayerCache], end: int) -> list[torch.Tensor]:
     return [view.clone() for layer in layers for view in layer.views(SLOT, 0, end)]
 
 
+@torch.inference_mode()
 @pytest.mark.parametrize("start", [2, 5, 13])
 @pytest.mark.parametrize("right", [0, 1, 3, 4])
 @pytest.mark.parametrize(
@@ -61,15 +62,16 @@ def state(layers: Sequence[LayerCache], end: int) -> list[torch.Tensor]:
 def test_a_slot_holds_the_tokens_that_are_kept_and_no_others(
     names: tuple[str, ...], right: int, start: int
 ) -> None:
-    layers, drafted = make(names), 4
+    pool, drafted = make(names), 4
+    layers = pool.layers
     compute(layers, 0, start)
-    undo = Undo(layers, SLOT, start, start + drafted)
+    pool.execute(Protect(SLOT, start, start + drafted))
     compute(layers, start, start + drafted, seed=1)
     held = Rewinding(layers).kept(start, start + right, start + drafted)
-    undo.restore(held)
+    pool.execute(Rewind(SLOT, held))
     all_kept = right == drafted
     assert held == (start if "recurrent" in names and not all_kept else start + right)
-    expected = make(names)
+    expected = make(names).layers
     compute(expected, 0, start)
     if held > start:
         compute(expected, start, held, seed=1)
