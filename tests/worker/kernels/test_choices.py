@@ -20,6 +20,7 @@ from worker.kernels.choices import Choices
 from worker.kernels.dense import Way
 from worker.kernels.library import Library
 from worker.layers.weights import bf16
+from worker.layers.weights.dense import linear
 
 ROWS = (2, 4, 8, 16)
 NAME = "rows of a test"
@@ -122,8 +123,25 @@ def test_weights_use_what_was_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     way = dense.Matrices([weight]).way
     assert way.few >= dense.LEAST_UNPACKED
     assert dense.Matrices([weight]).way == way
-    assert bf16.most_rows() in (0, 1, *bf16.MEASURED_ROWS)
+    assert bf16.most_rows() in (0, dense.LEAST_UNPACKED, *bf16.MEASURED_ROWS)
     assert dense.Matrices([weight], Way(False, 9)).way == Way(False, 9)
+    choices.of.cache_clear()
+
+
+@pytest.mark.usefixtures("kernels", "folder")
+def test_where_torch_is_always_faster_a_token_and_its_draft_have_the_bits_of_each_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(choices, "seconds", lambda ways, rows: [[1.0] * len(rows)] * len(ways))
+    monkeypatch.setattr(choices, "crossing", lambda rows, first, second: 0)
+    choices.of.cache_clear()
+    x, half = (torch.randn(rows, 256).to(torch.bfloat16) for rows in (6, 64))
+    x, values = x.repeat(1, 2), torch.cat([half, -half], 1)  # the sums are errors of rounding
+    weight = bf16.Bf16Weight(values)
+    for rows in range(2, dense.LEAST_UNPACKED + 1):
+        alone = torch.cat([weight(x[row : row + 1], None) for row in range(rows)])
+        assert torch.equal(weight(x[:rows], None), alone), f"{rows} rows"
+    assert torch.equal(weight(x, None), linear(x, values)), "the rest is multiplied by torch"
     choices.of.cache_clear()
 
 

@@ -23,13 +23,15 @@ def served(weight: Tensor) -> bool:
 
 
 def most_rows() -> int:
-    """Rows up to which this machine multiplies faster with the kernels than with torch, by
-    measurement; 0: it always does."""
+    """Rows up to which the kernels multiply: where they are faster than torch on this machine, by
+    measurement, and as many as have the bits that each has alone; 0: any number."""
     kept = choices.of(library.require().level.name, torch.get_num_threads())
-    return kept.get("rows that kernels multiply in bf16", _most_rows)
+    faster = kept.get("rows that kernels multiply in bf16", _faster_rows)
+    return max(faster, dense.LEAST_UNPACKED) if faster else 0
 
 
-def _most_rows() -> int:
+def _faster_rows() -> int:
+    """Rows up to which the kernels are faster, at least 1; 0: they always are."""
     weights = choices.weights()
     kernels = [partial(dense.linear, weights=dense.Matrices([one])) for one in weights]
     torch_ = [partial(linear, weight=one) for one in weights]
