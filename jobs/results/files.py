@@ -180,10 +180,30 @@ class Results:
         faults = _check(files)
         for file, reason in faults.items():
             warnings.warn(f"{file} is skipped: {reason}", BrokenFileWarning, stacklevel)
-        whole = [str(file) for file in files if file not in faults]
+        whole = [file for file in files if file not in faults]
         if not whole:
             return ds.dataset(SCHEMA.empty_table())
-        return latest_attempts(ds.dataset(whole, schema=SCHEMA, format="parquet"))
+        return latest_attempts(_dataset_of(whole))
+
+
+def _dataset_of(files: list[Path]) -> ds.FileSystemDataset:
+    """The rows of files. Rows of a version that knew no repeats have repeat_index 0, and null in
+    each other column that their file lacks."""
+    import pyarrow.compute as pc
+    import pyarrow.dataset as ds
+    from pyarrow.fs import LocalFileSystem
+
+    form, system = ds.ParquetFileFormat(), LocalFileSystem()
+    first = pc.field("repeat_index") == pa.scalar(0, pa.int32())
+    fragments = [
+        form.make_fragment(
+            str(file),
+            system,
+            None if "repeat_index" in pq.read_schema(file).names else first,
+        )
+        for file in files
+    ]
+    return ds.FileSystemDataset(fragments, SCHEMA, form, system)
 
 
 def _check(files: list[Path]) -> dict[Path, str]:

@@ -10,20 +10,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
-KEY = "row_index"  # an integer, and so cheaper to compare than job_id
+KEY = ("row_index", "repeat_index")  # integers, and so cheaper to compare than job_id
 ATTEMPT = ("job_id", "attempt", "finished_at")  # of one job, the greatest is the newest
 UNKNOWN = 0  # a time for sorting, of a job without one
 
 
 def latest_attempts(rows: ds.Dataset) -> ds.Dataset:
-    """The rows of the newest attempt at each job, lazily. Reads one column, and more of them only
-    if a row_index occurs twice."""
-    first_choices = rows.to_table([KEY], filter=pc.field("choice_index") == 0)[KEY]
-    if pc.count_distinct(first_choices).as_py() == len(first_choices):
+    """The rows of the newest attempt at each job, lazily. Reads the columns of KEY, and more of
+    them only if a key occurs twice."""
+    first_choices = rows.to_table([*KEY], filter=pc.field("choice_index") == 0)
+    counts = first_choices.group_by([*KEY]).aggregate([([], "count_all")])
+    if len(counts) == len(first_choices):
         return rows
-    counts = first_choices.value_counts()
-    repeated = counts.field("values").filter(pc.greater(counts.field("counts"), 1))
-    attempts = rows.to_table([*ATTEMPT], filter=pc.field(KEY).isin(repeated))
+    twice = counts.filter(pc.field("count_all") > 1)["row_index"].unique()
+    attempts = rows.to_table([*ATTEMPT], filter=pc.field("row_index").isin(twice))
     moment = pc.coalesce(attempts["finished_at"].cast(pa.int64()), pa.scalar(UNKNOWN, pa.int64()))
     attempts = attempts.set_column(2, "finished_at", moment).group_by([*ATTEMPT]).aggregate([])
     attempts = attempts.sort_by([(name, "ascending") for name in ATTEMPT])

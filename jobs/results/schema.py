@@ -1,8 +1,9 @@
 """The Arrow schema of a result row. Each field is described by its metadata key `description`.
 
-A row is one choice of one job; (run_id, row_index, choice_index) is unique. DuckDB, Polars, pandas
-and Hugging Face datasets all read the types without conversion: JSON text where the structure
-varies, no maps, no UUIDs, no types inferred from data.
+A row is one choice of one chat, one scored continuation, one pick among choices or one scored text;
+(run_id, row_index, repeat_index, choice_index) is unique. DuckDB, Polars, pandas and Hugging Face
+datasets all read the types without conversion: JSON text where the structure varies, no maps, no
+UUIDs, no types inferred from data.
 """
 
 from __future__ import annotations
@@ -39,6 +40,17 @@ FAILURES = pa.list_(
         [("attempt", pa.int16()), ("at", TIME), ("worker", TEXT), ("code", TEXT), ("message", TEXT)]
     )
 )
+CHOICES = pa.list_(
+    pa.struct(
+        [
+            ("text", TEXT),
+            ("logprob_sum", pa.float64()),
+            ("is_greedy", pa.bool_()),
+            ("scored_tokens", pa.int32()),
+            ("scored_bytes", pa.int32()),
+        ]
+    )
+)
 TOP_LOGPROBS = pa.list_(
     pa.list_(pa.struct([("token_id", pa.int32()), ("token", TEXT), ("logprob", pa.float32())]))
 )
@@ -59,45 +71,61 @@ KEY = [
     _required(
         "row_index", pa.int64(), "row in the input data set; 2**62 and above: hash of the job id"
     ),
-    _required("choice_index", pa.int16(), "index of the answer among the n requested"),
+    _required(
+        "repeat_index", pa.int32(), "which sample of the input row; 0 unless there are several"
+    ),
+    _required(
+        "choice_index",
+        pa.int16(),
+        "index of the answer among the n requested, or of the continuation among those given",
+    ),
     _required("attempt", pa.int16(), "number of the attempt; 0: cancelled before the first"),
     _required("request_hash", TEXT, "SHA-256 of the request fields that affect the answer"),
-    _required("operation", TEXT, "always chat"),
+    _required("operation", TEXT, "chat, loglikelihood, choice or perplexity"),
     _required("status", TEXT, "ok, error or cancelled"),
     _required("model", TEXT, "model name in the request"),
     _optional("custom_id", TEXT, "key given by the user"),
     _optional("session", TEXT, "session given by the user"),
     _optional("tenant", TEXT, "tenant given by the user"),
     _optional("tags", pa.list_(TEXT), "tags given by the user"),
-    # Reserved for scoring, like is_greedy and scored_bytes below; null today.
-    _optional("dataset", TEXT, "data set of the sample"),
+    _optional("dataset", TEXT, "data set of the sample; reserved, null today"),
 ]
 INPUT = [
     _optional("messages", MESSAGES, "the conversation; parts of a message's content are joined"),
+    _optional("prompt", TEXT, "text of a prompt that is no conversation, or the text to score"),
     _optional(
         "prompt_token_ids", pa.list_(pa.int32()), "token ids of the prompt, after the chat template"
     ),
+    _optional("continuation", TEXT, "the text that was scored after the prompt"),
     _optional("tools", TEXT, "JSON: tools of the request"),
     _optional("response_format", TEXT, "JSON: response_format of the request"),
     _optional("target", TEXT, "expected answer"),
     _optional("metadata", TEXT, "JSON: metadata of the request"),
 ]
 OUTPUT = [
-    _optional("text", TEXT, "the answer; partial if the job failed or was cancelled"),
+    _optional(
+        "text", TEXT, "the answer, or the choice that was picked; partial if the job didn't finish"
+    ),
     _optional("reasoning", TEXT, "reasoning before the answer"),
     _optional("tool_calls", TOOL_CALLS, "tool calls of the answer; arguments are JSON"),
     _optional("parsed", TEXT, "JSON: the answer, if the response_format is JSON and it is valid"),
     _optional("finish_reason", TEXT, "stop, length, tool_calls, cancelled or error"),
-    _optional("output_token_ids", pa.list_(pa.int32()), "token ids of the answer"),
+    _optional(
+        "output_token_ids", pa.list_(pa.int32()), "token ids of the answer, or the scored ones"
+    ),
 ]
 LIKELIHOOD = [
     _optional("logprob_sum", pa.float64(), "sum of token_logprobs"),
     _optional("is_greedy", pa.bool_(), "whether every scored token was the most probable one"),
     _optional("scored_tokens", pa.int32(), "tokens in logprob_sum"),
     _optional("scored_bytes", pa.int32(), "UTF-8 bytes of the scored tokens"),
+    _optional("scored_words", pa.int32(), "words of a scored text, as white space separates them"),
+    _optional("truncated_tokens", pa.int32(), "tokens that were cut from the left of the prompt"),
     _optional(
         "token_logprobs", pa.list_(pa.float32()), "natural log-probability of each output token"
     ),
+    _optional("choices", CHOICES, "the texts to pick from, with the scores of each"),
+    _optional("picked_index", pa.int16(), "index in choices of the one that was picked"),
     _optional("top_logprobs", TOP_LOGPROBS, "the most probable tokens at each position"),
 ]
 USAGE = [

@@ -87,7 +87,7 @@ def _check_end(job: Submitted, rows: list[dict[str, Any]]) -> Iterator[str]:
 
 def check_rows(results: Results, rows: dict[str, list[dict[str, Any]]]) -> Iterator[str]:
     """One row per key, also in the files, and no file is incomplete."""
-    names = ("run_id", "row_index", "choice_index")
+    names = ("run_id", "row_index", "repeat_index", "choice_index")
     seen = Counter(tuple(row[name] for name in names) for mine in rows.values() for row in mine)
     for key, count in seen.items():
         if count > 1:

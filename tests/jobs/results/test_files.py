@@ -52,6 +52,21 @@ def test_results_reads_the_run_as_a_table(results):
     assert errors.num_rows == 5
 
 
+def test_files_of_a_version_that_knew_fewer_columns_are_read(results):
+    """repeat_index is 0 there, and not null; the others are null."""
+    added = ["repeat_index", "prompt", "continuation", "choices", "picked_index"]
+    (part,) = [file for file in results.files("r1") if file.name == "part-a.parquet"]
+    older = pq.read_table(part).drop_columns(added)
+    pq.write_table(older, part)
+    read = results.table("r1", ["row_index", *added])
+    assert read.num_rows == 45
+    assert set(read["repeat_index"].to_pylist()) == {0}
+    assert read["choices"].null_count == 45
+    first = results.dataset("r1").to_table(filter=ds.field("repeat_index") == 0)
+    assert first.num_rows == 45 and first.schema.equals(SCHEMA)
+    assert results.dataset("r1").count_rows(filter=ds.field("repeat_index") > 0) == 0
+
+
 def test_a_broken_file_is_skipped_with_a_warning(results):
     samples = results.path("r1") / "samples"
     (samples / "part-c.parquet").write_bytes((samples / "part-b.parquet").read_bytes()[:-9])
@@ -73,7 +88,9 @@ def test_duckdb_reads_it(results):
         "group by 1 order by 1"
     ).fetchall()
     assert sums == [("error", 5, None, None, None, 5.0), ("ok", 40, 80, "2+3", "6", 103.5)]
-    keys = duckdb.sql(f"select count(distinct (run_id, row_index, choice_index)) from '{parts}'")
+    keys = duckdb.sql(
+        f"select count(distinct (run_id, row_index, repeat_index, choice_index)) from '{parts}'"
+    )
     assert keys.fetchall() == [(45,)]
     metadata = duckdb.sql(f"select key, value from parquet_kv_metadata('{parts}')").fetchall()
     assert (b"chatjobs.schema_version", b"1") in metadata

@@ -49,6 +49,10 @@ PARTS = {
         [row(0, 1, "old"), row(0, 1, "old", choice_index=1), row(1, 1, "one")],
         [row(0, 2, "new"), row(2, 1, "two")],
     ),
+    "a repeat of the row": (
+        [row(0, 1, "old", repeat_index=1), row(1, 1, "one")],
+        [row(0, 2, "new", repeat_index=1), row(2, 1, "two")],
+    ),
     "a job that never ran": (
         [row(0, 0, "old", finished_at=None), row(1, 0, "one", finished_at=None)],
         [row(0, 1, "new"), row(2, 1, "two")],
@@ -72,6 +76,11 @@ def test_all_choices_of_the_newest_attempt_are_read(tmp_path: Path) -> None:
 def test_rows_of_different_jobs_are_never_dropped(tmp_path: Path) -> None:
     other = row(0, 1, "b", job_id="other")
     assert texts(write(tmp_path, [row(0, 2, "a"), row(0, 1, "old")], [other])) == ["a", "b"]
+
+
+def test_repeats_of_a_row_are_rows_of_their_own(tmp_path: Path) -> None:
+    repeats = [row(0, 2, text, repeat_index=n, job_id=text) for n, text in enumerate("ab")]
+    assert sorted(texts(write(tmp_path, repeats, [row(0, 1, "old", job_id="a")]))) == ["a", "b"]
 
 
 def test_many_keys_with_two_rows(tmp_path: Path) -> None:
