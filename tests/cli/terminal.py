@@ -19,10 +19,9 @@ CONTROL = re.compile(r"\x1b(\[[0-9;?]*[a-zA-Z]|\][^\x07]*\x07|[=>])")
 
 
 class Terminal:
-    """A command whose terminal this test reads and types into. `nice`: lowers its priority below
-    that of the test, which must not come too late for it."""
+    """A command whose terminal this test reads and types into."""
 
-    def __init__(self, *words: str, nice: int = 0) -> None:
+    def __init__(self, *words: str) -> None:
         self._end, side = os.openpty()
         self._process = subprocess.Popen(
             [COMMAND, *words],
@@ -30,8 +29,6 @@ class Terminal:
             env={**os.environ, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1", "COLUMNS": "200"},
         )
         os.close(side)
-        if nice:
-            os.setpriority(os.PRIO_PROCESS, self._process.pid, nice)
         self._text = ""
         self._seen = self._prompts = 0
         self._reader = threading.Thread(target=self._read, daemon=True)

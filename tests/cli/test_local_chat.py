@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from itertools import count
@@ -18,10 +19,12 @@ from tests.cli.terminal import Terminal
 from worker import Engine
 from worker.chat.assembly import ChoiceState
 from worker.cli.local import LocalModel
+from worker.demo import MODEL_DIR
 from worker.engine.sequence import TokenEvent
 
 GREEDY = ("-o", "temperature=0")
 LOCAL = ("chat", "--local", "--model", "demo", *GREEDY)
+CONTEXT = 65536
 
 
 def test_a_question_is_answered_without_redis(run: Run) -> None:
@@ -154,9 +157,19 @@ def test_ctrl_c_ends_a_single_question(run: Run) -> None:
     assert "error" not in done.stderr
 
 
+def long_demo(folder: Path) -> Path:
+    """The demo model with a context that an answer fills in minutes: a busy machine has the time to
+    interrupt it."""
+    path = Path(shutil.copytree(MODEL_DIR, folder / "demo"))
+    config = json.loads((path / "config.json").read_text())
+    (path / "config.json").write_text(json.dumps(config | {"max_position_embeddings": CONTEXT}))
+    return path
+
+
 def test_ctrl_c_stops_the_answer_and_keeps_it(opened: list[Terminal], tmp_path: Path) -> None:
-    long = ("-o", "ignore_eos=true", "-o", "max_tokens=400")
-    opened.append(Terminal(*LOCAL, *long, nice=19))
+    words = ("chat", "--local", "--model", str(long_demo(tmp_path)), *GREEDY)
+    long = ("-o", "ignore_eos=true", "-o", f"max_tokens={CONTEXT // 2}")
+    opened.append(Terminal(*words, *long))
     (terminal,) = opened
     terminal.expect("/help lists the commands")
     terminal.type("What is 2 + 3?\r")
