@@ -200,7 +200,7 @@ def submit(
         runs: set[str] = set()
         try:
             _check_taken(connected, rows, overrides)
-            for one in _enqueue(connected, rows, overrides, count):
+            for one in _submit_rows(connected, rows, overrides, count):
                 done += 1
                 existed += one.existed_before
                 if one.ended_before:
@@ -311,7 +311,7 @@ def _check_taken(connected: Client, rows: RowFile, overrides: Overrides) -> None
         raise _invalid_rows(rows, errors, total, "refused")
 
 
-def _enqueue(
+def _submit_rows(
     connected: Client, rows: RowFile, overrides: Overrides, count: int
 ) -> Iterator[Submitted]:
     """Enqueue the rows, and yield the job of each. Raises Failure or JobError with the first row
@@ -321,11 +321,11 @@ def _enqueue(
     from jobs.results.outbox import DEFAULT_RUN
     from jobs.store.custom_ids import enqueue_rows
 
-    enqueue = partial(connected.enqueue, by_custom_id=True)
+    try_submit = partial(connected.try_submit, by_custom_id=True)
     done = 0
     for chunk in _chunks(islice(_valid(rows, overrides), count)):
         try:
-            found = enqueue_rows(connected.redis, enqueue, [line.request for line in chunk])
+            found = enqueue_rows(connected.redis, try_submit, [line.request for line in chunk])
         except JobError as error:
             raise _stopped(rows, chunk[0].number, error, done, count) from None
         refused: list[tuple[int, JobError]] = []

@@ -71,7 +71,7 @@ class Client:
         """
         parsed = ChatRequest.parse(request)
         with self._waiting_until(durable) as enqueued:
-            enqueued += self._enqueue([parsed], [parsed])
+            enqueued += self._submit_all([parsed], [parsed])
             return enqueued[0]
 
     def submit_many(self, requests: Iterable[RequestInput], *, durable: bool = False) -> list[Job]:
@@ -83,17 +83,18 @@ class Client:
         with self._waiting_until(durable) as enqueued:
             if isinstance(requests, Collection):
                 parsed = parse_many(requests)
-                enqueued += self._enqueue(parsed, parsed)
+                enqueued += self._submit_all(parsed, parsed)
                 return enqueued
             for window in windows(requests):
-                enqueued += self._enqueue(window, [None] * len(window), first=len(enqueued))
+                enqueued += self._submit_all(window, [None] * len(window), first=len(enqueued))
             return enqueued
 
-    def enqueue(
+    def try_submit(
         self, requests: Sequence[ChatRequest], *, by_custom_id: bool = False
     ) -> list[Enqueued | JobError]:
-        """Enqueue checked requests: for each its job, or why it is refused. Raises JobError if
-        none is enqueued. `by_custom_id`: custom_id identifies the rows of those that have one."""
+        """Enqueue checked requests. Returns for each its job, or the error of one that is refused.
+        Raises JobError if none can be enqueued. `by_custom_id`: custom_id identifies the rows of
+        those that have one."""
         self._eviction.require(self.redis)
         found = enqueue(self.redis, requests, self._result_ttl, by_custom_id=by_custom_id)
         if self.serving is not None:
@@ -193,11 +194,12 @@ class Client:
         except RedisError as error:
             raise redis_failure(self.redis, error) from error
 
-    def _enqueue(
+    def _submit_all(
         self, requests: list[ChatRequest], kept: Sequence[ChatRequest | None], first: int = 0
     ) -> list[Job]:
-        """`kept`: the requests that the jobs keep."""
-        found = self.enqueue(requests)
+        """Enqueue checked requests, or raise the error of the first one that is refused. `kept`:
+        the requests that the jobs keep. `first`: the number of the first request."""
+        found = self.try_submit(requests)
         refused = [(n, one) for n, one in enumerate(found) if isinstance(one, JobError)]
         if refused:
             raise first_refusal(refused, len(found), first)

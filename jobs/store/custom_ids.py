@@ -41,11 +41,11 @@ def content_id(request: ChatRequest) -> str:
 
 def enqueue_rows(
     redis: Redis,
-    enqueue: Callable[[list[ChatRequest]], list[Enqueued | JobError]],
+    try_submit: Callable[[list[ChatRequest]], list[Enqueued | JobError]],
     requests: Sequence[ChatRequest],
 ) -> list[Enqueued | JobError]:
     """Give requests of a file their rows, and enqueue them: for each its job, or why it is refused.
-    `enqueue` is `Client.enqueue` with `by_custom_id`. Raises JobError if none is enqueued, and
+    `try_submit` is that of `Client` with `by_custom_id`. Raises JobError if none is enqueued, and
     redis.RedisError.
 
     A custom_id that loses its row to another submit at the same time gets another one.
@@ -56,7 +56,7 @@ def enqueue_rows(
         given = FileRows(redis, is_checked=True).give([requests[n] for n in left])
         found |= {n: error for n, error in zip(left, given, strict=True) if error is not None}
         ready = [n for n, error in zip(left, given, strict=True) if error is None]
-        sent = enqueue([requests[n] for n in ready]) if ready else []
+        sent = try_submit([requests[n] for n in ready]) if ready else []
         found |= zip(ready, sent, strict=True)
         left = [n for n in ready if _has_lost_row(found[n])]
         if not left:

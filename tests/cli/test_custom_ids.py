@@ -361,15 +361,15 @@ def test_rows_that_another_submit_takes_during_the_check_are_passed_over(
 def test_custom_ids_whose_rows_another_submit_takes_meanwhile_get_others(
     run: Run, client: Client, command: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words, enqueue, others = [*command, "--run", "r"], Client.enqueue, []
+    words, try_submit, others = [*command, "--run", "r"], Client.try_submit, []
 
-    def enqueue_after_others(self: Client, *args: Any, **options: Any) -> Any:
+    def submit_after_others(self: Client, *args: Any, **options: Any) -> Any:
         if not others:
             others.append(prompts(x="first", b="two", y="third"))
             assert run(*words, input=others[0]).exit_code == 0
-        return enqueue(self, *args, **options)
+        return try_submit(self, *args, **options)
 
-    monkeypatch.setattr(Client, "enqueue", enqueue_after_others)
+    monkeypatch.setattr(Client, "try_submit", submit_after_others)
     found = run(*words, input=prompts(a="one", b="two", c="three"))
     assert found.exit_code == 0, found.stderr
     assert found.stderr.endswith("2 jobs enqueued; 1 job existed before\n")
