@@ -37,7 +37,7 @@ class Attempt:
     handle: Handle | None = None
     stop_reason: JobError | None = None  # set if the worker stopped it
     outcome: Outcome | None = None
-    generation: int = 0  # of the circuit breaker, when it was started
+    breaker_epoch: int = 0  # when it was started
     generated: bool = False  # it has generated something
 
     @property

@@ -107,7 +107,7 @@ class Attempts:
             self._refuse(claimed, failure_of(error))
             return 0
         self._running[claimed.lease.job] = attempt
-        attempt.generation = self._breaker.generation
+        attempt.breaker_epoch = self._breaker.epoch
         try:
             sink = AttemptSink(attempt, self._events)
             attempt.handle = self._backend.submit(attempt.operation, attempt.request, sink)
@@ -259,7 +259,7 @@ class Attempts:
         if deltas:
             if not attempt.generated:
                 attempt.generated = True
-                self._breaker.generates(attempt.generation)
+                self._breaker.generates(attempt.breaker_epoch)
             if attempt.request.publishes:
                 attempt.stream.add(deltas)
         if outcome is None:
@@ -271,7 +271,7 @@ class Attempts:
     def _end(self, attempt: Attempt, outcome: Outcome) -> None:
         attempt.outcome = outcome
         self._breaker.ended(
-            attempt.lease.job, outcome, attempt.generation, generated=attempt.generated
+            attempt.lease.job, outcome, attempt.breaker_epoch, generated=attempt.generated
         )
         self._ended.append(attempt)
 

@@ -29,8 +29,7 @@ class CircuitBreaker:
 
     def __init__(self) -> None:
         self.reason = ""
-        # Number of failures ever: what started in an earlier generation proves nothing.
-        self.generation = 0
+        self.epoch = 0  # pauses so far: a job that was started in an earlier epoch proves nothing
         self._failures = 0  # in a row, each of which led to a pause
         self._until = 0.0  # monotonic: end of the pause
         self._probing = False
@@ -54,15 +53,15 @@ class CircuitBreaker:
         """The claimed jobs have ended or were returned: the next one may be a probe."""
         self._probing = False
 
-    def generates(self, generation: int) -> None:
-        """A job that was started in `generation` generates."""
-        if self._failures and generation == self.generation and not self._needs_end:
+    def generates(self, epoch: int) -> None:
+        """A job that was started in `epoch` generates."""
+        if self._failures and epoch == self.epoch and not self._needs_end:
             self._close()
 
-    def ended(self, job: str, outcome: Outcome, generation: int, *, generated: bool) -> None:
-        """A job that was started in `generation` has ended. A cancelled job, or one whose request
-        is at fault, proves nothing."""
-        if generation != self.generation:
+    def ended(self, job: str, outcome: Outcome, epoch: int, *, generated: bool) -> None:
+        """A job that was started in `epoch` has ended. A cancelled job, or one whose request is at
+        fault, proves nothing."""
+        if epoch != self.epoch:
             return
         error = outcome.error
         if error is None:
@@ -77,7 +76,7 @@ class CircuitBreaker:
                 self._pause(f"jobs fail: {error.message}")
 
     def _pause(self, reason: str) -> None:
-        self.generation += 1
+        self.epoch += 1
         self._failures += 1
         first, longest = BREAKER_PAUSE_SECONDS
         self._until = time.monotonic() + min(longest, first * 2 ** min(self._failures - 1, 20))

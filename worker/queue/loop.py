@@ -198,12 +198,12 @@ class WorkerLoop:
         others = [job for job in found if job.belongs_to_others]
         self._isolating = any(job.suspect for job in claimed)
         surplus: list[Lease] = []
-        generation = self._breaker.generation
+        epoch = self._breaker.epoch
         if claimed:
             self._breaker.claimed()
         for job in claimed:
             name, bulk = self._store.model_of(job.lease)
-            may_start = self.stop_at is None and self._breaker.generation == generation
+            may_start = self.stop_at is None and self._breaker.epoch == epoch
             if may_start and capacity.of(name, bulk):
                 capacity.use(name, bulk, self._attempts.start(job))
                 self._watchdog.touch()  # starting many jobs may take minutes

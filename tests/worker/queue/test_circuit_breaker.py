@@ -221,18 +221,18 @@ def state(breaker: CircuitBreaker) -> tuple[bool, bool, str]:
 
 def fail(breaker: CircuitBreaker, job: str = "a", error: JobError = ERROR) -> None:
     """A job that was started now fails before its first token."""
-    breaker.ended(job, Outcome(error=error), breaker.generation, generated=False)
+    breaker.ended(job, Outcome(error=error), breaker.epoch, generated=False)
 
 
 def test_only_what_started_after_a_failure_shows_recovery() -> None:
     breaker = CircuitBreaker()
-    before = breaker.generation
+    before = breaker.epoch
     for _ in range(OPEN_FAILURES):
         fail(breaker)
     breaker.generates(before)  # it was running already
     breaker.ended("b", Outcome(), before, generated=True)
     assert state(breaker) == (True, False, "jobs cannot be started: OSError: no memory")
-    breaker.generates(breaker.generation)
+    breaker.generates(breaker.epoch)
     assert state(breaker) == (False, True, "")
 
 
@@ -243,12 +243,12 @@ def test_a_device_that_fails_after_the_first_token_works_when_a_job_succeeds(
     breaker = CircuitBreaker()
     internal = Outcome(error=JobError("internal", "NaN"))
     for job in ("a", "b", "c"):
-        breaker.generates(breaker.generation)
-        breaker.ended(job, internal, breaker.generation, generated=generated)
+        breaker.generates(breaker.epoch)
+        breaker.ended(job, internal, breaker.epoch, generated=generated)
     assert breaker.reason == "jobs fail: NaN"
-    breaker.generates(breaker.generation)
+    breaker.generates(breaker.epoch)
     assert breaker.half_open is generated
-    breaker.ended("d", Outcome(), breaker.generation, generated=True)
+    breaker.ended("d", Outcome(), breaker.epoch, generated=True)
     assert state(breaker) == (False, True, "")
 
 
@@ -258,7 +258,7 @@ def test_errors_of_requests_and_successes_between_do_not_stop_a_worker() -> None
         for code in ("internal", "invalid_request", "cancelled", "out_of_memory"):
             fail(breaker, job, JobError(code, "x"))
         if job in "bd":
-            breaker.ended("good", Outcome(), breaker.generation, generated=True)
+            breaker.ended("good", Outcome(), breaker.epoch, generated=True)
         assert not breaker.half_open
 
 
