@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import logging
 import queue
-import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
 import redis
 
-from jobs.api.job_options import DEFAULT_RETRIES
 from jobs.errors import JobError, failure_of
 from jobs.sizes import size_text
 from jobs.store.claimed_job import ClaimedJob, Lease
@@ -26,23 +24,13 @@ from worker.queue.attempt import Attempt, SettlementBuilder, admit
 from worker.queue.attempt_sink import AttemptSink, Event, Pending, Woken
 from worker.queue.circuit_breaker import CircuitBreaker
 from worker.queue.publisher import Publisher
+from worker.queue.retry import retry_of
 
 logger = logging.getLogger(__name__)
 
 # How long events are collected for one round of publishing and settling: per running job, and at
 # most. A round takes the GIL from the engine's thread, so many jobs share one.
 COLLECT_SECONDS_PER_JOB, MAX_COLLECT_SECONDS = 0.004, 0.05
-
-
-# Seconds before the first retry of a job, and at most.
-RETRY_SECONDS, MAX_RETRY_SECONDS = 1.0, 60.0
-
-
-def retry_pause(retried: int) -> float:
-    """Seconds until a job that was retried so many times is queued again. A random part keeps jobs
-    that failed together from returning together."""
-    longest = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0 ** min(retried, 20))
-    return longest * random.uniform(0.5, 1.0)
 
 
 def _reason(error: redis.RedisError, size: int) -> str:
@@ -229,26 +217,16 @@ class Attempts:
             return self._settlements.for_error(attempt.claimed, reason)
 
     def _requeue(self, attempt: Attempt) -> bool:
-        """Return a job to its queue after a retryable error, if it has a retry left. Each retry
-        waits twice as long as the one before, or as long as RQ's `Retry` says."""
-        error = attempt.error
-        if error is None or error.code == "cancelled":
+        """Return a job to its queue if it is to be retried. False if it ends."""
+        retry, claimed, error = retry_of(attempt), attempt.claimed, attempt.error
+        if retry is None or error is None:
             return False
-        claimed, terms = attempt.claimed, attempt.claimed.terms
+        leases, pause = self._store.leases, retry.pause
         failures = self._settlements.failures(claimed, error)
-        if isinstance(error, MachineError):
-            pause = retry_pause(terms.machine_errors)
-            return self._store.leases.return_after_machine_error(attempt.lease, pause, failures)
-        # RQ retries after any error, `job.retries` are for those that may not happen again.
-        own = attempt.request.job.retries
-        own = (DEFAULT_RETRIES if own is None else own) if error.retryable else 0
-        allowed = max(own, terms.retries)
-        if claimed.retried >= allowed:
-            return False
-        interval = terms.interval(claimed.retried)
-        pause = retry_pause(claimed.retried) if interval is None else interval
-        leases = self._store.leases
-        requeued = leases.retry(attempt.lease, allowed, pause, failures, front=terms.front)
+        if retry.allowed is None:
+            return leases.return_after_machine_error(attempt.lease, pause, failures)
+        front = claimed.terms.front
+        requeued = leases.retry(attempt.lease, retry.allowed, pause, failures, front=front)
         if requeued:
             logger.info("retrying job %s in %.1f s after %s", attempt.lease.job, pause, error)
         return requeued

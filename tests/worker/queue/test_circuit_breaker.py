@@ -81,7 +81,7 @@ def test_a_sick_worker_leaves_the_jobs_to_a_healthy_one(site: Site) -> None:
 
 def test_a_job_that_no_machine_can_run_fails(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("worker.queue.retry.RETRY_SECONDS", 0.0)
     bad, good = site.submit(unforkable=1), site.submit("good")
     site.burst()
     assert good.status().value == "finished"
@@ -130,7 +130,7 @@ def test_a_worker_whose_device_works_again_claims_as_before(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("worker.queue.retry.RETRY_SECONDS", 0.01)
     caplog.set_level(logging.INFO)
 
     class Repaired(FakeBackend):
@@ -150,7 +150,7 @@ def test_a_worker_whose_device_works_again_claims_as_before(
 def test_one_bad_job_does_not_stop_a_worker(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("worker.queue.retry.RETRY_SECONDS", 0.01)
     bad = site.submit(fail="internal", retries=2 * OPEN_FAILURES)
     site.burst()
     assert bad.status().value == "failed"
@@ -162,7 +162,7 @@ def test_bad_jobs_fail_after_their_retries_and_the_burst_ends(
     site: Site, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("worker.queue.retry.RETRY_SECONDS", 0.01)
     bad = site.submit_many(["a", "b", "c", "d"], fail="internal")
     good = site.submit("good")
     site.burst(FakeBackend(max_batch=4))
@@ -181,7 +181,7 @@ def test_a_start_that_fails_for_another_reason_is_retried(
     error: Exception,
 ) -> None:
     monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.01, 0.02))
-    monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("worker.queue.retry.RETRY_SECONDS", 0.01)
 
     class Starting(FakeBackend):
         tried = 0
@@ -206,7 +206,7 @@ def test_a_start_that_fails_for_another_reason_is_retried(
 def test_a_start_that_fails_uses_the_retries_of_the_job(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("worker.queue.attempts.RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("worker.queue.retry.RETRY_SECONDS", 0.01)
     jobs = [site.submit(panic=1, retries=0), site.submit(panic=1, retries=1)]
     site.burst()
     assert [site.hash(job)["chatjobs_attempt"] for job in jobs] == ["1", "2"]

@@ -12,13 +12,12 @@ from jobs.store.rq_layout import FAILURES
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.queue.test_job_store import claim
 from tests.worker.site import PATIENCE, Site
-from worker.queue import attempts
-from worker.queue.attempts import MAX_RETRY_SECONDS, RETRY_SECONDS, retry_pause
+from worker.queue.retry import MAX_RETRY_SECONDS, RETRY_SECONDS, backoff
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(attempts, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("worker.queue.retry.RETRY_SECONDS", 0.01)
 
 
 @pytest.mark.usefixtures("quick")
@@ -68,4 +67,4 @@ def test_a_job_waits_for_its_retry_as_scheduled(site: Site, store: JobStore) -> 
 def test_pauses_double_up_to_a_limit() -> None:
     for retried in range(100):
         longest = min(MAX_RETRY_SECONDS, RETRY_SECONDS * 2.0**retried)
-        assert longest / 2 <= retry_pause(retried) <= longest
+        assert longest / 2 <= backoff(retried) <= longest

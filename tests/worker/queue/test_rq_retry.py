@@ -13,7 +13,6 @@ from jobs.operations import CHAT
 from tests.worker.fake_backend import FakeBackend
 from tests.worker.queue.rq_jobs import QUEUE
 from tests.worker.site import Site
-from worker.queue import attempts
 
 SCHEDULED = f"rq:scheduled:{QUEUE}"
 
@@ -50,8 +49,8 @@ def test_the_intervals_of_rq_are_the_pauses(site: Site, queue: Queue, interval: 
 def test_without_an_interval_a_job_is_queued_at_once(
     site: Site, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "RETRY_SECONDS", 1000.0)
-    monkeypatch.setattr(attempts, "MAX_RETRY_SECONDS", 1000.0)
+    monkeypatch.setattr("worker.queue.retry.RETRY_SECONDS", 1000.0)
+    monkeypatch.setattr("worker.queue.retry.MAX_RETRY_SECONDS", 1000.0)
     job = enqueue(queue, Retry(max=2))
     site.burst()
     assert job.get_status() == "failed"
@@ -83,7 +82,7 @@ def test_a_retry_goes_to_the_front_if_rq_says_so(site: Site, queue: Queue, front
 def test_foreign_intervals_do_not_stop_the_worker(
     site: Site, queue: Queue, intervals: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr("worker.queue.retry.RETRY_SECONDS", 0.01)
     job = enqueue(queue, Retry(max=1))
     site.redis.hset(job.key, "retry_intervals", intervals)
     site.burst()
@@ -94,8 +93,8 @@ def test_foreign_intervals_do_not_stop_the_worker(
 def test_a_job_that_a_machine_could_not_run_waits_longer_each_time(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(attempts, "RETRY_SECONDS", 200.0)
-    monkeypatch.setattr(attempts, "MAX_RETRY_SECONDS", 1000.0)
+    monkeypatch.setattr("worker.queue.retry.RETRY_SECONDS", 200.0)
+    monkeypatch.setattr("worker.queue.retry.MAX_RETRY_SECONDS", 1000.0)
     monkeypatch.setattr("worker.queue.circuit_breaker.BREAKER_PAUSE_SECONDS", (0.01, 0.02))
     job = site.submit(unforkable=1)
     for longest in (200.0, 400.0, 800.0):
