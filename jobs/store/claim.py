@@ -54,62 +54,15 @@ class Claim(NamedTuple):
     held_seconds: float
 
 
-class Turns:
-    """Begins the turns of claimed jobs. The script that ends a job appends its answer."""
-
-    def __init__(self, redis: Redis) -> None:
-        self._redis: Any = redis
-        self._begin = redis.register_script(BEGIN)
-
-    def begin(self, claimed: Sequence[ClaimedJob]) -> list[ClaimedJob]:
-        """The claimed jobs, those of sessions with their history, or with a fault if their session
-        refuses them."""
-        jobs = [job for job in claimed if job.fault is None and session_of(job.request)]
-        if not jobs:
-            return list(claimed)
-        pipeline = self._redis.pipeline(transaction=False)
-        for job in jobs:
-            name = job.lease.job
-            names, args = begin_script(name, rq_layout.job_key(name), job.request)
-            self._begin(keys=names, args=args, client=pipeline)
-        begun = {
-            job.lease: self._with_history(job, reply)
-            for job, reply in zip(jobs, pipeline.execute(raise_on_error=False), strict=True)
-        }
-        return [begun.get(job.lease, job) for job in claimed]
-
-    def _with_history(self, job: ClaimedJob, reply: Any) -> ClaimedJob:
-        try:
-            if isinstance(reply, Exception):
-                raise reply
-            return replace(job, history=read_history(job.lease.job, job.request, reply))
-        except JobError as error:
-            return replace(job, fault=error)
-        except Damaged as error:
-            return replace(job, fault=self._unreadable(session_of(job.request), error))
-        except redis.RedisError:  # Redis restarts, or became a replica: the job runs later
-            raise
-        except Exception as error:  # its turns are not what a session has: it fails only this job
-            return replace(job, fault=failure_of(error))
-
-    def _unreadable(self, name: str, error: Damaged) -> JobError:
-        """The script of a session has failed because of a key that another program has written."""
-        names = (keys.session(name), keys.turns(name), keys.open_turns(name))
-        wrong = damage_of(self._redis, error, names)
-        if not wrong:
-            return failure_of(error)
-        return JobError("internal", f"session {name!r} can't be read: {wrong[0]}")
-
-
 class Claims:
-    """Claims jobs in the name of one worker."""
+    """Claims jobs in the name of one worker, and begins the turns of those of sessions."""
 
     def __init__(self, redis: Redis, worker: str) -> None:
         self._redis: Any = redis  # its stubs type neither pipelines nor replies as bytes
         self._worker = worker
         self._keys = ClaimKeys(keys.started(worker), keys.WORKERS, keys.LIMITS)
         self._claim = redis.register_script(CLAIM)
-        self._turns = Turns(redis)
+        self._begin_turn = redis.register_script(BEGIN)
         self._known_limits = DEFAULTS  # while another program has written their key
 
     def claim(self, queues: Sequence[str], room: Sequence[int], *, suspects: bool) -> Claim:
@@ -141,7 +94,7 @@ class Claims:
             queue = queues[number - 1]
             lease = Lease(job.decode(), queue, execution.decode(), int(attempt))
             claimed.append(read(lease, values, claimed_at, limits, float(now)))
-        return Claim(self._turns.begin(claimed), held / 1000 if held >= 0 else math.inf)
+        return Claim(self._begin_turns(claimed), held / 1000 if held >= 0 else math.inf)
 
     def read(self, lease: Lease) -> ClaimedJob:
         """The job of a lease, as its hash is now."""
@@ -153,6 +106,45 @@ class Claims:
         absent = (None,) * len(FIELDS)
         now = seconds + microseconds / 1e6
         return read(lease, values or absent, clock.now(), self._limits(stored), now)
+
+    def _begin_turns(self, claimed: Sequence[ClaimedJob]) -> list[ClaimedJob]:
+        """Begin the turns of jobs of sessions: those get their history, or a fault if their session
+        refuses them. The script that ends a job appends its answer."""
+        jobs = [job for job in claimed if job.fault is None and session_of(job.request)]
+        if not jobs:
+            return list(claimed)
+        pipeline = self._redis.pipeline(transaction=False)
+        for job in jobs:
+            name = job.lease.job
+            names, args = begin_script(name, rq_layout.job_key(name), job.request)
+            self._begin_turn(keys=names, args=args, client=pipeline)
+        begun = {
+            job.lease: self._with_history(job, reply)
+            for job, reply in zip(jobs, pipeline.execute(raise_on_error=False), strict=True)
+        }
+        return [begun.get(job.lease, job) for job in claimed]
+
+    def _with_history(self, job: ClaimedJob, reply: Any) -> ClaimedJob:
+        try:
+            if isinstance(reply, Exception):
+                raise reply
+            return replace(job, history=read_history(job.lease.job, job.request, reply))
+        except JobError as error:
+            return replace(job, fault=error)
+        except Damaged as error:
+            return replace(job, fault=self._unreadable(session_of(job.request), error))
+        except redis.RedisError:  # Redis restarts, or became a replica: the job runs later
+            raise
+        except Exception as error:  # its turns are not what a session has: it fails only this job
+            return replace(job, fault=failure_of(error))
+
+    def _unreadable(self, name: str, error: Damaged) -> JobError:
+        """The script of a session has failed because of a key that another program has written."""
+        names = (keys.session(name), keys.turns(name), keys.open_turns(name))
+        wrong = damage_of(self._redis, error, names)
+        if not wrong:
+            return failure_of(error)
+        return JobError("internal", f"session {name!r} can't be read: {wrong[0]}")
 
     def _limits(self, stored: list[bytes | None] | None) -> Limits:
         """The limits by the values of their key; the last ones that were read if it can't be."""
